@@ -12,11 +12,19 @@ import numpy as np
 import torch
 from PIL import Image
 
+from optimizer.model.checkpoint.model import auto_class
 from optimizer.recipe.schema import Recipe
 from tests.conftest import heavy_tailed
 
 SIDE = 32
+METRICS = {"yolos": "agreement", "segformer": "agreement"}
 LABELS = ("cat", "dog", "bird")
+TASKS = {  # of other kinds: image-classification
+    "yolos": "object-detection",
+    "segformer": "image-segmentation",
+    "dpt": "depth-estimation",
+    "depth_anything": "depth-estimation",
+}
 
 
 OWN_CODE = Path(__file__).parents[1] / "calibration" / "efficientnet_lite.py"
@@ -59,10 +67,33 @@ def config(kind: str, **changes: Any) -> Any:
     if kind == "swin":  # 8 x 8 patches in windows of 4, then 4 x 4 in one
         shape = {"image_size": SIDE, "patch_size": 4, "embed_dim": 16, "depths": [2, 1]}
         shape |= {"num_heads": [2, 4], "window_size": 4, "mlp_ratio": 2.0}
+    if kind == "yolos":  # wider than high, and not of the size that it is used at
+        shape |= {"image_size": [SIDE, SIDE + 8], "num_detection_tokens": 6}
+    if kind == "segformer":  # with and without a convolution before keys and values
+        shape = {"depths": [1, 2], "hidden_sizes": [16, 32], "num_encoder_blocks": 2}
+        shape |= {"num_attention_heads": [1, 2], "sr_ratios": [2, 1], "mlp_ratios": [2, 2]}
+        shape |= {"patch_sizes": [7, 3], "strides": [4, 2], "decoder_hidden_size": 16}
+    if kind in ("dpt", "depth_anything"):
+        return depth(kind, shape, **changes)
     if kind == "deit":  # without it transformers has the classifier of two heads
         shape["architectures"] = ["DeiTForImageClassification"]
     named = {"id2label": dict(enumerate(LABELS)), "label2id": {n: i for i, n in enumerate(LABELS)}}
     return AutoConfig.for_model(kind, **{**shape, **named, **changes})
+
+
+def depth(kind: str, shape: dict[str, Any], **changes: Any) -> Any:
+    """A model of depths: a ViT, or a DINOv2 of which four hidden states are read."""
+    from transformers import AutoConfig
+
+    neck = {"neck_hidden_sizes": [8, 8, 16, 16], "fusion_hidden_size": 8}
+    if kind == "dpt":
+        more = {**neck, "num_hidden_layers": 4, "backbone_out_indices": [0, 1, 2, 3]}
+        return AutoConfig.for_model(kind, **{**shape, **more, "is_hybrid": False, **changes})
+    names = [f"stage{i}" for i in range(1, 5)]
+    more = {"num_hidden_layers": 4, "out_features": names, "reshape_hidden_states": False}
+    backbone = AutoConfig.for_model("dinov2", **{**shape, **more})
+    head = {"patch_size": 8, "reassemble_hidden_size": 32, "head_hidden_size": 8}
+    return AutoConfig.for_model(kind, backbone_config=backbone, **neck, **head, **changes)
 
 
 def efficientnet_lite(**changes: Any) -> Any:
@@ -92,19 +123,20 @@ def processor(name: str = "vit", **settings: Any) -> Any:
 
 def write(folder: Path, kind: str = "vit", seed: int = 0, **changes: Any) -> Path:
     """A Hugging Face folder: a random heavy-tailed classifier, and its processor."""
-    from transformers import AutoModelForImageClassification
-
     folder.mkdir(parents=True, exist_ok=True)
     own_code = kind == "efficientnet_lite"
     kept = 1.5 if kind == "efficientnet" else 1  # gates and swish halve what passes
-    model = AutoModelForImageClassification.from_config(
+    model = auto_class(TASKS.get(kind, "image-classification"), kind).from_config(
         config(kind, **changes), trust_remote_code=own_code
     )
     with torch.no_grad():
         for i, (name, parameter) in enumerate(model.named_parameters()):
             values = heavy_tailed(tuple(parameter.shape), seed * 1000 + i, 0.15)
             gain = parameter.ndim == 1 and name.endswith(("weight", "lambda1"))
-            parameter.copy_(values + kept if gain else values)
+            head = (
+                8 if name.startswith("class_labels_classifier.layers.2") else 1
+            )  # certain of its objects
+            parameter.copy_(values + kept if gain else head * values)
         for i, (name, buffer) in enumerate(model.named_buffers()):
             if name.endswith("running_mean"):
                 buffer.copy_(heavy_tailed(tuple(buffer.shape), 500 + i, 0.1))
@@ -127,6 +159,12 @@ def own_processor(kind: str) -> Any:
     each = {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.25, 0.3]}  # of a channel its own
     if kind == "efficientnet":  # of an odd size behind two convolutions of stride 2
         return processor(kind, size={"height": SIDE + 4, "width": SIDE + 4}, **each)
+    if kind == "yolos":
+        return processor(kind, size={"height": SIDE, "width": SIDE + 16}, **each)
+    if kind == "segformer":
+        return processor(kind, size={"height": SIDE + 32, "width": SIDE + 32}, **each)
+    if kind in ("dpt", "depth_anything"):
+        return processor("dpt", size={"height": SIDE, "width": SIDE}, ensure_multiple_of=8, **each)
     if kind == "mobilenet_v2":  # of an odd size behind two convolutions of stride 2
         crop = {"height": SIDE + 4, "width": SIDE + 4}
         return processor(kind, size={"shortest_edge": SIDE + 8}, crop_size=crop, **each)
@@ -146,13 +184,17 @@ def recipe(folder: Path, kind: str, quantize: dict[str, Any], **changes: Any) ->
             "name": f"tiny-{kind}",
             "model": {
                 "source": str(folder / kind),
-                "task": "image-classification",
+                "task": TASKS.get(kind, "image-classification"),
                 "trust_remote_code": kind == "efficientnet_lite",
             },
             "calibrate": {"data": data, "samples": 16},
             "quantize": quantize,
             "targets": ({"runtime": "onnxruntime", "threads": 1},),
-            "validate": {"data": data, "metric": "cosine", "quantization_budget": 0.5},
+            "validate": {
+                "data": data,
+                "metric": METRICS.get(kind, "cosine"),
+                "quantization_budget": 0.5,
+            },
         }
     )
     assert made.calibrate is not None

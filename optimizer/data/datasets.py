@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from optimizer.data import conversations
 from optimizer.data.answers import read_answers
+from optimizer.data.image_truth.objects import in_model, read_objects
 from optimizer.data.labels import (
     ids_in_model,
     ids_of_names,
@@ -44,9 +45,11 @@ from optimizer.recipe.schema import Calibrate, DataSpec
 Window = npt.NDArray[np.int64]
 FIELDS = (
     *("text", "text_pair", "image", "messages", "arrays"),
-    *("label", "labels", "score", "tags", "answers"),
+    *("label", "labels", "score", "tags", "answers", "objects", "mask", "depth"),
 )
 INPUTS = ("text", "image", "messages", "arrays")
+PICTURES = ("mask", "depth")
+"""Fields of a map beside an image, read as images are."""
 TAGS = "Give tags as a list with one tag per word, and text as a list of words."
 CHECKED = 256  # maximum rows of a data set that `optimize check` reads
 
@@ -129,9 +132,15 @@ def map_labels(
     Labels are matched by name (labels.ids_in_model). Raises DataError when the data's names or an
     id are not among the model's, and for names without an order where the model has none.
     """
+    where = where_of(spec)
+    if any(r.objects is not None for r in rows):
+        names = spec.labels
+        return [
+            replace(r, objects=in_model(r.objects or (), names, labels or (), where)) for r in rows
+        ]
     if not any(_has_label(r) for r in rows):
         return list(rows)
-    where, read = where_of(spec), _read(spec)
+    read = _read(spec)
     if read.ordered and labels is None:
         return list(rows)
     labels = labels or ()
@@ -275,8 +284,8 @@ def _parse_rows(
     spec: DataSpec, table: Any, columns: Mapping[str, str], names: tuple[str, ...]
 ) -> Iterator[Sample | None]:
     """Yield a Sample for each row of `table` in order; None for a row with a null or empty text."""
-    if "image" in columns:
-        table = disable_decoding(table, columns["image"])
+    for field in [f for f in ("image", *PICTURES) if f in columns]:
+        table = disable_decoding(table, columns[field])
     for i, row in enumerate(_rows_of(table, where_of(spec))):
         values = {f: row[column] for f, column in columns.items() if f != "arrays"}
         if "arrays" in columns:
@@ -359,6 +368,13 @@ def _sample(
         if "arrays" in values
         else None,
         answers=read_answers(values["answers"], f"{row}: answers") if "answers" in values else None,
+        objects=read_objects(values["objects"], f"{row}: objects") if "objects" in values else None,
+        **{
+            field: read_picture(values[field], spec.base, f"{row}: {field}")
+            for field in PICTURES
+            if field in values
+        },
+        reduced=spec.reduce_labels or None,
     )
 
 

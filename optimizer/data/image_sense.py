@@ -42,7 +42,7 @@ def measure(
     flat = 0
     for picture in pictures.values():
         try:
-            array = prepare(contract.images, picture.source)
+            array, _ = prepare(contract.images, picture.source)
         except UnreadableImage as e:
             raise DataError(e.problem, where=f"image {picture.name}", fix=e.fix) from None
         content = array.tobytes()

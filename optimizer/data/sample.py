@@ -6,10 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from optimizer.data.image_truth.objects import Labelled
 from optimizer.data.pictures import Picture
 from optimizer.harness.inputs.tensors import Row
 
-LATER = ("labels", "scores", "messages", "answers", "arrays")
+LATER = (
+    *("labels", "scores", "messages", "answers", "arrays"),
+    *("objects", "mask", "depth", "reduced"),
+)
 """Fields that as_row omits where they are None."""
 
 
@@ -32,6 +36,10 @@ class Sample:
     image: Picture | None = None
     messages: tuple[Mapping[str, str], ...] | None = None
     arrays: Row | None = None  # arrays of the model's inputs
+    objects: tuple[Labelled, ...] | None = None  # of an image; () where there is none
+    mask: Picture | None = None  # a label id for each pixel
+    depth: Picture | None = None  # a number for each pixel
+    reduced: bool | None = None  # True: values of `mask` are label ids plus 1, and 0 is ignored
     answers: tuple[str, ...] | None = None  # right answers to a question; () where there is none
 
     @property
@@ -50,4 +58,8 @@ class Sample:
         for field in LATER:
             if row[field] is None:
                 del row[field]
+            elif isinstance(row[field], Picture):
+                row[field] = row[field].sha256
+        if self.objects is not None:
+            row["objects"] = [vars(one) for one in self.objects]
         return row if image is None else {**row, "image": image.sha256}

@@ -70,7 +70,7 @@ def run(section: Export, source: Path, state: Path | None = None, *, out: Path) 
     values = Values(model, checkpoint.tensors, compressed.replaced)
     architecture = family(checkpoint.config, contract["task"], checkpoint.folder)
     blocks = architecture.prefix(contract["task"]) + architecture.blocks
-    repeated = None if architecture.uneven else blocks
+    repeated = None if architecture.uneven or architecture.crosses_blocks else blocks
     marks: graph_file.Marks = {}
     if record.is_graph(checkpoint.folder):
         shapes = {name: checkpoint.shape(name) for name in checkpoint.tensors}

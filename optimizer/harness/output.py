@@ -110,4 +110,4 @@ def text_line(answered: Answered, task: Task) -> str:
     if answered.answer is None:
         return one_line(f"error: {answered.error}")
     line = task.line(answered.answer)
-    return many_lines(line) if task.generates else one_line(line.replace("\n", " "))
+    return many_lines(line) if task.multiline else one_line(line.replace("\n", " "))

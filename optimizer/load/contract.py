@@ -19,8 +19,9 @@ def build_contract(d: Described, preparation: Preparation, conversion: Any) -> d
     sections: dict[str, Any] = dict.fromkeys(SECTIONS)
     sections |= preparation.sections(d, conversion)
     widths = dict(preparation.widths(d, sections))
-    if d.task.classifies:
+    if "labels" in d.task.sections:
         sections["labels"] = _labels(d.config)
+    if d.task.classifies:
         widths["labels"] = len(sections["labels"])
         if d.section.aggregation is not None:
             sections["aggregation"] = d.section.aggregation
@@ -41,11 +42,8 @@ def build_contract(d: Described, preparation: Preparation, conversion: Any) -> d
             for name, (dtype, axes) in preparation.inputs(d, sections).items()
         ],
         "outputs": [
-            {
-                "name": d.task.output,
-                "dtype": "float32",
-                "axes": [widths.get(axis, axis) for axis in d.task.axes],
-            }
+            {"name": name, "dtype": "float32", "axes": [widths.get(axis, axis) for axis in axes]}
+            for name, axes in {d.task.output: d.task.axes, **d.task.beside}.items()
         ],
         **sections,
     }

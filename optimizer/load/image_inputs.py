@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -62,25 +62,47 @@ def inputs(
 def widths(d: Described, sections: Mapping[str, Any]) -> dict[str, int]:
     """{axis of the output: size} for an image of the processor's size. Raises CheckpointError for a
     model that does not take such an image, or whose output is not the task's."""
-    shape = _output_shape(d, sections["image"])
-    if len(shape) != len(d.task.axes):
+    expected = {d.task.output: d.task.axes, **d.task.beside}
+    widths: dict[str, int] = {}
+    for name, shape in _output_shapes(d, sections["image"], tuple(expected)).items():
+        if len(shape) != len(expected[name]):
+            raise CheckpointError(
+                f"its {name} has the shape {list(shape)}",
+                where=f"{d.files / 'config.json'}: model_type",
+                accepted=f"[{', '.join(expected[name])}] for task {d.task.name}",
+                fix="Use an encoder that outputs a vector for each patch, such as a ViT."
+                if d.task.headless
+                else "Use a model of another architecture.",
+            )
+        widths |= dict(zip(expected[name][1:], shape[1:], strict=True))
+    _check_classes(d, widths.get("classes"))
+    return widths
+
+
+def _check_classes(d: Described, classes: int | None) -> None:
+    """Raise CheckpointError for a model whose classes are not its labels, of objects perhaps with
+    one more for "no object"."""
+    labels = len(d.config.id2label)
+    accepted = (labels, labels + 1) if d.task.beside else (labels,)
+    if classes is not None and classes not in accepted:
         raise CheckpointError(
-            f"its {d.task.output} has the shape {list(shape)}",
-            where=f"{d.files / 'config.json'}: model_type",
-            accepted=f"[{', '.join(d.task.axes)}] for task {d.task.name}",
-            fix="Use an encoder that outputs a vector for each patch, such as a ViT.",
+            f"the model has {classes} classes and {labels} labels",
+            where=f"{d.files / 'config.json'}: id2label",
+            accepted=" or ".join(map(str, accepted)) + " classes",
+            fix="Name each class of the model in id2label.",
         )
-    return dict(zip(d.task.axes[1:], shape[1:], strict=True))
 
 
-def _output_shape(d: Described, image: Mapping[str, Any]) -> tuple[int, ...]:
-    """The shape of the output for one image, from a run on the meta device."""
+def _output_shapes(
+    d: Described, image: Mapping[str, Any], names: Sequence[str]
+) -> dict[str, tuple[int, ...]]:
+    """{output: shape} for one image, from a run on the meta device."""
     model = copy.deepcopy(d.model).to("meta")
     pixels = torch.empty(1, image["channels"], image["height"], image["width"], device="meta")
     try:
         with torch.no_grad():
             result = model(**{ARRAY: pixels}, return_dict=True)
-        return tuple(map(int, result[d.task.output].shape))
+        return {name: tuple(map(int, result[name].shape)) for name in names}
     except Exception as e:  # each architecture refuses differently
         raise CheckpointError(
             f"the processor makes images of {image['height']} x {image['width']}, and the model "

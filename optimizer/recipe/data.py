@@ -52,11 +52,17 @@ class DataSpec(Section):
         "relative to this spec, or the bytes of files), messages (conversations: lists of role and "
         "content, for text-generation), label, labels "
         "(a list, or a text with label_separator), score, tags, answers (texts, one text, or "
-        "SQuAD's objects with text), arrays (column of a model's only input; \"*\": every other "
+        "SQuAD's objects with text), objects (boxes with labels), mask and depth (image files with "
+        'a number for each pixel), arrays (column of a model\'s only input; "*": every other '
         "column is the input of its name)",
     )
     labels: tuple[Pattern, ...] = Field(
         (), description="label names in id order, where the column holds ids"
+    )
+    reduce_labels: bool | None = Field(
+        None,
+        description="mask: true where 0 is background that counts as nothing, and other values are "
+        "label ids plus 1, as with do_reduce_labels of the processor",
     )
     label_separator: Pattern = Field(
         ",", description="separator of the labels of a row where column labels holds texts"

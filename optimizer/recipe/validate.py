@@ -36,6 +36,11 @@ Metric = Literal[
     "cosine",
     "perplexity",
     "log_likelihood",
+    "map",
+    "map50",
+    "miou",
+    "abs_rel",
+    "delta1",
 ]
 
 Depth = Literal["full", "sampled", "end_to_end"]

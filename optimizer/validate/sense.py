@@ -34,6 +34,7 @@ from optimizer.validate.gates import Gate
 from optimizer.validate.quality import chance, evaluation, metrics, quality
 from optimizer.validate.quality.answers import Reference
 from optimizer.validate.quality.chance import Agreement, Chance, Labels
+from optimizer.validate.quality.images.observed import chosen_labels
 from optimizer.validate.quality.metrics import RANKING, Ranking
 from optimizer.validate.quality.quality import Answers, Probe
 from optimizer.validate.quality.significance import Floats
@@ -90,6 +91,8 @@ def check_reference(
     settings, (baseline, train) = m.section.validate_, answered
     terms = max(int(p.shape[-1]) for p in m.parameters.values() if p.ndim > 1)
     check_answers_differ(baseline.text, terms)
+    if baseline.seen is not None:  # rows that no metric can judge are refused early
+        quality.compare(settings.metric, rows, baseline, baseline)
     if settings.metric == "agreement" and baseline.words is None:
         check_agreement_can_be_lost(baseline, settings.max_drop)
     labelled = labelled_answers(settings.metric, tasks.of(m.contract), rows, baseline, train)
@@ -140,14 +143,17 @@ def check_answers_differ(vectors: Sequence[Floats], terms: int) -> None:
 def check_agreement_can_be_lost(baseline: Answers, margin: float) -> None:
     """Raise DataError where a constant answer would pass metric agreement: where at most the share
     `margin` of the float model's answers is another label than the commonest."""
-    chosen = baseline.spans or np.stack(baseline.text).argmax(1)
+    chosen = baseline.spans or chosen_labels(baseline.seen)
+    chosen = np.stack(baseline.text).argmax(1) if chosen is None else chosen
+    if not len(chosen):  # of objects, whose agreement a constant answer loses
+        return
     _, counts = np.unique(chosen, return_counts=True)
     others = 1 - float(counts.max()) / float(counts.sum())
     if others > margin:
         return
     raise DataError(
-        f"the float model gives {counts.max()} of {counts.sum()} rows one label, so a model that "
-        f"gives it to all rows would lose only {others:.3g}, and max_drop is {margin:g}",
+        f"the float model gives {counts.max()} of {counts.sum()} answers one label, so one that "
+        f"gives it to all would lose only {others:.3g}, and max_drop is {margin:g}",
         where="validate.data",
         accepted="for metric agreement, a share of rows above max_drop with other labels",
         fix="Add rows of other classes, or lower max_drop.",

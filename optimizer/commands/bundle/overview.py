@@ -79,6 +79,8 @@ def _output(contract: Contract) -> str:
         task = tasks.task(contract.task)
     except KeyError:  # a task of another package, which is not installed
         return ", ".join(spec.name for spec in contract.outputs)
+    if task.gives:
+        return task.gives
     if task.generates:
         return "text"
     if task.fills:

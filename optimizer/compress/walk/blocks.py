@@ -37,17 +37,21 @@ class Use:
 
     args, kwargs: arguments without the hidden states
     by_name: hidden states are the keyword hidden_states, not the first argument
+    added: values that the model adds to the hidden states before the block; None: none
     """
 
     block: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     by_name: bool = False
+    added: Tensor | None = None
 
     def apply(self, model: nn.Module, hidden: Tensor) -> Tensor:
         """Run the block on `hidden` (batch, sequence, features), on its device."""
         block = model.get_submodule(self.block)
         args, kwargs = moved((self.args, self.kwargs), hidden.device)
+        if self.added is not None:
+            hidden = hidden + self.added.to(hidden.device)
         if self.by_name:
             return hidden_of(block(hidden_states=hidden, **kwargs))
         return hidden_of(block(hidden, *args, **kwargs))

@@ -111,7 +111,8 @@ def _record(
     """Run the model with recording blocks; returns (input of the first block, uses of all blocks).
 
     The first use runs its block once, for the structure of a block's output. Uneven blocks may
-    return another shape than they read, so each of them runs once, on the first batch.
+    return another shape than they read, so each of them runs once, on the first batch. Where a
+    model adds parameters to hidden states between blocks (Family.added_between), they give zeros.
 
     forms: {block: its output on the first batch}, filled here
     """
@@ -137,11 +138,15 @@ def _record(
                 with _filled(source, name, blocks[0]):
                     forms[like] = forward(*args, **kwargs)
             kept = {k: once(v) for k, v in kwargs.items() if k != "hidden_states"}
-            uses.append(Use(name, tuple(map(once, args[1:])), kept, not args))
+            # blocks give zeros there, so that what reaches the next one was added between
+            added = _compact(hidden) if source.family.added_between and uses else None
+            uses.append(Use(name, tuple(map(once, args[1:])), kept, not args, added))
             form = forms[like]
             if uneven:
                 shape = hidden_of(form).shape
                 hidden = hidden.new_zeros((len(hidden), *shape[1:]))
+            if source.family.added_between:
+                hidden = torch.zeros_like(hidden)
             return (hidden, *form[1:]) if isinstance(form, tuple) else hidden
 
         return record

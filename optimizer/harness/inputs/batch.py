@@ -19,6 +19,7 @@ class Batch(dict[str, Array]):
     real: mask of the positions that are not padding, from the kind's `real`; all rows by default.
     encoder: encoder of the inputs, e.g. the tokenizer; None where the answers do not need it.
     skipped: number of first positions that are left out of the pooling, per input; () for none.
+    sides: height and width of each image before it was resized; () for other inputs.
     """
 
     def __init__(
@@ -29,6 +30,7 @@ class Batch(dict[str, Array]):
         real: Array | None = None,
         encoder: Any = None,
         skipped: Sequence[int] = (),
+        sides: Sequence[tuple[int, ...]] = (),
     ) -> None:
         super().__init__(arrays)
         self.inputs = tuple(inputs)
@@ -36,6 +38,7 @@ class Batch(dict[str, Array]):
         self.encoder = encoder
         self.real = np.ones(self.rows, bool) if real is None else real
         self.skipped = tuple(skipped) if any(skipped) else ()
+        self.sides = tuple(sides)
 
     @property
     def rows(self) -> int:

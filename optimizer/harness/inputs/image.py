@@ -48,17 +48,20 @@ def encode(
 
 def _encoded(settings: ImageSettings, source: Any) -> Encoded:
     try:
-        return Encoded(source, prepare(settings, source), size=1)
+        pixels, sides = prepare(settings, source)
+        return Encoded(source, pixels, size=1, sides=sides)
     except UnreadableImage as e:
         return Encoded(source, None, size=1, problem=e.problem, fix=e.fix)
 
 
-def prepare(settings: ImageSettings, source: Any) -> Array:
-    """Return the image's pixels, uint8 (height, width, channels), before rescaling.
+def prepare(settings: ImageSettings, source: Any) -> tuple[Array, tuple[int, int]]:
+    """Return the image's pixels, uint8 (height, width, channels), before rescaling, and its height
+    and width before resizing, turned as EXIF says.
 
     Raises UnreadableImage.
     """
     image = load_image(source, settings.channels)
+    sides = image.size[1], image.size[0]
     size = _resized_size(settings, *image.size)
     if size is not None:
         if size[0] * size[1] > PIXELS:
@@ -70,7 +73,7 @@ def prepare(settings: ImageSettings, source: Any) -> Array:
         image = image.resize(size, resample=FILTERS.index(settings.resample))
     array = np.asarray(image)
     array = array[..., None] if array.ndim == 2 else array
-    return array if settings.crop is None else _center_crop(array, *settings.crop)
+    return array if settings.crop is None else _center_crop(array, *settings.crop), sides
 
 
 def _resized_size(settings: ImageSettings, width: int, height: int) -> tuple[int, int] | None:
@@ -129,7 +132,8 @@ def collate(contract: Contract, encoded: Sequence[Encoded], size: int | None = N
         for channel in range(s.channels):
             column = values[:, min(channel, values.shape[1] - 1)]
             np.take(column, one.encoding[..., channel], out=row[channel], mode="clip")
-    return Batch({ARRAY: array}, [e.input for e in encoded], [e.encoding for e in encoded])
+    inputs, encodings = [e.input for e in encoded], [e.encoding for e in encoded]
+    return Batch({ARRAY: array}, inputs, encodings, sides=[e.sides for e in encoded])
 
 
 def received(data: bytes, textual: bool) -> bytes:

@@ -81,6 +81,23 @@ def load_image(source: Any, channels: int) -> Any:
         raise UnreadableImage(f"it cannot be read ({e})", f"Give the path of {NAMED}.") from None
 
 
+def sides_of(source: Any) -> tuple[int, int]:
+    """Return two sides of an image, in either order, from its header alone; (0, 0) for one that
+    `load_image` refuses. source: as there."""
+    if isinstance(source, np.ndarray):
+        return (int(source.shape[0]), int(source.shape[1])) if source.ndim > 1 else (0, 0)
+    image = import_pillow()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            file = io.BytesIO(source) if isinstance(source, bytes | bytearray) else source
+            with image.open(file, formats=FORMATS) as opened:
+                width, height = opened.size
+    except Exception:  # decoders raise various classes on damaged data
+        return 0, 0
+    return (height, width) if width * height <= PIXELS else (0, 0)
+
+
 def _of_file(file: Any, channels: int) -> Any:
     from PIL import ImageOps, UnidentifiedImageError
 

@@ -33,6 +33,7 @@ class Encoded:
     skipped: number of first positions that are left out of the pooling.
     more: further parts of an input that the model reads in several.
     whole: size of the input where it may have several parts; 0: `size`.
+    sides: height and width of an image before it is resized; () for other inputs.
     """
 
     input: Any
@@ -45,6 +46,7 @@ class Encoded:
     skipped: int = 0
     more: tuple[Encoded, ...] = ()
     whole: int = 0
+    sides: tuple[int, ...] = ()
 
     @property
     def parts(self) -> tuple[Encoded, ...]:

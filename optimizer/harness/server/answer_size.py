@@ -70,7 +70,9 @@ def predict_field_bytes(
             continue
         size += JSON_NUMBER * rows * sum(prod(shape) for _, shape in tensors.values())
         size += rows * (ROW + longest)
-        if task.fills:  # each token of each mask with the whole text
+        if task.bytes is not None:
+            size += sum(task.bytes(contract, one) for one in inputs)
+        elif task.fills:  # each token of each mask with the whole text
             for text in inputs:
                 masks = min(text.count(str(contract.text.mask_token)), contract.text.max_length)
                 size += masks * fill_mask.BEST * (ENTRY + ROW + 2 * _escaped_bytes(text))

@@ -22,6 +22,9 @@ Arrays returned by decode:
     image-feature-extraction    (batch, width)
     zero-shot-image-classification  (batch, labels) logits
     tensors                     (batch, numbers) all outputs, flattened and joined
+    object-detection            (batch, queries, classes + 4): logits, then boxes of 0 to 1
+    image-segmentation          (batch, classes, rows, columns) logits
+    depth-estimation            (batch, rows, columns)
 
 Text generation runs the model many times: text_generation.arrays encodes the prompt, generate/ does
 the rest.
@@ -63,8 +66,11 @@ from . import (
 )
 from .embeddings import feature_extraction, sentence_embedding, sparse_embedding
 from .images import (
+    depth_estimation,
     image_classification,
     image_feature_extraction,
+    image_segmentation,
+    object_detection,
     zero_shot_image_classification,
 )
 from .task import Task
@@ -102,6 +108,9 @@ TASKS: dict[str, Task] = {
         image_feature_extraction.TASK,
         zero_shot_image_classification.TASK,
         tensors.TASK,
+        object_detection.TASK,
+        image_segmentation.TASK,
+        depth_estimation.TASK,
     )
 }
 
@@ -160,6 +169,8 @@ def check(contract: Contract, where: str = "contract.json") -> Task:
     outputs = [o.name for o in contract.outputs]
     complete = record.output in outputs if record.output else bool(outputs)
     require(complete, f"{where}: outputs", outputs, f"one called {record.output or 'anything'}")
+    for name in record.beside:
+        require(name in outputs, f"{where}: outputs", outputs, f"one called {name}")
     for section in SECTIONS:
         value = getattr(contract, section)
         belongs = section in (*kind.sections, *record.sections)
@@ -265,30 +276,35 @@ def decode(contract: Contract, outputs: Mapping[str, Array], inputs: Mapping[str
 
 
 def _output(contract: Contract, outputs: Mapping[str, Array], rows: int) -> Array:
-    """Return the task's output, float32; of a task without one all outputs of the contract, each
-    flattened per row, joined. Raises BundleError if a name or shape is wrong."""
+    """Return the task's outputs, float32, joined along their last axis; of a task without one all
+    outputs of the contract, each flattened per row. Raises BundleError if a name or shape is
+    wrong."""
     task = of(contract)
     if not task.output:
         return _joined(contract, outputs, rows)
-    name = task.output
-    where = f"output {name}"
-    if name not in outputs:
-        raise BundleError(
-            "the model has no such output", where=where, accepted=", ".join(outputs), fix=AGAIN
-        )
-    raw = np.asarray(outputs[name], dtype=np.float32)
-    fits = raw.ndim == len(task.axes) and len(raw) == rows
-    if fits and task.classifies:
-        fits = raw.shape[-1] == len(contract.labels or ())
-    if not fits:
-        raise BundleError(
-            f"the model returned an array of shape {raw.shape}",
-            where=where,
-            accepted=f"[{', '.join(task.axes)}] of {rows} rows"
-            + (f" and {len(contract.labels or ())} labels" if task.classifies else ""),
-            fix=AGAIN,
-        )
-    return raw
+    arrays: list[Array] = []
+    for name, axes in {task.output: task.axes, **task.beside}.items():
+        if name not in outputs:
+            raise BundleError(
+                "the model has no such output",
+                where=f"output {name}",
+                accepted=", ".join(outputs),
+                fix=AGAIN,
+            )
+        raw = np.asarray(outputs[name], dtype=np.float32)
+        labels = len(contract.labels or ()) if task.classifies else None
+        fits = raw.ndim == len(axes) and len(raw) == rows
+        fits = fits and labels in (None, raw.shape[-1])
+        if not fits or (arrays and raw.shape[:-1] != arrays[0].shape[:-1]):
+            raise BundleError(
+                f"the model returned an array of shape {raw.shape}",
+                where=f"output {name}",
+                accepted=f"[{', '.join(axes)}] of {rows} rows"
+                + (f" and {labels} labels" if task.classifies else ""),
+                fix=AGAIN,
+            )
+        arrays.append(raw)
+    return np.concatenate(arrays, -1) if task.beside else arrays[0]
 
 
 def _joined(contract: Contract, outputs: Mapping[str, Array], rows: int) -> Array:

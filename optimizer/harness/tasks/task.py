@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..inputs.batch import Array, Batch
@@ -47,7 +47,12 @@ class Task:
     output: name of the model output that `decode` reads; "" for all outputs of the contract,
         flattened per row and joined.
     axes: axes of `output`: "batch", perhaps "sequence" or "positions" (of an image's patches),
-        and its width: "width" (hidden size), "labels", "vocabulary" or "ends" (start and end).
+        and its width: "width" (hidden size), "labels", "vocabulary" or "ends" (start and end); or
+        "queries" and "classes" of objects; or "rows" and "columns" of pixels, perhaps after
+        "classes".
+    beside: further outputs of the model, {name: axes}, with the axes of `output` but the last.
+        `decode` gets all of them joined along that axis. In a graph they stay separate, so that
+        each has a limit of its own in the ledger, whatever the sizes of their values.
     metrics: {metric: alternative data columns, see Columns}, the default metric first.
     answer_output: name of an output that holds the array of `decode` itself, where a lowering
         computes it in the graph; "" if none does.
@@ -71,6 +76,10 @@ class Task:
     merge: (contract, answers to the parts of an input) -> the answer to the input.
     ask: (contract, input of a data set) -> input that can be answered, e.g. with a mask.
     requires: packages needed besides numpy, the tokenizer and a runtime.
+    bytes: (contract, input) -> maximum bytes of the answer as JSON, besides those of `tensors` and
+        of labels; None: none.
+    multiline: True if `line` gives several lines.
+    gives: the answer in words, for a summary; "" where labels or `tensors` say it.
     pipeline_tag: name on model hubs; "" if it equals `name`.
     not_in_browser: reason why a bundle's page (package/web/tasks.mjs) gives no answers; "" if it
         does.
@@ -90,6 +99,7 @@ class Task:
     answers: Callable[[Contract, Array, Batch], list[dict[str, Any]]]
     line: Callable[[Mapping[str, Any]], str]
     tensors: Callable[[Contract], Mapping[str, tuple[str, tuple[int, ...]]]] = _no_tensors
+    beside: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     answer_output: str = ""
     arrays: tuple[str, ...] | None = ()
     sections: tuple[str, ...] = ()
@@ -102,6 +112,9 @@ class Task:
     merge: Callable[[Contract, Sequence[Mapping[str, Any]]], dict[str, Any]] = _only
     ask: Callable[[Contract, Any], Any] = _as_it_is
     requires: tuple[str, ...] = ()
+    bytes: Callable[[Contract, Any], int] | None = None
+    multiline: bool = False
+    gives: str = ""
     pipeline_tag: str = ""
     not_in_browser: str = "the page has no code that makes its answers"
     model: str = "transformers:AutoModel"
@@ -117,7 +130,7 @@ class Task:
     @property
     def classifies(self) -> bool:
         """Return True if the output is logits of labels, per input or per position."""
-        return "labels" in self.sections
+        return "labels" in self.axes
 
     @property
     def fills(self) -> bool:

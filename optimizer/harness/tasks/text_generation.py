@@ -158,5 +158,6 @@ TASK = Task(
     requires=("jinja2",),  # chat templates
     model="transformers:AutoModelForCausalLM",
     heads=("ForCausalLM", "LMHeadModel"),
+    multiline=True,
     not_in_browser="the page has no KV cache, so that each token would cost a full prefill",
 )

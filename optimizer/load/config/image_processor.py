@@ -22,6 +22,7 @@ FILES = ("preprocessor_config.json", "processor_config.json")
 STEP_METHODS = ("process_image", "resize", "center_crop", "rescale", "normalize", "_preprocess")
 """Methods of the base class; a subclass that overrides one does other steps than those here."""
 WARPED_FROM = 384  # ConvNext's processor resizes to sides from here on without cropping
+REDUCED = "do_reduce_labels"  # of masks, not of images
 FIX = (
     "Use the processor that the model was trained with; its steps must be resize, centre crop, "
     "rescale and normalize."
@@ -48,7 +49,8 @@ def settings(files: Path, channels: int) -> ImageSettings:
             accepted=f"{', '.join(STEPS)}, and processors that only set values",
             fix=FIX,
         )
-    for name in ("do_pad", "do_flip_channel_order", "do_reduce_labels"):
+    unused = () if steps is _warped else ("do_pad", REDUCED)  # it pads nothing
+    for name in ("do_flip_channel_order", *unused):
         if getattr(processor, name, None):
             raise _uncovered(where, name, "true was found", "false")
     try:
@@ -130,6 +132,33 @@ def _efficientnet(processor: Any, channels: int, where: Path) -> ImageSettings:
     return ImageSettings(**document)
 
 
+def _warped(processor: Any, channels: int, where: Path) -> ImageSettings:
+    """Settings of a processor that resizes without a crop. Refuses one whose sizes depend on the
+    image: a batch would pad the smaller ones, and a graph here has one size."""
+    size = {k: v for k, v in dict(getattr(processor, "size", None) or {}).items() if v}
+    sides = int(size.get("height") or 0), int(size.get("width") or 0)
+    varying = size if not (processor.do_resize and all(sides)) else None
+    for name in ("ensure_multiple_of", "size_divisor"):
+        step = getattr(processor, name, None) or 1
+        if any(side % step for side in sides):
+            varying = {**size, name: step}
+    if getattr(processor, "keep_aspect_ratio", False):
+        varying = {**size, "keep_aspect_ratio": True}
+    padded = getattr(processor, "pad_size", None)
+    if getattr(processor, "do_pad", None) and padded:
+        varying = {**size, "pad_size": dict(padded)}
+    if varying is not None or not processor.do_resize:
+        raise CheckpointError(
+            f"{varying}, do_resize {bool(processor.do_resize)}: sizes depend on the image",
+            where=f"{where}: size",
+            accepted="a resize to one height and width, because a graph here has one size",
+            fix='In a copy of the folder set "size": {"height": ..., "width": ...} near the size '
+            'of its training, "do_resize": true, and where it is there "keep_aspect_ratio": false; '
+            "transformers' pipeline then reads images in that size too. Check its accuracy.",
+        )
+    return _settings(processor, channels, {"height": sides[0], "width": sides[1]}, None)
+
+
 def _settings(
     processor: Any,
     channels: int,
@@ -176,5 +205,17 @@ STEPS: Mapping[str, Callable[[Any, int, Path], ImageSettings]] = {
     "ConvNextImageProcessor": _convnext,
     "EfficientNetImageProcessor": _efficientnet,
     "MobileNetV2ImageProcessor": _steps,
+    **dict.fromkeys(
+        (
+            "ConditionalDetrImageProcessor",
+            "DPTImageProcessor",
+            "DeformableDetrImageProcessor",
+            "DetrImageProcessor",
+            "RTDetrImageProcessor",
+            "SegformerImageProcessor",
+            "YolosImageProcessor",
+        ),
+        _warped,
+    ),
 }
 """Processors that override steps, but whose steps ImageSettings can express."""

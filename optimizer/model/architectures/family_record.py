@@ -62,6 +62,8 @@ class Family:
     stored_as: tuple[tuple[str, str], ...] = ()
     batch_norms: BatchNorms | None = None  # folded into convolutions
     chains: tuple[Chain, ...] = ()  # rebuilt with identities
+    added_between: bool = False  # parameters are added to the hidden states between blocks
+    reads_blocks: bool = False  # a head reads the outputs of blocks other than the last
     any_size: bool = False  # images of any size, whatever the config's image_size
     global_pool: str = ""  # pooling whose window is larger than any image (global_pools.py)
     summands: tuple[Summand, ...] = ()
@@ -88,6 +90,17 @@ class Family:
     def uneven(self) -> bool:
         """True where the blocks' inputs differ in shape."""
         return "*" in self.blocks or "{" in self.blocks
+
+    @property
+    def quantizes_convolutions(self) -> bool:
+        """True where a convolution with a norm is among the layers that are quantized."""
+        pairs = () if self.batch_norms is None else self.batch_norms.pairs
+        return any(name.endswith(p.convolution) for p in pairs for name in self.linears)
+
+    @property
+    def crosses_blocks(self) -> bool:
+        """True where the model without some of its blocks is not the same model with fewer."""
+        return self.reads_blocks or self.added_between
 
     @property
     def norms(self) -> tuple[str, ...]:

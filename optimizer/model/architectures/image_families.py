@@ -212,6 +212,55 @@ CLIP_TEXT = replace(
 )
 """The side of texts of a pair, which has the blocks of the side of images."""
 
+# The names of ViT before they were shortened; heads of objects and depths lie outside the blocks.
+_DPT = replace(
+    _VIT,
+    model_type="dpt",
+    base="dpt",
+    blocks="encoder.layer",
+    linears=(
+        *(f"attention.attention.{n}" for n in _QKV),
+        "attention.output.dense",
+        "intermediate.dense",
+        "output.dense",
+    ),
+    smooth=(
+        SmoothPair("layernorm_before", tuple(f"attention.attention.{n}" for n in _QKV)),
+        SmoothPair("attention.attention.value", ("attention.output.dense",)),
+        SmoothPair("layernorm_after", ("intermediate.dense",)),
+    ),
+    stored_as=(),
+    any_size=True,
+    reads_blocks=True,
+)
+
+# A stage is a block: it ends with an image that the next one reads in patches. Keys and values read
+# the norm through a convolution, so that norm has no pair.
+_LAYERS = tuple(f"blocks.{i}" for i in range(64))
+_SEGFORMER = Family(
+    model_type="segformer",
+    base="segformer",
+    blocks="{stages}",
+    embeddings="stages",
+    linears=tuple(
+        f"{layer}.{n}"
+        for layer in _LAYERS
+        for n in (*(f"attention.{m}_proj" for m in "qkvo"), "mlp.fc1", "mlp.fc2")
+    ),
+    smooth=tuple(
+        pair
+        for layer in _LAYERS
+        for pair in (
+            SmoothPair(f"{layer}.attention.v_proj", (f"{layer}.attention.o_proj",)),
+            SmoothPair(f"{layer}.layernorm_after", (f"{layer}.mlp.fc1",)),
+        )
+    ),
+    pre_norm=True,
+    inputs=IMAGE.name,
+    any_size=True,
+    batch_norms=BatchNorms((Pair("linear_fuse", "batch_norm"),)),
+)
+
 IMAGE_FAMILIES = (
     _VIT,
     replace(_VIT, model_type="deit", base="deit"),
@@ -228,5 +277,11 @@ IMAGE_FAMILIES = (
     replace(
         _CLIP, model_type="siglip_vision_model", blocks="encoder.layers", embeddings="embeddings"
     ),
+    _DPT,
+    replace(_DPT, model_type="yolos", base="vit", added_between=True, reads_blocks=False),
+    replace(
+        _DINOV2, model_type="depth_anything", base="backbone", any_size=True, reads_blocks=True
+    ),
+    _SEGFORMER,
 )
 """Architectures that take images."""

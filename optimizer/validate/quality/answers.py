@@ -24,10 +24,12 @@ from optimizer.harness.tasks import (
 )
 from optimizer.harness.tasks.embeddings import sparse_embedding
 from optimizer.validate.ledger import trace
+from optimizer.validate.quality.images.observed import OBSERVE
 from optimizer.validate.quality.quality import Answers
 from optimizer.validate.run_artifacts import RunArtifacts
 
 Train = tuple[Sequence[Sample], Answers]  # (rows, answers to them)
+PLACES = 32
 Reference = tuple[Answers, Train | None]  # answers of the reference model, and for a probe
 
 
@@ -70,7 +72,8 @@ def answer(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) -> 
     parts = back(answers.text) or (), back(answers.pair), back(answers.words)
     weighs = tasks.of(m.contract).weighs
     by_product = weighs and m.contract.vectors.similarity == "dot"
-    return Answers(*parts, back(answers.spans), by_product, answers.sizes)
+    spans, seen = back(answers.spans), back(answers.seen)
+    return Answers(*parts, spans, by_product, answers.sizes, seen)
 
 
 def groups(m: RunArtifacts, rows: Sequence[Sample]) -> list[list[int]]:
@@ -93,12 +96,17 @@ def _answer(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) ->
     text: list[Any] = []
     pair: list[Any] = []
     words: list[Any] = []
+    seen: list[Any] = []
+    observe = OBSERVE.get(task.name)
     pairs = [r.text_pair for r in rows]
     for start in bar(range(0, len(rows), size), label):
         part = rows[start : start + size]
         second = [r.text_pair for r in part] if task.pairs_together and any(pairs) else None
         batch, values = _values(m, runner, [r.input for r in part], second)
         text += _vectors(values, batch)
+        if observe is not None:
+            each = zip(values, batch.sides, part, strict=True)
+            seen += [observe(m.contract, v, sides, r) for v, sides, r in each]
         if multi_label:
             words += map(np.flatnonzero, text_classification.chosen(m.contract, values))
         if by_word:
@@ -107,7 +115,8 @@ def _answer(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) ->
             other, values = _values(m, runner, [str(r.text_pair) for r in part], None)
             pair += _vectors(values, other)
     sizes = () if task.output else tensors.sizes(m.contract)
-    return Answers(tuple(text), tuple(pair) or None, tuple(words) or None, sizes=sizes)
+    parts = tuple(text), tuple(pair) or None, tuple(words) or None
+    return Answers(*parts, sizes=sizes, seen=tuple(seen) or None)
 
 
 def _filled(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) -> Answers:
@@ -178,9 +187,13 @@ def _values(
 
 
 def _vectors(values: Any, batch: Batch) -> list[Any]:
-    """One flat vector per text; of values per token, only those of real tokens."""
+    """One flat vector per text; of values per token, only those of real tokens; of values per pixel
+    a grid of PLACES a side at most, because all of them would not fit into memory."""
     if values.ndim == 2:
         return list(values)
+    if batch.sides and values.ndim > 2 and min(values.shape[-2:]) > PLACES:
+        rows, columns = (-(-side // PLACES) for side in values.shape[-2:])
+        values = values[..., ::rows, ::columns]
     return [row[keep].ravel() for row, keep in zip(values, batch.real, strict=True)]
 
 

@@ -41,6 +41,7 @@ from optimizer.data.datasets import Sample
 from optimizer.foundation.errors import DataError
 from optimizer.validate.quality import per_example, significance
 from optimizer.validate.quality.evaluation import check_classes, ranking
+from optimizer.validate.quality.images.observed import COLUMNS, METRICS
 from optimizer.validate.quality.metrics import (
     RANKING,
     Booleans,
@@ -73,6 +74,7 @@ class Answers:
     words: label ids: one per word (token-classification), per masked token (fill-mask), or per
         label in the answer (multi-label)
     spans: answer to each question; None for other tasks
+    seen: observations of each image's answer (images/observed.py); None for other tasks
     dot: True for vectors that are compared by their product, which depends on their lengths
     sizes: numbers of each of the arrays that are joined in `text`; () for one
     """
@@ -83,6 +85,7 @@ class Answers:
     spans: tuple[str, ...] | None = None
     dot: bool = False
     sizes: tuple[int, ...] = ()
+    seen: tuple[Any, ...] | None = None
 
 
 def judge(
@@ -180,6 +183,8 @@ def compare(
     systems = (baseline, candidate)
     if name == "cosine":
         return mean_cosine(cosines(baseline, candidate))
+    if baseline.seen is not None and candidate.seen is not None:
+        return _of_images(name, rows, baseline.seen, candidate.seen, confidence)
     if name == "spearman":
         scores = targets(rows)
         ours, theirs = (similarity(answers, scores.shape[1:]) for answers in (candidate, baseline))
@@ -239,6 +244,18 @@ def compare(
     if name == "accuracy":
         return shares(a == labels, b == labels)
     return f1_metric(list(labels[:, None]), list(a[:, None]), list(b[:, None]), confidence)
+
+
+def _of_images(
+    name: str,
+    rows: Sequence[Sample],
+    baseline: Sequence[Any],
+    candidate: Sequence[Any],
+    confidence: float,
+) -> Metric:
+    for field in COLUMNS.get(name, ()):
+        _need(rows, field, name)
+    return METRICS[type(baseline[0]), name](baseline, candidate, confidence)
 
 
 def targets(rows: Sequence[Sample]) -> Floats:

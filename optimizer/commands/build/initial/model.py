@@ -163,7 +163,7 @@ def look(name: str, task: str | None, gguf_file: str | None = None) -> ModelFact
         elif tasks.task(task).generates and cross_encoder.settings(root):
             decisions.append(YES_OR_NO)
     facts = ModelFacts(name, tasks.task(task), None, folder if local else None, kind)
-    facts = replace(facts, convolves=family is not None and family.batch_norms is not None)
+    facts = replace(facts, convolves=family is not None and family.quantizes_convolutions)
     if local:
         settings, more = _files(folder, facts.task, kind)
         facts = replace(facts, settings=(*taken, *settings))

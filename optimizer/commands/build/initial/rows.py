@@ -13,6 +13,7 @@ from typing import Any
 from optimizer.commands.build.initial.model import ModelFacts, unknown_tokens
 from optimizer.data import conversations
 from optimizer.data.answers import read_answers
+from optimizer.data.datasets import PICTURES as PATHS
 from optimizer.data.labels import UNNAMED, normal
 from optimizer.data.pictures import disable_decoding
 from optimizer.data.same_rows import text_keys
@@ -46,9 +47,18 @@ NAMES = {  # field: usual names of its column, most usual first
     "context": ("context", "passage", "document", "paragraph", "text_pair", "body", "content"),
     "answers": ("answers", "answer", "answer_text", "label", "target"),
     "image": ("image", "img", "file", "path", "filename", "file_name"),
+    "objects": ("objects", "annotations", "boxes"),
+    "mask": ("mask", "label", "segmentation", "annotation", "labels"),
+    "depth": ("depth", "depth_map", "disparity"),
     "tags": ("tags", "ner_tags", "labels", "pos_tags"),
     "words": ("tokens", "words", "text"),
 }
+OF_IMAGES = ("objects", *PATHS)
+"""Fields of what is right about an image."""
+NOTHING_RIGHT = (
+    "no column {} was found, so the metric compares with the float model; to judge the answers "
+    "themselves, name it in validate under columns:"
+)
 LOOKED_AT = 1_000  # rows from which columns are proposed
 FEWEST = 60  # rows from which parts can be made
 PARTS = {"calibrate": 256, "time": 64, "evaluate": 2_000}  # maximum rows of each
@@ -203,6 +213,13 @@ def _columns(table: Any, file: Path, model: ModelFacts) -> tuple[dict[str, str],
     if model.task.inputs is IMAGE:
         first = _named("image", [n for n in head if _is_image(table, n, head[n])], head)
         fields = {"image": first}
+        beside = [n for n in head if n != first]
+        of_metrics = dict.fromkeys(
+            f for ways in model.task.metrics.values() for w in ways for f in w
+        )
+        fields |= {f: _by_name(f, beside) for f in of_metrics if f in OF_IMAGES}
+        missing = [f for f in of_metrics if f in OF_IMAGES and not fields[f]]
+        decisions += [NOTHING_RIGHT.format(", ".join(missing))] if missing else []
     elif model.task.per_position and model.task.classifies:
         lists = [n for n in head if isinstance(next(iter(head[n]), None), list)]
         fields = {"text": _named("words", lists, head)}
@@ -376,9 +393,9 @@ def _rows(
 ) -> list[dict[str, Any]]:
     """Return the rows without those that have a null or an empty text; only the columns used."""
     base = file if file.is_dir() else file.parent
-    image = columns.get("image")
-    if image:
-        table = disable_decoding(table, image)
+    images = [columns[field] for field in ("image", *PATHS) if columns.get(field)]
+    for column in images:
+        table = disable_decoding(table, column)
     feature = table.features.get(columns.get("label", ""))
     names = getattr(feature, "names", None)
     answers = columns.get("answers")
@@ -388,7 +405,7 @@ def _rows(
             row[answers] = list(read_answers(row[answers] or [], f"--data {file}: {answers}"))
         if any(v is None or (isinstance(v, str) and not v.strip()) for v in row.values()):
             continue
-        if image:
+        for image in images:
             cell = row[image]
             path = cell if isinstance(cell, str) else (cell or {}).get("path")
             if not isinstance(path, str):

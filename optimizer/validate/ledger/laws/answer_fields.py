@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,14 @@ class OneOf:
     texts: frozenset[str]
 
 
+@dataclass(frozen=True)
+class Judged:
+    """Expected value that a function judges: (value, prefix of a place) -> a sentence for each
+    difference."""
+
+    problems: Callable[[Any, str], Iterator[str]]
+
+
 FREE: Any = object()
 """Any value: it depends on a choice between labels that are both right."""
 
@@ -32,7 +40,9 @@ def differences(actual: Any, expected: Any, where: str = "") -> Iterator[str]:
     """A sentence for each difference of an answer (or its field `where`) from `expected`."""
     if expected is FREE:
         return
-    if isinstance(expected, Near):
+    if isinstance(expected, Judged):
+        yield from expected.problems(actual, f"{where}." if where else "")
+    elif isinstance(expected, Near):
         yield from _far(actual, expected, where)
     elif isinstance(expected, OneOf):
         if actual not in expected.texts:

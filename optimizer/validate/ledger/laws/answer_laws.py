@@ -21,6 +21,8 @@ The references by task:
     fill-mask               FillMaskPipeline: scores, tokens and texts
     sentence-embedding, sparse-embedding, image-feature-extraction
                             law 2 of contract_laws.py, in float64
+    object-detection, image-segmentation, depth-estimation
+                            the pipelines of these names: pipeline_answers.py
     feature-extraction      the model's own numbers
     text-generation         `generated`: the text, by transformers' tokenizer; the other fields
 """
@@ -57,9 +59,12 @@ from optimizer.harness.tasks import (
     zero_shot_image_classification,
 )
 from optimizer.harness.tasks.answering import Answered, Predictor, Query, answer
+from optimizer.harness.tasks.images import depth_estimation, image_segmentation, object_detection
+from optimizer.load.config.image_processor import transformers_processor
 from optimizer.validate.ledger import inputs as ledger_inputs
 from optimizer.validate.ledger.laws import contract_laws
-from optimizer.validate.ledger.laws.answer_fields import FREE, Near, OneOf, differences
+from optimizer.validate.ledger.laws.answer_fields import FREE, Judged, Near, OneOf, differences
+from optimizer.validate.ledger.laws.images import pipeline_answers
 from optimizer.validate.ledger.pieces.roundoff import SMALLEST, UNIT
 from optimizer.validate.materials import Materials
 
@@ -89,6 +94,11 @@ class ReferencePipeline:
         tokenizer.padding_side = tokenizer.truncation_side = "right"
         return tokenizer
 
+    @cached_property
+    def processor(self) -> Any:
+        """transformers' own image processor."""
+        return transformers_processor(self.checkpoint)
+
     def encoded(self, text: str) -> Any:
         """The text as transformers' tokenizer encodes it."""
         return self.tokenizer(
@@ -116,10 +126,11 @@ class ReferencePipeline:
             pipeline = getattr(transformers, PIPELINES[self.contract.task])
             model = SimpleNamespace(config=config, device=torch.device("cpu"))
             text = self.contract.input_kind == "text"
-            return pipeline(model=model, tokenizer=self.tokenizer if text else None, device=-1)
+            reader = {"tokenizer": self.tokenizer} if text else {"image_processor": self.processor}
+            return pipeline(model=model, device=-1, **reader)
 
 
-Expected = Callable[[ReferencePipeline, Any, Array, Batch], Mapping[str, Any]]
+Expected = Callable[[ReferencePipeline, Any, Array, Batch], Mapping[str, Any] | Judged]
 """(reference, input, the model's output for it without padding, the input alone as a batch) -> the
 reference's answer."""
 
@@ -362,6 +373,9 @@ EXPECTED: Mapping[str, Expected] = {
     sparse_embedding.TASK.name: weighed,
     image_feature_extraction.TASK.name: pooled,
     feature_extraction.TASK.name: states,
+    object_detection.TASK.name: pipeline_answers.detected,
+    image_segmentation.TASK.name: pipeline_answers.segmented,
+    depth_estimation.TASK.name: pipeline_answers.measured,
 }
 PIPELINES = {
     text_classification.TASK.name: "TextClassificationPipeline",
@@ -370,6 +384,9 @@ PIPELINES = {
     fill_mask.TASK.name: "FillMaskPipeline",
     zero_shot_classification.TASK.name: "ZeroShotClassificationPipeline",
     zero_shot_image_classification.TASK.name: "ZeroShotImageClassificationPipeline",
+    object_detection.TASK.name: "ObjectDetectionPipeline",
+    image_segmentation.TASK.name: "ImageSegmentationPipeline",
+    depth_estimation.TASK.name: "DepthEstimationPipeline",
 }
 """{task: transformers' pipeline class}."""
 
@@ -413,7 +430,7 @@ def answers(m: Materials, served: Contract, encoder: Any, runner: Runner) -> lis
 
     def infer(arrays: Mapping[str, Array]) -> Mapping[str, Array]:
         outputs = runner.infer(arrays)
-        runs.append((arrays, np.asarray(outputs[tasks.of(m.contract).output], np.float32)))
+        runs.append((arrays, contract_laws.joined(m.contract, outputs)))
         return outputs
 
     inputs = [tasks.of(served).ask(served, value) for value in inputs]

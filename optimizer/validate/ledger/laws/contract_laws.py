@@ -149,9 +149,9 @@ def values(source: Contract, outputs: Mapping[str, Array], batch: Batch) -> tupl
     the float32 bound of each element, 0 where it must be equal): the reference of law 2."""
     if not tasks.of(source).output:
         rows = [np.asarray(outputs[o.name], np.float64) for o in source.outputs]
-        joined = np.concatenate([a.reshape(len(a), -1) for a in rows], axis=1)
-        return joined, np.zeros(joined.shape)
-    raw = torch.from_numpy(np.asarray(outputs[tasks.of(source).output], np.float32)).double()
+        flat = np.concatenate([a.reshape(len(a), -1) for a in rows], axis=1)
+        return flat, np.zeros(flat.shape)
+    raw = torch.from_numpy(joined(source, outputs)).double()
     real = batch.pooled if batch.real.ndim > 1 else np.ones(raw.shape[:2])  # no padding
     mask = torch.from_numpy(real).double()
     if source.sparse is not None:
@@ -165,16 +165,24 @@ def values(source: Contract, outputs: Mapping[str, Array], batch: Batch) -> tupl
     return exact.numpy(), bound.numpy()
 
 
+def joined(source: Contract, outputs: Mapping[str, Array]) -> Array:
+    """The outputs of the source's task, float32, joined along their last axis."""
+    task = tasks.of(source)
+    arrays = [np.asarray(outputs[name], np.float32) for name in (task.output, *task.beside)]
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, -1)
+
+
 def labels(source: Contract, served: Contract, checkpoint: Path, batch: Batch) -> list[str]:
     """Law 3: sentences on label names that differ, or logits answered with another label."""
-    if not tasks.of(served).classifies:
+    if source.labels is None:
         return []
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
     names = {int(i): n for i, n in config.get("id2label", {}).items()}
     expected = [names.get(i, f"LABEL_{i}") for i in range(len(source.labels or ()))]
     if list(served.labels or ()) != expected:
         return [f"labels are {list(served.labels or ())}; the model's are {expected}"]
-    if tasks.of(served).per_position or tasks.of(served).chooses:
+    task = tasks.of(served)
+    if not task.classifies or task.per_position or task.chooses:
         return []
     broken = []
     for i, name in enumerate(expected if len(expected) > 1 else []):

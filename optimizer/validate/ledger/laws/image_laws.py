@@ -41,7 +41,7 @@ def pixels(
     mode = image_file.MODES[source.images.channels]
     broken = []
     for i, image in enumerate([*images, *map(_strange, SIDES)]):
-        expected = processor(_by_pillow(image, mode), return_tensors="np")["pixel_values"]
+        expected = processor(by_pillow(image, mode), return_tensors="np")["pixel_values"]
         expected = np.asarray(expected, np.float32)
         for name, array in tasks.encode(served, encoder, [image]).items():
             if array.shape == expected.shape and np.array_equal(array, expected):
@@ -71,7 +71,7 @@ def _strange(sides: tuple[int, int]) -> Array:
     return np.stack([plane % 256 for plane in planes], axis=-1).astype(np.uint8)
 
 
-def _by_pillow(image: Any, mode: str) -> Any:
+def by_pillow(image: Any, mode: str) -> Any:
     """The image as transformers opens it: turned as EXIF says, transparency laid on white."""
     from PIL import Image, ImageOps
 

@@ -71,6 +71,7 @@ def parameters(m: Materials, sparsity: Sparsity | None) -> list[str]:
     if sparsity is None:
         return []
     around = m.family.blocks.partition("*")[0] if m.family.uneven else f"{m.family.blocks}."
+    around = around.partition("{")[0]
     inside = f"{m.family.prefix(m.task)}{around}"
     dense = (*sparsity.keep_dense, *m.section.quantize.keep_float)
     names = [

@@ -1,0 +1,1 @@
+"""Right answers about images: objects with boxes, masks of labels, depths."""

@@ -1,0 +1,103 @@
+"""Read the objects of an image from a cell: labelled boxes, as COCO and `datasets` have them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from optimizer.data.labels import normal
+from optimizer.foundation.errors import DataError, closest
+
+BOXES, LABELS = ("bbox", "box"), ("category", "category_id", "label")
+ACCEPTED = (
+    "a list of {bbox: [left, top, width, height], category: a name or an id}, or an object with "
+    "the lists bbox and category"
+)
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """An object of an image.
+
+    label: name or id in the data; after `in_model` the model's label id
+    box: left, top, width and height in pixels
+    crowd: True for COCO's iscrowd, a group that is not counted
+    """
+
+    label: str | int
+    box: tuple[float, float, float, float]
+    crowd: bool = False
+
+
+def read_objects(cell: Any, where: str) -> tuple[Labelled, ...]:
+    """The objects in a cell, () for an image without any. Raises DataError for other values.
+
+    where: the row, for messages
+    """
+    if isinstance(cell, Mapping):
+        columns = {name: values for name, values in cell.items() if isinstance(values, list)}
+        counts = {len(values) for values in columns.values()}
+        if len(counts) > 1 or not columns:
+            raise DataError(
+                f"{str(cell)[:80]} has no lists of one length", where=where, accepted=ACCEPTED
+            )
+        rows = zip(*columns.values(), strict=True)
+        cell = [dict(zip(columns, values, strict=True)) for values in rows]
+    if not isinstance(cell, list) or not all(isinstance(one, Mapping) for one in cell):
+        raise DataError(
+            f"{str(cell)[:80]} is not a list of objects", where=where, accepted=ACCEPTED
+        )
+    return tuple(_object(one, f"{where}[{i}]") for i, one in enumerate(cell))
+
+
+def _object(fields: Mapping[str, Any], where: str) -> Labelled:
+    box = next((fields[name] for name in BOXES if fields.get(name) is not None), None)
+    label = next((fields[name] for name in LABELS if fields.get(name) is not None), None)
+    if not isinstance(box, Sequence) or len(box) != 4 or not all(map(_number, box)):
+        raise DataError(f"{str(box)[:80]} is not a box", where=where, accepted=ACCEPTED)
+    if min(box[2:]) < 0:
+        raise DataError(
+            f"the box {list(box)} has a side below 0",
+            where=where,
+            accepted=ACCEPTED,
+            fix="Boxes of two corners become [left, top, right - left, bottom - top].",
+        )
+    if isinstance(label, bool) or not isinstance(label, str | int):
+        raise DataError(f"{str(label)[:80]} is not a label", where=where, accepted=ACCEPTED)
+    left, top, width, height = map(float, box)
+    return Labelled(label, (left, top, width, height), bool(fields.get("iscrowd")))
+
+
+def _number(value: Any) -> bool:
+    known = isinstance(value, int | float) and not isinstance(value, bool)
+    return known and math.isfinite(value)
+
+
+def in_model(
+    objects: Sequence[Labelled], names: Sequence[str], labels: Sequence[str], where: str
+) -> tuple[Labelled, ...]:
+    """`objects` with the model's label ids. Raises DataError for a label that the model lacks.
+
+    names: the data set's label names in id order; (): ids of the data are the model's
+    labels: the model's label names
+    """
+    ids = {normal(label): i for i, label in enumerate(labels)}
+    changed = []
+    for one in objects:
+        label = one.label
+        if isinstance(label, int) and names and 0 <= label < len(names):
+            label = names[label]
+        if isinstance(label, str):
+            label = ids.get(normal(label), -1)
+        if not 0 <= label < len(labels):
+            raise DataError(
+                f"an object has the label {one.label!r}" + closest(str(one.label), list(labels)),
+                where=f"{where}: columns.objects",
+                accepted=f"names or ids 0..{len(labels) - 1} of the model's labels: "
+                + ", ".join(labels[:20]),
+                fix="Give the names of ids of the data in order: labels: [...].",
+            )
+        changed.append(replace(one, label=label))
+    return tuple(changed)

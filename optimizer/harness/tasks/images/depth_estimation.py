@@ -1,0 +1,96 @@
+"""depth-estimation: a number for each pixel of an image, in the model's own unit (for many models
+the inverse of depth, without a scale)."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...inputs.batch import Array, Batch
+from ...inputs.image import IMAGE
+from ...inputs.image_file import import_pillow, sides_of
+from ..task import Task
+from .resize import resize
+
+if TYPE_CHECKING:
+    from ...contract import Contract
+
+
+def decode(contract: Contract, depths: Array, real: Array) -> Array:
+    """Return depths (batch, rows, columns), of the model's size, unchanged."""
+    del contract, real
+    return depths
+
+
+def depth_map(depths: Array, sides: tuple[int, ...]) -> Array:
+    """Return `depths` (rows, columns) in the image's `sides`, (height, width)."""
+    height, width = sides
+    return resize(depths, height, width, cubic=True)
+
+
+def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, Any]]:
+    """Return {"least", "most", "predicted_depth", "depth"} per image.
+
+    least, most: of `predicted_depth`.
+    predicted_depth: base64 of a NumPy file (.npy), float32 (height, width) of the image.
+    depth: PNG in base64, 8 bits: 0 where the depth is least, 255 where it is most.
+    """
+    del contract
+    rows = []
+    for depths, sides in zip(values, batch.sides, strict=True):
+        wide = depth_map(depths, sides)
+        least, most = float(wide.min()), float(wide.max())
+        scaled = (wide - least) / (most - least) if most > least else np.zeros_like(wide)
+        rows.append(
+            {
+                "least": least,
+                "most": most,
+                "predicted_depth": _npy(wide),
+                "depth": _png((scaled * 255).astype(np.uint8)),
+            }
+        )
+    return rows
+
+
+def _npy(array: Array) -> str:
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=False)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def _png(grey: Array) -> str:
+    file = io.BytesIO()
+    import_pillow().fromarray(grey).save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def most_bytes(contract: Contract, image: Any) -> int:
+    """Return the maximum bytes of an answer: five bytes a pixel, in base64."""
+    del contract
+    height, width = sides_of(image)
+    return height * width * 8 + 8192
+
+
+def line(answer: Mapping[str, Any]) -> str:
+    return f"{answer['least']:.4f} to {answer['most']:.4f}  (--json prints the map)"
+
+
+TASK = Task(
+    name="depth-estimation",
+    inputs=IMAGE,
+    output="predicted_depth",
+    axes=("batch", "rows", "columns"),
+    metrics={"cosine": (), "abs_rel": (("depth",),), "delta1": (("depth",),)},
+    decode=decode,
+    answers=answers,
+    line=line,
+    bytes=most_bytes,
+    gives="a depth for each pixel",
+    model="transformers:AutoModelForDepthEstimation",
+    heads=("ForDepthEstimation",),
+    not_in_browser="the page there reads texts, not images",
+)

@@ -1,0 +1,139 @@
+"""object-detection: labelled boxes of an image, in pixels of the image as it was given.
+
+A model has one of two kinds of logits, which their number tells apart:
+
+    as many as labels    each label has a sigmoid, and the most probable pairs of query and label
+                         are the objects, as many as there are queries (RT-DETR)
+    one more             the last is "no object": a softmax, and a query is an object with its most
+                         probable label (DETR, YOLOS)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...inputs.batch import Array, Batch
+from ...inputs.image import IMAGE
+from ..task import Task
+from ..text_classification import softmax
+
+if TYPE_CHECKING:
+    from ...contract import Contract
+
+THRESHOLD = 0.5  # an object's probability is above it, as in transformers' pipeline
+CORNERS = ("xmin", "ymin", "xmax", "ymax")
+BOX = len(CORNERS)
+OBJECT = 256  # maximum bytes of an object in JSON within JSON, besides its label
+
+
+@dataclass(frozen=True)
+class Objects:
+    """Objects of one image.
+
+    scores: probabilities (objects,).
+    labels: label ids (objects,).
+    boxes: (objects, 4), left, top, right and bottom in pixels of the image.
+    """
+
+    scores: Array
+    labels: Array
+    boxes: Array
+
+    def above(self, threshold: float) -> Objects:
+        """Return the objects whose probability is above `threshold`."""
+        keep = self.scores > threshold
+        return Objects(self.scores[keep], self.labels[keep], self.boxes[keep])
+
+
+def objects(contract: Contract, values: Array, sides: tuple[int, ...]) -> Objects:
+    """Return the objects of one image, whatever their probability.
+
+    values: (queries, classes + 4), from `decode`.
+    sides: height and width of the image.
+    """
+    logits, boxes = values[:, :-BOX], values[:, -BOX:]
+    centre, size = boxes[:, :2], boxes[:, 2:]
+    corners = np.concatenate([centre - 0.5 * size, centre + 0.5 * size], -1)
+    height, width = sides
+    corners = corners * np.array([width, height, width, height], np.float32)
+    count = len(contract.labels or ())
+    if logits.shape[-1] == count:
+        scores = _sigmoid(logits).ravel()
+        best = np.argsort(-scores, kind="stable")[: len(logits)]
+        return Objects(scores[best], best % count, corners[best // count])
+    scores = softmax(logits)[:, :-1]
+    return Objects(scores.max(-1), scores.argmax(-1), corners)
+
+
+def _sigmoid(logits: Array) -> Array:
+    small = np.exp(-np.abs(logits.astype(np.float64)))  # never overflows
+    return np.asarray(np.where(logits < 0, small, 1.0) / (1.0 + small), np.float32)
+
+
+def decode(contract: Contract, values: Array, real: Array) -> Array:
+    """Return (batch, queries, classes + 4): logits and boxes, centre and size from 0 to 1."""
+    del contract, real
+    return values
+
+
+def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, Any]]:
+    """Return {"objects"} per image: {"score", "label", "box": {"xmin", "ymin", "xmax", "ymax"}} of
+    each object, boxes in whole pixels."""
+    labels = contract.labels or ()
+    rows = []
+    for row, sides in zip(values, batch.sides, strict=True):
+        kept = objects(contract, row, sides).above(THRESHOLD)
+        each = zip(kept.scores, kept.labels, kept.boxes, strict=True)
+        rows.append(
+            {
+                "objects": [
+                    {
+                        "score": float(score),
+                        "label": labels[int(label)],
+                        "box": dict(zip(CORNERS, map(int, box), strict=True)),
+                    }
+                    for score, label, box in each
+                ]
+            }
+        )
+    return rows
+
+
+def most_bytes(contract: Contract, image: Any) -> int:
+    """Return the maximum bytes of an answer: every query is an object."""
+    del image
+    (queries,) = (int(o.axes[1]) for o in contract.outputs if o.name == TASK.output)
+    longest = max(14 * len(label) for label in contract.labels or ("",))
+    return queries * (OBJECT + longest)
+
+
+def line(answer: Mapping[str, Any]) -> str:
+    shown = (
+        f"{one['label']} {one['score']:.4f} [{', '.join(str(one['box'][c]) for c in CORNERS)}]"
+        for one in answer["objects"]
+    )
+    return "\n".join(shown) or "-"
+
+
+TASK = Task(
+    name="object-detection",
+    inputs=IMAGE,
+    output="logits",
+    axes=("batch", "queries", "classes"),
+    beside={"pred_boxes": ("batch", "queries", "corners")},
+    metrics={"map": (("objects",),), "map50": (("objects",),), "agreement": ()},
+    decode=decode,
+    answers=answers,
+    line=line,
+    sections=("labels",),
+    bytes=most_bytes,
+    multiline=True,
+    gives="boxes of objects, with a label and a probability",
+    model="transformers:AutoModelForObjectDetection",
+    heads=("ForObjectDetection",),
+    not_in_browser="the page there reads texts, not images",
+)

@@ -1,0 +1,1 @@
+"""Metrics of objects, masks and depths, by image."""

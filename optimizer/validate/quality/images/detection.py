@@ -1,0 +1,239 @@
+"""Mean average precision, as COCO defines it (pycocotools' COCOeval: all areas, at most 100
+objects of a label in an image, 101 places of recall), with a weight per image.
+
+    Found       objects that a system gives one image, matched with the right ones
+    precisions  weights of images -> mean average precision
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from optimizer.data.image_truth.objects import Labelled
+from optimizer.foundation.errors import DataError
+from optimizer.harness.tasks.images.object_detection import THRESHOLD, Objects
+from optimizer.validate.quality import per_example
+from optimizer.validate.quality.metrics import Metric, Value, mean_of_examples
+from optimizer.validate.quality.significance import Floats
+
+IOUS = np.linspace(0.5, 0.95, 10)
+RECALLS = np.linspace(0.0, 1.0, 101)
+MOST = 100  # objects of a label in an image that count
+SAME = 0.5  # intersection over union of two systems' boxes that agree
+
+Booleans = npt.NDArray[np.bool_]
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Found:
+    """Objects that a system gives an image, the most probable first.
+
+    objects: all objects
+    label, score: label id and probability of each object that counts
+    hit, ignored: (IOUS, objects): True for an object that is matched with a right one, or with a
+        crowd or nothing that counts
+    right: label id of each right object, without crowds; None without right objects in the data
+    """
+
+    objects: Objects
+    label: Integers
+    score: Floats
+    hit: Booleans
+    ignored: Booleans
+    right: Integers | None
+
+
+def match(objects: Objects, truth: Sequence[Labelled] | None) -> Found:
+    """Match objects with the right ones of the same label: each, in order of probability, with the
+    free one that it overlaps most."""
+    labels: list[Integers] = [np.empty(0, np.int64)]
+    scores: list[Floats] = [np.empty(0)]
+    hits: list[Booleans] = [np.empty((len(IOUS), 0), bool)]
+    ignored = list(hits)
+    for label in np.unique(objects.labels) if truth is not None else ():
+        mine = np.flatnonzero(objects.labels == label)
+        mine = mine[np.argsort(-objects.scores[mine], kind="stable")][:MOST]
+        theirs = sorted((t for t in truth or () if t.label == label), key=lambda t: t.crowd)
+        crowd = np.array([t.crowd for t in theirs], bool)
+        overlaps = _overlaps(objects.boxes[mine], np.array([t.box for t in theirs]), crowd)
+        hit, left_out = _matched(overlaps, crowd)
+        labels.append(np.full(len(mine), label))
+        scores.append(objects.scores[mine].astype(np.float64))
+        hits.append(hit)
+        ignored.append(left_out)
+    right = None
+    if truth is not None:
+        right = np.array([t.label for t in truth if not t.crowd], np.int64)
+    return Found(
+        objects,
+        np.concatenate(labels),
+        np.concatenate(scores),
+        np.concatenate(hits, 1),
+        np.concatenate(ignored, 1),
+        right,
+    )
+
+
+def _overlaps(boxes: Floats, truth: Floats, crowd: Booleans) -> Floats:
+    """Intersection over union (boxes, truth); over the box's own area where the truth is a crowd.
+
+    boxes: left, top, right, bottom
+    truth: left, top, width, height
+    """
+    if not len(truth):
+        return np.zeros((len(boxes), 0))
+    boxes = boxes.astype(np.float64)
+    low = np.maximum(boxes[:, None, :2], truth[None, :, :2])
+    high = np.minimum(boxes[:, None, 2:], truth[None, :, :2] + truth[None, :, 2:])
+    inside = np.prod(np.maximum(high - low, 0.0), -1)
+    own = np.prod(boxes[:, 2:] - boxes[:, :2], -1)[:, None]
+    union = np.where(crowd[None], own, own + np.prod(truth[:, 2:], -1)[None] - inside)
+    return np.asarray(np.divide(inside, union, out=np.zeros_like(inside), where=union > 0))
+
+
+def _matched(overlaps: Floats, crowd: Booleans) -> tuple[Booleans, Booleans]:
+    """(hit, ignored), each (IOUS, objects). overlaps: (objects, truth), crowds last."""
+    hit, ignored = (np.zeros((len(IOUS), len(overlaps)), bool) for _ in range(2))
+    for t, least in enumerate(IOUS):
+        free = np.ones(overlaps.shape[1], bool)
+        for d, row in enumerate(overlaps):
+            best, at = min(least, 1 - 1e-10), -1
+            for g in np.flatnonzero(free | crowd):
+                if crowd[g] and at >= 0 and not crowd[at]:
+                    break  # a right object is better than a crowd
+                if row[g] >= best:
+                    best, at = row[g], int(g)
+            if at >= 0:
+                hit[t, d], ignored[t, d] = not crowd[at], crowd[at]
+                free[at] = False
+    return hit, ignored
+
+
+def precision(images: Sequence[Found], ious: int, added: tuple[float, float] = (0, 0)) -> Value:
+    """Function weights (rows, images) -> mean average precision (rows,) over the labels with a
+    right object in an image of weight above 0, and over the first `ious` of IOUS.
+
+    added: (right objects of the rarest label that are added, those of them that are found)
+    """
+    counts = _right(images)
+    rarest = int(np.argmin(np.where(counts.any(0), counts.sum(0), np.inf)))
+    labels = [
+        _Label(images, int(label), counts[:, label], ious, added if label == rarest else (0, 0))
+        for label in np.flatnonzero(counts.any(0))
+    ]
+
+    def value(weights: Floats) -> Floats:
+        each = np.stack([label.average_precision(weights) for label in labels])
+        exists = np.isfinite(each)
+        number = np.maximum(exists.sum(0), 1)
+        return np.asarray(np.where(exists, each, 0.0).sum(0) / number, np.float64)
+
+    return value
+
+
+def _right(images: Sequence[Found]) -> Floats:
+    """Right objects of each label in each image (images, labels)."""
+    labels = 1 + max(int(i.right.max()) for i in images if i.right is not None and i.right.size)
+    return np.stack(
+        [np.bincount(np.array(i.right, np.int64), minlength=labels) for i in images]
+    ).astype(np.float64)
+
+
+class _Label:
+    """The objects of one label in all images, the most probable first."""
+
+    def __init__(
+        self,
+        images: Sequence[Found],
+        label: int,
+        counts: Floats,
+        ious: int,
+        added: tuple[float, float],
+    ) -> None:
+        chosen = [np.flatnonzero(i.label == label) for i in images]
+        score = np.concatenate([i.score[c] for i, c in zip(images, chosen, strict=True)])
+        order = np.argsort(-score, kind="stable")
+        hit = np.concatenate([i.hit[:ious, c] for i, c in zip(images, chosen, strict=True)], 1)
+        out = np.concatenate([i.ignored[:ious, c] for i, c in zip(images, chosen, strict=True)], 1)
+        hit, out = hit[:, order], out[:, order]
+        last = np.flatnonzero(hit.any(0))[-1:]  # later ones change no precision that counts
+        end = int(last[0]) + 1 if len(last) else 0
+        image = np.repeat(np.arange(len(images)), [len(c) for c in chosen])[order]
+        self._hit, self._out, self._image = hit[:, :end], out[:, :end], image[:end]
+        self._counts, self._added = counts, added
+
+    def average_precision(self, weights: Floats) -> Floats:
+        """Average precision (rows,); NaN in a row without a right object."""
+        more, hit_first = self._added
+        right = weights @ self._counts + more
+        each = weights[:, self._image]
+        total = np.zeros(len(weights))
+        for hit, out in zip(self._hit, self._out, strict=True):
+            hits = np.cumsum(each * hit, 1) + hit_first
+            counted = np.cumsum(each * ~out, 1) + hit_first
+            if hit_first:  # before all others
+                first = np.full((len(weights), 1), float(hit_first))
+                hits, counted = np.hstack([first, hits]), np.hstack([first, counted])
+            recall = hits / np.where(right > 0, right, 1.0)[:, None]
+            precise = hits / np.maximum(counted, np.spacing(1))
+            envelope = np.maximum.accumulate(precise[:, ::-1], 1)[:, ::-1]
+            for row in range(len(weights)):
+                at = np.searchsorted(recall[row], RECALLS, side="left")
+                reached = at < recall.shape[1]
+                total[row] += envelope[row, at[reached]].sum() / len(RECALLS)
+        return np.where(right > 0, total / len(self._hit), np.nan)
+
+
+def compare_precision(
+    baseline: Sequence[Found], candidate: Sequence[Found], confidence: float, ious: int
+) -> Metric:
+    """Mean average precision of two systems. The imagined images of f1_metric are here objects of
+    the rarest label that only one of both finds. Raises DataError without right objects."""
+    if not any(i.right is not None and i.right.size for i in baseline):
+        raise DataError(
+            "no image has an object, so no precision is defined",
+            where="validate.data: columns.objects",
+            accepted="images with objects; others beside them",
+        )
+    extra = math.ceil(-math.log(1 - confidence))
+
+    def systems(one: float, other: float) -> tuple[Value, Value]:
+        both = precision(baseline, ious, (extra, one)), precision(candidate, ious, (extra, other))
+        return both
+
+    return Metric(
+        precision(baseline, ious),
+        precision(candidate, ious),
+        imagined=(systems(extra, 0), systems(0, extra)),
+    )
+
+
+def agreement(baseline: Sequence[Found], candidate: Sequence[Found], confidence: float) -> Metric:
+    """Mean over images of the F1 of the candidate's objects among the baseline's, both above
+    THRESHOLD: those of one label whose boxes overlap by SAME or more. An image without objects of
+    both counts 1. Raises DataError where the baseline finds none in any image."""
+    ours, theirs = ([i.objects.above(THRESHOLD) for i in part] for part in (candidate, baseline))
+    if not any(len(o.scores) for o in theirs):
+        raise DataError(
+            f"the float model finds no object above {THRESHOLD} in any of {len(theirs)} images",
+            where="validate.data",
+            accepted="images in which it finds some; metric map, which reads all objects",
+        )
+    each = np.array([_f1(*both) for both in zip(theirs, ours, strict=True)])
+    record = per_example.values("agreement", each)
+    return mean_of_examples(np.ones(len(each)), each, 1.0, confidence, record)
+
+
+def _f1(theirs: Objects, ours: Objects) -> float:
+    truth = []
+    for label, box in zip(theirs.labels, theirs.boxes, strict=True):
+        left, top, right, bottom = map(float, box)
+        truth.append(Labelled(int(label), (left, top, right - left, bottom - top)))
+    total = len(truth) + len(ours.scores)
+    return 1.0 if not total else 2 * float(match(ours, truth).hit[0].sum()) / total

@@ -1,0 +1,77 @@
+"""Table of what metrics read of an image's answer, and of those metrics.
+
+values of the task's `decode`, sides, row of the data -> observation -> Metric
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from optimizer.data.datasets import Sample
+from optimizer.data.image_truth.maps import read_map
+from optimizer.harness.contract import Contract
+from optimizer.harness.inputs.batch import Array
+from optimizer.harness.tasks.images import depth_estimation, image_segmentation, object_detection
+from optimizer.validate.quality.images import detection, maps
+from optimizer.validate.quality.metrics import Metric
+
+Observe = Callable[[Contract, Array, tuple[int, ...], Sample], Any]
+Compare = Callable[[Sequence[Any], Sequence[Any], float], Metric]
+
+
+def _objects(contract: Contract, values: Array, sides: tuple[int, ...], row: Sample) -> Any:
+    return detection.match(object_detection.objects(contract, values, sides), row.objects)
+
+
+def _labels(contract: Contract, values: Array, sides: tuple[int, ...], row: Sample) -> Any:
+    ids, areas = values.argmax(0).astype(np.uint16), None
+    if row.mask is not None:
+        mask = read_map(row.mask, sides, "validate.data: columns.mask")
+        if row.reduced:
+            mask = np.where(mask == 0, maps.IGNORED, mask.astype(np.int64) - 1)
+        whole = image_segmentation.label_map(values, sides)
+        areas = maps.areas(whole, mask, len(contract.labels or ()), row.mask.name)
+    return maps.Labels(ids, areas)
+
+
+def _depths(contract: Contract, values: Array, sides: tuple[int, ...], row: Sample) -> Any:
+    del contract
+    if row.depth is None:
+        return maps.Depths()
+    right = read_map(row.depth, sides, "validate.data: columns.depth")
+    return maps.depths(depth_estimation.depth_map(values, sides), right, row.depth.name)
+
+
+OBSERVE: Mapping[str, Observe] = {
+    object_detection.TASK.name: _objects,
+    image_segmentation.TASK.name: _labels,
+    depth_estimation.TASK.name: _depths,
+}
+METRICS: Mapping[tuple[type, str], Compare] = {
+    (detection.Found, "map"): partial(detection.compare_precision, ious=len(detection.IOUS)),
+    (detection.Found, "map50"): partial(detection.compare_precision, ious=1),
+    (detection.Found, "agreement"): detection.agreement,
+    (maps.Labels, "miou"): lambda a, b, _confidence: maps.mean_iou(a, b),
+    (maps.Labels, "agreement"): maps.same_labels,
+    (maps.Depths, "abs_rel"): maps.relative_error,
+    (maps.Depths, "delta1"): maps.near_depths,
+}
+"""{(type of an observation, metric): function of both systems' observations}."""
+COLUMNS = {
+    metric: columns
+    for task in (object_detection.TASK, image_segmentation.TASK, depth_estimation.TASK)
+    for metric, (columns, *_) in ((m, ways) for m, ways in task.metrics.items() if ways)
+}
+"""{metric: columns that it needs}."""
+
+
+def chosen_labels(seen: Sequence[Any] | None) -> Array | None:
+    """Labels of all places of label maps; () for other observations, and None without any."""
+    if seen is None:
+        return None
+    ids = [o.ids.ravel() for o in seen if isinstance(o, maps.Labels)]
+    return np.concatenate(ids) if ids else np.empty(0)

@@ -1,0 +1,177 @@
+"""Detectors, segmenters and depth models through the ledger: a correct run passes, its bundle
+answers as transformers' pipeline does, and each fault is caught."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Callable
+from contextlib import closing
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from PIL import Image
+
+from optimizer.harness import contract as contracts
+from optimizer.harness.runtimes.ort.run import OrtRunner
+from optimizer.harness.tasks.answering import Predictor, Query, answer
+from optimizer.harness.tasks.images import image_segmentation
+from optimizer.load.config.image_processor import transformers_processor
+from optimizer.validate.ledger import hops, ledger
+from tests.validate.ledger.faults import mutations as m
+from tests.validate.ledger.models.test_images import materials, refused
+from tests.validate.runs import Run, make
+from tests.vision import TASKS, encoded, picture, recipe
+
+STATIC: dict[str, Any] = {"method": "rtn", "activations": {"range": "minmax"}}
+KINDS = ("yolos", "segformer", "depth_anything")
+Made = Callable[[str], Run]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """made(architecture) -> its run, made at the first call."""
+
+    @cache
+    def call(kind: str) -> Run:
+        root = tmp_path_factory.mktemp(kind)
+        return make(root / "run", recipe(root, kind, STATIC))
+
+    return call
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_correct_run_passes(made: Made, kind: str) -> None:
+    assert refused(ledger.run(materials(made(kind)))) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_float_graph_answers_as_the_pipeline_of_transformers(made: Made, kind: str) -> None:
+    from transformers import pipeline
+
+    run = made(kind)
+    source = run.root / "source"
+    sizes = ((30, 40), (51, 37), (64, 64))
+    files = [encoded(picture(*sides, seed=i)) for i, sides in enumerate(sizes)]
+    contract = contracts.read(source / "contract.json")
+    with closing(OrtRunner(run.folder("graph") / "model.onnx", device="cpu")) as runner:
+        queries = [Query(f"image {i}", file) for i, file in enumerate(files)]
+        answered = [
+            a.answer or {} for a in answer(Predictor(contract, None, runner.infer), queries, 2)
+        ]
+    theirs = pipeline(
+        TASKS[kind],
+        str(source / "checkpoint"),
+        image_processor=transformers_processor(source / "checkpoint"),
+    )
+    for ours, file in zip(answered, files, strict=True):
+        expected: Any = theirs(Image.open(io.BytesIO(file)))
+        COMPARE[kind](ours, expected)
+
+
+def compare_objects(ours: dict[str, Any], expected: list[dict[str, Any]]) -> None:
+    assert expected, "no object tells nothing"
+    assert [o["label"] for o in ours["objects"]] == [e["label"] for e in expected]
+    scores = [[o["score"] for o in part] for part in (ours["objects"], expected)]
+    np.testing.assert_allclose(*scores, rtol=1e-4)
+    boxes = [[[*o["box"].values()] for o in part] for part in (ours["objects"], expected)]
+    assert np.abs(np.subtract(*boxes)).max() <= 1  # truncated at a whole pixel
+    assert [*ours["objects"][0]["box"]] == [*expected[0]["box"]]
+
+
+def compare_masks(ours: dict[str, Any], expected: list[dict[str, Any]]) -> None:
+    ids = np.asarray(Image.open(io.BytesIO(base64.b64decode(ours["map"]))))
+    assert [s["label"] for s in ours["segments"]] == [e["label"] for e in expected]
+    assert len(expected) > 1
+    for segment, one in zip(ours["segments"], expected, strict=True):
+        assert ((ids == segment["id"]) == (np.asarray(one["mask"]) > 0)).mean() > 0.999
+
+
+def compare_depths(ours: dict[str, Any], expected: dict[str, Any]) -> None:
+    depths = np.load(io.BytesIO(base64.b64decode(ours["predicted_depth"])))
+    right = expected["predicted_depth"].numpy()
+    assert np.ptp(right) > 0
+    np.testing.assert_allclose(depths, right, atol=1e-4 * np.abs(right).max())
+    shades = np.asarray(Image.open(io.BytesIO(base64.b64decode(ours["depth"]))), int)
+    assert np.abs(shades - np.asarray(expected["depth"], int)).max() <= 1
+
+
+COMPARE = {"yolos": compare_objects, "segformer": compare_masks, "depth_anything": compare_depths}
+
+
+def scaled(name: str, factor: float) -> Callable[[onnx.GraphProto], None]:
+    """Multiply the output `name` of a graph by `factor`."""
+
+    def edit(graph: onnx.GraphProto) -> None:
+        node = next(n for n in graph.node if name in n.output)
+        at = [*node.output].index(name)
+        node.output[at] = f"{name}_before"
+        value = onnx.numpy_helper.from_array(np.array(factor, np.float32), f"{name}_factor")
+        graph.initializer.append(value)
+        graph.node.append(onnx.helper.make_node("Mul", [f"{name}_before", value.name], [name]))
+
+    return edit
+
+
+def test_boxes_are_judged_by_a_limit_of_their_own(made: Made, tmp_path: Path) -> None:
+    """A fault of boxes that a distance of all outputs together would hide behind the logits."""
+    run = made("yolos").copy(tmp_path / "damaged")
+    m.edit_onnx("graph", scaled("pred_boxes", 1.0005))(run)
+    (entry,) = [e for e in ledger.run(materials(run)) if e.ok is False][:1]
+    assert entry.hop == "export"
+    assert entry.problems[-1].startswith("pred_boxes: an example is")
+    assert set((entry.spread or {})["outputs"]) == {"logits", "pred_boxes"}
+
+
+def test_heads_of_a_detector_stay_float(made: Made) -> None:
+    state = materials(made("yolos")).state
+    notes = {n.module: n.why for n in state.notes}
+    both = ("class_labels_classifier", "bbox_predictor")
+    heads = [f"{head}.layers.{i}" for head in both for i in range(3)]
+    assert all(notes[name].startswith("outside the blocks") for name in heads)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fault_of_an_answer_is_caught(
+    made: Made, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Boxes, masks and depths of the model's size in place of the image's."""
+    from optimizer.harness.inputs import image as images
+
+    original = images.prepare
+    monkeypatch.setattr(images, "prepare", lambda s, x: (original(s, x)[0], (s.height, s.width)))
+    entry = hops.harness(materials(made(kind)))
+    assert entry.ok is False
+    assert entry.problems
+
+
+def test_a_processor_whose_sizes_depend_on_the_image_is_refused(tmp_path: Path) -> None:
+    from optimizer.foundation.errors import CheckpointError
+    from optimizer.load.config import image_processor
+    from tests.vision import processor
+
+    processor("yolos", size={"shortest_edge": 32, "longest_edge": 64}).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="sizes depend on the image"):
+        image_processor.settings(tmp_path, 3)
+    file = tmp_path / "preprocessor_config.json"
+    document = json.loads(file.read_text()) | {"size": {"height": 32, "width": 64}}
+    file.write_text(json.dumps(document))
+    made = image_processor.settings(tmp_path, 3)
+    assert (made.height, made.width, made.crop) == (32, 64, None)
+
+
+def test_a_label_map_is_that_of_torch() -> None:
+    import torch
+
+    logits = np.random.default_rng(0).normal(size=(5, 7, 9)).astype(np.float32)
+    for sides in ((7, 9), (70, 33), (3, 4), (131, 1)):
+        wide = torch.nn.functional.interpolate(
+            torch.from_numpy(logits)[None], sides, mode="bilinear"
+        )
+        ids = image_segmentation.label_map(logits, sides)
+        assert (ids == wide[0].argmax(0).numpy()).mean() > 0.999
