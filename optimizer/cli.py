@@ -22,6 +22,7 @@ from optimizer.commands.build.initial.init import init
 from optimizer.commands.build.plan import plan
 from optimizer.commands.build.run import run
 from optimizer.commands.build.schema import schema
+from optimizer.commands.build.search import search
 from optimizer.commands.build.step import step
 from optimizer.commands.bundle.bench import bench
 from optimizer.commands.bundle.compare import compare
@@ -227,6 +228,7 @@ for command in (
         check,
         schema,
         init,
+        search,
         inspect,
         compare,
         predict,

@@ -3,8 +3,9 @@
 The parent imports every heavy package once, and digests the sources, so that a child costs only
 its own work. A job is
 {"recipe", "store", "artifacts", "kill_in": stage or null, "after": seconds, "keep_seconds": number
-or absent}: the child is killed `after` seconds into that stage, and training saves its state every
-keep_seconds. The answer is {"exit": code or -9}.
+or absent, "search": true or absent}: the child is killed `after` seconds into that stage, and
+training saves its state every keep_seconds; "search" runs `optimize search`. The answer is
+{"exit": code or -9}.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from typing import Any
 
 
 def work(job: dict[str, Any]) -> int:
+    if job.get("search"):
+        return search(job)
     from optimizer.commands.build.outcome import finish
     from optimizer.recipe import file as recipe_file
     from optimizer.reduce.learn.distill import distill
@@ -32,6 +35,18 @@ def work(job: dict[str, Any]) -> int:
         until="package",
         remeasure=job.get("remeasure", False),
     ).exit_code
+
+
+def search(job: dict[str, Any]) -> int:
+    from optimizer.cli import main
+
+    sys.stdout = sys.stderr  # stdout has the answers to jobs
+    words = ["search", job["recipe"], "--store", job["store"]]
+    try:
+        main([*words, "--artifacts", job["artifacts"]])
+    except SystemExit as e:
+        return int(e.code or 0)
+    return 0
 
 
 def warm() -> None:

@@ -84,6 +84,15 @@ def read_valid_parts(
     return _valid(Model, document.get("model")), [s for s in read if s is not None], lines
 
 
+def read_as_written(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the recipe's values as its file has them, with overrides: data specs by name, relative
+    paths as they stand."""
+    document, lines = read_yaml(path)
+    for override in overrides:
+        _override(document, override, lines)
+    return document
+
+
 S = TypeVar("S", bound=Section)
 
 

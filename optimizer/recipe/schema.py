@@ -13,7 +13,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from optimizer.foundation.sections.fields import Name, Pattern, Version
 from optimizer.foundation.sections.section import Section
 from optimizer.harness import tasks
-from optimizer.recipe import answers, embeddings, serving
+from optimizer.recipe import answers, embeddings, search, serving
 from optimizer.recipe.compression import composition, methods
 from optimizer.recipe.compression import sparsity as sparse
 from optimizer.recipe.compression.quantize import Activations, LayerRule, Quantize, Weights
@@ -23,6 +23,7 @@ from optimizer.recipe.embeddings import Embeddings
 from optimizer.recipe.model import Model
 from optimizer.recipe.recover import Qat
 from optimizer.recipe.reduce import Reduce
+from optimizer.recipe.search import Search
 from optimizer.recipe.serving import Serve, Slo
 from optimizer.recipe.stage_sections import (
     Compress,
@@ -79,6 +80,7 @@ __all__ = [
     "Recovery",
     "Reduce",
     "Reduction",
+    "Search",
     "Section",
     "Serve",
     "Shapes",
@@ -139,6 +141,7 @@ class Recipe(Section):
     package: Package = Package()
     serve: Serve | None = None
     slo: Slo | None = None
+    search: Search | None = None
     publish: tuple[Pattern, ...] = Field(
         (),
         max_length=16,
@@ -303,6 +306,14 @@ class Recipe(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _search_suits_the_recipe(self) -> Recipe:
+        if self.search is not None:
+            names = ("reduce", "qat", "sparsity")
+            present = [name for name in names if getattr(self, name) is not None]
+            search.check(tasks.task(self.model.task), present)
+        return self
+
     @property
     def reduction(self) -> Reduction | None:
         """Section of the reduce stage; None without `reduce`."""
@@ -401,9 +412,9 @@ class Recipe(Section):
 
     @property
     def bundled(self) -> Recipe:
-        """The recipe as a bundle records it: without `publish` and `slo`, which do not affect its
-        files."""
-        return self.model_copy(update={"publish": (), "slo": None})
+        """The recipe as a bundle records it: without `publish`, `slo` and `search`, which do not
+        affect its files."""
+        return self.model_copy(update={"publish": (), "slo": None, "search": None})
 
 
 Packaging.model_rebuild()

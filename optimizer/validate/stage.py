@@ -111,12 +111,12 @@ def run(
     missing_packages.check_target(section.target, f"target {section.target.name}")
     contract = contracts.read(artifacts.base / "contract.json")
     task = tasks.of(contract)
-    data = _data(section, artifacts.base, contract)
+    data = read_data(section, artifacts.base, contract)
     inputs = select_inputs(data["validate.data"], task)
     materials = _materials(section, artifacts, original, inputs, out)
     sets = evaluation.sets(section.validate_, data, contract)
     reference_device.check(materials)
-    with _one_torch_thread(), reference_device.used(materials):
+    with one_torch_thread(), reference_device.used(materials):
         machine = _machine()
         rows = sets[FIRST]
         shared = shared_rows.count(data, contract, materials.encoder)
@@ -213,7 +213,7 @@ def _judge_quality(
         report["not_measured"] = {"quality": unanswered}
         name = f"quality.{m.section.validate_.metric}"
         return [Gate(name, "inconclusive", None, None, None, unanswered)]
-    with _one_torch_thread():
+    with one_torch_thread():
         compared = _compare_sets(m, sets, reference, seen)
     gates, report["quality"], report["also"] = evaluation.gather(m.section.validate_, compared)
     if m.section.reduce and not m.section.recovery:
@@ -235,11 +235,11 @@ def _judge_float_forms(
     """Judge the float forms that must_beat_float compares with; None without that gate."""
     if not m.section.validate_.latency.must_beat_float:
         return None
-    with _one_torch_thread():
+    with one_torch_thread():
         if reference is None:
             return float_forms.judge_forms_on_windows(m, rows)
         return float_forms.judge_forms(
-            m, rows, reference, lambda base, form: _compare(m, rows, (base[0], form), base[1], None)
+            m, rows, reference, lambda base, form: compare(m, rows, (base[0], form), base[1], None)
         )
 
 
@@ -259,7 +259,7 @@ def _judge_speed(
 
 
 @contextmanager
-def _one_torch_thread() -> Iterator[None]:
+def one_torch_thread() -> Iterator[None]:
     """Run torch on one thread, so that the reference's bits do not depend on the number of cores.
     Small batches gain nothing from more (docs/decisions/0019)."""
     before = torch.get_num_threads()
@@ -290,7 +290,7 @@ def specs(section: Validation) -> dict[str, DataSpec]:
     return by_place
 
 
-def _data(section: Validation, source: Path, contract: Contract) -> dict[str, list[Sample]]:
+def read_data(section: Validation, source: Path, contract: Contract) -> dict[str, list[Sample]]:
     """Read the rows of every set, conversations as texts. Raises DataError where a row of one
     purpose occurs in another; a model may learn from the texts of validate.train, which judge
     nothing. source: folder of load"""
@@ -352,7 +352,7 @@ def check_inputs(section: Validation, source: Path) -> None:
     """Raise the DataError that `run` would raise for texts and labels, before anything is
     compressed, and print warnings about them."""
     contract = contracts.read(source / "contract.json")
-    data = _data(section, source, contract)
+    data = read_data(section, source, contract)
     encoder = tasks.of(contract).inputs.open(source / "checkpoint", contract)
     shared_rows.count(data, contract, encoder)
     evaluation.check(section.validate_, data, contract)
@@ -388,13 +388,13 @@ def _compare_sets(
                 )
             candidate = answers.answer(m, runner, rows, f"validate: candidate{on}")
             answered[name] = rows, baseline, candidate
-            compared[name] = _compare(m, rows, (baseline, candidate), fit_on, train_answers)
+            compared[name] = compare(m, rows, (baseline, candidate), fit_on, train_answers)
     seen.check_answers(answered)
     return compared
 
 
-def _compare(
-    m: Materials,
+def compare(
+    m: RunArtifacts,
     rows: Sequence[Sample],
     systems: tuple[Answers, Answers],
     fit_on: answers.Train | None,

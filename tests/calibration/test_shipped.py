@@ -16,4 +16,4 @@ def test_what_a_shipped_recipe_learns_from_judges_nothing(file: Path) -> None:
     for spec in (s for s in stage.specs(section).values() if s.obtain):
         if not all((Path(spec.base) / name).is_file() for name in spec.files):
             pytest.skip(f"{spec.files} is not kept here: {spec.obtain}")
-    assert stage._data(section, Path(), Contract(recipe.model.task, (), ()))
+    assert stage.read_data(section, Path(), Contract(recipe.model.task, (), ()))

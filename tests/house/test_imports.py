@@ -25,6 +25,7 @@ ALLOWED = {
     "obstore": ("publish/registries/objects.py",),
     "botocore": ("publish/registries/objects.py",),
     "mlflow": ("publish/hubs/mlflow.py",),
+    "optuna": ("search/",),
     "click": ("cli.py", "commands/"),
 }
 

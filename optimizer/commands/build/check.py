@@ -71,7 +71,13 @@ def check(
         )
     from optimizer import checks
 
-    resolved, _ = checks.read(recipe, overrides, fetch=False, early=True)
+    resolved, lines = checks.read(recipe, overrides, fetch=False, early=True)
+    if resolved.search is not None:
+        from optimizer.recipe import file as recipe_file
+        from optimizer.search import candidates
+
+        with recipe_file.located(lines):
+            space = candidates.space(resolved)
     names = [t.runtime for t in resolved.targets]
     if obj["json"]:
         show(resolved.model_dump_json(by_alias=True, indent=1))
@@ -86,6 +92,8 @@ def check(
                 f" Model {model.source} is not a folder here; optimize plan reads its config from "
                 "the hub."
             )
+        if resolved.search is not None:
+            to += f" Search: {len(space)} forms by {resolved.search.objective}."
         show(
             f"{one_line(str(recipe))}: no error found. Targets: {', '.join(names)}.{to} "
             f"Next: optimize plan {typed}, then optimize {typed}"

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from optimizer.commands.options import with_recipe
 from optimizer.commands.release.publish import Access, open_place, with_registry
 from optimizer.foundation.progress import say, show
+
+if TYPE_CHECKING:
+    from optimizer.recipe.schema import Recipe
 
 
 @click.command()
@@ -26,8 +30,8 @@ def plan(
 ) -> None:
     """Predict the steps, memory, disk and time of RECIPE.
 
-    Prints each step with the reason why it runs, and whether the addresses that RECIPE publishes to
-    respond. Writes nothing.
+    Prints each step with the reason why it runs, whether the addresses that RECIPE publishes to
+    respond, and what `optimize search` would try. Writes nothing.
 
     \b
     Example:
@@ -50,6 +54,8 @@ def plan(
             place = partial(open_place, access=access)
             why = stage.describe_tag(address, resolved.package.version, place)
             entries.append({"stage": "publish", "what": "ask", "why": why, "address": str(address)})
+        if resolved.search is not None:
+            entries.append(_searched(resolved, store))
     if load := busy.describe():
         say(f"plan: this machine is busy ({load}); times are predicted for a quiet machine")
     try:
@@ -57,3 +63,33 @@ def plan(
     except MachineError as e:
         say(f"plan: run would refuse this: {e}")
     show(json.dumps(entries, indent=1) if obj["json"] else predictions.text(entries))
+
+
+def _searched(recipe: Recipe, store: Path) -> dict[str, Any]:
+    """Entry on the candidates of `optimize search`, and the time in which all would be made."""
+    from optimizer import pipeline
+    from optimizer.commands.build import predictions
+    from optimizer.search import candidates
+    from optimizer.store import Store
+
+    assert recipe.search is not None
+    space, budget = candidates.space(recipe), recipe.search.budget
+    seconds_of: dict[object, float] = {}
+    for candidate in space:
+        form = (candidate.target, candidate.methods, candidate.attention)
+        if form not in seconds_of:
+            dry = Store(store / "nothing-finished", dry=True, until="build")
+            pipeline.run(candidates.derived(recipe, candidate), dry)
+            seconds_of[form] = sum(e.get("seconds", 0.0) for e in predictions.document(dry))
+    each = budget.seconds_of_timing if recipe.search.timed else 0.0
+    forms = [(c.target, c.methods, c.attention) for c in space]
+    seconds = sum(seconds_of[form] + each for form in forms[: budget.trials])
+    return {
+        "stage": "search",
+        "what": "try",
+        "why": f"`optimize search`: {len(space)} forms by {recipe.search.objective}, at most "
+        f"{budget.trials} trials in {budget.hours:g} hours; making and timing them takes up to "
+        f"{seconds / 60:.0f} min, answering half of validate.data with each comes on top",
+        "candidates": [candidate.label(recipe) for candidate in space],
+        "search_seconds": seconds,
+    }

@@ -87,6 +87,18 @@ class Bar:
     text: str
 
 
+@dataclass(frozen=True)
+class Point:
+    """A form in the plane of two figures, with an interval of each. name: label, or ""."""
+
+    name: str
+    x: float
+    y: float
+    x_interval: tuple[float | None, float | None]
+    y_interval: tuple[float | None, float | None]
+    style: str
+
+
 def style(system: str, baseline: str | None) -> str:
     """Return a system's style: "candidate", "baseline" for the name `baseline`, or "other"."""
     if system == "candidate":
@@ -332,6 +344,46 @@ def curve(points: Sequence[tuple[float, float]], best: float, title: str) -> Cha
     shapes += [Dot(_at(x), y, 5.5, "candidate"), _label(x, floor + 16, f"step {best:g}", "soft")]
     text = f"from {known[0][1]:.4g} to {kept[1]:.4g} at step {best:g} of {last:g}"
     return Chart(title, text, floor + 24, tuple(shapes))
+
+
+def pareto(points: Sequence[Point], margin: float, title: str, unit: str) -> Chart | None:
+    """Draw points with the intervals of both figures, and the margin of the vertical one, which
+    grows upwards; None without points. unit: of the horizontal figure"""
+    if not points:
+        return None
+    ends = [[e for p in points for e in (*p.x_interval, p.x) if e is not None]]
+    ends.append([e for p in points for e in (*p.y_interval, p.y, margin, 0.0) if e is not None])
+    (left, right), (top, bottom) = ((min(e), max(e)) for e in ends)
+    wide, tall = max(right - left, 1e-9), max(bottom - top, 1e-9)
+    floor, height = 230.0, 200.0
+
+    def across(x: float) -> float:
+        return GUTTER + 0.02 + (0.96 - GUTTER) * (x - left) / wide
+
+    def down(y: float) -> float:
+        return floor - height * (y - top) / tall
+
+    shapes: list[Shape] = [
+        _horizontal(GUTTER, 1, floor + 8, "axis"),
+        _horizontal(GUTTER, 1, down(margin), "limit"),
+        Label("margin", _at(GUTTER - 0.01), down(margin) + 4, "end soft"),
+        _horizontal(GUTTER, 1, down(0.0), "rule"),
+        Label("0", _at(GUTTER - 0.01), down(0.0) + 4, "end soft"),
+    ]
+    ends_of_axis = ((value, f"{value:.3g} {unit}") for value in (left, right))
+    shapes += [_label(across(value), floor + 24, text, "soft") for value, text in ends_of_axis]
+    for p in points:
+        (x1, x2), (y1, y2) = p.x_interval, p.y_interval
+        x1, x2 = p.x if x1 is None else x1, p.x if x2 is None else x2
+        y1, y2 = p.y if y1 is None else y1, p.y if y2 is None else y2
+        whisker = f"{p.style} whisker"
+        shapes.append(_horizontal(across(x1), across(x2), down(p.y), whisker))
+        shapes.append(_vertical(across(p.x), down(y2), down(y1), whisker))
+        shapes.append(Dot(_at(across(p.x)), down(p.y), 4.5, p.style))
+        if p.name:
+            shapes.append(_label(across(p.x), down(p.y) - 8, _ending(p.name), "strong"))
+    described = "; ".join(f"{p.name or 'form'}: {p.x:.4g} {unit}, drop {p.y:.4g}" for p in points)
+    return Chart(title, described, floor + 32, tuple(shapes))
 
 
 def _ending(name: str, most: int = 38) -> str:

@@ -73,7 +73,7 @@ class EngineRows:
                 for group in _sampled(answers.groups(self.m, rows)):
                     part = [rows[i] for i in group]
                     again = answers.answer(self.m, engine, part, "validate: rows again")
-                    judged_part = _select(candidate, group)
+                    judged_part = candidate.of_rows(group)
                     self._identical(_same_bits(again, judged_part), f"row {group[0]}", name)
 
     def check_windows(self, sets: Mapping[str, tuple[Sequence[Ids], Scores]]) -> None:
@@ -129,15 +129,6 @@ def changed(m: RunArtifacts) -> bool:
 
 def _sampled(groups: Sequence[Any]) -> Iterable[Any]:
     return [groups[i] for i in sorted({0, len(groups) // 2, len(groups) - 1})]
-
-
-def _select(answers: Answers, rows: Sequence[int]) -> Answers:
-
-    def some(values: Sequence[Any] | None) -> tuple[Any, ...] | None:
-        return None if values is None else tuple(values[i] for i in rows)
-
-    parts = some(answers.text) or (), some(answers.pair), some(answers.words)
-    return Answers(*parts, some(answers.spans))
 
 
 def _same_bits(again: Answers, first: Answers) -> bool:

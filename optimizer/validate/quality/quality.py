@@ -87,6 +87,15 @@ class Answers:
     sizes: tuple[int, ...] = ()
     seen: tuple[Any, ...] | None = None
 
+    def of_rows(self, rows: Sequence[int]) -> Answers:
+        """Return the answers to some rows."""
+
+        def some(values: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
+            return None if values is None else tuple(values[i] for i in rows)
+
+        parts = some(self.text) or (), some(self.pair), some(self.words)
+        return Answers(*parts, some(self.spans))
+
 
 def judge(
     name: str,

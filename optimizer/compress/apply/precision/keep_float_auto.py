@@ -57,12 +57,10 @@ def exclude_sensitive(
     file = folder / "kept_float.json"
     if not file.exists():
         say("compress: measuring what quantizing each module costs; the whole model is in memory")
-        inputs = singly(batches)
-        apart = max(1, len(inputs) // options.samples)  # they may be in the order of their length
         with source.filled():
-            network = _Network(source, inputs[::apart][: options.samples], quantize, selection)
-            names = bar(list(selection.quantized), "sensitivity")
-            errors = {name: network.error([name]) for name in names}
+            inputs = spread(singly(batches), options.samples)
+            network = Network(source, inputs, quantize, selection)
+            errors = network.errors_alone()
             kept = choose_float_modules(errors, network.error, options.max_error)
             _check(source, selection, kept, options)
         whys = {name: _why(errors[name], kept, options) for name in kept.modules}
@@ -75,6 +73,11 @@ def exclude_sensitive(
         quantized={n: s for n, s in selection.quantized.items() if n not in whys},
         notes=(*selection.notes, *(Note(name, "float", why) for name, why in whys.items())),
     )
+
+
+def spread(inputs: Sequence[Batch], samples: int) -> Sequence[Batch]:
+    """Take `samples` inputs at equal distances: they may be in the order of their length."""
+    return inputs[:: max(1, len(inputs) // samples)][:samples]
 
 
 def _why(error: float, kept: FloatModules, options: KeepFloatAuto) -> str:
@@ -107,7 +110,7 @@ def _check(
     )
 
 
-class _Network:
+class Network:
     """The float model, to measure it with some modules, and their residual adds, quantized."""
 
     def __init__(
@@ -121,6 +124,11 @@ class _Network:
         self._static = quantize.static_activations
         self._outputs = [self._output(batch) for batch in inputs]
         self._stand_ins = self._quantized_modules(quantize)
+
+    def errors_alone(self) -> dict[str, float]:
+        """{module: relative change of the output when it alone is quantized}."""
+        names = bar(list(self._selection.quantized), "sensitivity")
+        return {name: self.error([name]) for name in names}
 
     def error(self, names: Sequence[str]) -> float:
         """Relative change of the output when these modules are quantized."""

@@ -1,0 +1,1 @@
+"""Simulated searches with known truth."""

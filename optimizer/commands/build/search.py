@@ -1,0 +1,69 @@
+"""Command `optimize search`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from optimizer.commands.options import with_artifacts, with_recipe
+from optimizer.foundation.progress import show
+
+
+@click.command()
+@with_recipe
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File for the recipe that is found, in the recipe's folder.  [default: NAME.found.yaml]",
+)
+@with_artifacts
+@click.pass_obj
+def search(
+    obj: dict[str, bool],
+    recipe: Path,
+    overrides: tuple[str, ...],
+    store: Path,
+    out: Path | None,
+    artifacts: Path,
+) -> None:
+    """Search for the fastest, or smallest, form of RECIPE's model that keeps its margin.
+
+    Tries the choices of section `search`: methods, precision per module, targets. Every form is
+    really made, judged and timed on this machine; the one found is judged again on rows that the
+    search never read, and run through all gates. Writes its recipe, and report.html to
+    ARTIFACTS/<recipe name>.search/. Finished trials are reused: the same command resumes.
+
+    \b
+    Examples:
+      optimize search recipes/minilm-int8.yaml --set search={}
+      optimize search my.yaml --out my.fast.yaml --set search.budget.hours=0.5
+
+    \b
+    Exit code: 0 a form was found, at worst the recipe itself; 3 nothing keeps the margin;
+    4 inconclusive: says how many more rows would decide.
+    """
+    from optimizer import checks
+    from optimizer.foundation import atomic
+    from optimizer.recipe import file as recipe_file
+    from optimizer.search import chosen_recipe, report
+    from optimizer.search import search as searching
+
+    out = out or recipe.with_name(f"{recipe.stem}.found.yaml")
+    chosen_recipe.check_place(recipe, out)
+    resolved, lines = checks.read(recipe, overrides, fetch=True, until="validate")
+    home = artifacts / f"{resolved.name}.search"
+    with recipe_file.located(lines):
+        result = searching.run(resolved, store, home)
+    document = report.document(result, out if result.chosen else None, home / "report.html")
+    with atomic.disk_errors_explained(home, "--artifacts"):
+        home.mkdir(parents=True, exist_ok=True)
+        atomic.write(home / "search.json", json.dumps(document, indent=1).encode() + b"\n")
+        atomic.write(home / "report.html", report.page(result, document).encode())
+    if result.chosen is not None:
+        winner = result.confirmations[-1].candidate.candidate
+        with atomic.disk_errors_explained(out, "--out"):
+            chosen_recipe.write(recipe, overrides, winner.target, result.chosen, out)
+    show(json.dumps(document, indent=1) if obj["json"] else report.text(result, document))
+    raise SystemExit(result.exit_code)

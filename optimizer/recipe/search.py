@@ -1,0 +1,144 @@
+"""Section `search`: the forms of a model that `optimize search` tries, and how it judges them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from optimizer.foundation.sections.fields import MANY, Limit, Milliseconds, Seed
+from optimizer.foundation.sections.section import Section
+from optimizer.harness import tasks
+from optimizer.recipe.compression.quantize import MethodName
+
+HOUR = 3600  # seconds
+TIMED_SHARE = 4  # the time of a search / the part of it that timing may take
+
+
+def _listed(value: Any) -> Any:
+    """Return a method's name as a tuple of one; several are applied in order."""
+    if isinstance(value, str):
+        return (value,)
+    return tuple(value) if isinstance(value, list) else value
+
+
+Methods = Annotated[tuple[MethodName, ...], BeforeValidator(_listed), Field(min_length=1)]
+
+
+class Over(Section):
+    """Choices of a search. An absent one is what the targets and the model admit."""
+
+    method: tuple[Methods, ...] | None = Field(
+        None,
+        min_length=1,
+        description="methods to try, each a name or a list of names that are applied together; "
+        "default: every one that suits the recipe",
+    )
+    precision: Literal["per_module", "recipe"] = Field(
+        "per_module",
+        description="per_module: also with the modules that cost most accuracy in a finer form, "
+        "at several shares of the weights; recipe: the precision of section quantize alone",
+    )
+    targets: Literal["all"] | tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        "all", description="targets to try, by their index in `targets`"
+    )
+    attention: tuple[Literal["float", "int8"], ...] | None = Field(
+        None,
+        min_length=1,
+        description="values of quantize.activations.attention; default: those that a target and "
+        "the model admit",
+    )
+
+    @field_validator("targets")
+    @classmethod
+    def _some_target(cls, value: Any) -> Any:
+        if not value:
+            raise ValueError("no target is listed; list indices of targets, or use all")
+        return value
+
+    @model_validator(mode="after")
+    def _listed_once(self) -> Over:
+        for name in ("method", "targets", "attention"):
+            values = getattr(self, name)
+            if isinstance(values, tuple) and len(set(values)) < len(values):
+                raise ValueError(f"{name} lists a value twice; list it once")
+        return self
+
+
+class Constraints(Section):
+    """Limits on the form that is found."""
+
+    max_drop: Limit | None = Field(
+        None,
+        alias="quality.max_drop",
+        gt=0,
+        le=100,
+        description="margin of the metric; default: validate.max_drop",
+    )
+    p99_ms: Milliseconds | None = Field(
+        None,
+        alias="latency.p99_ms",
+        description="limit on the first cell of validate.latency; default: its p99_ms",
+    )
+    size_mb: Limit | None = Field(
+        None, gt=0, description="megabytes (10^6 bytes) of the model's files in the bundle"
+    )
+    memory_mb: Limit | None = Field(
+        None, gt=0, description="peak resident megabytes of a process that answers one batch"
+    )
+
+
+class Budget(Section):
+    hours: float = Field(
+        2.0,
+        gt=0,
+        le=10_000,
+        description="hours after which no further trial starts; a resumed search counts again, "
+        "and finds its finished trials in seconds",
+    )
+    trials: int = Field(200, ge=1, le=MANY, description="trials, at most")
+
+    @property
+    def seconds(self) -> float:
+        """hours in seconds."""
+        return self.hours * HOUR
+
+    @property
+    def seconds_of_timing(self) -> float:
+        """Seconds in which one trial is to be surely faster or slower than the best so far."""
+        return self.seconds / (TIMED_SHARE * self.trials)
+
+
+class Search(Section):
+    over: Over = Over()
+    objective: Literal["latency", "size"] = Field(
+        "latency",
+        description="figure that is minimised: latency: time end to end in the first cell of "
+        "validate.latency; size: bytes of the model's files",
+    )
+    constraints: Constraints = Constraints()
+    budget: Budget = Budget()
+    seed: Seed = 0
+
+    @property
+    def timed(self) -> bool:
+        """True where the objective or a constraint needs times."""
+        return self.objective == "latency" or self.constraints.p99_ms is not None
+
+
+def check(task: tasks.Task, present: Sequence[str]) -> None:
+    """Raise ValueError where a search cannot try other forms of this recipe.
+
+    present: those of the sections reduce, qat and sparsity that the recipe has
+    """
+    if task.generates:
+        raise ValueError(
+            f"search judges answers one by one, which task {task.name} does not have; use "
+            "quantize.allocate for bits per module"
+        )
+    if present:
+        raise ValueError(
+            f"search tries forms of the model as it is, and the recipe has {present[0]}; run that "
+            "recipe first, and search from the checkpoint that it writes"
+        )

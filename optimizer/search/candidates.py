@@ -1,0 +1,277 @@
+"""Candidates of a search: the forms of a model that its recipe admits, each as a recipe.
+
+A candidate is a choice per dimension: target, methods, attention, and the share of the quantized
+weights that is kept in a finer form (float; 8 bits where the recipe has fewer and no quantized
+activations). The modules of a share are those that cost most accuracy per weight (`kept_modules`):
+where costs add up, no other set of modules of that size gains more, so that one number stands for
+the choice per module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from pydantic import ValidationError
+
+from optimizer import targets
+from optimizer.checks import accepted
+from optimizer.checks.context import Context
+from optimizer.foundation.errors import InputError, RecipeError
+from optimizer.recipe.compression import methods
+from optimizer.recipe.compression.quantize import Activations, LayerRule, Quantize, Weights
+from optimizer.recipe.schema import Recipe, Section
+from optimizer.recipe.search import Search
+from optimizer.recipe.validate import Latency, Validate
+
+SHARES = (0.0, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
+"""Shares of the quantized weights that precision: per_module keeps in a finer form."""
+TRIED = ("smoothing", "rounding", "block-tuning")
+"""Kinds of the methods that an absent `over.method` stands for."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One form.
+
+    target: index in the recipe's targets
+    methods: names of methods, in order
+    attention: quantize.activations.attention
+    finer: share of the quantized weights in a finer form, one of SHARES
+    """
+
+    target: int
+    methods: tuple[str, ...]
+    attention: str = "float"
+    finer: float = 0.0
+
+    def label(self, recipe: Recipe) -> str:
+        """Name for people."""
+        parts = ["+".join(self.methods)]
+        if self.finer:
+            parts.append(f"{self.finer:.0%} of weights {finer_form(recipe.quantize)}")
+        if self.attention != "float":
+            parts.append(f"{self.attention} attention")
+        name = recipe.targets[self.target].name
+        same = sum(t.name == name for t in recipe.targets) > 1
+        return ", ".join([*parts, f"{name} (target {self.target})" if same else name])
+
+
+def finer_form(quantize: Quantize) -> str:
+    """Name of the form in which the most sensitive modules are kept."""
+    return "int8" if _finer_weights(quantize) else "float"
+
+
+def _finer_weights(quantize: Quantize) -> Weights | None:
+    """Weights of the most sensitive modules; None: they stay float."""
+    if quantize.activations is None and quantize.weights.bits < 8:
+        return Weights(bits=8, granularity="channel")
+    return None
+
+
+def space(recipe: Recipe) -> list[Candidate]:
+    """List the candidates that the recipe's targets admit; the recipe itself comes first.
+
+    Raises RecipeError for a value of search.over with which no candidate is admitted.
+    """
+    search = _section(recipe)
+    own = recipe.quantize.chosen or (methods.NEAREST,)
+    first = tuple(m.name for m in own)
+    activations = recipe.quantize.activations
+    attention = activations.attention if activations else "float"
+    chosen = {
+        "targets": _targets(recipe, search),
+        "method": _first(first, search.over.method or _every_method(recipe)),
+        "attention": _first(attention, search.over.attention or _every_attention(recipe)),
+        "precision": SHARES if search.over.precision == "per_module" else (0.0,),
+    }
+    if chosen["precision"] != (0.0,) and recipe.calibrate is None:
+        chosen["precision"] = (0.0,)  # nothing to measure modules with
+    admitted, refused = [], dict[tuple[str, Any], InputError]()
+    for target, names, products, share in product(*chosen.values()):
+        candidate = Candidate(target, names, products, share)
+        values = zip(chosen, (target, names, products, share), strict=True)
+        if problem := objection(recipe, candidate):
+            refused |= dict.fromkeys(values, problem)
+        else:
+            admitted.append(candidate)
+    _check_each(search, admitted, refused)
+    return admitted
+
+
+def _first(own: Any, others: Sequence[Any]) -> tuple[Any, ...]:
+    """The recipe's own value, then the others."""
+    return tuple(dict.fromkeys((own, *others)))
+
+
+def _section(recipe: Recipe) -> Search:
+    if recipe.search is None:
+        raise RecipeError(
+            "missing, so there is nothing to search for",
+            where="search",
+            accepted="a section search; search: {} tries what the targets and the model admit",
+            fix="Add `search: {}` to the recipe, or --set search={}.",
+        )
+    return recipe.search
+
+
+def _targets(recipe: Recipe, search: Search) -> tuple[int, ...]:
+    """Indices of the targets to try; those that are not timed here are left out where times are
+    needed. Raises RecipeError for an index without a target, and where none is left."""
+    count, listed = len(recipe.targets), search.over.targets
+    names = ", ".join(f"{i} ({t.name})" for i, t in enumerate(recipe.targets))
+    if listed != "all" and max(listed) >= count:
+        raise RecipeError(
+            f"target {max(listed)} does not exist", where="search.over.targets", accepted=names
+        )
+    tried = range(count) if listed == "all" else listed
+    untimed = {i: targets.of(recipe.targets[i].runtime).untimed for i in tried}
+    if not search.timed:
+        return tuple(tried)
+    left = tuple(i for i in tried if not untimed[i])
+    if not left or (listed != "all" and len(left) < len(listed)):
+        i = next(i for i in tried if untimed[i])
+        raise RecipeError(
+            f"target {i} ({recipe.targets[i].name}) is not timed: {untimed[i]}",
+            where="search.over.targets",
+            accepted="targets that are timed; with objective: size and no limit on p99, all",
+            fix="Add a target such as onnxruntime, or set search.objective: size.",
+        )
+    return left
+
+
+def _every_method(recipe: Recipe) -> tuple[tuple[str, ...], ...]:
+    """Methods of the table that may suit the recipe, each alone; none beside integers or weights
+    that are taken as they are."""
+    if recipe.quantize.passes_through or recipe.quantize.leaves_float:
+        return ()
+    return tuple((m.name,) for m in methods.METHODS.values() if m.kind in TRIED)
+
+
+def _every_attention(recipe: Recipe) -> tuple[str, ...]:
+    return ("float", "int8") if recipe.quantize.static_activations else ("float",)
+
+
+def objection(recipe: Recipe, candidate: Candidate) -> InputError | None:
+    """Return the error for which a candidate is not admitted, or None."""
+    try:
+        accepted.check(derived(recipe, candidate), Context())
+    except InputError as e:
+        return e
+    return None
+
+
+def _check_each(
+    search: Search, admitted: Sequence[Candidate], refused: Mapping[tuple[str, Any], InputError]
+) -> None:
+    """Raise RecipeError for a listed value that no admitted candidate has."""
+    over = search.over
+    fields = {"method": "methods", "attention": "attention"}
+    for name, attribute in fields.items():
+        used = {getattr(candidate, attribute) for candidate in admitted}
+        for value in getattr(over, name) or ():
+            if value not in used:
+                shown = "+".join(value) if isinstance(value, tuple) else value
+                raise RecipeError(
+                    f"{shown}: no target of this recipe admits it: {refused[name, value].problem}",
+                    where=f"search.over.{name}",
+                    fix="Remove it from the list, or add a target that admits it.",
+                )
+    if not admitted:
+        problem = next(iter(refused.values()))
+        raise RecipeError(
+            f"no form is admitted: {problem.problem}", where="search.over", fix=problem.fix
+        )
+
+
+def kept_modules(sensitivities: Mapping[str, Mapping[str, float]], share: float) -> tuple[str, ...]:
+    """Modules to keep finer: those with the largest squared error per weight, while their weights
+    are at most `share` of all; () for 0.
+
+    sensitivities: {module: {"error", "weights"}} (stages/sensitivity.py)
+    """
+    left = share * sum(m["weights"] for m in sensitivities.values())
+    kept = []
+    for name, module in _by_cost(sensitivities):
+        if module["weights"] <= left:
+            left -= module["weights"]
+            kept.append(name)
+    order = {name: i for i, name in enumerate(sensitivities)}
+    return tuple(sorted(kept, key=order.__getitem__))
+
+
+def _by_cost(
+    sensitivities: Mapping[str, Mapping[str, float]],
+) -> Iterator[tuple[str, Mapping[str, float]]]:
+    def cost(item: tuple[str, Mapping[str, float]]) -> float:
+        return -(item[1]["error"] ** 2) / item[1]["weights"]
+
+    yield from sorted(sensitivities.items(), key=cost)
+
+
+def derived(recipe: Recipe, candidate: Candidate, kept: Sequence[str] = ()) -> Recipe:
+    """Recipe of a candidate: one target, the limits of the search as its gates, no search section.
+
+    kept: modules in a finer form
+
+    Raises RecipeError where the schema refuses it.
+    """
+    target = recipe.targets[candidate.target].without_on_fail
+    try:
+        changes = {
+            "quantize": _quantize(recipe.quantize, candidate, kept),
+            "targets": (target,),
+            "validate": _validate(recipe),
+        }
+        fields = {n: v for n, v in _fields_set(recipe).items() if n != "search"}
+        return Recipe.model_validate(fields | changes)
+    except ValidationError as e:
+        problem = str(e.errors()[0]["msg"]).removeprefix("Value error, ")
+        raise RecipeError(problem, where="search") from None
+
+
+def _quantize(quantize: Quantize, candidate: Candidate, kept: Sequence[str]) -> Quantize:
+    fields = _fields_set(quantize) | dict(quantize.__pydantic_extra__ or {})
+    if candidate.methods != tuple(m.name for m in quantize.chosen or (methods.NEAREST,)):
+        options = {m.name for m in quantize.chosen if m.name not in candidate.methods}
+        fields = {n: v for n, v in fields.items() if n not in {"method", "methods", *options}}
+        several = len(candidate.methods) > 1
+        fields["methods" if several else "method"] = (
+            candidate.methods if several else candidate.methods[0]
+        )
+    activations = quantize.activations
+    if activations is None and candidate.attention != "float":
+        raise RecipeError("attention: int8 needs quantized activations", where="search.over")
+    if activations is not None and activations.attention != candidate.attention:
+        attention = {"attention": candidate.attention}
+        fields["activations"] = Activations.model_validate(_fields_set(activations) | attention)
+    if candidate.finer:
+        fields.pop("keep_float_auto", None)
+        finer = _finer_weights(quantize)
+        if finer is None:
+            fields["keep_float"] = (*quantize.keep_float, *kept)
+        elif kept:
+            fields["layers"] = (LayerRule(modules=tuple(kept), weights=finer), *quantize.layers)
+    return Quantize.model_validate(fields)
+
+
+def _validate(recipe: Recipe) -> Validate:
+    """Section validate with the constraints of the search as gates."""
+    constraints, section = _section(recipe).constraints, recipe.validate_
+    changes: dict[str, Any] = {}
+    if constraints.max_drop is not None:
+        changes["max_drop"] = constraints.max_drop
+    if constraints.p99_ms is not None:
+        limit = {"p99_ms": constraints.p99_ms}
+        changes["latency"] = Latency.model_validate(_fields_set(section.latency) | limit)
+    return Validate.model_validate(_fields_set(section) | changes) if changes else section
+
+
+def _fields_set(section: Section) -> dict[str, Any]:
+    """{key: value} of the fields that are set, by their names in YAML."""
+    fields = type(section).model_fields
+    return {
+        fields[n].alias or n: getattr(section, n) for n in section.model_fields_set if n in fields
+    }

@@ -1,0 +1,73 @@
+"""Write the recipe that a search found, so that `optimize run` makes the same form.
+
+The file is the user's recipe with other sections `quantize` and `targets`, the limits of the search
+in `validate`, and without `search`. It lies beside the recipe, where relative paths mean the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from optimizer.foundation import atomic
+from optimizer.foundation.errors import RecipeError
+from optimizer.recipe import file as recipe_file
+from optimizer.recipe.schema import Recipe
+
+HEADER = "# Found by `optimize search {name}`; comments are in that file.\n"
+
+
+def check_place(recipe: Path, out: Path) -> None:
+    """Raise RecipeError for a file in another folder than the recipe, or the recipe itself."""
+    if out.resolve() == recipe.resolve():
+        raise RecipeError(
+            f"{out} is the recipe itself", where="--out", fix="Name another file of its folder."
+        )
+    if out.resolve().parent != recipe.resolve().parent:
+        raise RecipeError(
+            f"{out} lies in another folder than the recipe, where its relative paths would start "
+            "elsewhere",
+            where="--out",
+            accepted=f"a file in {recipe.resolve().parent}",
+        )
+
+
+def write(recipe: Path, overrides: Sequence[str], index: int, chosen: Recipe, out: Path) -> None:
+    """Write `chosen` to `out`.
+
+    recipe, overrides: the searched recipe's file, and "a.b=c" as given to --set
+    index: index of the target that was found
+
+    Raises RecipeError where the file would not be read as `chosen`: for a relative path in an
+    override, which started at the current folder.
+    """
+    document = recipe_file.read_as_written(recipe, overrides)
+    document.pop("search", None)
+    target = {k: v for k, v in document["targets"][index].items() if k != "on_fail"}
+    document["targets"] = [target]
+    document["quantize"] = chosen.quantize.model_dump(
+        mode="json", by_alias=True, exclude_unset=True
+    )
+    _set_limits(document["validate"], chosen)
+    text = HEADER.format(name=recipe.name) + yaml.safe_dump(
+        document, sort_keys=False, allow_unicode=True, width=100
+    )
+    atomic.write(out, text.encode())
+    if recipe_file.read(out) != chosen:
+        out.unlink()
+        raise RecipeError(
+            "the recipe that was found cannot be written: a path in --set starts at the current "
+            "folder",
+            where="--set",
+            fix="Write that path into the recipe, and search again: finished steps are reused.",
+        )
+
+
+def _set_limits(validate: dict[str, Any], chosen: Recipe) -> None:
+    validate["max_drop"] = chosen.validate_.max_drop
+    p99 = chosen.validate_.latency.p99_ms
+    if p99 is not None:
+        validate["latency"] = {**validate.get("latency", {}), "p99_ms": p99}

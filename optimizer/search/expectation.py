@@ -1,0 +1,97 @@
+"""Model of quality and time, by which a search orders its candidates.
+
+Quality. Quantizing a module moves the output by its sensitivity e_i (stages/sensitivity.py).
+Moves of different modules are taken as independent, so their squares add: error^2 = sum e_i^2 over
+the modules that are not kept finer. The drop of the metric is taken as c error^2, c fitted to the
+trials so far.
+
+Time and size. The logarithm of the objective / the recipe's is linear in the share kept finer, with
+a constant per target, method and kind of attention: ridge regression on the trials so far. Before
+any, a float module is taken to cost twice what an int8 one does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from optimizer.search.candidates import Candidate
+from optimizer.search.trial import Trial, objective
+
+RIDGE = 0.1  # weight of the prior, in trials
+PRIOR = math.log(2)  # of the share kept finer
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """Predictions for candidates.
+
+    sensitivities: {module: {"error", "weights"}}; {} where they were not measured
+    kept: {candidate: modules in a finer form}
+    trials: finished trials, the recipe's first
+    name: search.objective
+    """
+
+    sensitivities: Mapping[str, Mapping[str, float]]
+    kept: Mapping[Candidate, Sequence[str]]
+    trials: Sequence[Trial]
+    name: str
+
+    def error(self, candidate: Candidate) -> float:
+        """Relative error of the output that quantization is expected to make."""
+        finer = set(self.kept[candidate])
+        left = (m["error"] ** 2 for n, m in self.sensitivities.items() if n not in finer)
+        return math.sqrt(sum(left))
+
+    def drop(self, candidate: Candidate) -> float:
+        """Drop of the metric; 0 before any trial."""
+        known = [(self.error(t.candidate) ** 2, t.drop) for t in self.trials if t.drop is not None]
+        squares = sum(e * e for e, _ in known)
+        slope = sum(e * d for e, d in known) / squares if squares else 0.0
+        return max(slope, 0.0) * self.error(candidate) ** 2
+
+    def objectives(self, candidates: Sequence[Candidate]) -> list[float]:
+        """Objective of each candidate / the recipe's."""
+        own = objective(self.trials[0], self.name) if self.trials else None
+        known = [
+            (t.candidate, math.log(value / own))
+            for t in self.trials
+            if own and (value := objective(t, self.name))
+        ]
+        columns = sorted({c for t in (*candidates, *(k for k, _ in known)) for c in _constants(t)})
+
+        def features(candidate: Candidate) -> list[float]:
+            own_columns = _constants(candidate)
+            return [candidate.finer, *(float(c in own_columns) for c in columns)]
+
+        prior = np.array([PRIOR] + [0.0] * len(columns))
+        x = np.array([features(c) for c, _ in known]).reshape(-1, len(prior))
+        y = np.array([value for _, value in known])
+        left = x.T @ x + RIDGE * np.eye(len(prior))
+        beta = np.linalg.solve(left, x.T @ y + RIDGE * prior)
+        return [math.exp(float(np.array(features(c)) @ beta)) for c in candidates]
+
+
+def _constants(candidate: Candidate) -> set[tuple[str, str]]:
+    return {
+        ("target", str(candidate.target)),
+        ("method", "+".join(candidate.methods)),
+        ("attention", candidate.attention),
+    }
+
+
+def kendall_tau(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """Kendall's tau-a of pairs of numbers: concordant minus discordant pairs / all; None for fewer
+    than two."""
+    count = len(pairs)
+    if count < 2:
+        return None
+    signs = [
+        np.sign(a[0] - b[0]) * np.sign(a[1] - b[1])
+        for i, a in enumerate(pairs)
+        for b in pairs[i + 1 :]
+    ]
+    return float(sum(signs)) / (count * (count - 1) / 2)

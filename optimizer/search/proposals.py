@@ -1,0 +1,169 @@
+"""Propose the next candidate of a search.
+
+Each candidate is tried, the best expected first (expectation.py), where the budget is enough for
+all. Otherwise the first half of the trials is the best expected, and the rest comes
+from Optuna's TPE sampler (Bergstra et al. 2011), which learns from all of them. Its study lies in a
+file, so a search that was killed continues with it. Each question to the sampler has a seed of its
+own, from the number of trials before it, so that the same results give the same proposals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from optimizer.foundation.errors import MachineError
+from optimizer.search.candidates import Candidate
+from optimizer.search.expectation import Expectation
+from optimizer.search.trial import Trial, objective
+
+QUESTIONS = 20  # questions to the sampler for a candidate that was not tried
+BEYOND = 1e6  # value of a trial without an objective; more for a larger drop
+
+Expect = Callable[[Sequence[Trial]], Expectation]
+
+
+class Proposals(Protocol):
+    """Source of candidates."""
+
+    def propose(self, trials: Sequence[Trial]) -> Candidate | None:
+        """Return the next candidate; None where all were tried."""
+        ...
+
+    def tell(self, trial: Trial) -> None:
+        """Take the result of the candidate that was proposed last."""
+        ...
+
+
+@dataclass
+class Ranked:
+    """All candidates, the best expected first: those expected within the margin, by objective.
+
+    expect: trials -> predictions
+    margin: largest drop allowed
+    """
+
+    space: Sequence[Candidate]
+    expect: Expect
+    margin: float
+
+    def propose(self, trials: Sequence[Trial]) -> Candidate | None:
+        tried = {t.candidate for t in trials}
+        left = [c for c in self.space if c not in tried]
+        if not left:
+            return None
+        expected = self.expect(trials)
+        objectives = expected.objectives(left)
+
+        def key(i: int) -> tuple[bool, float, float, int]:
+            within = expected.drop(left[i]) <= self.margin
+            return (not within, round(objectives[i], 6), expected.error(left[i]), i)
+
+        return left[min(range(len(left)), key=key)]
+
+    def tell(self, trial: Trial) -> None:
+        """Take nothing: `propose` gets all trials."""
+
+
+class Sampled:
+    """Candidates of a space larger than the budget.
+
+    ranked: proposals of the first `warm` trials, and where the sampler repeats itself
+    file: sqlite file of the study
+    name: name of the study: searches of different spaces do not share one
+    objective: search.objective
+
+    Raises MachineError where Optuna is not installed.
+    """
+
+    def __init__(
+        self, ranked: Ranked, warm: int, file: Path, name: str, objective: str, seed: int
+    ) -> None:
+        try:
+            import optuna
+        except ImportError:
+            raise MachineError(
+                "optuna is not installed, which proposes candidates where there are more than "
+                "search.budget.trials",
+                where="search.budget.trials",
+                accepted=f"{len(ranked.space)} or more without it",
+                fix="pip install 'optimize-toolchain[search]'",
+            ) from None
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._optuna, self._ranked, self._warm = optuna, ranked, warm
+        self._objective, self._seed = objective, seed
+        file.parent.mkdir(parents=True, exist_ok=True)
+        self._study = optuna.create_study(
+            storage=f"sqlite:///{file}", study_name=name, load_if_exists=True
+        )
+        described = {candidate: _parameters(candidate) for candidate in ranked.space}
+        self._by_parameters = {tuple(p.values()): c for c, p in described.items()}
+        self._choices = {
+            key: optuna.distributions.CategoricalDistribution(
+                sorted({p[key] for p in described.values()})
+            )
+            for key in _parameters(ranked.space[0])
+        }
+        complete = (t for t in self._study.trials if t.state.is_finished())
+        candidates = [c for t in complete if (c := self._candidate(t.params)) is not None]
+        self._recorded = list(dict.fromkeys(candidates))
+        self._question: Any = None
+
+    def propose(self, trials: Sequence[Trial]) -> Candidate | None:
+        tried = {t.candidate for t in trials}
+        self._question = None
+        earlier = (c for c in self._recorded if c not in tried)  # of a search that was killed
+        if (first := next(earlier, None)) is not None:
+            return first
+        if len(tried) < self._warm:
+            return self._ranked.propose(trials)
+        for attempt in range(QUESTIONS):
+            seed = self._seed + QUESTIONS * len(tried) + attempt
+            self._study.sampler = self._optuna.samplers.TPESampler(seed=seed)
+            question = self._study.ask(self._choices)
+            candidate = self._candidate(question.params)
+            if candidate is not None and candidate not in tried:
+                self._question = question
+                return candidate
+            same = next((t for t in trials if t.candidate == candidate), None)
+            self._study.tell(question.number, self._value(same))
+        return self._ranked.propose(trials)
+
+    def tell(self, trial: Trial) -> None:
+        if trial.candidate in self._recorded:
+            return
+        self._recorded.append(trial.candidate)
+        if self._question is not None:
+            self._study.tell(self._question.number, self._value(trial))
+            return
+        self._study.add_trial(
+            self._optuna.trial.create_trial(
+                params=_parameters(trial.candidate),
+                distributions=self._choices,
+                value=self._value(trial),
+            )
+        )
+
+    def _candidate(self, parameters: dict[str, Any]) -> Candidate | None:
+        """Candidate of the sampler's values; None where the targets do not admit it."""
+        return self._by_parameters.get(tuple(parameters.get(key) for key in self._choices))
+
+    def _value(self, trial: Trial | None) -> float:
+        """Value that the sampler minimises; it reads the order of values only."""
+        if trial is None or trial.outcome == "refused":
+            return 2 * BEYOND
+        value = objective(trial, self._objective)
+        if trial.outcome == "stopped" or value is None:
+            return BEYOND + min(trial.drop or 0.0, BEYOND / 2)
+        return value
+
+
+def _parameters(candidate: Candidate) -> dict[str, Any]:
+    return {
+        "target": candidate.target,
+        "methods": "+".join(candidate.methods),
+        "attention": candidate.attention,
+        "finer": candidate.finer,
+    }

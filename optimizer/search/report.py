@@ -1,0 +1,214 @@
+"""Results of a search for people and programs: a table, a JSON document, and report.html."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from optimizer.harness.shown import scrubbed
+from optimizer.package.report import plots
+from optimizer.package.report.plots import Point
+from optimizer.package.report.templating import environment
+from optimizer.package.report.view import Card, Paragraph, Table, badge, line
+from optimizer.search.expectation import kendall_tau
+from optimizer.search.search import Result
+from optimizer.search.sequential import LOOKS, confirmation_error
+from optimizer.search.trial import Trial, interval_text, objective
+
+HEADS = ("form", "outcome", "drop", "time / recipe", "MB")
+
+
+def document(result: Result, file: Path | None, report: Path) -> dict[str, Any]:
+    """Return the document of `--json`.
+
+    file: file of the recipe that was found, or None
+    report: file of the page
+    """
+    search, alpha = result.recipe.search, 1 - result.recipe.validate_.confidence
+    assert search is not None
+    winner = result.confirmations[-1].candidate if result.verdict == "pass" else None
+    return {
+        "exit_code": result.exit_code,
+        "verdict": result.verdict,
+        "found": str(file) if file else None,
+        "report": str(report),
+        "objective": search.objective,
+        "form": winner.label if winner else None,
+        "is_the_recipe": winner is not None and winner is result.trials[0],
+        "timed_again": result.raced,
+        "pareto": [t.label for t in result.pareto],
+        "trials": [t.as_dict() for t in result.trials],
+        "confirmations": [
+            {
+                "form": c.candidate.label,
+                "verdict": c.verdict,
+                "why": c.why,
+                "alpha": confirmation_error(alpha, attempt),
+            }
+            for attempt, c in enumerate(result.confirmations, 1)
+        ],
+        "space": result.space,
+        "rows": result.rows,
+        "errors": {
+            "stopped_within_the_margin": alpha,
+            "winner_beyond_the_margin": alpha,
+            "looks": list(LOOKS),
+        },
+        "kendall_tau": _tau(result, search.objective),
+        "seconds": result.seconds,
+    }
+
+
+def _tau(result: Result, name: str) -> float | None:
+    """Kendall's tau of expected and measured objectives of the trials after the first."""
+    pairs = [
+        (t.expected["objective"], value)
+        for t in result.trials
+        if t.expected and (value := objective(t, name)) is not None
+    ]
+    return kendall_tau(pairs)
+
+
+def text(result: Result, document: dict[str, Any]) -> str:
+    """Return the table for a terminal, and what was found."""
+    rows = [HEADS, *(_cells(t) for t in _in_order(result))]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(HEADS))]
+    lines = ["  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows]
+    lines += ["", f"Pareto set (drop, {'time, ' * _timed(result)}size):"]
+    lines += [f"  {t.label}" for t in result.pareto] or ["  no form surely keeps the margin"]
+    lines += ["", *conclusion(result, document)]
+    return "\n".join(lines)
+
+
+def _timed(result: Result) -> bool:
+    return any(t.ratio is not None for t in result.trials)
+
+
+def _in_order(result: Result) -> list[Trial]:
+    """Trials: kept, undecided, stopped, refused; each by the objective."""
+    name = result.recipe.search.objective if result.recipe.search else "latency"
+    outcomes = ("kept", "undecided", "stopped", "refused")
+
+    def key(trial: Trial) -> tuple[int, float]:
+        value = objective(trial, name)
+        return outcomes.index(trial.outcome), float("inf") if value is None else value
+
+    return sorted(result.trials, key=key)
+
+
+def _cells(trial: Trial) -> tuple[str, ...]:
+    size = "" if trial.size is None else f"{trial.size / 1e6:.2f}"
+    return trial.label, trial.outcome, trial.drop_text, trial.ratio_text, size
+
+
+def conclusion(result: Result, document: dict[str, Any]) -> list[str]:
+    """Return sentences on the form that was found, or why none was."""
+    lost = [
+        f"Not taken: {c.candidate.label}: {c.why}"
+        for c in result.confirmations
+        if c.verdict != "pass"
+    ]
+    if result.verdict == "pass":
+        winner, rows = result.confirmations[-1].candidate, result.rows["held_out"]
+        again = ""
+        if result.raced and result.raced["to_recipe"]:
+            ratio = result.raced["to_recipe"]
+            interval = interval_text(ratio["interval"], 3)
+            again = f", and timed again it takes {ratio['median']:.3f} {interval} of its time"
+        same = "the recipe itself: no other form that keeps the margin is better"
+        name = same if winner is result.trials[0] else winner.label
+        first = f"Found: {name}. It keeps the margin on {rows:,} rows that the search never read"
+        if winner is not result.trials[0]:
+            first += again
+        return [*lost, first + ".", f"Next: optimize run {document['found']}"]
+    if result.verdict == "fail":
+        return [*lost, "Nothing keeps the margin and the limits."]
+    undecided = [
+        f"Undecided: {t.label}: {t.why}" for t in result.trials if t.outcome == "undecided"
+    ]
+    return [*undecided, *lost, "Inconclusive: no form was shown to keep the margin."]
+
+
+def page(result: Result, document: dict[str, Any]) -> str:
+    """Return report.html."""
+    search = result.recipe.search
+    assert search is not None
+    style = {"pass": "pass", "fail": "fail"}.get(result.verdict, "inconclusive")
+    sentences = conclusion(result, document)
+    cards = [_plot(result), _table(result), _lost(result), _errors(result, document)]
+    content = {
+        "name": f"{result.recipe.name}: search by {search.objective}",
+        "verdict": result.verdict,
+        "badge": badge(result.verdict),
+        "style": style,
+        "lead": f"{len(result.trials)} of {result.space} forms tried in {result.seconds:.0f} s",
+        "sentences": sentences,
+        "cards": [c for c in cards if c is not None],
+    }
+    return environment().get_template("search.html").render(page=scrubbed_page(content))
+
+
+def scrubbed_page(content: dict[str, Any]) -> dict[str, Any]:
+    """Remove passwords of addresses from the texts of a page."""
+    cards = content.pop("cards")
+    return {**scrubbed(content), "cards": cards} if cards else dict(scrubbed(content), cards=[])
+
+
+def _plot(result: Result) -> Card | None:
+    """Card of the trials in the plane of drop and time (or size), the Pareto set marked."""
+    timed, best = _timed(result), result.pareto
+    winner = result.confirmations[-1].candidate if result.verdict == "pass" else None
+    points = []
+    for trial in result.trials:
+        across = trial.ratio if timed else trial.size and trial.size / 1e6
+        if across is None or trial.drop is None:
+            continue
+        style = "candidate" if trial in best else "other"
+        interval = trial.ratio_interval if timed else (across, across)
+        name = trial.label if trial in (winner, result.trials[0]) else ""
+        points.append(Point(name, across, trial.drop, interval, trial.drop_interval, style))
+    margin = result.recipe.validate_.max_drop
+    constraints = result.recipe.search.constraints if result.recipe.search else None
+    if constraints and constraints.max_drop is not None:
+        margin = constraints.max_drop
+    unit = "time / the recipe's" if timed else "MB"
+    chart = plots.pareto(points, margin, f"Drop of the metric against {unit}", unit)
+    hint = "Lower and further left is better. Marked: the Pareto set. Bars: intervals."
+    return None if chart is None else Card("Forms", hint, chart)
+
+
+def _table(result: Result) -> Card:
+    rows = tuple(tuple(line(cell) for cell in _cells(t)) for t in _in_order(result))
+    return Card("Trials", tables=(Table("Trials", HEADS, rows, (2, 3, 4)),))
+
+
+def _lost(result: Result) -> Card:
+    """Card of the reasons for which forms were stopped, refused or not taken, and of the modules
+    that a form keeps finer."""
+    reasons = [(t.label, t.why) for t in result.trials if t.why]
+    reasons += [(c.candidate.label, c.why) for c in result.confirmations if c.why]
+    winner = result.confirmations[-1].candidate if result.verdict == "pass" else None
+    if winner is not None and winner.kept:
+        reasons.append((winner.label, f"kept finer: {', '.join(winner.kept)}"))
+    rows = tuple((line(name), line(why)) for name, why in reasons)
+    if not rows:
+        return Card("Why each lost", paragraphs=(Paragraph(line("Every form keeps the margin.")),))
+    return Card("Why each lost", tables=(Table("Reasons", ("form", "reason"), rows),))
+
+
+def _errors(result: Result, document: dict[str, Any]) -> Card:
+    alpha = document["errors"]["winner_beyond_the_margin"]
+    rows = result.rows
+    sentences = [
+        f"A winner whose true drop is the margin or more is found with probability at most "
+        f"{alpha:.3g}: it is judged on {rows['held_out']:,} held-out rows, the k-th form at "
+        f"{alpha:.3g} / (k (k + 1)).",
+        f"A form within the margin is stopped with probability at most {alpha:.3g}, after "
+        f"{', '.join(f'{share:.0%}' for share in LOOKS)} of {rows['search']:,} rows.",
+    ]
+    if document["kendall_tau"] is not None:
+        sentences.append(
+            f"Expected and measured objectives are ordered alike (Kendall's tau "
+            f"{document['kendall_tau']:.2f})."
+        )
+    return Card("Errors", paragraphs=tuple(Paragraph(line(s)) for s in sentences))

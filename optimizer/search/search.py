@@ -1,0 +1,242 @@
+"""Search: trials of a recipe's forms, their Pareto set, and the form that is found.
+
+    recipe with section search, store -> Result
+
+1. The model answers the evaluation set, whose rows are split (stages/split.py), and its modules are
+   measured.
+2. The recipe itself is tried, then candidates as proposals.py orders them, until all were tried or
+   the budget is spent (workbench.py).
+3. Of the candidates that keep the margins and limits, the best by the objective is judged on the
+   held-out rows (sequential.py), timed again beside the recipe, and run through stage validate with
+   all gates of the recipe. The first that passes is found.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from optimizer import pipeline
+from optimizer.foundation.errors import DataError, GateError, InconclusiveError
+from optimizer.foundation.progress import say
+from optimizer.foundation.verdicts import Verdict
+from optimizer.harness import tasks
+from optimizer.recipe.schema import Recipe
+from optimizer.search import candidates, sequential
+from optimizer.search.candidates import Candidate
+from optimizer.search.expectation import Expectation
+from optimizer.search.proposals import Proposals, Ranked, Sampled
+from optimizer.search.sequential import Confirmation
+from optimizer.search.stages import race
+from optimizer.search.stages.answered import ROWS, TRAIN, read, read_rows
+from optimizer.search.stages.split import Part, rows_of
+from optimizer.search.trial import Trial, objective, pareto_set
+from optimizer.search.workbench import Workbench
+from optimizer.store import Step, Store, digest_json
+from optimizer.validate.quality import quality
+
+STUDY = "study.db"
+EXIT = {"pass": 0, "fail": GateError.exit_code, "inconclusive": InconclusiveError.exit_code}
+
+
+@dataclass(frozen=True)
+class Result:
+    """Result of a search.
+
+    verdict: pass where a form was found
+    chosen: recipe that was found; its trial is the last of `confirmations`
+    space: number of candidates
+    rows: {part: number of its rows}
+    seconds: time of this run of the search
+    raced: times of the form that was found and of the recipe, timed again; None without times
+    """
+
+    recipe: Recipe
+    verdict: Verdict
+    chosen: Recipe | None
+    trials: tuple[Trial, ...]
+    confirmations: tuple[Confirmation[Trial], ...]
+    space: int
+    rows: dict[str, int]
+    seconds: float
+    raced: dict[str, Any] | None
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT[self.verdict]
+
+    @property
+    def pareto(self) -> list[Trial]:
+        return pareto_set(self.trials)
+
+
+def run(
+    recipe: Recipe, store: Path, home: Path, clock: Callable[[], float] = time.monotonic
+) -> Result:
+    """Search. home: folder of the study's file
+
+    Raises RecipeError for a section that admits nothing, DataError for too few rows, and what the
+    stages raise for the recipe itself.
+    """
+    started = clock()
+    space = candidates.space(recipe)
+    bench = Workbench(recipe, store, space[0])
+    answered = bench.prepare(any(c.finer for c in space))
+    rows = _check_rows(bench, answered)
+    space = _distinct(bench, space)
+    say(f"search: {len(space)} candidates; at most {bench.search.budget.trials} are tried")
+    trials = _try_all(bench, space, home, lambda: clock() - started)
+    ordered = _best_first([t for t in trials if t.outcome == "kept"], bench)
+    raced: dict[str, Any] = {}
+
+    def judge(trial: Trial, alpha: float) -> tuple[Verdict, str]:
+        return _confirm(bench, trial, alpha, raced)
+
+    confirmations = sequential.confirm(ordered, judge, bench.alpha)
+    won = bool(confirmations) and confirmations[-1].verdict == "pass"
+    chosen = bench.form(confirmations[-1].candidate.candidate).recipe if won else None
+    open_ = any(t.outcome == "undecided" for t in trials)
+    open_ = open_ or any(c.verdict == "inconclusive" for c in confirmations)
+    verdict: Verdict = "pass" if won else "inconclusive" if open_ else "fail"
+    return Result(
+        recipe,
+        verdict,
+        chosen,
+        tuple(trials),
+        tuple(confirmations),
+        len(space),
+        rows,
+        clock() - started,
+        raced or None,
+    )
+
+
+def _distinct(bench: Workbench, space: list[Candidate]) -> list[Candidate]:
+    """Candidates without those that keep the same modules finer as an earlier one: a model with few
+    modules has fewer different shares."""
+    seen: dict[tuple[Candidate, tuple[str, ...]], Candidate] = {}
+    for candidate in space:
+        seen.setdefault((replace(candidate, finer=0.0), bench.kept(candidate)), candidate)
+    return list(seen.values())
+
+
+def _check_rows(bench: Workbench, answered: Step) -> dict[str, int]:
+    """Return {part: number of rows}. Raises DataError where the held-out rows are too few to pass a
+    candidate that gives the float model's own answers."""
+    section = bench.recipe.validation(bench.recipe.targets[0])
+    every, train = read_rows(section, bench.base)
+    answers, task = read(answered.path / ROWS), tasks.task(bench.recipe.model.task)
+    place = {id(row): i for i, row in enumerate(every)}
+    counts: dict[str, int] = {}
+    parts: tuple[Part, ...] = ("search", "held_out")
+    settings, level = section.validate_, sequential.confirmation_error(bench.alpha, 1)
+    for part in parts:
+        chosen = rows_of(part, every, task)
+        counts[part] = len(chosen)
+        if not chosen:
+            raise _too_few(len(every), 0, None)
+        own = answers.of_rows([place[id(row)] for row in chosen])
+        probe = settings.metric == "probe_accuracy" and train is not None
+        fit_on = (train or [], read(answered.path / TRAIN)) if probe else None
+        metric = quality.compare(settings.metric, chosen, own, own, fit_on, 1 - level)
+        decided, _ = quality.judge(
+            settings.metric, metric, len(chosen), bench.margin, 1 - level, None
+        )
+        if decided.verdict != "pass":
+            raise _too_few(len(every), len(chosen), decided.needed)
+    return counts
+
+
+def _too_few(rows: int, part: int, needed: int | None) -> DataError:
+    more = f"about {2 * needed:,} rows" if needed else "more rows, with different texts"
+    return DataError(
+        f"{rows:,} rows; a search judges its winner on half of them ({part:,}), which are too few "
+        "to pass even a model that answers as the float model does",
+        where="validate.data",
+        accepted=more,
+        fix="Add rows, or allow a larger drop (search.constraints: {quality.max_drop: ...}).",
+    )
+
+
+def _try_all(
+    bench: Workbench, space: list[Candidate], home: Path, spent: Callable[[], float]
+) -> list[Trial]:
+    """Carry out trials until all candidates were tried, or the budget is spent."""
+    name, budget = bench.search.objective, bench.search.budget
+    kept = {candidate: bench.kept(candidate) for candidate in space}
+
+    def expect(trials: Any) -> Expectation:
+        return Expectation(bench.sensitivities, kept, trials, name)
+
+    ranked = Ranked(space, expect, bench.margin)
+    proposals: Proposals = ranked
+    if len(space) > budget.trials:
+        study = f"{bench.recipe.name} {digest_json([repr(c) for c in space])[:12]}"
+        warm, seed = budget.trials // 2, bench.search.seed
+        proposals = Sampled(ranked, warm, home / STUDY, study, name, seed)
+    count = min(len(space), budget.trials)
+    trials = [_announced(bench.try_(bench.first, None), 1, count)]
+    while len(trials) < budget.trials and spent() < budget.seconds:
+        candidate = proposals.propose(trials)
+        if candidate is None:
+            break
+        expected = expect(trials)
+        figures = {
+            "objective": expected.objectives([candidate])[0],
+            "error": expected.error(candidate),
+        }
+        best = _best_first([t for t in trials if t.outcome == "kept"] or trials[:1], bench)[0]
+        trial = replace(bench.try_(candidate, best.candidate), expected=figures)
+        proposals.tell(trial)
+        trials.append(_announced(trial, len(trials) + 1, count))
+    return trials
+
+
+def _best_first(trials: list[Trial], bench: Workbench) -> list[Trial]:
+    """Trials by objective, then by drop."""
+
+    def key(trial: Trial) -> tuple[float, float]:
+        value = objective(trial, bench.search.objective)
+        return (float("inf") if value is None else value, trial.drop or 0.0)
+
+    return sorted(trials, key=key)
+
+
+def _announced(trial: Trial, number: int, count: int) -> Trial:
+    say(f"search: {number} of {count}: {trial.label}: {trial.summary}")
+    return trial
+
+
+def _confirm(
+    bench: Workbench, trial: Trial, alpha: float, raced: dict[str, Any]
+) -> tuple[Verdict, str]:
+    """Judge a kept form on held-out rows, beside the recipe, and by all gates of the recipe.
+
+    raced: filled with the times of the form
+    """
+    form = bench.form(trial.candidate)
+    say(f"search: confirming {trial.label} on held-out rows")
+    judged = bench.judge(form, "held_out", alpha)
+    if judged["verdict"] != "pass":
+        gate = next(g for g in judged["gates"] if g["verdict"] == judged["verdict"])
+        return judged["verdict"], f"on held-out rows: {gate['message']}"
+    raced.clear()
+    if bench.search.timed and trial.candidate != bench.first:
+        raced |= bench.race(form, {race.RECIPE: bench.first}, confirm=True)
+        low = raced["to_recipe"]["interval"][0]
+        if bench.search.objective == "latency" and low is not None and low > 1:
+            return "fail", f"timed again it takes {raced['to_recipe']['median']:.3f} times as long"
+    store = Store(bench.root, until="validate")
+    outcome = pipeline.run(form.recipe, store)
+    verdict = pipeline.verdict(outcome.built)
+    report = json.loads((outcome.built[0].report.path / "report.json").read_text("utf-8"))
+    if verdict != "pass":
+        gate = next(g for g in report["gates"] if g["verdict"] == verdict)
+        return verdict, f"gate {gate['name']}: {gate['message']}"
+    if why := bench.too_much_memory(report):
+        return "fail", why
+    return "pass", ""

@@ -1,0 +1,99 @@
+"""Sequential tests of a search, and their errors. alpha = 1 - confidence.
+
+Screening. A candidate answers the rows of the search in LOOKS. Up to the look at share t of the
+rows, the error that may have been spent is
+
+    alpha(t) = alpha ln(1 + (e - 1) t)
+
+the spending function of Lan and DeMets (1983, Biometrika 70, 659-663) that resembles the bounds of
+Pocock (1977, Biometrika 64, 191-199). It spends early, because most candidates of a search are
+hopeless. The error since the look before is the level of one exact or bootstrap test. So by the
+union bound a candidate whose true drop is within the margin is stopped by that margin, at any look,
+with probability at most alpha, however the looks depend on each other.
+
+Confirmation. The best of many candidates on the search's rows is partly luck, so candidates are
+judged again, best first, on rows that the search never read, the k-th at level
+
+    alpha / (k (k + 1)),        alpha / 2 + alpha / 6 + ... = alpha
+
+The first that passes is the winner. By the union bound the winner's true drop is the margin or more
+with probability at most alpha, for any number of candidates and any rule that ordered them, because
+the order does not depend on those rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from optimizer.foundation.verdicts import Verdict
+
+LOOKS = (0.25, 0.5, 1.0)
+"""Shares of the search's rows after which a candidate may be stopped."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Look:
+    """Interim test after `rows` rows at level `error`."""
+
+    rows: int
+    error: float
+
+
+def spent(alpha: float, share: float) -> float:
+    """Error that may be spent up to a share of the rows."""
+    return alpha * math.log1p((math.e - 1) * share)
+
+
+def looks(rows: int, alpha: float) -> list[Look]:
+    """List the looks at `rows` rows; equal numbers of rows are one look."""
+    planned: dict[int, float] = {}
+    for share in LOOKS:
+        planned[math.ceil(share * rows)] = spent(alpha, share)
+    levels, before = [], 0.0
+    for count, total in planned.items():
+        levels.append(Look(count, total - before))
+        before = total
+    return levels
+
+
+def screen(judge: Callable[[Look], tuple[Verdict, T]], rows: int, alpha: float) -> tuple[Look, T]:
+    """Return the last look and the result of `judge` there: the first look that fails, else the
+    last one."""
+    for look in looks(rows, alpha):
+        verdict, result = judge(look)
+        if verdict == "fail":
+            break
+    return look, result
+
+
+def confirmation_error(alpha: float, attempt: int) -> float:
+    """Level of the test of the k-th candidate (attempt: 1, 2, ...) on held-out rows."""
+    return alpha / (attempt * (attempt + 1))
+
+
+@dataclass(frozen=True)
+class Confirmation(Generic[T]):
+    """Result of judging one candidate on held-out rows."""
+
+    candidate: T
+    verdict: Verdict
+    why: str = ""
+
+
+def confirm(
+    candidates: Iterable[T], judge: Callable[[T, float], tuple[Verdict, str]], alpha: float
+) -> list[Confirmation[T]]:
+    """Judge candidates, best first, until one passes; the last of the result is the winner if it
+    passed. judge: (candidate, level) -> (verdict, reason)"""
+    judged: list[Confirmation[T]] = []
+    for attempt, candidate in enumerate(candidates, 1):
+        verdict, why = judge(candidate, confirmation_error(alpha, attempt))
+        judged.append(Confirmation(candidate, verdict, why))
+        if verdict == "pass":
+            break
+    return judged

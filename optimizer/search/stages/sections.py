@@ -1,0 +1,39 @@
+"""Sections that the stages of a search read."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from optimizer.foundation.sections.section import Section
+from optimizer.recipe.stage_sections import Validation
+from optimizer.recipe.target_field import AnyTarget
+from optimizer.recipe.validate import Latency
+from optimizer.search.stages.split import Part
+
+
+class Judging(Section):
+    """Section of the stage that judges the answers of one form.
+
+    part: rows that are answered
+    alpha: error of the test: shared by the looks at the search's rows, all of it on held-out rows
+    """
+
+    validation: Validation
+    part: Part
+    alpha: float = Field(gt=0, lt=1)
+
+
+class Race(Section):
+    """Section of the stage that times several forms in turns.
+
+    targets: {name of a system: its target}
+    seconds: time in which the candidate is to be surely faster or slower than the best so far
+    purpose: a confirmation is timed again, whatever the search timed
+    """
+
+    targets: dict[str, AnyTarget]
+    latency: Latency
+    seconds: float
+    purpose: Literal["search", "confirm"] = "search"

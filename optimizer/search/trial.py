@@ -1,0 +1,101 @@
+"""Record of one trial of a search, and the Pareto set of several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from optimizer.search.candidates import Candidate
+
+Outcome = Literal["kept", "undecided", "stopped", "refused"]
+"""kept: surely within the margins on the search's rows and the limits; undecided: not surely;
+stopped: surely beyond one; refused: it cannot be made."""
+Interval = tuple[float | None, float | None]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Result of one trial; a figure that was not measured is None.
+
+    why: reason of `outcome`, a sentence
+    kept: modules in a finer form
+    size: bytes of the model's files
+    drop, drop_interval: of the metric, on `rows` of the search's rows, at error `alpha` a side
+    gates: those that were judged on these rows
+    ratio, ratio_interval: time / the recipe's time, timed in turns
+    p50, p99: milliseconds
+    expected: figures that the model of the search predicted: {"objective", "error"}
+    """
+
+    candidate: Candidate
+    label: str
+    outcome: Outcome
+    why: str = ""
+    kept: tuple[str, ...] = ()
+    size: int | None = None
+    drop: float | None = None
+    drop_interval: Interval = (None, None)
+    rows: int = 0
+    alpha: float | None = None
+    gates: tuple[dict[str, Any], ...] = ()
+    ratio: float | None = None
+    ratio_interval: Interval = (None, None)
+    p50: float | None = None
+    p99: float | None = None
+    expected: dict[str, float] | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def figures(self) -> tuple[float, ...]:
+        """Figures of the Pareto set, each better where lower: drop, size, and time where timed."""
+        known = (self.drop, self.size, self.ratio)
+        return tuple(float(value) for value in known if value is not None)
+
+    @property
+    def drop_text(self) -> str:
+        """Drop and its interval, for people; "" where it was not measured."""
+        return (
+            "" if self.drop is None else f"{self.drop:.4f} {interval_text(self.drop_interval, 4)}"
+        )
+
+    @property
+    def ratio_text(self) -> str:
+        """Ratio of times and its interval, for people; "" where it was not timed."""
+        if self.ratio is None:
+            return ""
+        return f"{self.ratio:.3f} {interval_text(self.ratio_interval, 3)}"
+
+    @property
+    def summary(self) -> str:
+        """One line on the outcome."""
+        known = [f"drop {self.drop_text}"] if self.drop is not None else []
+        known += [f"{self.ratio_text} of the recipe's time"] if self.ratio is not None else []
+        known += [f"{self.size / 1e6:.1f} MB"] if self.size is not None else []
+        return "; ".join([self.outcome, *known, *filter(None, [self.why])])
+
+
+def interval_text(interval: Sequence[float | None], digits: int) -> str:
+    """Interval for people; "" for one without a width; "?" for an end that is not known."""
+    low, high = ("?" if end is None else f"{end:.{digits}f}" for end in interval)
+    return "" if low == high else f"({low} to {high})"
+
+
+def objective(trial: Trial, name: str) -> float | None:
+    """Figure that the search minimises. name: search.objective"""
+    return {"latency": trial.ratio, "size": trial.size}[name]
+
+
+def pareto_set(trials: Sequence[Trial]) -> list[Trial]:
+    """List the kept trials that no other kept one beats: at most as high in every figure, and lower
+    in one."""
+    kept = [t for t in trials if t.outcome == "kept"]
+    return [t for t in kept if not any(beats(other, t) for other in kept)]
+
+
+def beats(one: Trial, other: Trial) -> bool:
+    """True where `one` is at most as high as `other` in every figure, and lower in one."""
+    pairs = list(zip(one.figures, other.figures, strict=True))
+    return all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)

@@ -1,0 +1,243 @@
+"""Make, judge and time one candidate after another, each as steps of the ordinary store.
+
+So nothing is computed twice: two targets share the compressed state of a form, a killed search
+finds its finished trials, and `optimize run` of the recipe that is found finds all its steps.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from optimizer import pipeline, targets
+from optimizer.foundation.errors import MachineError, OptimizeError, StoreError
+from optimizer.foundation.progress import say
+from optimizer.harness.errors import ExplainedError
+from optimizer.recipe.schema import Recipe
+from optimizer.recipe.search import Search
+from optimizer.search.candidates import Candidate, derived, kept_modules
+from optimizer.search.stages import answered, judging, race, sensitivity
+from optimizer.search.stages.sections import Judging, Race
+from optimizer.search.stages.split import Part
+from optimizer.search.trial import Interval, Outcome, Trial
+from optimizer.store import Artifacts, Step, Store
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Form:
+    """Candidate that was made: its recipe, its steps, the bytes of its model's files."""
+
+    candidate: Candidate
+    recipe: Recipe
+    artifacts: Artifacts[Step]
+    size: int
+
+
+@dataclass
+class Workbench:
+    """Trials of one recipe on one store.
+
+    recipe: the user's, with section search
+    first: candidate that is the recipe itself
+    """
+
+    recipe: Recipe
+    root: Path
+    first: Candidate
+    sensitivities: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    _forms: dict[Candidate, Form] = field(default_factory=dict)
+
+    @property
+    def search(self) -> Search:
+        assert self.recipe.search is not None
+        return self.recipe.search
+
+    @property
+    def margin(self) -> float:
+        return derived(self.recipe, self.first).validate_.max_drop
+
+    @property
+    def alpha(self) -> float:
+        return 1 - self.recipe.validate_.confidence
+
+    def prepare(self, measure_modules: bool) -> Step:
+        """Load the model, answer the evaluation set with it, and measure its modules; return the
+        step of the answers."""
+        self._base = self._steps(derived(self.recipe, self.first), "load")["load"]
+        if measure_modules:
+            section = sensitivity.section_of(self.recipe.compression)
+            step = self._store().step(sensitivity.STAGE, section, self._base)
+            self.sensitivities = json.loads((step.path / sensitivity.FILE).read_text("utf-8"))
+        target = self.recipe.targets[self.first.target].without_on_fail
+        validation = self.recipe.validation(target)
+        self._answered = self._store().step(answered.STAGE, validation, self._base)
+        return self._answered
+
+    @property
+    def base(self) -> Path:
+        """Folder of load."""
+        return self._base.path
+
+    def kept(self, candidate: Candidate) -> tuple[str, ...]:
+        """Modules of a candidate in a finer form."""
+        return kept_modules(self.sensitivities, candidate.finer)
+
+    def form(self, candidate: Candidate) -> Form:
+        """Make a candidate, or find it made. Raises what its stages raise."""
+        if candidate not in self._forms:
+            recipe = derived(self.recipe, candidate, self.kept(candidate))
+            steps = self._steps(recipe, "build")
+            base = steps["load"]
+            parts = (base, steps["compress"], steps.get("export", base))
+            artifacts = Artifacts(*parts, steps["lower"], steps["build"])
+            files = targets.of(recipe.targets[0].runtime).model_files(steps["lower"].path)
+            size = sum(file.stat().st_size for file in files)
+            engine = _read(steps["build"], "engine.json")
+            if engine["deferred"]:
+                raise MachineError(
+                    f"its engine is not built here: {engine['why']}",
+                    where=f"target {recipe.targets[0].name}",
+                    fix="Search on a machine that runs this target, or leave it out of "
+                    "search.over.targets.",
+                )
+            self._forms[candidate] = Form(candidate, recipe, artifacts, size)
+        return self._forms[candidate]
+
+    def try_(self, candidate: Candidate, best: Candidate | None) -> Trial:
+        """Carry out one trial. best: kept candidate with the lowest objective so far, timed beside
+        this one; None for the recipe itself, which comes first and whose errors are raised."""
+        label, kept = candidate.label(self.recipe), self.kept(candidate)
+        try:
+            outcome, why, known = self._measure(candidate, best)
+        except ExplainedError as e:
+            if candidate == self.first or e.exit_code == OptimizeError.exit_code:
+                raise
+            if isinstance(e, StoreError):
+                raise
+            say(f"search: {label}: {e}")
+            return Trial(candidate, label, "refused", e.problem, kept)
+        return Trial(candidate, label, outcome, why, kept, **known)
+
+    def _measure(self, candidate: Candidate, best: Candidate | None) -> tuple[Outcome, str, Json]:
+        """(outcome, reason, figures) of a candidate; after a missed limit nothing is measured."""
+        form = self.form(candidate)
+        known: Json = {"size": form.size}
+        if why := self._too_large(form):
+            return "stopped", why, known
+        judged = self.judge(form, "search", self.alpha)
+        known |= _quality(judged)
+        if judged["verdict"] == "fail":
+            return "stopped", _first_of(judged), known
+        if self.search.timed:
+            beside = {} if best is None else {race.RECIPE: self.first, race.BEST: best}
+            raced = self.race(form, beside)
+            known |= _times(raced)
+            if why := self._too_slow(form, raced):
+                return "stopped", why, known
+        if judged["verdict"] == "inconclusive":
+            return "undecided", _first_of(judged), known
+        return "kept", "", known
+
+    def judge(self, form: Form, part: Part, alpha: float) -> Json:
+        """Judge the answers to one part of the rows at level alpha; see stages/judging.py."""
+        validation = form.recipe.validation(form.recipe.targets[0])
+        section = Judging(validation=validation, part=part, alpha=alpha)
+        step = self._store().step(judging.STAGE, section, self._answered, form.artifacts)
+        return _read(step, judging.FILE)
+
+    def race(self, form: Form, beside: Mapping[str, Candidate], *, confirm: bool = False) -> Json:
+        """Time a form in turns with others; see stages/race.py.
+
+        beside: {name of a system: candidate}; one that is listed before, or `form`, is left out
+        confirm: True times for as long as validate would, whatever the search timed
+        """
+        systems: dict[str, Form] = {}
+        for name, candidate in beside.items():
+            if candidate not in (form.candidate, *(s.candidate for s in systems.values())):
+                systems[name] = self.form(candidate)
+        systems[race.CANDIDATE] = form
+        latency = form.recipe.validate_.latency
+        seconds = self.search.budget.seconds_of_timing
+        section = Race(
+            targets={name: s.recipe.targets[0] for name, s in systems.items()},
+            latency=latency,
+            seconds=latency.max_seconds if confirm else min(seconds, latency.max_seconds),
+            purpose="confirm" if confirm else "search",
+        )
+        models = tuple(s.artifacts.model for s in systems.values())
+        return _read(self._store().step(race.STAGE, section, self._base, models), race.FILE)
+
+    def _too_large(self, form: Form) -> str:
+        limit = self.search.constraints.size_mb
+        if limit is None or form.size <= limit * 1e6:
+            return ""
+        return f"its files have {form.size / 1e6:.1f} MB; allowed: {limit:g} MB"
+
+    def _too_slow(self, form: Form, raced: Json) -> str:
+        limit = form.recipe.validate_.latency.p99_ms
+        low = raced["systems"][race.CANDIDATE]["p99_interval"][0]
+        if limit is None or low is None or low <= limit:
+            return ""
+        return f"its p99 is at least {low:.4g} ms; allowed: {limit:g} ms"
+
+    def too_much_memory(self, report: Json) -> str:
+        """Say by how much a form exceeds memory_mb; "" where it does not. report: of validate"""
+        limit = self.search.constraints.memory_mb
+        if limit is None:
+            return ""
+        peak = (report["speed"] or {}).get("peak_memory", {}).get(race.CANDIDATE)
+        if peak is not None and peak <= limit * 1e6:
+            return ""
+        measured = "was not measured" if peak is None else f"is {peak / 1e6:.0f} MB"
+        return f"its peak memory {measured}; allowed: {limit:g} MB"
+
+    def _store(self, until: str | None = None) -> Store:
+        store = Store(self.root, until=until)
+        store.recipe = self.recipe.name
+        return store
+
+    def _steps(self, recipe: Recipe, until: str) -> dict[str, Step]:
+        """Run a recipe up to a stage; {stage: its step}."""
+        store = self._store(until)
+        pipeline.run(recipe, store)
+        return {s["stage"]: Step(s["stage"], s["key"], Path(s["path"])) for s in store.log}
+
+
+def _read(step: Step, name: str) -> Json:
+    document: Json = json.loads((step.path / name).read_text(encoding="utf-8"))
+    return document
+
+
+def _quality(judged: Json) -> Json:
+    difference = judged["quality"]["difference"]
+    low, high = difference["interval"]
+    return {
+        "drop": -difference["value"],
+        "drop_interval": (-high, -low),
+        "rows": judged["rows"],
+        "alpha": judged["alpha"],
+        "gates": tuple(judged["gates"]),
+    }
+
+
+def _times(raced: Json) -> Json:
+    own = raced["systems"][race.CANDIDATE]
+    ratio = raced["to_recipe"] or {"median": 1.0, "interval": (1.0, 1.0)}
+    interval: Interval = tuple(ratio["interval"])
+    return {
+        "ratio": ratio["median"],
+        "ratio_interval": interval,
+        "p50": own["p50"],
+        "p99": own["p99"],
+    }
+
+
+def _first_of(judged: Json) -> str:
+    """Message of the first gate with the verdict of all."""
+    gates = judged["gates"]
+    return str(next(g["message"] for g in gates if g["verdict"] == judged["verdict"]))

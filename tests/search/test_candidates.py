@@ -1,0 +1,92 @@
+"""Candidates that a recipe admits, the recipe of each, and the split of the rows."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from optimizer.data.sample import Sample
+from optimizer.foundation.errors import RecipeError
+from optimizer.harness import tasks
+from optimizer.recipe import file as recipe_file
+from optimizer.recipe.schema import Recipe
+from optimizer.search import candidates
+from optimizer.search.stages import split
+from tests.conftest import write_tiny_recipe
+
+
+def read(folder: Path, *overrides: str) -> Recipe:
+    return recipe_file.read(write_tiny_recipe(folder, Path("model")), overrides)
+
+
+def test_the_recipe_itself_comes_first_and_keeps_its_sections(tmp_path: Path) -> None:
+    recipe = read(tmp_path, "search={}", "quantize.keep_float=[a.*]")
+    first = candidates.derived(recipe, candidates.space(recipe)[0])
+    assert first == recipe.model_copy(update={"search": None})
+
+
+def test_a_share_keeps_the_modules_float_beside_those_of_the_recipe(tmp_path: Path) -> None:
+    recipe = read(tmp_path, "search={}", "quantize.keep_float=[a.*]")
+    finer = next(c for c in candidates.space(recipe) if c.finer)
+    made = candidates.derived(recipe, finer, ("b.c",)).quantize
+    assert made.keep_float == ("a.*", "b.c")
+
+
+def test_four_bits_are_kept_finer_as_eight(tmp_path: Path) -> None:
+    weights = "quantize={weights: {bits: 4, granularity: group, group_size: 32}}"
+    recipe = read(tmp_path, "search={}", weights)
+    finer = next(c for c in candidates.space(recipe) if c.finer)
+    (rule,) = candidates.derived(recipe, finer, ("b.c",)).quantize.layers
+    assert (rule.modules, rule.weights.bits) == (("b.c",), 8)
+
+
+def test_another_method_loses_the_options_of_the_first(tmp_path: Path) -> None:
+    gptq = "quantize={method: gptq, gptq: {damping: 0.02}, weights: {bits: 8}}"
+    recipe = read(tmp_path, "search={over: {method: [rtn]}}", gptq)
+    made = {c.methods: candidates.derived(recipe, c) for c in candidates.space(recipe)}
+    assert made["rtn",].quantize.chosen[0].name == "rtn"
+    assert made["gptq",].quantize.gptq.damping == 0.02
+
+
+@pytest.mark.parametrize(
+    ("over", "message"),
+    [
+        ("{attention: [int8]}", "its attention runs in float"),
+        ("{targets: [1]}", "target 1 does not exist"),
+        ("{method: [scale_tuning]}", "scale_tuning: no target of this recipe admits it"),
+        ("{method: [rtn, rtn]}", "method lists a value twice"),
+    ],
+)
+def test_a_choice_that_nothing_admits_is_refused(tmp_path: Path, over: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        candidates.space(read(tmp_path, f"search={{over: {over}}}"))
+
+
+def test_the_modules_of_a_share_gain_most_of_all_sets_of_their_size() -> None:
+    errors = [3.0, 1.0, 2.0, 5.0, 4.0, 0.5]
+    modules = {str(i): {"error": e, "weights": 10.0} for i, e in enumerate(errors)}
+    kept = candidates.kept_modules(modules, 0.5)
+    best = max(combinations(modules, 3), key=lambda s: sum(modules[m]["error"] ** 2 for m in s))
+    assert kept == best
+    assert candidates.kept_modules(modules, 0.0) == ()
+
+
+def test_the_split_depends_on_the_texts_alone() -> None:
+    rows = [Sample(text=f"text {i % 40}", label=i) for i in range(80)]
+    task = tasks.task("text-classification")
+    search, held_out = (split.rows_of(part, rows, task) for part in ("search", "held_out"))
+    assert len(search) == len(held_out) == 40
+    assert not {r.text for r in search} & {r.text for r in held_out}
+    again = split.rows_of("held_out", rows[::-1], task)
+    assert [r.text for r in again] == [r.text for r in held_out]
+    assert [r.label for r in search] != sorted(r.label or 0 for r in search)
+
+
+def test_questions_about_one_context_are_on_one_side() -> None:
+    task = tasks.task("question-answering")
+    rows = [Sample(text=f"question {i}", text_pair=f"context {i % 10}") for i in range(40)]
+    search, held_out = (split.rows_of(part, rows, task) for part in ("search", "held_out"))
+    assert len(search) == len(held_out) == 20
+    assert not {r.text_pair for r in search} & {r.text_pair for r in held_out}

@@ -1,0 +1,81 @@
+"""Proposals: every candidate, or those of a study that a killed search resumes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from optimizer.search.candidates import SHARES, Candidate
+from optimizer.search.expectation import Expectation, kendall_tau
+from optimizer.search.proposals import Proposals, Ranked, Sampled
+from optimizer.search.trial import Trial, pareto_set
+
+METHODS = ("rtn", "gptq", "awq")
+SPACE = [Candidate(0, (name,), "float", share) for name in METHODS for share in SHARES]
+MODULES = {str(i): {"error": 0.01 * (i + 1), "weights": 1.0} for i in range(32)}
+
+
+def expect(trials: list[Trial]) -> Expectation:
+    kept = {c: [str(31 - i) for i in range(int(32 * c.finer))] for c in SPACE}
+    return Expectation(MODULES, kept, trials, "latency")
+
+
+def measured(candidate: Candidate) -> Trial:
+    """A trial whose time grows with the share, and whose drop falls."""
+    drop = 0.03 * (1 - candidate.finer) + 0.002 * METHODS.index(candidate.methods[0])
+    outcome = "kept" if drop < 0.025 else "stopped"
+    ratio = None if outcome == "stopped" else 1 + candidate.finer
+    return Trial(candidate, str(candidate), outcome, size=1, drop=drop, ratio=ratio)
+
+
+def ranked() -> Ranked:
+    return Ranked(SPACE, expect, 0.025)
+
+
+def carry_out(proposals: Proposals, trials: list[Trial], count: int) -> list[Trial]:
+    while len(trials) < count and (candidate := proposals.propose(trials)):
+        trial = measured(candidate)
+        proposals.tell(trial)
+        trials.append(trial)
+    return trials
+
+
+def test_all_candidates_are_tried_once_and_those_expected_to_fail_last() -> None:
+    trials = carry_out(ranked(), [measured(SPACE[0])], 99)
+    assert sorted(map(repr, (t.candidate for t in trials))) == sorted(map(repr, SPACE))
+    outcomes = [t.outcome for t in trials[4:]]
+    assert outcomes.index("kept") < len(outcomes) - outcomes[::-1].index("stopped")
+    kept = [t.ratio for t in trials[8:] if t.outcome == "kept"]
+    assert kept == sorted(kept, key=lambda r: r or 0.0)
+
+
+def test_a_killed_study_goes_on_to_the_same_trials(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+
+    def study(folder: str) -> Sampled:
+        return Sampled(ranked(), 3, tmp_path / folder / "study.db", "tiny", "latency", 0)
+
+    whole = carry_out(study("whole"), [measured(SPACE[0])], 7)
+    part = carry_out(study("killed"), [measured(SPACE[0])], 5)
+    study_ = study("killed")
+    study_.propose(part)  # asked, and killed before it was measured
+    resumed = carry_out(study("killed"), [measured(SPACE[0])], 7)
+    assert [t.candidate for t in resumed] == [t.candidate for t in whole]
+    assert pareto_set(resumed) == pareto_set(whole)
+
+
+def test_the_pareto_set_has_no_form_that_another_beats() -> None:
+    figures = [(0.01, 1.0), (0.02, 0.8), (0.02, 0.9), (0.0, 1.0), (0.005, 1.1)]
+    trials = [
+        Trial(SPACE[i], str(i), "kept", size=1, drop=drop, ratio=ratio)
+        for i, (drop, ratio) in enumerate(figures)
+    ]
+    stopped = Trial(SPACE[5], "5", "stopped", size=1, drop=0.0, ratio=0.5)
+    assert [t.label for t in pareto_set([*trials, stopped])] == ["1", "3"]
+
+
+def test_kendalls_tau_counts_pairs_in_the_same_order_less_those_in_the_other() -> None:
+    pairs = [(1.0, 2.0), (2.0, 1.0), (3.0, 4.0), (4.0, 3.5), (5.0, 9.0)]
+    assert kendall_tau(pairs) == pytest.approx((8 - 2) / 10)
+    assert kendall_tau(pairs[:1]) is None

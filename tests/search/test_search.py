@@ -1,0 +1,126 @@
+"""A search of a tiny model: its winner, its files, and its result after kills."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optimizer import pipeline
+from optimizer.foundation.errors import DataError, RecipeError
+from optimizer.recipe import file as recipe_file
+from optimizer.search import chosen_recipe, report, search
+from optimizer.search.search import Result
+from optimizer.store import Store
+from tests.conftest import write_rows, write_tiny_recipe
+from tests.test_killed import Runner, finished
+
+SECTION = "search: {over: {method: [gptq], precision: recipe}, objective: size}\n"
+STAGES = ("answered", "judged", "compress", "judged", "lower", "validate")
+
+
+def write(folder: Path, model: Path) -> Path:
+    recipe = write_tiny_recipe(folder, model)
+    write_rows(folder / "evaluate.jsonl", 110, seed=2)
+    text = recipe.read_text().replace("max_drop: 0.1", "max_drop: 0.1\n  ledger: end_to_end")
+    recipe.write_text(text + SECTION)
+    return recipe
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Path:
+    return write(tmp_path_factory.mktemp("recipe"), tiny_bert)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("store")
+
+
+@pytest.fixture(scope="module")
+def result(recipe: Path, store: Path, tmp_path_factory: pytest.TempPathFactory) -> Result:
+    return search.run(recipe_file.read(recipe), store, tmp_path_factory.mktemp("home"))
+
+
+def test_the_smallest_form_is_found_and_every_step_of_its_recipe_is_finished(
+    recipe: Path, store: Path, result: Result
+) -> None:
+    winner = result.confirmations[-1].candidate
+    assert result.exit_code == 0
+    assert winner in result.pareto
+    assert [t.candidate.methods for t in result.trials] == [("rtn",), ("gptq",)]
+    assert winner.size == min(t.size or 0 for t in result.trials if t.outcome == "kept")
+    assert result.chosen is not None
+    file = recipe.with_name("found.yaml")
+    chosen_recipe.write(recipe, (), winner.candidate.target, result.chosen, file)
+    run = Store(store, until="validate")
+    pipeline.run(recipe_file.read(file), run)
+    assert {step["what"] for step in run.log} == {"reused"}
+
+
+def test_a_search_whose_steps_are_half_finished_ends_the_same(
+    recipe: Path, store: Path, result: Result, tmp_path: Path
+) -> None:
+    for stage in ("judged", "lower"):
+        shutil.rmtree(next(p for p in sorted((store / stage).iterdir()) if p.is_dir()))
+    again = search.run(recipe_file.read(recipe), store, tmp_path)
+    assert (again.trials, again.pareto) == (result.trials, result.pareto)
+
+
+def test_the_report_has_every_form_and_its_figures(result: Result) -> None:
+    document = report.document(result, Path("found.yaml"), Path("report.html"))
+    page = report.page(result, json.loads(json.dumps(document)))
+    for shown in (report.text(result, document), page):
+        for trial in result.trials:
+            assert trial.label in shown
+            assert f"{trial.drop:.4f}" in shown
+    assert "<svg" in page
+    assert "optimize run found.yaml" in page
+
+
+def test_too_few_rows_are_refused_with_how_many_are_needed(tmp_path: Path, tiny_bert: Path) -> None:
+    recipe = write(tmp_path, tiny_bert)
+    write_rows(tmp_path / "evaluate.jsonl", 60, seed=2)
+    with pytest.raises(DataError, match=r"60 rows; .* \(30\)") as refused:
+        search.run(recipe_file.read(recipe), tmp_path / "store", tmp_path)
+    assert refused.value.accepted == "about 100 rows"
+
+
+def test_the_recipe_found_lies_beside_the_recipe(tmp_path: Path) -> None:
+    chosen_recipe.check_place(tmp_path / "recipe.yaml", tmp_path / "found.yaml")
+    with pytest.raises(RecipeError, match="another folder"):
+        chosen_recipe.check_place(tmp_path / "recipe.yaml", tmp_path / "other" / "found.yaml")
+
+
+@pytest.fixture(scope="module")
+def runner(recipe: Path) -> Iterator[Runner]:
+    started = Runner(recipe, search=True)
+    yield started
+    started.close()
+
+
+def document(home: Path) -> dict[str, Any]:
+    """The search's document, without the time it took and its place."""
+    read = json.loads((home / "artifacts" / "tiny.search" / "search.json").read_text())
+    return {name: value for name, value in read.items() if name not in ("seconds", "report")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+def test_a_killed_search_ends_the_same(runner: Runner, tmp_path: Path, seed: int) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert runner.run(whole) == 0
+    random_, kills, before = random.Random(seed), 0, dict[str, int]()
+    for stage in STAGES:
+        kills += runner.run(killed, stage, 0.05 * random_.random()) == -9
+        after = finished(killed)
+        assert {k: after[k] for k in before} == before, "a finished step was redone"
+        before = after
+    assert kills >= len(STAGES) // 2
+    assert runner.run(killed) == 0
+    assert document(killed) == document(whole)
