@@ -311,7 +311,7 @@ class Recipe(Section):
         if self.search is not None:
             names = ("reduce", "qat", "sparsity")
             present = [name for name in names if getattr(self, name) is not None]
-            search.check(tasks.task(self.model.task), present)
+            search.check(present)
         return self
 
     @property

@@ -9,7 +9,6 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from optimizer.foundation.sections.fields import MANY, Limit, Milliseconds, Seed
 from optimizer.foundation.sections.section import Section
-from optimizer.harness import tasks
 from optimizer.recipe.compression.quantize import MethodName
 
 HOUR = 3600  # seconds
@@ -114,8 +113,8 @@ class Search(Section):
     over: Over = Over()
     objective: Literal["latency", "size"] = Field(
         "latency",
-        description="figure that is minimised: latency: time end to end in the first cell of "
-        "validate.latency; size: bytes of the model's files",
+        description="figure that is minimised: latency: time end to end, or between tokens, "
+        "in the first cell of validate.latency; size: bytes of the model's files",
     )
     constraints: Constraints = Constraints()
     budget: Budget = Budget()
@@ -127,16 +126,11 @@ class Search(Section):
         return self.objective == "latency" or self.constraints.p99_ms is not None
 
 
-def check(task: tasks.Task, present: Sequence[str]) -> None:
+def check(present: Sequence[str]) -> None:
     """Raise ValueError where a search cannot try other forms of this recipe.
 
     present: those of the sections reduce, qat and sparsity that the recipe has
     """
-    if task.generates:
-        raise ValueError(
-            f"search judges answers one by one, which task {task.name} does not have; use "
-            "quantize.allocate for bits per module"
-        )
     if present:
         raise ValueError(
             f"search tries forms of the model as it is, and the recipe has {present[0]}; run that "

@@ -248,7 +248,8 @@ def _quantize(quantize: Quantize, candidate: Candidate, kept: Sequence[str]) -> 
         attention = {"attention": candidate.attention}
         fields["activations"] = Activations.model_validate(_fields_set(activations) | attention)
     if candidate.finer:
-        fields.pop("keep_float_auto", None)
+        for chooser in ("keep_float_auto", "allocate"):
+            fields.pop(chooser, None)
         finer = _finer_weights(quantize)
         if finer is None:
             fields["keep_float"] = (*quantize.keep_float, *kept)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from optimizer.harness import tasks
 from optimizer.harness.shown import scrubbed
 from optimizer.package.report import plots
 from optimizer.package.report.plots import Point
@@ -80,6 +81,11 @@ def text(result: Result, document: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _rows(result: Result) -> str:
+    """Name of the examples that are judged."""
+    return "windows" if tasks.task(result.recipe.model.task).generates else "rows"
+
+
 def _timed(result: Result) -> bool:
     return any(t.ratio is not None for t in result.trials)
 
@@ -109,7 +115,8 @@ def conclusion(result: Result, document: dict[str, Any]) -> list[str]:
         if c.verdict != "pass"
     ]
     if result.verdict == "pass":
-        winner, rows = result.confirmations[-1].candidate, result.rows["held_out"]
+        winner = result.confirmations[-1].candidate
+        rows = f"{result.rows['held_out']:,} {_rows(result)}"
         again = ""
         if result.raced and result.raced["to_recipe"]:
             ratio = result.raced["to_recipe"]
@@ -117,7 +124,7 @@ def conclusion(result: Result, document: dict[str, Any]) -> list[str]:
             again = f", and timed again it takes {ratio['median']:.3f} {interval} of its time"
         same = "the recipe itself: no other form that keeps the margin is better"
         name = same if winner is result.trials[0] else winner.label
-        first = f"Found: {name}. It keeps the margin on {rows:,} rows that the search never read"
+        first = f"Found: {name}. It keeps the margin on {rows} that the search never read"
         if winner is not result.trials[0]:
             first += again
         return [*lost, first + ".", f"Next: optimize run {document['found']}"]
@@ -198,13 +205,13 @@ def _lost(result: Result) -> Card:
 
 def _errors(result: Result, document: dict[str, Any]) -> Card:
     alpha = document["errors"]["winner_beyond_the_margin"]
-    rows = result.rows
+    rows, what = result.rows, _rows(result)
     sentences = [
         f"A winner whose true drop is the margin or more is found with probability at most "
-        f"{alpha:.3g}: it is judged on {rows['held_out']:,} held-out rows, the k-th form at "
+        f"{alpha:.3g}: it is judged on {rows['held_out']:,} held-out {what}, the k-th form at "
         f"{alpha:.3g} / (k (k + 1)).",
         f"A form within the margin is stopped with probability at most {alpha:.3g}, after "
-        f"{', '.join(f'{share:.0%}' for share in LOOKS)} of {rows['search']:,} rows.",
+        f"{', '.join(f'{share:.0%}' for share in LOOKS)} of {rows['search']:,} {what}.",
     ]
     if document["kendall_tau"] is not None:
         sentences.append(

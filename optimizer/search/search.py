@@ -21,23 +21,19 @@ from pathlib import Path
 from typing import Any
 
 from optimizer import pipeline
-from optimizer.foundation.errors import DataError, GateError, InconclusiveError
+from optimizer.foundation.errors import GateError, InconclusiveError
 from optimizer.foundation.progress import say
 from optimizer.foundation.verdicts import Verdict
-from optimizer.harness import tasks
 from optimizer.recipe.schema import Recipe
-from optimizer.search import candidates, sequential
+from optimizer.search import candidates, enough_rows, sequential
 from optimizer.search.candidates import Candidate
 from optimizer.search.expectation import Expectation
 from optimizer.search.proposals import Proposals, Ranked, Sampled
 from optimizer.search.sequential import Confirmation
 from optimizer.search.stages import race
-from optimizer.search.stages.answered import ROWS, TRAIN, read, read_rows
-from optimizer.search.stages.split import Part, rows_of
 from optimizer.search.trial import Trial, objective, pareto_set
 from optimizer.search.workbench import Workbench
-from optimizer.store import Step, Store, digest_json
-from optimizer.validate.quality import quality
+from optimizer.store import Store, digest_json
 
 STUDY = "study.db"
 EXIT = {"pass": 0, "fail": GateError.exit_code, "inconclusive": InconclusiveError.exit_code}
@@ -50,7 +46,7 @@ class Result:
     verdict: pass where a form was found
     chosen: recipe that was found; its trial is the last of `confirmations`
     space: number of candidates
-    rows: {part: number of its rows}
+    rows: {part: number of its rows, or windows}
     seconds: time of this run of the search
     raced: times of the form that was found and of the recipe, timed again; None without times
     """
@@ -86,7 +82,8 @@ def run(
     space = candidates.space(recipe)
     bench = Workbench(recipe, store, space[0])
     answered = bench.prepare(any(c.finer for c in space))
-    rows = _check_rows(bench, answered)
+    section = recipe.validation(recipe.targets[space[0].target])
+    rows = enough_rows.count(section, bench.margin, bench.base, answered.path)
     space = _distinct(bench, space)
     say(f"search: {len(space)} candidates; at most {bench.search.budget.trials} are tried")
     trials = _try_all(bench, space, home, lambda: clock() - started)
@@ -122,44 +119,6 @@ def _distinct(bench: Workbench, space: list[Candidate]) -> list[Candidate]:
     for candidate in space:
         seen.setdefault((replace(candidate, finer=0.0), bench.kept(candidate)), candidate)
     return list(seen.values())
-
-
-def _check_rows(bench: Workbench, answered: Step) -> dict[str, int]:
-    """Return {part: number of rows}. Raises DataError where the held-out rows are too few to pass a
-    candidate that gives the float model's own answers."""
-    section = bench.recipe.validation(bench.recipe.targets[0])
-    every, train = read_rows(section, bench.base)
-    answers, task = read(answered.path / ROWS), tasks.task(bench.recipe.model.task)
-    place = {id(row): i for i, row in enumerate(every)}
-    counts: dict[str, int] = {}
-    parts: tuple[Part, ...] = ("search", "held_out")
-    settings, level = section.validate_, sequential.confirmation_error(bench.alpha, 1)
-    for part in parts:
-        chosen = rows_of(part, every, task)
-        counts[part] = len(chosen)
-        if not chosen:
-            raise _too_few(len(every), 0, None)
-        own = answers.of_rows([place[id(row)] for row in chosen])
-        probe = settings.metric == "probe_accuracy" and train is not None
-        fit_on = (train or [], read(answered.path / TRAIN)) if probe else None
-        metric = quality.compare(settings.metric, chosen, own, own, fit_on, 1 - level)
-        decided, _ = quality.judge(
-            settings.metric, metric, len(chosen), bench.margin, 1 - level, None
-        )
-        if decided.verdict != "pass":
-            raise _too_few(len(every), len(chosen), decided.needed)
-    return counts
-
-
-def _too_few(rows: int, part: int, needed: int | None) -> DataError:
-    more = f"about {2 * needed:,} rows" if needed else "more rows, with different texts"
-    return DataError(
-        f"{rows:,} rows; a search judges its winner on half of them ({part:,}), which are too few "
-        "to pass even a model that answers as the float model does",
-        where="validate.data",
-        accepted=more,
-        fix="Add rows, or allow a larger drop (search.constraints: {quality.max_drop: ...}).",
-    )
 
 
 def _try_all(

@@ -24,6 +24,7 @@ from optimizer.search.stages.sections import Judging, Race
 from optimizer.search.stages.split import Part
 from optimizer.search.trial import Interval, Outcome, Trial
 from optimizer.store import Artifacts, Step, Store
+from optimizer.validate.timing.cells import CANDIDATE
 
 Json = dict[str, Any]
 
@@ -160,7 +161,7 @@ class Workbench:
         for name, candidate in beside.items():
             if candidate not in (form.candidate, *(s.candidate for s in systems.values())):
                 systems[name] = self.form(candidate)
-        systems[race.CANDIDATE] = form
+        systems[CANDIDATE] = form
         latency = form.recipe.validate_.latency
         seconds = self.search.budget.seconds_of_timing
         section = Race(
@@ -180,7 +181,7 @@ class Workbench:
 
     def _too_slow(self, form: Form, raced: Json) -> str:
         limit = form.recipe.validate_.latency.p99_ms
-        low = raced["systems"][race.CANDIDATE]["p99_interval"][0]
+        low = raced["systems"][CANDIDATE]["p99_interval"][0]
         if limit is None or low is None or low <= limit:
             return ""
         return f"its p99 is at least {low:.4g} ms; allowed: {limit:g} ms"
@@ -190,7 +191,7 @@ class Workbench:
         limit = self.search.constraints.memory_mb
         if limit is None:
             return ""
-        peak = (report["speed"] or {}).get("peak_memory", {}).get(race.CANDIDATE)
+        peak = (report["speed"] or {}).get("peak_memory", {}).get(CANDIDATE)
         if peak is not None and peak <= limit * 1e6:
             return ""
         measured = "was not measured" if peak is None else f"is {peak / 1e6:.0f} MB"
@@ -226,7 +227,7 @@ def _quality(judged: Json) -> Json:
 
 
 def _times(raced: Json) -> Json:
-    own = raced["systems"][race.CANDIDATE]
+    own = raced["systems"][CANDIDATE]
     ratio = raced["to_recipe"] or {"median": 1.0, "interval": (1.0, 1.0)}
     interval: Interval = tuple(ratio["interval"])
     return {

@@ -17,11 +17,29 @@ from optimizer.recipe import file as recipe_file
 from optimizer.search import chosen_recipe, report, search
 from optimizer.search.search import Result
 from optimizer.store import Store
-from tests.conftest import write_rows, write_tiny_recipe
+from tests.conftest import sentences, write_rows, write_tiny_recipe
 from tests.test_killed import Runner, finished
 
 SECTION = "search: {over: {method: [gptq], precision: recipe}, objective: size}\n"
 STAGES = ("answered", "judged", "compress", "judged", "lower", "validate")
+
+
+DECODER = """\
+name: tiny
+model: {{source: {model}, task: text-generation}}
+calibrate: {{data: {{source: text, files: [calibrate.txt]}}, samples: 8, sequence_length: 32}}
+quantize: {{method: rtn, weights: {{bits: 4, granularity: group, group_size: 32}}}}
+targets: [{{runtime: onnxruntime, device: cpu, threads: 1}}]
+validate:
+  data: {{source: text, files: [evaluate.txt]}}
+  metric: perplexity
+  sequence_length: 48
+  max_drop: 0.5
+  quantization_budget: 2
+  ledger: end_to_end
+  latency: {{sequence: [16], new_tokens: 8, iterations: 5, must_beat_float: false, max_seconds: 5}}
+search: {{over: {{method: [rtn]}}, objective: size}}
+"""
 
 
 def write(folder: Path, model: Path) -> Path:
@@ -124,3 +142,19 @@ def test_a_killed_search_ends_the_same(runner: Runner, tmp_path: Path, seed: int
     assert kills >= len(STAGES) // 2
     assert runner.run(killed) == 0
     assert document(killed) == document(whole)
+
+
+@pytest.mark.slow
+def test_a_decoder_is_judged_by_windows_of_text(tmp_path: Path, tiny_llama: Path) -> None:
+    for name, count in (("calibrate", 60), ("evaluate", 300), ("time", 10)):
+        (tmp_path / f"{name}.txt").write_text("\n".join(sentences(count, len(name))))
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(DECODER.format(model=tiny_llama))
+    result = search.run(recipe_file.read(recipe), tmp_path / "store", tmp_path)
+    assert {t.label.split(",")[1] for t in result.trials} == {
+        *(f" {share:.0%} of weights int8" for share in (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)),
+        " onnxruntime-cpu",
+    }
+    best, least = (next(t for t in result.trials if t.candidate.finer == x) for x in (0.5, 0.0))
+    assert (best.drop or 0.0) < (least.drop or 0.0)
+    assert result.rows["held_out"] > 20

@@ -5,7 +5,7 @@ missed; held-out rows are answered at once. The gates are those of the recipe on
 metric, and the mean cosine where the recipe has min_cosine.
 
 out/judged.json   verdict     pass | fail | inconclusive, of all gates at the last look
-                  rows, of    rows answered, rows of the part
+                  rows, of    rows (text-generation: windows) answered, and in the part
                   alpha       level of the last look
                   quality     section of the report (validate/quality/quality.py)
                   gates       [{name, verdict, message, ...}] at the last look
@@ -14,14 +14,17 @@ out/judged.json   verdict     pass | fail | inconclusive, of all gates at the la
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from optimizer import targets
-from optimizer.data.datasets import Sample
+from optimizer.data.datasets import Sample, Window, windows
 from optimizer.foundation.errors import MachineError
+from optimizer.foundation.progress import bar
 from optimizer.foundation.verdicts import Verdict
 from optimizer.harness import tasks
 from optimizer.harness.runtimes.machine import this_machine
@@ -29,15 +32,20 @@ from optimizer.search import sequential
 from optimizer.search.sequential import Look
 from optimizer.search.stages import answered
 from optimizer.search.stages.sections import Judging
-from optimizer.search.stages.split import rows_of
+from optimizer.search.stages.split import Part, rows_of
 from optimizer.store import Artifacts, Stage
 from optimizer.validate import gates, target_runner
-from optimizer.validate.quality import answers
+from optimizer.validate.decoder import OnnxDecoder, TorchDecoder, logits_of
+from optimizer.validate.gates import Gate
+from optimizer.validate.quality import answers, perplexity
+from optimizer.validate.quality.perplexity import Scores
 from optimizer.validate.quality.quality import Answers
 from optimizer.validate.run_artifacts import RunArtifacts
 from optimizer.validate.stage import compare, one_torch_thread
 
 FILE = "judged.json"
+SCORES = ("baseline", "candidate", "kl", "top1")
+Judge = Callable[[Look], tuple[Verdict, dict[str, Any]]]
 
 
 def run(section: Judging, reference: Path, artifacts: Artifacts[Path], out: Path) -> None:
@@ -48,27 +56,81 @@ def run(section: Judging, reference: Path, artifacts: Artifacts[Path], out: Path
     m = RunArtifacts(section.validation, *folders, scratch=out)
     if why := target_runner.why_not_answered(m):
         raise MachineError(why, where=f"target {section.validation.target.name}")
-    every, train = answered.read_rows(section.validation, artifacts.base)
-    chosen = rows_of(section.part, every, tasks.of(m.contract))
-    place = {id(row): i for i, row in enumerate(every)}
-    baseline = answered.read(reference / answered.ROWS).of_rows([place[id(r)] for r in chosen])
-    fit_on = (train, answered.read(reference / answered.TRAIN)) if train else None
-    if fit_on is not None and section.validation.validate_.metric != "probe_accuracy":
-        fit_on = None
-    whole = [Look(len(chosen), section.alpha)]
     with one_torch_thread(), closing(_open(m)) as runner:
-        answering = _Answering(m, runner, chosen, baseline, fit_on)
+        judge, count = _judge(m, runner, section.part, reference)
         if section.part == "search":
-            look, document = sequential.screen(answering.judge, len(chosen), section.alpha)
+            look, document = sequential.screen(judge, count, section.alpha)
         else:
-            look, document = whole[0], answering.judge(whole[0])[1]
-    document |= {"rows": look.rows, "of": len(chosen), "alpha": look.error}
+            look = Look(count, section.alpha)
+            document = judge(look)[1]
+    document |= {"rows": look.rows, "of": count, "alpha": look.error}
     (out / FILE).write_text(json.dumps(document, indent=1), encoding="utf-8")
 
 
 def _open(m: RunArtifacts) -> Any:
     device = "cpu" if target_runner.why_not_run(m) else m.section.target.runs_on
     return target_runner.open_candidate(m, device)
+
+
+def _judge(m: RunArtifacts, runner: Any, part: Part, reference: Path) -> tuple[Judge, int]:
+    """(function from a look to its verdict and document, number of rows) of one part."""
+    every, train = answered.read_rows(m.section, m.source)
+    task = tasks.of(m.contract)
+    chosen = rows_of(part, every, task)
+    if task.generates:
+        reading = _Reading(m, runner, windows_of(m, chosen))
+        return reading.judge, len(reading.windows)
+    place = {id(row): i for i, row in enumerate(every)}
+    baseline = answered.read(reference / answered.ROWS).of_rows([place[id(r)] for r in chosen])
+    fit_on = None
+    if train is not None and m.section.validate_.metric == "probe_accuracy":
+        fit_on = train, answered.read(reference / answered.TRAIN)
+    return _Answering(m, runner, chosen, baseline, fit_on).judge, len(chosen)
+
+
+def windows_of(m: RunArtifacts, rows: Sequence[Sample]) -> list[Window]:
+    """Windows of held-out text, of a text-generation model."""
+    return windows(rows, m.encoder, m.contract, m.section.validate_.sequence_length)
+
+
+class _Reading:
+    """Scores of both systems on windows of text so far."""
+
+    def __init__(self, m: RunArtifacts, runner: Any, windows: Sequence[Window]) -> None:
+        self._m, self.windows = m, windows
+        self._baseline = TorchDecoder(m.reference_model, m.contract)
+        self._candidate = OnnxDecoder(runner, m.contract)
+        self._parts: list[Scores] = []
+
+    def judge(self, look: Look) -> tuple[Verdict, dict[str, Any]]:
+        """Score the windows that are missing for a look, and test all at its level."""
+        done = sum(len(part.added) for part in self._parts)
+        if more := self.windows[done : look.rows]:
+            scores = perplexity.score(
+                bar(more, "search: windows"),
+                lambda ids: logits_of(self._baseline, ids),
+                lambda ids: logits_of(self._candidate, ids),
+            )
+            self._parts.append(scores)
+        scores = _joined_scores(self._parts)
+        settings = at_level(self._m, look.error).section.validate_
+        return _document(*perplexity.judge(scores, settings))
+
+
+def _joined_scores(parts: Sequence[Scores]) -> Scores:
+    baseline, candidate, kl, top1 = (
+        np.concatenate([getattr(part, name) for part in parts]) for name in SCORES
+    )
+    return Scores(baseline, candidate, kl, top1, sum(part.tokens for part in parts))
+
+
+def _document(judged: Sequence[Gate], quality: dict[str, Any]) -> tuple[Verdict, dict[str, Any]]:
+    verdict = gates.overall(judged)
+    return verdict, {
+        "verdict": verdict,
+        "quality": {n: v for n, v in quality.items() if n not in ("each", "added", "digest")},
+        "gates": [g.as_dict() for g in judged],
+    }
 
 
 class _Answering:
@@ -97,13 +159,7 @@ class _Answering:
             self._parts.append(answers.answer(self._m, self._runner, more, "search: answers"))
         rows = self._rows[: look.rows]
         systems = self._baseline.of_rows(range(look.rows)), joined(self._parts)
-        judged, quality = compare(at_level(self._m, look.error), rows, systems, self._fit_on, None)
-        verdict = gates.overall(judged)
-        return verdict, {
-            "verdict": verdict,
-            "quality": {n: v for n, v in quality.items() if n != "each"},
-            "gates": [g.as_dict() for g in judged],
-        }
+        return _document(*compare(at_level(self._m, look.error), rows, systems, self._fit_on, None))
 
 
 def joined(parts: Sequence[Answers]) -> Answers:

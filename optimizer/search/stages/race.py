@@ -1,7 +1,8 @@
 """Stage `raced`: time forms of a model in turns, in the first cell of validate.latency.
 
 out/race.json   batch, sequence, runs
-                systems     {name: {p50, p50_interval, p99, p99_interval}} end to end, in ms
+                systems     {name: {p50, p50_interval, p99, p99_interval}} in ms, end to end;
+                            of text-generation between tokens
                 to_recipe, to_best   {median, interval} of the candidate's time / the other's, from
                             ratios of single rounds, at the confidence of the last look; null where
                             that one was not timed too
@@ -10,7 +11,7 @@ out/race.json   batch, sequence, runs
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -26,75 +27,83 @@ from optimizer.search.stages.sections import Race
 from optimizer.store import Stage
 from optimizer.timing.stopping_rules import QuantileQuestion, SequentialTest, confidence_of
 from optimizer.validate.target_runner import open_onnx
-from optimizer.validate.timing.batch_timing import WARMUP, graph_system, grid
+from optimizer.validate.timing.batch_timing import BatchTimer, graph_system, grid
+from optimizer.validate.timing.cells import CANDIDATE, CellTimer
+from optimizer.validate.timing.generation_timing import GenerationTimer
 
 FILE = "race.json"
-RECIPE, BEST, CANDIDATE = "recipe", "best", "candidate"
+RECIPE, BEST = "recipe", "best"
+FIGURES = ("p50", "p50_interval", "p99", "p99_interval")
 
 
 def run(section: Race, base: Path, models: tuple[Path, ...], out: Path) -> None:
     """Time the models. base: folder of load; models: folders of lower, one per system."""
-    contract = contracts.read(base / "contract.json")
+    contract, latency = contracts.read(base / "contract.json"), section.latency
     task = tasks.of(contract)
     encoder = task.inputs.open(base / "checkpoint", contract)
-    data = section.latency.data
-    rows = samples(data) if data else ()
+    rows = samples(latency.data) if latency.data else ()
     texts = [alone(row, task) for row in rows] or task.inputs.neutral(contract)
-    cell = grid(section.latency, tasks.longest(contract))[0]
-    rule = _rule(section)
+    longest = latency.sequence[0] if task.generates else tasks.longest(contract)
+    cell = grid(latency, longest)[0]
+    timer: CellTimer = BatchTimer(texts, latency, 0)
+    if task.generates:
+        timer = GenerationTimer(contract, encoder, texts, latency, 0)
+    several = len(section.targets) > 1
+    turns = _Turns(section, timer)
     with ExitStack() as opened:
-        systems = {}
+        systems: dict[str, Any] = {}
         for (name, target), model in zip(section.targets.items(), models, strict=True):
             threads = target.intra_op_threads or cores()
             runner = open_onnx(target, model / "model.onnx", contract, threads)
             opened.callback(runner.close)
-            systems[name] = graph_system(runner, contract, encoder)
-        measured = bench.measure(
-            systems,
-            [cell],
-            texts,
-            iterations=section.latency.iterations,
-            warmup=WARMUP,
-            baseline=RECIPE,
-            more=_more(rule, BEST if BEST in systems else RECIPE) if len(systems) > 1 else None,
-        )
+            systems[name] = runner if task.generates else graph_system(runner, contract, encoder)
+        baseline = RECIPE if several else ""
+        measured = timer.time(systems, cell, baseline, turns.more if several else None)
     (timed,) = measured["cells"]
-    times = {name: system["end_to_end"] for name, system in timed["systems"].items()}
-    samples_of = {name: end.pop("samples") for name, end in times.items()}
-    confidence = confidence_of(max(len(rule.looks), 1))
+    times = {name: dict(system[timer.percentiles]) for name, system in timed["systems"].items()}
     document = {
-        **{name: timed[name] for name in ("batch", "sequence", "runs")},
-        "systems": times,
-        "to_recipe": _ratio(samples_of, RECIPE, confidence),
-        "to_best": _ratio(samples_of, BEST, confidence),
+        "batch": cell[0],
+        "sequence": cell[1],
+        "runs": timed["runs"],
+        "systems": {name: {k: end[k] for k in FIGURES} for name, end in times.items()},
+        "to_recipe": turns.ratio(RECIPE),
+        "to_best": turns.ratio(BEST),
     }
     (out / FILE).write_text(json.dumps(document, indent=1), encoding="utf-8")
 
 
-def _rule(section: Race) -> SequentialTest:
-    """Rule that stops where the candidate is surely faster or slower, or the time is spent."""
-    question = QuantileQuestion(50, 1.0)
-    return SequentialTest(question, section.latency.iterations, section.seconds, warmup=WARMUP)
+class _Turns:
+    """Rounds of systems in turns, until the candidate is surely faster or slower than the best (or,
+    without it, the recipe), or the time is spent."""
 
+    def __init__(self, section: Race, timer: CellTimer) -> None:
+        self._other = BEST if BEST in section.targets else RECIPE
+        self._timer, self._times = timer, dict[str, Sequence[Any]]()
+        self._rule = SequentialTest(
+            QuantileQuestion(50, 1.0),
+            section.latency.iterations,
+            section.seconds,
+            warmup=timer.warmup,
+        )
 
-def _more(rule: SequentialTest, other: str) -> Callable[[Mapping[str, Sequence[float]]], int]:
-    """Function from the times so far to the rounds to run next, by ratios to system `other`."""
+    def more(self, times: Mapping[str, Sequence[Any]]) -> int:
+        """Number of rounds to run next."""
+        self._times = dict(times)
+        return self._rule.more(self._ratios(self._other))
 
-    def more(times: Mapping[str, Sequence[float]]) -> int:
-        pairs = zip(times[CANDIDATE], times[other], strict=True)
-        return rule.more([ours / theirs for ours, theirs in pairs])
+    def _ratios(self, other: str) -> list[float]:
+        pairs = zip(self._times[CANDIDATE], self._times[other], strict=True)
+        milliseconds = self._timer.milliseconds
+        return [milliseconds(ours) / milliseconds(theirs) for ours, theirs in pairs]
 
-    return more
-
-
-def _ratio(
-    times: Mapping[str, Sequence[float]], other: str, confidence: float
-) -> dict[str, Any] | None:
-    if other not in times:
-        return None
-    ratios = [ours / theirs for ours, theirs in zip(times[CANDIDATE], times[other], strict=True)]
-    interval = bench.percentile_interval(ratios, 50, confidence)
-    return {"median": bench.percentile(ratios, 50), "interval": list(interval)}
+    def ratio(self, other: str) -> dict[str, Any] | None:
+        """{median, interval} at the confidence of the last look."""
+        if other not in self._times:
+            return None
+        ratios = self._ratios(other)
+        confidence = confidence_of(max(len(self._rule.looks), 1))
+        interval = bench.percentile_interval(ratios, 50, confidence)
+        return {"median": bench.percentile(ratios, 50), "interval": list(interval)}
 
 
 def files(section: Race) -> dict[str, str]:

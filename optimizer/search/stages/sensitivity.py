@@ -35,6 +35,7 @@ def section_of(compression: Compression) -> Compression:
         "method": methods.NEAREST.name,
         "methods": (),
         "keep_float_auto": None,
+        "allocate": None,
         "bias_correction": False,
         "activations": activations,
     }
