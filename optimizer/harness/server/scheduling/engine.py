@@ -18,7 +18,7 @@ from typing import Any
 from ... import tasks
 from ...inputs.kind import Encoded
 from ...process.niceness import IDLE, give_way
-from ..beside import SMALL, Beside
+from ..beside import TOKENIZED, Beside
 from ..model import PROMPT, TENSORS, Answer, Model, difference, failure
 from ..observe.metrics import Metrics
 from ..refusals import DeadlineError, DrainingError, OverloadError, RequestError
@@ -109,7 +109,7 @@ class Engine:
     ) -> list[Encoded]:
         start = self.clock()
         size = sum(map(len, inputs)) + sum(len(p) for p in pairs or () if p is not None)
-        if size > SMALL or not self.model.task.inputs.size:  # a small file may be a large image
+        if size > TOKENIZED or not self.model.task.inputs.size:  # a small file may be a large image
             work = partial(self.model.encode, inputs, pairs, prompt)
             rows = await self.beside.run(request.client, work)
         else:
