@@ -20,7 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from optimizer.harness.contract import Contract
 from optimizer.harness.inputs.batch import Array
-from optimizer.harness.runtimes.decoder import check_step
+from optimizer.harness.runtimes.decoder import LastOfStep, check_step
 from tests.conftest import heavy_tailed
 from tests.decoders import HEADS, KV_HEADS, TEMPLATE, WIDTH
 
@@ -74,7 +74,7 @@ class TorchRunner:
         return TorchDecoder(self._model)
 
 
-class TorchDecoder:
+class TorchDecoder(LastOfStep):
     def __init__(self, model: Any) -> None:
         from transformers import DynamicCache
 
@@ -92,7 +92,7 @@ class TorchDecoder:
         return np.asarray(out.logits.numpy())
 
 
-class ScriptRunner:
+class ScriptRunner(LastOfStep):
     """Says the same tokens to every prompt, and writes down what it was given."""
 
     def __init__(self, tokens: Sequence[int], vocabulary: int) -> None:

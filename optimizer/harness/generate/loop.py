@@ -186,7 +186,7 @@ def _batch(
         if all(row.finish is not None for row in rows):
             return
         mask = np.concatenate([mask, np.ones_like(chosen)], 1)  # a finished row is fed padding
-        scores = decoder.step(next_arrays(contract, chosen, mask))[:, -1]
+        scores = decoder.last(next_arrays(contract, chosen, mask))
 
 
 def prefill(decoder: Decoder, first: Mapping[str, Array], size: int = PREFILL) -> Array:
@@ -197,6 +197,6 @@ def prefill(decoder: Decoder, first: Mapping[str, Array], size: int = PREFILL) -
     """
     scores: Array | None = None
     for piece in pieces(first, size):
-        scores = decoder.step(piece)[:, -1]
+        scores = decoder.last(piece)
     assert scores is not None
     return scores

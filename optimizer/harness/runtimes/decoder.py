@@ -3,6 +3,7 @@
     decoder = runner.decoder(contract, capacity=600)     one batch of sequences
     logits = decoder.step(arrays)                        prefill, at once or in pieces
     logits = decoder.step(arrays)                        decode, one token per row
+    logits = decoder.last(arrays)                        as `step`, of the newest tokens only
 
 The arrays of a step are the model's inputs without the KV cache: input_ids and, if the model takes
 them, position_ids (batch, sequence) of the new tokens; attention_mask (batch, past + sequence) of
@@ -31,6 +32,22 @@ class Decoder(Protocol):
 
         Raises InputError for arrays that contradict the contract or the KV cache.
         """
+
+    def last(self, arrays: Mapping[str, Array]) -> Array:
+        """Add tokens as `step`; return the logits (batch, vocabulary) of each row's newest."""
+
+
+class _Steps(Protocol):
+    def step(self, arrays: Mapping[str, Array]) -> Array: ...
+
+
+class LastOfStep:
+    """`last` of a decoder that always computes the logits of all tokens."""
+
+    def last(self: _Steps, arrays: Mapping[str, Array]) -> Array:
+        """See Decoder.last."""
+        logits: Array = self.step(arrays)[:, -1]
+        return logits
 
 
 class DecoderRunner(Protocol):

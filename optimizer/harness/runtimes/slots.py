@@ -74,7 +74,7 @@ class SeparateDecoders:
         arrays = {"input_ids": np.array([ids], np.int64), "attention_mask": mask}
         arrays["position_ids"] = kv_cache.position_ids(mask, len(ids))
         expected = {i.name: arrays[i.name].astype(i.dtype) for i in self._contract.inputs}
-        return np.asarray(decoder.step(expected)[0, -1])
+        return np.asarray(decoder.last(expected)[0])
 
     def step(self, tokens: Mapping[int, int]) -> dict[int, Array]:
         return {text: self.read(text, [token]) for text, token in tokens.items()}

@@ -86,7 +86,7 @@ def summarize(source: Source) -> GraphSummary:
     """Summarize a graph; external weights are not read."""
     model = source.model if isinstance(source, OpenGraph) else onnx_file.load(source)
     graph = model.graph
-    inputs = tuple(str(v.name) for v in graph.inputs)
+    inputs = tuple(str(v.name) for v in graph.inputs if not v.is_initializer())
     by_column = any(n.op_type == "GroupQueryAttention" for n in graph)
     outputs = tuple(str(v.name) for v in graph.outputs)
     gelus = {

@@ -12,7 +12,7 @@ from optimizer.foundation.progress import say
 from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
-from optimizer.lower.onnx import onnx_lowering
+from optimizer.lower.onnx import last_logits, onnx_lowering
 from optimizer.lower.onnx.onnx_lowering import Lowered
 from optimizer.lower.ort import (
     answer,
@@ -53,6 +53,8 @@ def lower(section: OnnxRuntimeTarget, source: Path, state: Path, graph: Path, ou
         if left := answer.add(model, contract):
             say(f"lower: the embedding is pooled on the host, not in the graph: {left}")
     packed = pack.pack(model) if attention else {}
+    if generates and section.provider is None and (left := last_logits.add(model)):
+        say(f"lower: each step computes the logits of all its tokens: {left}")
     lowered = Lowered("ort_qdq", model, activations, packed, attention, ZEROS)
     onnx_lowering.write(lowered, names, compressed, section.float_type, out)
 

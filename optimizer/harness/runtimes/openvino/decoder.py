@@ -15,7 +15,7 @@ from ...contract import Contract
 from ...errors import InputError
 from ...inputs import kv_cache
 from ...inputs.batch import Array
-from ..decoder import check_step
+from ..decoder import LastOfStep, check_step
 from ..ort.decoder import LOGITS, ModelPorts, check_graph
 from .paged import Pages
 from .stateful import ROWS, variable
@@ -36,7 +36,7 @@ class PagedModel(ModelPorts, Protocol):
     def pages(self, texts: int, tokens: int) -> Pages: ...
 
 
-class OpenVinoDecoder:
+class OpenVinoDecoder(LastOfStep):
     """Decoder with states; see decoder.Decoder.
 
     Raises BundleError if inputs or outputs of the model and the contract differ.
@@ -59,7 +59,7 @@ class OpenVinoDecoder:
         return read_states(self._request, self._names) if self.past else {}
 
 
-class PagedDecoder:
+class PagedDecoder(LastOfStep):
     """Decoder with a paged KV cache; see decoder.Decoder. Padding is not in the cache.
 
     capacity: initial capacity of each row in tokens.

@@ -22,6 +22,10 @@ from ...inputs.batch import Array
 from ..decoder import check_step
 
 LOGITS = "logits"
+FIRST_SCORED = "first_scored"
+"""Input that a run may leave out, and key of the model's metadata: the first new token whose logits
+are computed (lower/onnx/last_logits.py)."""
+LAST = np.array([-1], np.int64)
 SHARED = ("kv_cache", "shared")  # key and value in the model's metadata
 
 
@@ -44,6 +48,7 @@ class BindableModel(ModelPorts, Protocol):
     def binding(self) -> Any: ...
     def value(self, array: Array) -> Any: ...
     def run_bound(self, binding: Any) -> None: ...
+    def run_values(self, feeds: Mapping[str, Any], fetches: Mapping[str, Any]) -> None: ...
 
 
 class OrtDecoder:
@@ -60,6 +65,7 @@ class OrtDecoder:
         self._inputs = [i.name for i in contract.inputs]
         check_graph(runner, self._inputs, self._names)
         self._shared = runner.metadata.get(SHARED[0]) == SHARED[1]
+        self._chooses = self._shared and FIRST_SCORED in runner.metadata
         self._cache: dict[str, Any] = {}  # name of the past -> OrtValue
         self._binding = runner.binding()
         self._rows = 0
@@ -81,6 +87,17 @@ class OrtDecoder:
             for (past, _), value in zip(self._names, present, strict=True):
                 self._cache[past] = value
         self.past = total
+        return logits
+
+    def last(self, arrays: Mapping[str, Array]) -> Array:
+        if not self._chooses or arrays["input_ids"].shape[1] == 1:
+            last: Array = self.step(arrays)[:, -1]
+            return last
+        rows, sequence = check_step(arrays, self._inputs, self.past, self._rows)
+        self._rows = rows
+        self._bind_cache(self.past + sequence)
+        logits = run_last(self._runner, arrays, self._cache, self._spec)
+        self.past += sequence
         return logits
 
     def cache(self) -> dict[str, Array]:
@@ -125,6 +142,20 @@ class OrtDecoder:
         if old is not None:
             array[:, :, : self.past] = old.numpy()[:, :, : self.past]
         return self._runner.value(array)
+
+
+def run_last(
+    runner: BindableModel, arrays: Mapping[str, Array], cache: Mapping[str, Any], spec: Generation
+) -> Array:
+    """Add tokens to a shared KV cache; return the logits (batch, vocabulary) of each row's newest.
+
+    arrays: inputs without the KV cache
+    cache: {name of the past: OrtValue}
+    """
+    logits = np.empty((len(arrays["input_ids"]), 1, spec.vocabulary), np.float32)
+    presents = {present: cache[past] for past, present in kv_cache.names(spec.layers)}
+    runner.run_values({**arrays, FIRST_SCORED: LAST, **cache}, {LOGITS: logits, **presents})
+    return logits[:, -1]
 
 
 def check_graph(runner: ModelPorts, inputs: list[str], names: list[tuple[str, str]]) -> None:

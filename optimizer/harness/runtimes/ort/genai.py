@@ -17,7 +17,7 @@ import numpy as np
 from ...contract import Contract
 from ...errors import BundleError, InputError, MachineError
 from ...inputs.batch import Array
-from ..decoder import check_step
+from ..decoder import LastOfStep, check_step
 from .privacy import disable_telemetry
 
 CONFIG = "genai_config.json"
@@ -55,7 +55,7 @@ class GenaiRunner:
         self._model = None
 
 
-class GenaiDecoder:
+class GenaiDecoder(LastOfStep):
     """Decoder of one row; see decoder.Decoder."""
 
     def __init__(self, generator: Any) -> None:

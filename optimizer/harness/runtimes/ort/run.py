@@ -180,6 +180,30 @@ class OrtRunner(Closing):
         with self._computing():
             self._session.run_with_iobinding(binding)
 
+    def run_values(self, feeds: Mapping[str, Any], fetches: Mapping[str, Any]) -> None:
+        """Run once, and write the outputs into `fetches`. Takes inputs that a graph may leave out,
+        which a binding does not.
+
+        feeds, fetches: {name: array, or OrtValue on this runner's device}
+        """
+        ort = _import()
+        devices = [
+            ort.OrtDevice.make("cpu" if isinstance(v, np.ndarray) else self.device, 0)
+            for v in fetches.values()
+        ]
+        vectors = []
+        for values in (feeds, fetches):
+            vectors.append(ort.capi.onnxruntime_pybind11_state.OrtValueVector())
+            for value in values.values():
+                array = isinstance(value, np.ndarray)
+                kept = ort.OrtValue.ortvalue_from_numpy(value) if array else value
+                vectors[-1].push_back(kept._ortvalue)  # the vector's class has no public form
+        names, kinds = ([*feeds], [*fetches]), [d._get_c_device() for d in devices]
+        with self._computing():
+            self._session.run_with_ortvaluevector(
+                ort.RunOptions(), names[0], vectors[0], names[1], vectors[1], kinds
+            )
+
     def close(self) -> None:
         if self._bound is not None:
             self._bound.close()

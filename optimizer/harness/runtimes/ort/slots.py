@@ -19,7 +19,7 @@ import numpy as np
 from ...contract import Contract
 from ...inputs import kv_cache
 from ...inputs.batch import Array
-from .decoder import LOGITS, SHARED, BindableModel, check_graph
+from .decoder import FIRST_SCORED, LOGITS, SHARED, BindableModel, check_graph, run_last
 
 
 def supports_slots(runner: BindableModel) -> bool:
@@ -43,11 +43,13 @@ class OrtSlots:
         self._dtypes = {i.name: i.dtype for i in contract.inputs}
         self._names = kv_cache.names(self._spec.layers)
         check_graph(runner, list(self._dtypes), self._names)
+        self._chooses = FIRST_SCORED in runner.metadata
         shape = (rows, self._spec.kv_heads, capacity, self._spec.head_dim)
         self._cache = {past: np.zeros(shape, runner.inputs[past]) for past, _ in self._names}
         self._texts: list[int | None] = [None] * rows  # by row
         self._lengths: dict[int, int] = {}  # by text
         self._bindings: dict[tuple[int, int], Any] = {}  # by first and last row
+        self._views: dict[tuple[int, int], dict[str, Any]] = {}  # their rows of the KV cache
 
     def open(self, text: int) -> None:
         self._texts[self._texts.index(None)] = text
@@ -58,15 +60,27 @@ class OrtSlots:
         del self._lengths[text]
 
     def read(self, text: int, ids: Sequence[int]) -> Array:
-        return np.asarray(self.scores(text, ids)[-1])
-
-    def scores(self, text: int, ids: Sequence[int]) -> Array:
-        row, length = self._texts.index(text), self._lengths[text]
-        mask = np.ones((1, length + len(ids)), np.int64)
-        positions = np.arange(length, length + len(ids))[None]
-        logits = self._run(row, np.array([ids], np.int64), mask, positions)
+        if not self._chooses or len(ids) == 1:
+            return np.asarray(self.scores(text, ids)[-1])
+        row, arrays = self._added(text, ids)
+        inputs = self._inputs(*arrays)
+        view = self._view(row, row + 1)
+        logits = run_last(self._runner, inputs, view, self._spec)
         self._lengths[text] += len(ids)
         return np.asarray(logits[0])
+
+    def scores(self, text: int, ids: Sequence[int]) -> Array:
+        row, arrays = self._added(text, ids)
+        logits = self._run(row, *arrays)
+        self._lengths[text] += len(ids)
+        return np.asarray(logits[0])
+
+    def _added(self, text: int, ids: Sequence[int]) -> tuple[int, tuple[Array, Array, Array]]:
+        """(row of a text, its ids, mask and positions with these tokens)."""
+        length = self._lengths[text]
+        mask = np.ones((1, length + len(ids)), np.int64)
+        positions = np.arange(length, length + len(ids))[None]
+        return self._texts.index(text), (np.array([ids], np.int64), mask, positions)
 
     def step(self, tokens: Mapping[int, int]) -> dict[int, Array]:
         if len(tokens) == 1 and self.multiple == 1:
@@ -117,8 +131,7 @@ class OrtSlots:
     def _run(self, row: int, ids: Array, mask: Array, positions: Array) -> Array:
         rows, sequence = ids.shape
         binding = self._binding(row, row + rows)
-        arrays = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
-        inputs = {n: np.ascontiguousarray(arrays[n], dtype) for n, dtype in self._dtypes.items()}
+        inputs = self._inputs(ids, mask, positions)
         for name, array in inputs.items():
             binding.bind_cpu_input(name, array)
         logits = np.empty((rows, sequence, self._spec.vocabulary), np.float32)
@@ -130,9 +143,20 @@ class OrtSlots:
         """Return a binding of rows first..last of the KV cache, without a copy."""
         if (first, last) not in self._bindings:
             binding = self._runner.binding()
+            view = self._view(first, last)
             for past, present in self._names:
-                value = self._runner.value(self._cache[past][first:last])
-                binding.bind_ortvalue_input(past, value)
-                binding.bind_ortvalue_output(present, value)
+                binding.bind_ortvalue_input(past, view[past])
+                binding.bind_ortvalue_output(present, view[past])
             self._bindings[first, last] = binding
         return self._bindings[first, last]
+
+    def _view(self, first: int, last: int) -> dict[str, Any]:
+        """{past: rows first..last of the KV cache}, without a copy."""
+        if (first, last) not in self._views:
+            values = {past: array[first:last] for past, array in self._cache.items()}
+            self._views[first, last] = {p: self._runner.value(a) for p, a in values.items()}
+        return self._views[first, last]
+
+    def _inputs(self, ids: Array, mask: Array, positions: Array) -> dict[str, Array]:
+        arrays = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
+        return {n: np.ascontiguousarray(arrays[n], dtype) for n, dtype in self._dtypes.items()}

@@ -15,7 +15,7 @@ import numpy as np
 from ...contract import Contract
 from ...inputs import kv_cache
 from ...inputs.batch import Array
-from ..decoder import check_step
+from ..decoder import LastOfStep, check_step
 from ..ort.decoder import LOGITS, check_graph
 from .memory import Device, Pinned
 from .profiles import choose
@@ -23,7 +23,7 @@ from .profiles import choose
 MASK = "attention_mask"
 
 
-class TrtDecoder:
+class TrtDecoder(LastOfStep):
     """Decoder on a TensorRT engine; see decoder.Decoder.
 
     session: session.Session of the engine.

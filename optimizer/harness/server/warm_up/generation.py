@@ -159,7 +159,7 @@ def alone(model: TextModel, text: Sequence[int], steps: int) -> list[Array]:
     for n in range(steps):
         mask = np.ones((1, len(text) + n + 1), np.int64)
         ids = np.array([[int(scores[-1].argmax())]])
-        scores.append(decoder.step(next_arrays(contract, ids, mask))[0, -1])
+        scores.append(decoder.last(next_arrays(contract, ids, mask))[0])
     return scores
 
 

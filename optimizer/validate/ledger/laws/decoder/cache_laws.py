@@ -14,6 +14,7 @@ caught     a KV cache that misses a step, is shared by two texts or rounded to e
  4. turns     two texts continued in turns = each text by itself
  5. inputs    a step leaves its input KV cache unchanged, and gives the same bits again
  6. arrivals  texts that begin and end at any time, as in a server = each text alone
+ 7. newest    the newest token's logits computed by themselves = with those of all tokens
 
 The operators are the same in all. The number of rows and tokens of a product differs, and with it
 the order of its sums; where inputs are quantized (by the graph, or inside a kernel such as
@@ -45,7 +46,7 @@ Pairs = list[tuple[Array, Array]]  # logits of the same tokens, computed in two 
 
 
 def cache(m: Materials) -> Entry:
-    """Entry of hop `cache`: laws 1 to 6 on pieces of held-out text."""
+    """Entry of hop `cache`: laws 1 to 7 on pieces of held-out text."""
     precision = m.section.target.computes_in
     fused = m.correct.token_logits(precision, blocks=bool(m.kernel_blocks))
     measured, problems = _laws(m, fused.limits["logits"], fuse=True)
@@ -146,6 +147,14 @@ def _in_pieces(served: ServedDecoder, size: int) -> Pairs:
     return [(f[None], w[None]) for f, w in zip(piecewise, whole_row, strict=True)]
 
 
+def _newest(served: ServedDecoder) -> Pairs:
+    """Pair of the logits of the newest token, as generation computes them, and as in one piece."""
+    ids = served.long[None]
+    arrays = text_generation.next_arrays(served.contract, ids, np.ones_like(ids))
+    newest = served.runner.decoder(served.contract, ids.shape[1]).last(arrays)
+    return [(newest, served.alone(served.long)[-1:])]
+
+
 def _tail(rows: Sequence[Array]) -> int:
     return min(TAIL, min(map(len, rows)) - 1)
 
@@ -185,6 +194,7 @@ LAWS: dict[str, Callable[[ServedDecoder], Pairs]] = {
     "rows together and alone": lambda s: s.batch(s.even, 0),
     "rows continued together and alone": lambda s: s.batch(s.even, _tail(s.even)),
     "texts that come and go and alone": _arriving,
+    "the newest token's logits and those of all tokens": _newest,
 }
 
 

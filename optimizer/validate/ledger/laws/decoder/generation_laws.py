@@ -210,7 +210,7 @@ def _likeliest(m: Materials, runner: Runner, prompt: list[int], count: int) -> l
     ids, drawn = np.array([prompt], np.int64), list[int]()
     mask = np.ones_like(ids)
     while len(drawn) < count:
-        scores = session.step(text_generation.next_arrays(m.contract, ids, mask))[0, -1]
+        scores = session.last(text_generation.next_arrays(m.contract, ids, mask))[0]
         drawn.append(int(scores.argmax()))
         ids = np.array([drawn[-1:]], np.int64)
         mask = np.concatenate([mask, np.ones_like(ids)], 1)

@@ -23,6 +23,7 @@ from optimizer.harness.contract import Contract
 from optimizer.harness.generate import Options, generate
 from optimizer.harness.generate.options import NEUTRAL
 from optimizer.harness.inputs.batch import Array
+from optimizer.harness.runtimes.decoder import LastOfStep
 from optimizer.validate.ledger.pieces.roundoff import UNIT
 
 SAMPLINGS: tuple[Mapping[str, Any], ...] = (
@@ -43,7 +44,7 @@ DEVIATION = 2.0  # standard deviation of the scores
 SEED = 11
 
 
-class ScriptedScores:
+class ScriptedScores(LastOfStep):
     """Stand-in for a model (runtimes/decoder.py): scores (steps, batch, vocabulary), whatever it
     reads."""
 

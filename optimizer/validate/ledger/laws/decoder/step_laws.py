@@ -29,7 +29,7 @@ import numpy as np
 from optimizer.harness.contract import Contract
 from optimizer.harness.generate import Options, generate
 from optimizer.harness.inputs import kv_cache
-from optimizer.harness.runtimes.ort.decoder import LOGITS, SHARED, OrtDecoder
+from optimizer.harness.runtimes.ort.decoder import FIRST_SCORED, LOGITS, SHARED, OrtDecoder
 from optimizer.harness.runtimes.ort.slots import OrtSlots
 from optimizer.harness.runtimes.slots import SeparateDecoders, Slots
 from optimizer.validate.ledger.distance import Array
@@ -66,7 +66,7 @@ class IntegerModel:
         dtypes = {i.name: np.dtype(i.dtype) for i in contract.inputs}
         self.inputs = {**dtypes, **{past: np.dtype(np.float32) for past, _ in self.names}}
         self.outputs = [LOGITS, *(present for _, present in self.names)]
-        self.metadata = dict([SHARED]) if shared else {}
+        self.metadata = {**dict([SHARED]), FIRST_SCORED: ""} if shared else {}
         self._shared, self._watch = shared, watch
 
     def decoder(self, contract: Contract, capacity: int = 0) -> OrtDecoder:
@@ -78,6 +78,16 @@ class IntegerModel:
 
     def value(self, array: Array) -> _Value:
         return _Value(array)
+
+    def run_values(self, feeds: Mapping[str, Any], fetches: Mapping[str, Any]) -> None:
+        """As `run_bound`, with the logits of the newest tokens only."""
+        binding = _Binding()
+        binding.values = {name: value for name, value in feeds.items() if kv_cache.is_past(name)}
+        binding.arrays = {
+            n: a for n, a in feeds.items() if n not in (*binding.values, FIRST_SCORED)
+        }
+        binding.logits = fetches[LOGITS]
+        self.run_bound(binding)
 
     def run_bound(self, binding: _Binding) -> None:
         """Write the new tokens into the cache, and a logit of 1 for each row's next token."""
