@@ -185,7 +185,9 @@ def test_an_unknown_field_names_the_closest(spec: Spec) -> None:
 
 
 def test_a_spec_without_text(spec: Spec) -> None:
-    refused(spec(ROWS, columns={"label": "label"}), "none of text, image and messages has a column")
+    refused(
+        spec(ROWS, columns={"label": "label"}), "none of text, image, messages, arrays has a column"
+    )
 
 
 def test_an_unknown_split(tmp_path: Path) -> None:

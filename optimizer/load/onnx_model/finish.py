@@ -24,7 +24,7 @@ from optimizer.model.graph.record import BODY, CONV, LINEAR, Node
 
 CLAMPS = ("Relu", "Clip")
 """Activations that ONNX Runtime computes inside a Conv."""
-OWN = ("graph", "constants", "last", "weights")  # attributes of module.Body
+OWN = ("graph", "constants", "last", "weights", "observe", "in_torch")  # attributes of module.Body
 MARK = "output"
 
 

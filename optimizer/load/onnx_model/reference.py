@@ -8,7 +8,7 @@ the ledger). An operator that torch does not compute becomes a file of one node.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,12 @@ from optimizer.foundation.rounding.random_rounding import Arithmetic, RandomRoun
 from optimizer.foundation.rounding.tolerance import RUNS, UNIT, lengths, upper_bound
 from optimizer.harness.errors import HarnessError
 from optimizer.harness.runtimes.ort.run import OrtRunner
+from optimizer.load.onnx_model import branches
 from optimizer.load.onnx_model.draft import Array, Draft
 from optimizer.load.onnx_model.ports import ROWS, Ports
 from optimizer.model.checkpoint.model import materialize
-from optimizer.model.graph.module import GraphModel, NodeError
-from optimizer.model.graph.record import Graph, Node
+from optimizer.model.graph.module import GraphModel, NodeError, in_onnx_runtime
+from optimizer.model.graph.record import BODY, Graph, Node
 
 Answers = dict[str, Array]
 
@@ -73,9 +74,10 @@ def runnable(graph: Graph, draft: Draft, tensors: Mapping[str, Any], ports: Port
                     where=f"node {e.node.name!r}",
                     fix="Export the model with a dynamic first axis." if ports.single else "",
                 ) from e
-            node = _to_file(e, protos[e.node.name], graph)
-            nodes = tuple(node if n.name == node.name else n for n in graph.nodes)
-            graph = replace(graph, nodes=nodes)
+            name = f"operators/{sum(bool(n.file) for n in graph.nodes)}.onnx"
+            node = _to_file(e.node, e.arguments, protos[e.node.name], graph, name)
+            _say_float(node, e.why)
+            graph = _exchanged(graph, node)
 
 
 def _filled(graph: Graph, tensors: Mapping[str, Any]) -> GraphModel:
@@ -84,13 +86,22 @@ def _filled(graph: Graph, tensors: Mapping[str, Any]) -> GraphModel:
     return model
 
 
-def _to_file(error: NodeError, proto: Any, graph: Graph) -> Node:
-    """Write the model of one node; return the node with its file."""
-    node = error.node
+def _exchanged(graph: Graph, node: Node) -> Graph:
+    return replace(graph, nodes=tuple(node if n.name == node.name else n for n in graph.nodes))
+
+
+def _say_float(node: Node, why: str) -> None:
+    say(f"load: node {node.name!r} ({node.op}) stays float and runs in ONNX Runtime: {why}")
+
+
+def _to_file(node: Node, values: Sequence[Any], proto: Any, graph: Graph, file: str) -> Node:
+    """Write the model of one node to `file` below the graph's folder; return the node with it.
+
+    values: inputs of the node
+    """
     (graph.folder / "operators").mkdir(parents=True, exist_ok=True)
-    count = sum(bool(n.file) for n in graph.nodes)
     names = [n for n in dict.fromkeys(node.inputs) if n]
-    arguments = dict(zip(node.inputs, error.arguments, strict=True))
+    arguments = dict(zip(node.inputs, values, strict=True))
     inner = {name: f"i{i}" for i, name in enumerate(names)} | {"": ""}
     alone = onnx.NodeProto()
     alone.CopyFrom(proto)
@@ -114,10 +125,62 @@ def _to_file(error: NodeError, proto: Any, graph: Graph) -> Node:
         ],
         ir_version=10,
     )
-    file = f"operators/{count}.onnx"
     (graph.folder / file).write_bytes(model.SerializeToString())
-    say(f"load: node {node.name!r} ({node.op}) stays float and runs in ONNX Runtime: {error.why}")
     return replace(node, file=file)
+
+
+def without_misread(graph: Graph, draft: Draft, tensors: Mapping[str, Any], ports: Ports) -> Graph:
+    """The graph with a file for each operator that torch computes further from ONNX Runtime than
+    rounding explains, on the same inputs of this operator; `graph` itself if there is none."""
+    protos = {node.name: node.proto for node in draft.nodes}
+    inputs = {n: torch.from_numpy(a) for n, a in ports.draw(ROWS).items()}
+    model = _filled(graph, tensors)
+    body: Any = model.get_submodule(BODY)
+    misread: list[Node] = []
+    files = sum(bool(n.file) for n in graph.nodes)
+
+    def judge(node: Node, arguments: list[Any], results: tuple[torch.Tensor, ...]) -> None:
+        if node.module or node.file or protos.get(node.name) is None:
+            return
+        name = f"operators/{files + len(misread)}.onnx"
+        alone = _to_file(node, arguments, protos[node.name], graph, name)
+        theirs = in_onnx_runtime(alone, graph.folder / name, arguments)
+        if _apart(lambda: body.in_torch(node, arguments), results, theirs):
+            misread.append(alone)
+        else:
+            (graph.folder / name).unlink()
+
+    body.observe = judge
+    with torch.no_grad():
+        model(**inputs)
+    for node in misread:
+        _say_float(node, "torch computes it otherwise")
+        graph = _exchanged(graph, node)
+    return graph
+
+
+def _apart(
+    run: Callable[[], Sequence[torch.Tensor]],
+    ours: Sequence[torch.Tensor],
+    theirs: Sequence[torch.Tensor],
+) -> bool:
+    """True where a result differs by more than correct runs of the operator do, or at all of whole
+    numbers."""
+    runs = []
+    for seed in range(RUNS):
+        with RandomRounding(Arithmetic(operands=True), seed):
+            runs.append([t.numpy() for t in run()])
+    for i, (mine, other) in enumerate(zip(ours, theirs, strict=False)):
+        a, b = mine.numpy(), other.numpy()
+        if a.shape != b.shape or (a.dtype.kind != "f" and not np.array_equal(a, b)):
+            return True
+        if a.dtype.kind != "f" or not a.size:
+            continue
+        each = [(one[i], two[i]) for k, one in enumerate(runs) for two in runs[k + 1 :]]
+        limit = upper_bound(lengths(each), RUNS, 2, UNIT["fp32"])
+        if not max(lengths([(a, b)])) <= limit:
+            return True
+    return False
 
 
 def compare(
@@ -159,6 +222,7 @@ def compare(
                     fix="Export the model with a dynamic first axis, in evaluation mode.",
                 )
             worst = max(worst, max(far) / limit)
+    branches.warn(model, inputs)
     say(
         f"load: {ROWS} drawn rows have the outputs of ONNX Runtime: apart by at most {worst:.2g} "
         "of what rounding may do"

@@ -180,7 +180,14 @@ def run(section: Model, out: Path) -> None:
     graph = _graph(opened, checkpoint)
     graph.folder.mkdir()
     graph = reference.runnable(graph, opened.draft, tensors, opened.ports)
-    reference.compare(graph, tensors, opened.ports, expected, path)
+    try:
+        reference.compare(graph, tensors, opened.ports, expected, path)
+    except CheckpointError:
+        exact = reference.without_misread(graph, opened.draft, tensors, opened.ports)
+        if exact is graph:
+            raise
+        graph = exact
+        reference.compare(graph, tensors, opened.ports, expected, path)
     record.write(graph, checkpoint)
     safetensors_stream.write(iter(tensors.items()), checkpoint / "model.safetensors")
     _write_json(checkpoint / "config.json", config(opened))

@@ -30,7 +30,7 @@ def fuse(model: ir.Model) -> tuple[str, ...]:
             [x],
             {"alpha": 1.0},
             domain=DOMAIN,
-            name=f"{module}/{OPERATOR}",
+            name=f"{module or product.name}/{OPERATOR}",
             metadata_props={MODULE: module},
         )
         model.graph.insert_before(product, node)

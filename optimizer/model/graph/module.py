@@ -9,7 +9,7 @@ An operator that torch does not compute here runs in ONNX Runtime, without a gra
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -35,11 +35,15 @@ class NodeError(Exception):
 
 
 class Body(nn.Module):
-    """The operators of a graph: (first input, other inputs) -> tuple of outputs."""
+    """The operators of a graph: (first input, other inputs) -> tuple of outputs.
+
+    observe: called with each operator, its inputs and its results; None for nothing
+    """
 
     def __init__(self, graph: Graph) -> None:
         super().__init__()
         self.graph = graph
+        self.observe: Callable[[Node, list[Any], tuple[Tensor, ...]], None] | None = None
         self.constants = dict(graph.constants)
         self.last = _last_uses(graph)
         self.weights = {n: n.removeprefix(f"{BODY}.") for n in graph.parameters}
@@ -66,6 +70,8 @@ class Body(nn.Module):
             except FAILURES as e:
                 why = str(e).split("\n")[0][:200] or "its attributes are not covered in torch"
                 raise NodeError(node, why, arguments) from e
+            if self.observe is not None:
+                self.observe(node, arguments, results)
             values.update((n, r) for n, r in zip(node.outputs, results, strict=False) if n)
             for name in self.last.get(i, ()):
                 values.pop(name, None)
@@ -83,19 +89,23 @@ class Body(nn.Module):
             module = self.get_submodule(node.module.removeprefix(f"{BODY}."))
             return (module(arguments[0]),)
         if node.file:
-            return _in_onnx_runtime(node, self.graph.folder / node.file, arguments)
+            return in_onnx_runtime(node, self.graph.folder / node.file, arguments)
         if node.domain or node.op not in OPERATORS:
             raise NodeError(node, "it is not among the operators in torch", arguments)
+        results = self.in_torch(node, arguments)
+        if any(node.outputs[len(results) :]):
+            why = f"output {node.outputs[len(results)]!r} is not computed"
+            raise NodeError(node, why, arguments)
+        return results
+
+    def in_torch(self, node: Node, arguments: list[Any]) -> tuple[Tensor, ...]:
+        """Results of an operator of OPERATORS."""
         attributes = {
             k: self.constants[v[7:]] if isinstance(v, str) and v.startswith("tensor:") else v
             for k, v in node.attributes.items()
         }
         result = OPERATORS[node.op](arguments, attributes)
-        results = result if isinstance(result, tuple) else (result,)
-        if any(node.outputs[len(results) :]):
-            why = f"output {node.outputs[len(results)]!r} is not computed"
-            raise NodeError(node, why, arguments)
-        return results
+        return result if isinstance(result, tuple) else (result,)
 
 
 class GraphModel(nn.Module):
@@ -166,11 +176,12 @@ def _holder(root: nn.Module, path: str) -> nn.Module:
     return root
 
 
-def _in_onnx_runtime(node: Node, file: Path, arguments: list[Any]) -> tuple[Tensor, ...]:
+def in_onnx_runtime(node: Node, file: Path, arguments: list[Any]) -> tuple[Tensor, ...]:
+    """Results of an operator by the model of it alone in `file`."""
     names = [n for n in dict.fromkeys(node.inputs) if n]
     by_name = dict(zip(node.inputs, arguments, strict=True))
     arrays = {f"i{i}": by_name[name].detach().numpy() for i, name in enumerate(names)}
-    computed = iter(_runner(file).infer(arrays).values())
+    computed = iter(_runner(file, file.stat().st_mtime_ns).infer(arrays).values())
     results = [
         torch.from_numpy(next(computed).copy()) if n else torch.empty(0) for n in node.outputs
     ]
@@ -186,5 +197,5 @@ class _Operator(OrtRunner):
 
 
 @lru_cache(maxsize=256)
-def _runner(file: Path) -> OrtRunner:
+def _runner(file: Path, _modified: int) -> OrtRunner:
     return _Operator(file, threads=1, fuse=False)
