@@ -35,7 +35,7 @@ class Consumed:
 def of_batch(batch: Mapping[str, Tensor], hidden: Tensor, real: Tensor) -> Consumed:
     """Count a batch by the hidden states (batch, sequence, features) of the first block, and real
     (batch, sequence) bool."""
-    rows, sequence = len(hidden), real.shape[1]
+    rows, sequence = len(hidden), hidden.shape[1] if hidden.ndim > 1 else 1
     tokens = int(real[:rows, :sequence].sum())
     if IDS not in batch:
         return Consumed(rows, tokens, None)
