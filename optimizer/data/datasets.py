@@ -408,5 +408,5 @@ def _usable(values: Mapping[str, Any]) -> bool:
     has a message."""
     text = next(values[field] for field in INPUTS if field in values)
     empty = not text.strip() if isinstance(text, str) else text in ([], {})
-    parts = [*values.values(), *(text.values() if isinstance(text, dict) else ())]
+    parts = [*values.values(), *values.get("arrays", {}).values()]
     return not empty and all(v is not None for v in parts)
