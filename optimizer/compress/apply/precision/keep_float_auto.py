@@ -131,21 +131,27 @@ class Network:
         return {name: self.error([name]) for name in names}
 
     def error(self, names: Sequence[str]) -> float:
-        """Relative change of the output when these modules are quantized."""
-        error, replaced = RelativeError(), (*names, *self._summands(names))
+        """Relative change of the output when these modules are quantized; of several outputs the
+        largest."""
+        errors, replaced = [RelativeError() for _ in self._outputs[0]], self._with_summands(names)
         with walk.swapped(self._source.model, {n: self._stand_ins[n] for n in replaced}):
             for batch, floats in zip(self._inputs, self._outputs, strict=True):
-                error.update(floats, self._output(batch))
-        return error.value
+                for error, one, other in zip(errors, floats, self._output(batch), strict=True):
+                    error.update(one, other)
+        return max(error.value for error in errors)
 
-    def _output(self, batch: Batch) -> Tensor:
-        """Output (rows, features) without padding; for a decoder the last hidden states."""
+    def _with_summands(self, names: Sequence[str]) -> tuple[str, ...]:
+        return (*names, *self._summands(names))
+
+    def _output(self, batch: Batch) -> list[Tensor]:
+        """Outputs (rows, features) without padding; for a decoder the last hidden states."""
         with torch.no_grad():
             if self._source.decodes:
-                states = self._source.features(batch)
+                outputs = [self._source.features(batch)]
             else:
-                states = self._source.model(**self._source.moved(batch))[0]
-            return walk.real_rows(states, self._real(batch))
+                result = self._source.model(**self._source.moved(batch))
+                outputs = [*result.values()] if type(result) is dict else [result[0]]
+            return [walk.real_rows(states, self._real(batch)) for states in outputs]
 
     def _real(self, batch: Batch) -> Tensor:
         arrays = {name: values.numpy() for name, values in batch.items()}
