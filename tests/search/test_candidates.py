@@ -5,11 +5,13 @@ from __future__ import annotations
 from itertools import combinations
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from optimizer.data.sample import Sample
 from optimizer.foundation.errors import RecipeError
 from optimizer.harness import tasks
+from optimizer.harness.inputs.tensors import Row
 from optimizer.recipe import file as recipe_file
 from optimizer.recipe.schema import Recipe
 from optimizer.search import candidates
@@ -82,6 +84,13 @@ def test_the_split_depends_on_the_texts_alone() -> None:
     again = split.rows_of("held_out", rows[::-1], task)
     assert [r.text for r in again] == [r.text for r in held_out]
     assert [r.label for r in search] != sorted(r.label or 0 for r in search)
+
+
+def test_rows_of_arrays_are_split_by_their_values() -> None:
+    rows = [Sample(arrays=Row({"x": np.full(2, i % 10)}), label=i) for i in range(40)]
+    held_out = split.rows_of("held_out", rows, tasks.task("text-classification"))
+    assert len(held_out) == 20
+    assert len({r.arrays for r in held_out}) == 5
 
 
 def test_questions_about_one_context_are_on_one_side() -> None:

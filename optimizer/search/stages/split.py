@@ -1,8 +1,9 @@
 """Split the rows of an evaluation set into those of the search and those held out.
 
-Rows with the same text (or image, or query; of questions: the same context) are one group. Groups
-are put in the order of the sha256 of that text, and every second group, from the second on, is held
-out. So the split depends on the rows alone, not on their order, and no text is on both sides.
+Rows with the same text (or image, arrays, or query; of questions: the same context) are one group.
+Groups are put in the order of the sha256 of that text, and every second group, from the second on,
+is held out. So the split depends on the rows alone, not on their order, and no text is on both
+sides.
 """
 
 from __future__ import annotations
@@ -30,5 +31,7 @@ def rows_of(part: Part, rows: Sequence[Sample], task: Task) -> list[Sample]:
 def _key(row: Sample, task: Task) -> str:
     if row.image is not None:
         return row.image.sha256
+    if row.arrays is not None:
+        return row.arrays.sha256
     text = row.text_pair or "" if task.extracts else row.text
     return hashlib.sha256(text.encode()).hexdigest()
