@@ -44,6 +44,7 @@ def takes(section: Model) -> bool:
 def find(section: Model) -> OnnxFile:
     """The ONNX file of a recipe. Raises CheckpointError where there is none, or several."""
     path = source.local_path(section.source, section.base)
+    check_exists(section)
     if path.is_file() and not section.source.startswith(source.PACKAGE):
         if path.suffix != SUFFIX:
             raise CheckpointError(
@@ -72,6 +73,19 @@ def find(section: Model) -> OnnxFile:
             fix=f"Name one: model.onnx_file: {_listed(folder)}" if candidates else "",
         )
     return OnnxFile(candidates[0].resolve(), folder, resolved.revision)
+
+
+def check_exists(section: Model) -> None:
+    """Raise CheckpointError for the name of an ONNX file that is not there, which is otherwise
+    taken for a model on a hub."""
+    path = source.local_path(section.source, section.base)
+    if path.suffix == SUFFIX and not path.exists():
+        raise CheckpointError(
+            f"file {section.source} does not exist",
+            where="model.source",
+            accepted="model.onnx, a folder with one, or a hub id",
+            fix=f"Correct the path; a relative one starts at {section.base or Path.cwd()}.",
+        )
 
 
 def _listed(folder: Path) -> str:
@@ -115,6 +129,7 @@ def data_files(model: onnx.ModelProto, path: Path) -> list[Path]:
 
 def digests(section: Model) -> dict[str, str]:
     """{file: sha256} of the ONNX file and its external data; {hub id: commit} for one on a hub."""
+    check_exists(section)
     if not source.is_local(section.source, section.base):
         return source.digests(section)
     file = find(section)

@@ -202,6 +202,11 @@ def test_what_cannot_be_proven_is_refused_by_name(
         load(file, tmp_path / "out")
 
 
+def test_a_file_that_is_not_there_is_not_taken_for_a_hub_s(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"typo\.onnx does not exist"):
+        stage.open_file(section(Path("typo.onnx"), base=str(tmp_path)))
+
+
 def test_external_data_outside_of_the_folder_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()

@@ -23,7 +23,7 @@ from optimizer.harness.inputs.tensors import Row
 from optimizer.harness.tasks import tensors
 from optimizer.load import source
 from optimizer.load.onnx_model import stage
-from optimizer.load.onnx_model.files import SUFFIX, find
+from optimizer.load.onnx_model.files import SUFFIX, check_exists, find
 from optimizer.model.graph.record import CONV
 from optimizer.recipe.schema import Model
 
@@ -44,6 +44,7 @@ def look(name: str) -> ModelFacts:
     """Return the facts about an ONNX file. Raises CheckpointError as load for one that it refuses;
     a file on a hub is not fetched."""
     task = tasks.task(tensors.TASK.name)
+    check_exists(Model(source=name, task=task.name))
     if not source.is_local(name):
         return ModelFacts(name, task)
     section = Model(source=name, task=task.name)

@@ -187,7 +187,7 @@ def starter_recipe(
     slow: result of `without_integers`; must_beat_float is off with one
     """
     task, generates = model.task, model.task.generates
-    base = model.name.split(":")[-1].rstrip("/").split("/")[-1]
+    base = model.name.split(":")[-1].rstrip("/").split("/")[-1].removesuffix(".onnx")
     named = _as_name(name) or f"{_as_name(base) or 'model'}-{'int4' if generates else 'int8'}"
     settings = [f"gguf_file: {quoted(model.gguf_file)}"] if model.gguf_file else []
     if model.adapter is not None:
