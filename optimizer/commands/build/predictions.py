@@ -136,9 +136,12 @@ def text(entries: list[dict[str, Any]]) -> str:
         f"{in_bytes(sum(e['disk'] for e in running)):>9}"
         f"{_seconds(sum(e['seconds'] for e in running)):>9}  (memory: the highest peak)"
     )
-    on_gpu = [f"{e['stage']} {in_bytes(e['device_memory'])}" for e in running if e["device_memory"]]
-    if on_gpu:
-        rows.append(f"memory of a GPU, where torch can use one: {', '.join(on_gpu)}")
+    on_gpu: dict[str, int] = {}
+    for e in running:
+        on_gpu[e["stage"]] = max(e["device_memory"], on_gpu.get(e["stage"], 0))
+    needs = [f"{stage} {in_bytes(size)}" for stage, size in on_gpu.items() if size]
+    if needs:
+        rows.append(f"memory of a GPU, where torch can use one: {', '.join(needs)}")
     return "\n".join(rows)
 
 
