@@ -20,7 +20,7 @@ def build_contract(d: Described, preparation: Preparation, conversion: Any) -> d
     sections |= preparation.sections(d, conversion)
     widths = dict(preparation.widths(d, sections))
     if "labels" in d.task.sections:
-        sections["labels"] = _labels(d.config)
+        sections["labels"] = _labels(d.config, distinct=d.task.classifies)
     if d.task.classifies:
         widths["labels"] = len(sections["labels"])
         if d.section.aggregation is not None:
@@ -127,7 +127,9 @@ def _label_name(i: object, label: object) -> str:
     return str(label)
 
 
-def _labels(config: Any) -> list[str]:
+def _labels(config: Any, distinct: bool) -> list[str]:
+    """Label names in id order. distinct: False where several ids may be called alike, as COCO's
+    numbers without an object are."""
     names = {int(i): _label_name(i, label) for i, label in config.id2label.items()}
     if sorted(names) != list(range(len(names))):
         raise CheckpointError(
@@ -138,7 +140,7 @@ def _labels(config: Any) -> list[str]:
         )
     labels = [names[i] for i in range(len(names))]
     repeated = [label for i, label in enumerate(labels) if label in labels[:i]]
-    if repeated:
+    if repeated and distinct:
         raise CheckpointError(
             f"two ids have the name {repeated[0]!r}, so a prediction would be ambiguous",
             where="config.json: id2label",

@@ -12,6 +12,7 @@ The checks of arrays raise DataError with the cause; their other findings go int
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -28,6 +29,7 @@ from optimizer.foundation.progress import say
 from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
 from optimizer.harness.tasks import Task
+from optimizer.load.config import image_processor
 from optimizer.recipe.schema import Validation
 from optimizer.store import digest_file
 from optimizer.validate.gates import Gate
@@ -91,8 +93,9 @@ def check_reference(
     settings, (baseline, train) = m.section.validate_, answered
     terms = max(int(p.shape[-1]) for p in m.parameters.values() if p.ndim > 1)
     check_answers_differ(baseline.text, terms)
-    if baseline.seen is not None:  # rows that no metric can judge are refused early
-        quality.compare(settings.metric, rows, baseline, baseline)
+    if baseline.seen is not None:
+        check_masks(m, rows)
+        check_metric_can_be_lost(settings.metric, rows, baseline, settings.max_drop)
     if settings.metric == "agreement" and baseline.words is None:
         check_agreement_can_be_lost(baseline, settings.max_drop)
     labelled = labelled_answers(settings.metric, tasks.of(m.contract), rows, baseline, train)
@@ -137,6 +140,40 @@ def check_answers_differ(vectors: Sequence[Floats], terms: int) -> None:
         where="validate.data",
         accepted="a model whose outputs depend on its input",
         fix="Check that the weights are those of a trained model, and the tokenizer its own.",
+    )
+
+
+def check_masks(m: RunArtifacts, rows: Sequence[Sample]) -> None:
+    """Raise DataError where the processor subtracts 1 from values of masks, and the data do not
+    say if theirs need that."""
+    if rows[0].mask is None or m.section.validate_.data.reduce_labels is not None:
+        return
+    for file in (m.source / "checkpoint" / name for name in image_processor.FILES):
+        if file.is_file() and json.loads(file.read_text("utf-8")).get("do_reduce_labels"):
+            raise DataError(
+                "reduce_labels is missing, and the model's processor has do_reduce_labels: true",
+                where="validate.data",
+                accepted="reduce_labels: true where masks hold label ids plus 1, and 0 for what "
+                "does not count; false where they hold label ids",
+            )
+
+
+def check_metric_can_be_lost(
+    metric: str, rows: Sequence[Sample], baseline: Answers, margin: float
+) -> None:
+    """Raise DataError where the float model's own value of a metric from 0 to 1 is within `margin`,
+    so that a model without any right answer would pass; and what the metric itself refuses."""
+    same = quality.compare(metric, rows, baseline, baseline)
+    value = float(same.baseline(np.ones((1, len(rows))))[0])
+    if not 0 <= value <= margin:
+        return
+    raise DataError(
+        f"the float model's {metric} is {value:.3g}, so a model without any right answer "
+        f"would lose no more than max_drop, which is {margin:g}",
+        where="validate.data",
+        accepted="rows on which the float model's value is above max_drop",
+        fix="Check that labels, boxes, masks and depths belong to these images and to this model; "
+        "or lower max_drop.",
     )
 
 

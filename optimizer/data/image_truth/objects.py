@@ -83,7 +83,8 @@ def in_model(
     names: the data set's label names in id order; (): ids of the data are the model's
     labels: the model's label names
     """
-    ids = {normal(label): i for i, label in enumerate(labels)}
+    known = [normal(label) for label in labels]
+    ids = {name: i for i, name in enumerate(known) if known.count(name) == 1}
     changed = []
     for one in objects:
         label = one.label

@@ -147,13 +147,13 @@ def coarse(settings: ImageSettings, source: Any) -> Any:
     opened = PIXELS(source, settings.channels)
     size, (width, height) = (settings.width, settings.height), opened.size
     matrix = (width / size[0], 0, 0, 0, height / size[1], 0)
-    return np.asarray(
-        opened.transform(size, Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR)
-    )
+    mixed = opened.transform(size, Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR)
+    return np.asarray(mixed), (height, width)
 
 
 def moved(settings: ImageSettings, source: Any) -> Any:
-    return np.roll(PREPARED(settings, source), 1, axis=1)
+    pixels, sides = PREPARED(settings, source)
+    return np.roll(pixels, 1, axis=1), sides
 
 
 def channels_last(contract: Any, encoded: Any, size: Any = None) -> Any:

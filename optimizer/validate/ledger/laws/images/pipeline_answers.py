@@ -102,11 +102,9 @@ def segmented(reference: ReferencePipeline, image: Any, logits: Array, _alone: B
     """Answer of image-segmentation. logits: (classes, rows, columns)."""
     sides = _sides(reference, image)
     tensor = torch.from_numpy(np.ascontiguousarray(logits))[None]
-    listed = reference.pipeline.postprocess(_Outputs(logits=tensor, target_size=[sides]))
+    judge = reference.pipeline.image_processor.post_process_semantic_segmentation
+    expected = judge(_Outputs(logits=tensor), target_sizes=[sides])[0].numpy()
     names = list(reference.contract.labels or ())
-    expected = np.full(sides, -1)
-    for one in listed:
-        expected[np.asarray(one["mask"]) > 0] = names.index(one["label"])
     wide = torch.nn.functional.interpolate(tensor.double(), sides, mode="bilinear")[0].numpy()
     best = np.sort(wide, 0)
     close = best[-1] - best[-2] if len(best) > 1 else np.full(sides, np.inf)
