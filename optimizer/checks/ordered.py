@@ -21,7 +21,7 @@ from optimizer.checks import (
 )
 from optimizer.checks.context import Context
 from optimizer.data.datasets import check_header
-from optimizer.foundation.errors import collect
+from optimizer.foundation.errors import DataError, collect
 from optimizer.foundation.process import torch_device
 from optimizer.load.tokenizer import student_vocabulary
 from optimizer.package import lock
@@ -101,7 +101,17 @@ def check_student_vocabulary(recipe: Recipe, context: Context) -> None:
 
 def check_columns(recipe: Recipe, _: Context) -> None:
     """Check the columns and first rows of every data set on this machine."""
-    collect(partial(check_header, spec) for spec in recipe.data_specs.values())
+    collect(partial(_check_header, *one) for one in recipe.data_specs.items())
+
+
+def _check_header(place: str, spec: DataSpec) -> None:
+    """Check the columns and first rows of the data set at `place` of the recipe, which messages
+    name."""
+    try:
+        check_header(spec)
+    except DataError as e:
+        where = f"{place}: {e.where}"
+        raise DataError(e.problem, where=where, accepted=e.accepted, fix=e.fix) from e
 
 
 def check_lock(recipe: Recipe, context: Context) -> None:

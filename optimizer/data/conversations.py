@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -18,14 +20,19 @@ TODAY = "2024-07-26"
 
 
 def parse(cell: Any, where: str) -> tuple[Mapping[str, str], ...]:
-    """The messages of a cell: a list of {"role", "content"}, or of {"from", "value"}. Keys without
-    a value are left out, because `datasets` gives every message of a file the same keys. Raises
-    DataError for another cell, and for a value that is not a text."""
+    """The messages of a cell: a list of {"role", "content"}, or of {"from", "value"}, or a text
+    that holds it as JSON, as in a csv file. Keys without a value are left out, because `datasets`
+    gives every message of a file the same keys. Raises DataError for another cell, and for a value
+    that is not a text."""
+    if isinstance(cell, str):
+        with suppress(ValueError, RecursionError):
+            cell = json.loads(cell)
     if not isinstance(cell, list) or not all(isinstance(message, Mapping) for message in cell):
         raise DataError(
             f"{str(cell)[:80]} is not a list of messages",
             where=where,
-            accepted='[{"role": "user", "content": "..."}, {"role": "assistant", ...}]',
+            accepted='[{"role": "user", "content": "..."}, {"role": "assistant", ...}], in a csv '
+            "file as JSON",
         )
     parsed = []
     for i, message in enumerate(cell):

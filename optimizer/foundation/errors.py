@@ -105,9 +105,17 @@ def joined(errors: Iterable[OptimizeError]) -> OptimizeError | None:
         error.further = ()
     if not distinct:
         return None
-    first, *others = sorted(distinct.values(), key=lambda error: isinstance(error, MachineError))
+    placed = [one for one in distinct.values() if not _is_repeated_in(distinct.values(), one)]
+    first, *others = sorted(placed, key=lambda error: isinstance(error, MachineError))
     first.further = tuple(others)
     return first
+
+
+def _is_repeated_in(errors: Iterable[OptimizeError], one: OptimizeError) -> bool:
+    """True for an error whose problem another one has at a longer place."""
+    return any(
+        e.problem == one.problem and e.where.endswith(f": {one.where}") for e in errors if one.where
+    )
 
 
 def collect(calls: Iterable[Callable[[], object]]) -> None:

@@ -5,11 +5,19 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from optimizer.commands.build.initial.columns import (
+    CHAT,
+    LOOKED_AT,
+    first_metric,
+    is_multi_label,
+    is_regression,
+    propose,
+    values_of,
+)
 from optimizer.commands.build.initial.model import ModelFacts, unknown_tokens
 from optimizer.data import conversations
 from optimizer.data.answers import read_answers
@@ -21,45 +29,9 @@ from optimizer.data.splitting import split
 from optimizer.data.tables import FILE_FORMATS, open_table
 from optimizer.foundation import atomic
 from optimizer.foundation.errors import DataError
-from optimizer.harness.inputs.image import IMAGE
 from optimizer.recipe.schema import DataSpec
 
 FORMATS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet", ".txt": "text"}
-PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
-NAMES = {  # field: usual names of its column, most usual first
-    "text": (
-        *("text", "sentence", "sentence1", "review", "content", "body", "comment", "message"),
-        *("question", "query", "premise", "prompt", "input", "document", "title", "smiles", "rxn"),
-    ),
-    "text_pair": (
-        *("text_pair", "sentence2", "hypothesis", "passage", "answer", "context", "document"),
-        *("response", "positive", "query2", "question2"),
-    ),
-    "label": ("label", "labels", "class", "category", "sentiment", "intent", "target", "y"),
-    "score": ("score", "similarity", "relevance", "rating", "label", "target", "y"),
-    "query": ("query", "question", "anchor", "text", "text1", "sentence1", "title"),
-    "document": (
-        *("document", "doc", "passage", "text_pair", "text", "body", "content", "answer"),
-        *("context", "response", "positive", "text2", "sentence2"),
-    ),
-    "messages": ("messages", "conversations", "conversation", "dialogue", "chat"),
-    "question": ("question", "query", "text", "prompt"),
-    "context": ("context", "passage", "document", "paragraph", "text_pair", "body", "content"),
-    "answers": ("answers", "answer", "answer_text", "label", "target"),
-    "image": ("image", "img", "file", "path", "filename", "file_name"),
-    "objects": ("objects", "annotations", "boxes"),
-    "mask": ("mask", "label", "segmentation", "annotation", "labels"),
-    "depth": ("depth", "depth_map", "disparity"),
-    "tags": ("tags", "ner_tags", "labels", "pos_tags"),
-    "words": ("tokens", "words", "text"),
-}
-OF_IMAGES = ("objects", *PATHS)
-"""Fields of what is right about an image."""
-NOTHING_RIGHT = (
-    "no column {} was found, so the metric compares with the float model; to judge the answers "
-    "themselves, name it in validate under columns:"
-)
-LOOKED_AT = 1_000  # rows from which columns are proposed
 FEWEST = 60  # rows from which parts can be made
 PARTS = {"calibrate": 256, "time": 64, "evaluate": 2_000}  # maximum rows of each
 NO_NAMES = "name the labels that the model is to choose from in zero_shot.candidate_labels"
@@ -95,10 +67,10 @@ class DataFacts:
 def absent(model: ModelFacts) -> DataFacts:
     """Return the data that a recipe for this model needs, with what to bring as a decision."""
     task = model.task
-    metric = _first_metric(model)
+    metric = first_metric(model)
     ways = task.metrics[metric]
-    ways = ways[-1:] if _is_multi_label(model) else ways  # labels, not one label
-    pairs = task.ranks or task.extracts or _is_regression(model)
+    ways = ways[-1:] if is_multi_label(model) else ways  # labels, not one label
+    pairs = task.ranks or task.extracts or is_regression(model)
     inputs = [task.inputs.columns[0], *(["text_pair"] if pairs else [])]
     fields = list(dict.fromkeys([*inputs, *next(iter(ways), ())]))
     labels = "" if not {"label", "labels"} & set(fields) else f" ({_accepted_labels(model)})"
@@ -122,21 +94,6 @@ def _accepted_labels(model: ModelFacts) -> str:
     return f"0 to {len(model.labels) - 1}: {', '.join(model.labels)}"[:200]
 
 
-def _first_metric(model: ModelFacts) -> str:
-    if _is_multi_label(model):
-        return "f1"
-    return "spearman" if _is_regression(model) else next(iter(model.task.metrics))
-
-
-def _is_regression(model: ModelFacts) -> bool:
-    number = len(model.labels) == 1 or model.problem == "regression"
-    return number and "spearman" in model.task.metrics and not model.task.ranks
-
-
-def _is_multi_label(model: ModelFacts) -> bool:
-    return model.problem == "multi_label_classification" and "micro_f1" in model.task.metrics
-
-
 def look(file: Path, folder: Path, recipe_folder: Path, model: ModelFacts) -> DataFacts:
     """Propose columns of the data in `file`, write its parts into `folder`, and return both.
 
@@ -148,7 +105,7 @@ def look(file: Path, folder: Path, recipe_folder: Path, model: ModelFacts) -> Da
     exists with another content.
     """
     table = _open(file)
-    columns, decisions = _columns(table, file, model)
+    columns, decisions = propose(table, file, model)
     labels, doubts = _labels(table, columns, model)
     decisions += doubts
     if doubts:
@@ -157,8 +114,11 @@ def look(file: Path, folder: Path, recipe_folder: Path, model: ModelFacts) -> Da
         columns.pop("tags", None)
     metric = _metric(columns, model)
     if not model.task.metrics[metric] and model.task.classifies and not doubts:
+        left = [n for n in table.column_names if n not in columns.values()]
         decisions.append(
-            f"no column with labels was found, so metric {metric} compares with the float model"
+            f"no column with labels was found, so metric {metric} compares with the float model; "
+            "to judge by labels, name it in validate under columns: (label: COLUMN) and set "
+            f"metric: {_labelled_metric(model)}; not used: {', '.join(left) or 'none'}"
         )
     rows = _rows(table, columns, file, recipe_folder)
     _check_number(rows, file)
@@ -206,140 +166,6 @@ def _open(file: Path) -> Any:
     return open_table(spec)
 
 
-def _columns(table: Any, file: Path, model: ModelFacts) -> tuple[dict[str, str], list[str]]:
-    """Return ({our field: column}, sentences about columns that are not certain)."""
-    head, decisions = table[:LOOKED_AT], []
-    first, second = _pair_names(model)
-    if model.task.inputs is IMAGE:
-        first = _named("image", [n for n in head if _is_image(table, n, head[n])], head)
-        fields = {"image": first}
-        beside = [n for n in head if n != first]
-        of_metrics = dict.fromkeys(
-            f for ways in model.task.metrics.values() for w in ways for f in w
-        )
-        fields |= {f: _by_name(f, beside) for f in of_metrics if f in OF_IMAGES}
-        missing = [f for f in of_metrics if f in OF_IMAGES and not fields[f]]
-        decisions += [NOTHING_RIGHT.format(", ".join(missing))] if missing else []
-    elif model.task.per_position and model.task.classifies:
-        lists = [n for n in head if isinstance(next(iter(head[n]), None), list)]
-        fields = {"text": _named("words", lists, head)}
-        fields["tags"] = _named("tags", [n for n in lists if n != fields["text"]], head)
-    elif chats := _chats(head) if model.task.generates else []:
-        fields = {"messages": _named("messages", chats, head)}
-    else:
-        strings = [n for n in head if isinstance(next(iter(head[n]), None), str)]
-        fields = {"text": _named(first, strings, head)}
-    place = next(iter(fields))
-    if not fields[place]:
-        raise DataError(
-            f"no column of {model.task.inputs.name}s was found",
-            where=f"--data {file}",
-            accepted="a column of "
-            + ("paths or images" if model.task.inputs is IMAGE else "strings, e.g. text"),
-            fix=f"It has the columns {', '.join(table.column_names)}.",
-        )
-    others = [n for n in head if n not in fields.values()]
-    if place == "text" and fields[place].lower() not in NAMES[first] and len(head) > 1:
-        decisions.append(
-            f"column {fields['text']!r} is taken for text; others: {', '.join(others)}"
-        )
-    if _reads_pairs(model) and place == "text":
-        strings = [n for n in others if isinstance(next(iter(head[n]), None), str)]
-        whole = model.task.ranks or model.task.extracts  # no task without the pair
-        named = _named(second, strings, head) if whole else ""
-        fields["text_pair"] = named or _by_name(second, strings)
-        others = [n for n in others if n != fields["text_pair"]]
-    scored = _is_regression(model) or model.task.ranks
-    if model.task.extracts:
-        fields["answers"] = _by_name("answers", others)
-        decisions += [] if fields["answers"] else [_no_answers(others)]
-    elif scored or (fields.get("text_pair") and not model.task.classifies):
-        numbers = [n for n in others if all(isinstance(v, int | float) for v in head[n])]
-        lists = [n for n in others if _is_numbers(head[n], len(model.labels))]
-        fields["score"] = _by_name("score", lists if len(model.labels) > 1 else numbers)
-    elif _is_multi_label(model):
-        fields["labels"] = _label_column(others, head, model)
-    elif model.task.classifies and "tags" not in fields:
-        fields["label"] = _label_column(others, head, model)
-    if scored and not fields.get("score"):
-        left = [n for n in head if n not in fields.values()]
-        decisions.append(
-            "no column was found for the score that the model answers with, and metric "
-            f"{_first_metric(model)} needs one: name it in validate under columns: (score: COLUMN, "
-            f"and text_pair: COLUMN for pairs); not used: {', '.join(left) or 'none'}"
-        )
-    return {field: column for field, column in fields.items() if column}, decisions
-
-
-def _pair_names(model: ModelFacts) -> tuple[str, str]:
-    """Return the keys of NAMES for the input and its pair."""
-    if model.task.extracts:
-        return "question", "context"
-    return ("query", "document") if model.task.ranks else ("text", "text_pair")
-
-
-def _no_answers(others: Sequence[str]) -> str:
-    return (
-        "no column with the right answers was found, so metric agreement compares with the float "
-        "model; to judge answers, name it in validate under columns: (answers: COLUMN) and set "
-        f"metric: f1; not used: {', '.join(others) or 'none'}"
-    )
-
-
-def _is_numbers(cells: Sequence[Any], count: int) -> bool:
-    """Return True for lists of `count` numbers."""
-    return all(
-        isinstance(c, list) and len(c) == count and all(isinstance(x, int | float) for x in c)
-        for c in cells
-    )
-
-
-def _chats(head: Mapping[str, Sequence[Any]]) -> list[str]:
-    """Return the columns whose first cell is a conversation."""
-    chats = []
-    for name, cells in head.items():
-        with suppress(DataError):
-            chats += [name] if conversations.parse(next(iter(cells), None), name) else []
-    return chats
-
-
-def _reads_pairs(model: ModelFacts) -> bool:
-    return model.task.pairs_together or "retrieval" in model.task.metrics
-
-
-def _is_image(table: Any, name: str, values: Sequence[Any]) -> bool:
-    first = next(iter(values), None)
-    path = isinstance(first, str) and first.lower().endswith(PICTURES)
-    return path or isinstance(first, bytes) or "Image" in type(table.features[name]).__name__
-
-
-def _by_name(field: str, names: Sequence[str]) -> str:
-    lower = {name.lower(): name for name in names}
-    return next((lower[n] for n in NAMES[field] if n in lower), "")
-
-
-def _named(field: str, names: Sequence[str], head: Mapping[str, Sequence[Any]]) -> str:
-    """Return the column with a usual name; else the one with the longest and most values."""
-
-    def weight(name: str) -> int:
-        return sum(len(str(value)) for value in {str(v) for v in head[name]})
-
-    return _by_name(field, names) or max(names, key=weight, default="")
-
-
-def _label_column(
-    names: Sequence[str], head: Mapping[str, Sequence[Any]], model: ModelFacts
-) -> str:
-    """Return the column whose values are the model's labels, else the one with a usual name."""
-    known = {normal(label) for label in model.labels}
-    for name in names:
-        cells = [v for cell in head[name] for v in _values(cell, _is_multi_label(model))]
-        values = {normal(str(value)) for value in cells if value is not None}
-        if values and values <= known and len(values) > 1:
-            return name
-    return _by_name("label", names)
-
-
 def _labels(
     table: Any, columns: Mapping[str, str], model: ModelFacts
 ) -> tuple[tuple[str, ...], list[str]]:
@@ -349,7 +175,7 @@ def _labels(
         return (), []
     feature = table.features[column]
     declared = getattr(getattr(feature, "feature", feature), "names", None)
-    cells = [v for cell in table[column] for v in _values(cell, "labels" in columns)]
+    cells = [v for cell in table[column] for v in values_of(cell, "labels" in columns)]
     values = sorted({v for v in cells if v is not None}, key=str)
     if declared:
         values = list(declared)
@@ -372,17 +198,17 @@ def _labels(
     ]
 
 
-def _values(cell: Any, several: bool) -> list[Any]:
-    """Return the labels of a cell. several: True where a text holds the labels of a row."""
-    if several and isinstance(cell, str):
-        cell = [part.strip() for part in cell.split(",") if part.strip()]
-    return cell if isinstance(cell, list) else [cell]
+def _labelled_metric(model: ModelFacts) -> str:
+    """Return the task's first metric that reads labels."""
+    fields = {"label", "labels", "tags"}
+    metrics = model.task.metrics.items()
+    return next(m for m, ways in metrics if fields & {f for way in ways for f in way})
 
 
 def _metric(columns: Mapping[str, str], model: ModelFacts) -> str:
     """Return the first metric whose columns are there, or the one without any."""
-    if _is_regression(model) or model.task.ranks:
-        return _first_metric(model)
+    if is_regression(model) or model.task.ranks:
+        return first_metric(model)
     metrics = {m: ways for m, ways in model.task.metrics.items() if m != "probe_accuracy"}
     usable = (m for m, ways in metrics.items() if any(set(way) <= set(columns) for way in ways))
     return next(usable, next((m for m, ways in metrics.items() if not ways), [*metrics][-1]))
@@ -443,6 +269,8 @@ def _doubt_tokenizer(
 
 def _as_text(cell: Any) -> str:
     """Return the text of a cell: a text, a list of words, or a conversation."""
+    if isinstance(cell, str) and CHAT.match(cell):
+        return conversations.as_text(conversations.parse(cell, "--data"))
     if not isinstance(cell, list):
         return str(cell)
     if cell and isinstance(cell[0], Mapping):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import shutil
@@ -16,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from optimizer import checks
 from optimizer.cli import main
 from optimizer.commands.build.initial import model as models
+from optimizer.data.datasets import samples
 from optimizer.foundation.errors import DataError
 from optimizer.load import source
 from optimizer.recipe import file as recipe_file
@@ -141,6 +143,16 @@ def test_questions_and_their_contexts_make_a_recipe_that_check_accepts(tmp_path:
     ):
         assert line in text
     checks.read(out, [], fetch=False)
+    lines = (json.dumps({"ask": row["question"], "where": row["context"]}) + "\n" for row in rows)
+    file.write_text("".join(lines))
+    result = init(model, "--data", file, "--out", tmp_path / "other.yaml")
+    assert "column 'ask' is taken for question and 'where' for context" in result.output
+    file.write_text("".join(json.dumps({"ask": row["question"], "id": 1}) + "\n" for row in rows))
+    result = init(model, "--data", file, "--out", tmp_path / "none.yaml")
+    assert (
+        "1 column of texts was found (ask), and task question-answering reads two" in result.output
+    )
+    assert "It has the columns ask, id" in result.output
 
 
 def test_a_recipe_has_its_files_name_and_sees_the_model_from_there(
@@ -284,3 +296,30 @@ def test_conversations_make_a_recipe_that_check_accepts(tmp_path: Path, tiny_lla
     assert recipe.validate_.data.columns == {"messages": "messages"}
     with pytest.raises(DataError, match="of 999 windows of"):  # as run would refuse it
         checks.read(out, ("calibrate.samples=999",), fetch=False, early=True)
+
+
+def test_conversations_in_cells_of_a_csv_file_are_read_as_json(
+    tmp_path: Path, tiny_llama: Path
+) -> None:
+    chats = [
+        [{"role": "user", "content": f"{i} {t}"}, {"role": "assistant", "content": t}]
+        for i, t in enumerate(sentences(400, seed=4))
+    ]
+    for name, write in (("json", json.dumps), ("python", str)):
+        with (tmp_path / f"{name}.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([["chat", "id"], *([write(c), 1] for c in chats)])
+    out = tmp_path / "chat.yaml"
+    result = init(tiny_llama, "--data", tmp_path / "json.csv", "--out", out)
+    assert result.exit_code == 0, result.output
+    recipe, _ = checks.read(out, (), fetch=False, early=True)
+    assert recipe.validate_.data.columns == {"messages": "chat"}
+    (row,) = samples(recipe.validate_.data, 1)
+    assert row.messages is not None
+    assert row.text.startswith("user: ")
+    result = init(tiny_llama, "--data", tmp_path / "python.csv", "--out", tmp_path / "no.yaml")
+    assert result.exit_code == 2
+    assert "is not a list of messages" in result.output
+    out.write_text(out.read_text().replace("evaluate.jsonl", "nowhere.jsonl"))
+    with pytest.raises(DataError, match=r"chat.yaml:\d+: validate.data: .*no file") as refused:
+        checks.read(out, (), fetch=False, early=True)
+    assert not refused.value.further
