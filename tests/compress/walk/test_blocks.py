@@ -25,7 +25,7 @@ from optimizer.model.checkpoint.checkpoint import open_checkpoint
 from optimizer.model.checkpoint.model import materialize, skeleton, torch_model
 from optimizer.recipe.schema import Model
 from tests.conftest import heavy_tailed
-from tests.vision import write
+from tests.vision import TASKS, write
 
 CLASSIFY = "image-classification"
 BLOCKS = ("encoder.layer.0", "encoder.layer.1")
@@ -65,21 +65,25 @@ def test_block_by_block_is_the_whole_model(loaded: Path, walked: walk.BlockGroup
     assert torch.equal(stream.hidden[0], whole)
 
 
-@pytest.mark.parametrize("kind", ["convnext", "efficientnet", "mobilenet_v2", "resnet", "swin"])
+@pytest.mark.parametrize(
+    "kind", ["convnext", "efficientnet", "mobilenet_v2", "resnet", "segformer", "swin", "yolos"]
+)
 def test_unequal_blocks_one_by_one_are_the_whole_model(kind: str, tmp_path: Path) -> None:
-    """Of batches of unequal size, in shapes that change from block to block."""
+    """Of batches of unequal size, in shapes that change from block to block, or with positions that
+    are added between blocks."""
     (tmp_path / "load").mkdir()
-    model = Model(source=str(write(tmp_path / kind, kind)), task=CLASSIFY)
+    task = TASKS.get(kind, CLASSIFY)
+    model = Model(source=str(write(tmp_path / kind, kind)), task=task)
     LOAD.run(model, out=tmp_path / "load")
-    source = open_source(CLASSIFY, tmp_path / "load")
-    side = read(tmp_path / "load" / "contract.json").images.height
-    batches = [{"pixel_values": heavy_tailed((n, 3, side, side), n)} for n in (2, 3)]
+    source = open_source(task, tmp_path / "load")
+    image = read(tmp_path / "load" / "contract.json").images
+    batches = [{"pixel_values": heavy_tailed((n, 3, image.height, image.width), n)} for n in (2, 3)]
     stream = capture(source, source.blocks, batches)
     assert all(p.is_meta for p in source.model.parameters())
     assert [use.block for use in stream.uses[1]] == list(source.blocks)
-    base = torch_model(open_checkpoint(tmp_path / "load"), CLASSIFY).get_submodule(kind)
+    base = torch_model(open_checkpoint(tmp_path / "load"), task).get_submodule(source.family.base)
     ends: list[Tensor] = []
-    last = base.get_submodule(source.blocks[-1].removeprefix(f"{kind}."))
+    last = base.get_submodule(source.blocks[-1].removeprefix(source.prefix))
     last.register_forward_hook(lambda *called: ends.append(walk.hidden_of(called[-1])))
     materialize(source.model, "", source.tensors)
     with torch.no_grad():
