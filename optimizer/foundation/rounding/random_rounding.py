@@ -95,6 +95,8 @@ class RandomRounding(TorchDispatchMode):
         if not value.is_floating_point() or not by:
             return value
         perturbed = torch.addcmul(value, value, self.noise(value), value=by)
+        if math.isnan(float(perturbed.sum())):  # of infinity, as in masks, moved by infinity
+            perturbed = torch.where(value.isinf(), value, perturbed)
         limits = torch.finfo(value.dtype)
         return perturbed.clamp_(limits.min, limits.max)
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from numpy.typing import NDArray
+from onnx import numpy_helper
+from onnx.external_data_helper import load_external_data_for_tensor
 
 from optimizer.foundation.errors import CheckpointError
-from optimizer.foundation.reading import check_external_data, check_regular, reading
+from optimizer.foundation.reading import check_external_data, check_regular, reading, words
 from optimizer.harness import tasks
 from optimizer.harness.inputs.tensors import TENSORS
 from optimizer.load import source
@@ -115,6 +119,29 @@ def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
         for attribute in node.attribute:
             if attribute.type == onnx.AttributeProto.TENSOR:
                 yield attribute.t
+
+
+def arrays(model: onnx.ModelProto, path: Path) -> dict[str, NDArray[Any]]:
+    """{initializer: its values}. Raises CheckpointError for bytes that do not fit the shape."""
+    values = {}
+    for tensor in model.graph.initializer:
+        try:
+            values[tensor.name] = numpy_helper.to_array(tensor, str(path.parent))
+        except ValueError as e:
+            raise CheckpointError(
+                f"its bytes do not fit its shape {list(tensor.dims)} ({words(e)})",
+                where=f"{path}: {tensor.name}",
+                fix="Export the model again.",
+            ) from e
+    return values
+
+
+def load_attributes(model: onnx.ModelProto, path: Path) -> None:
+    """Read values of attributes that are external data into the model."""
+    initializers = {id(t) for t in model.graph.initializer}
+    for tensor in tensors(model):
+        if id(tensor) not in initializers and tensor.data_location == onnx.TensorProto.EXTERNAL:
+            load_external_data_for_tensor(tensor, str(path.parent))
 
 
 def data_files(model: onnx.ModelProto, path: Path) -> list[Path]:

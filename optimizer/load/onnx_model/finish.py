@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from optimizer.load.onnx_model.draft import Array, Draft, Operator
-from optimizer.load.onnx_model.passes import TURNED
+from optimizer.load.onnx_model.passes import TIMES, TURNED
 from optimizer.model.graph.record import BODY, CONV, LINEAR, Node
 
 CLAMPS = ("Relu", "Clip")
@@ -64,6 +64,14 @@ class _Names:
             self.leaves.add(path)
         return path
 
+    def claim_module(self, name: str) -> str:
+        """The path of a module, whose weight and bias no other parameter can be."""
+        path = self.claim(name, leaf=False)
+        own = {f"{path}.weight", f"{path}.bias"}
+        self.taken |= own
+        self.leaves |= own
+        return path
+
     @staticmethod
     def _part(part: str) -> str:
         reserved = not part or part in OWN or hasattr(nn.Module(), part)
@@ -75,7 +83,7 @@ def finish(draft: Draft) -> Finished:
     marks, left = _mark(draft)
     names, parameters = _Names(), dict[str, Array]()
     path_of = {
-        weight: f"{BODY}.{names.claim(_module_name(weight, bias), leaf=False)}"
+        weight: f"{BODY}.{names.claim_module(_module_name(weight, bias))}"
         for weight, bias in _weights(draft).items()
     }
     for node in draft.nodes:
@@ -123,7 +131,7 @@ def _weights(draft: Draft) -> dict[str, str]:
 
 
 def _module_name(weight: str, bias: str) -> str:
-    plain = weight.removesuffix(TURNED)
+    plain, bias = weight.removesuffix(TURNED).partition(TIMES)[0], bias.partition(TIMES)[0]
     if plain.endswith(".weight"):
         return plain.removesuffix(".weight")
     return bias.removesuffix(".bias") if bias.endswith(".bias") else plain

@@ -180,8 +180,7 @@ def _convolution(node: Operator, draft: Draft, readers: dict[str, list[Operator]
 
 def _gemm(node: Operator, draft: Draft, readers: dict[str, list[Operator]]) -> None:
     a, matrix = node.attributes, draft.constants.get(node.inputs[1])
-    plain = not a.get("transA") and a.get("alpha", 1.0) == 1 and a.get("beta", 1.0) == 1
-    if matrix is None or matrix.dtype != np.float32 or not plain:
+    if matrix is None or matrix.dtype != np.float32 or a.get("transA"):
         return
     outputs = matrix.shape[0] if a.get("transB") else matrix.shape[1]
     bias = node.inputs[2] if len(node.inputs) > 2 else ""
@@ -189,14 +188,17 @@ def _gemm(node: Operator, draft: Draft, readers: dict[str, list[Operator]]) -> N
         return
     added = draft.constants.get(bias)
     if bias and (
-        added is None or added.size not in (1, outputs) or added.shape[:-1] not in ((), (1,))
+        added is None
+        or not np.isfinite(added).all()
+        or added.size not in (1, outputs)
+        or added.shape[:-1] not in ((), (1,))
     ):
         return
-    weight = node.inputs[1]
+    weight = _times(node.inputs[1], a.get("alpha", 1.0), draft)
     if not a.get("transB"):  # a Linear's weight is (out, in)
         weight = _transposed(weight, draft)
     if added is not None:
-        bias = _flat(bias, outputs, draft)
+        bias = _times(_flat(bias, outputs, draft), a.get("beta", 1.0), draft)
     _linear(node, weight, bias)
 
 
@@ -211,7 +213,8 @@ def _product(node: Operator, draft: Draft, readers: dict[str, list[Operator]]) -
     if behind is not None and behind.op == "Add" and not behind.domain:
         other = next((n for n in behind.inputs if n != node.outputs[0]), "")
         added = draft.constants.get(other)
-        if added is not None and added.shape == (matrix.shape[1],):
+        fits = added is not None and added.shape == (matrix.shape[1],)
+        if added is not None and fits and np.isfinite(added).all():  # infinity is a mask
             bias, node.outputs = other, list(behind.outputs)
             draft.nodes.remove(behind)
     _linear(node, _transposed(node.inputs[1], draft), bias)
@@ -224,6 +227,8 @@ def _linear(node: Operator, weight: str, bias: str) -> None:
 
 TURNED = ":t"
 """Ending of the name of a transposed matrix."""
+TIMES = ":times "
+"""In the name of a constant that was multiplied, before the factor."""
 
 
 def _transposed(name: str, draft: Draft) -> str:
@@ -231,6 +236,15 @@ def _transposed(name: str, draft: Draft) -> str:
     if turned not in draft.constants:
         draft.constants[turned] = np.ascontiguousarray(draft.constants[name].T)
     return turned
+
+
+def _times(name: str, factor: float, draft: Draft) -> str:
+    """The constant `name` times a factor, rounded once."""
+    if factor == 1:
+        return name
+    scaled = f"{name}{TIMES}{factor:.9g}"
+    draft.constants[scaled] = (draft.constants[name] * np.float64(factor)).astype(np.float32)
+    return scaled
 
 
 def _flat(name: str, count: int, draft: Draft) -> str:

@@ -19,6 +19,8 @@ from optimizer.recipe.schema import Model
 
 Array = NDArray[Any]
 BATCH = "batch"
+RESERVED = ("self", "return_dict")
+"""Parameters of a torch module's call."""
 ROWS = 8  # of the drawn batch; fewer give a limit that is too wide to show much
 
 
@@ -50,6 +52,13 @@ def read(model: onnx.ModelProto, draft: Draft, section: Model, path: Path) -> Po
                 where=where,
                 accepted="float32, int64, int32",
                 fix="Export the model with inputs of these types.",
+            )
+        if name in RESERVED:
+            raise CheckpointError(
+                "the name has another meaning here",
+                where=where,
+                accepted=f"names other than {', '.join(RESERVED)}",
+                fix="Export the model with input_names.",
             )
         dims = list(tensor.shape.dim)
         if not dims:
@@ -169,6 +178,13 @@ def outputs_document(
                 where=where,
                 accepted="the rows of the batch as the first axis, and fixed sizes behind it",
                 fix=leave,
+            )
+        if not all(np.isfinite(a).all() for a in (array, one[name])):
+            raise CheckpointError(
+                "it holds NaN or infinity for drawn rows",
+                where=where,
+                accepted="finite numbers",
+                fix=f"Set model.ranges of the inputs to values that the model takes. {leave}",
             )
         document.append({"name": name, "dtype": "float32", "axes": [BATCH, *array.shape[1:]]})
     return document

@@ -12,7 +12,9 @@ from onnx import AttributeProto, ModelProto, TensorProto
 from onnx.checker import ValidationError
 
 from optimizer.foundation.errors import CheckpointError
+from optimizer.load.onnx_model.draft import Draft
 from optimizer.load.onnx_model.files import tensors
+from optimizer.load.onnx_model.passes import TURNED
 
 QUANTIZED = (
     *("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger"),
@@ -20,6 +22,10 @@ QUANTIZED = (
     *("MatMulIntegerToFloat", "QGemm", "QAttention", "MatMulBnb4", "MatMulFpQ4"),
 )
 """Operators of files that are quantized already, besides those whose names begin with QLinear."""
+RANDOM = (
+    *("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
+    *("Bernoulli", "Multinomial"),
+)
 FLOAT = TensorProto.FLOAT
 HALF = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
 OPSETS = range(7, 25)
@@ -28,9 +34,18 @@ OPSETS = range(7, 25)
 def check(model: ModelProto, path: Path) -> None:
     """Raise CheckpointError for the first thing of `model` that this toolchain does not load."""
     _check_opsets(model, path)
+    check_nodes(model, path)
+    _check_order(model, path)
+    _check_structure(model, path)
+    for kind, values in (("input", model.graph.input), ("output", model.graph.output)):
+        for value in values:
+            _check_port(kind, value, path)
+
+
+def check_nodes(model: ModelProto, path: Path) -> None:
+    """Raise CheckpointError for the first node or type of a tensor that is not loaded."""
     for node in model.graph.node:
         _check_node(node, path)
-    _check_order(model, path)
     for tensor in tensors(model):
         if tensor.data_type in HALF:
             raise CheckpointError(
@@ -39,10 +54,20 @@ def check(model: ModelProto, path: Path) -> None:
                 accepted="float32 weights",
                 fix="Export the model in float32.",
             )
-    _check_structure(model, path)
-    for kind, values in (("input", model.graph.input), ("output", model.graph.output)):
-        for value in values:
-            _check_port(kind, value, path)
+
+
+def check_random(draft: Draft, path: Path) -> None:
+    """Raise CheckpointError for a node that draws its result, so that no two answers agree."""
+    for node in draft.nodes:
+        training = draft.constants.get((*node.inputs, "", "", "")[2])
+        drops = node.op == "Dropout" and training is not None and training.any()
+        if drops or node.op in RANDOM:
+            raise CheckpointError(
+                "it draws its result at random",
+                where=f"{path}: node {node.name!r} ({node.op})",
+                accepted="a model whose answer depends on its inputs only",
+                fix="Export the model in evaluation mode.",
+            )
 
 
 def _check_opsets(model: ModelProto, path: Path) -> None:
@@ -140,9 +165,26 @@ def _check_port(kind: str, value: Any, path: Path) -> None:
             )
 
 
+def check_finite(draft: Draft, path: Path) -> None:
+    """Raise CheckpointError for infinity in the weight of a module."""
+    for node in draft.nodes:
+        if node.module and not np.isfinite(draft.constants[node.module]).all():
+            raise CheckpointError(
+                f"weight {node.module.removesuffix(TURNED)!r} holds infinity",
+                where=f"{path}: node {node.name!r}",
+                accepted="finite numbers",
+                fix="Export the model again, from weights that are finite.",
+            )
+
+
+def holds_nan(array: Any) -> bool:
+    """True for an array of floats of which one is NaN."""
+    return array.dtype.kind == "f" and bool(np.isnan(array).any())
+
+
 def check_values(arrays: Mapping[str, Any], nodes: Iterable[Any], path: Path) -> None:
-    """Raise CheckpointError for a weight that holds NaN or infinity, or no value, naming a node
-    that reads it. arrays: initializers by name"""
+    """Raise CheckpointError for a weight that holds NaN, or no value, naming a node that reads it.
+    Infinity is a value of masks. arrays: initializers by name"""
     readers: dict[str, Any] = {}
     for node in nodes:
         for name in node.input:
@@ -157,10 +199,9 @@ def check_values(arrays: Mapping[str, Any], nodes: Iterable[Any], path: Path) ->
                 where=str(path),
                 accepted="axes of size 1 or more",
             )
-        limits = not np.isfinite(array).all() and array.size > 1
-        if limits or (array.size and np.isnan(array).any()):
+        if holds_nan(array):
             raise CheckpointError(
-                f"weight {name!r} holds NaN or infinity{reader}",
+                f"weight {name!r} holds NaN{reader}",
                 where=str(path),
                 accepted="finite numbers",
                 fix="Export the model again, from weights that are finite.",

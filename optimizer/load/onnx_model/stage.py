@@ -38,6 +38,7 @@ from optimizer.recipe.schema import Model
 from optimizer.store import Estimate, Shapes, digest_file
 
 OPSET = 21  # of the graph, unless the file has a later one
+FIRST_MODES = 11  # opset whose Resize names its coordinates
 SMALL = 64  # values of an initializer that is passed to the version converter
 ORIGINAL = "original"
 
@@ -62,12 +63,15 @@ def open_file(section: Model) -> Opened:
         refusals.check(model, file.path)
         if model.functions:
             model = inliner.inline_local_functions(model)
-        arrays = {
-            t.name: numpy_helper.to_array(t, str(file.path.parent)) for t in model.graph.initializer
-        }
+            refusals.check_nodes(model, file.path)
+        files.load_attributes(model, file.path)
+        arrays = files.arrays(model, file.path)
         refusals.check_values(arrays, model.graph.node, file.path)
         converted, opset = _converted(model, arrays, file.path)
-        draft = drafts.of_proto(converted, arrays, opset)
+        added = {t.name: numpy_helper.to_array(t) for t in converted.graph.initializer}
+        draft = drafts.of_proto(converted, added | arrays, opset)
+        undefined = {n: a for n, a in draft.constants.items() if refusals.holds_nan(a)}
+        refusals.check_values(undefined, converted.graph.node, file.path)
         draft.outputs = _chosen(draft.outputs, section)
         inputs = ports.read(model, draft, section, file.path)
         draft.shapes |= _shapes(converted, inputs, arrays)
@@ -81,10 +85,12 @@ def open_file(section: Model) -> Opened:
         ports.free_batch(draft, inputs)
         passes.find_products(draft)
         draft.remove_unread()
+        refusals.check_random(draft, file.path)
+        refusals.check_finite(draft, file.path)
         if not any(n.module for n in draft.nodes):
             raise CheckpointError(
-                "it has no MatMul, Gemm or Conv by a constant weight, so there is nothing to "
-                "compress",
+                "it has no MatMul or Gemm whose right operand is a constant matrix, and no Conv "
+                "of images by constant filters, so there is nothing to compress",
                 where=str(file.path),
             )
         return Opened(file, model, draft, inputs, finish(draft))
@@ -134,13 +140,31 @@ def _converted(
     if opset >= OPSET:
         return light, opset
     try:
-        return version_converter.convert_version(light, OPSET), OPSET
+        converted = version_converter.convert_version(light, OPSET)
+        if opset < FIRST_MODES:
+            _resize_as_before(converted)
+        return converted, OPSET
     except Exception as e:  # the converter raises errors of several libraries
         raise CheckpointError(
             f"onnx.version_converter does not convert opset {opset} to {OPSET} ({words(e)})",
             where=str(path),
             fix=f"Export the model with opset_version {OPSET}.",
         ) from e
+
+
+def _resize_as_before(converted: onnx.ModelProto) -> None:
+    """Give each Resize the coordinates of Upsample and of opset 10, which the converter leaves
+    out."""
+    for node in converted.graph.node:
+        if node.op_type == "Resize" and not any(
+            a.name == "coordinate_transformation_mode" for a in node.attribute
+        ):
+            node.attribute.extend(
+                [
+                    onnx.helper.make_attribute("coordinate_transformation_mode", "asymmetric"),
+                    onnx.helper.make_attribute("nearest_mode", "floor"),
+                ]
+            )
 
 
 def _shapes(

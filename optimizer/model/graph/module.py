@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from optimizer.foundation.conv_geometry import NO_EXTRA, PaddedConvolution
+from optimizer.harness.errors import HarnessError
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.model.graph.operators import OPERATORS
 from optimizer.model.graph.record import BODY, CONV, LINEAR, Graph, Node
@@ -181,7 +182,10 @@ def in_onnx_runtime(node: Node, file: Path, arguments: list[Any]) -> tuple[Tenso
     names = [n for n in dict.fromkeys(node.inputs) if n]
     by_name = dict(zip(node.inputs, arguments, strict=True))
     arrays = {f"i{i}": by_name[name].detach().numpy() for i, name in enumerate(names)}
-    computed = iter(_runner(file, file.stat().st_mtime_ns).infer(arrays).values())
+    try:
+        computed = iter(_runner(file, file.stat().st_mtime_ns).infer(arrays).values())
+    except HarnessError as e:
+        raise NodeError(node, e.problem, arguments) from e
     results = [
         torch.from_numpy(next(computed).copy()) if n else torch.empty(0) for n in node.outputs
     ]

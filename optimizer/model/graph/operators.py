@@ -155,7 +155,8 @@ def _instance_norm(x: Inputs, a: Attributes) -> Tensor:
 
 
 def _lp_normalize(x: Inputs, a: Attributes) -> Tensor:
-    return functional.normalize(x[0], a.get("p", 2), a.get("axis", -1), eps=0.0)
+    norm = x[0].norm(a.get("p", 2), a.get("axis", -1), keepdim=True)
+    return torch.where(norm == 0, 0.0, x[0] / norm)  # as ONNX Runtime
 
 
 OPERATORS: Mapping[str, Operator] = {

@@ -46,6 +46,23 @@ def test_an_operator_with_another_slope_is_caught_and_replaced(
     assert reference.without_misread(graph, opened.draft, tensors, opened.ports) is graph
 
 
+def test_an_answer_that_rounding_seldom_moves_has_a_limit_of_a_few_roundoffs(
+    tmp_path: Path,
+) -> None:
+    nodes = [*NODES[:1], helper.make_node("Mul", ["h", "sharp"], ["a"])]
+    nodes.append(helper.make_node("Softmax", ["a"], ["y"], name="certain"))
+    weights = {"W": exported.weights(8, 4), "sharp": np.float32(1000)}
+    file = exported.by_hand(tmp_path / "m.onnx", nodes, weights)
+    opened = stage.open_file(Model(source=str(file), task="tensors"))
+    graph = replace(stage.graph_of(opened), folder=tmp_path)
+    tensors = {n: torch.from_numpy(a) for n, a in opened.finished.parameters.items()}
+    expected = reference.answers(file, opened.ports, ["y"])
+    reference.compare(graph, tensors, opened.ports, expected, file)
+    wrong = [one | {"y": one["y"] * np.float32(1.00001)} for one in expected[0]]
+    with pytest.raises(CheckpointError, match="'y': a row is 1"):
+        reference.compare(graph, tensors, opened.ports, (wrong, expected[1]), file)
+
+
 @pytest.mark.parametrize(("factor", "warned"), [(1.0, False), (640.0, True)])
 def test_a_module_that_reads_boxes_and_scores_in_one_tensor_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], factor: float, warned: bool

@@ -192,6 +192,41 @@ LINEAR = [node("MatMul", ["x", "W"], ["h"], name="first"), node("Relu", ["h"], [
             {},
             "rows do not depend",
         ),
+        (
+            [
+                node("MatMul", ["x", "W"], ["h"]),
+                node("RandomNormalLike", ["h"], ["r"], name="noise"),
+                node("Add", ["h", "r"], ["y"]),
+            ],
+            {"W": weights(8, 4)},
+            {},
+            "node 'noise' .RandomNormalLike.*at random",
+        ),
+        (
+            [node("MatMul", ["x", "W"], ["h"]), node("Log", ["h"], ["y"])],
+            {"W": weights(8, 4)},
+            {},
+            "output 'y'.*NaN or infinity for drawn rows",
+        ),
+        (
+            [
+                node("Concat", ["first", "x"], ["c"], axis=1, name="join"),
+                node("MatMul", ["c", "W"], ["y"]),
+            ],
+            {"W": weights(8, 4), "first": weights(1, 1, 8)},
+            {"shape": (1, 2, 8), "output": (onnx.TensorProto.FLOAT, 3)},
+            "node 'join': Concat cannot be run",
+        ),
+        (
+            [
+                node("Reshape", ["x", "rows"], ["r"]),
+                node("MatMul", ["r", "W"], ["h"]),
+                node("Reshape", ["h", "flat"], ["y"]),
+            ],
+            {"W": weights(8, 4), "rows": np.array([-1, 8]), "flat": np.array([1, -1])},
+            {"shape": (1, 2, 8)},
+            "'y' of 8 rows has shape .1, 64",
+        ),
     ],
 )
 def test_what_cannot_be_proven_is_refused_by_name(
@@ -199,6 +234,76 @@ def test_what_cannot_be_proven_is_refused_by_name(
 ) -> None:
     file = exported.by_hand(tmp_path / "m.onnx", nodes, arrays, **more)
     with pytest.raises(CheckpointError, match=f"(?s){words}"):
+        load(file, tmp_path / "out")
+
+
+HIDDEN = node("MatMul", ["x", "fc.weight"], ["h"])
+IMAGE = ("n", 3, 6, 5)
+CONVOLVED = node("Conv", ["x", "w"], ["h"])
+FILTERS = {"w": weights(4, 3, 3, 3)}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "arrays", "more", "module"),
+    [
+        (
+            [CONVOLVED, node("Pad", ["h"], ["y"], pads=[0, 0, 1, 2, 0, 0, 0, 1], value=1.5)],
+            FILTERS,
+            {"shape": IMAGE, "opset": 9, "output": (onnx.TensorProto.FLOAT, 4)},
+            "w",
+        ),
+        (
+            [CONVOLVED, node("Upsample", ["h", "s"], ["y"], mode="linear")],
+            {**FILTERS, "s": np.array([1, 1, 2, 3], np.float32)},
+            {"shape": IMAGE, "opset": 9, "output": (onnx.TensorProto.FLOAT, 4)},
+            "w",
+        ),
+        (
+            [node("Gemm", ["x", "fc.weight", "fc.bias"], ["y"], alpha=0.3, beta=2.0, transB=1)],
+            {"fc.weight": weights(4, 8), "fc.bias": weights(4)},
+            {},
+            "fc",
+        ),
+        (
+            [HIDDEN, node("Relu", ["h"], ["r"]), node("Add", ["r", "fc.bias"], ["y"])],
+            {"fc.weight": weights(8, 4), "fc.bias": weights(4)},
+            {},
+            "fc",
+        ),
+        (
+            [HIDDEN, node("Add", ["h", "mask"], ["m"]), node("Softmax", ["m"], ["y"])],
+            {"fc.weight": weights(8, 4), "mask": np.array([0, -np.inf, 0, 0], np.float32)},
+            {},
+            "fc",
+        ),
+    ],
+    ids=["pad of opset 9", "upsample", "factors", "a bias of its own", "infinite mask"],
+)
+def test_a_graph_that_changes_on_the_way_answers_as_the_file(
+    tmp_path: Path, nodes: list, arrays: dict, more: dict, module: str
+) -> None:
+    file = exported.by_hand(tmp_path / "m.onnx", nodes, arrays, **more)
+    loaded = load(file, tmp_path / "out")
+    shape = more.get("shape", ("n", 8))[1:]
+    assert compared(file, loaded, {"x": weights(3, *shape, seed=4)}) < 1e-5
+    config = json.loads((loaded / "checkpoint" / "config.json").read_text())
+    assert config["modules"] == [module]
+
+
+def test_operators_inside_of_a_function_are_checked(tmp_path: Path) -> None:
+    file = exported.by_hand(tmp_path / "m.onnx", LINEAR, {"W": weights(8, 4)})
+    model = onnx.load(file)
+    body = [
+        node("Constant", [], ["s"], value_float=0.1),
+        node("QuantizeLinear", ["a", "s"], ["q"], name="inner"),
+        node("DequantizeLinear", ["q", "s"], ["c"]),
+    ]
+    versions = [helper.make_opsetid("", 17)]
+    model.functions.append(helper.make_function("own", "F", ["a"], ["c"], body, versions))
+    model.opset_import.append(helper.make_opsetid("own", 1))
+    model.graph.node[1].CopyFrom(node("F", ["h"], ["y"], domain="own"))
+    file.write_bytes(model.SerializeToString())
+    with pytest.raises(CheckpointError, match=r"inner.*quantized already"):
         load(file, tmp_path / "out")
 
 

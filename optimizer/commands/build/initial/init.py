@@ -76,7 +76,7 @@ def init(
             name = out.stem if out else data.resolve().stem
             parts = split or folder / f"{name}-data"
             rows = (
-                onnx_file.look_at_rows(data, parts, folder)
+                onnx_file.look_at_rows(data, parts, folder, facts)
                 if of_tensors
                 else row_files.look(data, parts, folder, facts)
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,7 @@ from optimizer.harness.inputs.tensors import Row
 from optimizer.harness.tasks import tensors
 from optimizer.load import source
 from optimizer.load.onnx_model import stage
-from optimizer.load.onnx_model.files import SUFFIX, check_exists, find
-from optimizer.model.graph.record import CONV
+from optimizer.load.onnx_model.files import SUFFIX, check_exists, find, read
 from optimizer.recipe.schema import Model
 
 ANY_SIZE = 32
@@ -59,13 +58,12 @@ def look(name: str) -> ModelFacts:
             f"the file leaves the size of {', '.join(open_axes)} open: set axes to the sizes of "
             "your data, which all rows share",
         )
-    opened = stage.open_file(section)
-    convolves = any(node.op == CONV for node in opened.finished.nodes)
+    stage.open_file(section)
     return ModelFacts(
         name,
         task,
         folder=find(section).path.parent,
-        convolves=convolves,
+        convolves=True,  # rtn: no norm is recognised that another method would fold into
         settings=settings,
         decisions=decisions,
     )
@@ -84,9 +82,10 @@ def absent(model: ModelFacts) -> DataFacts:
     return DataFacts(NPZ, files, {"arrays": arrays.ALL}, "cosine", (), bring)
 
 
-def look_at_rows(file: Path, folder: Path, recipe_folder: Path) -> DataFacts:
+def look_at_rows(file: Path, folder: Path, recipe_folder: Path, model: ModelFacts) -> DataFacts:
     """Split the rows of an .npz file into parts in `folder`; return what the recipe names. Raises
-    DataError for another file, too few rows, and a part that exists with another content."""
+    DataError for another file, too few rows, arrays that are not those of the model's inputs, and a
+    part that exists with another content."""
     if file.suffix != ".npz" or not file.is_file():
         raise DataError(
             f"{str(file)!r} is not an .npz file",
@@ -101,18 +100,52 @@ def look_at_rows(file: Path, folder: Path, recipe_folder: Path) -> DataFacts:
             where=f"--data {file}",
             accepted=f"{FEWEST} or more; 800 make a useful evaluation",
         )
-    keys = [[Row(row).sha256] for row in rows]
+    columns, metric = _columns(rows, file, model)
+    label = columns.get("label")
+    unlabelled = [{n: a for n, a in row.items() if n != label} for row in rows]
+    keys = [[Row(row).sha256] for row in unlabelled]
     shares = {part: min(PARTS[part] / len(rows), FAIR[part]) for part in ("calibrate", "time")}
     shares["evaluate"] = min(PARTS["evaluate"] / len(rows), 1 - sum(shares.values()))
     parts = split(keys, [None] * len(rows), shares)
-    named = {
-        part: (_write(folder / f"{part}.npz", [rows[i] for i in at], recipe_folder), len(at))
-        for part, at in parts.items()
-    }
-    return DataFacts(NPZ, named, {"arrays": arrays.ALL}, "cosine")
+    named = {}
+    for part, at in parts.items():
+        read_rows = rows if part == "evaluate" else unlabelled
+        chosen = [read_rows[i] for i in at]
+        named[part] = _write(folder / f"{part}.npz", chosen, recipe_folder), len(at)
+    return DataFacts(NPZ, named, columns, metric)
 
 
-def _write(file: Path, rows: list[Mapping[str, Any]], recipe_folder: Path) -> str:
+def _columns(
+    rows: Sequence[Mapping[str, Any]], file: Path, model: ModelFacts
+) -> tuple[dict[str, str], str]:
+    """({our field: array}, metric). An array of a whole number per row that no input has holds the
+    labels."""
+    everything = {"arrays": arrays.ALL}
+    if model.folder is None:
+        return everything, "cosine"
+    graph = read(find(Model(source=model.name, task=model.task.name)).path).graph
+    weights = {t.name for t in graph.initializer}
+    inputs = [i.name for i in graph.input if i.name not in weights]
+    missing = [n for n in inputs if n not in rows[0]]
+    others = [n for n in rows[0] if n not in inputs]
+    if len(inputs) == len(missing) == len(others) == 1:
+        return {"arrays": others[0]}, "cosine"
+    if len(others) == 1 and not missing:
+        label = np.asarray(rows[0][others[0]])
+        if label.ndim == 0 and label.dtype.kind in "iu" and len(graph.output) == 1:
+            return {**everything, "label": others[0]}, "accuracy"
+    if missing or others:
+        problem = f"it has no array {missing[0]!r}" if missing else f"{others[0]!r} is not an input"
+        raise DataError(
+            problem,
+            where=f"--data {file}",
+            accepted=f"arrays {', '.join(inputs)}; and for a model of one output, of class scores, "
+            "one of class ids",
+        )
+    return everything, "cosine"
+
+
+def _write(file: Path, rows: Sequence[Mapping[str, Any]], recipe_folder: Path) -> str:
     content = io.BytesIO()
     stacked: Any = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
     np.savez(content, **stacked)

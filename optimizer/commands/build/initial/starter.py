@@ -63,14 +63,14 @@ targets:
 
 FILTERS = """\
 quantize:
-  method: rtn                   # the method for convolutions
+  method: rtn                   # the method for convolutions and ONNX files
   weights: {bits: 8, granularity: channel}
   activations: {bits: 8, granularity: tensor, range: minmax}
   # keep_float: ["*.shortcut.convolution"]   # module patterns to leave in float
 """
 
 UNKNOWN = FILTERS.replace(
-    "# the method for convolutions\n",
+    "# the method for convolutions and ONNX files\n",
     "# for every model; smoothquant is better without convolutions\n",
 )
 

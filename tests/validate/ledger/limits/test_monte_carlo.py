@@ -163,3 +163,11 @@ def test_an_error_inside_a_linear_module_is_the_one_that_is_raised(model: nn.Mod
         list(monte_carlo.between(model, [good, bad], ["out"], EXACT, 1))
     (found,) = outputs(model, EXACT)
     assert found["out"].any()
+
+
+def test_infinity_of_a_mask_is_never_moved_to_nan() -> None:
+    mask = torch.full((64,), -torch.inf)
+    with RandomRounding(Arithmetic(), seed=0):
+        moved = torch.zeros(64) + mask
+    assert not moved.isnan().any()
+    assert (moved <= torch.finfo(torch.float32).min).all()
