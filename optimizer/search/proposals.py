@@ -2,16 +2,16 @@
 
 Each candidate is tried, the best expected first (expectation.py), where the budget is enough for
 all. Otherwise the first half of the trials is the best expected, and the rest comes
-from Optuna's TPE sampler (Bergstra et al. 2011), which learns from all of them. Its study lies in a
-file, so a search that was killed continues with it. Each question to the sampler has a seed of its
-own, from the number of trials before it, so that the same results give the same proposals.
+from Optuna's TPE sampler (Bergstra et al. 2011), which learns from all of them. Each question to
+the sampler has a seed of its own, from the number of trials before it, so that the same results
+give the same proposals: a search that was killed finds its trials in the store and asks the same
+questions. No file keeps the study, because its values may be those of an earlier recipe or data.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 from optimizer.foundation.errors import MachineError
@@ -71,16 +71,12 @@ class Sampled:
     """Candidates of a space larger than the budget.
 
     ranked: proposals of the first `warm` trials, and where the sampler repeats itself
-    file: sqlite file of the study
-    name: name of the study: searches of different spaces do not share one
     objective: search.objective
 
     Raises MachineError where Optuna is not installed.
     """
 
-    def __init__(
-        self, ranked: Ranked, warm: int, file: Path, name: str, objective: str, seed: int
-    ) -> None:
+    def __init__(self, ranked: Ranked, warm: int, objective: str, seed: int) -> None:
         try:
             import optuna
         except ImportError:
@@ -94,10 +90,7 @@ class Sampled:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._optuna, self._ranked, self._warm = optuna, ranked, warm
         self._objective, self._seed = objective, seed
-        file.parent.mkdir(parents=True, exist_ok=True)
-        self._study = optuna.create_study(
-            storage=f"sqlite:///{file}", study_name=name, load_if_exists=True
-        )
+        self._study = optuna.create_study()
         described = {candidate: _parameters(candidate) for candidate in ranked.space}
         self._by_parameters = {tuple(p.values()): c for c, p in described.items()}
         self._choices = {
@@ -106,17 +99,11 @@ class Sampled:
             )
             for key in _parameters(ranked.space[0])
         }
-        complete = (t for t in self._study.trials if t.state.is_finished())
-        candidates = [c for t in complete if (c := self._candidate(t.params)) is not None]
-        self._recorded = list(dict.fromkeys(candidates))
         self._question: Any = None
 
     def propose(self, trials: Sequence[Trial]) -> Candidate | None:
         tried = {t.candidate for t in trials}
         self._question = None
-        earlier = (c for c in self._recorded if c not in tried)  # of a search that was killed
-        if (first := next(earlier, None)) is not None:
-            return first
         if len(tried) < self._warm:
             return self._ranked.propose(trials)
         for attempt in range(QUESTIONS):
@@ -132,9 +119,6 @@ class Sampled:
         return self._ranked.propose(trials)
 
     def tell(self, trial: Trial) -> None:
-        if trial.candidate in self._recorded:
-            return
-        self._recorded.append(trial.candidate)
         if self._question is not None:
             self._study.tell(self._question.number, self._value(trial))
             return

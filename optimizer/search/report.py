@@ -121,7 +121,8 @@ def conclusion(result: Result, document: dict[str, Any]) -> list[str]:
         if result.raced and result.raced["to_recipe"]:
             ratio = result.raced["to_recipe"]
             interval = interval_text(ratio["interval"], 3)
-            again = f", and timed again it takes {ratio['median']:.3f} {interval} of its time"
+            figures = f"{ratio['median']:.3f} {interval}"
+            again = f", and timed again it takes {figures} of the recipe's time"
         same = "the recipe itself: no other form that keeps the margin is better"
         name = same if winner is result.trials[0] else winner.label
         first = f"Found: {name}. It keeps the margin on {rows} that the search never read"
@@ -129,11 +130,26 @@ def conclusion(result: Result, document: dict[str, Any]) -> list[str]:
             first += again
         return [*lost, first + ".", f"Next: optimize run {document['found']}"]
     if result.verdict == "fail":
-        return [*lost, "Nothing keeps the margin and the limits."]
+        return [*lost, _none(result)]
     undecided = [
         f"Undecided: {t.label}: {t.why}" for t in result.trials if t.outcome == "undecided"
     ]
-    return [*undecided, *lost, "Inconclusive: no form was shown to keep the margin."]
+    more = (
+        f"Numbers that would decide are of one half of validate.data, which needs double that "
+        f"number of {_rows(result)}."
+    )
+    return [*undecided, *lost, f"Inconclusive: no form was shown to keep the margin. {more}"]
+
+
+def _none(result: Result) -> str:
+    """Sentence on a search that found nothing among all forms, or those that its budget allowed."""
+    tried = len(result.trials)
+    if tried == result.space:
+        return "Nothing keeps the margin and the limits."
+    return (
+        f"None of the {tried} of {result.space} forms that were tried keeps the margin and the "
+        "limits. Raise search.budget to try the others."
+    )
 
 
 def page(result: Result, document: dict[str, Any]) -> str:

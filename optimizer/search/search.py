@@ -32,10 +32,9 @@ from optimizer.search.proposals import Proposals, Ranked, Sampled
 from optimizer.search.sequential import Confirmation
 from optimizer.search.stages import race
 from optimizer.search.trial import Trial, objective, pareto_set
-from optimizer.search.workbench import Workbench
-from optimizer.store import Store, digest_json
+from optimizer.search.workbench import Workbench, why_refused
+from optimizer.store import Store
 
-STUDY = "study.db"
 EXIT = {"pass": 0, "fail": GateError.exit_code, "inconclusive": InconclusiveError.exit_code}
 
 
@@ -70,10 +69,8 @@ class Result:
         return pareto_set(self.trials)
 
 
-def run(
-    recipe: Recipe, store: Path, home: Path, clock: Callable[[], float] = time.monotonic
-) -> Result:
-    """Search. home: folder of the study's file
+def run(recipe: Recipe, store: Path, clock: Callable[[], float] = time.monotonic) -> Result:
+    """Search.
 
     Raises RecipeError for a section that admits nothing, DataError for too few rows, and what the
     stages raise for the recipe itself.
@@ -86,12 +83,15 @@ def run(
     rows = enough_rows.count(section, bench.margin, bench.base, answered.path)
     space = _distinct(bench, space)
     say(f"search: {len(space)} candidates; at most {bench.search.budget.trials} are tried")
-    trials = _try_all(bench, space, home, lambda: clock() - started)
+    trials = _try_all(bench, space, lambda: clock() - started)
     ordered = _best_first([t for t in trials if t.outcome == "kept"], bench)
     raced: dict[str, Any] = {}
 
     def judge(trial: Trial, alpha: float) -> tuple[Verdict, str]:
-        return _confirm(bench, trial, alpha, raced)
+        try:
+            return _confirm(bench, trial, alpha, raced)
+        except Exception as e:  # such as LedgerError, with which validate ends
+            return "fail", why_refused(trial.label, e)
 
     confirmations = sequential.confirm(ordered, judge, bench.alpha)
     won = bool(confirmations) and confirmations[-1].verdict == "pass"
@@ -121,9 +121,7 @@ def _distinct(bench: Workbench, space: list[Candidate]) -> list[Candidate]:
     return list(seen.values())
 
 
-def _try_all(
-    bench: Workbench, space: list[Candidate], home: Path, spent: Callable[[], float]
-) -> list[Trial]:
+def _try_all(bench: Workbench, space: list[Candidate], spent: Callable[[], float]) -> list[Trial]:
     """Carry out trials until all candidates were tried, or the budget is spent."""
     name, budget = bench.search.objective, bench.search.budget
     kept = {candidate: bench.kept(candidate) for candidate in space}
@@ -134,9 +132,7 @@ def _try_all(
     ranked = Ranked(space, expect, bench.margin)
     proposals: Proposals = ranked
     if len(space) > budget.trials:
-        study = f"{bench.recipe.name} {digest_json([repr(c) for c in space])[:12]}"
-        warm, seed = budget.trials // 2, bench.search.seed
-        proposals = Sampled(ranked, warm, home / STUDY, study, name, seed)
+        proposals = Sampled(ranked, budget.trials // 2, name, bench.search.seed)
     count = min(len(space), budget.trials)
     trials = [_announced(bench.try_(bench.first, None), 1, count)]
     while len(trials) < budget.trials and spent() < budget.seconds:

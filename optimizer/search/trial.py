@@ -9,8 +9,8 @@ from typing import Any, Literal
 from optimizer.search.candidates import Candidate
 
 Outcome = Literal["kept", "undecided", "stopped", "refused"]
-"""kept: surely within the margins on the search's rows and the limits; undecided: not surely;
-stopped: surely beyond one; refused: it cannot be made."""
+"""kept: surely within the margins on the search's rows, and not surely beyond a limit; undecided:
+not surely within a margin; stopped: surely beyond a margin or limit; refused: it cannot be made."""
 Interval = tuple[float | None, float | None]
 
 

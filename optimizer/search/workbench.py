@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from optimizer import pipeline, targets
-from optimizer.foundation.errors import MachineError, OptimizeError, StoreError
+from optimizer.foundation.errors import MachineError, StoreError, of_the_system
 from optimizer.foundation.progress import say
 from optimizer.harness.errors import ExplainedError
 from optimizer.recipe.schema import Recipe
@@ -115,13 +115,10 @@ class Workbench:
         label, kept = candidate.label(self.recipe), self.kept(candidate)
         try:
             outcome, why, known = self._measure(candidate, best)
-        except ExplainedError as e:
-            if candidate == self.first or e.exit_code == OptimizeError.exit_code:
+        except Exception as e:
+            if candidate == self.first:
                 raise
-            if isinstance(e, StoreError):
-                raise
-            say(f"search: {label}: {e}")
-            return Trial(candidate, label, "refused", e.problem, kept)
+            return Trial(candidate, label, "refused", why_refused(label, e), kept)
         return Trial(candidate, label, outcome, why, kept, **known)
 
     def _measure(self, candidate: Candidate, best: Candidate | None) -> tuple[Outcome, str, Json]:
@@ -207,6 +204,23 @@ class Workbench:
         store = self._store(until)
         pipeline.run(recipe, store)
         return {s["stage"]: Step(s["stage"], s["key"], Path(s["path"])) for s in store.log}
+
+
+def why_refused(label: str, error: Exception) -> str:
+    """Print and return the reason for which one form is refused: it needs too much memory, or a
+    library fails on it. The search tries the others.
+
+    Raises `error` itself for a full disk and the like, which would refuse every form after it.
+    """
+    if isinstance(error, ExplainedError):
+        why, shown = error.problem, str(error)
+    else:
+        why = shown = f"{type(error).__name__}: {error}"
+    system = not isinstance(error, ExplainedError | MemoryError) and of_the_system(error)
+    if isinstance(error, StoreError) or system:
+        raise error
+    say(f"search: {label}: {shown}")
+    return why
 
 
 def _read(step: Step, name: str) -> Json:

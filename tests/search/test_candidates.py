@@ -86,6 +86,13 @@ def test_the_split_depends_on_the_texts_alone() -> None:
     assert [r.label for r in search] != sorted(r.label or 0 for r in search)
 
 
+def test_texts_that_differ_in_case_or_white_space_are_on_one_side() -> None:
+    rows = [Sample(text=t.format(i)) for i in range(20) for t in ("text {}", " Text  {} ")]
+    held_out = split.rows_of("held_out", rows, tasks.task("text-classification"))
+    assert len(held_out) == 20
+    assert len({" ".join(r.text.lower().split()) for r in held_out}) == 10
+
+
 def test_rows_of_arrays_are_split_by_their_values() -> None:
     rows = [Sample(arrays=Row({"x": np.full(2, i % 10)}), label=i) for i in range(40)]
     held_out = split.rows_of("held_out", rows, tasks.task("text-classification"))

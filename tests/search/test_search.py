@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import random
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from optimizer import pipeline
-from optimizer.foundation.errors import DataError, RecipeError
+from optimizer.foundation.errors import DataError, LedgerError, RecipeError
 from optimizer.recipe import file as recipe_file
+from optimizer.recipe.schema import Recipe
 from optimizer.search import chosen_recipe, report, search
+from optimizer.search.candidates import Candidate
 from optimizer.search.search import Result
+from optimizer.search.workbench import Form, Workbench
 from optimizer.store import Store
 from tests.conftest import sentences, write_rows, write_tiny_recipe
 from tests.test_killed import Runner, finished
@@ -61,8 +66,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def result(recipe: Path, store: Path, tmp_path_factory: pytest.TempPathFactory) -> Result:
-    return search.run(recipe_file.read(recipe), store, tmp_path_factory.mktemp("home"))
+def result(recipe: Path, store: Path) -> Result:
+    return search.run(recipe_file.read(recipe), store)
 
 
 def test_the_smallest_form_is_found_and_every_step_of_its_recipe_is_finished(
@@ -82,12 +87,57 @@ def test_the_smallest_form_is_found_and_every_step_of_its_recipe_is_finished(
 
 
 def test_a_search_whose_steps_are_half_finished_ends_the_same(
-    recipe: Path, store: Path, result: Result, tmp_path: Path
+    recipe: Path, store: Path, result: Result
 ) -> None:
     for stage in ("judged", "lower"):
         shutil.rmtree(next(p for p in sorted((store / stage).iterdir()) if p.is_dir()))
-    again = search.run(recipe_file.read(recipe), store, tmp_path)
+    again = search.run(recipe_file.read(recipe), store)
     assert (again.trials, again.pareto) == (result.trials, result.pareto)
+
+
+def test_a_form_on_which_a_library_fails_is_refused_and_the_search_goes_on(
+    recipe: Path, store: Path, result: Result
+) -> None:
+    """gptq runs out of memory; a full disk ends the search, since it would refuse every form."""
+
+    class Failing(Workbench):
+        error: Exception = MemoryError("17 GB")
+
+        def form(self, candidate: Candidate) -> Form:
+            if candidate != self.first:
+                raise self.error
+            return super().form(candidate)
+
+    first, other = (t.candidate for t in result.trials)
+    bench = Failing(recipe_file.read(recipe), store, first)
+    assert bench.try_(other, first).why == "MemoryError: 17 GB"
+    bench.error = OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(OSError, match="No space left"):
+        bench.try_(other, first)
+
+
+def test_a_form_whose_ledger_ends_validate_makes_room_for_the_next(
+    recipe: Path, store: Path, result: Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(recipe: Recipe, store: Store) -> pipeline.Outcome:
+        if store.until == "validate":
+            raise LedgerError("hop lower moves the output by 0.3; allowed: 0.1")
+        return pipeline_run(recipe, store)
+
+    pipeline_run = pipeline.run
+    monkeypatch.setattr(pipeline, "run", run)
+    again = search.run(recipe_file.read(recipe), store)
+    kept = [t.label for t in result.trials if t.outcome == "kept"]
+    assert sorted(c.candidate.label for c in again.confirmations) == sorted(kept)
+    assert {(c.verdict, c.why) for c in again.confirmations} == {
+        ("fail", "hop lower moves the output by 0.3; allowed: 0.1")
+    }
+
+
+def test_a_search_that_tried_few_forms_does_not_say_that_none_is_good(result: Result) -> None:
+    failed = replace(result, verdict="fail", chosen=None, trials=result.trials[:1])
+    (sentence,) = report.conclusion(replace(failed, confirmations=()), {})
+    assert sentence.startswith("None of the 1 of 2 forms that were tried keeps")
 
 
 def test_the_report_has_every_form_and_its_figures(result: Result) -> None:
@@ -105,7 +155,7 @@ def test_too_few_rows_are_refused_with_how_many_are_needed(tmp_path: Path, tiny_
     recipe = write(tmp_path, tiny_bert)
     write_rows(tmp_path / "evaluate.jsonl", 60, seed=2)
     with pytest.raises(DataError, match=r"60 rows; .* \(30\)") as refused:
-        search.run(recipe_file.read(recipe), tmp_path / "store", tmp_path)
+        search.run(recipe_file.read(recipe), tmp_path / "store")
     assert refused.value.accepted == "about 100 rows"
 
 
@@ -150,7 +200,7 @@ def test_a_decoder_is_judged_by_windows_of_text(tmp_path: Path, tiny_llama: Path
         (tmp_path / f"{name}.txt").write_text("\n".join(sentences(count, len(name))))
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(DECODER.format(model=tiny_llama))
-    result = search.run(recipe_file.read(recipe), tmp_path / "store", tmp_path)
+    result = search.run(recipe_file.read(recipe), tmp_path / "store")
     assert {t.label.split(",")[1] for t in result.trials} == {
         *(f" {share:.0%} of weights int8" for share in (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)),
         " onnxruntime-cpu",

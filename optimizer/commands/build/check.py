@@ -92,9 +92,10 @@ def check(
                 f" Model {model.source} is not a folder here; optimize plan reads its config from "
                 "the hub."
             )
+        search = "" if resolved.search is None else "search "
         if resolved.search is not None:
             to += f" Search: {len(space)} forms by {resolved.search.objective}."
         show(
             f"{one_line(str(recipe))}: no error found. Targets: {', '.join(names)}.{to} "
-            f"Next: optimize plan {typed}, then optimize {typed}"
+            f"Next: optimize plan {typed}, then optimize {search}{typed}"
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import click
 
@@ -54,11 +55,14 @@ def search(
     chosen_recipe.check_place(recipe, out)
     resolved, lines = checks.read(recipe, overrides, fetch=True, until="validate")
     home = artifacts / f"{resolved.name}.search"
+    for folder, option in ((home, "--artifacts"), (out.parent, "--out")):
+        with atomic.disk_errors_explained(folder, option):  # before hours of work, not after them
+            folder.mkdir(parents=True, exist_ok=True)
+            TemporaryFile(dir=folder).close()
     with recipe_file.located(lines):
-        result = searching.run(resolved, store, home)
+        result = searching.run(resolved, store)
     document = report.document(result, out if result.chosen else None, home / "report.html")
     with atomic.disk_errors_explained(home, "--artifacts"):
-        home.mkdir(parents=True, exist_ok=True)
         atomic.write(home / "search.json", json.dumps(document, indent=1).encode() + b"\n")
         atomic.write(home / "report.html", report.page(result, document).encode())
     if result.chosen is not None:

@@ -8,8 +8,10 @@ out/rows.npz, train.npz   arrays of Answers (validate/quality/quality.py), one p
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 
@@ -20,6 +22,7 @@ from optimizer.store import Stage
 from optimizer.validate import reference_device
 from optimizer.validate.quality import answers, evaluation
 from optimizer.validate.quality.evaluation import FIRST
+from optimizer.validate.quality.images.observed import METRICS
 from optimizer.validate.quality.quality import Answers
 from optimizer.validate.run_artifacts import RunArtifacts
 from optimizer.validate.stage import one_torch_thread, read_data, specs
@@ -27,6 +30,7 @@ from optimizer.validate.stage import one_torch_thread, read_data, specs
 ROWS, TRAIN = "rows.npz", "train.npz"
 ARRAYS = ("text", "pair", "words")
 """Fields of Answers that hold arrays."""
+OBSERVATIONS = {kind.__name__: kind for kind, _ in METRICS}
 
 
 def run(section: Validation, base: Path, out: Path) -> None:
@@ -57,26 +61,61 @@ def write(system: Answers, file: Path) -> None:
     for name in ARRAYS:
         for i, value in enumerate(getattr(system, name) or ()):
             arrays[f"{name}.{i}"] = np.asarray(value)
-    if system.spans is not None:
-        arrays["spans"] = np.frombuffer(json.dumps(system.spans).encode(), np.uint8)
+    for i, observation in enumerate(system.seen or ()):
+        arrays |= {f"seen.{i}.{name}": value for name, value in _fields(observation).items()}
+    others = {
+        "spans": system.spans,
+        "dot": system.dot,
+        "sizes": system.sizes,
+        "seen": [type(observation).__name__ for observation in system.seen or ()],
+    }
+    arrays["others"] = np.frombuffer(json.dumps(others).encode(), np.uint8)
     np.savez(file, **arrays)
 
 
 def read(file: Path) -> Answers:
     """Read answers that `write` wrote."""
-    with np.load(file, allow_pickle=False) as arrays:
-        spans = json.loads(arrays["spans"].tobytes()) if "spans" in arrays else None
-        counts = {n: sum(key.startswith(f"{n}.") for key in arrays.files) for n in ARRAYS}
-        fields = {
-            n: tuple(arrays[f"{n}.{i}"] for i in range(count)) or None
-            for n, count in counts.items()
-        }
+    with np.load(file, allow_pickle=False) as stored:
+        arrays = dict(stored)
+    others = json.loads(arrays.pop("others").tobytes())
+    counts = {n: sum(key.startswith(f"{n}.") for key in arrays) for n in ARRAYS}
+    fields = {
+        n: tuple(arrays[f"{n}.{i}"] for i in range(count)) or None for n, count in counts.items()
+    }
+    kinds = [OBSERVATIONS[name] for name in others["seen"]]
+    seen = (_observation(kind, arrays, f"seen.{i}") for i, kind in enumerate(kinds))
     return Answers(
         fields["text"] or (),
         fields["pair"],
         fields["words"],
-        None if spans is None else tuple(spans),
+        None if others["spans"] is None else tuple(others["spans"]),
+        others["dot"],
+        tuple(others["sizes"]),
+        tuple(seen) or None,
     )
+
+
+def _fields(record: Any) -> dict[str, Any]:
+    """{name: array or number} of a record's fields, those of a record in it under its name."""
+    arrays: dict[str, Any] = {}
+    for name, value in vars(record).items():
+        if is_dataclass(value):
+            arrays |= {f"{name}.{inner}": array for inner, array in _fields(value).items()}
+        elif value is not None:
+            arrays[name] = np.asarray(value)
+    return arrays
+
+
+def _observation(kind: Any, arrays: Mapping[str, Any], place: str) -> Any:
+    """Return the record of type `kind` whose `_fields` are in `arrays` below `place`."""
+    values = {}
+    for name, hint in get_type_hints(kind).items():
+        if is_dataclass(hint):
+            values[name] = _observation(hint, arrays, f"{place}.{name}")
+            continue
+        array = arrays.get(f"{place}.{name}")
+        values[name] = array.item() if array is not None and array.ndim == 0 else array
+    return kind(**values)
 
 
 def files(section: Validation) -> dict[str, str]:
@@ -86,7 +125,7 @@ def files(section: Validation) -> dict[str, str]:
 
 STAGE = Stage(
     "answered",
-    1,
+    2,
     run,
     packages=("torch", "transformers", "tokenizers", "numpy"),
     files=files,

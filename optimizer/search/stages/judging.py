@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from optimizer.validate.decoder import OnnxDecoder, TorchDecoder, logits_of
 from optimizer.validate.gates import Gate
 from optimizer.validate.quality import answers, perplexity
 from optimizer.validate.quality.perplexity import Scores
-from optimizer.validate.quality.quality import Answers
+from optimizer.validate.quality.quality import PER_ROW, Answers
 from optimizer.validate.run_artifacts import RunArtifacts
 from optimizer.validate.stage import compare, one_torch_thread
 
@@ -165,11 +166,11 @@ class _Answering:
 def joined(parts: Sequence[Answers]) -> Answers:
     """Join the answers to consecutive rows."""
 
-    def whole(name: str) -> tuple[Any, ...] | None:
+    def whole(name: str) -> Any:
         values = [getattr(part, name) for part in parts]
         return None if values[0] is None else tuple(v for part in values for v in part)
 
-    return Answers(whole("text") or (), whole("pair"), whole("words"), whole("spans"))
+    return replace(parts[0], **{name: whole(name) for name in PER_ROW})
 
 
 def at_level(m: RunArtifacts, alpha: float) -> RunArtifacts:

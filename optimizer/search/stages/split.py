@@ -1,6 +1,7 @@
 """Split the rows of an evaluation set into those of the search and those held out.
 
-Rows with the same text (or image, arrays, or query; of questions: the same context) are one group.
+Rows with the same text (or image, arrays, or query; of questions: the same context) are one group,
+also where it differs in case or white space alone, which many tokenizers drop.
 Groups are put in the order of the sha256 of that text, and every second group, from the second on,
 is held out. So the split depends on the rows alone, not on their order, and no text is on both
 sides.
@@ -34,4 +35,5 @@ def _key(row: Sample, task: Task) -> str:
     if row.arrays is not None:
         return row.arrays.sha256
     text = row.text_pair or "" if task.extracts else row.text
-    return hashlib.sha256(text.encode()).hexdigest()
+    same = " ".join(text.casefold().split())
+    return hashlib.sha256(same.encode()).hexdigest()

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any
 
@@ -62,6 +62,8 @@ from optimizer.validate.quality.metrics import (
 from optimizer.validate.quality.significance import Decision, Floats
 
 BEST = 5  # labels of top5_accuracy
+PER_ROW = ("text", "pair", "words", "spans", "seen")
+"""Fields of Answers with a value per row; the others are of the model."""
 
 
 @dataclass(frozen=True)
@@ -90,11 +92,10 @@ class Answers:
     def of_rows(self, rows: Sequence[int]) -> Answers:
         """Return the answers to some rows."""
 
-        def some(values: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
+        def some(values: tuple[Any, ...] | None) -> Any:
             return None if values is None else tuple(values[i] for i in rows)
 
-        parts = some(self.text) or (), some(self.pair), some(self.words)
-        return Answers(*parts, some(self.spans))
+        return replace(self, **{name: some(getattr(self, name)) for name in PER_ROW})
 
 
 def judge(
