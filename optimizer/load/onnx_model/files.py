@@ -56,7 +56,7 @@ def find(section: Model) -> OnnxFile:
                 where="model.source",
                 accepted="model.onnx, a folder with one, or a hub id",
             )
-        return OnnxFile(path.resolve(), path.resolve().parent, None)
+        return OnnxFile(_behind_link(path), path.resolve().parent, None)
     resolved = source.resolve(section, patterns=PATTERNS)
     folder = resolved.folder
     if section.onnx_file is not None:
@@ -67,7 +67,7 @@ def find(section: Model) -> OnnxFile:
                 where=f"model.onnx_file: {file}",
                 accepted=_listed(folder),
             )
-        return OnnxFile(file.resolve(), folder, resolved.revision)
+        return OnnxFile(_behind_link(file), folder, resolved.revision)
     candidates = sorted(folder.rglob(f"*{SUFFIX}"))
     if len(candidates) != 1:
         raise CheckpointError(
@@ -76,7 +76,24 @@ def find(section: Model) -> OnnxFile:
             accepted="one file",
             fix=f"Name one: model.onnx_file: {_listed(folder)}" if candidates else "",
         )
-    return OnnxFile(candidates[0].resolve(), folder, resolved.revision)
+    return OnnxFile(_behind_link(candidates[0]), folder, resolved.revision)
+
+
+def _behind_link(file: Path) -> Path:
+    """The real file of a link, as a hub's cache has them. Raises CheckpointError where its external
+    data does not lie beside the real file."""
+    real = file.resolve()
+    if file.is_symlink():
+        try:
+            data_files(read(real), real)
+        except CheckpointError as e:
+            raise CheckpointError(
+                f"it is a link, and {e.problem} beside the real file",
+                where=str(file),
+                accepted="real files in one folder",
+                fix="Of a hub: hf download ID --local-dir FOLDER; then write model.source: FOLDER.",
+            ) from e
+    return real
 
 
 def check_exists(section: Model) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import warnings
 from pathlib import Path
 
@@ -321,6 +322,11 @@ def test_external_data_outside_of_the_folder_is_refused(tmp_path: Path) -> None:
         model, folder / "m.onnx", save_as_external_data=True, size_threshold=0, location="m.data"
     )
     assert load(file, tmp_path / "out").is_dir()
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    (cache / "m.onnx").symlink_to(shutil.copy(file, tmp_path / "blob"))
+    with pytest.raises(CheckpointError, match=r"it is a link.*m\.data.*hf download"):
+        load(cache, tmp_path / "linked")
     (folder / "m.data").rename(tmp_path / "m.data")
     moved = onnx.load(file, load_external_data=False)
     for entry in moved.graph.initializer[0].external_data:
