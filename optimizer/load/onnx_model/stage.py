@@ -154,15 +154,21 @@ def _converted(
 
 def _resize_as_before(converted: onnx.ModelProto) -> None:
     """Give each Resize the coordinates of Upsample and of opset 10, which the converter leaves
-    out."""
+    out: the nearest pixel is the lower one of a larger image, the upper one of a smaller."""
+    values = {t.name: numpy_helper.to_array(t) for t in converted.graph.initializer}
+    for node in converted.graph.node:
+        if node.op_type == "Constant" and node.attribute[0].name == "value":
+            values[node.output[0]] = numpy_helper.to_array(node.attribute[0].t)
     for node in converted.graph.node:
         if node.op_type == "Resize" and not any(
             a.name == "coordinate_transformation_mode" for a in node.attribute
         ):
+            scales = values.get(node.input[2])
+            smaller = scales is not None and (scales < 1).any()
             node.attribute.extend(
                 [
                     onnx.helper.make_attribute("coordinate_transformation_mode", "asymmetric"),
-                    onnx.helper.make_attribute("nearest_mode", "floor"),
+                    onnx.helper.make_attribute("nearest_mode", "ceil" if smaller else "floor"),
                 ]
             )
 

@@ -260,6 +260,12 @@ FILTERS = {"w": weights(4, 3, 3, 3)}
             "w",
         ),
         (
+            [CONVOLVED, node("Resize", ["h", "s"], ["y"], mode="nearest")],
+            {**FILTERS, "s": np.array([1, 1, 0.4, 0.8], np.float32)},
+            {"shape": IMAGE, "opset": 10, "output": (onnx.TensorProto.FLOAT, 4)},
+            "w",
+        ),
+        (
             [node("Gemm", ["x", "fc.weight", "fc.bias"], ["y"], alpha=0.3, beta=2.0, transB=1)],
             {"fc.weight": weights(4, 8), "fc.bias": weights(4)},
             {},
@@ -278,7 +284,7 @@ FILTERS = {"w": weights(4, 3, 3, 3)}
             "fc",
         ),
     ],
-    ids=["pad of opset 9", "upsample", "factors", "a bias of its own", "infinite mask"],
+    ids=["pad of opset 9", "upsample", "smaller", "factors", "a bias of its own", "infinite mask"],
 )
 def test_a_graph_that_changes_on_the_way_answers_as_the_file(
     tmp_path: Path, nodes: list, arrays: dict, more: dict, module: str
