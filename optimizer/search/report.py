@@ -123,6 +123,8 @@ def conclusion(result: Result, document: dict[str, Any]) -> list[str]:
             interval = interval_text(ratio["interval"], 3)
             figures = f"{ratio['median']:.3f} {interval}"
             again = f", and timed again it takes {figures} of the recipe's time"
+            high = ratio["interval"][1]
+            again += ", so it is not surely faster" * (high is None or high >= 1)
         same = "the recipe itself: no other form that keeps the margin is better"
         name = same if winner is result.trials[0] else winner.label
         first = f"Found: {name}. It keeps the margin on {rows} that the search never read"

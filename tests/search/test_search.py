@@ -20,6 +20,7 @@ from optimizer.recipe.schema import Recipe
 from optimizer.search import chosen_recipe, report, search
 from optimizer.search.candidates import Candidate
 from optimizer.search.search import Result
+from optimizer.search.sequential import Confirmation
 from optimizer.search.workbench import Form, Workbench
 from optimizer.store import Store
 from tests.conftest import sentences, write_rows, write_tiny_recipe
@@ -132,6 +133,16 @@ def test_a_form_whose_ledger_ends_validate_makes_room_for_the_next(
     assert {(c.verdict, c.why) for c in again.confirmations} == {
         ("fail", "hop lower moves the output by 0.3; allowed: 0.1")
     }
+
+
+@pytest.mark.parametrize(("high", "sure"), [(0.98, True), (1.2, False), (None, False)])
+def test_a_winner_whose_interval_reaches_the_recipes_time_is_not_called_faster(
+    result: Result, high: float | None, sure: bool
+) -> None:
+    won = (Confirmation(replace(result.trials[1]), "pass"),)
+    raced = {"to_recipe": {"median": 0.93, "interval": [0.9, high]}}
+    shown = report.conclusion(replace(result, confirmations=won, raced=raced), {"found": "x"})
+    assert ("not surely faster" not in shown[0]) is sure
 
 
 def test_a_search_that_tried_few_forms_does_not_say_that_none_is_good(result: Result) -> None:
