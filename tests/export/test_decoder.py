@@ -153,12 +153,18 @@ def test_a_graph_that_computes_something_else_is_refused(
         check.check(
             tmp_path / "model.onnx",
             contract(made),
+            drawn(contract(made), limits),
             limits,
             precision,
             answer,
             "model.layers",
             network,
         )
+
+
+def drawn(document: dict[str, Any], limits: dict[str, int]) -> list[dict[str, Any]]:
+    """The batches of the check."""
+    return [random_inputs(document, limits, *shape) for shape in check_shapes(document)]
 
 
 def test_a_checked_batch_is_padded_at_the_start(decoder: Exported) -> None:
@@ -189,23 +195,25 @@ def test_block_by_block_the_graph_answers_as_torch_does(
     limits = {"input_ids": 300, "attention_mask": 2}
     model = torch_model(open_checkpoint(decoder.source), "text-generation")
     answer = partial(reference.torch_outputs, model, document)
-    check.check(tmp_path / "model.onnx", document, limits, "fp32", answer, "model.layers", model)
+    batches = drawn(document, limits)
+    given = (batches, limits, "fp32")
+    check.check(tmp_path / "model.onnx", document, *given, answer, "model.layers", model)
     assert len(opened) == 2 * 5
     opened.clear()
-    arguments = ("fp32", answer, "model.layers", model)
-    check.check(tmp_path / "model.onnx", document, limits, *arguments, grown=True)
+    arguments = (*given, answer, "model.layers", model)
+    check.check(tmp_path / "model.onnx", document, *arguments, grown=True)
     assert len(opened) == 3 + 1  # three of four blocks, and the head
     whole = (tmp_path / "model.onnx.data").stat().st_size
     assert max(opened) < whole / 2
     assert {f.name for f in tmp_path.iterdir()} == {"model.onnx", "model.onnx.data"}
 
-    def wrong(given: dict[str, Any]) -> dict[str, Any]:
+    def wrong(batch: dict[str, Any]) -> dict[str, Any]:
         return answer(
-            {**given, "position_ids": given["position_ids"] + given["attention_mask"].sum()}
+            {**batch, "position_ids": batch["position_ids"] + batch["attention_mask"].sum()}
         )
 
     with pytest.raises(LedgerError, match="block by block"):
-        check.check(tmp_path / "model.onnx", document, limits, "fp32", wrong, "model.layers", model)
+        check.check(tmp_path / "model.onnx", document, *given, wrong, "model.layers", model)
 
 
 class Watched(Mapping[str, torch.Tensor]):
