@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,10 @@ from typing import Any
 import numpy as np
 
 from optimizer.commands.build.initial.model import ModelFacts
-from optimizer.commands.build.initial.rows import FAIR, FEWEST, PARTS, DataFacts
-from optimizer.data.splitting import split
+from optimizer.commands.build.initial.parts import check_number, split_rows, write_part
+from optimizer.commands.build.initial.rows import DataFacts
 from optimizer.data.tables import NPZ
 from optimizer.data.tensors import arrays
-from optimizer.foundation import atomic
 from optimizer.foundation.errors import DataError
 from optimizer.harness import tasks
 from optimizer.harness.inputs.tensors import Row
@@ -35,7 +33,9 @@ def takes(name: str, task: str | None) -> bool:
     path = Path(name).expanduser()
     folder = path.is_dir() and not (path / "config.json").is_file()
     return (
-        task == tensors.TASK.name or path.suffix == SUFFIX or (folder and any(path.glob("*.onnx")))
+        task == tensors.TASK.name
+        or path.suffix == SUFFIX
+        or (folder and any(path.glob(f"*{SUFFIX}")))
     )
 
 
@@ -43,10 +43,10 @@ def look(name: str) -> ModelFacts:
     """Return the facts about an ONNX file. Raises CheckpointError as load for one that it refuses;
     a file on a hub is not fetched."""
     task = tasks.task(tensors.TASK.name)
-    check_exists(Model(source=name, task=task.name))
+    section = Model(source=name, task=task.name)
+    check_exists(section)
     if not source.is_local(name):
         return ModelFacts(name, task)
-    section = Model(source=name, task=task.name)
     open_axes = stage.open_axes(section)
     settings: tuple[str, ...] = ()
     decisions: tuple[str, ...] = ()
@@ -94,24 +94,18 @@ def look_at_rows(file: Path, folder: Path, recipe_folder: Path, model: ModelFact
         )
     table = arrays.open_files([file])
     rows = list(table)
-    if len(rows) < FEWEST:
-        raise DataError(
-            f"it has {len(rows)} rows",
-            where=f"--data {file}",
-            accepted=f"{FEWEST} or more; 800 make a useful evaluation",
-        )
+    check_number(rows, file)
     columns, metric = _columns(rows, file, model)
     label = columns.get("label")
     unlabelled = [{n: a for n, a in row.items() if n != label} for row in rows]
     keys = [[Row(row).sha256] for row in unlabelled]
-    shares = {part: min(PARTS[part] / len(rows), FAIR[part]) for part in ("calibrate", "time")}
-    shares["evaluate"] = min(PARTS["evaluate"] / len(rows), 1 - sum(shares.values()))
-    parts = split(keys, [None] * len(rows), shares)
+    parts = split_rows(keys, [None] * len(rows), len(rows))
     named = {}
     for part, at in parts.items():
         read_rows = rows if part == "evaluate" else unlabelled
         chosen = [read_rows[i] for i in at]
-        named[part] = _write(folder / f"{part}.npz", chosen, recipe_folder), len(at)
+        name = write_part(folder / f"{part}.npz", _npz(chosen), recipe_folder)
+        named[part] = name, len(at)
     return DataFacts(NPZ, named, columns, metric)
 
 
@@ -145,17 +139,8 @@ def _columns(
     return everything, "cosine"
 
 
-def _write(file: Path, rows: Sequence[Mapping[str, Any]], recipe_folder: Path) -> str:
+def _npz(rows: Sequence[Mapping[str, Any]]) -> bytes:
     content = io.BytesIO()
     stacked: Any = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
     np.savez(content, **stacked)
-    data = content.getvalue()
-    if file.exists() and file.read_bytes() != data:
-        raise DataError(
-            "it exists with another content",
-            where=str(file),
-            fix="Give another folder: --split FOLDER; or remove this one.",
-        )
-    file.parent.mkdir(parents=True, exist_ok=True)
-    atomic.write(file, data)
-    return os.path.relpath(file.resolve(), recipe_folder.resolve())
+    return content.getvalue()

@@ -19,25 +19,21 @@ from optimizer.commands.build.initial.columns import (
     values_of,
 )
 from optimizer.commands.build.initial.model import ModelFacts, unknown_tokens
+from optimizer.commands.build.initial.parts import PARTS, check_number, split_rows, write_part
 from optimizer.data import conversations
 from optimizer.data.answers import read_answers
 from optimizer.data.datasets import PICTURES as PATHS
 from optimizer.data.labels import UNNAMED, normal
 from optimizer.data.pictures import disable_decoding
 from optimizer.data.same_rows import text_keys
-from optimizer.data.splitting import split
 from optimizer.data.tables import FILE_FORMATS, open_table
-from optimizer.foundation import atomic
 from optimizer.foundation.errors import DataError
 from optimizer.recipe.schema import DataSpec
 
 FORMATS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet", ".txt": "text"}
-FEWEST = 60  # rows from which parts can be made
-PARTS = {"calibrate": 256, "time": 64, "evaluate": 2_000}  # maximum rows of each
 NO_NAMES = "name the labels that the model is to choose from in zero_shot.candidate_labels"
 IMPOSSIBLE = "answers: {handle_impossible_answer: true}   # rows have no answer"
 QUERIES = 150  # of a ranker's evaluation: ln(0.05) / ln(1 - 0.02), where nothing is lost
-FAIR = {"calibrate": 0.3, "time": 0.1}  # maximum share of each; the evaluation gets the rest
 CHARACTERS = {"calibrate": 150_000, "time": 40_000, "evaluate": 400_000}
 """Maximum of each part for text-generation, which reads windows of joined texts: 32 of 512 tokens,
 and some hundred of 256."""
@@ -121,7 +117,7 @@ def look(file: Path, folder: Path, recipe_folder: Path, model: ModelFacts) -> Da
             f"metric: {_labelled_metric(model)}; not used: {', '.join(left) or 'none'}"
         )
     rows = _rows(table, columns, file, recipe_folder)
-    _check_number(rows, file)
+    check_number(rows, file)
     doubt = _doubt_tokenizer(rows, columns, model)
     decisions += [doubt] if doubt else []
     parts = _split(rows, columns, model, doubt)
@@ -132,7 +128,10 @@ def look(file: Path, folder: Path, recipe_folder: Path, model: ModelFacts) -> Da
             "or more decide a margin of 0.02: bring more queries, or fewer documents of each"
         )
     named = {
-        part: (_write(folder / f"{part}.jsonl", chosen, recipe_folder), len(chosen))
+        part: (
+            write_part(folder / f"{part}.jsonl", _json_lines(chosen), recipe_folder),
+            len(chosen),
+        )
         for part, chosen in parts.items()
     }
     impossible = any(row.get(columns.get("answers", "")) == [] for row in rows)
@@ -247,16 +246,6 @@ def _rows(
     return rows
 
 
-def _check_number(rows: Sequence[Any], file: Path) -> None:
-    if len(rows) < FEWEST:
-        raise DataError(
-            f"it has {len(rows)} usable rows",
-            where=f"--data {file}",
-            accepted=f"{FEWEST} or more; 800 make a useful evaluation",
-            fix="Bring more rows like those that the model will read.",
-        )
-
-
 def _doubt_tokenizer(
     rows: Sequence[dict[str, Any]], columns: Mapping[str, str], model: ModelFacts
 ) -> str:
@@ -298,31 +287,10 @@ def _split(
     size, most = len(rows), PARTS
     if model.task.generates:
         size, most = sum(len(t) for row in rows for t in texts(row)), CHARACTERS
-    shares = {part: min(most[part] / size, FAIR[part]) for part in ("calibrate", "time")}
-    shares["evaluate"] = min(most["evaluate"] / size, 1 - sum(shares.values()))
-    parts = split(inputs, labels, shares)
-    if empty := [part for part, chosen in parts.items() if not chosen]:
-        raise DataError(
-            f"part {empty[0]} is empty: too many of {len(rows)} rows share an input",
-            where="--data",
-            accepted="rows that can be split without a common text or image",
-            fix=f"{doubt[0].upper()}{doubt[1:]}."
-            if doubt
-            else "Write the recipe without --data, and bring a file for each part.",
-        )
+    fix = f"{doubt[0].upper()}{doubt[1:]}." if doubt else ""
+    parts = split_rows(inputs, labels, size, most, fix)
     return {part: [rows[i] for i in chosen] for part, chosen in parts.items()}
 
 
-def _write(file: Path, rows: Sequence[dict[str, Any]], recipe_folder: Path) -> str:
-    """Write a part as JSON lines; return its name in the recipe."""
-    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    data = lines.encode()
-    if file.exists() and file.read_bytes() != data:
-        raise DataError(
-            "it exists with another content",
-            where=str(file),
-            fix="Give another folder: --split FOLDER; or remove this one.",
-        )
-    file.parent.mkdir(parents=True, exist_ok=True)
-    atomic.write(file, data)
-    return os.path.relpath(file.resolve(), recipe_folder.resolve())
+def _json_lines(rows: Sequence[dict[str, Any]]) -> bytes:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()

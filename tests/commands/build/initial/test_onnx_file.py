@@ -46,3 +46,9 @@ def test_arrays_that_the_model_does_not_read_are_named(
     result = init(tmp_path, {n: exported.weights(*shape) for n, shape in arrays.items()})
     assert result.exit_code == 2
     assert words in result.output
+
+
+def test_equal_rows_that_no_part_can_share_are_refused(tmp_path: Path) -> None:
+    result = init(tmp_path, {"x": np.ones((100, 8), np.float32)})
+    assert result.exit_code == 2
+    assert "too many of 100 rows share an input" in result.output

@@ -1,0 +1,70 @@
+"""Split the rows of a file into the parts of a recipe, and write a file of each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from optimizer.data.splitting import Key, split
+from optimizer.foundation import atomic
+from optimizer.foundation.errors import DataError
+
+FEWEST = 60  # rows from which parts can be made
+PARTS = {"calibrate": 256, "time": 64, "evaluate": 2_000}  # maximum rows of each
+FAIR = {"calibrate": 0.3, "time": 0.1}  # maximum share of each; the evaluation gets the rest
+
+
+def check_number(rows: Sequence[Any], file: Path) -> None:
+    """Raise DataError for fewer than FEWEST rows."""
+    if len(rows) < FEWEST:
+        raise DataError(
+            f"it has {len(rows)} usable rows",
+            where=f"--data {file}",
+            accepted=f"{FEWEST} or more; 800 make a useful evaluation",
+            fix="Bring more rows like those that the model will read.",
+        )
+
+
+def split_rows(
+    inputs: Sequence[Sequence[Key]],
+    labels: Sequence[Any],
+    size: int,
+    most: Mapping[str, int] = PARTS,
+    fix: str = "",
+) -> dict[str, list[int]]:
+    """Return {part: indices of its rows}, each part without an input of another. Raises DataError
+    for a part without rows.
+
+    inputs: keys of each row's inputs
+    labels: label of each row, or None
+    size: rows of the data, or characters
+    most: maximum of each part, in the unit of `size`
+    fix: remedy of an empty part, where one is known
+    """
+    shares = {part: min(most[part] / size, FAIR[part]) for part in ("calibrate", "time")}
+    shares["evaluate"] = min(most["evaluate"] / size, 1 - sum(shares.values()))
+    parts = split(inputs, labels, shares)
+    if empty := [part for part, chosen in parts.items() if not chosen]:
+        raise DataError(
+            f"part {empty[0]} is empty: too many of {len(inputs)} rows share an input",
+            where="--data",
+            accepted="rows that can be split without a common input",
+            fix=fix or "Write the recipe without --data, and bring a file for each part.",
+        )
+    return parts
+
+
+def write_part(file: Path, content: bytes, recipe_folder: Path) -> str:
+    """Write the file of a part; return its name in the recipe. Raises DataError for a file that
+    exists with another content."""
+    if file.exists() and file.read_bytes() != content:
+        raise DataError(
+            "it exists with another content",
+            where=str(file),
+            fix="Give another folder: --split FOLDER; or remove this one.",
+        )
+    file.parent.mkdir(parents=True, exist_ok=True)
+    atomic.write(file, content)
+    return os.path.relpath(file.resolve(), recipe_folder.resolve())
