@@ -16,7 +16,7 @@ from optimizer.export.interface import interface
 from optimizer.export.names import Use
 from optimizer.export.scopes import MODULE
 from optimizer.export.weights import Stored, Values
-from optimizer.model.graph.record import CONV, LINEAR, Graph, Node
+from optimizer.model.graph.record import CONV, LINEAR, Graph, Node, resolve
 
 IR_VERSION = 10
 Marks = dict[str, tuple[Use, ...]]
@@ -112,16 +112,13 @@ class _Writer:
             self.same[node.outputs[0]] = node.inputs[0]
             self.mark_of[node.outputs[0]], self.uses[node.module] = node.module, []
         else:
-            attributes = {k: self._attribute(v) for k, v in node.attributes.items()}
+            attributes = {
+                k: ir.tensor(v.numpy()) if isinstance(v, Tensor) else v
+                for k, v in resolve(node.attributes, self.graph.constants).items()
+            }
             inputs = [self.value(n) for n in node.inputs]
             outputs = [n or f"{node.name}/unread_{i}" for i, n in enumerate(node.outputs)]
             self.add(node, node.op, inputs, outputs, attributes, node.name)
-
-    def _attribute(self, value: Any) -> Any:
-        if isinstance(value, str) and value.startswith("tensor:"):
-            tensor: Tensor = self.graph.constants[value[7:]]
-            return ir.tensor(tensor.numpy())
-        return value
 
     def model(self) -> ir.Model:
         outputs = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +10,8 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import AttributeProto, numpy_helper
+
+from optimizer.model.graph.record import REFERENCE, named_constants
 
 Array = NDArray[Any]
 
@@ -76,13 +78,9 @@ class Draft:
             if needed & set(node.outputs):
                 kept.append(node)
                 needed |= {*node.inputs, node.bias, node.module}
-                needed |= {v[7:] for v in _references(node)}
+                needed |= named_constants(node.attributes)
         self.nodes = kept[::-1]
         self.constants = {n: a for n, a in self.constants.items() if n in needed}
-
-
-def _references(node: Operator) -> Iterator[str]:
-    return (v for v in node.attributes.values() if isinstance(v, str) and v.startswith("tensor:"))
 
 
 def of_proto(model: onnx.ModelProto, arrays: Mapping[str, Array], opset: int) -> Draft:
@@ -118,7 +116,7 @@ def _read(attribute: Any, node: str, constants: dict[str, Array]) -> Any:
     if attribute.type == AttributeProto.TENSOR:
         key = f"{node}/{attribute.name}"
         constants[key] = numpy_helper.to_array(value)
-        return f"tensor:{key}"
+        return f"{REFERENCE}{key}"
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     if attribute.type in (AttributeProto.INTS, AttributeProto.FLOATS):
@@ -131,7 +129,7 @@ def _read(attribute: Any, node: str, constants: dict[str, Array]) -> Any:
 def _constant(node: Operator, constants: dict[str, Array]) -> Array:
     ((kind, value),) = node.attributes.items()
     if kind == "value":
-        return constants.pop(value[7:])
+        return constants.pop(value.removeprefix(REFERENCE))
     dtype = np.float32 if kind.startswith("value_float") else np.int64
     return np.asarray(value, dtype)
 

@@ -12,7 +12,6 @@ float.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ from torch import nn
 
 from optimizer.load.onnx_model.draft import Array, Draft, Operator
 from optimizer.load.onnx_model.passes import TIMES, TURNED
-from optimizer.model.graph.record import BODY, CONV, LINEAR, Node
+from optimizer.model.graph.record import BODY, CONV, LINEAR, Node, named_constants
 
 CLAMPS = ("Relu", "Clip")
 """Activations that ONNX Runtime computes inside a Conv."""
@@ -101,7 +100,7 @@ def finish(draft: Draft) -> Finished:
                 renamed[name] = f"{BODY}.{names.claim(name, leaf=True)}"
                 parameters[renamed[name]] = values[name]
     read = {name for node in draft.nodes for name in node.inputs} | set(draft.outputs)
-    read |= {v[7:] for n in draft.nodes for v in n.attributes.values() if _refers(v)}
+    read |= {name for node in draft.nodes for name in named_constants(node.attributes)}
     constants = {
         n: torch.from_numpy(np.array(a))
         for n, a in draft.constants.items()
@@ -139,10 +138,6 @@ def _module_name(weight: str, bias: str) -> str:
 
 def _is_parameter(array: Array) -> bool:
     return array.dtype == np.float32 and array.ndim > 0 and array.size > 1
-
-
-def _refers(value: Any) -> bool:
-    return isinstance(value, str) and value.startswith("tensor:")
 
 
 def _node(node: Operator, renamed: dict[str, str]) -> Node:

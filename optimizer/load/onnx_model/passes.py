@@ -20,7 +20,7 @@ from optimizer.load.onnx_model.draft import Array, Draft, Operator
 from optimizer.model.checkpoint.batch_norms import fold
 from optimizer.model.graph.module import FAILURES
 from optimizer.model.graph.operators import OPERATORS
-from optimizer.model.graph.record import CONV, LINEAR
+from optimizer.model.graph.record import CONV, LINEAR, resolve
 
 FOLDED = 1 << 26  # maximum values of a folded result
 
@@ -42,10 +42,8 @@ def _compute(node: Operator, values: list[Array | None], draft: Draft) -> list[A
     if node.op not in OPERATORS:
         return None
     attributes = {
-        k: torch.from_numpy(draft.constants[v[7:]].copy())
-        if isinstance(v, str) and v.startswith("tensor:")
-        else v
-        for k, v in node.attributes.items()
+        k: torch.from_numpy(v.copy()) if isinstance(v, np.ndarray) else v
+        for k, v in resolve(node.attributes, draft.constants).items()
     }
     inputs = [None if v is None else torch.from_numpy(np.array(v)) for v in values]
     try:

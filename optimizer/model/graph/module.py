@@ -21,7 +21,7 @@ from optimizer.foundation.conv_geometry import NO_EXTRA, PaddedConvolution
 from optimizer.harness.errors import HarnessError
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.model.graph.operators import OPERATORS
-from optimizer.model.graph.record import BODY, CONV, LINEAR, Graph, Node
+from optimizer.model.graph.record import BODY, CONV, LINEAR, Graph, Node, resolve
 
 FAILURES = (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError)
 """Errors of torch on an operator whose attributes or inputs it does not take."""
@@ -101,11 +101,7 @@ class Body(nn.Module):
 
     def in_torch(self, node: Node, arguments: list[Any]) -> tuple[Tensor, ...]:
         """Results of an operator of OPERATORS."""
-        attributes = {
-            k: self.constants[v[7:]] if isinstance(v, str) and v.startswith("tensor:") else v
-            for k, v in node.attributes.items()
-        }
-        result = OPERATORS[node.op](arguments, attributes)
+        result = OPERATORS[node.op](arguments, resolve(node.attributes, self.constants))
         return result if isinstance(result, tuple) else (result,)
 
 

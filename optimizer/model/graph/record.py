@@ -22,6 +22,8 @@ FOLDER = "graph"
 MODEL_TYPE = "onnx"
 LINEAR, CONV = "Linear", "Conv2d"
 """Operators of nodes that are modules."""
+REFERENCE = "tensor:"
+"""Beginning of an attribute that is a constant, before its name."""
 BODY = "graph"
 """Attribute of the model that holds the modules, and the prefix of their names."""
 
@@ -31,7 +33,7 @@ class Node:
     """One operator.
 
     inputs: names of tensors; "" for one that is left out
-    attributes: numbers, strings and lists of them; of a tensor the name of a constant
+    attributes: numbers, strings and lists of them; of a tensor REFERENCE and a constant's name
     module: name of its module; "" for none
     file: model of this node alone, below the graph's folder; "" where torch computes it
     """
@@ -70,6 +72,22 @@ class Graph:
             "opset": self.opset,
             "nodes": [asdict(node) for node in self.nodes],
         }
+
+
+def named_constants(attributes: Mapping[str, Any]) -> set[str]:
+    """Names of the constants that are attributes of a node."""
+    values = (v for v in attributes.values() if isinstance(v, str) and v.startswith(REFERENCE))
+    return {value.removeprefix(REFERENCE) for value in values}
+
+
+def resolve(attributes: Mapping[str, Any], constants: Mapping[str, Any]) -> dict[str, Any]:
+    """Attributes of a node with constants in place of their names."""
+    return {
+        key: constants[value.removeprefix(REFERENCE)]
+        if isinstance(value, str) and value.startswith(REFERENCE)
+        else value
+        for key, value in attributes.items()
+    }
 
 
 def is_graph(checkpoint: Path) -> bool:
