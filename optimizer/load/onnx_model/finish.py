@@ -12,19 +12,21 @@ float.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
-from torch import nn
 
 from optimizer.load.onnx_model.draft import Array, Draft, Operator
 from optimizer.load.onnx_model.passes import TIMES, TURNED
-from optimizer.model.graph.record import BODY, CONV, LINEAR, Node, named_constants
+from optimizer.model.graph.module import Body
+from optimizer.model.graph.record import BODY, CONV, LINEAR, Graph, Node, named_constants
 
 CLAMPS = ("Relu", "Clip")
 """Activations that ONNX Runtime computes inside a Conv."""
-OWN = ("graph", "constants", "last", "weights", "observe", "in_torch")  # attributes of module.Body
 MARK = "output"
+_EMPTY = Body(Graph((), (), 0, (), {}, Path()))
+"""A module whose own attributes cannot be names of modules or parameters."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +75,7 @@ class _Names:
 
     @staticmethod
     def _part(part: str) -> str:
-        reserved = not part or part in OWN or hasattr(nn.Module(), part)
-        return f"{part}_" if reserved else part
+        return f"{part}_" if not part or hasattr(_EMPTY, part) else part
 
 
 def finish(draft: Draft) -> Finished:

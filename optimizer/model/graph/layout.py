@@ -97,10 +97,14 @@ def _slice(x: Inputs, _: Attributes) -> Tensor:
     return result  # type: ignore[no-any-return]
 
 
+def _places(indices: Tensor, size: int) -> Tensor:
+    """Indices into an axis, from 0; negative ones count from its end."""
+    return torch.where(indices < 0, indices + size, indices).long()
+
+
 def _gather(x: Inputs, a: Attributes) -> Tensor:
     axis = a.get("axis", 0) % x[0].ndim
-    places = x[1].long()
-    places = torch.where(places < 0, places + x[0].shape[axis], places)
+    places = _places(x[1], x[0].shape[axis])
     rows = x[0].index_select(axis, places.reshape(-1))
     shape = (*x[0].shape[:axis], *places.shape, *x[0].shape[axis + 1 :])
     return rows.reshape(shape)  # type: ignore[no-any-return]
@@ -108,8 +112,7 @@ def _gather(x: Inputs, a: Attributes) -> Tensor:
 
 def _gather_elements(x: Inputs, a: Attributes) -> Tensor:
     axis = a.get("axis", 0)
-    places = torch.where(x[1] < 0, x[1] + x[0].shape[axis], x[1]).long()
-    return x[0].gather(axis, places)  # type: ignore[no-any-return]
+    return x[0].gather(axis, _places(x[1], x[0].shape[axis]))  # type: ignore[no-any-return]
 
 
 def _gather_nd(x: Inputs, a: Attributes) -> Tensor:
@@ -130,8 +133,7 @@ def _scatter_elements(x: Inputs, a: Attributes) -> Tensor:
     if a.get("reduction", "none") != "none":
         raise NotImplementedError
     axis = a.get("axis", 0)
-    places = torch.where(x[1] < 0, x[1] + x[0].shape[axis], x[1]).long()
-    return x[0].scatter(axis, places, x[2])  # type: ignore[no-any-return]
+    return x[0].scatter(axis, _places(x[1], x[0].shape[axis]), x[2])  # type: ignore[no-any-return]
 
 
 def _expand(x: Inputs, _: Attributes) -> Tensor:

@@ -6,7 +6,7 @@ ONNX Runtime as a model of one node (module.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import reduce
 from typing import Any
 
@@ -15,10 +15,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from optimizer.model.graph import windows
-from optimizer.model.graph.layout import LAYOUT, integers, value
+from optimizer.model.graph.layout import LAYOUT, Attributes, Inputs, integers, value
 
-Inputs = Sequence[Any]
-Attributes = Mapping[str, Any]
 Operator = Callable[[Inputs, Attributes], Any]
 
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from optimizer.model.graph.layout import value
-
-Inputs = Sequence[Any]
-Attributes = Mapping[str, Any]
+from optimizer.model.graph.layout import Attributes, Inputs, value
 
 
 def sides(a: Attributes, axes: int) -> tuple[list[int], list[int]]:
