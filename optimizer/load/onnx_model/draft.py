@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,8 @@ from onnx import AttributeProto, numpy_helper
 from optimizer.model.graph.record import REFERENCE, named_constants
 
 Array = NDArray[Any]
+Shape = tuple[int | None, ...]
+"""Sizes of axes; None where one is not known without a run."""
 
 
 @dataclass
@@ -36,14 +38,14 @@ class Draft:
     """A graph that may still change.
 
     constants: initializers and folded values by name
-    shapes: shape of each tensor where it is known without a run
+    shapes: shape of each tensor that has one without a run
     """
 
     inputs: list[str]
     outputs: list[str]
     nodes: list[Operator]
     constants: dict[str, Array]
-    shapes: dict[str, tuple[int | None, ...]]
+    shapes: dict[str, Shape]
     opset: int
 
     def readers(self) -> dict[str, list[Operator]]:
@@ -106,9 +108,8 @@ def of_proto(model: onnx.ModelProto, arrays: Mapping[str, Array], opset: int) ->
         else:
             nodes.append(node)
     inputs = [i.name for i in graph.input if i.name not in arrays]
-    shapes = {v.name: _shape(v) for v in (*graph.value_info, *graph.input, *graph.output)}
-    known = {name: shape for name, shape in shapes.items() if shape is not None}
-    return Draft(inputs, [o.name for o in graph.output], nodes, constants, known, opset)
+    shapes = shapes_of((*graph.value_info, *graph.input, *graph.output))
+    return Draft(inputs, [o.name for o in graph.output], nodes, constants, shapes, opset)
 
 
 def _read(attribute: Any, node: str, constants: dict[str, Array]) -> Any:
@@ -134,9 +135,12 @@ def _constant(node: Operator, constants: dict[str, Array]) -> Array:
     return np.asarray(value, dtype)
 
 
-def _shape(value: Any) -> tuple[int | None, ...] | None:
-    if not value.type.HasField("tensor_type") or not value.type.tensor_type.HasField("shape"):
-        return None
-    return tuple(
-        d.dim_value if d.HasField("dim_value") else None for d in value.type.tensor_type.shape.dim
-    )
+def shapes_of(values: Iterable[Any]) -> dict[str, Shape]:
+    """{tensor: shape} of the ValueInfoProtos that have one."""
+    return {
+        v.name: tuple(
+            d.dim_value if d.HasField("dim_value") else None for d in v.type.tensor_type.shape.dim
+        )
+        for v in values
+        if v.type.tensor_type.HasField("shape")
+    }

@@ -129,6 +129,12 @@ def read(path: Path) -> onnx.ModelProto:
     return model
 
 
+def inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
+    """Inputs of the graph without those that are weights, which old exporters list too."""
+    weights = {t.name for t in model.graph.initializer}
+    return [value for value in model.graph.input if value.name not in weights]
+
+
 def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """Every tensor of the graph: initializers, and values of attributes."""
     yield from model.graph.initializer

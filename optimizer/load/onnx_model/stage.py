@@ -101,13 +101,7 @@ def open_axes(section: Model) -> list[str]:
     file = files.find(section)
     model = files.read(file.path)
     refusals.check(model, file.path)
-    weights = {t.name for t in model.graph.initializer}
-    return [
-        key
-        for value in model.graph.input
-        if value.name not in weights
-        for key in ports.open_axes(value, section)
-    ]
+    return [key for value in files.inputs(model) for key in ports.open_axes(value, section)]
 
 
 def _chosen(names: list[str], section: Model) -> list[str]:
@@ -175,7 +169,7 @@ def _resize_as_before(converted: onnx.ModelProto) -> None:
 
 def _shapes(
     model: onnx.ModelProto, inputs: ports.Ports, arrays: Mapping[str, Array]
-) -> dict[str, tuple[int | None, ...]]:
+) -> dict[str, drafts.Shape]:
     """{tensor: shape} as far as onnx infers it, with the sizes of the recipe and one row."""
     sized = onnx.ModelProto()
     sized.CopyFrom(model)
@@ -188,14 +182,8 @@ def _shapes(
                 dim.dim_value = size
     del sized.graph.value_info[:]
     inferred = shape_inference.infer_shapes(sized, data_prop=True).graph
-    shapes = {
-        v.name: tuple(
-            d.dim_value if d.HasField("dim_value") else None for d in v.type.tensor_type.shape.dim
-        )
-        for v in (*inferred.value_info, *inferred.input)
-        if v.type.tensor_type.HasField("shape")
-    }
-    return {**shapes, **{n: a.shape for n, a in arrays.items()}}
+    shapes = drafts.shapes_of((*inferred.value_info, *inferred.input))
+    return shapes | {n: a.shape for n, a in arrays.items()}
 
 
 def run(section: Model, out: Path) -> None:

@@ -20,8 +20,8 @@ from optimizer.harness import tasks
 from optimizer.harness.inputs.tensors import Row
 from optimizer.harness.tasks import tensors
 from optimizer.load import source
-from optimizer.load.onnx_model import stage
-from optimizer.load.onnx_model.files import SUFFIX, check_exists, find, read
+from optimizer.load.onnx_model import files, stage
+from optimizer.load.onnx_model.files import SUFFIX
 from optimizer.recipe.schema import Model
 
 ANY_SIZE = 32
@@ -44,7 +44,7 @@ def look(name: str) -> ModelFacts:
     a file on a hub is not fetched."""
     task = tasks.task(tensors.TASK.name)
     section = Model(source=name, task=task.name)
-    check_exists(section)
+    files.check_exists(section)
     if not source.is_local(name):
         return ModelFacts(name, task)
     open_axes = stage.open_axes(section)
@@ -62,7 +62,7 @@ def look(name: str) -> ModelFacts:
     return ModelFacts(
         name,
         task,
-        folder=find(section).path.parent,
+        folder=files.find(section).path.parent,
         convolves=True,  # rtn: no norm is recognised that another method would fold into
         settings=settings,
         decisions=decisions,
@@ -78,8 +78,8 @@ def absent(model: ModelFacts) -> DataFacts:
         "evaluate.npz: 500 rows or more, none of them in calibrate.npz; with an array of class ids "
         "(columns: label: NAME) also metric accuracy",
     )
-    files = {"calibrate": ("calibrate.npz", 0), "evaluate": ("evaluate.npz", 0)}
-    return DataFacts(NPZ, files, {"arrays": arrays.ALL}, "cosine", (), bring)
+    named = {"calibrate": ("calibrate.npz", 0), "evaluate": ("evaluate.npz", 0)}
+    return DataFacts(NPZ, named, {"arrays": arrays.ALL}, "cosine", (), bring)
 
 
 def look_at_rows(file: Path, folder: Path, recipe_folder: Path, model: ModelFacts) -> DataFacts:
@@ -117,16 +117,15 @@ def _columns(
     everything = {"arrays": arrays.ALL}
     if model.folder is None:
         return everything, "cosine"
-    graph = read(find(Model(source=model.name, task=model.task.name)).path).graph
-    weights = {t.name for t in graph.initializer}
-    inputs = [i.name for i in graph.input if i.name not in weights]
+    opened = files.read(files.find(Model(source=model.name, task=model.task.name)).path)
+    inputs = [value.name for value in files.inputs(opened)]
     missing = [n for n in inputs if n not in rows[0]]
     others = [n for n in rows[0] if n not in inputs]
     if len(inputs) == len(missing) == len(others) == 1:
         return {"arrays": others[0]}, "cosine"
     if len(others) == 1 and not missing:
         label = np.asarray(rows[0][others[0]])
-        if label.ndim == 0 and label.dtype.kind in "iu" and len(graph.output) == 1:
+        if label.ndim == 0 and label.dtype.kind in "iu" and len(opened.graph.output) == 1:
             return {**everything, "label": others[0]}, "accuracy"
     if missing or others:
         problem = f"it has no array {missing[0]!r}" if missing else f"{others[0]!r} is not an input"
