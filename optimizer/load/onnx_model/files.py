@@ -182,6 +182,10 @@ def digests(section: Model) -> dict[str, str]:
     check_exists(section)
     if not source.is_local(section.source, section.base):
         return source.digests(section)
-    file = find(section)
-    every = [file.path, *data_files(read(file.path), file.path)]
-    return {str(f.relative_to(file.path.parent)): digest_file(f) for f in every}
+    return {name: digest_file(file) for name, file in by_name(find(section).path).items()}
+
+
+def by_name(path: Path) -> dict[str, Path]:
+    """{name in the file's folder: file} of an ONNX file and its external data."""
+    files = [path, *data_files(read(path), path)]
+    return {str(file.relative_to(path.parent)): file for file in files}

@@ -6,7 +6,7 @@ out/checkpoint/graph/             the graph (model/graph/record.py)
 out/original/                     the file as it is, with its external data: the reference
 out/contract.json, source.json    as of any model
 
-The float model is in memory twice.
+The float model is in memory three times.
 """
 
 from __future__ import annotations
@@ -210,15 +210,15 @@ def run(section: Model, out: Path) -> None:
     safetensors_stream.write(iter(tensors.items()), checkpoint / "model.safetensors")
     _write_json(checkpoint / "config.json", config(opened))
     _write_json(out / "contract.json", document)
-    _copy_original(opened, out / ORIGINAL)
+    _copy_original(path, out / ORIGINAL)
     _write_json(
         out / "source.json",
         {
             "source": section.source,
             "revision": opened.source.revision,
             "files": {
-                name: {"sha256": digest, "size": (path.parent / name).stat().st_size}
-                for name, digest in _digests(opened).items()
+                name: {"sha256": digest_file(file), "size": file.stat().st_size}
+                for name, file in files.by_name(path).items()
             },
             "task": section.task,
             "licence": "",
@@ -286,18 +286,11 @@ def config(opened: Opened) -> dict[str, Any]:
     }
 
 
-def _digests(opened: Opened) -> dict[str, str]:
-    path = opened.source.path
-    every = [path, *files.data_files(files.read(path), path)]
-    return {str(f.relative_to(path.parent)): digest_file(f) for f in every}
-
-
-def _copy_original(opened: Opened, folder: Path) -> None:
-    path = opened.source.path
-    for name in _digests(opened):
-        target = folder / (name if path.parent / name != path else "model.onnx")
+def _copy_original(path: Path, folder: Path) -> None:
+    for name, file in files.by_name(path).items():
+        target = folder / (name if file != path else "model.onnx")
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path.parent / name, target)
+        shutil.copyfile(file, target)
 
 
 def _write_json(file: Path, document: Mapping[str, Any]) -> None:
@@ -313,6 +306,3 @@ def estimate(shapes: Shapes, imports: int) -> Estimate:
     """Memory: the float model three times, beside the imports; disk: twice."""
     size = 4 * sum(prod(s) for s in shapes.values())
     return Estimate(memory=imports + 3 * size, disk=2 * size, seconds=5 + size / 20e6)
-
-
-__all__ = ["Opened", "check", "estimate", "graph_of", "open_axes", "open_file", "run", "shapes"]
