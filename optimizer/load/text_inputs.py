@@ -26,7 +26,8 @@ from optimizer.load.sentence import folder
 from optimizer.load.tokenizer import tokenizer as tokenizers
 from optimizer.load.tokenizer.tokenizer import TEXTS as SENTENCES
 from optimizer.load.tokenizer.tokenizer import max_length
-from optimizer.model.architectures import families, towers
+from optimizer.model.architectures import families
+from optimizer.model.architectures.towers import TOWERS
 from optimizer.recipe.answers import WINDOW, SpanAnswers
 
 ENTAILS = "entail"  # beginning of a label's name, as transformers' pipeline finds it
@@ -63,7 +64,7 @@ def sections(d: Described, tokenizer: Any) -> dict[str, Any]:
     reads_as_library = d.task.ranks or (embeds and folder.is_sentence_folder(d.root))
     if reads_as_library and tokenizer.chat_template is not None:
         folder.check_plain_texts(d.files, d.task)
-    if d.config.model_type in towers.TOWERS:
+    if d.config.model_type in TOWERS:
         values |= _vector(d)
     elif d.task.weighs:
         values |= _sparse(d)
@@ -81,8 +82,8 @@ def sections(d: Described, tokenizer: Any) -> dict[str, Any]:
 
 def widths(d: Described, sections: Mapping[str, Any]) -> dict[str, int]:
     """{"width": size of the hidden states}, for a decoder with "vocabulary": size of the logits."""
-    side = d.config.model_type in towers.TOWERS
-    sizes = {"width": towers.width(d.config) if side else int(d.config.hidden_size)}
+    tower = TOWERS.get(d.config.model_type)
+    sizes = {"width": tower.width(d.config) if tower else int(d.config.hidden_size)}
     if d.task.generates:
         sizes["vocabulary"] = sections["generation"]["vocabulary"]
     if d.task.extracts:

@@ -76,7 +76,7 @@ def check_side(raw: Mapping[str, Any], section: Model, file: Path, *, whole: boo
     tower, task = TOWERS.get(str(raw.get("model_type"))), tasks.task(section.task)
     if tower is None:
         return
-    fits = {"pooling"} <= set(task.sections) or (task.names_labels and whole)
+    fits = "pooling" in task.sections or (task.names_labels and whole)
     if not fits:
         raise CheckpointError(
             f"task {task.name} does not read the vector of {raw['model_type']}"

@@ -24,6 +24,9 @@ class Tower:
     inputs: kind of input
     model: transformers' class
     output: its output that holds a vector per input
+    size: the config's name for the numbers of that vector
+    projection: layer behind the hidden states, whose last token is the vector; "" where the class
+        pools itself
     prefixes: beginnings of the names of its tensors in the pair's files
     sigmoid: True if each label of a pair is judged by itself
     """
@@ -33,8 +36,14 @@ class Tower:
     inputs: str
     model: str
     output: str
+    size: str
     prefixes: tuple[str, ...]
+    projection: str = ""
     sigmoid: bool = False
+
+    def width(self, config: Any) -> int:
+        """Numbers of the vector of a tower with this config."""
+        return int(getattr(config, self.size))
 
 
 TOWERS: Mapping[str, Tower] = {
@@ -44,6 +53,7 @@ TOWERS: Mapping[str, Tower] = {
         inputs=IMAGE.name,
         model="CLIPVisionModelWithProjection",
         output="image_embeds",
+        size="projection_dim",
         prefixes=("vision_model.", "visual_projection."),
     ),
     "clip_text_model": Tower(
@@ -52,6 +62,8 @@ TOWERS: Mapping[str, Tower] = {
         inputs=TEXT.name,
         model="CLIPTextModelWithProjection",
         output="text_embeds",
+        size="projection_dim",
+        projection="text_projection",
         prefixes=("text_model.", "text_projection."),
     ),
     "siglip_vision_model": Tower(
@@ -60,6 +72,7 @@ TOWERS: Mapping[str, Tower] = {
         inputs=IMAGE.name,
         model="SiglipVisionModel",
         output="pooler_output",
+        size="hidden_size",
         prefixes=("vision_model.",),
         sigmoid=True,
     ),
@@ -71,9 +84,3 @@ PAIRS = frozenset(tower.pair for tower in TOWERS.values())
 def of_pair(pair: object, inputs: str) -> tuple[str, Tower] | None:
     """(model_type, tower) of the side of a pair that takes a kind of input; None without."""
     return next(((n, t) for n, t in TOWERS.items() if (t.pair, t.inputs) == (pair, inputs)), None)
-
-
-def width(config: Any) -> int:
-    """Numbers of a tower's vector."""
-    projected = TOWERS[config.model_type].output.endswith("_embeds")
-    return int(config.projection_dim if projected else config.hidden_size)

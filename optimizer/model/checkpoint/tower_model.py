@@ -12,8 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from optimizer.harness import tasks
-from optimizer.harness.inputs.text import TEXT
-from optimizer.model.architectures.towers import TOWERS, width
+from optimizer.model.architectures.towers import TOWERS
 from optimizer.recipe.schema import Task
 
 LABELS = "candidate_labels"  # name of the linear layer
@@ -32,13 +31,14 @@ def tower_class(model_type: str, task: Task) -> Any:
         def __init__(self, config: Any) -> None:
             super().__init__(config)
             if classifies:
-                setattr(self, LABELS, nn.Linear(width(config), int(config.num_labels)))
+                setattr(self, LABELS, nn.Linear(tower.width(config), int(config.num_labels)))
 
         @wraps(base.forward)
         def forward(self, *inputs: Any, **named: Any) -> Any:
-            if tower.inputs == TEXT.name:  # the last token's is the vector
+            if tower.projection:
                 states = self.text_model(*inputs, **named).last_hidden_state
-                return BaseModelOutput(last_hidden_state=self.text_projection(states))
+                projected = getattr(self, tower.projection)(states)
+                return BaseModelOutput(last_hidden_state=projected)
             vector: Tensor = super().forward(*inputs, **named)[tower.output]
             if classifies:
                 unit = vector / vector.norm(dim=-1, keepdim=True)
