@@ -85,15 +85,32 @@ def upper_bound(values: Sequence[float], independent: int, looks: int, unit: flo
     """The value above all but a share MISSED / looks of the population of `values`; at least
     `unit`, infinite for fewer than 3 values.
 
+    Values that are 0 (runs of a saturated softmax agree to the bit) have no logarithm, and taken as
+    very small they would make the others look scattered without end. A bound of the values above 0
+    alone is one for all of them too, so the lower of the two bounds holds.
+
     independent: number of independent values among `values`
     looks: number of distances compared with limits
     unit: one roundoff
     """
-    logs = np.log(np.maximum(np.asarray(values, np.float64), unit * 1e-3))
-    if len(logs) < 3 or not np.isfinite(logs).all():
+    every = np.asarray(values, np.float64)
+    if len(every) < 3 or not np.isfinite(every).all():
         return math.inf  # too few to know how they scatter
+    moved = every[every > 0]
+    if not len(moved):
+        return unit
+    bounds = [_lognormal_bound(every, independent, looks, unit)]
+    if 3 <= len(moved) < len(every):
+        bounds.append(_lognormal_bound(moved, independent * len(moved) // len(every), looks, unit))
+    return max(unit, min(bounds))
+
+
+def _lognormal_bound(values: Floats, independent: int, looks: int, unit: float) -> float:
+    """The tolerance bound of values whose logarithms are about normal."""
+    logs = np.log(np.maximum(values, unit * 1e-3))
     factor = tolerance_factor(max(independent, 3), 1 - MISSED / max(looks, 1))
-    return max(unit, math.exp(float(logs.mean()) + factor * float(logs.std(ddof=1))))
+    with np.errstate(over="ignore"):
+        return float(np.exp(logs.mean() + factor * logs.std(ddof=1)))
 
 
 def normal_bound(values: Sequence[float], looks: int) -> float:

@@ -227,12 +227,14 @@ def compare(
         apart = [d for a, b in pairs for d in lengths(list(zip(a, b, strict=True)))]
         limit = _limit(apart, ROWS * (RUNS // 2), 2 * ROWS * len(ours))
         if limit >= 1:  # then zeros in place of the answer would pass
+            moved = f"by {limit:.2g} of its size" if np.isfinite(limit) else "to infinity"
             raise CheckpointError(
-                f"rounding alone may move output {name!r} by {limit:.2g} of its size, so that a "
+                f"rounding alone may move output {name!r} {moved} on drawn inputs, so that a "
                 "comparison shows nothing",
                 where=str(path),
                 accepted="outputs that the same row determines",
-                fix="Name the outputs to keep: model.outputs: [...].",
+                fix="Name the outputs to keep: model.outputs: [...]; or set model.ranges: {INPUT: "
+                "[LOW, HIGH]} of an input that takes smaller values.",
             )
         rows = np.concatenate([one[name] for one in alone])
         for how, theirs in (("each row alone", rows), ("all rows together", together[name])):

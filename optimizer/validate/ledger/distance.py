@@ -17,6 +17,7 @@ from optimizer.foundation.rounding.tolerance import Squares, in_chunks, relative
 from optimizer.foundation.rounding.tolerance import lengths as lengths
 
 Array = npt.NDArray[np.generic]
+WHOLE = 1.0  # distance of zeros from any values, which a limit of this or more accepts
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,12 @@ from textwrap import shorten
 from typing import Any
 
 from optimizer.validate.ledger.breach import CORRECT_RUNS, breach
-from optimizer.validate.ledger.distance import Distance
+from optimizer.validate.ledger.distance import WHOLE, Distance
 from optimizer.validate.ledger.limits.spread import Alone, Spread, against, judge_alone
 from optimizer.validate.ledger.pieces.pieces import Piece
 from optimizer.validate.ledger.trace import Trace
 
 ALL, WORST = "all examples together", "worst example"
-WHOLE = 1.0  # distance of an answer of zeros, which a limit of this or more accepts
 LINE = 400  # characters of `unproven` in a message
 MEASURED = "correct runs of this model, each float operation rounded at random, lie this far apart"
 
@@ -117,7 +116,7 @@ def within(
         for n, far, limit in beyond
         for shown in [breach(far, limit)]
     ]
-    unlimited = _unlimited(spread.limits, judged=bool(parts))
+    unlimited = [_unlimited(spread.limits, judged=bool(parts)), _unlimited_parts(parts)]
     return Entry(
         hop,
         start,
@@ -126,7 +125,7 @@ def within(
         not problems and not apart,
         MEASURED,
         (*problems, *apart),
-        unproven="; ".join(filter(None, (unlimited, *map(_words_alone, alone.items())))),
+        unproven="; ".join(filter(None, (*unlimited, *map(_words_alone, alone.items())))),
         pieces=tuple(parts),
         spread=spread.as_dict(worst),
     )
@@ -162,3 +161,10 @@ def _unlimited(limits: Mapping[str, float], judged: bool) -> str:
     rest = "only its pieces are judged" if judged else "nothing limits them"
     apart = "correct runs of this model differ by as much as the size of its answers"
     return f"{', '.join(names)} from end to end: {apart}, so {rest}" if names else ""
+
+
+def _unlimited_parts(parts: Sequence[Piece]) -> str:
+    """Name the parts whose limit accepts even zeros; "" without."""
+    names = [part.module for part in parts if part.accepts_zeros]
+    apart = "correct runs differ by as much as the size of their results, so nothing limits them"
+    return f"the operators before {', '.join(names)}: {apart}" if names else ""

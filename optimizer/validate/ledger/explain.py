@@ -46,7 +46,8 @@ from typing import Any
 from optimizer.foundation.errors import InputError
 from optimizer.harness.trust.verify import parse
 from optimizer.validate.ledger.breach import BUDGET, CORRECT_RUNS, breach
-from optimizer.validate.ledger.entry import WHOLE, judged_over, statistic, unlimited_example
+from optimizer.validate.ledger.distance import WHOLE
+from optimizer.validate.ledger.entry import judged_over, statistic, unlimited_example
 
 Document = Mapping[str, Any]
 COMMAND = "optimize explain "

@@ -21,7 +21,8 @@ from optimizer.package.report.view import (
     small,
 )
 from optimizer.validate.ledger.breach import breach
-from optimizer.validate.ledger.entry import WHOLE, WORST, judged_over, statistic
+from optimizer.validate.ledger.distance import WHOLE
+from optimizer.validate.ledger.entry import WORST, judged_over, statistic
 
 ABOUT = (
     "Distance, held against Limit, decides. It is |found − expected| / |expected| (L2) of the "

@@ -31,7 +31,7 @@ from optimizer.lower.onnx import cut
 from optimizer.lower.onnx.cut import Edge
 from optimizer.lower.onnx.graph_source import Source
 from optimizer.validate.ledger.breach import breach
-from optimizer.validate.ledger.distance import Array
+from optimizer.validate.ledger.distance import WHOLE, Array
 from optimizer.validate.ledger.pieces import quantizer, roundoff
 from optimizer.validate.ledger.pieces.quantizer import Judgement, Quantizer, ReferenceIntegers
 from optimizer.validate.ledger.pieces.roundoff import Product
@@ -74,6 +74,7 @@ class Piece:
     limit: str  # the limit in words
     worst: tuple[Element, ...] = ()
     counts: Mapping[str, int] = field(default_factory=dict)
+    accepts_zeros: bool = False  # its limit lets even zeros pass
 
     @property
     def fine(self) -> bool:
@@ -387,6 +388,7 @@ def judge_between(
             "between",
             max(relative(each), default=0.0) / limits[label],
             f"{limits[label]:.3g}, the limit that correct runs set",
+            accepts_zeros=limits[label] >= WHOLE,
         )
         for label, each in apart.items()
     ]

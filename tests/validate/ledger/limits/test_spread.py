@@ -50,6 +50,14 @@ def test_more_looks_are_given_more_room_and_nothing_measured_gives_no_limit() ->
     assert upper_bound([*values, math.nan], 50, 1, UNIT) == math.inf
 
 
+def test_runs_that_agree_to_the_bit_do_not_widen_the_limit_of_the_others() -> None:
+    """As the distances of a saturated softmax are: the bound of the others alone holds for all."""
+    moved = np.exp(np.random.default_rng(3).normal(-14, 0.3, 24))
+    together = upper_bound([*moved, *np.zeros(24)], 48, 100, UNIT)
+    assert max(moved) < together == pytest.approx(upper_bound(list(moved), 24, 100, UNIT))
+    assert upper_bound([*moved, *np.full(24, moved.mean())], 48, 100, UNIT) < together
+
+
 def one_run(seed: int, size: float) -> list[dict[str, Array]]:
     noise = np.random.default_rng(seed).normal(0, size, (4, 5, 8))
     return [{"out": np.asarray(exact() + noise, np.float32)}]
