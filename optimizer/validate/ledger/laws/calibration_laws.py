@@ -25,8 +25,13 @@ from optimizer.validate.ledger import trace
 
 COMPARED = 4  # one calibration batch in 4 also runs through the float model
 FINISHED, COMMON, FLOAT, REST = range(4)
-"""The finished model's inputs; those on batches that both models run; the float model's inputs on
-these batches; and on the others, of doubtful modules."""
+"""Inputs of modules, by model and batches:
+
+FINISHED   of the finished model, on all batches
+COMMON     of the finished model, on the batches that both models run
+FLOAT      of the float model, on the same batches
+REST       of the float model, on the other batches, of doubtful modules only
+"""
 
 
 class CalibrationLaw(Protocol):

@@ -4,10 +4,9 @@ them.
     runs (monte_carlo.py), reference traces -> Spread: {output: limit}
 
 The bound is that of optimizer/foundation/rounding/tolerance.py, over every example of every
-output. It is a limit for the population that the runs' texts are a sample of. A text that rounding
-moves much further than the others (two tokens, one of which has a massive activation, quantized
-per token) may be missing from that sample, so an example beyond the limit is judged again, by
-correct runs of itself (`judge_alone`).
+output. The runs are made of a sample of the texts, which may lack a text that rounding moves much
+further than the others, such as four tokens of which one has a massive activation. So an example
+beyond the limit is judged again, by correct runs of that example alone (`judge_alone`).
 """
 
 from __future__ import annotations
@@ -103,10 +102,11 @@ def _distances(a: Run, b: Run, traces: Sequence[Trace], name: str) -> list[float
 
 @dataclass(frozen=True)
 class Alone:
-    """Examples of an output beyond the limit of the sample, each within its own.
+    """Examples of an output beyond the limit of the sample, each within that of its own runs.
 
+    examples: number of them
     others: largest distance of the other examples
-    distance, limit: of the example that is furthest from the expected values
+    distance, limit: those of the example that is furthest from the expected values
     """
 
     examples: int
