@@ -327,6 +327,23 @@ def test_a_cache_shared_by_two_texts_is_caught(
     assert all(p.startswith("texts that come and go") for p in entry.problems[:-1])
 
 
+@pytest.mark.parametrize(
+    "fault",
+    [
+        lambda self, arrays, last: self.step(arrays)[:, -2],
+        lambda self, arrays, last: last(self, arrays) * np.float32(1.01),
+    ],
+    ids=["the token before", "a factor"],
+)
+def test_a_fault_of_the_newest_tokens_logits_is_caught_at_the_cache(
+    clean: dict[str, Materials], monkeypatch: pytest.MonkeyPatch, fault: Any
+) -> None:
+    last = OrtDecoder.last
+    monkeypatch.setattr(OrtDecoder, "last", lambda self, arrays: fault(self, arrays, last))
+    (problem,) = ledger.run_hop(ledger.cache_laws.cache, clean["fused"]).problems
+    assert problem.startswith("the newest token's logits and those of all tokens: a token is")
+
+
 def test_texts_that_take_the_length_of_the_longest_are_caught(
     clean: dict[str, Materials], monkeypatch: pytest.MonkeyPatch
 ) -> None:
