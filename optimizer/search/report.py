@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from optimizer.harness import tasks
-from optimizer.harness.shown import scrubbed
 from optimizer.package.report import plots
 from optimizer.package.report.plots import Point
 from optimizer.package.report.templating import environment
@@ -14,7 +13,7 @@ from optimizer.package.report.view import Card, Paragraph, Table, badge, line
 from optimizer.search.expectation import kendall_tau
 from optimizer.search.search import Result
 from optimizer.search.sequential import LOOKS, confirmation_error
-from optimizer.search.trial import Trial, interval_text, objective
+from optimizer.search.trial import Outcome, Trial, interval_text, objective
 
 HEADS = ("form", "outcome", "drop", "time / recipe", "MB")
 
@@ -25,9 +24,8 @@ def document(result: Result, file: Path | None, report: Path) -> dict[str, Any]:
     file: file of the recipe that was found, or None
     report: file of the page
     """
-    search, alpha = result.recipe.search, 1 - result.recipe.validate_.confidence
-    assert search is not None
-    winner = result.confirmations[-1].candidate if result.verdict == "pass" else None
+    search, winner = result.section, result.winner
+    alpha = 1 - result.recipe.validate_.confidence
     return {
         "exit_code": result.exit_code,
         "verdict": result.verdict,
@@ -55,17 +53,17 @@ def document(result: Result, file: Path | None, report: Path) -> dict[str, Any]:
             "winner_beyond_the_margin": alpha,
             "looks": list(LOOKS),
         },
-        "kendall_tau": _tau(result, search.objective),
+        "kendall_tau": _tau(result),
         "seconds": result.seconds,
     }
 
 
-def _tau(result: Result, name: str) -> float | None:
+def _tau(result: Result) -> float | None:
     """Kendall's tau of expected and measured objectives of the trials after the first."""
     pairs = [
         (t.expected["objective"], value)
         for t in result.trials
-        if t.expected and (value := objective(t, name)) is not None
+        if t.expected and (value := objective(t, result.section.objective)) is not None
     ]
     return kendall_tau(pairs)
 
@@ -92,11 +90,10 @@ def _timed(result: Result) -> bool:
 
 def _in_order(result: Result) -> list[Trial]:
     """Trials: kept, undecided, stopped, refused; each by the objective."""
-    name = result.recipe.search.objective if result.recipe.search else "latency"
-    outcomes = ("kept", "undecided", "stopped", "refused")
+    outcomes = get_args(Outcome)
 
     def key(trial: Trial) -> tuple[int, float]:
-        value = objective(trial, name)
+        value = objective(trial, result.section.objective)
         return outcomes.index(trial.outcome), float("inf") if value is None else value
 
     return sorted(result.trials, key=key)
@@ -114,8 +111,8 @@ def conclusion(result: Result, document: dict[str, Any]) -> list[str]:
         for c in result.confirmations
         if c.verdict != "pass"
     ]
-    if result.verdict == "pass":
-        winner = result.confirmations[-1].candidate
+    winner = result.winner
+    if winner is not None:
         rows = f"{result.rows['held_out']:,} {_rows(result)}"
         again = ""
         if result.raced and result.raced["to_recipe"]:
@@ -156,33 +153,23 @@ def _none(result: Result) -> str:
 
 def page(result: Result, document: dict[str, Any]) -> str:
     """Return report.html."""
-    search = result.recipe.search
-    assert search is not None
     style = {"pass": "pass", "fail": "fail"}.get(result.verdict, "inconclusive")
-    sentences = conclusion(result, document)
     cards = [_plot(result), _table(result), _lost(result), _errors(result, document)]
     content = {
-        "name": f"{result.recipe.name}: search by {search.objective}",
+        "name": f"{result.recipe.name}: search by {result.section.objective}",
         "verdict": result.verdict,
         "badge": badge(result.verdict),
         "style": style,
         "lead": f"{len(result.trials)} of {result.space} forms tried in {result.seconds:.0f} s",
-        "sentences": sentences,
+        "sentences": conclusion(result, document),
         "cards": [c for c in cards if c is not None],
     }
-    return environment().get_template("search.html").render(page=scrubbed_page(content))
-
-
-def scrubbed_page(content: dict[str, Any]) -> dict[str, Any]:
-    """Remove passwords of addresses from the texts of a page."""
-    cards = content.pop("cards")
-    return {**scrubbed(content), "cards": cards} if cards else dict(scrubbed(content), cards=[])
+    return environment().get_template("search.html").render(page=content)
 
 
 def _plot(result: Result) -> Card | None:
     """Card of the trials in the plane of drop and time (or size), the Pareto set marked."""
     timed, best = _timed(result), result.pareto
-    winner = result.confirmations[-1].candidate if result.verdict == "pass" else None
     points = []
     for trial in result.trials:
         across = trial.ratio if timed else trial.size and trial.size / 1e6
@@ -190,12 +177,10 @@ def _plot(result: Result) -> Card | None:
             continue
         style = "candidate" if trial in best else "other"
         interval = trial.ratio_interval if timed else (across, across)
-        name = trial.label if trial in (winner, result.trials[0]) else ""
+        name = trial.label if trial in (result.winner, result.trials[0]) else ""
         points.append(Point(name, across, trial.drop, interval, trial.drop_interval, style))
-    margin = result.recipe.validate_.max_drop
-    constraints = result.recipe.search.constraints if result.recipe.search else None
-    if constraints and constraints.max_drop is not None:
-        margin = constraints.max_drop
+    allowed = result.section.constraints.max_drop
+    margin = result.recipe.validate_.max_drop if allowed is None else allowed
     unit = "time / the recipe's" if timed else "MB"
     chart = plots.pareto(points, margin, f"Drop of the metric against {unit}", unit)
     hint = "Lower and further left is better. Marked: the Pareto set. Bars: intervals."
@@ -212,7 +197,7 @@ def _lost(result: Result) -> Card:
     that a form keeps finer."""
     reasons = [(t.label, t.why) for t in result.trials if t.why]
     reasons += [(c.candidate.label, c.why) for c in result.confirmations if c.why]
-    winner = result.confirmations[-1].candidate if result.verdict == "pass" else None
+    winner = result.winner
     if winner is not None and winner.kept:
         reasons.append((winner.label, f"kept finer: {', '.join(winner.kept)}"))
     rows = tuple((line(name), line(why)) for name, why in reasons)

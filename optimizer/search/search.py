@@ -25,6 +25,7 @@ from optimizer.foundation.errors import GateError, InconclusiveError
 from optimizer.foundation.progress import say
 from optimizer.foundation.verdicts import Verdict
 from optimizer.recipe.schema import Recipe
+from optimizer.recipe.search import Search
 from optimizer.search import candidates, enough_rows, sequential
 from optimizer.search.candidates import Candidate
 from optimizer.search.expectation import Expectation
@@ -43,7 +44,7 @@ class Result:
     """Result of a search.
 
     verdict: pass where a form was found
-    chosen: recipe that was found; its trial is the last of `confirmations`
+    chosen: recipe that was found
     space: number of candidates
     rows: {part: number of its rows, or windows}
     seconds: time of this run of the search
@@ -63,6 +64,16 @@ class Result:
     @property
     def exit_code(self) -> int:
         return EXIT[self.verdict]
+
+    @property
+    def section(self) -> Search:
+        assert self.recipe.search is not None
+        return self.recipe.search
+
+    @property
+    def winner(self) -> Trial | None:
+        """Trial of the form that was found."""
+        return self.confirmations[-1].candidate if self.verdict == "pass" else None
 
     @property
     def pareto(self) -> list[Trial]:

@@ -16,6 +16,7 @@ from optimizer import pipeline, targets
 from optimizer.foundation.errors import MachineError, StoreError, of_the_system
 from optimizer.foundation.progress import say
 from optimizer.harness.errors import ExplainedError
+from optimizer.harness.shown import scrub
 from optimizer.recipe.schema import Recipe
 from optimizer.recipe.search import Search
 from optimizer.search.candidates import Candidate, derived, kept_modules
@@ -207,8 +208,8 @@ class Workbench:
 
 
 def why_refused(label: str, error: Exception) -> str:
-    """Print and return the reason for which one form is refused: it needs too much memory, or a
-    library fails on it. The search tries the others.
+    """Print and return the reason for which one form is refused, without passwords: it needs too
+    much memory, or a library fails on it. The search tries the others.
 
     Raises `error` itself for a full disk and the like, which would refuse every form after it.
     """
@@ -220,7 +221,7 @@ def why_refused(label: str, error: Exception) -> str:
     if isinstance(error, StoreError) or system:
         raise error
     say(f"search: {label}: {shown}")
-    return why
+    return scrub(why)
 
 
 def _read(step: Step, name: str) -> Json:

@@ -65,9 +65,9 @@ def search(
     with atomic.disk_errors_explained(home, "--artifacts"):
         atomic.write(home / "search.json", json.dumps(document, indent=1).encode() + b"\n")
         atomic.write(home / "report.html", report.page(result, document).encode())
-    if result.chosen is not None:
-        winner = result.confirmations[-1].candidate.candidate
+    if result.chosen is not None and result.winner is not None:
+        target = result.winner.candidate.target
         with atomic.disk_errors_explained(out, "--out"):
-            chosen_recipe.write(recipe, overrides, winner.target, result.chosen, out)
+            chosen_recipe.write(recipe, overrides, target, result.chosen, out)
     show(json.dumps(document, indent=1) if obj["json"] else report.text(result, document))
     raise SystemExit(result.exit_code)
