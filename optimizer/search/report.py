@@ -153,13 +153,11 @@ def _none(result: Result) -> str:
 
 def page(result: Result, document: dict[str, Any]) -> str:
     """Return report.html."""
-    style = {"pass": "pass", "fail": "fail"}.get(result.verdict, "inconclusive")
     cards = [_plot(result), _table(result), _lost(result), _errors(result, document)]
     content = {
         "name": f"{result.recipe.name}: search by {result.section.objective}",
         "verdict": result.verdict,
         "badge": badge(result.verdict),
-        "style": style,
         "lead": f"{len(result.trials)} of {result.space} forms tried in {result.seconds:.0f} s",
         "sentences": conclusion(result, document),
         "cards": [c for c in cards if c is not None],
