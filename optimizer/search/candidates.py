@@ -9,7 +9,7 @@ the choice per module.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -81,20 +81,18 @@ def space(recipe: Recipe) -> list[Candidate]:
     first = tuple(m.name for m in own)
     activations = recipe.quantize.activations
     attention = activations.attention if activations else "float"
-    chosen = {
+    measurable = recipe.calibrate is not None  # sensitivity.py measures modules on its texts
+    chosen: dict[str, Sequence[Any]] = {
         "targets": _targets(recipe, search),
         "method": _first(first, search.over.method or _every_method(recipe)),
         "attention": _first(attention, search.over.attention or _every_attention(recipe)),
-        "precision": SHARES if search.over.precision == "per_module" else (0.0,),
+        "precision": SHARES if measurable and search.over.precision == "per_module" else (0.0,),
     }
-    if chosen["precision"] != (0.0,) and recipe.calibrate is None:
-        chosen["precision"] = (0.0,)  # nothing to measure modules with
     admitted, refused = [], dict[tuple[str, Any], InputError]()
-    for target, names, products, share in product(*chosen.values()):
-        candidate = Candidate(target, names, products, share)
-        values = zip(chosen, (target, names, products, share), strict=True)
+    for values in product(*chosen.values()):  # in the order of Candidate's fields
+        candidate = Candidate(*values)
         if problem := objection(recipe, candidate):
-            refused |= dict.fromkeys(values, problem)
+            refused |= dict.fromkeys(zip(chosen, values, strict=True), problem)
         else:
             admitted.append(candidate)
     _check_each(search, admitted, refused)
@@ -192,23 +190,17 @@ def kept_modules(sensitivities: Mapping[str, Mapping[str, float]], share: float)
 
     sensitivities: {module: {"error", "weights"}} (stages/sensitivity.py)
     """
+
+    def gain(name: str) -> float:
+        return sensitivities[name]["error"] ** 2 / sensitivities[name]["weights"]
+
     left = share * sum(m["weights"] for m in sensitivities.values())
-    kept = []
-    for name, module in _by_cost(sensitivities):
-        if module["weights"] <= left:
-            left -= module["weights"]
-            kept.append(name)
-    order = {name: i for i, name in enumerate(sensitivities)}
-    return tuple(sorted(kept, key=order.__getitem__))
-
-
-def _by_cost(
-    sensitivities: Mapping[str, Mapping[str, float]],
-) -> Iterator[tuple[str, Mapping[str, float]]]:
-    def cost(item: tuple[str, Mapping[str, float]]) -> float:
-        return -(item[1]["error"] ** 2) / item[1]["weights"]
-
-    yield from sorted(sensitivities.items(), key=cost)
+    kept = set()
+    for name in sorted(sensitivities, key=gain, reverse=True):
+        if sensitivities[name]["weights"] <= left:
+            left -= sensitivities[name]["weights"]
+            kept.add(name)
+    return tuple(name for name in sensitivities if name in kept)
 
 
 def derived(recipe: Recipe, candidate: Candidate, kept: Sequence[str] = ()) -> Recipe:
