@@ -11,7 +11,7 @@ from optimizer.foundation.errors import DataError
 from optimizer.harness import tasks
 from optimizer.recipe.stage_sections import Validation
 from optimizer.search import sequential
-from optimizer.search.stages.answered import ROWS, TRAIN, read, read_rows
+from optimizer.search.stages.answered import baseline, probe_rows, read_rows
 from optimizer.search.stages.judging import windows_of
 from optimizer.search.stages.split import Part, rows_of
 from optimizer.validate.quality import quality, significance
@@ -33,7 +33,6 @@ def count(section: Validation, margin: float, base: Path, answered: Path) -> dic
     """
     level = sequential.confirmation_error(1 - section.validate_.confidence, 1)
     every, train = read_rows(section, base)
-    place = {id(row): i for i, row in enumerate(every)}
     m = RunArtifacts(section, base, base, base, base, base)
     task = tasks.of(m.contract)
 
@@ -42,10 +41,8 @@ def count(section: Validation, margin: float, base: Path, answered: Path) -> dic
         if task.generates:
             drops = np.zeros(len(windows_of(m, rows)))
             return significance.paired_mean(drops, margin, 1 - level)
-        own = read(answered / ROWS).of_rows([place[id(row)] for row in rows])
+        own, fit_on = baseline(answered, every, rows), probe_rows(answered, train)
         name = section.validate_.metric
-        probe = name == "probe_accuracy" and train is not None
-        fit_on = (train or [], read(answered / TRAIN)) if probe else None
         metric = quality.compare(name, rows, own, own, fit_on, 1 - level)
         return quality.judge(name, metric, len(rows), margin, 1 - level, None)[0]
 

@@ -33,7 +33,7 @@ from optimizer.search.proposals import Proposals, Ranked, Sampled
 from optimizer.search.sequential import Confirmation
 from optimizer.search.stages import race
 from optimizer.search.trial import Trial, objective, pareto_set
-from optimizer.search.workbench import Workbench, why_refused
+from optimizer.search.workbench import Workbench, deciding_gate, reason, why_refused
 from optimizer.store import Store
 
 EXIT = {"pass": 0, "fail": GateError.exit_code, "inconclusive": InconclusiveError.exit_code}
@@ -188,8 +188,7 @@ def _confirm(
     say(f"search: confirming {trial.label} on held-out rows")
     judged = bench.judge(form, "held_out", alpha)
     if judged["verdict"] != "pass":
-        gate = next(g for g in judged["gates"] if g["verdict"] == judged["verdict"])
-        return judged["verdict"], f"on held-out rows: {gate['message']}"
+        return judged["verdict"], f"on held-out rows: {reason(judged)}"
     raced.clear()
     if bench.search.timed and trial.candidate != bench.first:
         raced |= bench.race(form, {race.RECIPE: bench.first}, confirm=True)
@@ -201,7 +200,7 @@ def _confirm(
     verdict = pipeline.verdict(outcome.built)
     report = json.loads((outcome.built[0].report.path / "report.json").read_text("utf-8"))
     if verdict != "pass":
-        gate = next(g for g in report["gates"] if g["verdict"] == verdict)
+        gate = deciding_gate(report["gates"], verdict)
         return verdict, f"gate {gate['name']}: {gate['message']}"
     if why := bench.too_much_memory(report):
         return "fail", why

@@ -7,7 +7,7 @@ finds its finished trials, and `optimize run` of the recipe that is found finds 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -131,7 +131,7 @@ class Workbench:
         judged = self.judge(form, "search", self.alpha)
         known |= _quality(judged)
         if judged["verdict"] == "fail":
-            return "stopped", _first_of(judged), known
+            return "stopped", reason(judged), known
         if self.search.timed:
             beside = {} if best is None else {race.RECIPE: self.first, race.BEST: best}
             raced = self.race(form, beside)
@@ -139,7 +139,7 @@ class Workbench:
             if why := self._too_slow(form, raced):
                 return "stopped", why, known
         if judged["verdict"] == "inconclusive":
-            return "undecided", _first_of(judged), known
+            return "undecided", reason(judged), known
         return "kept", "", known
 
     def judge(self, form: Form, part: Part, alpha: float) -> Json:
@@ -253,7 +253,11 @@ def _times(raced: Json) -> Json:
     }
 
 
-def _first_of(judged: Json) -> str:
+def reason(judged: Json) -> str:
     """Message of the first gate with the verdict of all."""
-    gates = judged["gates"]
-    return str(next(g["message"] for g in gates if g["verdict"] == judged["verdict"]))
+    return str(deciding_gate(judged["gates"], judged["verdict"])["message"])
+
+
+def deciding_gate(gates: Sequence[Json], verdict: str) -> Json:
+    """Return the first gate with the verdict of all."""
+    return next(gate for gate in gates if gate["verdict"] == verdict)

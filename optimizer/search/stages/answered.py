@@ -8,7 +8,7 @@ out/rows.npz, train.npz   arrays of Answers (validate/quality/quality.py), one p
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -53,6 +53,28 @@ def read_rows(section: Validation, base: Path) -> tuple[list[Sample], list[Sampl
     data = read_data(section, base, contract)
     rows = evaluation.sets(section.validate_, data, contract)[FIRST]
     return rows, data.get("validate.train")
+
+
+def baseline(folder: Path, every: Sequence[Sample], rows: Sequence[Sample]) -> Answers:
+    """Read the float model's answers to some rows.
+
+    folder: of this stage
+    every: all rows, as `read_rows` returned them
+    rows: those of them to which answers are returned
+    """
+    place = {id(row): i for i, row in enumerate(every)}
+    return read(folder / ROWS).of_rows([place[id(row)] for row in rows])
+
+
+def probe_rows(folder: Path, train: Sequence[Sample] | None) -> answers.Train | None:
+    """Return the rows that a probe is fitted to, with the float model's answers; None for another
+    metric.
+
+    folder: of this stage
+    train: rows of validate.train, as `read_rows` returned them
+    """
+    file = folder / TRAIN
+    return (train, read(file)) if train is not None and file.exists() else None
 
 
 def write(system: Answers, file: Path) -> None:

@@ -81,11 +81,8 @@ def _judge(m: RunArtifacts, runner: Any, part: Part, reference: Path) -> tuple[J
     if task.generates:
         reading = _Reading(m, runner, windows_of(m, chosen))
         return reading.judge, len(reading.windows)
-    place = {id(row): i for i, row in enumerate(every)}
-    baseline = answered.read(reference / answered.ROWS).of_rows([place[id(r)] for r in chosen])
-    fit_on = None
-    if train is not None and m.section.validate_.metric == "probe_accuracy":
-        fit_on = train, answered.read(reference / answered.TRAIN)
+    baseline = answered.baseline(reference, every, chosen)
+    fit_on = answered.probe_rows(reference, train)
     return _Answering(m, runner, chosen, baseline, fit_on).judge, len(chosen)
 
 
