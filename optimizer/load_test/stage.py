@@ -111,10 +111,9 @@ def _ms(end: float | None) -> str:
 
 def files(section: Slo) -> Mapping[str, str]:
     """Return the digest of the texts, and this machine, because times are valid on it only."""
-    machine = this_machine()
     return {
         **({"slo.data": digest(section.data)} if section.data else {}),
-        "machine": f"{machine.cpu}, {machine.cores} cores, {machine.gpu}",
+        "machine": this_machine().key,
     }
 
 

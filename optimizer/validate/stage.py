@@ -463,13 +463,12 @@ def _finite(value: Any) -> Any:
 def files(section: Validation) -> Mapping[str, str]:
     """Digests of every data set, of the code of the methods that the ledger runs again and of the
     code that opens and judges the target, and the machine: its times are valid on no other one."""
-    machine = this_machine()
     return {
         **targets.of(section.target.runtime).code("open", "hops"),
         **{name: digest(spec) for name, spec in specs(section).items()},
         **search_stage.digests(section),
         **methods.code(section.quantize.in_use, limits=True),
-        "machine": f"{machine.cpu}, {machine.cores} cores, {machine.gpu}",
+        "machine": this_machine().key,
     }
 
 

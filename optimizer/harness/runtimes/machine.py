@@ -88,6 +88,12 @@ class Machine:
     python: str = ""
     cpu_features: tuple[str, ...] = ()
 
+    @property
+    def key(self) -> str:
+        """Processor, cores and GPU as text, for the key of a step whose times are valid on this
+        machine only."""
+        return f"{self.cpu}, {self.cores} cores, {self.gpu}"
+
     def version(self, distributions: Iterable[str]) -> str | None:
         """Return the version of the first of `distributions` that is installed, or None."""
         return next((self.packages[d] for d in distributions if d in self.packages), None)

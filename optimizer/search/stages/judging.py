@@ -180,11 +180,10 @@ def at_level(m: RunArtifacts, alpha: float) -> RunArtifacts:
 
 def files(section: Judging) -> dict[str, str]:
     """Digests of the data and of the code that opens the target, and the machine."""
-    machine = this_machine()
     return {
         **answered.files(section.validation),
         **targets.of(section.validation.target.runtime).code("open"),
-        "machine": f"{machine.cpu}, {machine.cores} cores, {machine.gpu}",
+        "machine": this_machine().key,
     }
 
 

@@ -108,12 +108,12 @@ class _Turns:
 
 def files(section: Race) -> dict[str, str]:
     """Digests of the texts and of the code that opens the targets, and the machine."""
-    machine, data = this_machine(), section.latency.data
+    data = section.latency.data
     code = [targets.of(target.runtime).code("open") for target in section.targets.values()]
     return {
         **{name: value for one in code for name, value in one.items()},
         **({"validate.latency.data": digest(data)} if data else {}),
-        "machine": f"{machine.cpu}, {machine.cores} cores, {machine.gpu}",
+        "machine": this_machine().key,
     }
 
 

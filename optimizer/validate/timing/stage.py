@@ -197,13 +197,13 @@ class SizeTimer:
 def files(section: Latencies) -> Mapping[str, str]:
     """Digests of the code and texts that this stage uses through other stages, and the machine:
     its times are valid on no other one."""
-    machine, data = this_machine(), section.latency.data
+    data = section.latency.data
     return {
         **compress_files(section.compression),
         **targets.of(section.target.runtime).code("lower"),
         **build_files(section.target),
         **({"validate.latency.data": digest(data)} if data else {}),
-        "machine": f"{machine.cpu}, {machine.cores} cores, {machine.gpu}",
+        "machine": this_machine().key,
     }
 
 
