@@ -141,7 +141,7 @@ def _wrapped(value: Any, owners: dict[int, OnGpu]) -> Any:
 
 @contextmanager
 def stand_in() -> Iterator[torch.device]:
-    """Inside, the device cuda:0 is the stand-in."""
+    """Inside, torch can create tensors on the stand-in. Gives its device."""
     torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor copies to the device through the mode
     try:
         with _StandIn():

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from optimizer.reduce.learn.processes import count_of
+from optimizer.validate.stage import one_torch_thread
 from tests.reduce.learn.test_processes import SECTION, Prepared, weights
 
 pytestmark = [
@@ -30,21 +31,11 @@ def tf32() -> Iterator[None]:
         matmul.fp32_precision = before
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def test_a_model_learns_on_gpus_what_it_learns_on_the_cpu(tmp_path: Path) -> None:
     """As far as correct runs lie apart: of one and several threads, with and without TF32."""
     prepared = Prepared(tmp_path)
     cpu = prepared.learned("cpu", device="cpu", processes=1)
-    with one_thread():
+    with one_torch_thread():
         other_sums = prepared.learned("one-thread", device="cpu", processes=1)
     gpu = prepared.learned("gpu", device="cuda", processes=1)
     with tf32():

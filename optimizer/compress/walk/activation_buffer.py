@@ -70,13 +70,13 @@ class Buffer(Sequence[Tensor]):
         self._tensors, self._shapes = [], []
 
     def _put(self, i: int, value: Tensor) -> None:
-        value = value.detach().cpu() if value.device.type != "cpu" else value
+        value = value.detach().cpu()
         if self.budget.take(self._size(i)):
             self._tensors[i] = value
             return
         self._tensors[i] = None
         self._folder.mkdir(parents=True, exist_ok=True)
-        value.detach().float().contiguous().numpy().tofile(self._file(i))
+        value.float().contiguous().numpy().tofile(self._file(i))
 
     def _size(self, i: int) -> int:
         return 4 * self._shapes[i].numel()

@@ -58,7 +58,7 @@ def read_rows(section: Validation, base: Path) -> tuple[list[Sample], list[Sampl
 def baseline(folder: Path, every: Sequence[Sample], rows: Sequence[Sample]) -> Answers:
     """Read the float model's answers to some rows.
 
-    folder: of this stage
+    folder: folder of this stage
     every: all rows, as `read_rows` returned them
     rows: those of them to which answers are returned
     """
@@ -70,7 +70,7 @@ def probe_rows(folder: Path, train: Sequence[Sample] | None) -> answers.Train | 
     """Return the rows that a probe is fitted to, with the float model's answers; None for another
     metric.
 
-    folder: of this stage
+    folder: folder of this stage
     train: rows of validate.train, as `read_rows` returned them
     """
     file = folder / TRAIN
