@@ -22,11 +22,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import signal
 import struct
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -36,7 +33,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.serving.overhead import cpu
+from benchmarks.serving.overhead import cpu, serving
 from optimizer.harness.bundle.bundle import Bundle
 from optimizer.harness.commands import serve as command
 from optimizer.harness.commands.command_line import parse_arguments
@@ -154,16 +151,10 @@ def main() -> None:
     with Bundle(args.bundle) as bundle:
         texts, name = texts_of(bundle), str(bundle.manifest["name"])
     code = "import sys; from benchmarks.serving import ceiling; ceiling.serve(*sys.argv[1:])"
-    with tempfile.TemporaryFile("w+") as log:
-        arguments = [sys.executable, "-c", code, str(args.bundle), str(args.batch_ms)]
-        process = subprocess.Popen(arguments, stderr=log)
-        try:
-            port = _port(process, log)
-            each = partial(measure, port, process.pid, seconds=args.seconds)
-            rows = {n: asyncio.run(each(request=r)) for n, r in requests(name, texts).items()}
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(60)
+    with serving([sys.executable, "-c", code, str(args.bundle), str(args.batch_ms)]) as server:
+        port = int(server.line("listening")["port"])
+        each = partial(measure, port, server.process.pid, seconds=args.seconds)
+        rows = {n: asyncio.run(each(request=r)) for n, r in requests(name, texts).items()}
     machine = this_machine()
     document = {
         "machine": {"cpu": machine.cpu, "cores": machine.cores},
@@ -177,20 +168,6 @@ def main() -> None:
     print(text)
     if args.out:
         args.out.write_text(text, encoding="utf-8")
-
-
-def _port(process: subprocess.Popen[bytes], log: Any) -> int:
-    """Port of the server once it is ready."""
-    while True:
-        log.seek(0)
-        lines = [json.loads(line) for line in log.read().splitlines() if line.startswith("{")]
-        events = {line["event"]: line for line in lines}
-        if "ready" in events:
-            return int(events["listening"]["port"])
-        if process.poll() is not None:
-            log.seek(0)
-            raise RuntimeError(log.read()[-500:])
-        time.sleep(0.2)
 
 
 def _arguments() -> argparse.Namespace:

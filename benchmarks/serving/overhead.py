@@ -37,7 +37,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -116,15 +116,20 @@ class Server:
     def lines(self) -> list[dict[str, Any]]:
         assert self.log is not None
         whole, _, _ = self.log.read_text().rpartition("\n")
-        return [json.loads(line) for line in whole.splitlines()]
+        return [json.loads(line) for line in whole.splitlines() if line.startswith("{")]
 
     def line(self, event: str) -> dict[str, Any]:
         return next(line for line in self.lines if line["event"] == event)
 
 
-@contextmanager
-def ours(bundle: Path, options: list[str]) -> Iterator[Server]:
+def ours(bundle: Path, options: list[str]) -> AbstractContextManager[Server]:
     command = [sys.executable, "-m", "optimizer", "serve", str(bundle), "--port", "0", *options]
+    return serving(command)
+
+
+@contextmanager
+def serving(command: list[str]) -> Iterator[Server]:
+    """Run a command that serves as `optimize serve` does, and wait until it is ready."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         with log.open("w") as file:  # a pipe's reader would share the processors
