@@ -13,7 +13,7 @@ from optimizer.package.report.view import Card, Paragraph, Table, badge, line
 from optimizer.search.expectation import kendall_tau
 from optimizer.search.search import Result
 from optimizer.search.sequential import LOOKS, confirmation_error
-from optimizer.search.trial import Outcome, Trial, interval_text, objective
+from optimizer.search.trial import Outcome, Trial, objective, with_interval
 
 HEADS = ("form", "outcome", "drop", "time / recipe", "MB")
 
@@ -117,8 +117,7 @@ def conclusion(result: Result, document: dict[str, Any]) -> list[str]:
         again = ""
         if result.raced and result.raced["to_recipe"]:
             ratio = result.raced["to_recipe"]
-            interval = interval_text(ratio["interval"], 3)
-            figures = f"{ratio['median']:.3f} {interval}"
+            figures = with_interval(ratio["median"], ratio["interval"], 3)
             again = f", and timed again it takes {figures} of the recipe's time"
             high = ratio["interval"][1]
             again += ", so it is not surely faster" * (high is None or high >= 1)
@@ -134,8 +133,8 @@ def conclusion(result: Result, document: dict[str, Any]) -> list[str]:
         f"Undecided: {t.label}: {t.why}" for t in result.trials if t.outcome == "undecided"
     ]
     more = (
-        f"Numbers that would decide are of one half of validate.data, which needs double that "
-        f"number of {_rows(result)}."
+        f"Each number of {_rows(result)} above is for one half of validate.data, which needs twice "
+        "that number."
     )
     return [*undecided, *lost, f"Inconclusive: no form was shown to keep the margin. {more}"]
 
@@ -200,8 +199,8 @@ def _lost(result: Result) -> Card:
         reasons.append((winner.label, f"kept finer: {', '.join(winner.kept)}"))
     rows = tuple((line(name), line(why)) for name, why in reasons)
     if not rows:
-        return Card("Why each lost", paragraphs=(Paragraph(line("Every form keeps the margin.")),))
-    return Card("Why each lost", tables=(Table("Reasons", ("form", "reason"), rows),))
+        return Card("Reasons", paragraphs=(Paragraph(line("Every form keeps the margin.")),))
+    return Card("Reasons", tables=(Table("Reasons", ("form", "reason"), rows),))
 
 
 def _errors(result: Result, document: dict[str, Any]) -> Card:

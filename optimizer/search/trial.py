@@ -57,16 +57,12 @@ class Trial:
     @property
     def drop_text(self) -> str:
         """Drop and its interval, for people; "" where it was not measured."""
-        return (
-            "" if self.drop is None else f"{self.drop:.4f} {interval_text(self.drop_interval, 4)}"
-        )
+        return "" if self.drop is None else with_interval(self.drop, self.drop_interval, 4)
 
     @property
     def ratio_text(self) -> str:
         """Ratio of times and its interval, for people; "" where it was not timed."""
-        if self.ratio is None:
-            return ""
-        return f"{self.ratio:.3f} {interval_text(self.ratio_interval, 3)}"
+        return "" if self.ratio is None else with_interval(self.ratio, self.ratio_interval, 3)
 
     @property
     def summary(self) -> str:
@@ -77,10 +73,10 @@ class Trial:
         return "; ".join([self.outcome, *known, *filter(None, [self.why])])
 
 
-def interval_text(interval: Sequence[float | None], digits: int) -> str:
-    """Interval for people; "" for one without a width; "?" for an end that is not known."""
+def with_interval(value: float, interval: Sequence[float | None], digits: int) -> str:
+    """Value and its interval for people; without one that has no width; "?" for an unknown end."""
     low, high = ("?" if end is None else f"{end:.{digits}f}" for end in interval)
-    return "" if low == high else f"({low} to {high})"
+    return f"{value:.{digits}f}" + ("" if low == high else f" ({low} to {high})")
 
 
 def objective(trial: Trial, name: str) -> float | None:
