@@ -44,6 +44,8 @@ STAGES = (
 
 
 Shapes = Mapping[str, tuple[int, ...]]  # {tensor: shape}, from the checkpoint's headers
+NARROWEST = 32
+"""Assumed size of an attention head, which headers lack; larger heads need less than predicted."""
 
 
 class CompressedShapes(dict[str, tuple[int, ...]]):

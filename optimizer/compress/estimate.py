@@ -39,7 +39,7 @@ from optimizer.harness import tasks
 from optimizer.load.image_inputs import positions
 from optimizer.recipe.compression.quantize import Weights
 from optimizer.recipe.schema import Compression
-from optimizer.store import Estimate, Shapes
+from optimizer.store import NARROWEST, Estimate, Shapes
 
 LIBRARIES = 370 << 20  # anonymous memory after importing torch and transformers (measured)
 START = 6.0  # seconds for imports and the model's skeleton (measured)
@@ -50,8 +50,8 @@ ALONE = 12  # bytes per value of a weight rounded alone: float, integers, de-qua
 NEAREST, TRIED, OF_ZERO = 50, 20, 1.5  # to nearest; per scale tried; factor of asymmetric schemes
 FEEDBACK = 600  # of gptq beside its matrix products
 CHECKED, STORED = 60, 200  # bytes moved per value rounded, and per byte of the state
-NARROWEST = 32  # assumed size of a head, which headers lack
-ROUNDED = 16  # copies of the weights that are rounded together, on a GPU
+COPIES = 4  # assumed copies of a batch's activations in a block, on a GPU
+ROUNDED = 16  # assumed copies of the weights that are rounded together, on a GPU
 LEARNED = 5  # values per weight that is learned: latent, integer, value, gradient, best
 ATTENTION = 4  # of two tokens, per feature: scores and values, at half the speed of a product
 SWEEPS = 5.5  # products of a weight with H: target 2, feedback 0.5, each sweep of refine.py 1.5
@@ -195,7 +195,14 @@ def estimate(section: Compression, shapes: Shapes, speed: MachineSpeed | None = 
 
 
 def device_memory(section: Compression, shapes: Shapes) -> int:
-    """Predict the bytes of GPU memory of compress, at most; 0 where the recipe says cpu."""
+    """Predict the bytes of GPU memory of compress, at most; 0 where the recipe says cpu.
+
+    CUDA's context + the largest of: one block, H and the weights rounded by it, and the activations
+    of one batch; with block-tuning, its learned weights, inputs and outputs too; the whole model
+    with those activations, for allocate and generated text, twice for keep_float_auto; the model
+    while its scales are tuned; head and embedding. Numbers of copies are assumed, and compared with
+    no GPU yet.
+    """
     if section.compress.chosen_device == "cpu" or section.quantize.of_kind("pass-through"):
         return 0
     section, of = section.effective, _sizes(section, shapes)
@@ -209,7 +216,8 @@ def device_memory(section: Compression, shapes: Shapes) -> int:
     scores = 0
     if not tasks.task(section.task).generates:  # eager attention keeps one for every pair
         scores = 8 * calibrate.batch_size * length**2 * max(1, of.hidden // NARROWEST)
-    inside = 4 * calibrate.batch_size * length * (4 * of.widest + 4 * of.hidden) + scores
+    tensors = COPIES * (of.widest + of.hidden)
+    inside = 4 * calibrate.batch_size * length * tensors + scores
     statistics = 0
     pruned = section.sparsity is not None
     if pruned or any(m.moments for m in quantize.chosen):

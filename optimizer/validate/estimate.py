@@ -27,7 +27,7 @@ from optimizer.foundation.process.torch_device import CONTEXT
 from optimizer.foundation.rounding.tolerance import RUNS
 from optimizer.load.image_inputs import positions
 from optimizer.recipe.schema import DataSpec, Validation
-from optimizer.store import Estimate, Shapes
+from optimizer.store import NARROWEST, Estimate, Shapes
 from optimizer.validate.ledger import decoder_batches, inputs
 from optimizer.validate.ledger.depth import choose, default_of
 from optimizer.validate.ledger.inputs import LEDGER_TEXTS, select_inputs
@@ -45,7 +45,6 @@ BLOCK = re.compile(r"\.(\d+)\.")
 REFERENCE = 2  # assumed size of the reference / size of a smaller model; both are in memory
 REPORT = 1 << 20
 TOKENS = 512  # assumed length of the longest text
-NARROWEST = 32  # assumed size of a head, which headers lack
 LONGEST = 128  # tokens of a ledger input, at most
 CHARACTERS = 4  # characters per token of English, about
 

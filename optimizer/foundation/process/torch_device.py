@@ -13,7 +13,7 @@ from optimizer.foundation.errors import MachineError
 from optimizer.foundation.sections.fields import Device
 
 CPU = torch.device("cpu")
-CONTEXT = 600 << 20  # GPU memory of CUDA's context and its libraries (assumed, no GPU was at hand)
+CONTEXT = 600 << 20  # GPU memory of CUDA's context and its libraries (assumed, unmeasured)
 Unusable = Callable[[], str]
 
 

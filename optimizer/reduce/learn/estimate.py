@@ -22,12 +22,11 @@ from optimizer.recipe.schema import QuantizationAware, Recovery, Task
 from optimizer.reduce.learn.distill import LOGITS
 from optimizer.reduce.learn.rate_search import steps_of_trial
 from optimizer.reduce.learn.training import MEASURED
-from optimizer.store import Estimate, Shapes
+from optimizer.store import NARROWEST, Estimate, Shapes
 
 LIBRARIES = 520 << 20  # resident after importing torch, transformers and datasets (measured)
 QUANTIZED = 3  # values per weight: in steps, rounded, de-quantized
 RATE = 1.5e10  # multiply-adds per second of one core, everything included (measured)
-NARROWEST = 32  # assumed size of a head, which headers lack; overestimates memory for larger ones
 TRIED = 5  # usual number of rates (benchmarks/encoders/qat.py)
 KEPT = 5  # values per query and key: of both models and of the loss (measured on MiniLM)
 BLOCK = re.compile(r"\.(\d+)\.")
