@@ -8,9 +8,12 @@ OUT/part-00, part-01, ...  at most 60 MiB each, one compressed archive together:
     site/      wheels, unzipped, that the machine lacks; of onnxruntime-gpu only what Python and the
                CUDA provider need, without the machine code of other GPUs
     models/    all-MiniLM-L6-v2 in fp16
-OUT/unpack.sh              joins the pieces, unpacks them and runs everything: copy it with them
+OUT/pieces.sha256          checksums of the pieces
+OUT/unpack.sh              joins the pieces, unpacks them and runs everything
 
-    bash unpack.sh [TARGET]    # TARGET: an empty folder; then reads TARGET/gpu.json
+Copy OUT to the machine, and there:
+
+    bash unpack.sh [TARGET]    # TARGET: an empty folder; the results are TARGET/gpu.json
 
 packages.txt is what `pip list` prints on the machine, torch with CUDA and transformers among it.
 Each distribution of LACKING that it does not list is downloaded in the version of constraints.txt.
@@ -36,7 +39,7 @@ from pathlib import Path
 from benchmarks.gpu.slim import slim
 
 ROOT = Path(__file__).resolve().parents[2]
-PIECE = 60 << 20
+PIECE = 60 << 20  # largest piece, for machines that take 64 MiB at a time
 LACKING = (
     "annotated-types",
     "click",

@@ -12,7 +12,9 @@ from optimizer.foundation.sections.section import Section
 from optimizer.recipe.compression.quantize import MethodName
 
 HOUR = 3600  # seconds
-TIMED_SHARE = 4  # the time of a search / the part of it that timing may take
+TIMED_SHARE = 4
+"""Time of a search / the part of it that timing may take: a choice that leaves most of the time for
+making and answering."""
 
 
 def _listed(value: Any) -> Any:

@@ -27,7 +27,7 @@ from optimizer.recipe.search import Search
 from optimizer.recipe.validate import Latency, Validate
 
 SHARES = (0.0, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
-"""Shares of the quantized weights that precision: per_module keeps in a finer form."""
+"""Shares of the quantized weights that precision: per_module keeps in a finer form; a choice."""
 TRIED = ("smoothing", "rounding", "block-tuning")
 """Kinds of the methods that an absent `over.method` stands for."""
 

@@ -21,8 +21,8 @@ import numpy as np
 from optimizer.search.candidates import Candidate
 from optimizer.search.trial import Trial, objective
 
-RIDGE = 0.1  # weight of the prior, in trials
-PRIOR = math.log(2)  # of the share kept finer
+RIDGE = 0.1  # weight of the prior, in trials; a choice
+PRIOR = math.log(2)  # slope of the logarithm over the share kept finer, before any trial
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,13 @@
 """Propose the next candidate of a search.
 
 Each candidate is tried, the best expected first (expectation.py), where the budget is enough for
-all. Otherwise the first half of the trials is the best expected, and the rest comes
-from Optuna's TPE sampler (Bergstra et al. 2011), which learns from all of them. Each question to
-the sampler has a seed of its own, from the number of trials before it, so that the same results
-give the same proposals: a search that was killed finds its trials in the store and asks the same
-questions. No file keeps the study, because its values may be those of an earlier recipe or data.
+all. Otherwise the first half of the trials is the best expected, and the rest comes from Optuna's
+TPE sampler (Bergstra et al. 2011), which learns from all of them.
+
+Each question to the sampler has a seed of its own, from the number of trials before it, so that the
+same results give the same proposals: a search that was killed finds its trials in the store and
+asks the same questions. The study is in memory only, because the values in a file could be those of
+an earlier recipe or data.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from optimizer.search.candidates import Candidate
 from optimizer.search.expectation import Expectation
 from optimizer.search.trial import Trial, objective
 
-QUESTIONS = 20  # questions to the sampler for a candidate that was not tried
+QUESTIONS = 20  # questions to the sampler for a candidate that was not tried; a choice
 BEYOND = 1e6  # value of a trial without an objective; more for a larger drop
 
 Expect = Callable[[Sequence[Trial]], Expectation]

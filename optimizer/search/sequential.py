@@ -7,7 +7,7 @@ rows, the error that may have been spent is
 
 the spending function of Lan and DeMets (1983, Biometrika 70, 659-663) that resembles the bounds of
 Pocock (1977, Biometrika 64, 191-199). It spends early, because most candidates of a search are
-hopeless. The error since the look before is the level of one exact or bootstrap test. So by the
+hopeless. The error between two looks is the level of one exact or bootstrap test. So by the
 union bound a candidate whose true drop is within the margin is stopped by that margin, at any look,
 with probability at most alpha, however the looks depend on each other.
 
@@ -31,7 +31,8 @@ from typing import Generic, TypeVar
 from optimizer.foundation.verdicts import Verdict
 
 LOOKS = (0.25, 0.5, 1.0)
-"""Shares of the search's rows after which a candidate may be stopped."""
+"""Shares of the search's rows after which a candidate may be stopped: a choice, since the bound
+holds for any shares."""
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""Proposals: every candidate, or those of a study that a killed search resumes."""
+"""Proposals: every candidate, or those of a sampler where there are more than trials."""
 
 from __future__ import annotations
 
