@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from optimizer.data import conversations
+from optimizer.data import arrays, conversations
 from optimizer.data.answers import read_answers
 from optimizer.data.image_truth.objects import in_model, read_objects
 from optimizer.data.labels import (
@@ -33,7 +33,6 @@ from optimizer.data.pictures import disable_decoding, read_picture
 from optimizer.data.same_rows import drop_repeated
 from optimizer.data.sample import Sample as Sample
 from optimizer.data.tables import folder_files, is_local, local_files, open_table, where_of
-from optimizer.data.tensors import arrays
 from optimizer.foundation.errors import DataError, closest
 from optimizer.foundation.progress import say
 from optimizer.foundation.reading import reading

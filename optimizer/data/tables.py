@@ -13,9 +13,8 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from optimizer.data import parquet_file
+from optimizer.data import arrays, parquet_file
 from optimizer.data.table_checks import CHECKS, HEADER, check_columns, check_parquet, open_unpacked
-from optimizer.data.tensors import arrays
 from optimizer.foundation.errors import DataError, MachineError, closest
 from optimizer.foundation.progress import say
 from optimizer.foundation.reading import check_regular, reading

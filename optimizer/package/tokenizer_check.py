@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from optimizer.data import conversations, text_sense
+from optimizer.data import conversations
 from optimizer.data.datasets import Sample
+from optimizer.data.input_sense import text
 from optimizer.foundation.errors import GateError
 from optimizer.harness.contract import Contract
 from optimizer.harness.inputs.text import load_tokenizer
@@ -20,7 +21,7 @@ def check(
     bundle: Path, contract: Contract, rows: Sequence[Sample], sense: Mapping[str, Any]
 ) -> None:
     """Raise GateError where a copy of the tokenizer's file differs from the one validate used, or
-    gives other token ids; DataError as text_sense.check does.
+    gives other token ids; DataError as data/input_sense/text.py.
 
     rows: rows of validate.data
     sense: section `sense` of the report
@@ -35,8 +36,8 @@ def check(
             )
     tokenizer = load_tokenizer(bundle / "tokenizer", contract)
     rows = conversations.render(rows, contract, tokenizer)
-    measured = text_sense.measure(rows, contract, tokenizer)
-    text_sense.check(measured, "validate.data")
+    measured = text.measure(rows, contract, tokenizer)
+    text.check(measured, "validate.data")
     if measured.sha256 != sense["texts"]["validate.data"]["sha256"]:
         raise GateError(
             f"the tokenizer gives other tokens for the {measured.texts} texts of validate.data "

@@ -1,8 +1,8 @@
 """Check that inputs are plausible and that a comparison with the float model can mean anything: the
 report's `sense`.
 
-texts      {place in the recipe: text_sense.TextSense as a dict, with its warnings}; for a model of
-           images `images`, and image_sense.ImageSense
+texts      {place in the recipe: counts of data/input_sense/ as a dict, with their warnings}; for a
+           model of images `images`, of arrays `rows`
 tokenizer  sha256 of the file that tokenized the texts
 reference  the float model compared with chance: {metric, verdict, value, expected, reach, p, ...,
            warnings}; verdict: above chance, too few rows to tell, not labelled, below chance

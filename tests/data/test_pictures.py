@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from optimizer.data import image_sense
 from optimizer.data.datasets import batches, digest, samples
+from optimizer.data.input_sense import image as image_sense
 from optimizer.data.same_rows import check_disjoint
 from optimizer.foundation.errors import DataError
 from optimizer.harness.contract import Contract

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.data import text_sense
 from optimizer.data.datasets import Sample
-from optimizer.data.text_sense import TextSense
+from optimizer.data.input_sense import text as text_sense
+from optimizer.data.input_sense.text import TextSense
 from optimizer.foundation.errors import DataError
 from optimizer.harness.contract import read
 from optimizer.harness.inputs.text import load_tokenizer

@@ -13,8 +13,8 @@ import numpy as np
 from optimizer.commands.build.initial.model import ModelFacts
 from optimizer.commands.build.initial.parts import check_number, split_rows, write_part
 from optimizer.commands.build.initial.rows import DataFacts
+from optimizer.data import arrays
 from optimizer.data.tables import NPZ
-from optimizer.data.tensors import arrays
 from optimizer.foundation.errors import DataError
 from optimizer.harness import tasks
 from optimizer.harness.inputs.tensors import Row

@@ -8,11 +8,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from optimizer.data.datasets import Sample
+from optimizer.data.input_sense.record import FEWEST
 from optimizer.foundation.errors import DataError
 from optimizer.harness.contract import Contract
 from optimizer.harness.inputs.tensors import encode
-
-FEWEST = 3  # minimum of different rows: for a batch of one and a batch of two
 
 
 @dataclass(frozen=True)
@@ -52,9 +51,3 @@ def check(sense: TensorSense, name: str) -> None:
             where=f"{name} data",
             accepted=f"{few} different ones or more",
         )
-
-
-def warnings(sense: TensorSense, name: str) -> list[str]:
-    """No sentences: arrays of any kind are accepted."""
-    del sense, name
-    return []

@@ -9,12 +9,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from optimizer.data.datasets import Sample
+from optimizer.data.input_sense.record import FEWEST
 from optimizer.foundation.errors import DataError
 from optimizer.harness.contract import Contract
 from optimizer.harness.inputs.image import prepare
 from optimizer.harness.inputs.image_file import UnreadableImage
-
-FEWEST = 3  # minimum of different images: for a batch of one and a batch of two
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from optimizer.data.datasets import Sample
+from optimizer.data.input_sense.record import FEWEST
 from optimizer.foundation.errors import DataError
 from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.inputs.text import TextTokenizer
 
 CHUNK = 1000  # texts tokenized at once
-FEWEST = 3  # token rows: a batch of one, and a padded batch of two (see Materials.batches)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,23 @@
+"""Table of the checks of a data set's inputs, by kind, before a model runs on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from optimizer.data.input_sense import image, tensors, text
+from optimizer.data.input_sense.record import Sense
+from optimizer.harness.contract import Contract
+from optimizer.harness.inputs.image import IMAGE
+from optimizer.harness.inputs.tensors import TENSORS
+from optimizer.harness.inputs.text import TEXT
+
+SENSES: Mapping[str, Sense] = {
+    TEXT.name: Sense(text.measure, text.check, text.warnings),
+    TENSORS.name: Sense(tensors.measure, tensors.check),
+    IMAGE.name: Sense(image.measure, image.check, image.warnings),
+}
+
+
+def of(contract: Contract) -> Sense:
+    """The Sense of the contract's kind of input."""
+    return SENSES[contract.input_kind]

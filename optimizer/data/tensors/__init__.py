@@ -1,1 +1,0 @@
-"""Rows of arrays, for models that read tensors."""
