@@ -21,10 +21,10 @@ Arrays returned by decode:
     image-classification        (batch, labels) logits
     image-feature-extraction    (batch, width)
     zero-shot-image-classification  (batch, labels) logits
-    tensors                     (batch, numbers) all outputs, flattened and joined
     object-detection            (batch, queries, classes + 4): logits, then boxes of 0 to 1
-    image-segmentation          (batch, classes, rows, columns) logits
-    depth-estimation            (batch, rows, columns)
+    image-segmentation          (batch, classes, rows, columns) logits, smaller than the image
+    depth-estimation            (batch, rows, columns), of the model's size
+    tensors                     (batch, numbers) all outputs, flattened and joined
 
 Text generation runs the model many times: text_generation.arrays encodes the prompt, generate/ does
 the rest.

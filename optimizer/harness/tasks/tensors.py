@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..inputs.batch import Array, Batch
 from ..inputs.tensors import TENSORS
-from .task import Task
+from .task import Task, unchanged
 
 if TYPE_CHECKING:
     from ..contract import Contract
@@ -19,12 +19,6 @@ SHOWN = 6  # numbers of an output in a line
 def sizes(contract: Contract) -> tuple[int, ...]:
     """Numbers of each output of a row."""
     return tuple(prod(int(axis) for axis in o.axes[1:]) for o in contract.outputs)
-
-
-def decode(contract: Contract, values: Array, real: Array) -> Array:
-    """Return the outputs, (batch, numbers), as they are joined (tasks.decode)."""
-    del contract, real
-    return values
 
 
 def split(contract: Contract, values: Array) -> dict[str, Array]:
@@ -77,7 +71,7 @@ TASK = Task(
         "top5_accuracy": (("label",),),
         "agreement": (),
     },
-    decode=decode,
+    decode=unchanged,
     answers=answers,
     line=line,
     tensors=tensors,

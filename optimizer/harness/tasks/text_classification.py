@@ -9,7 +9,7 @@ import numpy as np
 
 from ..inputs.batch import Array, Batch
 from ..inputs.text import TEXT
-from .task import Task
+from .task import Task, unchanged
 
 if TYPE_CHECKING:
     from ..contract import Contract
@@ -18,24 +18,23 @@ if TYPE_CHECKING:
 THRESHOLD = 0.5  # least probability of a label of a multi-label model, without thresholds
 
 
-def decode(contract: Contract, logits: Array, mask: Array) -> Array:
-    """Return logits (batch, labels) unchanged."""
-    del contract, mask
-    return logits
-
-
 def softmax(logits: Array) -> Array:
     """Return probabilities along the last axis, float32."""
     shifted = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return np.asarray(shifted / shifted.sum(axis=-1, keepdims=True))
 
 
+def sigmoid(logits: Array) -> Array:
+    """Return probabilities, float64."""
+    small = np.exp(-np.abs(logits.astype(np.float64)))  # never overflows
+    return np.asarray(np.where(logits < 0, small, 1.0) / (1.0 + small))
+
+
 def activated(contract: Contract, values: Array) -> Array:
     """Return the contract's activation of `values`, float32; `values` themselves without one."""
     if contract.activation != "sigmoid":
         return values
-    small = np.exp(-np.abs(values.astype(np.float64)))  # never overflows
-    return np.asarray(np.where(values < 0, small, 1.0) / (1.0 + small), np.float32)
+    return sigmoid(values).astype(np.float32)
 
 
 def chosen(contract: Contract, scores: Array) -> Array:
@@ -103,7 +102,7 @@ TASK = Task(
         "spearman": (("score",),),
         "cosine": (),
     },
-    decode=decode,
+    decode=unchanged,
     answers=answers,
     line=line,
     tensors=tensors,

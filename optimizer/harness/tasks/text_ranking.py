@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..inputs.batch import Array, Batch
 from ..inputs.text import TEXT
-from .task import Task
-from .text_classification import activated, decode
+from .task import Task, unchanged
+from .text_classification import activated
 
 if TYPE_CHECKING:
     from ..contract import Contract
@@ -42,7 +42,7 @@ TASK = Task(
         "mrr": COLUMNS,
         "spearman": (("text_pair", "score"),),
     },
-    decode=decode,
+    decode=unchanged,
     answers=answers,
     line=line,
     tensors=tensors,

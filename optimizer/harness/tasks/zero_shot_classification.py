@@ -14,8 +14,8 @@ import numpy as np
 
 from ..inputs.batch import Array, Batch
 from ..inputs.hypothesis import HYPOTHESIS
-from .task import Task
-from .text_classification import decode, softmax
+from .task import Task, unchanged
+from .text_classification import softmax
 
 if TYPE_CHECKING:
     from ..contract import Contract
@@ -73,7 +73,7 @@ TASK = Task(
     output="logits",
     axes=("batch", "labels"),
     metrics={"accuracy": (("label",),), "f1": (("label",),), "cosine": ()},
-    decode=decode,
+    decode=unchanged,
     answers=answers,
     merge=merge,
     line=line,

@@ -22,6 +22,7 @@ from ...errors import BundleError, InputError
 from ...inputs.batch import Array, Batch
 from ...inputs.text import TEXT
 from ..task import Task
+from ..text_classification import sigmoid
 from .quantized_embedding import quantize, ranges_of
 
 if TYPE_CHECKING:
@@ -143,11 +144,6 @@ LAYERS: Mapping[str, Callable[[Layer, Array, list[Array]], Array]] = {
 }
 
 
-def _sigmoid(x: Array) -> Array:
-    small = np.exp(-np.abs(x))
-    return np.asarray(np.where(x >= 0, 1, small) / (1 + small))
-
-
 def _gelu(x: Array) -> Array:
     """x Phi(x), with erfc, which keeps the digits of a negative x."""
     tails = np.array([math.erfc(-v / math.sqrt(2)) for v in x.ravel()]).reshape(x.shape)
@@ -159,8 +155,8 @@ ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
     "tanh": np.tanh,
     "relu": lambda x: np.maximum(x, 0),
     "gelu": _gelu,
-    "sigmoid": _sigmoid,
-    "silu": lambda x: x * _sigmoid(x),
+    "sigmoid": sigmoid,
+    "silu": lambda x: x * sigmoid(x),
     "leaky_relu": lambda x: np.where(x >= 0, x, 0.01 * x),
     "elu": lambda x: np.where(x >= 0, x, np.expm1(np.minimum(x, 0))),
 }

@@ -3,8 +3,6 @@ the inverse of depth, without a scale)."""
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -12,18 +10,14 @@ import numpy as np
 
 from ...inputs.batch import Array, Batch
 from ...inputs.image import IMAGE
-from ...inputs.image_file import import_pillow, sides_of
-from ..task import Task
+from ...inputs.image_file import sides_of
+from ..task import Task, unchanged
+from . import NOT_IN_BROWSER
+from .base64_files import npy, png
 from .resize import resize
 
 if TYPE_CHECKING:
     from ...contract import Contract
-
-
-def decode(contract: Contract, depths: Array, real: Array) -> Array:
-    """Return depths (batch, rows, columns), of the model's size, unchanged."""
-    del contract, real
-    return depths
 
 
 def depth_map(depths: Array, sides: tuple[int, ...]) -> Array:
@@ -49,23 +43,11 @@ def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, A
             {
                 "least": least,
                 "most": most,
-                "predicted_depth": _npy(wide),
-                "depth": _png((scaled * 255).astype(np.uint8)),
+                "predicted_depth": npy(wide),
+                "depth": png((scaled * 255).astype(np.uint8)),
             }
         )
     return rows
-
-
-def _npy(array: Array) -> str:
-    file = io.BytesIO()
-    np.save(file, array, allow_pickle=False)
-    return base64.b64encode(file.getvalue()).decode()
-
-
-def _png(grey: Array) -> str:
-    file = io.BytesIO()
-    import_pillow().fromarray(grey).save(file, "PNG")
-    return base64.b64encode(file.getvalue()).decode()
 
 
 def most_bytes(contract: Contract, image: Any) -> int:
@@ -85,12 +67,12 @@ TASK = Task(
     output="predicted_depth",
     axes=("batch", "rows", "columns"),
     metrics={"cosine": (), "abs_rel": (("depth",),), "delta1": (("depth",),)},
-    decode=decode,
+    decode=unchanged,
     answers=answers,
     line=line,
     bytes=most_bytes,
     gives="a depth for each pixel",
     model="transformers:AutoModelForDepthEstimation",
     heads=("ForDepthEstimation",),
-    not_in_browser="the page there reads texts, not images",
+    not_in_browser=NOT_IN_BROWSER,
 )

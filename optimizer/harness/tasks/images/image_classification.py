@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from ...inputs.image import IMAGE
 from .. import text_classification
+from . import NOT_IN_BROWSER
 
 TASK = replace(
     text_classification.TASK,
@@ -22,5 +23,5 @@ TASK = replace(
     pairs_together=False,
     model="transformers:AutoModelForImageClassification",
     heads=("ForImageClassification", "ForImageClassificationWithTeacher"),
-    not_in_browser="the page there reads texts, not images",
+    not_in_browser=NOT_IN_BROWSER,
 )

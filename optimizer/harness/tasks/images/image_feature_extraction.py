@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ...inputs.batch import Array, Batch
 from ...inputs.image import IMAGE
 from ..task import Task
+from . import NOT_IN_BROWSER
 
 if TYPE_CHECKING:
     from ...contract import Contract
@@ -53,5 +54,5 @@ TASK = Task(
     tensors=tensors,
     sections=("pooling",),
     headless=True,
-    not_in_browser="the page there reads texts, not images",
+    not_in_browser=NOT_IN_BROWSER,
 )

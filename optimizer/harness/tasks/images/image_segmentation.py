@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -11,20 +9,16 @@ import numpy as np
 
 from ...inputs.batch import Array, Batch
 from ...inputs.image import IMAGE
-from ...inputs.image_file import import_pillow, sides_of
-from ..task import Task
+from ...inputs.image_file import sides_of
+from ..task import Task, unchanged
+from . import NOT_IN_BROWSER
+from .base64_files import png
 from .resize import resize
 
 if TYPE_CHECKING:
     from ...contract import Contract
 
 ROWS = 64  # of the image that are enlarged at once, for all labels
-
-
-def decode(contract: Contract, logits: Array, real: Array) -> Array:
-    """Return logits (batch, classes, rows, columns), smaller than the image, unchanged."""
-    del contract, real
-    return logits
 
 
 def label_map(logits: Array, sides: tuple[int, ...]) -> Array:
@@ -48,6 +42,7 @@ def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, A
         values are label ids.
     """
     labels = contract.labels or ()
+    dtype = np.uint8 if len(labels) <= 256 else np.uint16
     rows = []
     for logits, sides in zip(values, batch.sides, strict=True):
         ids = label_map(logits, sides)
@@ -56,16 +51,8 @@ def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, A
             {"label": labels[int(i)], "id": int(i), "share": float(c / ids.size)}
             for i, c in zip(present, counts, strict=True)
         ]
-        rows.append({"segments": segments, "map": png(ids, len(labels))})
+        rows.append({"segments": segments, "map": png(ids.astype(dtype))})
     return rows
-
-
-def png(ids: Array, count: int) -> str:
-    """Return a PNG in base64 of label ids (height, width), of `count` labels."""
-    file = io.BytesIO()
-    narrow = ids.astype(np.uint8 if count <= 256 else np.uint16)
-    import_pillow().fromarray(narrow).save(file, "PNG")
-    return base64.b64encode(file.getvalue()).decode()
 
 
 def most_bytes(contract: Contract, image: Any) -> int:
@@ -87,7 +74,7 @@ TASK = Task(
     output="logits",
     axes=("batch", "classes", "rows", "columns"),
     metrics={"miou": (("mask",),), "agreement": ()},
-    decode=decode,
+    decode=unchanged,
     answers=answers,
     line=line,
     sections=("labels",),
@@ -95,5 +82,5 @@ TASK = Task(
     gives="a label for each pixel",
     model="transformers:AutoModelForSemanticSegmentation",
     heads=("ForSemanticSegmentation",),
-    not_in_browser="the page there reads texts, not images",
+    not_in_browser=NOT_IN_BROWSER,
 )

@@ -1,11 +1,11 @@
 """object-detection: labelled boxes of an image, in pixels of the image as it was given.
 
-A model has one of two kinds of logits, which their number tells apart:
+Each of the n queries of a model has a logit per label, and perhaps one more:
 
-    as many as labels    each label has a sigmoid, and the most probable pairs of query and label
-                         are the objects, as many as there are queries (RT-DETR)
-    one more             the last is "no object": a softmax, and a query is an object with its most
-                         probable label (DETR, YOLOS)
+    labels        each logit has a sigmoid; the n most probable pairs of query and label are the
+                  objects (RT-DETR)
+    labels + 1    the last logit is "no object": a softmax; each query is an object with its most
+                  probable label (DETR, YOLOS)
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import numpy as np
 
 from ...inputs.batch import Array, Batch
 from ...inputs.image import IMAGE
-from ..task import Task
-from ..text_classification import softmax
+from ..task import Task, unchanged
+from ..text_classification import sigmoid, softmax
+from . import NOT_IN_BROWSER
 
 if TYPE_CHECKING:
     from ...contract import Contract
@@ -52,7 +53,7 @@ class Objects:
 def objects(contract: Contract, values: Array, sides: tuple[int, ...]) -> Objects:
     """Return the objects of one image, whatever their probability.
 
-    values: (queries, classes + 4), from `decode`.
+    values: (queries, classes + 4): logits, then the box's centre and size from 0 to 1.
     sides: height and width of the image.
     """
     logits, boxes = values[:, :-BOX], values[:, -BOX:]
@@ -62,22 +63,11 @@ def objects(contract: Contract, values: Array, sides: tuple[int, ...]) -> Object
     corners = corners * np.array([width, height, width, height], np.float32)
     count = len(contract.labels or ())
     if logits.shape[-1] == count:
-        scores = _sigmoid(logits).ravel()
+        scores = sigmoid(logits).astype(np.float32).ravel()
         best = np.argsort(-scores, kind="stable")[: len(logits)]
         return Objects(scores[best], best % count, corners[best // count])
     scores = softmax(logits)[:, :-1]
     return Objects(scores.max(-1), scores.argmax(-1), corners)
-
-
-def _sigmoid(logits: Array) -> Array:
-    small = np.exp(-np.abs(logits.astype(np.float64)))  # never overflows
-    return np.asarray(np.where(logits < 0, small, 1.0) / (1.0 + small), np.float32)
-
-
-def decode(contract: Contract, values: Array, real: Array) -> Array:
-    """Return (batch, queries, classes + 4): logits and boxes, centre and size from 0 to 1."""
-    del contract, real
-    return values
 
 
 def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, Any]]:
@@ -126,7 +116,7 @@ TASK = Task(
     axes=("batch", "queries", "classes"),
     beside={"pred_boxes": ("batch", "queries", "corners")},
     metrics={"map": (("objects",),), "map50": (("objects",),), "agreement": ()},
-    decode=decode,
+    decode=unchanged,
     answers=answers,
     line=line,
     sections=("labels",),
@@ -135,5 +125,5 @@ TASK = Task(
     gives="boxes of objects, with a label and a probability",
     model="transformers:AutoModelForObjectDetection",
     heads=("ForObjectDetection",),
-    not_in_browser="the page there reads texts, not images",
+    not_in_browser=NOT_IN_BROWSER,
 )
