@@ -235,18 +235,15 @@ _DPT = replace(
 )
 
 # A stage is a block: it ends with an image that the next one reads in patches. Keys and values read
-# the norm through a convolution, so that norm has no pair.
+# the norm through a convolution, so that norm has no pair. The longest stage of a released model
+# (B5) has 40 layers.
 _LAYERS = tuple(f"blocks.{i}" for i in range(64))
 _SEGFORMER = Family(
     model_type="segformer",
     base="segformer",
     blocks="{stages}",
     embeddings="stages",
-    linears=tuple(
-        f"{layer}.{n}"
-        for layer in _LAYERS
-        for n in (*(f"attention.{m}_proj" for m in "qkvo"), "mlp.fc1", "mlp.fc2")
-    ),
+    linears=tuple(f"{layer}.{linear}" for layer in _LAYERS for linear in _VIT.linears),
     smooth=tuple(
         pair
         for layer in _LAYERS

@@ -1,6 +1,7 @@
-"""Table of what metrics read of an image's answer, and of those metrics.
+"""Tables of the observations that metrics read of an image's answer, and of these metrics.
 
-values of the task's `decode`, sides, row of the data -> observation -> Metric
+OBSERVE   values of the task's `decode`, sides of the image, row of the data -> observation
+METRICS   observations of two systems -> Metric
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 
 from optimizer.data.datasets import Sample
 from optimizer.data.image_truth.maps import read_map
+from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.inputs.batch import Array
 from optimizer.harness.tasks.images import depth_estimation, image_segmentation, object_detection
@@ -62,15 +64,17 @@ METRICS: Mapping[tuple[type, str], Compare] = {
 }
 """{(type of an observation, metric): function of both systems' observations}."""
 COLUMNS = {
-    metric: columns
-    for task in (object_detection.TASK, image_segmentation.TASK, depth_estimation.TASK)
-    for metric, (columns, *_) in ((m, ways) for m, ways in task.metrics.items() if ways)
+    metric: alternatives[0]
+    for task in OBSERVE
+    for metric, alternatives in tasks.task(task).metrics.items()
+    if alternatives
 }
 """{metric: columns that it needs}."""
 
 
 def chosen_labels(seen: Sequence[Any] | None) -> Array | None:
-    """Labels of all places of label maps; () for other observations, and None without any."""
+    """Labels of all places of label maps; an empty array for other observations, None without
+    observations."""
     if seen is None:
         return None
     ids = [o.ids.ravel() for o in seen if isinstance(o, maps.Labels)]
