@@ -125,9 +125,8 @@ def _array(value: Any, spec: TensorSpec) -> tuple[Array, str]:
         return nothing, "holds fractions, not whole numbers"
     with np.errstate(over="ignore", invalid="ignore"):
         converted = array.astype(dtype)
-    if dtype.kind in "iu" and (converted != array).any():
-        return nothing, f"holds numbers beyond {dtype}"
-    if dtype.kind == "f" and not np.isfinite(converted).all():
+    whole = dtype.kind in "iu"
+    if (converted != array).any() if whole else not np.isfinite(converted).all():
         return nothing, f"holds numbers beyond {dtype}"
     return converted, ""
 

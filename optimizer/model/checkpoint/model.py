@@ -82,12 +82,11 @@ def skeleton_from_config(config: Any, task: Task, trust_remote_code: bool = Fals
     """As `skeleton`, from a transformers config, without folding norms."""
     try:
         with _parameters_on_meta():
-            built, side = auto_class(task, config.model_type), config.model_type in TOWERS
-            model = (built._from_config if side else built.from_config)(
+            model = auto_class(task, config.model_type).from_config(
                 config,
                 attn_implementation="eager",
                 dtype=torch.float32,
-                **({} if side else {"trust_remote_code": trust_remote_code}),
+                trust_remote_code=trust_remote_code,
             )
     except Exception as e:  # each architecture fails differently
         raise CheckpointError(

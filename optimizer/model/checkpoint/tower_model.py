@@ -33,6 +33,12 @@ def tower_class(model_type: str, task: Task) -> Any:
             if classifies:
                 setattr(self, LABELS, nn.Linear(tower.width(config), int(config.num_labels)))
 
+        @classmethod
+        def from_config(cls, config: Any, trust_remote_code: bool = False, **named: Any) -> Any:
+            """As that of an Auto class."""
+            del trust_remote_code
+            return cls._from_config(config, **named)
+
         @wraps(base.forward)
         def forward(self, *inputs: Any, **named: Any) -> Any:
             if tower.projection:
