@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..contract import Contract, TensorSpec
 
 ONLY = ""
-"""Name of the array of a row that has one, of a model of one input."""
+"""Name of a row's array where the model has one input, whose own name a row need not repeat."""
 FILES = (".npz", ".npy")
 TIMED = 8  # default rows for timing
 LARGEST = 1 << 30  # maximum bytes of a file
@@ -192,7 +192,7 @@ def sent(text: str) -> str:
 
 
 def neutral(contract: Contract) -> list[Row]:
-    """Return rows of noise, for timing; of whole numbers zeros and ones."""
+    """Return rows of noise for timing: floats normally distributed, whole numbers 0 or 1."""
     rng = np.random.default_rng(0)
 
     def array(spec: TensorSpec) -> Array:

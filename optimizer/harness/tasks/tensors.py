@@ -1,4 +1,4 @@
-"""tensors: named arrays in, named arrays out, of a model that no other task knows."""
+"""tensors: named arrays in, named arrays out, for models that no other task covers."""
 
 from __future__ import annotations
 

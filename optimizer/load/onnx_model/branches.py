@@ -1,8 +1,8 @@
 """Warn of a module whose input joins branches of very different size.
 
-One range covers the joined tensor, so that a branch of small values gets few of its 256 steps: the
-boxes (0 to 640) and scores (0 to 1) of a detector in one tensor leave the scores none. Sizes are
-those of drawn inputs; the data of a recipe may lie otherwise, hence a warning.
+One range covers the joined tensor, so a branch of small values gets few of its 255 steps: where a
+detector joins boxes (0 to 640) and scores (0 to 1), the scores get none. Sizes are those of drawn
+inputs; those of a recipe's data may differ, hence a warning and not an error.
 """
 
 from __future__ import annotations

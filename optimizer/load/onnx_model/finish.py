@@ -1,7 +1,7 @@
 """Name the modules and parameters of a draft, and choose the outputs of convolutions to quantize.
 
-A module is named as its weight's initializer, without ".weight"; where the exporter numbered the
-weight, as its bias. A parameter is any other float initializer of more than one value.
+A module has the name of its weight's initializer without ".weight", or that of its bias where the
+exporter numbered the weight. A parameter is any other float initializer of more than one value.
 
 ONNX Runtime runs a Conv in integers only where its output is quantized too. Where another operator
 than a module reads that output, an identity marks the tensor (Summand in residual_blocks.py): the

@@ -1,12 +1,5 @@
-"""Steps that bring a graph into the form of model/graph/record.py, each on a Draft in place.
-
-1. fold_constants    a node whose inputs are all constants becomes their result
-2. drop_identities   Identity and Dropout, which hand on their input
-3. explicit_padding  auto_pad as numbers, where the image's size is known
-4. fold_batch_norms  a BatchNormalization behind a Conv, into its weight and bias (float64)
-5. find_products     MatMul and Gemm by a constant matrix, with the constant added behind it, become
-                     Linear; Conv by constant filters becomes Conv2d
-"""
+"""Steps that bring a graph into the form of model/graph/record.py, in the order of this file, each
+on a Draft in place."""
 
 from __future__ import annotations
 
@@ -26,7 +19,7 @@ FOLDED = 1 << 26  # maximum values of a folded result
 
 
 def fold_constants(draft: Draft) -> None:
-    """Step 1."""
+    """Replace a node whose inputs are all constants by its results."""
     kept = []
     for node in draft.nodes:
         values = draft.constant_inputs(node)
@@ -57,7 +50,7 @@ def _compute(node: Operator, values: list[Array | None], draft: Draft) -> list[A
 
 
 def drop_identities(draft: Draft) -> None:
-    """Step 2. One that makes an output of the graph stays."""
+    """Remove Identity and Dropout, except one that makes an output of the graph."""
     kept = []
     for node in draft.nodes:
         plain = node.op in ("Identity", "Dropout") and not node.domain
@@ -69,7 +62,7 @@ def drop_identities(draft: Draft) -> None:
 
 
 def explicit_padding(draft: Draft) -> None:
-    """Step 3."""
+    """Write auto_pad as numbers, where the size of the image is known."""
     for node in draft.nodes:
         word = node.attributes.get("auto_pad", "NOTSET")
         image = draft.shapes.get(node.inputs[0]) if node.inputs else None
@@ -100,7 +93,7 @@ def _kernel(node: Operator, draft: Draft) -> list[int] | None:
 
 
 def fold_batch_norms(draft: Draft) -> None:
-    """Step 4."""
+    """Fold a BatchNormalization behind a Conv into its weight and bias, in float64."""
     readers = draft.readers()
     for norm in [n for n in draft.nodes if n.op == "BatchNormalization" and not n.domain]:
         before = next((n for n in draft.nodes if norm.inputs[0] in n.outputs), None)
@@ -142,7 +135,8 @@ def _tensor(array: Any) -> torch.Tensor:
 
 
 def find_products(draft: Draft) -> None:
-    """Step 5."""
+    """Turn a MatMul or Gemm by a constant matrix, with a constant that is added behind it, into a
+    Linear, and a Conv of images by constant filters into a Conv2d."""
     readers = draft.readers()
     for node in list(draft.nodes):
         if node.domain or node not in draft.nodes:

@@ -1,4 +1,4 @@
-"""Inputs and outputs of an ONNX file: their types and sizes, and inputs that are drawn for them."""
+"""Inputs and outputs of an ONNX file: their types, sizes and drawn values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROWS = 8  # of the drawn batch; fewer give a limit that is too wide to show much
 
 @dataclass(frozen=True)
 class Ports:
-    """All inputs. single: the file takes batches of one row only"""
+    """All inputs. single: True for a file that takes batches of one row only"""
 
     inputs: tuple[Port, ...]
     single: bool

@@ -1,4 +1,4 @@
-"""Refuse ONNX files that are damaged, already quantized, or beyond what is covered, by node."""
+"""Refuse ONNX files that are damaged, quantized already or not covered; messages name the node."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _check_node(node: Any, path: Path) -> None:
 
 
 def label(node: Any) -> str:
-    """A node in words: its name, else its first output, and its operator."""
+    """Text for a node: its name, else its first output, and its operator."""
     first = next((n for n in node.output if n), "")
     return (
         f"node {node.name!r} ({node.op_type})"
@@ -183,8 +183,8 @@ def holds_nan(array: Any) -> bool:
 
 
 def check_values(arrays: Mapping[str, Any], nodes: Iterable[Any], path: Path) -> None:
-    """Raise CheckpointError for a weight that holds NaN, or no value, naming a node that reads it.
-    Infinity is a value of masks. arrays: initializers by name"""
+    """Raise CheckpointError for a weight that holds NaN or has an axis of size 0, naming a node
+    that reads it. Infinity is accepted, because masks have it. arrays: initializers by name"""
     readers: dict[str, Any] = {}
     for node in nodes:
         for name in node.input:

@@ -148,7 +148,8 @@ def _converted(
 
 def _resize_as_before(converted: onnx.ModelProto) -> None:
     """Give each Resize the coordinates of Upsample and of opset 10, which the converter leaves
-    out: the nearest pixel is the lower one of a larger image, the upper one of a smaller."""
+    out: the position of the nearest pixel is rounded down in an enlarged image, up in a
+    reduced one."""
     values = {t.name: numpy_helper.to_array(t) for t in converted.graph.initializer}
     for node in converted.graph.node:
         if node.op_type == "Constant" and node.attribute[0].name == "value":

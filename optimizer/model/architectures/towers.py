@@ -1,8 +1,7 @@
-"""Table of the towers of models that compare images with texts: the side that a task takes, and the
-output that holds its vector.
+"""Table of the towers, the sides of models that compare images with texts.
 
-transformers' model of a pair holds both sides under the names that the classes of one side have, so
-that a tower is loaded from a pair's folder like from one of its own.
+transformers' model of a pair has the tensors of both sides under the names that the class of each
+side gives them, so that a tower loads from a pair's folder as from its own.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class Tower:
     projection: layer behind the hidden states, whose last token is the vector; "" where the class
         pools itself
     prefixes: beginnings of the names of its tensors in the pair's files
-    sigmoid: True if each label of a pair is judged by itself
+    sigmoid: True if the pair's score is a sigmoid per label, False for a softmax over labels
     """
 
     pair: str

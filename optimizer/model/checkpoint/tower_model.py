@@ -19,8 +19,9 @@ LABELS = "candidate_labels"  # name of the linear layer
 
 
 def tower_class(model_type: str, task: Task) -> Any:
-    """transformers' class of a tower, whose output is the task's: hidden states of one position,
-    the vector; of a text the projection of each position; of a zero-shot classifier logits."""
+    """transformers' class of a tower, with the output of the task: for a zero-shot classifier
+    logits; else hidden states, of images one position, the vector, and of texts the projection of
+    each position."""
     import transformers
     from transformers.modeling_outputs import BaseModelOutput, ImageClassifierOutput
 

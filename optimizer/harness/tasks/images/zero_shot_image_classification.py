@@ -1,7 +1,7 @@
-"""zero-shot-image-classification: the label, of those of a recipe, whose text fits an image.
+"""zero-shot-image-classification: the one of a recipe's labels whose text fits an image best.
 
 The model is the side of images of a pair such as CLIP. The vectors of the labels' texts are weights
-of its last layer, so an image costs the same for any number of labels. Scores are those of
+of its last layer, so that an image costs the same for any number of labels. Scores are those of
 transformers' pipeline: a softmax over the labels (CLIP), or a sigmoid for each (SigLIP).
 """
 

@@ -1,8 +1,8 @@
 """Mean average precision, as COCO defines it (pycocotools' COCOeval: all areas, at most 100
 objects of a label in an image, 101 places of recall), with a weight per image.
 
-    Found       objects that a system gives one image, matched with the right ones
-    precisions  weights of images -> mean average precision
+    Found      objects that a system gives one image, matched with the right ones
+    precision  weights of images -> mean average precision
 """
 
 from __future__ import annotations
@@ -193,8 +193,8 @@ class _Label:
 def compare_precision(
     baseline: Sequence[Found], candidate: Sequence[Found], confidence: float, ious: int
 ) -> Metric:
-    """Mean average precision of two systems. The imagined images of f1_metric are here objects of
-    the rarest label that only one of both finds. Raises DataError without right objects."""
+    """Mean average precision of two systems. Where f1_metric imagines images, objects of the rarest
+    label are added that only one system finds. Raises DataError without right objects."""
     if not any(i.right is not None and i.right.size for i in baseline):
         raise DataError(
             "no image has an object, so no precision is defined",
