@@ -19,7 +19,7 @@ from ...contract import Contract, Generation
 from ...errors import BundleError
 from ...inputs import kv_cache
 from ...inputs.batch import Array
-from ..decoder import check_step
+from ..decoder import LastOfStep, check_step
 
 LOGITS = "logits"
 FIRST_SCORED = "first_scored"
@@ -51,7 +51,7 @@ class BindableModel(ModelPorts, Protocol):
     def run_values(self, feeds: Mapping[str, Any], fetches: Mapping[str, Any]) -> None: ...
 
 
-class OrtDecoder:
+class OrtDecoder(LastOfStep):
     """Decoder on an ONNX Runtime session; see decoder.Decoder.
 
     capacity: initial capacity of shared buffers in tokens; they grow on demand.
@@ -91,8 +91,7 @@ class OrtDecoder:
 
     def last(self, arrays: Mapping[str, Array]) -> Array:
         if not self._chooses or arrays["input_ids"].shape[1] == 1:
-            last: Array = self.step(arrays)[:, -1]
-            return last
+            return super().last(arrays)
         rows, sequence = check_step(arrays, self._inputs, self.past, self._rows)
         self._rows = rows
         self._bind_cache(self.past + sequence)

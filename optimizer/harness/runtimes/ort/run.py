@@ -187,21 +187,24 @@ class OrtRunner(Closing):
         feeds, fetches: {name: array, or OrtValue on this runner's device}
         """
         ort = _import()
-        devices = [
-            ort.OrtDevice.make("cpu" if isinstance(v, np.ndarray) else self.device, 0)
-            for v in fetches.values()
-        ]
-        vectors = []
-        for values in (feeds, fetches):
-            vectors.append(ort.capi.onnxruntime_pybind11_state.OrtValueVector())
+
+        def vector(values: Mapping[str, Any]) -> Any:
+            made = ort.capi.onnxruntime_pybind11_state.OrtValueVector()
             for value in values.values():
                 array = isinstance(value, np.ndarray)
                 kept = ort.OrtValue.ortvalue_from_numpy(value) if array else value
-                vectors[-1].push_back(kept._ortvalue)  # the vector's class has no public form
-        names, kinds = ([*feeds], [*fetches]), [d._get_c_device() for d in devices]
+                made.push_back(kept._ortvalue)  # the vector's class has no public form
+            return made
+
+        def device(value: Any) -> Any:
+            name = "cpu" if isinstance(value, np.ndarray) else self.device
+            return ort.OrtDevice.make(name, 0)._get_c_device()
+
+        inputs, outputs = vector(feeds), vector(fetches)
+        devices = [device(value) for value in fetches.values()]
         with self._computing():
             self._session.run_with_ortvaluevector(
-                ort.RunOptions(), names[0], vectors[0], names[1], vectors[1], kinds
+                ort.RunOptions(), [*feeds], inputs, [*fetches], outputs, devices
             )
 
     def close(self) -> None:
