@@ -3,8 +3,8 @@
     python -m benchmarks.serving.ceiling BUNDLE [--seconds 10] [--batch-ms 1] [--out FILE]
 
 The bundle is one of sentence embeddings. Its model is replaced by a stand-in that answers each
-batch after --batch-ms with one vector per text, as a GPU does that pools in the graph, and uses no
-processor. The rest is `optimize serve`: HTTP, parsing, tokens, scheduling, answers.
+batch after --batch-ms with one vector per text and takes no processor time, like a GPU that pools
+in the graph. The rest is `optimize serve`: HTTP, parsing, tokens, scheduling, answers.
 
 Each request holds TEXTS texts of about 64 tokens. A client keeps CLIENTS requests in flight, sends
 bytes made beforehand, and reads answers without parsing them.

@@ -215,7 +215,7 @@ def _errors(result: Result, document: dict[str, Any]) -> Card:
     ]
     if document["kendall_tau"] is not None:
         sentences.append(
-            f"Expected and measured objectives are ordered alike (Kendall's tau "
-            f"{document['kendall_tau']:.2f})."
+            f"Order of expected and measured objectives: Kendall's tau "
+            f"{document['kendall_tau']:.2f} (1: the same order, -1: the opposite)."
         )
     return Card("Errors", paragraphs=tuple(Paragraph(line(s)) for s in sentences))

@@ -32,9 +32,10 @@ def search(
     """Search for the fastest, or smallest, form of RECIPE's model that keeps its margin.
 
     Tries the choices of section `search`: methods, precision per module, targets. Every form is
-    really made, judged and timed on this machine; the one found is judged again on rows that the
-    search never read, and run through all gates. Writes its recipe, and report.html to
-    ARTIFACTS/<recipe name>.search/. Finished trials are reused: the same command resumes.
+    made, judged and timed on this machine; the one found is judged again on rows that the search
+    never read, and run through all gates. Writes its recipe, and report.html to
+    ARTIFACTS/<recipe name>.search/. After a kill, the same command resumes: finished trials are
+    reused.
 
     \b
     Examples:

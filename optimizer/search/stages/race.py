@@ -45,9 +45,11 @@ def run(section: Race, base: Path, models: tuple[Path, ...], out: Path) -> None:
     texts = [alone(row, task) for row in rows] or task.inputs.neutral(contract)
     longest = latency.sequence[0] if task.generates else tasks.longest(contract)
     cell = grid(latency, longest)[0]
-    timer: CellTimer = BatchTimer(texts, latency, 0)
-    if task.generates:
-        timer = GenerationTimer(contract, encoder, texts, latency, 0)
+    timer: CellTimer = (
+        GenerationTimer(contract, encoder, texts, latency, 0)
+        if task.generates
+        else BatchTimer(texts, latency, 0)
+    )
     several = len(section.targets) > 1
     turns = _Turns(section, timer)
     with ExitStack() as opened:
