@@ -189,12 +189,12 @@ class OrtRunner(Closing):
         ort = _import()
 
         def vector(values: Mapping[str, Any]) -> Any:
-            made = ort.capi.onnxruntime_pybind11_state.OrtValueVector()
+            ort_values = ort.capi.onnxruntime_pybind11_state.OrtValueVector()
             for value in values.values():
                 array = isinstance(value, np.ndarray)
                 kept = ort.OrtValue.ortvalue_from_numpy(value) if array else value
-                made.push_back(kept._ortvalue)  # the vector's class has no public form
-            return made
+                ort_values.push_back(kept._ortvalue)  # the vector's class has no public form
+            return ort_values
 
         def device(value: Any) -> Any:
             name = "cpu" if isinstance(value, np.ndarray) else self.device
