@@ -40,6 +40,7 @@ from optimizer.commands.release.verify_rebuild import verify_rebuild
 from optimizer.commands.serve.deploy import deploy
 from optimizer.commands.serve.load import load
 from optimizer.commands.serve.serve import serve
+from optimizer.commands.serve.shapes import shapes
 from optimizer.commands.serve.tune_serving import tune_serving
 from optimizer.commands.serve.web import web
 from optimizer.foundation.errors import (
@@ -236,6 +237,7 @@ for command in (
         serve,
         load,
         tune_serving,
+        shapes,
         deploy,
         web,
         doctor,

@@ -4,6 +4,7 @@ crashes; a message that names the option is better."""
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 from collections.abc import Callable
 
@@ -52,6 +53,12 @@ def fewest(percent: float, confidence: float = CONFIDENCE) -> int:
     """
     likelier = max(percent, 100 - percent) / 100
     return math.ceil(math.log((1 - confidence) / 2) / math.log(likelier))
+
+
+def length_bounds(longest: int) -> tuple[int, ...]:
+    """Return the upper bounds of a histogram of lengths: four per doubling, and `longest`."""
+    steps = (quarter << octave for octave in range(20) for quarter in (4, 5, 6, 7))
+    return (*itertools.takewhile(lambda bound: bound < longest, steps), longest)
 
 
 def check_grid(batch: int, sequence: int) -> None:

@@ -8,8 +8,8 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -170,7 +170,8 @@ def _warn(message: str) -> None:
 
 def say(**fields: Any) -> None:
     """Write the fields and the time as one JSON line to standard error."""
-    line = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **fields}
+    now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    line = {"time": now, **fields}
     text = many_lines(json.dumps(line))
     sys.stderr.write(f"{text}\n")  # at once: `print` writes the end of a line by itself
     sys.stderr.flush()

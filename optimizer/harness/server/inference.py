@@ -168,6 +168,7 @@ class Service:
             self.on_answer(inputs, pairs, parameters, result.answers)
         if self.cache is not None:
             entry = Result(result.answers, result.truncated, result.tokens, cache=HIT)
+            entry.lengths = result.lengths
             self.cache.put(key, entry)
             result.cache = MISS
         return result
@@ -244,6 +245,7 @@ class Service:
         finally:
             answers.close()
             result.tokens = len(prompts.rows[0]) + len(pieces)
+            result.lengths = (len(prompts.rows[0]),)
             result.queued, result.times = answers.queued, answers.times
 
     def _check(self, name: str, version: str) -> Any:

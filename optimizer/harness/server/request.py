@@ -41,6 +41,9 @@ class Result:
     times: Times of the request; None if the model did not run
     cache: HIT, MISS or another source of the answers; "" without a cache
     rows: number of rows that the model answered
+    lengths: tokens of each row that the model read, after truncation; of generated texts those of
+        the prompt; () for inputs without a length
+    batch: rows of the largest batch in which a row was run; 0 for generated texts
     """
 
     answers: list[Any]
@@ -51,6 +54,8 @@ class Result:
     times: Times | None = None
     cache: str = ""
     rows: int = 1
+    lengths: tuple[int, ...] = ()
+    batch: int = 0
 
 
 @dataclass(eq=False)
@@ -111,6 +116,7 @@ class Request:
         cache = result.cache != MISS if result.cache else None
         instants = (self.start, *inner, self.end)
         metrics.statistics[self.model].answered(instants, result.rows, cache)
+        metrics.count_traffic(result.lengths, result.answers)
 
     @property
     def counts(self) -> dict[str, Any]:
@@ -123,5 +129,7 @@ class Request:
             "queue_ms": round(1000 * result.queued, 3),
             "model_ms": round(1000 * result.model, 3),
             "truncated": result.truncated,
+            **({"lengths": list(result.lengths)} if result.lengths else {}),
+            **({"batch": result.batch} if result.batch else {}),
             **({"cache": result.cache} if result.cache else {}),
         }

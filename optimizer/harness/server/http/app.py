@@ -302,6 +302,7 @@ class App:
             route=request.route,
             status=request.status,
             ms=round(1000 * seconds, 3),
+            **({"model": request.model, "version": request.version} if request.model else {}),
             **trace_fields(request.headers.get(HEADER)),
             **request.counts,
         )

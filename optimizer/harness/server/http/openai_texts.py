@@ -100,6 +100,7 @@ async def _stream_parts(
 
 
 def _count(result: Result, answers: Events, request: TextRequest, tokens: int) -> None:
-    result.tokens = sum(map(len, request.prompts.rows)) + tokens
+    result.lengths = tuple(map(len, request.prompts.rows))
+    result.tokens = sum(result.lengths) + tokens
     result.queued, result.times = answers.queued, answers.times
     result.model = 0.0 if answers.times is None else answers.times.model

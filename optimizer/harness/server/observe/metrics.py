@@ -10,13 +10,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from ...bounds import BATCH, SEQUENCE, length_bounds
 from .statistics import Statistics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-ROWS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+ROWS = tuple(2.0**octave for octave in range(BATCH.bit_length()))
 Labels = Mapping[str, str]
 
 
@@ -79,9 +80,9 @@ Metric = TypeVar("Metric", Counter, Histogram)
 
 class Metrics:
     """Metrics of one version of a bundle. labels: labels of every line. statistics: of each of its
-    models, by name."""
+    models, by name. longest: maximum tokens of a row."""
 
-    def __init__(self, labels: Labels) -> None:
+    def __init__(self, labels: Labels, longest: int = SEQUENCE) -> None:
         self._labels = labels
         self.statistics: defaultdict[str, Statistics] = defaultdict(Statistics)
         self._all: list[Counter | Histogram] = []
@@ -107,6 +108,12 @@ class Metrics:
             "optimize_request_postprocess_seconds", "Seconds to write an answer"
         )
         self.batch_rows = self._histogram("optimize_batch_rows", "Rows per batch", ROWS)
+        self.row_tokens = seconds(
+            "optimize_row_tokens",
+            "Tokens of each row of answered requests",
+            tuple(map(float, length_bounds(longest))),
+        )
+        self.answers = count("optimize_answers_total", "Answers by label")
         self.rechecked = count(
             "optimize_batch_rechecked_total", "Batches whose rows were run again alone"
         )
@@ -124,6 +131,15 @@ class Metrics:
         self.trial_skipped = count(
             "optimize_trial_skipped_total", "Requests that a version had no time for"
         )
+
+    def count_traffic(self, lengths: Sequence[int], answers: Sequence[Any]) -> None:
+        """Count the lengths of an answered request's rows, and the labels of its answers."""
+        for length in lengths:
+            self.row_tokens.observe(length)
+        for answer in answers:
+            label = answer.get("label") if isinstance(answer, Mapping) else None
+            if isinstance(label, str):
+                self.answers.add(label=label)
 
     def lines(self) -> dict[tuple[str, str, str], list[str]]:
         """Lines of each metric by its (name, help text, kind)."""
@@ -143,8 +159,8 @@ class Metrics:
 class TextMetrics(Metrics):
     """Metrics of one model that generates text."""
 
-    def __init__(self, labels: Labels) -> None:
-        super().__init__(labels)
+    def __init__(self, labels: Labels, longest: int = SEQUENCE) -> None:
+        super().__init__(labels, longest)
         count, seconds = self._counter, self._histogram
         self.running = count("vllm:num_requests_running", "Texts that are being generated", "gauge")
         self.waiting = count("vllm:num_requests_waiting", "Texts that wait for a slot", "gauge")

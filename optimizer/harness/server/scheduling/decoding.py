@@ -181,6 +181,7 @@ class Decoding:
             times.model if times else 0.0,
             times,
             rows=len(documents),
+            lengths=tuple(c.prompt_tokens for c in completions),
         )
 
     async def prompts(

@@ -33,13 +33,14 @@ RECHECK = 256  # one shared batch in RECHECK is verified row by row, and numbers
 
 @dataclass(eq=False)
 class RowJob(BatchJob):
-    """Job of an Engine: an encoded row or raw tensors, the future of its answer, and the times of
-    its batch."""
+    """Job of an Engine: an encoded row or raw tensors, the future of its answer, and the times and
+    rows of its batch."""
 
     payload: Encoded | Mapping[str, Any]
     answer: asyncio.Future[Any] = field(kw_only=True)
     begun: float = field(default=0.0, init=False)
     ended: float = field(default=0.0, init=False)
+    batch: int = field(default=0, init=False)
 
 
 class Engine:
@@ -102,6 +103,8 @@ class Engine:
         cut, tokens = sum(row.cut for row in rows), sum(row.whole or row.size for row in rows)
         result = _result(jobs, cut, tokens)
         result.answers = self.model.merge(rows, result.answers)
+        if self.model.task.inputs.size:
+            result.lengths = tuple(part.size for part in parts)
         return result
 
     async def _encode(
@@ -274,8 +277,8 @@ class Engine:
         """Count a batch and hand its answers to the requests that wait; on the event loop."""
         metrics = self.metrics
         metrics.pending.set(self._scheduler.waiting.rows)
+        rows = sum(job.rows for job in batch.jobs)
         if batch.jobs:
-            rows = sum(job.rows for job in batch.jobs)
             metrics.batches.add()
             metrics.rows.add(rows)
             metrics.model_us.add(1e6 * (end - start))
@@ -288,7 +291,7 @@ class Engine:
             *((job, late) for job in batch.expired),
             *zip(batch.jobs, answers, strict=True),
         ):
-            job.begun, job.ended = start, end
+            job.begun, job.ended, job.batch = start, end, rows
             metrics.queue.observe(start - job.arrived)
             metrics.queue_us.add(1e6 * (start - job.arrived))
             if job.answer.done():  # cancelled with its request
@@ -312,6 +315,7 @@ def _result(jobs: Sequence[RowJob], truncated: int = 0, tokens: int = 0) -> Resu
         max(job.ended - job.begun for job in jobs),
         Times(jobs[0].arrived, min(job.begun for job in jobs), max(job.ended for job in jobs)),
         rows=sum(job.rows for job in jobs),
+        batch=max(job.batch for job in jobs),
     )
 
 

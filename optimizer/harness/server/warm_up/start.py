@@ -139,7 +139,7 @@ async def _start_generation(
         max_wait_ms=round(1000 * wait, 3),
     )
     costs = SlotCosts(measured.read.seconds, measured.step.seconds)
-    metrics = TextMetrics({"model": model.name, "version": model.version})
+    metrics = TextMetrics({"model": model.name, "version": model.version}, model.context)
     return Decoding(
         model,
         SlotScheduler(limits, costs, PREFILL),
@@ -181,5 +181,6 @@ async def _start_batching(
         full_batch_ms=round(1000 * full, 3),
         max_wait_ms=round(1000 * target, 3),
     )
-    metrics = Metrics({"model": model.name, "version": model.version})
+    labels = {"model": model.name, "version": model.version}
+    metrics = Metrics(labels, tasks.longest(model.contract))
     return Engine(model, BatchScheduler(limits, costs.seconds), metrics, say, args.model_nice)

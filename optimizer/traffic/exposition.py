@@ -1,0 +1,92 @@
+"""Read the text of /metrics: counts of a histogram's buckets, and counters by label."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from optimizer.foundation.errors import DataError
+
+LINE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)(?: \d+)?")
+LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+ESCAPED = re.compile(r"\\(.)")
+Labels = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Exposition:
+    """Samples of /metrics. samples: (name, labels, value) each. where: file or address"""
+
+    samples: tuple[tuple[str, Labels, float], ...]
+    where: str
+
+    @classmethod
+    def parse(cls, text: str, where: str) -> Exposition:
+        """Raises DataError for a line that is not Prometheus' text."""
+        samples = []
+        for number, line in enumerate(text.splitlines(), 1):
+            if not line.strip() or line.startswith("#"):
+                continue
+            match = LINE.fullmatch(line.strip())
+            try:
+                assert match is not None
+                value = float(match[3])
+            except (AssertionError, ValueError):
+                raise DataError(
+                    f"{line[:60]!r}",
+                    where=f"{where}:{number}",
+                    accepted="the text of /metrics of `optimize serve`",
+                ) from None
+            labels = {k: _unescaped(v) for k, v in LABEL.findall(match[2] or "")}
+            samples.append((match[1], labels, value))
+        return cls(tuple(samples), where)
+
+    def of_model(self, name: str, model: str = "", version: str = "") -> Labels:
+        """Labels of the only model of a histogram, or of the one that is named. Raises DataError
+        where it is not there, or several are and none is named."""
+        bucket = f"{name}_bucket"
+        there = [
+            {"model": labels["model"], "version": labels["version"]}
+            for sample, labels, _ in self.samples
+            if sample == bucket and "model" in labels and "version" in labels
+        ]
+        there = [labels for i, labels in enumerate(there) if labels not in there[:i]]
+        named = {k: v for k, v in (("model", model), ("version", version)) if v}
+        fitting = [labels for labels in there if named.items() <= labels.items()]
+        if len(fitting) == 1:
+            return fitting[0]
+        listed = ", ".join(f"{one['model']} {one['version']}" for one in there)
+        raise DataError(
+            f"{name} of {len(fitting)} models" if fitting else f"{name} has not this model",
+            where=self.where,
+            accepted=listed or f"/metrics of an `optimize serve` that counts {name}",
+            fix="Name one of them." if listed else "",
+        )
+
+    def counts(self, name: str, labels: Labels) -> dict[float, int]:
+        """{upper bound: observations above the bound before it} of a histogram; only buckets that
+        have some."""
+        below = sorted(
+            (float(own["le"]), value)
+            for sample, own, value in self.samples
+            if sample == f"{name}_bucket" and labels.items() <= own.items() and "le" in own
+        )
+        before, counts = 0.0, dict[float, int]()
+        for bound, value in below:
+            if value > before:
+                counts[bound] = round(value - before)
+            before = value
+        return counts
+
+    def by_label(self, name: str, label: str, labels: Labels) -> Mapping[str, int]:
+        """{value of a label: number} of a counter."""
+        return {
+            own[label]: round(value)
+            for sample, own, value in self.samples
+            if sample == name and label in own and labels.items() <= own.items()
+        }
+
+
+def _unescaped(text: str) -> str:
+    return ESCAPED.sub(lambda match: "\n" if match[1] == "n" else match[1], text)

@@ -1,0 +1,27 @@
+"""Read a file, or the answer of a server."""
+
+from __future__ import annotations
+
+import urllib.request
+from pathlib import Path
+
+from optimizer.foundation.errors import DataError
+from optimizer.publish.address import refuse_credentials
+
+SECONDS = 10.0
+LARGEST = 1 << 30  # bytes
+
+
+def read(place: str) -> str:
+    """Return the text of a file, or of http:// and https:// addresses. Raises DataError where it
+    cannot be read."""
+    try:
+        if place.startswith(("http://", "https://")):
+            refuse_credentials(place, "URL", "Save the answer with curl, and name that file.")
+            with urllib.request.urlopen(place, timeout=SECONDS) as answer:
+                data: bytes = answer.read(LARGEST)
+        else:
+            data = Path(place).read_bytes()
+        return data.decode("utf-8")
+    except (OSError, ValueError) as e:
+        raise DataError(f"cannot be read ({e})", where=place) from None
