@@ -25,6 +25,7 @@ from optimizer.load.onnx_model import stage as onnx_model
 from optimizer.load.preparation import Described
 from optimizer.load.providers import provider
 from optimizer.load.stage import open_skeleton, write_inputs, write_json
+from optimizer.load.torch_module import stage as torch_module
 from optimizer.model.architectures.family_record import Family
 from optimizer.model.graph.family import of_config
 from optimizer.model.graph.module import GraphModel
@@ -52,11 +53,12 @@ def check(recipe: Recipe, context: Context) -> None:
 
 
 def _check_onnx(recipe: Recipe, *, fetch: bool) -> None:
-    """Check an ONNX file as load does before it compares it, the data, and the modules."""
+    """Check an ONNX file or torch module as load does before comparing it, the data, the modules."""
     if not fetch and not source.is_local(recipe.model.source, recipe.model.base):
         return
     with temporary_folder("check") as scratch:
-        opened = onnx_model.check(recipe.model, scratch)
+        of_module = torch_module.takes(recipe.model)
+        opened = (torch_module if of_module else onnx_model).check(recipe.model, scratch)
         model = GraphModel(onnx_model.graph_of(opened))
         family = of_config(onnx_model.config(opened))
         collect(

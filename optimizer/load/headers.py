@@ -7,6 +7,7 @@ from optimizer.load import source
 from optimizer.load.config.config import check_task, model_folder, read_config
 from optimizer.load.onnx_model import files as onnx_files
 from optimizer.load.onnx_model import stage as onnx_model
+from optimizer.load.torch_module import stage as torch_module
 from optimizer.model.checkpoint import own_code
 from optimizer.model.checkpoint.model import parameter_shapes, skeleton_from_config
 from optimizer.recipe.schema import Model
@@ -16,6 +17,8 @@ from optimizer.store import Shapes
 def shapes(section: Model) -> Shapes:
     """{parameter: shape} under the load stage's names. Raises as the load stage for a source or a
     config it cannot use."""
+    if torch_module.takes(section):
+        return torch_module.shapes(section)
     if onnx_files.takes(section):
         return onnx_model.shapes(section)
     folder = model_folder(source.peek(section).folder)

@@ -44,6 +44,11 @@ LIMITS = dict.fromkeys(
     ("tokenizer.json", "vocab.json", "vocab.txt", "merges.txt", "added_tokens.json"), JSON_BYTES
 )
 ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".xz", ".bz2", ".7z", ".whl")
+ADVICE = {
+    ".onnx": "Set model.task: tensors for an ONNX file.",
+    ".py": 'For a torch module write model: {module: "FILE:FUNCTION", weights, example, trust_code}'
+    " in place of source; docs/onnx.md has an example.",
+}
 WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
 # Files that are fetched; formats of other frameworks in the same repository are not read.
 CONFIG_PATTERNS = ("*config.json", "modules.json", "config_sentence_transformers.json")
@@ -91,9 +96,7 @@ def resolve(section: Model, patterns: Sequence[str] = ()) -> Source:
             accepted="a hub id, a folder, or python-package:<name>",
             fix="Unpack it and set model.source to the folder."
             if kind == "an archive"
-            else "Set model.task: tensors for an ONNX file."
-            if path.suffix == ".onnx"
-            else "",
+            else ADVICE.get(path.suffix, ""),
         )
     if not HUB_ID.fullmatch(name):
         raise CheckpointError(

@@ -53,6 +53,7 @@ from optimizer.load.onnx_model import stage as onnx_model
 from optimizer.load.preparation import Described
 from optimizer.load.providers import pairs_law, provider
 from optimizer.load.sentence import cross_encoder_law, law, library
+from optimizer.load.torch_module import stage as torch_module
 from optimizer.model.architectures import architecture
 from optimizer.model.architectures.family_record import Family
 from optimizer.model.checkpoint import own_code
@@ -76,6 +77,9 @@ SETTINGS = (
 
 def run(section: Model, out: Path) -> None:
     """Write the stage's files. Raises CheckpointError, MachineError or RecipeError."""
+    if torch_module.takes(section):
+        torch_module.run(section, out)
+        return
     if onnx_files.takes(section):
         onnx_model.run(section, out)
         return
@@ -213,6 +217,8 @@ def _licence(folder: Path, root: Path) -> str:
 
 def files(section: Model) -> dict[str, str]:
     """{file: digest} for the key: of the source, and of the module of another package's task."""
+    if torch_module.takes(section):
+        return torch_module.digests(section)
     if onnx_files.takes(section):
         return onnx_files.digests(section)
     return {
@@ -230,6 +236,8 @@ def estimate(section: Model, shapes: Shapes) -> Estimate:
     it is compared with its library; beyond faithful.IN_MEMORY only the largest tensor as stored. A
     GGUF file takes a second copy, because it is de-quantized at once.
     """
+    if torch_module.takes(section):
+        return torch_module.estimate(shapes, IMPORTS)
     if onnx_files.takes(section):
         return onnx_model.estimate(shapes, IMPORTS)
     values = {name: prod(shape) for name, shape in shapes.items()}

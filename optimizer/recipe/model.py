@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from optimizer.foundation.sections.fields import Base, Inside, Length, Pattern
+from optimizer.foundation.sections.fields import PATH, Base, Inside, Length, Pattern
 from optimizer.foundation.sections.section import Section
 from optimizer.recipe.answers import SpanAnswers, ZeroShot
 from optimizer.recipe.stage_sections import Task
 
 Share = Annotated[float, Field(ge=0, le=1)]
+Reference = Annotated[
+    str, Field(max_length=PATH, pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")
+]
 Pooling = Literal["mean", "cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 
 
@@ -19,7 +22,26 @@ class Model(Section):
     """Checkpoint to compress, and its task."""
 
     source: Pattern = Field(
+        "",
         description="hub id | folder (a relative one starts at the recipe) | python-package:<name>"
+        "; absent for a torch module",
+    )
+    module: Reference | None = Field(
+        None,
+        description='tensors: function that builds a torch module, "package.file:build", from the '
+        "recipe's folder; needs weights, example and trust_code",
+    )
+    weights: Pattern | None = Field(
+        None,
+        description="of module: safetensors file with its state_dict, from the recipe's folder",
+    )
+    example: Reference | None = Field(
+        None,
+        description='of module: function that gives example inputs, "package.file:example": a '
+        "tensor, a tuple, or a dictionary by name, with rows as the first axis",
+    )
+    trust_code: bool = Field(
+        False, description="of module: true lets its Python files run on this machine"
     )
     revision: Pattern | None = Field(
         None, description="a commit or tag; resolved to a commit and pinned"
@@ -103,3 +125,25 @@ class Model(Section):
     allow_pickle: bool = False
     trust_remote_code: bool = False
     base: Base = ""
+
+    @model_validator(mode="after")
+    def _one_model(self) -> Model:
+        of_module = {"weights": self.weights, "example": self.example}
+        if self.module is None:
+            stray = [*(k for k, v in of_module.items() if v), *["trust_code"] * self.trust_code]
+            if stray:
+                raise ValueError(f"{stray[0]} is for a torch module; add module, or remove it")
+            if not self.source:
+                raise ValueError("source is missing; accepted: a hub id, or a folder")
+            return self
+        if self.source:
+            raise ValueError("source and module are two models; remove one")
+        missing = [key for key, value in of_module.items() if value is None]
+        if missing:
+            raise ValueError(f"module needs {' and '.join(missing)}")
+        if not self.trust_code:
+            raise ValueError(
+                f"module {self.module} is Python code that would run on this machine; read it, "
+                "then set trust_code: true"
+            )
+        return self

@@ -131,7 +131,9 @@ def _weights(draft: Draft) -> dict[str, str]:
 
 
 def _module_name(weight: str, bias: str) -> str:
-    plain, bias = weight.removesuffix(TURNED).partition(TIMES)[0], bias.partition(TIMES)[0]
+    plain, bias = weight.partition(TIMES)[0], bias.partition(TIMES)[0]
+    while plain.endswith(TURNED):
+        plain = plain.removesuffix(TURNED)
     if plain.endswith(".weight"):
         return plain.removesuffix(".weight")
     return bias.removesuffix(".bias") if bias.endswith(".bias") else plain

@@ -9,9 +9,9 @@ the ledger). An operator that torch does not compute becomes a file of one node.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import onnx
@@ -200,32 +200,84 @@ def _limit(apart: Sequence[float], independent: int, looks: int) -> float:
     return upper_bound(np.maximum(apart, UNIT["fp32"]).tolist(), independent, looks, UNIT["fp32"])
 
 
+class Origin(Protocol):
+    """The model that a file was exported from.
+
+    example: {input: rows} that its author gives
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def example(self) -> Mapping[str, torch.Tensor]: ...
+
+    def answers(self, inputs: Mapping[str, Any]) -> Answers: ...
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """Answers of the torch model to a batch, and how far rounding may move a row of each output."""
+
+    ours: Answers
+    limits: Mapping[str, float]
+
+
 def compare(
     graph: Graph,
     tensors: Mapping[str, Any],
     ports: Ports,
     expected: tuple[list[Answers], Answers],
     path: Path,
+    origin: Origin | None = None,
 ) -> None:
-    """Raise CheckpointError where an output of the torch model is further from ONNX Runtime's than
-    rounding explains."""
-    alone, together = expected
-    model = _filled(graph, tensors)
-    inputs = {n: torch.from_numpy(a) for n, a in ports.draw(ROWS).items()}
+    """Raise CheckpointError where an output of the torch model is further from ONNX Runtime's, or
+    from that of the file's origin, than rounding explains."""
+    model, drawn = _filled(graph, tensors), ports.draw(ROWS)
+    looks = 2 if origin is None else 6
+    compared = _compared(model, drawn, looks, path)
+    worst = _judge(compared, expected, "ONNX Runtime's answer to the file", path)
+    branches.warn(model, {n: torch.from_numpy(a) for n, a in drawn.items()})
+    say(
+        f"load: {ROWS} drawn rows have the outputs of ONNX Runtime: apart by at most {worst:.2g} "
+        "of what rounding may do"
+    )
+    if origin is None:
+        return
+    example = {n: np.resize(t.numpy(), (ROWS, *t.shape[1:])) for n, t in origin.example.items()}
+    worst = 0.0
+    for inputs, each in ((drawn, compared), (example, _compared(model, example, looks, path))):
+        alone = [origin.answers({n: a[i : i + 1] for n, a in inputs.items()}) for i in range(ROWS)]
+        together = (
+            {n: np.concatenate([one[n] for one in alone]) for n in alone[0]}
+            if ports.single
+            else origin.answers(inputs)
+        )
+        worst = max(worst, _judge(each, (alone, together), f"the answer of {origin.name}", path))
+    say(
+        f"load: {ROWS} drawn rows and those of the example have the outputs of {origin.name}: "
+        f"apart by at most {worst:.2g} of what rounding may do"
+    )
+
+
+def _compared(model: GraphModel, arrays: Mapping[str, Array], looks: int, path: Path) -> _Compared:
+    """Run a batch of ROWS rows, and again with every operation rounded at random. looks:
+    comparisons per row and output. Raises CheckpointError for outputs that rounding moves by their
+    own size."""
+    inputs = {n: torch.from_numpy(a) for n, a in arrays.items()}
 
     def run() -> Answers:
         with torch.no_grad():
             return {n: t.numpy() for n, t in model(**inputs).items()}
 
-    ours, runs = run(), []
+    ours, runs, limits = run(), [], {}
     for seed in range(RUNS):
         with RandomRounding(Arithmetic(operands=True), seed):
             runs.append(run())
-    worst = 0.0
-    for name, mine in ours.items():
+    for name in ours:
         pairs = [(a[name], b[name]) for i, a in enumerate(runs) for b in (*runs[i + 1 :], ours)]
         apart = [d for a, b in pairs for d in lengths(list(zip(a, b, strict=True)))]
-        limit = _limit(apart, ROWS * (RUNS // 2), 2 * ROWS * len(ours))
+        limits[name] = limit = _limit(apart, ROWS * (RUNS // 2), looks * ROWS * len(ours))
         if limit >= 1:  # then zeros in place of the answer would pass
             moved = f"by {limit:.2g} of its size" if np.isfinite(limit) else "to infinity"
             raise CheckpointError(
@@ -236,12 +288,24 @@ def compare(
                 fix="Name the outputs to keep: model.outputs: [...]; or set model.ranges: {INPUT: "
                 "[LOW, HIGH]} of an input that takes smaller values.",
             )
+    return _Compared(ours, limits)
+
+
+def _judge(
+    compared: _Compared, expected: tuple[list[Answers], Answers], whose: str, path: Path
+) -> float:
+    """The largest distance of a row as a share of its limit. whose: answers that are expected, for
+    messages. Raises CheckpointError for a share above 1."""
+    alone, together = expected
+    worst = 0.0
+    for name, mine in compared.ours.items():
+        limit = compared.limits[name]
         rows = np.concatenate([one[name] for one in alone])
         for how, theirs in (("each row alone", rows), ("all rows together", together[name])):
             if mine.shape != theirs.shape:
                 raise CheckpointError(
-                    f"output {name!r} of {ROWS} rows has shape {mine.shape} where ONNX Runtime "
-                    f"answers {theirs.shape}, with {how}",
+                    f"output {name!r} of {ROWS} rows has shape {mine.shape} where {whose} has "
+                    f"{theirs.shape}, with {how}",
                     where=str(path),
                     accepted="a graph that takes several rows",
                     fix="Export the model with a dynamic first axis.",
@@ -249,16 +313,12 @@ def compare(
             far = lengths(list(zip(mine, theirs, strict=True)))
             if not max(far) <= limit:
                 raise CheckpointError(
-                    f"output {name!r}: a row is {max(far):.2e} (relative L2) from ONNX Runtime's "
-                    f"answer to the file, with {how}; rounding may do {limit:.2e}",
+                    f"output {name!r}: a row is {max(far):.2e} (relative L2) from {whose}, with "
+                    f"{how}; rounding may do {limit:.2e}",
                     where=str(path),
-                    accepted="a graph whose operators are computed as ONNX Runtime computes them, "
-                    "and whose rows do not depend on each other",
+                    accepted="a graph whose operators are computed as in the original, and whose "
+                    "rows do not depend on each other",
                     fix="Export the model with a dynamic first axis, in evaluation mode.",
                 )
             worst = max(worst, max(far) / limit)
-    branches.warn(model, inputs)
-    say(
-        f"load: {ROWS} drawn rows have the outputs of ONNX Runtime: apart by at most {worst:.2g} "
-        "of what rounding may do"
-    )
+    return worst

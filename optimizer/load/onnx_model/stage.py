@@ -33,6 +33,7 @@ from optimizer.load.onnx_model import files, passes, ports, reference, refusals
 from optimizer.load.onnx_model.draft import Array, Draft
 from optimizer.load.onnx_model.files import OnnxFile
 from optimizer.load.onnx_model.finish import Finished, finish
+from optimizer.load.onnx_model.reference import Origin
 from optimizer.model.graph import record
 from optimizer.recipe.schema import Model
 from optimizer.store import Estimate, Shapes, digest_file
@@ -187,8 +188,9 @@ def _shapes(
     return shapes | {n: a.shape for n, a in arrays.items()}
 
 
-def run(section: Model, out: Path) -> None:
-    """Write the stage's files. Raises CheckpointError or RecipeError."""
+def run(section: Model, out: Path, origin: Origin | None = None) -> None:
+    """Write the stage's files. origin: model that the file was exported from, whose answers are
+    expected too. Raises CheckpointError or RecipeError."""
     opened = open_file(section)
     path = opened.source.path
     expected = reference.answers(path, opened.ports, opened.draft.outputs)
@@ -200,13 +202,13 @@ def run(section: Model, out: Path) -> None:
     graph.folder.mkdir()
     graph = reference.runnable(graph, opened.draft, tensors, opened.ports)
     try:
-        reference.compare(graph, tensors, opened.ports, expected, path)
+        reference.compare(graph, tensors, opened.ports, expected, path, origin)
     except CheckpointError:
         exact = reference.without_misread(graph, opened.draft, tensors, opened.ports)
         if exact is graph:
             raise
         graph = exact
-        reference.compare(graph, tensors, opened.ports, expected, path)
+        reference.compare(graph, tensors, opened.ports, expected, path, origin)
     record.write(graph, checkpoint)
     safetensors_stream.write(iter(tensors.items()), checkpoint / "model.safetensors")
     _write_json(checkpoint / "config.json", config(opened))

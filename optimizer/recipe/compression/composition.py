@@ -250,12 +250,17 @@ def check_inputs(task: str, specs: Mapping[str, DataSpec]) -> None:
 
 def check_of_files(model: Model) -> None:
     """Raise ValueError for a key of ONNX files in the section of another model."""
-    keys = ("onnx_file", "outputs", "axes", "ranges")
+    keys = ("onnx_file", "outputs", "axes", "ranges", "module")
     present = [key for key in keys if getattr(model, key)]
     if present and tasks.task(model.task).inputs is not TENSORS:
         raise ValueError(
-            f"model.{present[0]} is for ONNX files, and the task is {model.task}; remove it"
+            f"model.{present[0]} is for task tensors, and the task is {model.task}; remove it, or "
+            "set task: tensors"
         )
+    of_source = ("onnx_file", "axes", "revision", "subfolder", "adapters", "gguf_file")
+    stray = [key for key in of_source if getattr(model, key)]
+    if model.module is not None and stray:
+        raise ValueError(f"model.{stray[0]} is for a model with source; remove it")
 
 
 def check_of_texts(task: str, sections: Mapping[str, Any]) -> None:

@@ -1,0 +1,110 @@
+"""Load a torch module: export it to an ONNX file, and load that file as any other.
+
+The reference at load is the module itself: the graph's answers to drawn rows and to the rows of the
+example are compared with its own (onnx_model/reference.py).
+
+out/original/model.onnx     the exported file, which later stages compare with
+out/source.json             the module, and the digests of its files and weights
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import prod
+from pathlib import Path
+
+from optimizer.foundation.errors import CheckpointError
+from optimizer.harness.process.temporary import temporary_folder
+from optimizer.load.onnx_model import stage as onnx_model
+from optimizer.load.onnx_model.stage import Opened
+from optimizer.load.torch_module import code, export
+from optimizer.load.torch_module import module as modules
+from optimizer.load.torch_module.module import TorchModule
+from optimizer.model.checkpoint.checkpoint import read_header
+from optimizer.model.graph.record import BODY
+from optimizer.recipe.schema import Model
+from optimizer.store import Estimate, Shapes, digest_file
+
+EXPORTER = 220_000_000  # bytes resident after importing torch.onnx's exporter; measured
+
+
+def takes(section: Model) -> bool:
+    """True for a model that is a torch module."""
+    return section.module is not None
+
+
+@contextmanager
+def _exported(section: Model) -> Iterator[tuple[Model, TorchModule]]:
+    """(section of the exported file, the module), while both exist."""
+    with temporary_folder("module") as folder, code.imported(section) as functions:
+        module = modules.build(section, functions)
+        file = export.to_file(module, folder)
+        own = dict.fromkeys(("module", "weights", "example"), None)
+        with _of_module(str(section.module), file):
+            yield section.model_copy(update={**own, "source": str(file), "base": ""}), module
+
+
+@contextmanager
+def _of_module(name: str, file: Path) -> Iterator[None]:
+    """Name the module in errors about the exported file, which is gone when they are read."""
+    try:
+        yield
+    except CheckpointError as e:
+        again = e.fix.startswith("Export the model")
+        raise CheckpointError(
+            e.problem,
+            where=e.where.replace(str(file), f"model.module: {name}, exported"),
+            accepted=e.accepted,
+            fix="Change forward or example, or name the outputs to keep: model.outputs."
+            if again
+            else e.fix,
+        ) from e
+
+
+def run(section: Model, out: Path) -> None:
+    """Write the stage's files. Raises CheckpointError or RecipeError."""
+    with _exported(section) as (of_file, module):
+        onnx_model.run(of_file, out, module)
+    file = out / "source.json"
+    document = json.loads(file.read_text(encoding="utf-8"))
+    file_digests = {
+        str(path.relative_to(code.folder(section))): path
+        for path in (*code.files(section).values(), modules.weights_file(section))
+    }
+    document |= {
+        "source": section.module,
+        "files": {
+            name: {"sha256": digest_file(path), "size": path.stat().st_size}
+            for name, path in file_digests.items()
+        },
+        "architecture": type(module.module).__name__,
+    }
+    file.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def check(section: Model, out: Path) -> Opened:
+    """As onnx_model.check, of the exported file."""
+    with _exported(section) as (of_file, _):
+        return onnx_model.check(of_file, out)
+
+
+def digests(section: Model) -> dict[str, str]:
+    """{file: sha256} of the Python files and the weights; {"package NAME": version} of the packages
+    that the files import. Nothing is imported."""
+    file = modules.weights_file(section)
+    return {**code.digests(section), str(section.weights): digest_file(file)}
+
+
+def shapes(section: Model) -> Shapes:
+    """{parameter: shape}, predicted from the header of the weights; nothing is imported."""
+    header = read_header(modules.weights_file(section))
+    return {f"{BODY}.{name}": tuple(entry.shape) for name, entry in header.items()}
+
+
+def estimate(shapes: Shapes, imports: int) -> Estimate:
+    """As of an ONNX file, and the module and the file beside it."""
+    size = 4 * sum(prod(s) for s in shapes.values())
+    of_file = onnx_model.estimate(shapes, imports + EXPORTER)
+    return Estimate(of_file.memory + 2 * size, of_file.disk, of_file.seconds + 10)
