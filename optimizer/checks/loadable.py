@@ -53,7 +53,7 @@ def check(recipe: Recipe, context: Context) -> None:
 
 
 def _check_onnx(recipe: Recipe, *, fetch: bool) -> None:
-    """Check an ONNX file or torch module as load does before comparing it, the data, the modules."""
+    """Check an ONNX file or torch module as load does before its comparison, data and modules."""
     if not fetch and not source.is_local(recipe.model.source, recipe.model.base):
         return
     with temporary_folder("check") as scratch:

@@ -57,7 +57,7 @@ def _read(section: Model) -> tuple[dict[str, Path], set[str]]:
         module = str(getattr(section, key)).partition(":")[0]
         if locate(base, module) is None:
             raise RecipeError(
-                f"there is no file {module.replace('.', '/')}.py",
+                f"{module.replace('.', '/')}.py does not exist",
                 where=f"model.{key}: {base}",
                 accepted='"file:function" or "package.file:function", from the recipe\'s folder',
             )

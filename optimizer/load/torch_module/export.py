@@ -1,8 +1,8 @@
 """Export a torch module to an ONNX file with torch.onnx.export(dynamo=True).
 
 The first axis of inputs and outputs stays open where torch.export can leave it so; else the file
-takes one row (ports.free_batch). The exporter's optimization numbers weights that it transposes; they
-get the module's names back, which is proven by value.
+takes one row (ports.free_batch). The exporter numbers the weights that it transposes; they get the
+module's names back, proven by value.
 """
 
 from __future__ import annotations

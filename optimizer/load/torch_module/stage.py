@@ -104,7 +104,7 @@ def shapes(section: Model) -> Shapes:
 
 
 def estimate(shapes: Shapes, imports: int) -> Estimate:
-    """As of an ONNX file, and the module and the file beside it."""
+    """Add the module and the exporter to the needs of an ONNX file."""
     size = 4 * sum(prod(s) for s in shapes.values())
     of_file = onnx_model.estimate(shapes, imports + EXPORTER)
     return Estimate(of_file.memory + 2 * size, of_file.disk, of_file.seconds + 10)
