@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
-from optimizer.foundation.rounding.random_rounding import Arithmetic, RandomRounding
+from optimizer.foundation.rounding.random_rounding import Arithmetic
 from optimizer.foundation.rounding.tolerance import RUNS, lengths, upper_bound
 from optimizer.harness.inputs.batch import Batch
 from optimizer.lower.onnx import cut
@@ -214,9 +214,8 @@ class CorrectRuns:
         if key not in self._cached:
             s, model = self._samples, self._models[kind]
             batches = [*(s.batches[i] for i in s.sampled), *s.extremes[-1:]]
-            rounding = RandomRounding(arithmetic, _seed(key))
             runs = monte_carlo.runs(
-                model.model(), batches, s.compared, model.modules(), rounding, RUNS
+                model.model(), batches, s.compared, model.modules(), arithmetic, RUNS, _seed(key)
             )
             self._cached[key] = [[self._file.put(result) for result in run] for run in runs]
         return self._cached[key]
@@ -263,9 +262,9 @@ class CorrectRuns:
 
     def _runs_alone(self, kind: str, arithmetic: Arithmetic, one: Trace, name: str) -> list[Array]:
         model = self._models[kind]
-        rounding = RandomRounding(arithmetic, _seed((kind, _describe(arithmetic))))
+        seed, batches = _seed((kind, _describe(arithmetic))), [one.complete_batch]
         runs = monte_carlo.runs(
-            model.model(), [one.complete_batch], [name], model.modules(), rounding, RUNS_ALONE
+            model.model(), batches, [name], model.modules(), arithmetic, RUNS_ALONE, seed
         )
         return [_from_token(run[0], one.past)[name] for run in runs]
 

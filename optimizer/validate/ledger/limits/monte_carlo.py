@@ -18,13 +18,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from copy import copy
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from optimizer.compress.simulate import QuantConvolution, QuantInput, QuantLinear, set_module
 from optimizer.foundation.conv_geometry import ConvGeometry
@@ -34,29 +37,36 @@ from optimizer.validate.ledger import trace
 from optimizer.validate.ledger.distance import Array
 from optimizer.validate.ledger.pieces.roundoff import UNIT
 
+T = TypeVar("T")
+AT_ONCE = 2  # runs in threads, each with the activations and outputs of a run
+
 
 def runs(
     model: nn.Module,
     batches: Sequence[Batch],
     outputs: Collection[str],
     modules: Collection[str],
-    mode: RandomRounding,
+    arithmetic: Arithmetic,
     count: int,
+    seed: int = 0,
 ) -> Iterator[list[dict[str, Array]]]:
     """`count` correct runs, each a list over batches of the named outputs, made on demand. The
     model is left unchanged.
 
     modules: names of its linear modules, which a graph multiplies by, and QuantInputs
     """
-    arithmetic = mode.arithmetic
-    for _ in range(count):
-        with _parameters(model, mode, arithmetic), _linears(model, modules, mode, arithmetic) as at:
-            results = []
-            for batch in batches:
-                at.mask = torch.from_numpy(batch.real)
-                with mode:
-                    results.append(trace.run(model, batch, outputs))
-        yield results
+
+    def one(own: nn.Module, mode: RandomRounding) -> list[dict[str, Array]]:
+        _round_parameters(own, mode, arithmetic)
+        current = _add_errors(own, modules, mode, arithmetic)
+        results = []
+        for batch in batches:
+            current.mask = torch.from_numpy(batch.real)
+            with mode:
+                results.append(trace.run(own, batch, outputs))
+        return results
+
+    yield from _each(one, model, arithmetic, count, seed)
 
 
 def between(
@@ -71,16 +81,63 @@ def between(
     ("<module>:input:<use>") and the outputs, where every linear module returns the trace's output,
     rounded to the arithmetic's type."""
     modules = {name for name, _ in traces[0].outputs}
-    mode = RandomRounding(arithmetic, seed)
-    for _ in range(count):
-        with _parameters(model, mode, arithmetic), _replay_linears(model, modules, mode) as answers:
-            results = []
-            for one in traces:
-                answers.trace, answers.calls, answers.inputs = one, {}, {}
-                with mode:
-                    result = trace.run(model, one.batch, outputs)
-                results.append({**result, **answers.inputs})
-        yield results
+
+    def one(own: nn.Module, mode: RandomRounding) -> list[dict[str, Array]]:
+        _round_parameters(own, mode, arithmetic)
+        answers = _Replay()
+        for name in modules:
+            set_module(own, name, _ReplayedLinear(own.get_submodule(name), name, answers, mode))
+        results = []
+        for recorded in traces:
+            answers.trace, answers.calls, answers.inputs = recorded, {}, {}
+            with mode:
+                result = trace.run(own, recorded.batch, outputs)
+            results.append({**result, **answers.inputs})
+        return results
+
+    yield from _each(one, model, arithmetic, count, seed)
+
+
+def _each(
+    one: Callable[[nn.Module, RandomRounding], T],
+    model: nn.Module,
+    arithmetic: Arithmetic,
+    count: int,
+    seed: int,
+) -> Iterator[T]:
+    """Results of `count` calls of one(model, mode), AT_ONCE at the same time in threads, each with
+    modules and random numbers of its own, so that they do not depend on the order."""
+
+    def call(number: int) -> T:
+        return one(_own_modules(model), RandomRounding(arithmetic, 1000 * seed + number))
+
+    for first in range(0, count, AT_ONCE):
+        numbers = range(first, min(first + AT_ONCE, count))
+        # torch's flags for modes are global: they are right after the threads only where all of
+        # these enter and leave their modes inside another one
+        with _NoMode(), ThreadPoolExecutor(AT_ONCE) as threads:
+            results = list(threads.map(call, numbers))
+        yield from results
+
+
+class _NoMode(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def _own_modules(model: nn.Module) -> nn.Module:
+    """A copy of the tree of modules with the same values: hooks, replaced modules and
+    `parameter.data` of the copy do not reach the model."""
+    copies = {module: copy(module) for module in model.modules()}
+    parameters: dict[Tensor, nn.Parameter] = {}
+    for module, own in copies.items():
+        own.__dict__ = {k: v.copy() if isinstance(v, dict) else v for k, v in vars(module).items()}
+        own._modules.update({n: copies[m] for n, m in module._modules.items() if m is not None})
+        for name, value in module._parameters.items():
+            if value is not None:
+                shared = nn.Parameter(value.data, value.requires_grad)
+                own._parameters[name] = parameters.setdefault(value, shared)
+    return copies[model]
 
 
 @dataclass
@@ -88,11 +145,10 @@ class _CurrentBatch:
     mask: Tensor = field(default_factory=lambda: torch.ones(1, 1, dtype=torch.bool))
 
 
-@contextmanager
-def _linears(
+def _add_errors(
     model: nn.Module, modules: Collection[str], mode: RandomRounding, arithmetic: Arithmetic
-) -> Iterator[_CurrentBatch]:
-    """Add random errors of a product to the linear modules; the caller sets the yielded mask."""
+) -> _CurrentBatch:
+    """Add random errors of a product to the linear modules; the caller sets the returned mask."""
     place = _CurrentBatch()
 
     def before(name: str) -> Callable[..., tuple[Tensor, ...]]:
@@ -135,16 +191,15 @@ def _linears(
 
         return hook
 
-    with ExitStack() as hooks:
-        for name in modules:
-            module = model.get_submodule(name)
-            hooks.callback(module.register_forward_pre_hook(before(name)).remove)
-            if isinstance(module, QuantInput):
-                hooks.callback(module.register_forward_hook(lambda *_: mode.resume()).remove)
-                continue
-            assert isinstance(module.weight, Tensor)
-            hooks.callback(module.register_forward_hook(after(name, module.weight)).remove)
-        yield place
+    for name in modules:
+        module = model.get_submodule(name)
+        module.register_forward_pre_hook(before(name))
+        if isinstance(module, QuantInput):
+            module.register_forward_hook(lambda *_: mode.resume())
+            continue
+        assert isinstance(module.weight, Tensor)
+        module.register_forward_hook(after(name, module.weight))
+    return place
 
 
 def _filters(module: nn.Module) -> ConvGeometry | None:
@@ -250,25 +305,17 @@ def _in_blocks(module: nn.Module, x: Tensor, block: int) -> Tensor:
     return x if factor is None else x / factor
 
 
-@contextmanager
-def _parameters(model: nn.Module, mode: RandomRounding, arithmetic: Arithmetic) -> Iterator[None]:
+def _round_parameters(model: nn.Module, mode: RandomRounding, arithmetic: Arithmetic) -> None:
     """Round vectors, filters and added parameters (an image's positions) to the storage type, and
     folded parameters to their own error; the products cover matrices."""
-    old: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         growth = arithmetic.replaced.get(name, 0.0)
         coarse = arithmetic.coarse and parameter.ndim != 2
         if not growth and not coarse:
             continue
-        old[name] = parameter.data
         value = mode.moved(parameter.data, arithmetic.unit if coarse else 0.0)
         rms = parameter.data.norm() / math.sqrt(max(parameter.numel(), 1))
         parameter.data = value + growth * UNIT["fp32"] * rms * mode.noise(value)
-    try:
-        yield
-    finally:
-        for name, value in old.items():
-            model.get_parameter(name).data = value
 
 
 @dataclass
@@ -306,19 +353,3 @@ class _ReplayedLinear(nn.Module):
         value = self._mode.moved(shaped, self._mode.arithmetic.unit)
         self._mode.resume()
         return value
-
-
-@contextmanager
-def _replay_linears(
-    model: nn.Module, modules: Collection[str], mode: RandomRounding
-) -> Iterator[_Replay]:
-    """Put a _ReplayedLinear in the place of each of `modules`; yields its trace and records."""
-    answers = _Replay()
-    linears = {name: model.get_submodule(name) for name in modules}
-    try:
-        for name, linear in linears.items():
-            set_module(model, name, _ReplayedLinear(linear, name, answers, mode))
-        yield answers
-    finally:
-        for name, linear in linears.items():
-            set_module(model, name, linear)

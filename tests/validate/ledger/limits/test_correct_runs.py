@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from optimizer.foundation.rounding.random_rounding import RandomRounding
 from optimizer.validate.ledger.limits import monte_carlo
 from optimizer.validate.ledger.limits.spread import against
 from optimizer.validate.materials import Materials
@@ -31,9 +30,8 @@ def test_another_correct_run_is_within_them(proven: Materials) -> None:
     chosen = proven.sampled
     batches = [proven.batches[i] for i in chosen]
     arithmetic = proven.correct.arithmetic("fp32")
-    rounding = RandomRounding(arithmetic, seed=77)
     others = monte_carlo.runs(
-        proven.simulated_model, batches, proven.compared, proven.modules, rounding, 4
+        proven.simulated_model, batches, proven.compared, proven.modules, arithmetic, 4, seed=77
     )
     traces = [proven.simulated_traces[i] for i in chosen]
     for run in others:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from optimizer.compress.methods.weights.rtn import rtn
 from optimizer.compress.simulate import QuantLinear
@@ -50,8 +51,7 @@ def model() -> nn.Module:
 
 def outputs(model: nn.Module, arithmetic: Arithmetic, count: int = 1, seed: int = 0) -> Any:
     names = ("rows", "out", "counted")
-    rounding = RandomRounding(arithmetic, seed)
-    runs = monte_carlo.runs(model, [BATCH], names, ["linear"], rounding, count)
+    runs = monte_carlo.runs(model, [BATCH], names, ["linear"], arithmetic, count, seed)
     return [run[0] for run in runs]
 
 
@@ -154,6 +154,31 @@ def test_between_linear_modules_these_answer_what_the_trace_says(model: nn.Modul
     ((moved,),) = monte_carlo.between(model, [one], ["out"], Arithmetic(), 1)
     assert 0 < np.abs(moved["out"] - exact["out"]).max() < 1e-4 * np.abs(exact["out"]).max()
     assert model.get_submodule("linear") is linear
+
+
+def test_runs_at_the_same_time_give_the_bits_of_one_alone(model: nn.Module) -> None:
+    coarse = Arithmetic(unit=UNIT["fp16"])  # rounds parameters too
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    (alone,) = outputs(model, coarse)
+    several = outputs(model, coarse, 5)
+    for name, array in alone.items():
+        np.testing.assert_array_equal(several[0][name], array)
+    assert len({run["out"].tobytes() for run in several}) == 5
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_the_copy_of_a_run_has_one_module_in_two_places_once() -> None:
+    linear = nn.Linear(2, 2)
+    model = nn.ModuleDict({"first": linear, "second": linear, "tied": nn.Linear(2, 2)})
+    model["tied"].weight = linear.weight
+    own = monte_carlo._own_modules(model)
+    assert own["first"] is own["second"] is not linear
+    assert own["tied"].weight is own["first"].weight is not linear.weight
+
+
+def test_no_mode_of_torch_stays_after_runs(model: nn.Module) -> None:
+    outputs(model, Arithmetic(), 4)
+    assert not is_in_torch_dispatch_mode()
 
 
 def test_an_error_inside_a_linear_module_is_the_one_that_is_raised(model: nn.Module) -> None:
