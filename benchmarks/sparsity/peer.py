@@ -1,9 +1,9 @@
 """Prune with llm-compressor's SparseGPT or Wanda on given windows, in its own environment.
 
-    PEER_PYTHON sparsity_peer.py '{"peer": "SparseGPT", "pattern": "2:4", "model": FOLDER,
-                                   "windows": FILE, "out": FOLDER}'
+    PEER_PYTHON peer.py '{"peer": "SparseGPT", "pattern": "2:4", "model": FOLDER,
+                          "windows": FILE, "out": FOLDER}'
 
-Called by sparsity.py. Writes the pruned matrices of the blocks as float32 (pruned.safetensors) and
+Called by loss.py. Writes the pruned matrices of the blocks as float32 (pruned.safetensors) and
 measured.json. Imports no module of this project.
 """
 

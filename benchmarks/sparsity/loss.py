@@ -1,8 +1,8 @@
 """Loss of a small language model with half of its linear weights pruned, by method.
 
-    python -m benchmarks.decoders.sparsity --out artifacts/sparsity --sequences ../shared/quality
+    python -m benchmarks.sparsity.loss --out artifacts/sparsity --sequences ../shared/quality
     # a first look
-    python -m benchmarks.decoders.sparsity --only "sparsegpt 2:4;wanda 2:4" --windows 24
+    python -m benchmarks.sparsity.loss --only "sparsegpt 2:4;wanda 2:4" --windows 24
 
 Model, windows, metrics and flags are those of llm_int4.py: SmolLM2-135M-Instruct, embeddings and
 head dense and float, 32 windows of 512 tokens, dNLL in nats per token above the float model on
@@ -79,7 +79,7 @@ dNLL: nats per token above the float model; KL from the float model; top-1: shar
 tokens; all on documents that calibration did not see. CPU seconds: of the walk, one thread.
 Embeddings and head dense and float, 32 windows of 512 tokens. "as published": no float target and
 no improvement of the mask; what is left still gets its least-squares values. Products in bf16
-where no fp32 is written. Written by `benchmarks/decoders/sparsity.py`.
+where no fp32 is written. Written by `benchmarks/sparsity/loss.py`.
 """
 
 
@@ -169,7 +169,7 @@ def peer(name: str, args: argparse.Namespace) -> dict[str, Any]:
         "windows": str(args.out / "windows.json"),
         "out": str(made),
     }
-    worker = Path(__file__).with_name("sparsity_peer.py")
+    worker = Path(__file__).with_name("peer.py")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     environment.pop("PYTHONPATH", None)
     subprocess.run([args.peer, str(worker), json.dumps(asked)], check=True, env=environment)
@@ -214,7 +214,7 @@ def main() -> None:
             command = [
                 sys.executable,
                 "-m",
-                "benchmarks.decoders.sparsity",
+                "benchmarks.sparsity.loss",
                 "--worker",
                 name,
                 "--out",
