@@ -165,7 +165,9 @@ def make_checkpoint(fields: Mapping[str, Any], folder: Path, shard: int = SHARD)
     config = AutoConfig.for_model(
         **fields, dtype="bfloat16", bos_token_id=1, eos_token_id=2, pad_token_id=2
     )
-    shapes = parameter_shapes(skeleton_from_config(config, "text-generation"))
+    skeleton = skeleton_from_config(config, "text-generation")
+    config.architectures = [type(skeleton).__name__]
+    shapes = parameter_shapes(skeleton)
     values = sum(map(prod, shapes.values()))
     folder.mkdir(parents=True)
     config.save_pretrained(folder)
