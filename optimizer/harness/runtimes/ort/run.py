@@ -62,8 +62,8 @@ class OrtRunner(Closing):
     threads: threads per operator; 0 means one per core that this process may use.
     fuse: False runs the operators of the file without fusions, as the ledger needs it.
     mapped: leave weights in their external file, which is mapped into memory, and hold a value
-        computed from a weight only until it is read. Without copies for the kernels these are
-        slower.
+        computed from a weight only until it is read, without ConstantFolding unless `optimized` is
+        given. Without copies for the kernels these are slower.
     bound: run on buffers that stay on the device (bound.py).
     graphs: also replay a CUDA graph per combination of shapes; raises UnopenedError for a model
         that cannot be captured whole.
@@ -355,6 +355,8 @@ def _session(
     if not model.is_file():
         raise BundleError("the model is missing", where=str(model))
     disabled = SLOW_ON_CPU if device == "cpu" else []
+    if mapped and optimized is None:  # folding holds a head that is tied to an embedding twice more
+        disabled = [*disabled, exact_integers.FOLDING]
     attempts = [disabled]
     if exact_integers.EXACT in entries:
         attempts = [disabled, [*disabled, exact_integers.FOLDING]]
