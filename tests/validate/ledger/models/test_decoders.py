@@ -306,6 +306,24 @@ def test_a_fault_of_the_kv_cache_is_caught_at_the_cache(
     caught(copy.copy(clean[scheme]), "cache")
 
 
+@pytest.mark.parametrize("fault", [None, forgets, sees_padding, repeats_a_position])
+def test_a_large_model_is_run_as_written_by_fewer_laws_that_catch_the_same(
+    clean: dict[str, Materials], monkeypatch: pytest.MonkeyPatch, fault: Any
+) -> None:
+    large = copy.copy(clean["rtn"])
+    monkeypatch.setattr(large, "depth", "sampled")
+    if fault:
+        step, fused = OrtDecoder.step, ledger.cache_laws.LAWS
+        monkeypatch.setattr(OrtDecoder, "step", lambda self, arrays: fault(self, arrays, step))
+        few = {law: fused[law] for law in fused if law not in ledger.cache_laws.MANY_STEPS}
+        monkeypatch.setattr(ledger.cache_laws, "LAWS", few)
+        caught(large, "cache")
+    else:
+        entry = ledger.run_hop(ledger.cache_laws.cache, large)
+        assert entry.ok
+        assert all(law in entry.unproven for law in ledger.cache_laws.MANY_STEPS)
+
+
 def test_a_cache_shared_by_two_texts_is_caught(
     clean: dict[str, Materials], monkeypatch: pytest.MonkeyPatch
 ) -> None:
