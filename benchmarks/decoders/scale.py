@@ -139,6 +139,7 @@ def recipe(name: str, source: Path, method: str, group: int) -> dict[str, Any]:
                 "batch": [1],
                 "sequence": [128],
                 "new_tokens": 16,
+                "iterations": 10,
                 "must_beat_float": False,
             },
         },

@@ -7,7 +7,7 @@ memory = libraries + float model + parameters that a method folded + linear weig
          + inputs of the linear modules, and logits, of two correct runs at a time
          + copies of the logits of a batch that is perturbed, or compared
          + a cut graph: read, written, held by its session, and repacked for its kernels;
-         for text-generation at least a session of the float model and the logits of one window.
+         for text-generation at least a session of the float model and the logits of some windows.
          Weights of a graph with external data lie in mapped files (model/checkpoint/mapped.py), but
          for transformers' own model while it is loaded
 disk     outputs of the correct runs, in each arithmetic, while they are compared, and mapped files
@@ -31,6 +31,7 @@ from optimizer.store import NARROWEST, Estimate, Shapes
 from optimizer.validate.ledger import decoder_batches, inputs
 from optimizer.validate.ledger.depth import choose, default_of
 from optimizer.validate.ledger.inputs import LEDGER_TEXTS, select_inputs
+from optimizer.validate.quality.perplexity import AHEAD
 
 ROWS = 1000  # assumed size of an evaluation set without `samples`
 LIBRARIES = 576 << 20  # resident bytes after a first model ran, without its weights
@@ -66,7 +67,7 @@ def estimate(section: Validation, shapes: Shapes) -> Estimate:
         judged = 2 * sum(map(_text_tokens, sets))
         seconds = 30 + 7e-11 * elements * (judged + 2 * rounds * tokens)
         vocabulary = max((max(s) for s in shapes.values()), default=0)
-        logits = 2 * 4 * settings.sequence_length * vocabulary
+        logits = (AHEAD + 2) * 4 * settings.sequence_length * vocabulary
         memory = max(memory, LIBRARIES + SESSION * 4 * (elements + _tied(shapes)) + logits)
     else:
         sets = [settings.data, *(s.data for s in settings.also.values())]

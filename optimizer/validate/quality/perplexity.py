@@ -7,15 +7,18 @@ Per window of L tokens, over the L - 1 predicted tokens:
     top1     share of positions where both systems have the same likeliest token
 
 The gate judges the paired difference of the nll. A perplexity is exp of the mean nll. Windows are
-the examples: tokens of one text depend on each other, so they are averaged first. Logits are kept
-for one window at a time, and compared in float64 a few positions at a time.
+the examples: tokens of one text depend on each other, so they are averaged first. The baseline,
+which computes on one thread, is a few windows ahead of the candidate, each in a thread. Logits are
+compared in float64 a few positions at a time.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +35,7 @@ Ids = npt.NDArray[np.int64]
 Predict = Callable[[Ids], Array]
 """Token ids (tokens,) -> logits (tokens, vocabulary) of the token after each."""
 
+AHEAD = 2  # windows whose baseline is computed at a time; `plan` counts their logits
 POSITIONS = 64  # positions compared at a time: 64 x 150,000 float64 logits are 77 MB
 
 
@@ -60,14 +64,27 @@ class Scores:
 def score(windows: Iterable[Ids], baseline: Predict, candidate: Predict) -> Scores:
     """Score both systems on every window (tokens,) of two tokens or more."""
     rows, predicted = [], list[Ids]()
-    for ids in windows:
-        values, tokens = _window(baseline(ids), candidate(ids), ids)
+    for ids, expected in _ahead(windows, baseline):
+        values, tokens = _window(expected, candidate(ids), ids)
         rows.append(values)
         predicted.append(tokens)
     table = np.array(rows, np.float64).reshape(-1, 4)
     digests = sorted(hashlib.sha256(tokens.tobytes()).digest() for tokens in predicted)
     count, digest = sum(map(len, predicted)), hashlib.sha256(b"".join(digests)).hexdigest()
     return Scores(table[:, 0], table[:, 1], table[:, 2], table[:, 3], count, digest)
+
+
+def _ahead(windows: Iterable[Ids], baseline: Predict) -> Iterator[tuple[Ids, Array]]:
+    """Each window with its logits, computed in threads while the earlier ones are used."""
+    with ThreadPoolExecutor(AHEAD) as threads:
+        begun = deque[tuple[Ids, Future[Array]]]()
+        for ids in windows:
+            begun.append((ids, threads.submit(baseline, ids)))
+            if len(begun) == AHEAD:
+                first, logits = begun.popleft()
+                yield first, logits.result()
+        for ids, logits in begun:
+            yield ids, logits.result()
 
 
 def nll(logits: Array, ids: Ids) -> float:

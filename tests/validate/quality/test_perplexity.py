@@ -49,6 +49,15 @@ def test_a_system_against_itself_differs_by_nothing() -> None:
     assert (found.top1 == 1).all()
 
 
+def test_each_window_is_compared_with_its_own_baseline() -> None:
+    windows = [ids(i) for i in range(5)]
+    of = {window.tobytes(): logits(i) for i, window in enumerate(windows)}
+    together = perplexity.score(windows, lambda w: of[w.tobytes()], lambda w: of[w.tobytes()])
+    assert (together.kl == 0).all()
+    alone = [perplexity.nll(of[w.tobytes()], w) for w in windows]
+    assert together.baseline.tolist() == alone
+
+
 def test_a_constant_added_to_all_logits_changes_nothing() -> None:
     a = logits(1)
     found = perplexity.score([ids(2)], lambda _: a, lambda _: a + 7)

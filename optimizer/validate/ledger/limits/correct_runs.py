@@ -181,7 +181,7 @@ class CorrectRuns:
         arithmetic = self.arithmetic(precision)
         file = ArrayFile(self._samples.scratch)
         between = monte_carlo.between(
-            self._models[kind].model(), traces, self._samples.compared, arithmetic, RUNS, seed=1
+            self._models[kind].model(), traces, self._samples.compared, arithmetic, range(RUNS)
         )
         runs = [[file.put(result) for result in run] for run in between]
         names = list(runs[0][0])
@@ -215,7 +215,7 @@ class CorrectRuns:
             s, model = self._samples, self._models[kind]
             batches = [*(s.batches[i] for i in s.sampled), *s.extremes[-1:]]
             runs = monte_carlo.runs(
-                model.model(), batches, s.compared, model.modules(), arithmetic, RUNS, _seed(key)
+                model.model(), batches, s.compared, model.modules(), arithmetic, _seeds(key, RUNS)
             )
             self._cached[key] = [[self._file.put(result) for result in run] for run in runs]
         return self._cached[key]
@@ -262,10 +262,9 @@ class CorrectRuns:
 
     def _runs_alone(self, kind: str, arithmetic: Arithmetic, one: Trace, name: str) -> list[Array]:
         model = self._models[kind]
-        seed, batches = _seed((kind, _describe(arithmetic))), [one.complete_batch]
-        runs = monte_carlo.runs(
-            model.model(), batches, [name], model.modules(), arithmetic, RUNS_ALONE, seed
-        )
+        seeds = _seeds((kind, _describe(arithmetic)), RUNS_ALONE)
+        batches = [one.complete_batch]
+        runs = monte_carlo.runs(model.model(), batches, [name], model.modules(), arithmetic, seeds)
         return [_from_token(run[0], one.past)[name] for run in runs]
 
 
@@ -275,8 +274,10 @@ def _describe(arithmetic: Arithmetic) -> str:
     )
 
 
-def _seed(key: tuple[str, Arithmetic | str]) -> int:
-    return sum(map(ord, str(key))) % 1000
+def _seeds(key: tuple[str, Arithmetic | str], count: int) -> range:
+    """Seeds of `count` runs; kinds of runs have different ones."""
+    first = 1000 * (sum(map(ord, str(key))) % 1000)
+    return range(first, first + count)
 
 
 def _select(run: Run, parts: Sequence[_Compared]) -> list[Mapping[str, Array]]:

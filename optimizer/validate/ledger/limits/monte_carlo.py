@@ -47,10 +47,9 @@ def runs(
     outputs: Collection[str],
     modules: Collection[str],
     arithmetic: Arithmetic,
-    count: int,
-    seed: int = 0,
+    seeds: Sequence[int],
 ) -> Iterator[list[dict[str, Array]]]:
-    """`count` correct runs, each a list over batches of the named outputs, made on demand. The
+    """A correct run per seed, each a list over batches of the named outputs, made on demand. The
     model is left unchanged.
 
     modules: names of its linear modules, which a graph multiplies by, and QuantInputs
@@ -66,7 +65,7 @@ def runs(
                 results.append(trace.run(own, batch, outputs))
         return results
 
-    yield from _each(one, model, arithmetic, count, seed)
+    yield from _each(one, model, arithmetic, seeds)
 
 
 def between(
@@ -74,10 +73,9 @@ def between(
     traces: Sequence[trace.Trace],
     outputs: Collection[str],
     arithmetic: Arithmetic,
-    count: int,
-    seed: int = 0,
+    seeds: Sequence[int],
 ) -> Iterator[list[dict[str, Array]]]:
-    """`count` runs, each a list over traces of the inputs of linear modules
+    """A run per seed, each a list over traces of the inputs of linear modules
     ("<module>:input:<use>") and the outputs, where every linear module returns the trace's output,
     rounded to the arithmetic's type."""
     modules = {name for name, _ in traces[0].outputs}
@@ -95,28 +93,26 @@ def between(
             results.append({**result, **answers.inputs})
         return results
 
-    yield from _each(one, model, arithmetic, count, seed)
+    yield from _each(one, model, arithmetic, seeds)
 
 
 def _each(
     one: Callable[[nn.Module, RandomRounding], T],
     model: nn.Module,
     arithmetic: Arithmetic,
-    count: int,
-    seed: int,
+    seeds: Sequence[int],
 ) -> Iterator[T]:
-    """Results of `count` calls of one(model, mode), AT_ONCE at the same time in threads, each with
-    modules and random numbers of its own, so that they do not depend on the order."""
+    """Results of one(model, mode) for every seed, AT_ONCE at the same time in threads. Each call
+    has modules and random numbers of its own, so that no result depends on another call."""
 
-    def call(number: int) -> T:
-        return one(_own_modules(model), RandomRounding(arithmetic, 1000 * seed + number))
+    def call(seed: int) -> T:
+        return one(_own_modules(model), RandomRounding(arithmetic, seed))
 
-    for first in range(0, count, AT_ONCE):
-        numbers = range(first, min(first + AT_ONCE, count))
+    for first in range(0, len(seeds), AT_ONCE):
         # torch's flags for modes are global: they are right after the threads only where all of
         # these enter and leave their modes inside another one
         with _NoMode(), ThreadPoolExecutor(AT_ONCE) as threads:
-            results = list(threads.map(call, numbers))
+            results = list(threads.map(call, seeds[first : first + AT_ONCE]))
         yield from results
 
 

@@ -51,7 +51,9 @@ def model() -> nn.Module:
 
 def outputs(model: nn.Module, arithmetic: Arithmetic, count: int = 1, seed: int = 0) -> Any:
     names = ("rows", "out", "counted")
-    runs = monte_carlo.runs(model, [BATCH], names, ["linear"], arithmetic, count, seed)
+    runs = monte_carlo.runs(
+        model, [BATCH], names, ["linear"], arithmetic, range(seed, seed + count)
+    )
     return [run[0] for run in runs]
 
 
@@ -148,10 +150,10 @@ def test_between_linear_modules_these_answer_what_the_trace_says(model: nn.Modul
     one = trace.traced(model, BATCH, ["out"], ["linear"])
     linear = model.get_submodule("linear")
     linear.weight = nn.Parameter(torch.zeros(WIDTH, WIDTH), requires_grad=False)  # not multiplied
-    ((exact,),) = monte_carlo.between(model, [one], ["out"], EXACT, 1)
+    ((exact,),) = monte_carlo.between(model, [one], ["out"], EXACT, [0])
     np.testing.assert_array_equal(exact["linear:input:0"], one.inputs["linear", 0])
     np.testing.assert_array_equal(exact["out"], one.result["out"])
-    ((moved,),) = monte_carlo.between(model, [one], ["out"], Arithmetic(), 1)
+    ((moved,),) = monte_carlo.between(model, [one], ["out"], Arithmetic(), [0])
     assert 0 < np.abs(moved["out"] - exact["out"]).max() < 1e-4 * np.abs(exact["out"]).max()
     assert model.get_submodule("linear") is linear
 
@@ -185,7 +187,7 @@ def test_an_error_inside_a_linear_module_is_the_one_that_is_raised(model: nn.Mod
     good, bad = (trace.traced(model, BATCH, ["out"], ["linear"]) for _ in range(2))
     del bad.outputs["linear", 0]
     with pytest.raises(KeyError, match="linear"):
-        list(monte_carlo.between(model, [good, bad], ["out"], EXACT, 1))
+        list(monte_carlo.between(model, [good, bad], ["out"], EXACT, [0]))
     (found,) = outputs(model, EXACT)
     assert found["out"].any()
 
