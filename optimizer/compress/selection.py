@@ -16,6 +16,8 @@ from optimizer.compress.walk.model_source import ModelSource
 from optimizer.foundation.errors import RecipeError, closest
 from optimizer.foundation.qtensor import Scheme, divides, group_sizes
 from optimizer.foundation.state import Note
+from optimizer.model.graph.module import GraphModel
+from optimizer.model.graph.record import BODY
 from optimizer.recipe.schema import Quantize, Sparsity, Weights
 
 WEIGHTED = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d)
@@ -200,16 +202,24 @@ def _check_untied(model: nn.Module, head: str, name: str, quantize: Quantize) ->
         )
 
 
+def names_of(module: str) -> tuple[str, ...]:
+    """The names that a pattern may match: of a module of an ONNX file also the file's own."""
+    return module, module.removeprefix(f"{BODY}.")
+
+
 def match_modules(model: nn.Module, patterns: tuple[str, ...], where: str) -> dict[str, str]:
     """{module: first pattern that matches the module or a module around it}; unmatched modules are
     absent. Raises RecipeError for a pattern that matches no module."""
     names = [name for name, _ in model.named_modules() if name]
+    if isinstance(model, GraphModel):
+        names.remove(BODY)
     patterns_of: dict[str, str] = {}
     for i, pattern in enumerate(patterns):
-        hits = [n for n in names if fnmatchcase(n, pattern)]
+        hits = [n for n in names if any(fnmatchcase(m, pattern) for m in names_of(n))]
         if not hits:
+            known = list(dict.fromkeys(m for n in names for m in names_of(n)))
             raise RecipeError(
-                f"{pattern!r} matches no module{_nearest(pattern, names)}",
+                f"{pattern!r} matches no module{_nearest(pattern, known)}",
                 where=f"{where}.{i}",
                 accepted="names or patterns of modules, as the checkpoint names them",
                 fix="Correct the pattern, or remove it.",

@@ -31,6 +31,7 @@ from optimizer.model.graph.module import GraphModel, NodeError, in_onnx_runtime
 from optimizer.model.graph.record import BODY, Graph, Node
 
 Answers = dict[str, Array]
+FLOAT = Arithmetic(operands=True)
 
 
 def answers(path: Path, ports: Ports, outputs: Sequence[str]) -> tuple[list[Answers], Answers]:
@@ -179,7 +180,7 @@ def _apart(
     numbers."""
     runs = []
     for seed in range(RUNS):
-        with RandomRounding(Arithmetic(operands=True), seed):
+        with RandomRounding(FLOAT, seed):
             runs.append([t.numpy() for t in run()])
     for i, (mine, other) in enumerate(zip(ours, theirs, strict=False)):
         a, b = mine.numpy(), other.numpy()
@@ -194,20 +195,26 @@ def _apart(
     return False
 
 
-def _limit(apart: Sequence[float], independent: int, looks: int) -> float:
+def _limit(
+    apart: Sequence[float], independent: int, looks: int, unit: float = UNIT["fp32"]
+) -> float:
     """upper_bound of distances of which none counts as less than one roundoff: where most runs
     agree to the bit, the others would otherwise lie many standard deviations above them."""
-    return upper_bound(np.maximum(apart, UNIT["fp32"]).tolist(), independent, looks, UNIT["fp32"])
+    return upper_bound(np.maximum(apart, unit).tolist(), independent, looks, unit)
 
 
 class Origin(Protocol):
-    """The model that a file was exported from.
+    """The model that a file was exported or converted from.
 
-    example: {input: rows} that its author gives
+    example: {input: rows} that its author gives; empty for none
+    arithmetic: rounding of correct runs
     """
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def arithmetic(self) -> Arithmetic: ...
 
     @property
     def example(self) -> Mapping[str, torch.Tensor]: ...
@@ -235,7 +242,7 @@ def compare(
     from that of the file's origin, than rounding explains."""
     model, drawn = _filled(graph, tensors), ports.draw(ROWS)
     looks = 2 if origin is None else 6
-    compared = _compared(model, drawn, looks, path)
+    compared = _compared(model, drawn, looks, path, FLOAT)
     worst = _judge(compared, expected, "ONNX Runtime's answer to the file", path)
     branches.warn(model, {n: torch.from_numpy(a) for n, a in drawn.items()})
     say(
@@ -246,7 +253,8 @@ def compare(
         return
     example = {n: np.resize(t.numpy(), (ROWS, *t.shape[1:])) for n, t in origin.example.items()}
     worst = 0.0
-    for inputs, each in ((drawn, compared), (example, _compared(model, example, looks, path))):
+    for inputs in (drawn, example) if example else (drawn,):
+        each = _compared(model, inputs, looks, path, origin.arithmetic)
         alone = [origin.answers({n: a[i : i + 1] for n, a in inputs.items()}) for i in range(ROWS)]
         together = (
             {n: np.concatenate([one[n] for one in alone]) for n in alone[0]}
@@ -254,13 +262,16 @@ def compare(
             else origin.answers(inputs)
         )
         worst = max(worst, _judge(each, (alone, together), f"the answer of {origin.name}", path))
+    more = " and those of the example" if example else ""
     say(
-        f"load: {ROWS} drawn rows and those of the example have the outputs of {origin.name}: "
-        f"apart by at most {worst:.2g} of what rounding may do"
+        f"load: {ROWS} drawn rows{more} have the outputs of {origin.name}: apart by at most "
+        f"{worst:.2g} of what rounding may do"
     )
 
 
-def _compared(model: GraphModel, arrays: Mapping[str, Array], looks: int, path: Path) -> _Compared:
+def _compared(
+    model: GraphModel, arrays: Mapping[str, Array], looks: int, path: Path, arithmetic: Arithmetic
+) -> _Compared:
     """Run a batch of ROWS rows, and again with every operation rounded at random. looks:
     comparisons per row and output. Raises CheckpointError for outputs that rounding moves by their
     own size."""
@@ -272,12 +283,14 @@ def _compared(model: GraphModel, arrays: Mapping[str, Array], looks: int, path: 
 
     ours, runs, limits = run(), [], {}
     for seed in range(RUNS):
-        with RandomRounding(Arithmetic(operands=True), seed):
+        with RandomRounding(arithmetic, seed):
             runs.append(run())
     for name in ours:
         pairs = [(a[name], b[name]) for i, a in enumerate(runs) for b in (*runs[i + 1 :], ours)]
         apart = [d for a, b in pairs for d in lengths(list(zip(a, b, strict=True)))]
-        limits[name] = limit = _limit(apart, ROWS * (RUNS // 2), looks * ROWS * len(ours))
+        limits[name] = limit = _limit(
+            apart, ROWS * (RUNS // 2), looks * ROWS * len(ours), arithmetic.unit
+        )
         if limit >= 1:  # then zeros in place of the answer would pass
             moved = f"by {limit:.2g} of its size" if np.isfinite(limit) else "to infinity"
             raise CheckpointError(

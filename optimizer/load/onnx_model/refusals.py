@@ -27,7 +27,7 @@ RANDOM = (
     *("Bernoulli", "Multinomial"),
 )
 FLOAT = TensorProto.FLOAT
-HALF = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
+UNREAD = (TensorProto.BFLOAT16, TensorProto.DOUBLE)
 OPSETS = range(7, 25)
 
 
@@ -47,11 +47,11 @@ def check_nodes(model: ModelProto, path: Path) -> None:
     for node in model.graph.node:
         _check_node(node, path)
     for tensor in tensors(model):
-        if tensor.data_type in HALF:
+        if tensor.data_type in UNREAD:
             raise CheckpointError(
                 f"{tensor.name!r} is {TensorProto.DataType.Name(tensor.data_type).lower()}",
                 where=str(path),
-                accepted="float32 weights",
+                accepted="weights in float32 or float16",
                 fix="Export the model in float32.",
             )
 

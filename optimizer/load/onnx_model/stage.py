@@ -3,7 +3,8 @@
 out/checkpoint/config.json        {"model_type": "onnx", ...}, see _config
 out/checkpoint/model.safetensors  weights under the file's names
 out/checkpoint/graph/             the graph (model/graph/record.py)
-out/original/                     the file as it is, with its external data: the reference
+out/original/                     the file as it is, with its external data: the reference; of one
+                                  in float16 the file in float32 (widen.py)
 out/contract.json, source.json    as of any model
 
 The float model is in memory three times.
@@ -29,7 +30,7 @@ from optimizer.foundation.reading import reading, words
 from optimizer.harness import tasks
 from optimizer.harness.contract import SECTIONS, VERSION, Contract
 from optimizer.load.onnx_model import draft as drafts
-from optimizer.load.onnx_model import files, passes, ports, reference, refusals
+from optimizer.load.onnx_model import files, passes, ports, reference, refusals, widen
 from optimizer.load.onnx_model.draft import Array, Draft
 from optimizer.load.onnx_model.files import OnnxFile
 from optimizer.load.onnx_model.finish import Finished, finish
@@ -46,13 +47,14 @@ ORIGINAL = "original"
 
 @dataclass(frozen=True)
 class Opened:
-    """A file in its final form, in memory."""
+    """A file in its final form, in memory. wide: initializers of a file in float16, else None"""
 
     source: OnnxFile
     model: onnx.ModelProto
     draft: Draft
     ports: ports.Ports
     finished: Finished
+    wide: Mapping[str, Array] | None = None
 
 
 def open_file(section: Model) -> Opened:
@@ -67,6 +69,9 @@ def open_file(section: Model) -> Opened:
             refusals.check_nodes(model, file.path)
         files.load_attributes(model, file.path)
         arrays = files.arrays(model, file.path)
+        half = widen.is_half(model)
+        if half:
+            widen.widen(model, arrays)
         refusals.check_values(arrays, model.graph.node, file.path)
         converted, opset = _converted(model, arrays, file.path)
         added = {t.name: numpy_helper.to_array(t) for t in converted.graph.initializer}
@@ -94,7 +99,8 @@ def open_file(section: Model) -> Opened:
                 "of images by constant filters, so there is nothing to compress",
                 where=str(file.path),
             )
-        return Opened(file, model, draft, inputs, finish(draft))
+        wide = arrays if half else None
+        return Opened(file, model, draft, inputs, finish(draft), wide)
 
 
 def open_axes(section: Model) -> list[str]:
@@ -193,7 +199,9 @@ def run(section: Model, out: Path, origin: Origin | None = None) -> None:
     expected too. Raises CheckpointError or RecipeError."""
     opened = open_file(section)
     path = opened.source.path
-    expected = reference.answers(path, opened.ports, opened.draft.outputs)
+    if opened.wide is not None:
+        origin = widen.HalfFile(path)
+    expected = _answers(opened, out)
     document = contract(section, opened, expected)
     checkpoint = out / "checkpoint"
     checkpoint.mkdir()
@@ -213,7 +221,8 @@ def run(section: Model, out: Path, origin: Origin | None = None) -> None:
     safetensors_stream.write(iter(tensors.items()), checkpoint / "model.safetensors")
     _write_json(checkpoint / "config.json", config(opened))
     _write_json(out / "contract.json", document)
-    _copy_original(path, out / ORIGINAL)
+    if opened.wide is None:
+        _copy_original(path, out / ORIGINAL)
     _write_json(
         out / "source.json",
         {
@@ -236,10 +245,18 @@ def run(section: Model, out: Path, origin: Origin | None = None) -> None:
 def check(section: Model, out: Path) -> Opened:
     """Write contract.json only, after running the file in ONNX Runtime; return the opened file."""
     opened = open_file(section)
-    expected = reference.answers(opened.source.path, opened.ports, opened.draft.outputs)
-    _write_json(out / "contract.json", contract(section, opened, expected))
+    _write_json(out / "contract.json", contract(section, opened, _answers(opened, out)))
     (out / "checkpoint").mkdir(exist_ok=True)
     return opened
+
+
+def _answers(opened: Opened, out: Path) -> tuple[list[reference.Answers], reference.Answers]:
+    """As reference.answers; of a file in float16 those of the converted one, which is written."""
+    path = opened.source.path
+    if opened.wide is not None:
+        path = out / ORIGINAL / "model.onnx"
+        widen.write(opened.model, opened.wide, path)
+    return reference.answers(path, opened.ports, opened.draft.outputs)
 
 
 def _graph(opened: Opened, checkpoint: Path) -> record.Graph:

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from optimizer.foundation.errors import CheckpointError, RecipeError
-from optimizer.load.onnx_model.reference import Answers
+from optimizer.foundation.rounding.random_rounding import Arithmetic
+from optimizer.load.onnx_model.reference import FLOAT, Answers
 from optimizer.load.torch_module import code
 from optimizer.model.checkpoint.checkpoint import read_header
 from optimizer.recipe.schema import Model
@@ -40,6 +41,7 @@ class TorchModule:
     by_name: bool
     outputs: tuple[str, ...]
     base: Path
+    arithmetic: Arithmetic = FLOAT
 
     def answers(self, inputs: Mapping[str, Any]) -> Answers:
         """{output: array} of a batch. Raises RecipeError where the module fails."""

@@ -10,8 +10,10 @@ import pytest
 import torch
 from onnx import helper
 
-from optimizer.foundation.errors import CheckpointError
+from optimizer.compress.selection import match_modules
+from optimizer.foundation.errors import CheckpointError, RecipeError
 from optimizer.load.onnx_model import reference, stage
+from optimizer.model.graph.module import GraphModel
 from optimizer.recipe.schema import Model
 from tests.load.onnx_model import exported
 
@@ -85,3 +87,23 @@ def test_a_module_that_reads_boxes_and_scores_in_one_tensor_is_named(
     (tmp_path / "out").mkdir()
     stage.run(Model(source=str(file), task="tensors"), tmp_path / "out")
     assert ("warning: graph.head reads 'join'" in capsys.readouterr().err) == warned
+
+
+def test_a_module_is_named_as_in_the_file_or_with_its_prefix(tmp_path: Path) -> None:
+    weights = {"head.weight": exported.weights(8, 16), "group.low.weight": exported.weights(16, 4)}
+    nodes = [
+        helper.make_node("MatMul", ["x", "head.weight"], ["h"]),
+        helper.make_node("MatMul", ["h", "group.low.weight"], ["y"]),
+    ]
+    file = exported.by_hand(tmp_path / "m.onnx", nodes, weights)
+    model = GraphModel(stage.graph_of(stage.open_file(Model(source=str(file), task="tensors"))))
+    for pattern, modules in (
+        ("head", {"graph.head"}),
+        ("graph.head", {"graph.head"}),
+        ("h*", {"graph.head"}),
+        ("group", {"graph.group", "graph.group.low"}),
+        ("g*.low", {"graph.group.low"}),
+    ):
+        assert set(match_modules(model, (pattern,), "")) == modules, pattern
+    with pytest.raises(RecipeError, match="matches no module.*head"):
+        match_modules(model, ("heat",), "quantize.keep_float")

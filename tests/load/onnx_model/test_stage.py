@@ -15,7 +15,7 @@ import torch
 from onnx import helper
 
 from optimizer.foundation.errors import CheckpointError
-from optimizer.load.onnx_model import stage
+from optimizer.load.onnx_model import stage, widen
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
 from optimizer.model.checkpoint.model import torch_model
 from optimizer.recipe.schema import Model
@@ -144,7 +144,7 @@ LINEAR = [node("MatMul", ["x", "W"], ["h"], name="first"), node("Relu", ["h"], [
     [
         (LINEAR, {"W": weights(8, 4) * np.nan}, {}, "'W' holds NaN.*node 'first' .MatMul"),
         (LINEAR, {"W": weights(8, 0)}, {}, "'W' has shape .8, 0."),
-        (LINEAR, {"W": weights(8, 4).astype(np.float16)}, {}, "'W' is float16"),
+        (LINEAR, {"W": weights(8, 4).astype(np.float64)}, {}, "'W' is double"),
         (LINEAR, {"W": weights(8, 4)}, {"shape": ("n", 0)}, "axis has size 0"),
         (
             LINEAR,
@@ -339,6 +339,43 @@ def test_external_data_outside_of_the_folder_is_refused(tmp_path: Path) -> None:
         entry.value = "../m.data" if entry.key == "location" else entry.value
     file.write_bytes(moved.SerializeToString())
     with pytest.raises(CheckpointError, match="a file below the model's own folder"):
+        load(file, tmp_path / "again")
+
+
+def test_a_file_in_float16_is_compared_as_it_is_and_computed_in_float32(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    half, single = onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT
+    nodes = [
+        node("Cast", ["x"], ["low"], to=half),
+        node("MatMul", ["low", "fc.weight"], ["h"]),
+        node("Constant", [], ["two"], value=onnx.numpy_helper.from_array(np.float16([2]))),
+        node("Mul", ["h", "two"], ["m"]),
+        node("Cast", ["m"], ["wide"], to=single),
+        node("Sigmoid", ["wide"], ["y"]),
+    ]
+    arrays = {"fc.weight": weights(8, 4).astype(np.float16)}
+    file = exported.by_hand(tmp_path / "m.onnx", nodes, arrays)
+    loaded = load(file, tmp_path / "out")
+    shares = capsys.readouterr().err
+    assert "have the outputs of the file in float16: apart by at most" in shares
+    assert compared(loaded / "original" / "model.onnx", loaded, {"x": weights(3, 8)}) < 1e-5
+    assert compared(file, loaded, {"x": weights(3, 8)}) < 1e-2
+
+
+def test_a_float16_file_that_answers_otherwise_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = [node("MatMul", ["x", "W"], ["h"], name="first"), node("Relu", ["h"], ["y"])]
+    half = {"kind": onnx.TensorProto.FLOAT16, "output": (onnx.TensorProto.FLOAT16, 2)}
+    arrays = {"W": weights(8, 4).astype(np.float16)}
+    file = exported.by_hand(tmp_path / "m.onnx", nodes, arrays, **half)
+    assert load(file, tmp_path / "out").is_dir()
+    answers = widen.HalfFile.answers
+    monkeypatch.setattr(
+        widen.HalfFile, "answers", lambda *a: {n: y * 1.02 for n, y in answers(*a).items()}
+    )
+    with pytest.raises(CheckpointError, match=r"'y': a row .* answer of the file in float16"):
         load(file, tmp_path / "again")
 
 

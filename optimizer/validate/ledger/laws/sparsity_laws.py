@@ -32,6 +32,7 @@ from torch import Tensor
 
 from optimizer.compress.methods.pruning.magnitude import magnitude
 from optimizer.compress.methods.pruning.masks import keep_highest
+from optimizer.compress.selection import names_of
 from optimizer.foundation.qtensor import QTensor
 from optimizer.foundation.sparsity import Pattern, broken
 from optimizer.foundation.state import owner_of
@@ -88,7 +89,7 @@ def parameters(m: Materials, sparsity: Sparsity | None) -> list[str]:
 def _matches(module: str, patterns: Collection[str]) -> bool:
     """True where a pattern names the module, or a module around it."""
     parts = module.split(".")
-    around = [".".join(parts[: i + 1]) for i in range(len(parts))]
+    around = [n for i in range(len(parts)) for n in names_of(".".join(parts[: i + 1]))]
     return any(fnmatchcase(name, pattern) for name in around for pattern in patterns)
 
 
