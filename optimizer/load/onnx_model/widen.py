@@ -60,7 +60,7 @@ def _widen_nodes(nodes: Iterable[Any]) -> None:
 
 
 def write(model: onnx.ModelProto, arrays: Mapping[str, Array], file: Path) -> None:
-    """Write a converted model, its initializers in a file beside it."""
+    """Write a converted model, with its initializers as external data."""
     whole = onnx.ModelProto()
     whole.CopyFrom(model)
     del whole.graph.initializer[:]

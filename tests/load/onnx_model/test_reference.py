@@ -105,5 +105,5 @@ def test_a_module_is_named_as_in_the_file_or_with_its_prefix(tmp_path: Path) -> 
         ("g*.low", {"graph.group.low"}),
     ):
         assert set(match_modules(model, (pattern,), "")) == modules, pattern
-    with pytest.raises(RecipeError, match="matches no module.*head"):
+    with pytest.raises(RecipeError, match=r"matches no module.*head"):
         match_modules(model, ("heat",), "quantize.keep_float")
