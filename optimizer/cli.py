@@ -27,6 +27,7 @@ from optimizer.commands.build.step import step
 from optimizer.commands.bundle.bench import bench
 from optimizer.commands.bundle.compare import compare
 from optimizer.commands.bundle.doctor import doctor
+from optimizer.commands.bundle.drift import drift
 from optimizer.commands.bundle.explain import explain
 from optimizer.commands.bundle.inspect import inspect
 from optimizer.commands.bundle.predict import predict
@@ -242,6 +243,7 @@ for command in (
         web,
         doctor,
         explain,
+        drift,
     ),
     *(sign, attest, publish, pull, versions, promote, rollback, prune, step),
     *(seal, unseal, lock, verify_rebuild),

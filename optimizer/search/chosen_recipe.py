@@ -35,6 +35,15 @@ def check_place(recipe: Path, out: Path) -> None:
         )
 
 
+def remove_earlier(recipe: Path, out: Path) -> bool:
+    """Remove the file of an earlier search of this recipe, where nothing is found any more."""
+    header = HEADER.format(name=recipe.name)
+    written = out.is_file() and out.read_text("utf-8", errors="replace").startswith(header)
+    if written:
+        out.unlink()
+    return written
+
+
 def write(recipe: Path, overrides: Sequence[str], index: int, chosen: Recipe, out: Path) -> None:
     """Write `chosen` to `out`.
 

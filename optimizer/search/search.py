@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Callable
@@ -29,6 +30,7 @@ from optimizer.recipe.search import Search
 from optimizer.search import candidates, enough_rows, sequential
 from optimizer.search.candidates import Candidate
 from optimizer.search.expectation import Expectation
+from optimizer.search.progress import Progress
 from optimizer.search.proposals import Proposals, Ranked, Sampled
 from optimizer.search.sequential import Confirmation
 from optimizer.search.stages import race
@@ -47,7 +49,7 @@ class Result:
     chosen: recipe that was found
     space: number of candidates
     rows: {part: number of its rows, or windows}
-    seconds: time of this run of the search
+    seconds: time of the search, of its earlier runs too where it was resumed
     raced: times of the form that was found and of the recipe, timed again; None without times
     """
 
@@ -94,7 +96,9 @@ def run(recipe: Recipe, store: Path, clock: Callable[[], float] = time.monotonic
     rows = enough_rows.count(section, bench.margin, bench.base, answered.path)
     space = _distinct(bench, space)
     say(f"search: {len(space)} candidates; at most {bench.search.budget.trials} are tried")
-    trials = _try_all(bench, space, lambda: clock() - started)
+    of = hashlib.sha256(f"{recipe.model_dump_json(by_alias=True)} {answered.key}".encode())
+    progress = Progress(store, recipe.name, of.hexdigest(), clock, started)
+    trials = _try_all(bench, space, progress)
     ordered = _best_first([t for t in trials if t.outcome == "kept"], bench)
     raced: dict[str, Any] = {}
 
@@ -118,7 +122,7 @@ def run(recipe: Recipe, store: Path, clock: Callable[[], float] = time.monotonic
         tuple(confirmations),
         len(space),
         rows,
-        clock() - started,
+        progress.seconds,
         raced or None,
     )
 
@@ -132,7 +136,7 @@ def _distinct(bench: Workbench, space: list[Candidate]) -> list[Candidate]:
     return list(seen.values())
 
 
-def _try_all(bench: Workbench, space: list[Candidate], spent: Callable[[], float]) -> list[Trial]:
+def _try_all(bench: Workbench, space: list[Candidate], progress: Progress) -> list[Trial]:
     """Carry out trials until all candidates were tried, or the budget is spent."""
     name, budget = bench.search.objective, bench.search.budget
     kept = {candidate: bench.kept(candidate) for candidate in space}
@@ -145,8 +149,12 @@ def _try_all(bench: Workbench, space: list[Candidate], spent: Callable[[], float
     if len(space) > budget.trials:
         proposals = Sampled(ranked, budget.trials // 2, name, bench.search.seed)
     count = min(len(space), budget.trials)
+    progress.begin(bench.first.label(bench.recipe))  # errors of the recipe itself are raised
     trials = [_announced(bench.try_(bench.first, None), 1, count)]
-    while len(trials) < budget.trials and spent() < budget.seconds:
+    progress.end(1)
+    while len(trials) < budget.trials:
+        if len(trials) >= progress.finished and progress.seconds >= budget.seconds:
+            break
         candidate = proposals.propose(trials)
         if candidate is None:
             break
@@ -156,10 +164,24 @@ def _try_all(bench: Workbench, space: list[Candidate], spent: Callable[[], float
             "error": expected.error(candidate),
         }
         best = _best_first([t for t in trials if t.outcome == "kept"] or trials[:1], bench)[0]
-        trial = replace(bench.try_(candidate, best.candidate), expected=figures)
+        label = candidate.label(bench.recipe)
+        if why := progress.begin(label):
+            trial = Trial(candidate, label, "refused", why, kept[candidate])
+        else:
+            trial = _try(bench, candidate, best.candidate, progress)
+        trial = replace(trial, expected=figures)
         proposals.tell(trial)
         trials.append(_announced(trial, len(trials) + 1, count))
+        progress.end(len(trials))
     return trials
+
+
+def _try(bench: Workbench, candidate: Candidate, best: Candidate, progress: Progress) -> Trial:
+    try:
+        return bench.try_(candidate, best)
+    except BaseException:
+        progress.interrupt()
+        raise
 
 
 def _best_first(trials: list[Trial], bench: Workbench) -> list[Trial]:

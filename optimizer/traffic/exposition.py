@@ -61,7 +61,7 @@ class Exposition:
             f"{name} of {len(fitting)} models" if fitting else f"{name} has not this model",
             where=self.where,
             accepted=listed or f"/metrics of an `optimize serve` that counts {name}",
-            fix="Name one of them." if listed else "",
+            fix="Name one with --model." if fitting else "",
         )
 
     def counts(self, name: str, labels: Labels) -> dict[float, int]:
@@ -78,6 +78,14 @@ class Exposition:
                 counts[bound] = round(value - before)
             before = value
         return counts
+
+    def bounds(self, name: str, labels: Labels) -> set[float]:
+        """Upper bounds of a histogram."""
+        return {
+            float(own["le"])
+            for sample, own, _ in self.samples
+            if sample == f"{name}_bucket" and labels.items() <= own.items() and "le" in own
+        }
 
     def by_label(self, name: str, label: str, labels: Labels) -> Mapping[str, int]:
         """{value of a label: number} of a counter."""

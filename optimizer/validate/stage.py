@@ -389,6 +389,8 @@ def _compare_sets(
             candidate = answers.answer(m, runner, rows, f"validate: candidate{on}")
             answered[name] = rows, baseline, candidate
             compared[name] = compare(m, rows, (baseline, candidate), fit_on, train_answers)
+            if labels := answers.count_labels(m.contract, candidate):
+                compared[name][1]["labels"] = labels
     seen.check_answers(answered)
     return compared
 

@@ -9,7 +9,7 @@ from tempfile import TemporaryFile
 import click
 
 from optimizer.commands.options import with_artifacts, with_recipe
-from optimizer.foundation.progress import show
+from optimizer.foundation.progress import say, show
 
 
 @click.command()
@@ -70,5 +70,7 @@ def search(
         target = result.winner.candidate.target
         with atomic.disk_errors_explained(out, "--out"):
             chosen_recipe.write(recipe, overrides, target, result.chosen, out)
+    elif chosen_recipe.remove_earlier(recipe, out):
+        say(f"search: {out}, which an earlier search had found, was removed")
     show(json.dumps(document, indent=1) if obj["json"] else report.text(result, document))
     raise SystemExit(result.exit_code)

@@ -7,9 +7,10 @@ Every later comparison would then pass and prove nothing.
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from optimizer.data.datasets import Sample
 from optimizer.data.input_sense.record import FEWEST
 from optimizer.foundation.errors import DataError
 from optimizer.harness import tasks
+from optimizer.harness.bounds import length_bounds
 from optimizer.harness.contract import Contract
 from optimizer.harness.inputs.text import TextTokenizer
 
@@ -38,6 +40,8 @@ class TextSense:
     cut: int  # texts longer than the model or the recipe takes
     below_characters: int  # texts with more tokens than characters that are not white space
     sha256: str  # digest of all token ids, in order
+    # {upper bound: rows} of the tokens of a row as the model gets it, in the bins of a server
+    lengths: dict[str, int] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -75,6 +79,7 @@ def measure(
         rows=len(seen),
         shared=sum(n for n in seen.values() if n > 1),
         sha256=digest.hexdigest(),
+        lengths=_lengths(samples, contract, tokenizer, length),
         **{
             name: counts[name]
             for name in (
@@ -87,6 +92,30 @@ def measure(
             )
         },
     )
+
+
+def _lengths(
+    samples: Sequence[Sample], contract: Contract, tokenizer: Any, length: int | None
+) -> dict[str, int]:
+    """Histogram of the rows that the model gets, with special tokens and prompt; {} for
+    text-generation, whose texts are joined."""
+    task = tasks.of(contract)
+    if task.generates:
+        return {}
+    texts, pairs = [s.text for s in samples], [s.text_pair for s in samples]
+    together = task.pairs_together and any(pairs)
+    if not together:
+        texts, pairs = [*texts, *(pair for pair in pairs if pair is not None)], []
+    bounds = length_bounds(tasks.longest(contract))
+    limit = None if length is None else min(length, bounds[-1])
+    counts: Counter[int] = Counter()
+    for start in range(0, len(texts), CHUNK):
+        part = slice(start, start + CHUNK)
+        second = pairs[part] if together else None
+        rows = task.inputs.encode(contract, tokenizer, texts[part], second, limit)
+        sizes = (one.size for row in rows for one in row.parts)
+        counts.update(bounds[bisect_left(bounds, size)] for size in sizes)
+    return {str(bound): counts[bound] for bound in sorted(counts)}
 
 
 def _token_rows(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -74,6 +75,15 @@ def answer(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) -> 
     by_product = weighs and m.contract.vectors.similarity == "dot"
     spans, seen = back(answers.spans), back(answers.seen)
     return Answers(*parts, spans, by_product, answers.sizes, seen)
+
+
+def count_labels(contract: Contract, answered: Answers) -> dict[str, int]:
+    """{label: answers} of a model that gives each input one label; {} of others."""
+    task, labels = tasks.of(contract), contract.labels or ()
+    one_of_several = task.axes == ("batch", "labels") and len(labels) > 1 and not task.in_parts
+    if not one_of_several or contract.activation is not None:
+        return {}
+    return dict(Counter(labels[int(row.argmax())] for row in answered.text))
 
 
 def groups(m: RunArtifacts, rows: Sequence[Sample]) -> list[list[int]]:

@@ -1,0 +1,88 @@
+"""Progress of a search, kept beside its steps, so that a resumed one counts its time on, and does
+not try a form again that ends the process.
+
+<store>/search/<recipe's name>.json
+    of         digest of the recipe and of its model's answers: progress of another search is unread
+    finished   trials that have ended
+    seconds    time of the search at the end of the last of them
+    running    {"form", "steps", "ends"} of the trial that runs: finished steps of the store before
+               it, and how often the process has ended in it without finishing a further one
+    skipped    forms that are not tried again
+
+An end of the process has many causes, such as a power cut; two without a finished step between them
+are taken for the form's doing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from optimizer.foundation import atomic
+from optimizer.store import MADE_FROM
+
+ENDS = 2
+WHY = (
+    "the process ended twice while this form was made, judged or timed, as for want of memory; "
+    "to try it again delete {file}"
+)
+
+
+class Progress:
+    """Progress of one search. of: see the module. started: reading of the clock at its start."""
+
+    def __init__(
+        self, root: Path, name: str, of: str, clock: Callable[[], float], started: float
+    ) -> None:
+        self._root, self._file = root, root / "search" / f"{name}.json"
+        self._clock, self._since = clock, started
+        fresh: dict[str, Any] = {"finished": 0, "seconds": 0.0, "running": None, "skipped": []}
+        self._state = {"of": of, **fresh}
+        with suppress(OSError, ValueError, LookupError, TypeError):
+            read = json.loads(self._file.read_text("utf-8"))
+            if read["of"] == of and set(read) == set(self._state):
+                self._state = read
+
+    @property
+    def finished(self) -> int:
+        """Trials that an earlier run of this search has ended."""
+        return int(self._state["finished"])
+
+    @property
+    def seconds(self) -> float:
+        """Time of the search, of its earlier runs too."""
+        return float(self._state["seconds"]) + self._clock() - self._since
+
+    def begin(self, form: str) -> str:
+        """Record that a trial begins; return the reason to skip it, "" where there is none."""
+        steps = sum(1 for _ in self._root.glob(f"*/*/{MADE_FROM}"))
+        running = self._state["running"] or {}
+        same = running.get("form") == form
+        ends = running["ends"] + 1 if same and running["steps"] == steps else int(same)
+        if ends >= ENDS:
+            self._state["skipped"].append(form)
+        skipped = form in self._state["skipped"]
+        self._state["running"] = None if skipped else {"form": form, "steps": steps, "ends": ends}
+        self._write()
+        return WHY.format(file=self._file) if skipped else ""
+
+    def end(self, number: int) -> None:
+        """Record that trial 1, 2, ... has ended. One that was finished before costs no time."""
+        self._state["running"] = None
+        if number > self.finished:
+            self._state |= {"finished": number, "seconds": self.seconds}
+        self._since = self._clock()
+        self._write()
+
+    def interrupt(self) -> None:
+        """Record that the trial was ended by an exception, such as Ctrl-C, not by the form."""
+        self._state["running"] = None
+        self._write()
+
+    def _write(self) -> None:
+        with atomic.disk_errors_explained(self._file.parent, "--store"):
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            atomic.write(self._file, json.dumps(self._state).encode())

@@ -1,0 +1,90 @@
+"""Permutation test of two histograms, and its least distance that counts.
+
+    distance  of ordered bins the largest difference of the two cumulative shares (Kolmogorov and
+              Smirnov); of names half the sum of the differences of shares (total variation)
+    p         share of random divisions of all observations into two samples of these sizes with a
+              distance at least as large; exact but for the number of divisions, whatever the bins
+
+fail            p is at most alpha, and the distance at least `least`
+inconclusive    p is above alpha, and only distances above `least` would have had a lower p
+pass            else: a distance of `least` would have been significant, or the one that is
+                significant is smaller
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from optimizer.foundation.verdicts import Verdict
+
+DIVISIONS = 9_999
+MOST = 10**8  # observations of a sample beyond which its shares are as good as known
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Result of the test.
+
+    critical: least significant distance
+    needed: observations of the first sample at which `critical` is `least`; None where the second
+        sample is too small for any number
+    """
+
+    distance: float
+    p: float
+    critical: float
+    verdict: Verdict
+    needed: int | None
+
+
+def compare(
+    first: Mapping[Any, int],
+    second: Mapping[Any, int],
+    *,
+    ordered: bool,
+    alpha: float,
+    least: float,
+    seed: int = 0,
+) -> Comparison:
+    """Compare two histograms {bin: number}, neither empty. ordered: bins are numbers"""
+    bins = sorted({*first, *second})
+    counts = np.array([[_capped(side, name) for name in bins] for side in (first, second)])
+    pooled, sizes = counts.sum(0), counts.sum(1)
+    random = np.random.default_rng(seed)
+    drawn = random.multivariate_hypergeometric(pooled, int(sizes[0]), DIVISIONS, method="marginals")
+    distances = _distance(drawn / sizes[0], (pooled - drawn) / sizes[1], ordered)
+    distance = float(_distance(counts[0] / sizes[0], counts[1] / sizes[1], ordered))
+    rounding = 1e-12
+    p = (1 + int((distances >= distance - rounding).sum())) / (1 + DIVISIONS)
+    critical = float(np.quantile(distances, 1 - alpha, method="higher"))
+    verdict: Verdict = "pass"
+    if p <= alpha:
+        verdict = "fail" if distance >= least else "pass"
+    elif critical > least:
+        verdict = "inconclusive"
+    return Comparison(distance, p, critical, verdict, _needed(critical, sizes, least))
+
+
+def _capped(side: Mapping[Any, int], name: Any) -> int:
+    total = sum(side.values())
+    return side.get(name, 0) if total <= MOST else side.get(name, 0) * MOST // total
+
+
+def _distance(a: Floats, b: Floats, ordered: bool) -> Floats:
+    """Distance of shares along the last axis."""
+    if ordered:
+        return np.abs(np.cumsum(a - b, -1)).max(-1)  # type: ignore[no-any-return]
+    return np.abs(a - b).sum(-1) / 2  # type: ignore[no-any-return]
+
+
+def _needed(critical: float, sizes: Any, least: float) -> int | None:
+    """The critical distance shrinks with the root of 1 / n + 1 / m."""
+    spread = critical**2 / float((1 / sizes).sum())
+    rest = least**2 / spread - 1 / float(sizes[1]) if spread else 1.0
+    return math.ceil(1 / rest) if rest > 0 else None
