@@ -41,10 +41,11 @@ from optimizer.recipe.compression.quantize import Weights
 from optimizer.recipe.schema import Compression
 from optimizer.store import NARROWEST, Estimate, Shapes
 
-LIBRARIES = 370 << 20  # anonymous memory after importing torch and transformers (measured)
+LIBRARIES = 440 << 20  # anonymous memory of `run` before its first stage (measured)
 START = 6.0  # seconds for imports and the model's skeleton (measured)
 TOGETHER = 512  # tokens whose logits are in memory together while the whole model is tuned
 BLOCK = re.compile(r"\.(\d+)\.")
+STACKED = 2.1  # bytes per value of head and embedding while their integers are joined
 ALONE = 12  # bytes per value of a weight rounded alone: float, integers, de-quantized, differences
 # Operations per value, measured as multiples of MachineSpeed.values:
 NEAREST, TRIED, OF_ZERO = 50, 20, 1.5  # to nearest; per scale tried; factor of asymmetric schemes
@@ -187,7 +188,7 @@ def estimate(section: Compression, shapes: Shapes, speed: MachineSpeed | None = 
         work += (of.modules + 8) * quantize.keep_float_auto.samples * length * linear
     tuning, more = _tuning(section, shapes)
     return Estimate(
-        memory=int(LIBRARIES + max(walked, tuning, of.distinct) + inside),
+        memory=int(LIBRARIES + max(walked, tuning, STACKED * of.distinct) + inside),
         disk=2 * (stored + folded) + 2 * stream,
         seconds=START + speed.multiply(work + more) + _rounding(section, of, stored, speed),
         device_memory=device_memory(section, shapes),

@@ -23,6 +23,7 @@ from typing import Any
 from torch import nn
 
 from optimizer.foundation import reading, safetensors_stream
+from optimizer.foundation.process import machine_speed
 from optimizer.foundation.progress import say
 from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
@@ -65,7 +66,7 @@ from optimizer.store import Estimate, Shapes, Stage
 VERSION = 3
 FRONT_MATTER = 65_536  # characters of README.md that are searched for a licence
 IMPORTS = 450_000_000  # bytes resident after importing torch and transformers; measured
-BYTES_PER_SECOND = 60_000_000  # to hash twice, check and write twice; measured on one core
+START = 2.0  # seconds for the tokenizer and the skeleton; measured
 SETTINGS = (
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -243,7 +244,9 @@ def estimate(section: Model, shapes: Shapes) -> Estimate:
     values = {name: prod(shape) for name, shape in shapes.items()}
     total, largest = sum(values.values()), max(values.values(), default=0)
     width = _bytes_per_value(section)
-    memory, seconds = 4 * (total + largest), 5 + 2 * width * total / BYTES_PER_SECOND
+    memory, speed = 4 * (total + largest), machine_speed.measure()
+    stored = width * total  # digested twice; read, checked and written
+    seconds = START + speed.digest(2 * stored) + speed.move(4 * stored)
     if section.gguf_file is not None:
         memory, seconds = memory + 4 * total, seconds + 30
     elif 4 * total > faithful.IN_MEMORY and not section.adapters:

@@ -47,7 +47,7 @@ def files(section: TargetSection) -> Mapping[str, str]:
 
 
 def estimate(section: TargetSection, shapes: Shapes) -> Estimate:
-    """Estimate memory from one weight at a time, with the file where it is written at once, and
+    """Estimate memory from one weight at a time, or copies of a file that is written at once, and
     disk from what compress makes integers."""
     target = targets.of(section.runtime)
     if target.estimate:
@@ -56,7 +56,7 @@ def estimate(section: TargetSection, shapes: Shapes) -> Estimate:
     file = lowered_bytes(shapes, 4 if section.float_type == "fp32" else 2)
     largest = max(map(prod, shapes.values()), default=0)
     return Estimate(
-        memory=(420 << 20) + 3 * largest // 2 + (file if file < onnx_file.LIMIT else 0),
+        memory=(440 << 20) + (3 * file if file < onnx_file.LIMIT else 9 * largest // 4),
         disk=file,
         seconds=0.5 + sum(map(prod, shapes.values())) / 50e6,
     )

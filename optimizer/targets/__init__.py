@@ -57,7 +57,7 @@ ONNXRUNTIME = Target(
     package="optimizer.package.genai_config:add",
     distributions=("onnxruntime", "onnxruntime-gpu"),
     extras={"cpu": "cpu"},
-    cost=BuildCost(memory=290 << 20, copies=1.5),
+    cost=BuildCost(memory=440 << 20, copies=1.2),
 )
 
 ONNXRUNTIME_WEB = Target(

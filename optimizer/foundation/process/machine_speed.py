@@ -6,6 +6,7 @@ machine changes it little. Times of several threads take `threads` into account.
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ RUNS = 5
 ROWS, WIDTH = 512, 2048  # of the timed product, enough to be bound by multiplication
 CACHED, GROUP = 1 << 18, 128  # values that stay in the processor's cache, in rows
 COPIED = 1 << 23  # values that do not
+DIGESTED = 1 << 22  # bytes
 
 
 @dataclass(frozen=True)
@@ -26,11 +28,13 @@ class MachineSpeed:
     products: multiply-adds per second of a float32 matrix product
     values: operations per second on float32 values in the cache, elementwise or sums of rows
     bytes: bytes per second that a copy in memory reads and writes
+    digested: bytes per second of SHA-256
     """
 
     products: float
     values: float
     bytes: float
+    digested: float
     threads: int
 
     def multiply(self, count: float) -> float:
@@ -40,6 +44,10 @@ class MachineSpeed:
     def compute(self, count: float) -> float:
         """Seconds for this many operations on values in the cache, on all threads."""
         return count / (self.values * self.threads)
+
+    def digest(self, count: float) -> float:
+        """Seconds for the SHA-256 of this many bytes."""
+        return count / self.digested
 
     def move(self, count: float) -> float:
         """Seconds for reading and writing this many bytes; threads share the memory."""
@@ -51,11 +59,11 @@ def measure() -> MachineSpeed:
     """Measure this machine, once per process."""
     import torch
 
-    ((products, values, moved),) = threads.each(lambda _: _measure(), [None])
-    return MachineSpeed(products, values, moved, torch.get_num_threads())
+    (speeds,) = threads.each(lambda _: _measure(), [None])
+    return MachineSpeed(*speeds, torch.get_num_threads())
 
 
-def _measure() -> tuple[float, float, float]:
+def _measure() -> tuple[float, float, float, float]:
     import torch
 
     x, w = torch.full((ROWS, WIDTH), 0.5), torch.full((WIDTH, WIDTH), 0.5)
@@ -67,10 +75,12 @@ def _measure() -> tuple[float, float, float]:
 
     product = _fastest(lambda: torch.nn.functional.linear(x, w))
     moved = _fastest(lambda: copy.copy_(far))
+    text = bytes(DIGESTED)
     return (
         ROWS * WIDTH * WIDTH / product,
         7 * CACHED / _fastest(change),
         2 * far.nbytes / moved,
+        DIGESTED / _fastest(lambda: hashlib.sha256(text)),
     )
 
 
