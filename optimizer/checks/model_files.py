@@ -8,7 +8,7 @@ from optimizer.foundation.reading import reading
 from optimizer.harness import tasks
 from optimizer.harness.inputs.text import TEXT
 from optimizer.load import source, weights
-from optimizer.load.config.config import model_folder
+from optimizer.load.config.model_folder import model_folder
 from optimizer.load.onnx_model import files as onnx_files
 from optimizer.load.tokenizer import tokenizer
 from optimizer.recipe.schema import Model

@@ -7,7 +7,8 @@ from optimizer.checks.context import Context
 from optimizer.foundation.reading import reading
 from optimizer.foundation.references import resolve
 from optimizer.load import source
-from optimizer.load.config.config import model_folder, read_complete_config
+from optimizer.load.config.config import read_complete_config
+from optimizer.load.config.model_folder import model_folder
 from optimizer.recipe.schema import Recipe
 
 

@@ -22,6 +22,7 @@ contract.json, version 3:
      "thresholds": [0.5, 0.3] | null,
      "sparse": {"pooling": "max", "activation": "relu", "max_active_dims": 128 | null} | null,
      "aggregation": "simple" | null,
+     "template": ["Query: ", " Document: ", " Relevant:"] | null,
      "zero_shot": {"candidate_labels": ["sport", "politics"], "hypothesis_template": "About {}.",
                    "multi_label": false, "entailment": 2} | null,
      "answers": {"doc_stride": 128, "max_answer_len": 15, "handle_impossible_answer": false,
@@ -50,6 +51,8 @@ thresholds: least probability with which a label is in the answer, per label of 
     absent where null, for 0.5 each.
 aggregation: strategy that joins tokens to entities, for token-classification; absent where null,
     for words and their entities.
+template: texts before a query, between it and its document, and behind both, for text-ranking;
+    absent where null, for pairs as the tokenizer joins them.
 sparse: pooling of a sparse embedding (sparse_settings.py); its prompts stand in embedding.
 answers: windows and spans of question-answering (span_settings.py).
 zero_shot: labels and hypothesis of zero-shot-classification (zero_shot_settings.py).
@@ -87,7 +90,7 @@ READABLE = (1, 2, 3)  # versions
 POOLINGS = ("mean", "cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 ACTIVATIONS = ("identity", "sigmoid")
 SECTIONS = ("tokenizer", "image", "pooling", "normalize", "labels", "generation")
-OPTIONAL = ("embedding", "answers", "aggregation", "zero_shot", "sparse")
+OPTIONAL = ("embedding", "answers", "aggregation", "zero_shot", "sparse", "template")
 """Sections that a task of Task.optional may lack."""
 SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 DTYPES = ("int64", "int32", "float32", "float16")
@@ -220,6 +223,7 @@ class Contract:
     thresholds: tuple[float, ...] | None = None
     answers: SpanSettings | None = None
     aggregation: str | None = None
+    template: tuple[str, ...] | None = None
     zero_shot: ZeroShotSettings | None = None
     sparse: SparseSettings | None = None
     version: int = VERSION
@@ -400,10 +404,9 @@ class Contract:
                 settings = fields["zero_shot"]
                 names = tuple(settings["candidate_labels"])
                 fields["zero_shot"] = ZeroShotSettings(**{**settings, "candidate_labels": names})
-            if fields.get("labels") is not None:
-                fields["labels"] = tuple(fields["labels"])
-            if fields.get("thresholds") is not None:
-                fields["thresholds"] = tuple(fields["thresholds"])
+            for key in ("labels", "thresholds", "template"):
+                if fields.get(key) is not None:
+                    fields[key] = tuple(fields[key])
             if fields.get("generation") is not None:
                 cache = fields["generation"]
                 fields["generation"] = Generation(**{**cache, "eos_ids": tuple(cache["eos_ids"])})

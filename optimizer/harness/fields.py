@@ -169,6 +169,7 @@ CONTRACT = record(
         "answers": null_or(ANSWERS),
         "zero_shot": null_or(ZERO_SHOT),
         "sparse": null_or(SPARSE),
+        "template": null_or(list_of(text(100_000), 3, 3)),
         "aggregation": null_or(choice("none", "simple", "first", "average", "max")),
         "generation": null_or(GENERATION),
     },

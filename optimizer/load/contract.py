@@ -8,8 +8,9 @@ from optimizer.foundation.errors import CheckpointError, RecipeError, closest
 from optimizer.harness.contract import SECTIONS, VERSION
 from optimizer.harness.inputs.text import TEXT
 from optimizer.harness.tasks.text_classification import THRESHOLD
+from optimizer.load.config.model_folder import model_folder
 from optimizer.load.preparation import Described, Preparation
-from optimizer.load.sentence import cross_encoder
+from optimizer.load.sentence import cross_encoder, logit_score
 from optimizer.model.architectures.towers import TOWERS
 
 
@@ -28,7 +29,8 @@ def build_contract(d: Described, preparation: Preparation, conversion: Any) -> d
         if d.task.names_labels:
             sections |= _of_named_labels(d, sections["labels"])
         elif not d.task.per_position:
-            cross_encoder.check(d.root)
+            scored = logit_score.takes(d.section, model_folder(d.root))
+            cross_encoder.check(d.root, templated="template" in sections, scored=scored)
             _check_one_score(d, sections["labels"])
             if activation := cross_encoder.activation(d.root, d.config, ranks=d.task.ranks):
                 sections["activation"] = activation

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from optimizer.foundation.reading import reading
 from optimizer.load import source
-from optimizer.load.config.config import check_task, model_folder, read_config
+from optimizer.load.config.config import check_task, read_config
+from optimizer.load.config.model_folder import model_folder
 from optimizer.load.onnx_model import files as onnx_files
 from optimizer.load.onnx_model import stage as onnx_model
 from optimizer.load.torch_module import stage as torch_module

@@ -43,17 +43,17 @@ from optimizer.load.config import image_processor
 from optimizer.load.config.config import (
     check_covered,
     check_task,
-    model_folder,
     peek_config,
     read_config,
 )
+from optimizer.load.config.model_folder import model_folder
 from optimizer.load.contract import build_contract
 from optimizer.load.input_kinds import preparation
 from optimizer.load.onnx_model import files as onnx_files
 from optimizer.load.onnx_model import stage as onnx_model
 from optimizer.load.preparation import Described
 from optimizer.load.providers import pairs_law, provider
-from optimizer.load.sentence import cross_encoder_law, law, library
+from optimizer.load.sentence import cross_encoder_law, law, library, logit_score
 from optimizer.load.torch_module import stage as torch_module
 from optimizer.model.architectures import architecture
 from optimizer.model.architectures.family_record import Family
@@ -94,9 +94,12 @@ def run(section: Model, out: Path) -> None:
             return
         with temporary_folder("merged") as scratch:
             if adapters:
-                config, model, _ = open_skeleton(section, folder)
-                _check_base(section, folder, model, adapters)
-                merged = merge(section, resolved, folder, adapters, config, scratch)
+                trained = section
+                if logit_score.takes(section, folder):  # its head is read after merging
+                    trained = section.model_copy(update={"task": tasks.generating()[0]})
+                config, model, _ = open_skeleton(trained, folder)
+                _check_base(trained, folder, model, adapters)
+                merged = merge(trained, resolved, folder, adapters, config, scratch)
                 section = section.model_copy(update={"ignore_tensors": ()})
             else:
                 merged = leave_out(resolved, scratch)

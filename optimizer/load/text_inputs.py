@@ -14,6 +14,7 @@ import numpy as np
 from optimizer.foundation.errors import CheckpointError, RecipeError
 from optimizer.foundation.progress import say
 from optimizer.harness.embedding_settings import EmbeddingSettings
+from optimizer.load.config.model_folder import model_folder
 from optimizer.load.generation import (
     check_rotary,
     context,
@@ -22,7 +23,7 @@ from optimizer.load.generation import (
     read_generation_config,
 )
 from optimizer.load.preparation import Described, Preparation
-from optimizer.load.sentence import folder
+from optimizer.load.sentence import folder, logit_score, pair_template
 from optimizer.load.tokenizer import tokenizer as tokenizers
 from optimizer.load.tokenizer.tokenizer import TEXTS as SENTENCES
 from optimizer.load.tokenizer.tokenizer import max_length
@@ -62,7 +63,17 @@ def sections(d: Described, tokenizer: Any) -> dict[str, Any]:
         values["generation"] = generation(d.config, tokenizer, d.files)
     embeds = "embedding" in d.task.optional
     reads_as_library = d.task.ranks or (embeds and folder.is_sentence_folder(d.root))
-    if reads_as_library and tokenizer.chat_template is not None:
+    if logit_score.takes(d.section, model_folder(d.root)):
+        values |= _pair_template(d, tokenizer)
+    elif d.section.template is not None:
+        raise RecipeError(
+            "the model is a classifier, which reads a query and its document as its tokenizer "
+            "joins them",
+            where="model.template",
+            accepted="no template, or a causal language model",
+            fix="Remove it.",
+        )
+    elif reads_as_library and tokenizer.chat_template is not None:
         folder.check_plain_texts(d.files, d.task)
     if d.config.model_type in TOWERS:
         values |= _vector(d)
@@ -176,6 +187,27 @@ def _padding_of_classifier(d: Described, tokenizer: Any) -> tuple[str, int]:
             + (f" ({tokenizer.pad_token_id})." if tokenizer.pad_token_id is not None else "."),
         )
     return str(token), int(number)
+
+
+def _pair_template(d: Described, tokenizer: Any) -> dict[str, Any]:
+    """{"template": parts} of a causal language model that ranks; {} where the tokenizer joins a
+    pair. Raises CheckpointError where a pair ends in the padding token, behind which the
+    classifier does not look."""
+    parts = pair_template.find(d, tokenizer)
+    if parts is None:
+        ids = tokenizer("a", "b")["input_ids"]
+    else:
+        ids = tokenizer("a".join(parts), add_special_tokens=False)["input_ids"]
+    if ids[-1] == d.config.pad_token_id:
+        raise CheckpointError(
+            f"a query and its document end in the padding token ({ids[-1]}), and the score is read "
+            "from the last token of another id",
+            where=f"{model_folder(d.root)}: pad_token",
+            accepted="a padding token that ends no text",
+            fix="Set pad_token of tokenizer_config.json and pad_token_id of config.json to another "
+            "token.",
+        )
+    return {} if parts is None else {"template": list(parts)}
 
 
 def _answers(d: Described, tokenizer: Any, max_length: int) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from optimizer.harness import tasks
 from optimizer.harness.span_settings import SpanSettings
 from optimizer.harness.zero_shot_settings import is_template
 
+SLOTS = ("{query}", "{document}")  # places of texts in a template
 SECTIONS = {"max_active_dims": "sparse"}  # {key: section of the contract, where named otherwise}
 ZERO_SHOT = "zero_shot"
 WINDOW, SHARED = 384, 128  # maximum tokens of a window, and that two windows share
@@ -65,6 +66,16 @@ class ZeroShot(Section):
         """The sentence about an input of a task."""
         default = "This is a photo of {}." if task.names_labels else "This example is {}."
         return self.hypothesis_template or default
+
+
+def split_template(template: str) -> list[str]:
+    """Parts of a template around its query and its document. Raises ValueError where these do not
+    stand in it once each, in this order."""
+    before, first, rest = template.partition(SLOTS[0])
+    between, second, after = rest.partition(SLOTS[1])
+    if not (first and second) or any(template.count(slot) != 1 for slot in SLOTS):
+        raise ValueError(f"it needs {SLOTS[0]} and behind it {SLOTS[1]}, once each")
+    return [before, between, after]
 
 
 def check(task: tasks.Task, keys: Collection[str], sections: Collection[str]) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from optimizer.foundation.sections.fields import PATH, Base, Inside, Length, Pattern
 from optimizer.foundation.sections.section import Section
-from optimizer.recipe.answers import SpanAnswers, ZeroShot
+from optimizer.recipe.answers import SpanAnswers, ZeroShot, split_template
 from optimizer.recipe.stage_sections import Task
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -102,6 +102,13 @@ class Model(Section):
         description="sparse-embedding only: number of weights of an answer, the largest; default: "
         "the checkpoint's, else all above 0",
     )
+    template: str | None = Field(
+        None,
+        max_length=20_000,
+        description="text-ranking with a causal language model only: text that it reads, with "
+        "{query} and {document} in place of the two; default: the chat template of a folder that "
+        "CrossEncoder saved",
+    )
     gguf_file: Pattern | None = Field(
         None, description="GGUF file in the source, de-quantized to float and used as the model"
     )
@@ -125,6 +132,13 @@ class Model(Section):
     allow_pickle: bool = False
     trust_remote_code: bool = False
     base: Base = ""
+
+    @field_validator("template")
+    @classmethod
+    def _has_both_places(cls, template: str | None) -> str | None:
+        if template is not None:
+            split_template(template)
+        return template
 
     @model_validator(mode="after")
     def _one_model(self) -> Model:

@@ -224,7 +224,7 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _answers_suit_the_task(self) -> Recipe:
-        names = ("answers", "aggregation", "zero_shot", "max_active_dims")
+        names = ("answers", "aggregation", "zero_shot", "max_active_dims", "template")
         present = [name for name in names if getattr(self.model, name) is not None]
         others = [name for name in ("reduce", "qat", "slo") if getattr(self, name) is not None]
         answers.check(tasks.task(self.model.task), present, others)

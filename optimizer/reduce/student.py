@@ -31,7 +31,8 @@ from optimizer.foundation.reading import reading
 from optimizer.harness import contract as contracts
 from optimizer.load import headers, source
 from optimizer.load import stage as load
-from optimizer.load.config.config import check_task, model_folder, read_config
+from optimizer.load.config.config import check_task, read_config
+from optimizer.load.config.model_folder import model_folder
 from optimizer.load.tokenizer.student_vocabulary import PLACE, report_at_student
 from optimizer.model.checkpoint import own_code
 from optimizer.model.checkpoint.checkpoint import open_checkpoint, read_json

@@ -12,6 +12,7 @@ import json
 import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,8 @@ def calibration(section: Validation, source: Path, contract: Contract) -> Counts
         return Counts(count)
     tokenizer = _tokenizer(checkpoint, contract)
     limit = min(settings.sequence_length, contract.text.max_length)
+    if contract.template is not None:
+        return _counts([templated(tokenizer, contract.template, r, limit) for r in rows[:count]])
     cut = "only_first" if task.chooses else "only_second" if task.extracts else "longest_first"
     tokenizer.enable_truncation(limit, strategy=cut)
     if task.chooses:
@@ -83,6 +86,21 @@ def calibration(section: Validation, source: Path, contract: Contract) -> Counts
         for row, encoding in zip(ids, encodings, strict=True):
             row[fill_mask.drawn(encoding)] = contract.text.mask
     return _counts(ids)
+
+
+def templated(tokenizer: Any, template: Sequence[str], row: Sample, limit: int) -> Any:
+    """Token ids of a query and its document in a template: those behind the document stay where
+    the text is cut."""
+    pair = ("", row.text) if row.text_pair is None else (row.text, row.text_pair)
+    whole, *others = (
+        tokenizer.encode(template[0] + q + template[1] + d + template[2], add_special_tokens=False)
+        for q, d in (pair, ("0", "0"), ("1 2 3 4", "1 2 3 4"))
+    )
+    backwards = zip(*(reversed(encoding.ids) for encoding in others), strict=False)
+    tail = [a for a, b in takewhile(lambda both: both[0] == both[1], backwards)][:limit][::-1]
+    cut = len(whole.ids) > limit
+    ids = [*whole.ids[: limit - len(tail)], *tail] if cut else whole.ids
+    return np.array(ids, np.int64)
 
 
 def _hypothesis(text: str, contract: Contract) -> str:

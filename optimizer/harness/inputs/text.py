@@ -208,13 +208,15 @@ def prompt_length(tokenizer: TextTokenizer, prompt: str, limit: int) -> int:
     return len(encoding.ids) - int(last is not None and last.special)
 
 
-def tokenize(tokenizer: Any, rows: list[Any]) -> list[Any]:
+def tokenize(tokenizer: Any, rows: list[Any], *, special: bool = True) -> list[Any]:
     """Return the Encoding of each text or pair. Raises BundleError if the tokenizer fails.
+
+    special: False to add no special tokens around a text.
 
     A tokenizer without its unknown token fails on texts that need it.
     """
     try:
-        return list(tokenizer.encode_batch(rows))
+        return list(tokenizer.encode_batch(rows, add_special_tokens=special))
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as e:  # the library raises bare Exception, and panics of Rust
@@ -245,9 +247,13 @@ def _encoded(text: str, encoding: Any, shorter: bool, unknown: int, skipped: int
 
 @dataclass(frozen=True)
 class TokenIds:
-    """Token ids of a row, in place of the tokenizer's Encoding."""
+    """Token ids of a row, in place of the tokenizer's Encoding.
+
+    offsets: (start, end) of tokens in the text; () if they are not known.
+    """
 
     ids: Sequence[int]
+    offsets: Sequence[tuple[int, int]] = ()
 
     @property
     def attention_mask(self) -> list[int]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..inputs.batch import Array, Batch
-from ..inputs.text import TEXT
+from ..inputs.pair_template import QUERY
 from .task import Task, unchanged
 from .text_classification import activated
 
@@ -34,7 +34,7 @@ def line(answer: Mapping[str, Any]) -> str:
 
 TASK = Task(
     name="text-ranking",
-    inputs=TEXT,
+    inputs=QUERY,
     output="logits",
     axes=("batch", "labels"),
     metrics={
@@ -48,6 +48,7 @@ TASK = Task(
     tensors=tensors,
     arrays=("token_type_ids",),
     sections=("labels",),
+    optional=("template",),
     pairs_together=True,
     ranks=True,
     model="transformers:AutoModelForSequenceClassification",

@@ -75,7 +75,11 @@ def merge(
     mismatched = {name for name, *_ in loading["mismatched_keys"]}
     absent = mismatched | set(loading["missing_keys"])
     for one in adapters:
-        say(f"load: merging {one.name} ({one.config.get('peft_type')}) into {section.source}")
+        named = (
+            f"; it names {one.base} as its model" if one.base not in ("", section.source) else ""
+        )
+        kind = one.config.get("peft_type")
+        say(f"load: merging {one.name} ({kind}) into {section.source}{named}")
         model = _merge_one(peft, model, one)
         absent -= {name.removeprefix(PREFIX) for name in one.header}
     if wrong := sorted(mismatched & absent):

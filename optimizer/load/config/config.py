@@ -16,10 +16,11 @@ from optimizer.harness.process.temporary import temporary_folder
 from optimizer.load import source, weights
 from optimizer.load.adapters import adapter
 from optimizer.load.config import config_fields, model_type
-from optimizer.load.config.modules_json import TRANSFORMERS, module_folder, read_modules
+from optimizer.load.config.model_folder import model_folder
 from optimizer.load.input_kinds import preparation
 from optimizer.load.onnx_model import files as onnx_files
 from optimizer.load.providers import gguf, pairs, timm
+from optimizer.load.sentence import logit_score
 from optimizer.model.architectures import families
 from optimizer.model.checkpoint.checkpoint import read_json
 from optimizer.recipe.schema import Model
@@ -32,18 +33,6 @@ UNCOVERED = {
     ),
 }
 """{model_type: (reason, advice)} of architectures that would fail later with a worse message."""
-
-
-def model_folder(root: Path) -> Path:
-    """The folder of the transformer's config.json: `root`, or for a sentence-transformers model the
-    folder of its Transformer module in modules.json. Raises CheckpointError for an adapter that
-    lies there without a model."""
-    if (root / "modules.json").is_file():
-        for module in read_modules(root):
-            if str(module.get("type", "")).endswith(TRANSFORMERS) and module.get("path"):
-                return module_folder(root, module)
-    adapter.check_not_alone(root)
-    return root
 
 
 def peek_config(section: Model, *, fetch: bool) -> tuple[Path, dict[str, Any]] | None:
@@ -123,6 +112,8 @@ def read_config(folder: Path, section: Model) -> Any:
     if hasattr(config, "quantization_config"):  # integers are read by load, not by transformers
         del config.quantization_config
     adapter.set_labels(config, section, folder)
+    if logit_score.takes(section, folder):
+        logit_score.set_head(config, folder, section)
     return config
 
 
@@ -147,12 +138,10 @@ def check_task(config: Any, section: Model, folder: Path) -> None:
         fix = "Use an encoder, or for hidden states and embeddings the encoder of a T5."
     elif causal and task.ranks and _predicts_tokens(config, section, folder):
         what, fix = (
-            f"a decoder with a head over the vocabulary ({config.architectures[0]}), whose logits "
-            "of the next token no ranking here reads",
-            "Save it as a ForSequenceClassification of one label, whose score.weight is the "
-            "difference of the head's rows of yes and no (docs/recipe.md, Rerankers, has the "
-            "code); or set model.task: text-generation, and read the logprobs of its yes and no "
-            "from /v1/completions.",
+            f"a decoder with a head over the vocabulary ({config.architectures[0]}) in a GGUF "
+            "file, and rankings read its logits of yes and no from a folder of float weights",
+            "Set model.source to the folder that the file was made from; or set model.task: "
+            "text-generation, and read the logprobs of yes and no from /v1/completions.",
         )
     elif causal and task.extracts:
         what, fix = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from optimizer.load.providers.gguf import GGUF
+from optimizer.load.providers.logit_score import LOGIT_SCORE
 from optimizer.load.providers.pairs import PAIR
 from optimizer.load.providers.provider import Loaded, Provider
 from optimizer.load.providers.quantized import QUANTIZED
@@ -14,7 +15,7 @@ from optimizer.recipe.schema import Model
 
 __all__ = ["PROVIDERS", "Loaded", "Provider", "provider"]
 
-PROVIDERS = (GGUF, QUANTIZED, TIMM, PAIR, TRANSFORMERS)
+PROVIDERS = (GGUF, LOGIT_SCORE, QUANTIZED, TIMM, PAIR, TRANSFORMERS)
 
 
 def provider(section: Model, folder: Path) -> Provider:

@@ -30,22 +30,33 @@ def scores_pairs(root: Path, raw: Mapping[str, Any]) -> bool:
     return labels == 1 and (settings(root) is not None or _in_config(raw) is not None)
 
 
-def check(root: Path) -> None:
+def prompt(root: Path) -> str:
+    """The prompt that a CrossEncoder adds to every pair by default; "" without one."""
+    document = settings(root) or {}
+    name = document.get("default_prompt_name")
+    return "" if name is None else str((document.get("prompts") or {}).get(name) or "")
+
+
+def check(root: Path, *, templated: bool, scored: bool) -> None:
     """Raise CheckpointError for parts of a CrossEncoder that the harness does not have: modules
-    other than the transformer, and a prompt that is added to every text."""
-    document = settings(root)
-    if document is None:
+    other than the transformer, and a prompt that is added to every text.
+
+    templated: True if the prompt is a part of the contract's template
+    scored: True if the head is that of a causal language model, which LogitScore reads
+    """
+    if settings(root) is None:
         return
     modules = read_modules(root) if (root / "modules.json").is_file() else []
     kinds = [str(m.get("type", "")).rpartition(".")[2] for m in modules]
-    if others := [kind for kind in kinds if kind != "Transformer"]:
+    accepted = ("Transformer", "LogitScore") if scored else ("Transformer",)
+    if others := [kind for kind in kinds if kind not in accepted]:
         raise CheckpointError(
             f"the CrossEncoder has the module {others[0]}, which is not covered",
             where=str(root / "modules.json"),
             accepted="one Transformer, with a sequence classifier of one label as its head",
         )
-    name = document.get("default_prompt_name")
-    if name is not None and (document.get("prompts") or {}).get(name):
+    if prompt(root) and not templated:
+        name = (settings(root) or {})["default_prompt_name"]
         raise CheckpointError(
             f"the CrossEncoder adds the prompt {name!r} to every query, and none is added here",
             where=f"{root / SETTINGS}: default_prompt_name",

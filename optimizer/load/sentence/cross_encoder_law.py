@@ -10,6 +10,7 @@ caught     another activation, length or weight: tests/load/sentence/test_cross_
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,14 @@ from optimizer.foundation.rounding.tolerance import UNIT, normal_bound
 from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
+from optimizer.harness.inputs.pair_template import full_lengths
 from optimizer.harness.tasks.text_classification import activated
+from optimizer.load.config.model_folder import model_folder
 from optimizer.load.preparation import Described
-from optimizer.load.sentence import cross_encoder, library
+from optimizer.load.sentence import cross_encoder, library, logit_score
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
 from optimizer.model.checkpoint.model import torch_model
+from optimizer.recipe.answers import split_template
 
 PAIRS = 32
 ACTIVATION = 4 * UNIT["fp32"]  # of a score, from its logit: two roundings of a sigmoid
@@ -101,7 +105,9 @@ def _pairs(contract: Contract, encoder: Any, count: int) -> tuple[Pairs, tuple[s
 
     each = [(text(7 * i, 1 + i % 5).title(), text(11 * i + 3, 1 + i % 12)) for i in range(count)]
     longest = contract.text.max_length
-    whole = [p for p in each if len(encoder.encode(*p).ids) <= longest] or [(own[0], own[-1])]
+    sizes = full_lengths(contract, encoder, *map(list, zip(*each, strict=True)))
+    pairs = zip(each, sizes, strict=True)
+    whole = [pair for pair, size in pairs if size <= longest] or [(own[0], own[-1])]
     return whole, (text(1, longest // 2), text(5, longest))
 
 
@@ -129,12 +135,27 @@ def _open(d: Described) -> Any:
     with quiet():
         from sentence_transformers import CrossEncoder
 
-        return CrossEncoder(
+        options: dict[str, Any] = {}
+        if d.section.template is not None:
+            options["processor_kwargs"] = {"chat_template": _template(d.section.template)}
+        model = CrossEncoder(
             str(d.root),
             device="cpu",
             local_files_only=True,
             trust_remote_code=d.section.trust_remote_code,
-        ).float()
+            **options,
+        )
+        # a difference of two logits has the errors of both, which float32 would hide ours behind
+        scored = logit_score.takes(d.section, model_folder(d.root))
+        return model.double() if scored else model.float()
+
+
+def _template(parts: str) -> str:
+    """A chat template, in Jinja, that prints the text of a pair as model.template does."""
+    before, between, after = (
+        "{{ " + json.dumps(part, ensure_ascii=False) + " }}" for part in split_template(parts)
+    )
+    return before + "{{ messages[-2].content }}" + between + "{{ messages[-1].content }}" + after
 
 
 def _theirs(opened: Any, pairs: Pairs) -> tuple[Scores, Scores]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from optimizer.harness.tasks import fill_mask
+from optimizer.harness.tasks import fill_mask, text_generation
 from optimizer.harness.tasks.embeddings import feature_extraction
 
 READ = object()
@@ -14,7 +14,7 @@ READ = object()
 NOTHING: tuple[Any, ...] = (None, {}, [], False, "")
 TEXT_ONLY = {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}
 SCORES_ONLY = {"text": {"method": "forward", "method_output_name": "logits"}}
-VECTOR = "sentence_embedding"
+VECTOR, LOGITS = "sentence_embedding", "causal_logits"
 KEYS: Mapping[str, Mapping[str, Any]] = {
     "modules.json": dict.fromkeys(("idx", "name", "path", "type"), READ),
     "config_sentence_transformers.json": {
@@ -32,6 +32,16 @@ KEYS: Mapping[str, Mapping[str, Any]] = {
         "transformer_task": feature_extraction.TASK.name,
         "modality_config": TEXT_ONLY,
         "module_output_name": "token_embeddings",
+    },
+    "CausalTransformer": {
+        **dict.fromkeys(("max_seq_length", "unpad_inputs", "modality_config"), READ),
+        "transformer_task": text_generation.TASK.name,
+        "module_output_name": LOGITS,
+        "processing_kwargs": READ,
+    },
+    "LogitScore": {
+        **dict.fromkeys(("true_token_id", "false_token_id"), READ),
+        "module_input_name": LOGITS,
     },
     "MLMTransformer": {
         **dict.fromkeys(("max_seq_length", "do_lower_case", "unpad_inputs"), READ),

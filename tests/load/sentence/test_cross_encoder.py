@@ -157,14 +157,6 @@ def test_no_logit_overflows_the_sigmoid() -> None:
     assert values == pytest.approx([0, float(np.exp(-90.0)), 0.5, 1], rel=1e-5)
 
 
-def test_a_decoder_is_no_ranker_and_the_way_out_is_named(load: Load, tiny_llama: Path) -> None:
-    with pytest.raises(
-        CheckpointError, match=r"a decoder.*text-ranking|text-ranking.*a decoder"
-    ) as e:
-        load(tiny_llama, task="text-ranking")
-    assert "logprobs" in e.value.fix
-
-
 def test_a_classifier_of_two_labels_is_no_ranker(load: Load, tiny_classifier: Path) -> None:
     with pytest.raises(CheckpointError, match="the model has 2 labels"):
         load(tiny_classifier, task="text-ranking")

@@ -32,11 +32,11 @@ from optimizer.harness.tasks import (
 from optimizer.load import source, weights
 from optimizer.load.adapters import adapter
 from optimizer.load.config import model_type
-from optimizer.load.config.config import model_folder
+from optimizer.load.config.model_folder import model_folder
 from optimizer.load.providers.pairs import is_pair
 from optimizer.load.providers.timm import is_timm
 from optimizer.load.providers.timm_architectures import architecture as of_timm
-from optimizer.load.sentence import cross_encoder
+from optimizer.load.sentence import cross_encoder, logit_score
 from optimizer.load.sentence.folder import is_sparse
 from optimizer.load.stage import open_skeleton
 from optimizer.load.text_inputs import ENTAILS
@@ -76,10 +76,9 @@ TWO_SIDES = (
     f"labels that the recipe names with --task {zero_shot_image_classification.TASK.name}"
 )
 
-YES_OR_NO = (
-    "CrossEncoder scores with the logits of two tokens of this decoder, such as yes and no; here "
-    "it generates text, and a client reads their logprobs from /v1/completions. To rank with it, "
-    "save it as a classifier of one label (docs/recipe.md, Rerankers)"
+NO_TEMPLATE = (
+    "the decoder ranks by its logits of yes and no: set template to the text that it was trained "
+    "with (docs/recipe.md, Rerankers, has Qwen3-Reranker's)"
 )
 
 
@@ -161,7 +160,7 @@ def look(name: str, task: str | None, gguf_file: str | None = None) -> ModelFact
             task = text_ranking.TASK.name if scorer else task
             decisions += [] if scorer else [ONE_SCORE]
         elif tasks.task(task).generates and cross_encoder.settings(root):
-            decisions.append(YES_OR_NO)
+            task = text_ranking.TASK.name
     facts = ModelFacts(name, tasks.task(task), None, folder if local else None, kind)
     facts = replace(facts, convolves=family is not None and family.quantizes_convolutions)
     if local:
@@ -169,6 +168,11 @@ def look(name: str, task: str | None, gguf_file: str | None = None) -> ModelFact
         facts = replace(facts, settings=(*taken, *settings))
         decisions += more
     facts = replace(facts, decisions=tuple(decisions), positions=_positions(raw, kind))
+    ranking = Model(source=str(folder), task=task)
+    if logit_score.takes(ranking, folder) and not (root / "modules.json").is_file():
+        template = '# template: "... {query} ... {document} ..."'
+        facts = replace(facts, settings=(*facts.settings, template))
+        facts = replace(facts, decisions=(*facts.decisions, NO_TEMPLATE))
     if raw.get("auto_map"):
         own = "the model has code of its own: read it, then set trust_remote_code: true"
         return replace(facts, decisions=(*facts.decisions, own))

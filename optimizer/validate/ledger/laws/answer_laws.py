@@ -467,8 +467,9 @@ def _row(alone: Batch, runs: Sequence[tuple[Mapping[str, Array], Array]]) -> Arr
 def _counts(reference: ReferencePipeline, text: str, one: Answered) -> Iterator[str]:
     """Differences in the token counts of a text: all its tokens, and those that the model read."""
     with quiet():
-        prompted = reference.contract.vectors.text + text
-        whole = len(reference.tokenizer(prompted)["input_ids"])
+        parts = reference.contract.template or ("", "", "")  # the text is a document
+        prompted = reference.contract.vectors.text + parts[0] + parts[1] + text + parts[2]
+        whole = len(reference.tokenizer(prompted, add_special_tokens=not any(parts))["input_ids"])
     yield from differences(
         {"tokens": one.tokens, "read": one.kept},
         {"tokens": whole, "read": min(whole, reference.contract.text.max_length)},

@@ -63,6 +63,8 @@ def tokens(
         return _claims(reference, source, served, tokenizer, [*texts, *STRANGE, long])
     if tasks.of(source).extracts:
         return _windows(reference, source, served, tokenizer, [*texts, *STRANGE])
+    if source.template is not None:
+        return _templated(reference, source, served, tokenizer, [*texts, *STRANGE, long])
     broken = []
     for group in (list(texts), [*STRANGE, long], [texts[0]]):
         for pairs in (None, list(reversed(group))):
@@ -82,6 +84,32 @@ def tokens(
                 if array.shape != expected.shape or not np.array_equal(array, expected):
                     kind = "text pairs" if pairs else "texts"
                     broken.append(f"{name} of {len(group)} {kind}: {_difference(array, expected)}")
+    return broken
+
+
+def _templated(
+    reference: Any, source: Contract, served: Contract, tokenizer: Any, texts: Sequence[str]
+) -> list[str]:
+    """Law 1 for pairs in a template: sentences on pairs with other ids. The tokens behind the
+    document, which two pairs have in common, stand at the end of a text that is cut."""
+    before, between, after = source.template or ("", "", "")
+
+    def ids(query: str, document: str) -> list[int]:
+        whole = before + query + between + document + after
+        return list(reference(whole, add_special_tokens=False)["input_ids"])
+
+    one, other = ids("0", "0"), ids("1 2 3 4", "1 2 3 4")
+    shared = max(n for n in range(len(one)) if one[len(one) - n :] == other[len(other) - n :])
+    longest, broken = source.text.max_length, []
+    for i, (query, document) in enumerate(zip(texts, reversed(texts), strict=True)):
+        expected = ids(query, document)
+        if len(expected) > longest:
+            tail = one[len(one) - shared :][-longest:]
+            expected = [*expected[: longest - len(tail)], *tail]
+        actual = tasks.encode(served, tokenizer, [query], [document])["input_ids"]
+        if actual.shape != (1, len(expected)) or not np.array_equal(actual[0], expected):
+            difference = _difference(actual, np.array([expected]))
+            broken.append(f"input_ids of pair {i + 1} in the template: {difference}")
     return broken
 
 
