@@ -20,19 +20,59 @@ from optimizer.model.checkpoint.checkpoint import read_json
 from optimizer.model.checkpoint.model import auto_class
 
 GENERATION_CONFIG = "generation_config.json"
+CHANGED = {
+    "num_beams": 1,
+    "num_beam_groups": 1,
+    "penalty_alpha": 0,
+    "dola_layers": None,
+    "typical_p": 1,
+    "epsilon_cutoff": 0,
+    "eta_cutoff": 0,
+    "top_h": None,
+    "guidance_scale": 1,
+    "no_repeat_ngram_size": 0,
+    "encoder_no_repeat_ngram_size": 0,
+    "encoder_repetition_penalty": 1,
+    "exponential_decay_length_penalty": None,
+    "min_length": 0,
+    "min_new_tokens": 0,
+    "bad_words_ids": None,
+    "force_words_ids": None,
+    "constraints": None,
+    "sequence_bias": None,
+    "suppress_tokens": None,
+    "begin_suppress_tokens": None,
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "stop_strings": None,
+    "token_healing": None,
+    "watermarking_config": None,
+}
+"""{option of transformers that changes a text and is not read here: its neutral value}."""
 BY_LENGTH = ("dynamic", "longrope")  # transformers' dynamic_rope_update recomputes frequencies
 
 
 def read_generation_config(folder: Path) -> dict[str, Any]:
-    """The content of generation_config.json; {} when there is no such file."""
+    """The content of generation_config.json; without such a file the options in config.json, where
+    transformers then takes them from."""
+    file = _options_file(folder)
+    document = read_json(file) if file.is_file() else {}
+    if file.name == GENERATION_CONFIG:
+        return document
+    return {k: v for k, v in document.items() if k in (*SAMPLING, *CHANGED)}
+
+
+def _options_file(folder: Path) -> Path:
     file = folder / GENERATION_CONFIG
-    return read_json(file) if file.is_file() else {}
+    return file if file.is_file() else folder / "config.json"
 
 
 def generation(config: Any, tokenizer: Any, folder: Path) -> dict[str, Any]:
     """The `generation` section of contract.json without `context`. Raises CheckpointError when no
-    token ends a text, an id lies outside the vocabulary, or the model has no KV cache."""
+    token ends a text, an id lies outside the vocabulary, the model has no KV cache, or an option of
+    CHANGED is set."""
     generation_config = read_generation_config(folder)
+    _check_options(config, generation_config, folder)
     layers, kv_heads, head_dim, vocabulary = _measure_cache(config)
     eos = eos_ids(config, generation_config, tokenizer.eos_token_id)
     bos = tokenizer.bos_token_id
@@ -51,8 +91,27 @@ def generation(config: Any, tokenizer: Any, folder: Path) -> dict[str, Any]:
         "eos_ids": eos,
         "bos_id": bos,
         "chat_template": _read_template(tokenizer, folder),
-        "defaults": _defaults(generation_config, folder / GENERATION_CONFIG),
+        "defaults": _defaults(generation_config, _options_file(folder)),
     }
+
+
+def _check_options(config: Any, generation_config: dict[str, Any], folder: Path) -> None:
+    """Raise CheckpointError for an option of CHANGED that is not neutral."""
+    for key, neutral in CHANGED.items():
+        value = generation_config.get(key)
+        if value not in (None, False, [], {}, neutral):
+            raise CheckpointError(
+                f"{str(value)[:80]!r} was found, with which transformers generates other texts",
+                where=f"{_options_file(folder)}: {key}",
+                accepted=f"no {key}; read are {', '.join(SAMPLING)}",
+                fix="Generation here does not have this option. Remove it from a copy of the "
+                "folder to generate without it.",
+            )
+    if prefix := getattr(config, "prefix", None):
+        say(
+            f"load: transformers' pipeline puts {str(prefix)[:80]!r} before each prompt (prefix in "
+            "config.json); its generate does not, nor do answers here"
+        )
 
 
 def _defaults(generation_config: dict[str, Any], file: Path) -> dict[str, Any]:

@@ -190,6 +190,29 @@ def generation(load: Load, folder: Path) -> Any:
     return about
 
 
+@pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
+def test_an_option_of_generation_that_is_not_read_is_refused(
+    load: Load, llama: Path, file: str
+) -> None:
+    edit_json(llama / "generation_config.json", num_beams=1, typical_p=1.0, suppress_tokens=[])
+    load(llama, TASK)
+    if file == "config.json":
+        (llama / "generation_config.json").unlink()
+    edit_json(llama / file, no_repeat_ngram_size=2)
+    with pytest.raises(CheckpointError, match=rf"{file}: no_repeat_ngram_size: '2' was found"):
+        load(llama, TASK)
+
+
+def test_options_of_an_older_config_are_those_of_transformers(load: Load, llama: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    (llama / "generation_config.json").unlink()
+    edit_json(llama / "config.json", do_sample=True, temperature=0.25, top_k=7)
+    theirs = AutoModelForCausalLM.from_pretrained(llama).generation_config
+    defaults = read(load(llama, TASK) / "contract.json").decoder.defaults
+    assert defaults == {k: getattr(theirs, k) for k in ("do_sample", "temperature", "top_k")}
+
+
 def test_ends_and_advice_are_those_of_the_generation_config(load: Load, llama: Path) -> None:
     edit_json(
         llama / "generation_config.json",
