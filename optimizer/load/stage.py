@@ -180,6 +180,21 @@ def write_inputs(described: Described, checkpoint: Path) -> dict[str, Any]:
     return document
 
 
+def origin(section: Model) -> dict[str, Any]:
+    """{"source", "revision", "files": {path: {sha256, size}}} of a recipe's model, which is fetched
+    where it is on a hub."""
+    if torch_module.takes(section):
+        return torch_module.origin(section)
+    if onnx_files.takes(section):
+        return onnx_files.origin(section)
+    resolved = source.resolve(section)
+    return {
+        "source": section.source,
+        "revision": resolved.revision,
+        "files": adapter.describe_files(section, resolved),
+    }
+
+
 def _origin(section: Model, resolved: source.Source) -> dict[str, Any]:
     """{"source", "revision", "files": {path: {sha256, size}} of all files, "task"}; with
     model.adapters also their names."""

@@ -16,8 +16,7 @@ from typing import Any
 
 from optimizer.foundation.errors import RecipeError
 from optimizer.harness.trust.verify import parse
-from optimizer.load import source
-from optimizer.load.adapters.adapter import describe_files
+from optimizer.load.stage import origin
 from optimizer.package.rebuilt import inputs
 from optimizer.package.stage import MADE_WITH, data_digests
 from optimizer.recipe.schema import Recipe
@@ -32,15 +31,10 @@ NAMED = 5
 
 def lock(recipe: Recipe) -> dict[str, Any]:
     """Return the content of a recipe's lock. Fetches a checkpoint and data sets from a hub."""
-    checkpoint = source.resolve(recipe.model)
     return {
         "lock_version": VERSION,
         "recipe": recipe.bundled.model_dump(mode="json", by_alias=True),
-        "source": {
-            "source": recipe.model.source,
-            "revision": checkpoint.revision,
-            "files": describe_files(recipe.model, checkpoint),
-        },
+        "source": origin(recipe.model),
         "calibration": data_digests(recipe),
         "packages": {p: v for p in MADE_WITH if (v := package_version(p)) is not None},
     }

@@ -7,10 +7,16 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
+from onnx.helper import make_node
+from safetensors.torch import save_file
 
 from optimizer.cli import main
+from optimizer.load.stage import origin
+from optimizer.recipe.schema import Model
 from tests.conftest import write_tiny_recipe
+from tests.load.onnx_model import exported
 from tests.package.bundles import small_bundle
 
 
@@ -102,3 +108,21 @@ def test_a_lock_that_is_not_there_is_an_error_that_says_how_to_write_one(
     recipe.with_name("recipe.lock.json").unlink()
     result = optimize("run", recipe, "--store", tmp_path / "store", "--locked")
     assert (result.exit_code, "optimize lock RECIPE" in result.stderr) == (2, True)
+
+
+def test_a_lock_names_the_files_of_an_onnx_file_and_of_a_torch_module(tmp_path: Path) -> None:
+    file = exported.by_hand(
+        tmp_path / "m.onnx", [make_node("MatMul", ["x", "W"], ["y"])], {"W": exported.weights(8, 4)}
+    )
+    assert set(origin(Model(source=str(file), task="tensors"))["files"]) == {"m.onnx"}
+    (tmp_path / "net.py").write_text("1 / 0")
+    save_file({"a": torch.ones(1)}, tmp_path / "w.safetensors")
+    module = Model(
+        module="net:build",
+        weights="w.safetensors",
+        example="net:example",
+        trust_code=True,
+        task="tensors",
+        base=str(tmp_path),
+    )
+    assert set(origin(module)["files"]) == {"net.py", "w.safetensors"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -183,6 +183,24 @@ def digests(section: Model) -> dict[str, str]:
     if not source.is_local(section.source, section.base):
         return source.digests(section)
     return {name: digest_file(file) for name, file in by_name(find(section).path).items()}
+
+
+def origin(section: Model) -> dict[str, Any]:
+    """{"source", "revision", "files": {file: {sha256, size}}} of a recipe's ONNX file."""
+    file = find(section)
+    return {
+        "source": section.source,
+        "revision": file.revision,
+        "files": describe(by_name(file.path)),
+    }
+
+
+def describe(files: Mapping[str, Path]) -> dict[str, dict[str, Any]]:
+    """{name: {"sha256", "size"}} of files by name."""
+    return {
+        name: {"sha256": digest_file(file), "size": file.stat().st_size}
+        for name, file in files.items()
+    }
 
 
 def by_name(path: Path) -> dict[str, Path]:

@@ -37,7 +37,7 @@ from optimizer.load.onnx_model.finish import Finished, finish
 from optimizer.load.onnx_model.reference import Origin
 from optimizer.model.graph import record
 from optimizer.recipe.schema import Model
-from optimizer.store import Estimate, Shapes, digest_file
+from optimizer.store import Estimate, Shapes
 
 OPSET = 21  # of the graph, unless the file has a later one
 FIRST_MODES = 11  # opset whose Resize names its coordinates
@@ -226,12 +226,7 @@ def run(section: Model, out: Path, origin: Origin | None = None) -> None:
     _write_json(
         out / "source.json",
         {
-            "source": section.source,
-            "revision": opened.source.revision,
-            "files": {
-                name: {"sha256": digest_file(file), "size": file.stat().st_size}
-                for name, file in files.by_name(path).items()
-            },
+            **files.origin(section),
             "task": section.task,
             "licence": "",
             "model_type": record.MODEL_TYPE,

@@ -14,9 +14,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
+from typing import Any
 
 from optimizer.foundation.errors import CheckpointError
 from optimizer.harness.process.temporary import temporary_folder
+from optimizer.load.onnx_model import files as onnx_files
 from optimizer.load.onnx_model import stage as onnx_model
 from optimizer.load.onnx_model.stage import Opened
 from optimizer.load.torch_module import code, export
@@ -69,19 +71,21 @@ def run(section: Model, out: Path) -> None:
         onnx_model.run(of_file, out, module)
     file = out / "source.json"
     document = json.loads(file.read_text(encoding="utf-8"))
-    file_digests = {
-        str(path.relative_to(code.folder(section))): path
-        for path in (*code.files(section).values(), modules.weights_file(section))
-    }
-    document |= {
-        "source": section.module,
-        "files": {
-            name: {"sha256": digest_file(path), "size": path.stat().st_size}
-            for name, path in file_digests.items()
-        },
-        "architecture": type(module.module).__name__,
-    }
+    document |= {**origin(section), "architecture": type(module.module).__name__}
     file.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def origin(section: Model) -> dict[str, Any]:
+    """{"source", "revision", "files": {file: {sha256, size}}} of a recipe's torch module: its
+    Python files and its weights. Nothing is imported."""
+    base = code.folder(section)
+    python = {str(path.relative_to(base)): path for path in code.files(section).values()}
+    weights = {str(section.weights): modules.weights_file(section)}
+    return {
+        "source": section.module,
+        "revision": None,
+        "files": onnx_files.describe({**python, **weights}),
+    }
 
 
 def check(section: Model, out: Path) -> Opened:
