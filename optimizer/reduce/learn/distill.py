@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from optimizer.data import datasets
 from optimizer.foundation.errors import DataError
+from optimizer.foundation.process.launch import ALONE, Processes
 from optimizer.foundation.progress import say
 from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
@@ -28,7 +29,7 @@ from optimizer.recipe.recover import Learning
 from optimizer.recipe.schema import DataSpec
 from optimizer.reduce.learn import rate_search, width_maps
 from optimizer.reduce.learn.pair import Batch, Pair
-from optimizer.reduce.learn.processes import ALONE, Processes, count_of
+from optimizer.reduce.learn.processes import count_of
 from optimizer.reduce.learn.training import Curve, TrainingOptions, train
 from optimizer.reduce.methods.batch_order import batch_of
 

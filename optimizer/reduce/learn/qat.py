@@ -31,6 +31,7 @@ from optimizer.compress.apply.weights import bias_correction
 from optimizer.compress.methods.weights.rtn import relative_error
 from optimizer.compress.module_rows import Row, significant
 from optimizer.foundation import state
+from optimizer.foundation.process.launch import Processes
 from optimizer.foundation.process.torch_device import CPU
 from optimizer.foundation.state import CompressedState, weight_name
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
@@ -38,7 +39,7 @@ from optimizer.recipe.schema import QuantizationAware
 from optimizer.reduce.learn.distill import Distilled, distill
 from optimizer.reduce.learn.estimate import training
 from optimizer.reduce.learn.pair import Pair, open_pair
-from optimizer.reduce.learn.processes import Processes, count_of, device_of, launch
+from optimizer.reduce.learn.processes import count_of, device_of, launch
 from optimizer.reduce.learn.recover import FINISHED, PROGRESS, document, kept, learned_texts
 from optimizer.reduce.learn.rewrite import rewrite
 from optimizer.reduce.learn.trained_linear import Trained, trained

@@ -23,9 +23,9 @@ from typing import Any
 from torch import nn
 
 from optimizer.foundation import atomic
+from optimizer.foundation.process.launch import ALONE, Processes
 from optimizer.foundation.progress import say
 from optimizer.model.checkpoint.checkpoint import read_json
-from optimizer.reduce.learn.processes import ALONE, Processes
 from optimizer.reduce.learn.training import TrainingOptions, identity, share_of_rate, trial
 
 FILE = "rates.json"

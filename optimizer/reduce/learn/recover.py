@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.compress.walk.products import Products
+from optimizer.foundation.process.launch import Processes
 from optimizer.harness import contract as contracts
 from optimizer.model.checkpoint.checkpoint import read_json
 from optimizer.recipe.recover import Learning
@@ -31,7 +32,7 @@ from optimizer.reduce.learn import step_times
 from optimizer.reduce.learn.distill import Distilled, Split, distill, texts
 from optimizer.reduce.learn.estimate import recovery
 from optimizer.reduce.learn.pair import Kept, open_pair
-from optimizer.reduce.learn.processes import Processes, count_of, device_of, launch
+from optimizer.reduce.learn.processes import count_of, device_of, launch
 from optimizer.reduce.learn.rewrite import rewrite
 from optimizer.reduce.learn.teacher_text import add_teacher_text
 from optimizer.reduce.structure.write import REDUCED

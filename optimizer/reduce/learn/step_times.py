@@ -9,10 +9,10 @@ import torch
 
 from optimizer.compress.walk import products
 from optimizer.compress.walk.products import Products, Seconds
+from optimizer.foundation.process.launch import ALONE, Processes
 from optimizer.recipe.recover import LossWeights, Recover
 from optimizer.reduce.learn.distill import Texts, rows_at_once
 from optimizer.reduce.learn.pair import Pair
-from optimizer.reduce.learn.processes import ALONE, Processes
 from optimizer.reduce.methods.batch_order import batch_of
 
 Timing = Callable[[Recover, Pair, Texts, Processes], Seconds]

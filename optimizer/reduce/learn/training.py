@@ -28,8 +28,8 @@ from torch import Tensor, nn
 from optimizer.foundation import safetensors_stream
 from optimizer.foundation.atomic import remove, replace, restore
 from optimizer.foundation.errors import CheckpointError
+from optimizer.foundation.process.launch import ALONE, Processes
 from optimizer.foundation.progress import meter, say
-from optimizer.reduce.learn.processes import ALONE, Processes
 
 MEASURED = 20  # measurements on held-out data: enough to stop early, a few percent of the time
 TIMED = 10  # steps before max_seconds limits their number; the first ones are slower

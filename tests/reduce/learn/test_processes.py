@@ -19,10 +19,12 @@ from pydantic import ValidationError
 from torch.multiprocessing.spawn import ProcessRaisedException
 
 from optimizer.foundation.errors import CheckpointError, MachineError
+from optimizer.foundation.process import launch as launches
+from optimizer.foundation.process.launch import ALONE, Processes
 from optimizer.recipe.recover import LossWeights, Recover
 from optimizer.recipe.schema import DataSpec, Recovery
 from optimizer.reduce.learn import processes, recover
-from optimizer.reduce.learn.processes import ALONE, Processes, launch
+from optimizer.reduce.learn.processes import launch
 from optimizer.reduce.learn.training import Curve, train
 from tests.conftest import write_rows
 from tests.reduce.learn.test_training import OPTIONS, Regression, killed_at
@@ -102,7 +104,7 @@ def test_two_processes_follow_the_gradient_of_the_whole_batch(tmp_path: Path) ->
     assert all(a[0] == b[0] and abs(a[1] - b[1]) < 1e-3 * a[1] for a, b in points)
     a, b = (task.weight.detach() for task in (one, together))
     assert float((a - b).abs().max()) < 1e-3 * float(a.abs().max())
-    assert not (tmp_path / processes.MEETING).exists()
+    assert not (tmp_path / launches.MEETING).exists()
 
 
 class Forked(Shared):
@@ -181,7 +183,7 @@ def disconnect_after(file: Path) -> None:
 
 def fail_and_linger(these: Processes, folder: Path, error: Exception) -> None:
     if these.rank == 1:
-        last = folder / processes.FAILURE
+        last = folder / launches.FAILURE
         threading.Thread(target=disconnect_after, args=(last,)).start()  # is waited for at the end
         raise error
     these.sums([0.0])

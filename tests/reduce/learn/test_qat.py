@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from optimizer.foundation.process.launch import Processes
 from optimizer.foundation.process.torch_device import CPU
 from optimizer.recipe.recover import Qat
 from optimizer.recipe.schema import (
@@ -25,7 +26,6 @@ from optimizer.recipe.schema import (
     Weights,
 )
 from optimizer.reduce.learn import qat
-from optimizer.reduce.learn.processes import Processes
 from optimizer.validate.ledger import hops
 from optimizer.validate.ledger.entry import Entry
 from optimizer.validate.ledger.laws.reduce import training_laws

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from optimizer.compress.walk.products import TIMED, TYPES, Products
+from optimizer.foundation.process.launch import Processes
 from optimizer.harness import contract as contracts
 from optimizer.recipe.recover import Recover
 from optimizer.recipe.schema import DataSpec
 from optimizer.reduce.learn import step_times
 from optimizer.reduce.learn.distill import Texts, texts
 from optimizer.reduce.learn.pair import Pair, open_pair
-from optimizer.reduce.learn.processes import Processes
 from tests.conftest import write_rows
 from tests.reduce.smaller import loaded
 
