@@ -20,6 +20,7 @@ from optimizer.checks import (
     timed_targets,
 )
 from optimizer.checks.context import Context
+from optimizer.compress import processes as calibration_processes
 from optimizer.data.datasets import check_header
 from optimizer.foundation.errors import DataError, collect
 from optimizer.foundation.process import torch_device
@@ -77,7 +78,9 @@ def check_packages(recipe: Recipe, context: Context) -> None:
 
 
 def check_processes(recipe: Recipe, context: Context) -> None:
-    """Check that this machine can run the processes that `recover` and `qat` ask for."""
+    """Check that this machine can run the processes that the recipe asks for."""
+    if context.reaches("compress"):
+        calibration_processes.check(recipe.compression)
     learning = [recipe.recovery.recover if recipe.recovery else None, recipe.qat]
     for section in learning if context.reaches("validate") else ():
         if section is not None:

@@ -10,14 +10,15 @@ for
          quantize.allocate the model and the gradients of its outputs; with
          quantize.keep_float_auto the model twice; with a method that tunes the whole model the
          model, its values and gradients, the float hidden states of all windows, and the
-         activations of one
+         activations of one. Of several processes each needs all but its part of the streams
 disk   = integers and scales, or pruned floats + folded floats, twice while they are merged +
 streams,
          for resuming, and where they exceed memory (Headers of convolutional networks have no image
          sizes: their streams are taken as large as compress.memory_gb, a third of it on disk.)
 time   = multiply-adds of all passes, of H and of the rounding by it, operations of the search for
          scales, and bytes written and read, at the measured speeds of this machine; texts fill half
-         the sequence length, windows of a decoder all of it
+         the sequence length, windows of a decoder all of it. Several processes share the
+         passes; each rounds every block on its part of the threads
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from math import prod
 from optimizer.compress.apply.weights.rounding import HELD
 from optimizer.compress.methods.weights.factorization import PART
 from optimizer.compress.methods.weights.rtn import shrinks
+from optimizer.compress.processes import count_of
 from optimizer.compress.segment import MEASURED
 from optimizer.compress.selection import scheme_of
 from optimizer.foundation.process import machine_speed
@@ -163,7 +165,7 @@ def estimate(section: Compression, shapes: Shapes, speed: MachineSpeed | None = 
     calibrated = sparsity is not None and sparsity.record.calibrated
     with_moments = calibrated or any(m.moments for m in quantize.chosen)
     # fitting pruned values needs H and its factorization
-    matrices = 3 if sparsity is not None else 1
+    matrices = max(3 if sparsity is not None else 1, _sums_at_once(section))
     statistics = 4 * matrices * of.widest**2 + 8 * of.widest * of.hidden if with_moments else 0
     inside = 12 * batch * of.widest if generates else 0
     stored = _stored(section, of)
@@ -175,7 +177,13 @@ def estimate(section: Compression, shapes: Shapes, speed: MachineSpeed | None = 
     work = full * (_passes(section, full) * one_pass + linear / max(of.blocks, 1))  # and capture.py
     if with_moments:
         work += full * of.moments + of.feedback
-    walked = max(0 if generates else 4 * outside, of.block + statistics) + in_memory
+    each = max(0 if generates else 4 * outside, of.block + statistics)
+    count, again = count_of(section), 0.0
+    if count > 1:
+        each = count * (LIBRARIES + each + inside)  # beside the process that started them
+        again = speed.multiply(of.feedback if with_moments else 0)
+        again = (count - 1) * (again + _rounding(section, of, stored, speed)) + START
+    walked = each + in_memory
     if calibrate is None:
         walked = ALONE * speed.threads * of.one + of.block_values
     if quantize.allocate and calibrate:
@@ -190,9 +198,16 @@ def estimate(section: Compression, shapes: Shapes, speed: MachineSpeed | None = 
     return Estimate(
         memory=int(LIBRARIES + max(walked, tuning, STACKED * of.distinct) + inside),
         disk=2 * (stored + folded) + 2 * stream,
-        seconds=START + speed.multiply(work + more) + _rounding(section, of, stored, speed),
+        seconds=START + speed.multiply(work + more) + _rounding(section, of, stored, speed) + again,
         device_memory=device_memory(section, shapes),
     )
+
+
+def _sums_at_once(section: Compression) -> int:
+    """Number of H in memory together: the sum so far and the next part's; of several processes also
+    those that one measured."""
+    count, parts = count_of(section), section.compress.partial_sums
+    return min(parts, 2) if count == 1 else 2 + -(-parts // count)
 
 
 def device_memory(section: Compression, shapes: Shapes) -> int:

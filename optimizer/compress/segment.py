@@ -39,7 +39,8 @@ from optimizer.foundation.state import CompressedState, Range, input_name, weigh
 from optimizer.recipe.compression.quantize import Quantize
 from optimizer.recipe.compression.sparsity import Sparsity
 
-MEASURED = 2048  # tokens over which a module's output error and saturation are measured
+MEASURED = 2048  # tokens over which a module's output error and saturation are measured: the
+# first ones of the first partial sum
 
 
 def compress(
@@ -211,5 +212,5 @@ def _measure(
 
     summands = {n: QuantInput(ranges[n]) for n in group.summands}
     with walk.swapped(group.model, {**quantized, **summands}):
-        walk.advance(group, hook, quantized)
+        walk.advance(group, hook, quantized, group.stream.deal.first_part)
     return measures

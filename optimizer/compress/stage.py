@@ -8,11 +8,12 @@ out/calibration.json                  {rows, tokens, digest} of the recipe's dat
 
 While it runs, out/progress/<segment>/ holds each finished segment as a state, and the newest also
 the stream after it, so that a killed run resumes bit-identically. A segment is one block, or all
-uses of shared blocks.
+uses of shared blocks. Several processes may walk together (processes.py), each with a share of the
+stream.
 
 The bytes depend on the processor and the thread count only through float rounding of activations
-(not with compress.deterministic), and on the batch size also through gptq's token_limit, a median
-per batch. Weights rounded without calibration depend on none of these.
+(not with compress.deterministic), on compress.partial_sums through the rounding of sums, and on the
+batch size also through gptq's token_limit, a median per batch. Weights rounded without calibration depend on none of these.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from __future__ import annotations
 import shutil
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -28,7 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from optimizer.compress import module_rows, predicted
+from optimizer.compress import module_rows, predicted, processes
 from optimizer.compress import segment as segments
 from optimizer.compress.apply.precision.keep_float_auto import exclude_sensitive
 from optimizer.compress.apply.precision.mixed_precision import allocate_bits
@@ -44,10 +46,13 @@ from optimizer.compress.walk import consumed, precision, products
 from optimizer.compress.walk.activation_buffer import Budget, Buffer
 from optimizer.compress.walk.blocks import BlockGroup
 from optimizer.compress.walk.capture import Batch, capture
+from optimizer.compress.walk.deal import Deal
 from optimizer.compress.walk.model_source import ModelSource, open_source
 from optimizer.foundation import safetensors_stream, state
 from optimizer.foundation.atomic import finish
 from optimizer.foundation.process import freed_memory, portable_kernels, torch_device
+from optimizer.foundation.process.launch import ALONE as ONE
+from optimizer.foundation.process.launch import Processes
 from optimizer.foundation.process.torch_device import CPU
 from optimizer.foundation.progress import bar, say
 from optimizer.foundation.references import resolve
@@ -57,12 +62,14 @@ from optimizer.model.checkpoint.model import parameter_shapes
 from optimizer.model.graph import record
 from optimizer.recipe.compression import methods
 from optimizer.recipe.compression import sparsity as sparse
+from optimizer.recipe.compression.quantize import Quantize
 from optimizer.recipe.schema import Compression
 from optimizer.store import Stage
 
 VERSION = 1
 LARGE, LARGEST = 1 << 23, 1 << 30  # bytes below which freed memory is reused: wide layers, others
-PROGRESS, ASSEMBLED, STREAM = "progress", "progress.done", "stream.safetensors"
+PROGRESS, ASSEMBLED = "progress", "progress.done"
+STREAM, STREAMS = "stream.safetensors", "stream*.safetensors"  # of one process, of all
 MOMENTS = "head.safetensors"
 WHERE = "compress.device"
 FIX = (
@@ -99,6 +106,7 @@ def check(section: Compression, source: Path) -> None:
     """Raise the error of `run` for a recipe that does not fit the model's names and shapes, or
     this machine's GPU."""
     select(open_source(section.task, source), section.quantize, section.sparsity)
+    processes.check(section)
     _device(section.effective, source)
 
 
@@ -121,11 +129,12 @@ def _device(section: Compression, source: Path) -> torch.device:
 class _Job:
     """Inputs of the walk over the blocks.
 
+    source: folder of load or reduce
     progress: folder of finished segments
     calibration_batches: number of leading batches that hold the recipe's calibration data
     """
 
-    source: ModelSource
+    source: Path
     section: Compression
     selection: Selection
     batches: Sequence[Batch]
@@ -144,15 +153,11 @@ def compress(
     opened = replace(open_source(section.task, source), device=device)
     quantize = section.quantize
     selection = select(opened, quantize, section.sparsity)
-    if quantize.integer_attention:
-        attention = opened.family.attention_products
-        attention_operands.install(opened.model, [f"{b}.{attention}" for b in opened.blocks])
     progress = out / PROGRESS
     progress.mkdir(exist_ok=True)
     walked = precision.decide(section.compress, opened, progress, "compress")
     section = section.model_copy(update={"compress": walked})
-    for method in quantize.of_kind("model-transform"):
-        opened = resolve(method.apply)(opened, quantize)
+    opened = _transformed(opened, quantize)
     windows = Windows([*batches()], [])
     if quantize.model_tuning:
         where = f"quantize.{quantize.of_kind('model-tuning')[0].name}.held_out"
@@ -164,7 +169,7 @@ def compress(
     own, tuning_only = _generated_windows(opened, windows.train, section, progress)
     tuning_only += calibration.for_tuning(section, source)
     train = [*windows.train, *own]
-    parts = _walk(_Job(opened, section, selection, train, progress, len(windows.train)))
+    parts = _walk(_Job(source, section, selection, train, progress, len(windows.train)), opened)
     if quantize.model_tuning:
         windows = Windows(train + tuning_only, windows.held_out)
         parts.insert(0, _tune(opened, windows, section, parts, progress))
@@ -180,6 +185,16 @@ def compress(
             shutil.copyfile(progress / name, out / name)
     progress.rename(out / ASSEMBLED)
     shutil.rmtree(out / ASSEMBLED)
+
+
+def _transformed(source: ModelSource, quantize: Quantize) -> ModelSource:
+    """The source as the walk reads it: with operands of attention, and rotated."""
+    if quantize.integer_attention:
+        attention = source.family.attention_products
+        attention_operands.install(source.model, [f"{b}.{attention}" for b in source.blocks])
+    for method in quantize.of_kind("model-transform"):
+        source = resolve(method.apply)(source, quantize)
+    return source
 
 
 def _generated_windows(
@@ -200,16 +215,44 @@ def _generated_windows(
     return one, other
 
 
-def _walk(job: _Job) -> list[Path]:
+def _walk(job: _Job, source: ModelSource) -> list[Path]:
     """Compress every segment that is not under `progress` yet; returns all their folders."""
-    selection, progress = job.selection, job.progress
-    budget = Budget(job.section.compress.memory_bytes)
-    hidden = Buffer(budget, progress / "hidden")
-    reference = Buffer(budget, progress / "reference") if job.section.float_reference else None
-    stream = capture(job.source, selection.blocks, job.batches, hidden, reference)
-    stream.float = job.section.compress.decided
-    if job.calibration_batches:
-        consumed.write(stream.consumed[: job.calibration_batches], progress)
+    sums = Deal.of(len(job.batches), job.section.compress.partial_sums).sizes
+    count = min(processes.count_of(job.section), len(sums))
+    if count == 1:
+        _walk_blocks(job, source, ONE)
+    else:
+        processes.start(_share, count, job.progress, job, source.device.type)
+    return processes.finished(job.progress)
+
+
+def _share(these: Processes, job: _Job, device: str) -> None:
+    """Walk with this process's share of the batches, on a GPU of its own. device: cpu or cuda"""
+    chosen, own = job.section.compress, torch.device(device, these.rank if device != "cpu" else 0)
+    with ExitStack() as stack:
+        if chosen.deterministic:
+            stack.enter_context(portable_kernels.used())
+            portable_kernels.check()
+        if own.type == "cuda":
+            stack.enter_context(torch.cuda.device(own))
+        stack.enter_context(torch_device.computing(own, chosen.device_memory_bytes, WHERE, FIX))
+        opened = replace(open_source(job.section.task, job.source), device=own)
+        _walk_blocks(job, _transformed(opened, job.section.quantize), these)
+
+
+def _walk_blocks(job: _Job, source: ModelSource, these: Processes) -> None:
+    selection, progress, chosen = job.selection, job.progress, job.section.compress
+    folder = _own_folder(progress, these)
+    budget = Budget(chosen.memory_bytes // these.count)
+    hidden = Buffer(budget, folder / "hidden")
+    reference = Buffer(budget, folder / "reference") if job.section.float_reference else None
+    deal = Deal.of(len(job.batches), chosen.partial_sums, these)
+    own = job.batches[deal.own.start : deal.own.stop]
+    stream = capture(source, selection.blocks, own, hidden, reference)
+    stream.float, stream.deal = chosen.decided, deal
+    counted = [one for those in these.gather(stream.consumed) for one in those]
+    if job.calibration_batches and these.first:
+        consumed.write(counted[: job.calibration_batches], progress)
     groups = (
         walk.segments(stream.uses[0])
         if job.batches
@@ -221,20 +264,28 @@ def _walk(job: _Job) -> list[Path]:
         say(f"compress: resuming after {first} of {len(groups)} blocks")
         if job.batches and first < len(groups):
             _load_stream(folders[first - 1], stream)
-    wide = _has_wide_layers(job.source, selection)
+    wide = _has_wide_layers(source, selection)
     with freed_memory.reused(LARGE if wide else LARGEST):
         for i in bar(range(first, len(groups)), "compress"):
-            _segment(job, stream, groups[i], folders[i], last=i + 1 == len(groups))
-            if i:
-                (folders[i - 1] / STREAM).unlink(missing_ok=True)
+            last = i + 1 == len(groups)
+            _segment(job, source, stream, groups[i], folders[i], last=last)
+            if i and these.first:
+                for file in folders[i - 1].glob(STREAMS):
+                    file.unlink()
             if wide or i % 4 == 3:  # new pages cost 5 % of a narrow block
                 freed_memory.give_back()
-    return folders
 
 
-def _segment(job: _Job, stream: walk.Stream, uses: range, folder: Path, *, last: bool) -> None:
+def _own_folder(progress: Path, these: Processes) -> Path:
+    """The folder of a process's activations."""
+    return progress if these.first else progress / f"process-{these.rank}"
+
+
+def _segment(
+    job: _Job, source: ModelSource, stream: walk.Stream, uses: range, folder: Path, *, last: bool
+) -> None:
     """Compress the blocks of some uses, and write the result into the folder."""
-    source, quantize, selection = job.source, job.section.quantize, job.selection
+    quantize, selection, these = job.section.quantize, job.selection, stream.deal.processes
     blocks = _blocks(stream, uses, selection)
     schemes, sparsity = selection.inside(blocks)
     corrections: Mapping[str, Tensor] = {}
@@ -253,7 +304,9 @@ def _segment(job: _Job, stream: walk.Stream, uses: range, folder: Path, *, last:
             if quantize.static_activations
             else (),
         )
-        part, rows, corrections = segments.compress(group, quantize, job.progress / "scratch")
+        scratch = _own_folder(job.progress, these) / "scratch"
+        part, rows, corrections = segments.compress(group, quantize, scratch)
+        processes.check_same(part, blocks[0], these)
         for block in blocks:
             source.empty(block)
     else:
@@ -263,7 +316,8 @@ def _segment(job: _Job, stream: walk.Stream, uses: range, folder: Path, *, last:
     if last and job.batches and lm_head.by_moments(quantize, selection, source.family.head):
         lm_head.write_moments(source, stream, job.progress / MOMENTS)
     rows = [row.explained(selection.reasons.get(row.module, "")) for row in rows]
-    _write_segment(folder, part, rows, None if last or not job.batches else stream, corrections)
+    left = None if last or not job.batches else stream
+    _write_segment(folder, part, rows, left, corrections, these)
 
 
 def _tune(
@@ -309,35 +363,46 @@ def _write_segment(
     rows: Sequence[Row],
     stream: walk.Stream | None,
     corrections: Mapping[str, Tensor] = MappingProxyType({}),
+    these: Processes = ONE,
 ) -> None:
-    """Write a finished segment atomically, with the stream that the next one starts from."""
+    """Write a finished segment atomically, with the stream that the next one starts from: each
+    process its share, the first the rest."""
     partial = folder.with_suffix(".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
-    state.write(part, partial)
-    module_rows.write(rows, partial)
-    bias_correction.write(corrections, partial)
+    if these.first:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        state.write(part, partial)
+        module_rows.write(rows, partial)
+        bias_correction.write(corrections, partial)
+    these.wait()
     if stream is not None:
-        safetensors_stream.write(_stream_entries(stream), partial / STREAM)
-    finish(partial, folder)
+        file = partial / (STREAM if these.first else STREAMS.replace("*", f"-{these.rank}"))
+        safetensors_stream.write(_stream_entries(stream), file)
+    these.wait()
+    if these.first:
+        finish(partial, folder)
 
 
 def _stream_entries(stream: walk.Stream) -> Iterator[tuple[str, Tensor]]:
-    yield from ((f"{i:06d}", hidden) for i, hidden in enumerate(stream.hidden))
-    yield from (
-        (f"{i:06d}.reference", hidden) for i, hidden in enumerate(stream.float_reference or ())
-    )
+    """{number among all batches, ".reference" for the float model's: hidden states}."""
+    for suffix, states in (("", stream.hidden), (".reference", stream.float_reference or ())):
+        for i, hidden in zip(stream.deal.own, states, strict=False):
+            yield f"{i:06d}{suffix}", hidden
 
 
 def _load_stream(folder: Path, stream: walk.Stream) -> None:
+    """Read this process's share, whichever processes wrote it."""
     from safetensors import safe_open
 
-    with safe_open(folder / STREAM, "pt") as f:
-        for i in range(len(stream.hidden)):
-            stream.hidden[i] = f.get_tensor(f"{i:06d}").clone()
-        for i in range(len(stream.float_reference or ())):
-            assert stream.float_reference is not None
-            stream.float_reference[i] = f.get_tensor(f"{i:06d}.reference").clone()
+    files = [safe_open(file, "pt") for file in folder.glob(STREAMS)]
+    places = {name: file for file in files for name in file.keys()}  # noqa: SIM118
+    for suffix, states in (("", stream.hidden), (".reference", stream.float_reference or [])):
+        for i in range(len(states)):
+            states[i] = (
+                places[f"{stream.deal.own[i]:06d}{suffix}"]
+                .get_tensor(f"{stream.deal.own[i]:06d}{suffix}")
+                .clone()
+            )
 
 
 def _assemble(done: Sequence[Path], source: ModelSource, selection: Selection, out: Path) -> None:
@@ -378,10 +443,17 @@ def files(section: Compression) -> Mapping[str, str]:
 
 
 def remark(section: Compression) -> str:
-    """Remark of `optimize plan` on keep_float_auto; "" where the recipe does not have it."""
-    if section.quantize.keep_float_auto is None:
-        return ""
-    return f"keep_float_auto measures which modules stay float; {module_rows.FILE} says why"
+    """Remark of `optimize plan` on keep_float_auto and several processes; "" without them."""
+    remarks = []
+    if section.quantize.keep_float_auto is not None:
+        remarks.append(
+            f"keep_float_auto measures which modules stay float; {module_rows.FILE} says why"
+        )
+    if why := processes.why_alone(section):
+        remarks.append(f"in one process: {why}")
+    elif section.compress.processes > 1:
+        remarks.append(f"in {section.compress.processes} processes")
+    return "; ".join(remarks)
 
 
 STAGE = Stage(

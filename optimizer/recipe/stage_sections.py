@@ -72,6 +72,10 @@ def data_specs(
     return {place: spec for place, spec in named.items() if spec is not None}
 
 
+PARTIAL_SUMS = 64
+"""Maximum number of partial sums."""
+
+
 class Compress(Section):
     """Device, memory and arithmetic of the walk over the blocks."""
 
@@ -91,6 +95,22 @@ class Compress(Section):
         description="float type of matrix products during calibration. bf16 is several times "
         "faster than fp32 on some processors, slower on others; auto: bf16 where a product of "
         "this model is faster in it, by a timing of both; recorded",
+    )
+    partial_sums: int = Field(
+        1,
+        ge=1,
+        le=PARTIAL_SUMS,
+        description="number of parts of the calibration data whose sums are measured apart and "
+        "then added, in a fixed order; each beyond the first changes the rounding of the sums",
+    )
+    processes: int = Field(
+        1,
+        ge=1,
+        le=PARTIAL_SUMS,
+        exclude=True,  # not part of a step's key
+        description="processes that walk over the blocks together, each with a share of the "
+        "calibration data, through accelerate; one per GPU. The result has the same bytes for any "
+        "number",
     )
     deterministic: bool = Field(
         False,
@@ -118,6 +138,16 @@ class Compress(Section):
         """`precision` after auto was resolved (compress/walk/precision.py)."""
         assert self.precision != "auto"
         return self.precision
+
+    @model_validator(mode="after")
+    def _partial_sums_for_every_process(self) -> Compress:
+        if self.processes > self.partial_sums:
+            raise ValueError(
+                f"processes is {self.processes}, and there are {self.partial_sums} partial sums of "
+                f"calibration data to share; give partial_sums: {self.processes}, or fewer "
+                "processes"
+            )
+        return self
 
     @model_validator(mode="after")
     def _portable_products_are_float32(self) -> Compress:

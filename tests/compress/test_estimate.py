@@ -50,6 +50,19 @@ def test_calibration_costs_time(loaded: Path) -> None:
     assert predicted(loaded, 20, **W8A8).seconds > predicted(loaded, 20, data=False).seconds
 
 
+def test_processes_cost_memory_and_share_the_passes_alone(llama: Path) -> None:
+    tensors = open_checkpoint(llama).tensors
+    shapes = {n: tuple(t.shape) for n, t in tensors.items()}
+    whole = decoders.section(llama, methods=["gptq"])
+    one, two = (
+        estimate(whole.model_copy(update={"compress": c}), shapes, SPEED)
+        for c in (Compress(partial_sums=2), Compress(partial_sums=2, processes=2))
+    )
+    assert two.memory > 2 * one.memory
+    assert one.seconds < two.seconds < 2 * one.seconds
+    assert two.disk == one.disk
+
+
 def test_texts_that_no_method_reads_cost_nothing(loaded: Path) -> None:
     weights = Weights(bits=4, granularity="group", group_size=16)
     assert predicted(loaded, weights=weights) == predicted(loaded, data=False, weights=weights)

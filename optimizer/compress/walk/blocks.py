@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from optimizer.compress.simulate import QuantConvolution, QuantInput, set_module
 from optimizer.compress.walk.activation_buffer import Buffer
 from optimizer.compress.walk.consumed import Consumed
+from optimizer.compress.walk.deal import ALL, Deal
 from optimizer.foundation.errors import CheckpointError
 from optimizer.foundation.process.torch_device import CPU, moved, sums_of
 from optimizer.foundation.qtensor import Scheme
@@ -59,7 +60,8 @@ class Use:
 
 @dataclass
 class Stream:
-    """Calibration data on its way through the model, one entry per batch, in memory or on disk.
+    """Calibration data on its way through the model, one entry per batch of this process, in memory
+    or on disk.
 
     hidden: (batch, sequence, features), replaced as the walk proceeds
     real: (batch, sequence) bool, the tokens that are not padding
@@ -68,6 +70,7 @@ class Stream:
     float: type of products; sums and hidden states are float32 in any case
     consumed: counts of each batch at the first block
     device: device of the block that is compressed, to which one batch at a time moves
+    deal: division of all batches into partial sums and among processes
     """
 
     hidden: Buffer | list[Tensor]
@@ -77,6 +80,7 @@ class Stream:
     float: Literal["fp32", "bf16"] = "fp32"
     consumed: list[Consumed] = field(default_factory=list)
     device: torch.device = CPU
+    deal: Deal = field(default_factory=Deal)
 
     @property
     def products(self) -> torch.autocast:
@@ -102,8 +106,8 @@ class Stream:
 
     @property
     def tokens(self) -> int:
-        """Number of real tokens in all batches."""
-        return sum(int(r.sum()) for r in self.real)
+        """Number of real tokens in all batches of all processes."""
+        return sum(self.deal.processes.gather(sum(int(r.sum()) for r in self.real)))
 
 
 def hidden_of(out: Any) -> Tensor:
@@ -164,8 +168,9 @@ class BlockGroup:
         return hidden
 
 
-def observe(group: BlockGroup, hook: Hook, names: Collection[str]) -> None:
-    """Call hook(name, rows, real) whenever one of the modules `names` runs on the stream.
+def observe(group: BlockGroup, hook: Hook, names: Collection[str], part: range = ALL) -> None:
+    """Call hook(name, rows, real) whenever one of the modules `names` runs on the stream's batches
+    in `part`.
 
     rows: (tokens, features), inputs at real tokens, text by text; images and other inputs without
         tokens are complete
@@ -173,11 +178,11 @@ def observe(group: BlockGroup, hook: Hook, names: Collection[str]) -> None:
 
     The stream stays unchanged.
     """
-    for i in range(len(group.stream.hidden)):
+    for i in range(len(group.stream.hidden))[part.start : part.stop]:
         _observed_output(group, i, group.stream.hidden[i], hook, names)
 
 
-def observe_one(group: BlockGroup, hook: Hook, name: str) -> None:
+def observe_one(group: BlockGroup, hook: Hook, name: str, part: range = ALL) -> None:
     """As `observe`, for one module; in a segment of one use, no module runs after its last call.
 
     The first batch runs whole and counts the calls: DeBERTa's projections read both hidden states
@@ -192,18 +197,25 @@ def observe_one(group: BlockGroup, hook: Hook, name: str) -> None:
         if calls == last and len(group.segment) == 1:
             raise _Observed
 
-    for i in range(len(group.stream.hidden)):
+    for i in range(len(group.stream.hidden))[part.start : part.stop]:
         calls = 0
         with suppress(_Observed):
             _observed_output(group, i, group.stream.hidden[i], stop_after_last, (name,))
         last = calls
 
 
-def advance(group: BlockGroup, hook: Hook | None = None, names: Collection[str] = ()) -> None:
-    """Replace the stream by the segment's output, observed as by `observe`."""
+def advance(
+    group: BlockGroup,
+    hook: Hook | None = None,
+    names: Collection[str] = (),
+    part: range = ALL,
+) -> None:
+    """Replace the stream by the segment's output; batches in `part` are observed as by
+    `observe`."""
     states = group.stream.hidden
     for i in range(len(states)):
-        states[i] = _observed_output(group, i, states[i], hook, names).to(CPU)
+        seen = names if i in part else ()
+        states[i] = _observed_output(group, i, states[i], hook, seen).to(CPU)
 
 
 def advance_float_reference(

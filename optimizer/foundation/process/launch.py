@@ -17,6 +17,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from torch.multiprocessing.spawn import ProcessException
 
 T = TypeVar("T")
+LONGEST = timedelta(days=1)  # time for which one process waits for another
 MEETING, FAILURE = "meeting", "failure.json"  # files of one launch in its folder
 
 
@@ -79,6 +81,36 @@ class Processes:
 
         for tensor in tensors:
             tensor.copy_(broadcast(tensor.detach().clone(), from_process=0))
+
+    def copy(self, sums: object, rank: int) -> None:
+        """Replace the attributes of `sums` that are tensors or numbers by those of process `rank`,
+        whose tensors have the same shapes."""
+        if self.count == 1:
+            return
+        from accelerate.utils import broadcast
+
+        attributes = vars(sums)
+        numbers = {n: v for n, v in attributes.items() if isinstance(v, int | float)}
+        packed = torch.tensor([float(v) for v in numbers.values()], dtype=torch.float64)
+        packed = broadcast(packed.to(self.device), from_process=rank)
+        for (name, before), number in zip(numbers.items(), packed.tolist(), strict=True):
+            attributes[name] = type(before)(number)
+        for tensor in attributes.values():
+            if isinstance(tensor, Tensor):
+                tensor.copy_(broadcast(tensor.to(self.device).contiguous(), from_process=rank))
+
+    def wait(self) -> None:
+        """Return after every process has called this."""
+        self.gather(None)
+
+    def gather(self, thing: T) -> list[T]:
+        """The `thing` of each process, in their order, returned in all processes."""
+        if self.count == 1:
+            return [thing]
+        from accelerate.utils import gather_object
+
+        things: list[T] = gather_object([thing])
+        return things
 
 
 ALONE = Processes()
@@ -170,7 +202,11 @@ def _process(rank: int, what: _Launch) -> None:
             stack.enter_context(contextlib.redirect_stderr(silence))
         store = FileStore(str(what.folder / MEETING), what.group.count)
         state = PartialState(
-            cpu=what.group.device == "cpu", store=store, rank=rank, world_size=what.group.count
+            cpu=what.group.device == "cpu",
+            store=store,
+            rank=rank,
+            world_size=what.group.count,
+            timeout=LONGEST,
         )
         try:
             what.function(Processes(rank, what.group.count, state.device), *what.arguments)

@@ -33,16 +33,19 @@ def choose_ranges(
     factors: {module: factor (in,) of its input}
     """
     leader = walk.sharing_of_all(group, "its range is unknown")
-    histograms = {name: Histogram() for name in leader.values()}
+    probabilities = {name for name in leader.values() if is_probabilities(name)}
+    measured = [name for name in dict.fromkeys(leader.values()) if name not in probabilities]
 
-    def hook(name: str, rows: Tensor, _real: Tensor) -> None:
-        try:
-            histograms[name].update(rows * factors[name] if name in factors else rows)
-        except ValueError as e:
-            raise bad_input(name, e) from e
+    def measure(histograms: Mapping[str, Histogram], part: range) -> None:
+        def hook(name: str, rows: Tensor, _real: Tensor) -> None:
+            try:
+                histograms[name].update(rows * factors[name] if name in factors else rows)
+            except ValueError as e:
+                raise bad_input(name, e) from e
 
-    probabilities = {name for name in histograms if is_probabilities(name)}
-    walk.observe(group, hook, histograms.keys() - probabilities)
+        walk.observe(group, hook, measured, part)
+
+    histograms = group.stream.deal.sum(lambda: {n: Histogram() for n in measured}, measure)
     choose, of_operand = range_chooser(activations), range_chooser(OF_OPERANDS)
     chosen = {
         name: (of_operand if attention_of(name) else choose)(histogram)

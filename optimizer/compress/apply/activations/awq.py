@@ -7,6 +7,7 @@ method, awq also rounds: to nearest, with each range searched by the output erro
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import cast
 
 import torch
@@ -41,6 +42,11 @@ class _InputSums:
         self._magnitude += rows.abs().double().sum(0)
         self._tokens += len(rows)
 
+    def merge(self, later: _InputSums) -> None:
+        self.hessian += later.hessian
+        self._magnitude += later._magnitude
+        self._tokens += later._tokens
+
     @property
     def magnitude(self) -> Tensor:
         return (self._magnitude / max(self._tokens, 1)).float()
@@ -53,9 +59,15 @@ def scale(group: BlockGroup, _quantize: Quantize) -> Folded:
     pairs = foldable_pairs(group, folded)
     leader = walk.sharing(group, tuple(group.schemes))
     leaders = dict.fromkeys(leader[p.consumers[0]] for p in pairs)
-    device = group.stream.device
-    sums = {name: _InputSums(group.linear(name).in_features, device) for name in leaders}
-    walk.observe(group, lambda name, rows, _real: sums[name].update(rows), sums)
+
+    def start() -> dict[str, _InputSums]:
+        device = group.stream.device
+        return {name: _InputSums(group.linear(name).in_features, device) for name in leaders}
+
+    def measure(sums: Mapping[str, _InputSums], part: range) -> None:
+        walk.observe(group, lambda name, rows, _real: sums[name].update(rows), sums, part)
+
+    sums = group.stream.deal.sum(start, measure)
     for pair in pairs:
         _fold(group, pair, sums[leader[pair.consumers[0]]], folded)
     covered = {c for p in pairs for c in p.consumers}

@@ -9,7 +9,7 @@ unless the recipe's fold_only matches the modules.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import cast
@@ -73,21 +73,28 @@ def _folds_only(quantize: Quantize, module: str) -> bool:
 
 
 def _samples(group: BlockGroup, names: Collection[str]) -> dict[str, InputSample]:
-    device = group.stream.device
-    channels = {n: Channels(group.linear(n).in_features, device) for n in names}
+    device, deal = group.stream.device, group.stream.deal
     samples: dict[str, list[Tensor]] = {n: [] for n in names}
     stride = max(1, math.ceil(group.stream.tokens * len(group.segment) / SEARCH_ROWS))
 
-    def hook(name: str, rows: Tensor, _real: Tensor) -> None:
-        offset = -channels[name].count % stride
-        try:
-            channels[name].update(rows)
-        except ValueError as e:
-            raise bad_input(name, e) from e
-        samples[name].append(rows[offset::stride].clone())
+    def start() -> dict[str, Channels]:
+        return {n: Channels(group.linear(n).in_features, device) for n in sorted(names)}
 
-    walk.observe(group, hook, names)
-    return {n: InputSample(channels[n].absmax, torch.cat(samples[n])) for n in names}
+    def measure(channels: Mapping[str, Channels], part: range) -> None:
+        def hook(name: str, rows: Tensor, _real: Tensor) -> None:
+            offset = -channels[name].count % stride
+            try:
+                channels[name].update(rows)
+            except ValueError as e:
+                raise bad_input(name, e) from e
+            samples[name].append(rows[offset::stride].clone())
+
+        walk.observe(group, hook, names, part)
+
+    channels = deal.sum(start, measure)
+    of_all = deal.processes.gather({n: torch.cat(samples[n]).cpu() for n in names})
+    rows = {n: torch.cat([own[n] for own in of_all]).to(device) for n in names}
+    return {n: InputSample(channels[n].absmax, rows[n]) for n in names}
 
 
 def _apply(

@@ -42,6 +42,11 @@ class Shift:
         self._sum += (float_output.double() - quantized.double()).sum(0)
         self._count += len(float_output)
 
+    def merge(self, later: Shift) -> None:
+        """Add the tokens of `later`."""
+        self._sum += later._sum
+        self._count += later._count
+
     @property
     def value(self) -> Tensor:
         """The shift (features,) float32, to be added to the bias."""
@@ -60,23 +65,25 @@ def correct(
 
     Returns {bias: new value}, {bias: shift added}, and a note on every module without a bias.
     """
-    shifts = {
-        name: Shift(q.out_features, group.stream.device)
-        for name, q in quantized.items()
-        if q.bias is not None
-    }
-    float_output = {name: group.linear(name) for name in shifts}
+    biased = {name: q for name, q in quantized.items() if q.bias is not None}
+    float_output = {name: group.linear(name) for name in biased}
 
-    def hook(name: str, rows: Tensor, _real: Tensor) -> None:
-        q = quantized[name]
-        # bf16 rounds by as much as the shift is
-        with torch.autocast(rows.device.type, enabled=False):
-            outputs = float_output[name].forward(q.within(rows)), q.forward(rows)
-        y, yq = map(flatten_positions, outputs) if isinstance(q, QuantConvolution) else outputs
-        shifts[name].update(y, yq)
+    def start() -> dict[str, Shift]:
+        return {name: Shift(q.out_features, group.stream.device) for name, q in biased.items()}
+
+    def measure(shifts: Mapping[str, Shift], part: range) -> None:
+        def hook(name: str, rows: Tensor, _real: Tensor) -> None:
+            q = quantized[name]
+            # bf16 rounds by as much as the shift is
+            with torch.autocast(rows.device.type, enabled=False):
+                outputs = float_output[name].forward(q.within(rows)), q.forward(rows)
+            y, yq = map(flatten_positions, outputs) if isinstance(q, QuantConvolution) else outputs
+            shifts[name].update(y, yq)
+
+        walk.observe(group, hook, shifts, part)
 
     with walk.swapped(group.model, quantized):
-        walk.observe(group, hook, shifts)
+        shifts = group.stream.deal.sum(start, measure)
     biases: dict[str, Tensor] = {}
     corrections = {f"{name}.bias": shift.value for name, shift in shifts.items()}
     for name in shifts:

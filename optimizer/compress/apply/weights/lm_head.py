@@ -7,7 +7,7 @@ vocabulary is large, so both are read and rounded by independent slices of rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -33,8 +33,19 @@ ROWS = 8192  # rows of the vocabulary rounded together by H, whose factorization
 NEAREST_ROWS = 1024  # rows rounded together to nearest
 
 
+class _Moments:
+    """Running H (features, features) = x^T x of the inputs of the head."""
+
+    def __init__(self, features: int, device: torch.device) -> None:
+        self.sum = torch.zeros(features, features, dtype=torch.float64, device=device)
+
+    def merge(self, later: _Moments) -> None:
+        self.sum += later.sum
+
+
 def write_moments(source: ModelSource, stream: Stream, file: Path) -> None:
-    """Write H (features, features), the sum of x^T x over the inputs of the head.
+    """Write H (features, features), the sum of x^T x over the inputs of the head. Of several
+    processes, which call this together, the first writes.
 
     stream: hidden states after the last block
 
@@ -46,10 +57,10 @@ def write_moments(source: ModelSource, stream: Stream, file: Path) -> None:
     if norm:
         source.fill(norm)
     reads = cast(nn.Linear, model.get_submodule(head)).in_features
-    moments: Tensor | None = None
-    with torch.no_grad():
-        for hidden, real in zip(stream.hidden, stream.real, strict=True):
-            x = hidden.to(source.device)[real.to(source.device)]
+
+    def measure(sums: Mapping[str, _Moments], part: range) -> None:
+        for i in range(len(stream.hidden))[part.start : part.stop]:
+            x = stream.hidden[i].to(source.device)[stream.real[i].to(source.device)]
             x = model.get_submodule(norm)(x) if norm else x
             if x.shape[1] != reads:
                 raise CheckpointError(
@@ -59,13 +70,15 @@ def write_moments(source: ModelSource, stream: Stream, file: Path) -> None:
                     fix="Leave it in float (quantize.head), or round it with method: rtn.",
                 )
             with stream.sums():
-                part = (x.T @ x).double()
-            moments = part if moments is None else moments.add_(part)
+                sums[head].sum += (x.T @ x).double()
+
+    with torch.no_grad():
+        sums = stream.deal.sum(lambda: {head: _Moments(reads, source.device)}, measure)
     if norm:
         source.empty(norm)
-    assert moments is not None
-    save_file({"moments": moments.float().cpu()}, file.with_suffix(".partial"))
-    file.with_suffix(".partial").rename(file)
+    if stream.deal.processes.first:
+        save_file({"moments": sums[head].sum.float().cpu()}, file.with_suffix(".partial"))
+        file.with_suffix(".partial").rename(file)
 
 
 def compress(

@@ -340,6 +340,18 @@ def _float_inputs(group: BlockGroup, leaders: Iterable[str], scratch: Path) -> d
     return kept
 
 
+class _Products:
+    """Running H (in, in), on and above its diagonal, and P (in, columns); 0 columns: without P."""
+
+    def __init__(self, features: int, columns: int, device: torch.device) -> None:
+        self.H = torch.zeros(features, features, device=device)
+        self.P = torch.zeros(features, columns, device=device)
+
+    def merge(self, later: _Products) -> None:
+        self.H += later.H
+        self.P += later.P
+
+
 def measure_hessian(
     group: BlockGroup,
     leader: str,
@@ -359,32 +371,38 @@ def measure_hessian(
     device = group.stream.device
     nothing = torch.empty(0, linear.in_features, device=device)
     quantizer = QuantLinear(nothing, None, inputs.mode, inputs.ranges.get(leader), factor)
-    H = torch.zeros(linear.in_features, linear.in_features, device=device)
     columns = linear.in_features if weight is None else len(weight)
-    P = None
-    if float_inputs is not None:
-        P = torch.zeros(linear.in_features, columns, device=device)
+    columns = columns if float_inputs is not None else 0
     targets: Iterator[Tensor] = iter(float_inputs or ())
 
-    def hook(_name: str, rows: Tensor, real: Tensor) -> None:
-        x = quantizer.quantize_input(rows)
-        share = token_weights(x, options.token_limit)
-        first = first_token_weights(real, options.first_token)
-        if len(first) == len(rows):  # else the rows are not tokens
-            share = share * first.to(device)
-        x = x * share
-        with group.stream.sums():
-            _add_products(H, x)
-            if P is not None:
-                reference = next(targets).to(device) * share
-                missed = (reference if factor is None else reference * factor) - x
-                P.addmm_(x.T, missed if weight is None else missed @ weight.T)
+    def measure(sums: Mapping[str, _Products], part: range) -> None:
+        H, P = sums[leader].H, sums[leader].P
 
-    walk.observe_one(group, hook, leader)
-    for start in range(0, len(H), PART):
-        rows, below = slice(start, start + PART), slice(start + PART, None)
+        def hook(_name: str, rows: Tensor, real: Tensor) -> None:
+            x = quantizer.quantize_input(rows)
+            share = token_weights(x, options.token_limit)
+            first = first_token_weights(real, options.first_token)
+            if len(first) == len(rows):  # else the rows are not tokens
+                share = share * first.to(device)
+            x = x * share
+            with group.stream.sums():
+                _add_products(H, x)
+                if columns:
+                    reference = next(targets).to(device) * share
+                    missed = (reference if factor is None else reference * factor) - x
+                    P.addmm_(x.T, missed if weight is None else missed @ weight.T)
+
+        walk.observe_one(group, hook, leader, part)
+
+    def start() -> dict[str, _Products]:
+        return {leader: _Products(linear.in_features, columns, device)}
+
+    products = group.stream.deal.sum(start, measure)[leader]
+    H = products.H
+    for first in range(0, len(H), PART):
+        rows, below = slice(first, first + PART), slice(first + PART, None)
         H[below, rows] = H[rows, below].T
-    return H, P
+    return H, products.P if columns else None
 
 
 def _add_products(H: Tensor, x: Tensor) -> None:

@@ -125,9 +125,10 @@ class Channels:
     features: int
     device: torch.device | None = None
     absmax: Tensor = field(init=False)
-    count: int = field(default=0, init=False)
+    count: int = field(init=False)
 
     def __post_init__(self) -> None:
+        self.count = 0
         self.absmax = torch.zeros(self.features, device=self.device)
         self._sum = torch.zeros(self.features, dtype=torch.float64, device=self.device)
 
@@ -140,6 +141,12 @@ class Channels:
         self.absmax = torch.maximum(self.absmax, rows.abs().amax(0))
         self._sum += rows.double().sum(0)
         self.count += len(rows)
+
+    def merge(self, other: Channels) -> None:
+        """Add the rows of `other`."""
+        self.absmax = torch.maximum(self.absmax, other.absmax)
+        self._sum += other._sum
+        self.count += other.count
 
     @property
     def mean(self) -> Tensor:
