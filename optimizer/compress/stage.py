@@ -13,7 +13,8 @@ stream.
 
 The bytes depend on the processor and the thread count only through float rounding of activations
 (not with compress.deterministic), on compress.partial_sums through the rounding of sums, and on the
-batch size also through gptq's token_limit, a median per batch. Weights rounded without calibration depend on none of these.
+batch size also through gptq's token_limit, a median per batch. Weights rounded without calibration
+depend on none of these.
 """
 
 from __future__ import annotations
