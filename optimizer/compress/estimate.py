@@ -204,10 +204,12 @@ def estimate(section: Compression, shapes: Shapes, speed: MachineSpeed | None = 
 
 
 def _sums_at_once(section: Compression) -> int:
-    """Number of H in memory together: the sum so far and the next part's; of several processes also
-    those that one measured."""
+    """Number of H in memory together, as float32: one; with partial sums, in float64 (awq), the sum
+    so far and the next part's, and of several processes those that one measured."""
     count, parts = count_of(section), section.compress.partial_sums
-    return min(parts, 2) if count == 1 else 2 + -(-parts // count)
+    if parts == 1:
+        return 1
+    return 2 * (2 if count == 1 else 2 + -(-parts // count))
 
 
 def device_memory(section: Compression, shapes: Shapes) -> int:

@@ -220,6 +220,8 @@ def _walk(job: _Job, source: ModelSource) -> list[Path]:
     """Compress every segment that is not under `progress` yet; returns all their folders."""
     sums = Deal.of(len(job.batches), job.section.compress.partial_sums).sizes
     count = min(processes.count_of(job.section), len(sums))
+    if why := processes.why_alone(job.section):
+        say(f"compress: in one process: {why}")
     if count == 1:
         _walk_blocks(job, source, ONE)
     else:
@@ -229,12 +231,13 @@ def _walk(job: _Job, source: ModelSource) -> list[Path]:
 
 def _share(these: Processes, job: _Job, device: str) -> None:
     """Walk with this process's share of the batches, on a GPU of its own. device: cpu or cuda"""
-    chosen, own = job.section.compress, torch.device(device, these.rank if device != "cpu" else 0)
+    chosen, own = job.section.compress, torch.device(device)
     with ExitStack() as stack:
         if chosen.deterministic:
             stack.enter_context(portable_kernels.used())
             portable_kernels.check()
-        if own.type == "cuda":
+        if device == "cuda":
+            own = torch.device(device, these.rank % torch.cuda.device_count())
             stack.enter_context(torch.cuda.device(own))
         stack.enter_context(torch_device.computing(own, chosen.device_memory_bytes, WHERE, FIX))
         opened = replace(open_source(job.section.task, job.source), device=own)

@@ -206,7 +206,7 @@ def _process(rank: int, what: _Launch) -> None:
             store=store,
             rank=rank,
             world_size=what.group.count,
-            timeout=LONGEST,
+            **({"timeout": LONGEST} if what.group.device == "cpu" else {}),
         )
         try:
             what.function(Processes(rank, what.group.count, state.device), *what.arguments)

@@ -1,0 +1,1 @@
+"""Whole recipes under a cap of memory."""
