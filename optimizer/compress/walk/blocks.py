@@ -243,7 +243,8 @@ def sharing(group: BlockGroup, names: Collection[str]) -> dict[str, str]:
     with observed(group.model, names, look):
         _output(group, 0, group.stream.hidden[0])
     first: dict[tuple[str, int], str] = {}
-    return {n: first.setdefault((owner, calls[n]), n) for n, owner in leader.items()}
+    shared = {n: first.setdefault((owner, calls[n]), n) for n, owner in leader.items()}
+    return group.stream.deal.processes.gather(shared)[0]  # in all processes the same
 
 
 def sharing_of_all(group: BlockGroup, unknown: str) -> dict[str, str]:
