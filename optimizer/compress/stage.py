@@ -221,7 +221,7 @@ def _walk(job: _Job, source: ModelSource) -> list[Path]:
     sums = Deal.of(len(job.batches), job.section.compress.partial_sums).sizes
     count = min(processes.count_of(job.section), len(sums))
     if why := processes.why_alone(job.section):
-        say(f"compress: in one process: {why}")
+        say(f"compress: it runs in one process, because {why}")
     if count == 1:
         _walk_blocks(job, source, ONE)
     else:
