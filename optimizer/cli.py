@@ -30,6 +30,7 @@ from optimizer.commands.bundle.doctor import doctor
 from optimizer.commands.bundle.drift import drift
 from optimizer.commands.bundle.explain import explain
 from optimizer.commands.bundle.inspect import inspect
+from optimizer.commands.bundle.measure import measure
 from optimizer.commands.bundle.predict import predict
 from optimizer.commands.release.attest import attest
 from optimizer.commands.release.lock import lock
@@ -244,6 +245,7 @@ for command in (
         doctor,
         explain,
         drift,
+        measure,
     ),
     *(sign, attest, publish, pull, versions, promote, rollback, prune, step),
     *(seal, unseal, lock, verify_rebuild),

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from optimizer.foundation.errors import DataError
+
 MULTIPLE = 8  # matrix units take lengths in multiples of it
 MOST_LENGTHS = 1024  # beyond them lengths are rounded up further
 Cost = Callable[[int], float]
@@ -65,3 +67,27 @@ def _trace(chosen: Sequence[Sequence[int]], ends: Sequence[int]) -> tuple[int, .
         picked.append(ends[j])
         j = before[j] - 1
     return tuple(reversed(picked))
+
+
+def times_of(cells: Sequence[Mapping[str, float]], batch: int, where: str) -> Cost:
+    """Return the cost of a row from measured times: those of the largest measured batch up to
+    `batch`, linear between two sequences, and below the shortest one that one's.
+
+    cells: {"batch", "sequence", "p50"} each. where: name of the file, for messages
+    """
+    sizes = sorted({int(cell["batch"]) for cell in cells})
+    nearest = max((size for size in sizes if size <= batch), default=sizes[0])
+    at = sorted((int(c["sequence"]), float(c["p50"])) for c in cells if c["batch"] == nearest)
+    sequences, times = zip(*at, strict=True)
+
+    def cost(length: int) -> float:
+        if length > sequences[-1]:
+            raise DataError(
+                f"times are known up to {sequences[-1]} tokens at batch {nearest}, and a bucket "
+                f"of {length} is needed",
+                where=where,
+                fix=f"Measure again with --sequence {length}.",
+            )
+        return float(np.interp(length, sequences, times)) / nearest
+
+    return cost

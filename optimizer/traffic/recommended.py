@@ -6,13 +6,15 @@ import json
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from optimizer.harness.bounds import fewest
+from optimizer.measure import table
 from optimizer.recipe.serving import Slo, mean_requests
-from optimizer.traffic.buckets import Buckets
+from optimizer.traffic.buckets import Buckets, Cost, times_of
 from optimizer.traffic.requests import Traffic
 
 WINDOW = 60.0  # seconds of the window whose rate is recommended
@@ -35,6 +37,16 @@ def rates(instants: Sequence[float]) -> dict[str, float] | None:
     window = min(WINDOW, span)
     most = max(bisect_right(instants, t + window) - i for i, t in enumerate(instants))
     return {"mean": (len(instants) - 1) / span, "busiest": most / window, "window": window}
+
+
+def cost_of(traffic: Traffic, times: Path | None, key: Path | None) -> tuple[Cost, str]:
+    """(cost of a row by its length, its origin): the times of a table, else the number of tokens.
+    key: public key that must have signed the table"""
+    if times is None:
+        return float, "the number of tokens"
+    cells = table.read(times, key)["cells"]
+    batch = quantile(traffic.batches, 50) if traffic.batches else 1
+    return times_of(cells, batch, str(times)), f"the times of {times}"
 
 
 def document(

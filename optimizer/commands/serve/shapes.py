@@ -29,6 +29,19 @@ from optimizer.harness.bounds import SEQUENCE
     help="Tokens of the longest row that must be answered.  [default: the longest of FILE]",
 )
 @click.option(
+    "--times",
+    type=click.Path(path_type=Path),
+    help="Table of `optimize measure`, whose times are the cost of a length; without it the number "
+    "of tokens is.",
+)
+@click.option(
+    "--require-signature",
+    "key",
+    type=click.Path(path_type=Path),
+    metavar="KEY",
+    help="Refuse --times not signed with the private key of this public key (PEM).",
+)
+@click.option(
     "--recording",
     type=click.Path(path_type=Path, dir_okay=False),
     help="File for the arrival times, for `optimize load --recording`.",
@@ -40,6 +53,8 @@ def shapes(
     model: str,
     buckets: int,
     longest: int | None,
+    times: Path | None,
+    key: Path | None,
     recording: Path | None,
 ) -> None:
     """Recommend shapes, latency cells and load of a recipe from requests.
@@ -69,10 +84,13 @@ def shapes(
             where="--longest",
             accepted=f"{seen} or more",
         )
+    if key is not None and times is None:
+        raise click.UsageError("--require-signature is for the table of --times.")
     if recording is not None and not traffic.instants:
         raise DataError("it has no arrival times", where=requests, fix="Omit --recording.")
-    choices = bucketing.choose(traffic.lengths, float, buckets, longest or seen)
-    document = recommended.document(traffic, choices, "the number of tokens", requests)
+    cost, origin = recommended.cost_of(traffic, times, key)
+    choices = bucketing.choose(traffic.lengths, cost, buckets, longest or seen)
+    document = recommended.document(traffic, choices, origin, requests)
     if recording is not None:
         instants = "".join(f"{t - traffic.instants[0]:.3f}\n" for t in traffic.instants)
         with atomic.disk_errors_explained(recording, "--recording"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -99,15 +100,15 @@ def build_statement(bundle: Path) -> Json:
     """Return the in-toto statement that lists every file of the folder, sorted by name."""
     manifest = json.loads((bundle / verify.MANIFEST).read_bytes())
     names = sorted(name for name, _ in verify.entries(bundle))
-    digests = [digest_file(bundle / name) for name in names]
+    digests = {name: digest_file(bundle / name) for name in names}
+    return statement_of(f"{manifest['name']}-{manifest['version']}", digests)
+
+
+def statement_of(name: str, digests: Mapping[str, str]) -> Json:
+    """Return the statement about files. digests: {name of a file: sha256}, in order"""
     return {
         "_type": signature.STATEMENT_TYPE,
-        "subject": [
-            {
-                "name": f"{manifest['name']}-{manifest['version']}",
-                "digest": {"sha256": signature.root(digests)},
-            }
-        ],
+        "subject": [{"name": name, "digest": {"sha256": signature.root([*digests.values()])}}],
         "predicateType": signature.PREDICATE_TYPE,
         "predicate": {
             "serialization": {
@@ -117,8 +118,8 @@ def build_statement(bundle: Path) -> Json:
                 "ignore_paths": [],
             },
             "resources": [
-                {"name": name, "algorithm": "sha256", "digest": digest}
-                for name, digest in zip(names, digests, strict=True)
+                {"name": file, "algorithm": "sha256", "digest": digest}
+                for file, digest in digests.items()
             ],
         },
     }

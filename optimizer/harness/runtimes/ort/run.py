@@ -72,6 +72,7 @@ class OrtRunner(Closing):
         answer_output); "" for all outputs.
     optimized: file that receives the graph with this session's fusions, for inspection; its weights
         go to `<optimized>.data`
+    profile: prefix of the file that `end_profiling` writes, with the time of each kernel
     Attributes: placed (nodes per provider) and on_cpu (providers.on_cpu).
     Raises BundleError if this version cannot run the file (UnopenedError on other devices than the
     CPU), MachineError if the package or the device is missing.
@@ -90,6 +91,7 @@ class OrtRunner(Closing):
         divide: bool = False,
         answer: str = "",
         optimized: Path | None = None,
+        profile: Path | None = None,
     ) -> None:
         self.model, self.provider, self.threads = Path(model), device, threads
         self.device = provider(device).device
@@ -98,6 +100,7 @@ class OrtRunner(Closing):
             device,
             threads,
             optimized=optimized,
+            profile=profile,
             fuse=fuse,
             mapped=mapped,
             graphs=graphs,
@@ -122,6 +125,10 @@ class OrtRunner(Closing):
             opener = partial(_session, self.model, device, 1, fuse=fuse, mapped=mapped)
             self._divided = DividedRuns(opener, self._session.run, count)
             self._run = self._divided.run
+
+    def end_profiling(self) -> Path:
+        """Write the profile of a session that was opened with `profile`; returns its file."""
+        return Path(self._session.end_profiling())
 
     @property
     def divided(self) -> bool:
@@ -321,6 +328,7 @@ def _session(
     fuse: bool = True,
     mapped: bool = False,
     graphs: bool = False,
+    profile: Path | None = None,
 ) -> Any:
     ort = _import()
     options = ort.SessionOptions()
@@ -331,6 +339,8 @@ def _session(
     options.log_severity_level = ERRORS_ONLY
     options.add_session_config_entry("session.intra_op.allow_spinning", "1")
     options.add_session_config_entry("session.force_spinning_stop", "1")
+    if profile is not None:
+        options.enable_profiling, options.profile_file_prefix = True, str(profile)
     if optimized is not None:
         options.optimized_model_filepath = str(optimized)
         for key, value in (

@@ -1,0 +1,241 @@
+"""Measure a bundle's times on this machine; write and read them as a table, with its signature.
+
+table.json, version 1:
+    version, seconds        1, and the time that it took
+    bundle                  {name, version, content_digest} of what was measured
+    engine, device, threads of the bundle's engine that fits this machine
+    machine                 processor, memory, packages: harness/runtimes/machine.py
+    busy                    other work of the machine at the start; "" without
+    cells                   [{batch, sequence, runs, p50, p50_interval, p99, p99_interval: ms end to
+                            end, answers_per_second, joules_per_answer, cost_per_million}]
+    energy                  why there is none; "" where there is
+    modules                 module_times.py, of the first batch with the longest sequence; null for
+                            other runtimes than ONNX Runtime
+    price_per_hour          or null; cost_per_million: {answers, tokens where inputs have some} from
+                            it, or null
+
+table.json.sig is the signature of harness/trust/signature.py with the table as its only file.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from optimizer.foundation import atomic
+from optimizer.foundation.errors import DataError, InputError
+from optimizer.foundation.process import busy
+from optimizer.foundation.progress import say
+from optimizer.harness.bounds import check_grid
+from optimizer.harness.bundle import bench
+from optimizer.harness.bundle.bench import System
+from optimizer.harness.bundle.bundle import Bundle
+from optimizer.harness.errors import BundleError
+from optimizer.harness.runtimes.machine import this_machine
+from optimizer.harness.runtimes.ort.run import OrtRunner
+from optimizer.harness.trust import signature
+from optimizer.measure import module_times
+from optimizer.measure.energy import Meter
+from optimizer.publish.documents import sign
+from optimizer.store import digest_file
+from optimizer.timing.stopping_rules import PrecisionRule
+
+VERSION = 1
+SHORTEST, LONGEST = 8, 512  # tokens of the default lengths, doubled from one to the next
+ITERATIONS, WARMUP = 10, 5  # rounds
+PRECISION = 0.01  # half the width of a median's interval / the median at which a cell ends
+SYSTEM = "candidate"
+FIGURES = ("p50", "p50_interval", "p99", "p99_interval")
+
+
+def lengths(longest: int) -> list[int]:
+    """Default lengths of a model that takes up to `longest` tokens."""
+    doubled = [SHORTEST << i for i in range(7) if SHORTEST << i <= LONGEST]
+    return [n for n in doubled if n < longest] + [min(longest, LONGEST)] * (longest <= LONGEST)
+
+
+def measure(
+    bundle: Bundle,
+    batches: Sequence[int],
+    sequences: Sequence[int],
+    seconds: float,
+    price: float | None,
+) -> dict[str, Any]:
+    """Measure the table. Raises InputError for text generation, and lengths beyond the model's.
+
+    sequences: (); those of `lengths`
+    seconds: time of all cells, about
+    price: price of this machine per hour; None: no costs
+    """
+    if bundle.task.generates:
+        raise InputError(
+            "the bundle generates text, whose time is not that of one run",
+            where="optimize measure",
+            accepted="bundles of other tasks",
+            fix="optimize bench BUNDLE times text generation.",
+        )
+    sized = bool(bundle.task.inputs.size)
+    chosen = list(sequences or lengths(bundle.max_length)) if sized else [1]
+    check_grid(max(batches), max(chosen))
+    if max(chosen) > bundle.max_length:
+        raise InputError(
+            f"{max(chosen)} tokens", where="--sequence", accepted=f"up to {bundle.max_length}"
+        )
+    texts, system = bundle.task.inputs.neutral(bundle.contract), bundle.system()
+    grid = [(batch, sequence) for batch in batches for sequence in chosen]
+    document = of_system(system, texts, grid, bundle.threads, seconds, price)
+    for cell in document["cells"]:
+        if cell["cost_per_million"] and not sized:
+            del cell["cost_per_million"]["tokens"]
+    if isinstance(bundle.runner, OrtRunner):
+        batch, sequence = batches[0], max(chosen)
+        arrays = system.pre([system.lengthen([*texts], sequence)] * batch, sequence)
+        document["modules"] = module_times.measure(bundle.runner, dict(arrays))
+        document["modules"] |= {"batch": batch, "sequence": sequence}
+    manifest = bundle.manifest
+    named = {name: manifest[name] for name in ("name", "version", "content_digest")}
+    engine = {name: bundle.engine[field] for name, field in (("engine", "target"), ("device",) * 2)}
+    return {**document, "bundle": named, **engine}
+
+
+def of_system(
+    system: System,
+    texts: Sequence[Any],
+    grid: Sequence[tuple[int, int]],
+    threads: int,
+    seconds: float,
+    price: float | None,
+) -> dict[str, Any]:
+    """Measure the part of a table that any system has. grid: (batch, sequence) each"""
+    started, meter, at_start = time.monotonic(), Meter(), busy.describe()
+    cells = []
+    for number, cell in enumerate(grid, 1):
+        cells.append(_cell(system, cell, texts, seconds / len(grid), meter, price))
+        shape = f"batch {cell[0]} x {cell[1]}"
+        say(f"measure: {number} of {len(grid)}: {shape}: {cells[-1]['p50']:.3g} ms")
+    return {
+        "version": VERSION,
+        "seconds": time.monotonic() - started,
+        "threads": threads,
+        "machine": this_machine().to_json(),
+        "busy": at_start,
+        "cells": cells,
+        "energy": meter.missing,
+        "modules": None,
+        "price_per_hour": price,
+    }
+
+
+def _cell(
+    system: System,
+    cell: tuple[int, int],
+    texts: Sequence[Any],
+    seconds: float,
+    meter: Meter,
+    price: float | None,
+) -> dict[str, Any]:
+    rule = PrecisionRule(PRECISION, seconds)
+    meter.start()
+    measured = bench.measure(
+        {SYSTEM: system},
+        [cell],
+        texts,
+        iterations=ITERATIONS,
+        warmup=WARMUP,
+        more=lambda times: rule.more(times[SYSTEM]),
+    )
+    joules = meter.joules()
+    (timed,) = measured["cells"]
+    figures, (batch, sequence) = timed["systems"][SYSTEM], cell
+    rate = figures["throughput"]
+    cost = None if price is None else price / 3600 / rate * 1e6
+    return {
+        "batch": batch,
+        "sequence": sequence,
+        "runs": timed["runs"],
+        **{name: figures["end_to_end"][name] for name in FIGURES},
+        "answers_per_second": rate,
+        "joules_per_answer": joules and joules / (batch * (timed["runs"] + WARMUP)),
+        "cost_per_million": cost and {"answers": cost, "tokens": cost / sequence},
+    }
+
+
+def write(document: Mapping[str, Any], out: Path, key: Path | None) -> None:
+    """Write a table, and its signature where a private key is given; without a key a signature of
+    an earlier table is removed."""
+    private_key = None if key is None else sign.load_private(key)
+    with atomic.disk_errors_explained(out, "--out"):
+        atomic.write(out, json.dumps(document, indent=1).encode() + b"\n")
+        if private_key is None:
+            signature.beside(out).unlink(missing_ok=True)
+            return
+        statement = sign.statement_of(out.name, {out.name: digest_file(out)})
+        atomic.write(signature.beside(out), sign.sign_statement(statement, private_key))
+
+
+def read(file: Path, key: Path | None = None) -> dict[str, Any]:
+    """Read a table. Raises DataError for another file, BundleError for a table that the private key
+    of the public key `key` has not signed."""
+    try:
+        document = json.loads(file.read_text("utf-8"))
+        if document["version"] != VERSION or not document["cells"]:
+            raise ValueError(f"version {document['version']}")
+        for cell in document["cells"]:
+            cell["batch"], cell["sequence"], cell["p50"] = (
+                *(int(cell["batch"]), int(cell["sequence"])),
+                float(cell["p50"]),
+            )
+    except (OSError, ValueError, LookupError, TypeError) as e:
+        raise DataError(
+            f"cannot be read ({e})", where=str(file), accepted="a table of `optimize measure`"
+        ) from None
+    if key is not None:
+        beside = signature.beside(file)
+        if not beside.is_file():
+            raise BundleError("the table has no signature", where=str(beside))
+        public_key = signature.load_public(key)
+        signed = signature.signed_files(beside.read_bytes(), public_key, str(beside))
+        if signed != {file.name: digest_file(file)}:
+            raise BundleError("the table is not the one that was signed", where=str(file))
+    return dict(document)
+
+
+def text(document: Mapping[str, Any]) -> str:
+    """Return the table for a terminal."""
+    energy, price = document["energy"], document["price_per_hour"]
+    heads = ["batch", "tokens", "p50 ms", "p99 ms", "answers/s"]
+    heads += [] if energy else ["J/answer"]
+    heads += [] if price is None else ["cost of a million"]
+    rows = [heads, *(_row(cell, bool(energy), price) for cell in document["cells"])]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(heads))]
+    lines = ["  ".join(c.rjust(w) for c, w in zip(r, widths, strict=True)) for r in rows]
+    machine, threads = document["machine"], document["threads"]
+    lines.insert(
+        0, f"{document['engine']} on {machine['cpu']}, {threads or machine['cores']} threads"
+    )
+    lines.append("" if not energy else f"Energy is not measured: {energy}.")
+    modules = document["modules"]
+    if modules is None:
+        return "\n".join([*lines, "Modules are timed with ONNX Runtime alone."])
+    lines.append("Time by module:")
+    lines += [
+        f"  {one['share']:6.1%}  {one['ms']:8.3f} ms  {one['module'] or 'no module'}"
+        for one in modules["modules"][:10]
+    ]
+    return "\n".join(lines)
+
+
+def _row(cell: Mapping[str, Any], no_energy: bool, price: float | None) -> list[str]:
+    high = cell["p99_interval"][1]
+    row = [
+        str(cell["batch"]),
+        str(cell["sequence"]),
+        f"{cell['p50']:.3f}",
+        f"{cell['p99']:.3f}" if high is not None else f"{cell['p99']:.3f}?",
+        f"{cell['answers_per_second']:.1f}",
+    ]
+    row += [] if no_energy else [f"{cell['joules_per_answer']:.4g}"]
+    return row + ([] if price is None else [f"{cell['cost_per_million']['answers']:.4g}"])

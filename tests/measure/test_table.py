@@ -1,0 +1,130 @@
+"""`optimize measure`: a table of a bundle, its signature, energy and cost; `shapes --times`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from onnx import TensorProto, helper, numpy_helper
+
+from optimizer.cli import main
+from optimizer.foundation.errors import DataError
+from optimizer.harness.errors import BundleError
+from optimizer.harness.runtimes.ort.run import OrtRunner
+from optimizer.measure import module_times, table
+from optimizer.measure.energy import Meter
+from optimizer.traffic import buckets
+from tests.package.bundles import small_bundle
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A table, its signature, and the public keys of the signer and of another."""
+    folder = tmp_path_factory.mktemp("measured")
+    bundle = small_bundle.make(folder) / "bundle"
+    for name in ("signer", "other"):
+        key = ec.generate_private_key(ec.SECP256R1())
+        private = key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+        (folder / f"{name}.pem").write_bytes(private)
+        (folder / f"{name}.pem").chmod(0o600)
+        public = key.public_key().public_bytes(
+            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
+        (folder / f"{name}.public.pem").write_bytes(public)
+    options = ["--seconds", "0.2", "--price-per-hour", "3.6", "--key", folder / "signer.pem"]
+    words = ["measure", bundle, "--out", folder / "table.json", *options]
+    done = CliRunner().invoke(main, [*map(str, words)])
+    assert done.exit_code == 0, done.output
+    assert "Time by module" in done.stdout
+    return folder
+
+
+def test_a_table_has_the_cells_the_bundle_and_a_cost(folder: Path) -> None:
+    document = table.read(folder / "table.json", folder / "signer.public.pem")
+    first = document["cells"][0]
+    assert first["cost_per_million"]["answers"] == pytest.approx(1e3 / first["answers_per_second"])
+    longest = document["modules"]["sequence"]
+    assert [c["sequence"] for c in document["cells"]] == table.lengths(longest)
+    assert document["bundle"]["name"] == "tiny"
+
+
+def test_kernels_are_those_of_the_modules_after_which_their_nodes_are_named(tmp_path: Path) -> None:
+    weight = numpy_helper.from_array(np.ones((256, 256), np.float32), "w")
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["y"], "layer.0.dense/MatMul"),
+        helper.make_node("MatMul", ["y", "w"], ["z"], "layer.0.dense/MatMul_1"),
+        helper.make_node("Relu", ["z"], ["a"], "layer.1/Relu"),
+        helper.make_node("Sin", ["a"], ["b"], "Sin"),
+    ]
+    x, b = (helper.make_tensor_value_info(n, TensorProto.FLOAT, ["rows", 256]) for n in "xb")
+    model = helper.make_model(
+        helper.make_graph(nodes, "g", [x], [b], [weight]),
+        opset_imports=[helper.make_opsetid("", 21)],
+        ir_version=10,
+    )
+    onnx.save(model, tmp_path / "model.onnx")
+    with OrtRunner(tmp_path / "model.onnx", threads=1) as runner:
+        times = module_times.measure(runner, {"x": np.ones((64, 256), np.float32)})
+    assert times["modules"][0]["module"] == "layer.0.dense"
+    assert {one["module"] for one in times["modules"]} == {"layer.0.dense", "layer.1", ""}
+    assert sum(one["share"] for one in times["modules"]) == pytest.approx(1)
+
+
+def test_a_table_of_another_key_or_that_was_changed_is_refused(folder: Path) -> None:
+    with pytest.raises(BundleError, match="not of the required"):
+        table.read(folder / "table.json", folder / "other.public.pem")
+    changed = folder / "changed" / "table.json"
+    changed.parent.mkdir()
+    changed.write_text((folder / "table.json").read_text().replace("3.6", "3.7"))
+    (changed.parent / "table.json.sig").write_bytes((folder / "table.json.sig").read_bytes())
+    with pytest.raises(BundleError, match="not the one that was signed"):
+        table.read(changed, folder / "signer.public.pem")
+
+
+def test_energy_is_that_of_all_packages_also_where_a_counter_begins_again(tmp_path: Path) -> None:
+    def write(zone: str, **files: object) -> None:
+        (tmp_path / zone).mkdir(exist_ok=True)
+        for name, value in files.items():
+            (tmp_path / zone / name).write_text(f"{value}\n")
+
+    write("intel-rapl:0", name="package-0", max_energy_range_uj=10_000_000, energy_uj=9_000_000)
+    write("intel-rapl:1", name="package-1", max_energy_range_uj=10_000_000, energy_uj=1_000_000)
+    write("intel-rapl:0:0", name="core", max_energy_range_uj=10_000_000, energy_uj=5)
+    meter = Meter(tmp_path)
+    write("intel-rapl:0", energy_uj=2_000_000)
+    write("intel-rapl:1", energy_uj=1_500_000)
+    write("intel-rapl:0:0", energy_uj=9_000_000)
+    assert (meter.joules(), meter.missing) == (pytest.approx(3.5), "")
+    assert Meter(tmp_path / "none").joules() is None
+    assert "can be read" in Meter(tmp_path / "none").missing
+
+
+def test_a_row_costs_its_share_of_the_largest_measured_batch_up_to_the_traffics() -> None:
+    def cell(batch: int, sequence: int, p50: float) -> dict[str, Any]:
+        return {"batch": batch, "sequence": sequence, "p50": p50}
+
+    cells = [cell(1, 8, 2.0), cell(4, 8, 4.0), cell(4, 24, 12.0), cell(16, 8, 1.0)]
+    cost = buckets.times_of(cells, 9, "table.json")
+    assert (cost(4), cost(8), cost(16), cost(24)) == (1.0, 1.0, 2.0, 3.0)
+    with pytest.raises(DataError, match="up to 24 tokens at batch 4"):
+        cost(25)
+
+
+def test_shapes_by_the_times_of_a_table_say_so(folder: Path) -> None:
+    trace = folder / "trace.jsonl"
+    trace.write_text('{"lengths": [4, 4, 4, 20]}\n' * 5)
+    words = ["shapes", trace, "--times", folder / "table.json", "--json"]
+    done = CliRunner().invoke(main, [*map(str, words)])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["costs"] == f"the times of {folder / 'table.json'}"
