@@ -7,7 +7,8 @@ table.json, version 1:
     machine                 processor, memory, packages: harness/runtimes/machine.py
     busy                    other work of the machine at the start; "" without
     cells                   [{batch, sequence, runs, p50, p50_interval, p99, p99_interval: ms end to
-                            end, answers_per_second, joules_per_answer, cost_per_million}]
+                            end, forward_p50: of them in the model, answers_per_second,
+                            joules_per_answer, cost_per_million}]
     energy                  why there is none; "" where there is
     modules                 module_times.py, of the first batch with the longest sequence; null for
                             other runtimes than ONNX Runtime
@@ -157,6 +158,7 @@ def _cell(
         "sequence": sequence,
         "runs": timed["runs"],
         **{name: figures["end_to_end"][name] for name in FIGURES},
+        "forward_p50": figures["stages"]["forward"]["p50"],
         "answers_per_second": rate,
         "joules_per_answer": joules and joules / (batch * (timed["runs"] + WARMUP)),
         "cost_per_million": cost and {"answers": cost, "tokens": cost / sequence},

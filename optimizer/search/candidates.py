@@ -76,7 +76,7 @@ def space(recipe: Recipe) -> list[Candidate]:
 
     Raises RecipeError for a value of search.over with which no candidate is admitted.
     """
-    search = _section(recipe)
+    search = section_of(recipe)
     own = recipe.quantize.chosen or (methods.NEAREST,)
     first = tuple(m.name for m in own)
     activations = recipe.quantize.activations
@@ -104,7 +104,8 @@ def _first(own: Any, others: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(dict.fromkeys((own, *others)))
 
 
-def _section(recipe: Recipe) -> Search:
+def section_of(recipe: Recipe) -> Search:
+    """Section search of a recipe. Raises RecipeError without one."""
     if recipe.search is None:
         raise RecipeError(
             "missing, so there is nothing to search for",
@@ -252,7 +253,7 @@ def _quantize(quantize: Quantize, candidate: Candidate, kept: Sequence[str]) -> 
 
 def _validate(recipe: Recipe) -> Validate:
     """Section validate with the constraints of the search as gates."""
-    constraints, section = _section(recipe).constraints, recipe.validate_
+    constraints, section = section_of(recipe).constraints, recipe.validate_
     changes: dict[str, Any] = {}
     if constraints.max_drop is not None:
         changes["max_drop"] = constraints.max_drop

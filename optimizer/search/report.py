@@ -54,6 +54,7 @@ def document(result: Result, file: Path | None, report: Path) -> dict[str, Any]:
             "looks": list(LOOKS),
         },
         "kendall_tau": _tau(result),
+        "times": result.times or None,
         "seconds": result.seconds,
     }
 
@@ -126,6 +127,8 @@ def conclusion(result: Result, document: dict[str, Any]) -> list[str]:
         first = f"Found: {name}. It keeps the margin on {rows} that the search never read"
         if winner is not result.trials[0]:
             first += again
+        if result.times:
+            first += f". Times are predicted from {result.times}; time the form there"
         return [*lost, first + ".", f"Next: optimize run {document['found']}"]
     if result.verdict == "fail":
         return [*lost, _none(result)]
@@ -213,6 +216,8 @@ def _errors(result: Result, document: dict[str, Any]) -> Card:
         f"A form within the margin is stopped with probability at most {alpha:.3g}, after "
         f"{', '.join(f'{share:.0%}' for share in LOOKS)} of {rows['search']:,} {what}.",
     ]
+    if result.times:
+        sentences.append(f"Times are predicted from {result.times}; no form was timed.")
     if document["kendall_tau"] is not None:
         sentences.append(
             f"Order of expected and measured objectives: Kendall's tau "

@@ -27,7 +27,7 @@ from optimizer.foundation.progress import say
 from optimizer.foundation.verdicts import Verdict
 from optimizer.recipe.schema import Recipe
 from optimizer.recipe.search import Search
-from optimizer.search import candidates, enough_rows, sequential
+from optimizer.search import candidates, enough_rows, kernel_times, sequential
 from optimizer.search.candidates import Candidate
 from optimizer.search.expectation import Expectation
 from optimizer.search.progress import Progress
@@ -36,8 +36,10 @@ from optimizer.search.sequential import Confirmation
 from optimizer.search.stages import race
 from optimizer.search.trial import Trial, objective, pareto_set
 from optimizer.search.workbench import Workbench, deciding_gate, reason, why_refused
-from optimizer.store import Store
+from optimizer.store import Store, digest_file
 
+Table = tuple[Path, Path | None]
+"""(file of a table, public key that must have signed it)."""
 EXIT = {"pass": 0, "fail": GateError.exit_code, "inconclusive": InconclusiveError.exit_code}
 
 
@@ -51,6 +53,7 @@ class Result:
     rows: {part: number of its rows, or windows}
     seconds: time of the search, of its earlier runs too where it was resumed
     raced: times of the form that was found and of the recipe, timed again; None without times
+    times: table from which times were predicted; "" where forms were timed here
     """
 
     recipe: Recipe
@@ -62,6 +65,7 @@ class Result:
     rows: dict[str, int]
     seconds: float
     raced: dict[str, Any] | None
+    times: str = ""
 
     @property
     def exit_code(self) -> int:
@@ -82,8 +86,13 @@ class Result:
         return pareto_set(self.trials)
 
 
-def run(recipe: Recipe, store: Path, clock: Callable[[], float] = time.monotonic) -> Result:
-    """Search.
+def run(
+    recipe: Recipe,
+    store: Path,
+    clock: Callable[[], float] = time.monotonic,
+    times: Table | None = None,
+) -> Result:
+    """Search. times: table of another machine's times, and the key that must have signed it
 
     Raises RecipeError for a section that admits nothing, DataError for too few rows, and what the
     stages raise for the recipe itself.
@@ -91,12 +100,20 @@ def run(recipe: Recipe, store: Path, clock: Callable[[], float] = time.monotonic
     started = clock()
     space = candidates.space(recipe)
     bench = Workbench(recipe, store, space[0])
+    known = None
+    if times is not None:
+        kernel_times.check_recipe(recipe)
+        known = kernel_times.read(*times, bench.form(space[0]))
+        bench.times = known.figures
+        say(f"search: times are predicted from {known.file}, of {known.machine}")
     answered = bench.prepare(any(c.finer for c in space))
     section = recipe.validation(recipe.targets[space[0].target])
     rows = enough_rows.count(section, bench.margin, bench.base, answered.path)
     space = _distinct(bench, space)
     say(f"search: {len(space)} candidates; at most {bench.search.budget.trials} are tried")
-    of = hashlib.sha256(f"{recipe.model_dump_json(by_alias=True)} {answered.key}".encode())
+    searched = [recipe.model_dump_json(by_alias=True), answered.key]
+    searched += [] if times is None else [digest_file(times[0])]
+    of = hashlib.sha256(" ".join(searched).encode())
     progress = Progress(store, recipe.name, of.hexdigest(), clock, started)
     trials = _try_all(bench, space, progress)
     ordered = _best_first([t for t in trials if t.outcome == "kept"], bench)
@@ -124,6 +141,7 @@ def run(recipe: Recipe, store: Path, clock: Callable[[], float] = time.monotonic
         rows,
         progress.seconds,
         raced or None,
+        "" if known is None else f"{known.file}, of {known.machine}",
     )
 
 
@@ -212,7 +230,7 @@ def _confirm(
     if judged["verdict"] != "pass":
         return judged["verdict"], f"on held-out rows: {reason(judged)}"
     raced.clear()
-    if bench.search.timed and trial.candidate != bench.first:
+    if bench.times is None and bench.search.timed and trial.candidate != bench.first:
         raced |= bench.race(form, {race.RECIPE: bench.first}, confirm=True)
         low = raced["to_recipe"]["interval"][0]
         if bench.search.objective == "latency" and low is not None and low > 1:

@@ -7,7 +7,7 @@ finds its finished trials, and `optimize run` of the recipe that is found finds 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from optimizer.store import Artifacts, Step, Store
 from optimizer.validate.timing.cells import CANDIDATE
 
 Json = dict[str, Any]
+Predicted = Callable[[Sequence[str]], Json]
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,13 @@ class Workbench:
 
     recipe: the user's, with section search
     first: candidate that is the recipe itself
+    times: figures of a trial that keeps modules finer, of another machine; None: forms are timed
     """
 
     recipe: Recipe
     root: Path
     first: Candidate
+    times: Predicted | None = None
     sensitivities: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     _forms: dict[Candidate, Form] = field(default_factory=dict)
 
@@ -132,7 +135,9 @@ class Workbench:
         known |= _quality(judged)
         if judged["verdict"] == "fail":
             return "stopped", reason(judged), known
-        if self.search.timed:
+        if self.search.timed and self.times is not None:
+            known |= self.times(self.kept(candidate))
+        elif self.search.timed:
             beside = {} if best is None else {race.RECIPE: self.first, race.BEST: best}
             raced = self.race(form, beside)
             known |= _times(raced)

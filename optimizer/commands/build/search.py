@@ -19,6 +19,19 @@ from optimizer.foundation.progress import say, show
     type=click.Path(path_type=Path, dir_okay=False),
     help="File for the recipe that is found, in the recipe's folder.  [default: NAME.found.yaml]",
 )
+@click.option(
+    "--times",
+    type=click.Path(path_type=Path),
+    help="Table that `optimize measure RECIPE` wrote on the machine that the model is for, in "
+    "place of this machine's times.",
+)
+@click.option(
+    "--require-signature",
+    "key",
+    type=click.Path(path_type=Path),
+    metavar="KEY",
+    help="Refuse --times not signed with the private key of this public key (PEM).",
+)
 @with_artifacts
 @click.pass_obj
 def search(
@@ -27,6 +40,8 @@ def search(
     overrides: tuple[str, ...],
     store: Path,
     out: Path | None,
+    times: Path | None,
+    key: Path | None,
     artifacts: Path,
 ) -> None:
     """Search for the fastest, or smallest, form of RECIPE's model that keeps its margin.
@@ -52,6 +67,8 @@ def search(
     from optimizer.search import chosen_recipe, report
     from optimizer.search import search as searching
 
+    if key is not None and times is None:
+        raise click.UsageError("--require-signature is for the table of --times.")
     out = out or recipe.with_name(f"{recipe.stem}.found.yaml")
     chosen_recipe.check_place(recipe, out)
     resolved, lines = checks.read(recipe, overrides, fetch=True, until="validate")
@@ -61,7 +78,7 @@ def search(
             folder.mkdir(parents=True, exist_ok=True)
             TemporaryFile(dir=folder).close()
     with recipe_file.located(lines):
-        result = searching.run(resolved, store)
+        result = searching.run(resolved, store, times=None if times is None else (times, key))
     document = report.document(result, out if result.chosen else None, home / "report.html")
     with atomic.disk_errors_explained(home, "--artifacts"):
         atomic.write(home / "search.json", json.dumps(document, indent=1).encode() + b"\n")

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import click
 
-from optimizer.commands.options import with_debug_and_json
+from optimizer.commands.options import DEFAULT_STORE, with_debug_and_json
 from optimizer.foundation.progress import say, show
 from optimizer.harness.bounds import BATCH, SEQUENCE
 
 
 @click.command()
 @with_debug_and_json
-@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("bundle", type=click.Path(path_type=Path), metavar="BUNDLE|RECIPE")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -49,6 +49,13 @@ from optimizer.harness.bounds import BATCH, SEQUENCE
 @click.option(
     "--key", type=click.Path(path_type=Path), help="Private key (PEM) that signs the table."
 )
+@click.option(
+    "--store",
+    type=click.Path(path_type=Path),
+    default=DEFAULT_STORE,
+    show_default=True,
+    help="Folder of finished steps, for RECIPE.",
+)
 @click.pass_obj
 def measure(
     obj: dict[str, bool],
@@ -60,12 +67,16 @@ def measure(
     threads: int | None,
     price_per_hour: float | None,
     key: Path | None,
+    store: Path,
 ) -> None:
-    """Measure BUNDLE on this machine, the one that it is for, and write a table.
+    """Measure BUNDLE, or RECIPE's form, on this machine, the one that it is for; write a table.
 
     The table has times end to end for several shapes, the time by module (ONNX Runtime), energy
     where the processor's counter can be read, cost from --price-per-hour, the machine, and the
     digest of the bundle. `optimize shapes --times` reads it. With --key, OUT.sig is its signature.
+
+    Of RECIPE, which has a section search, the recipe's own form is built and timed in the first
+    cell of validate.latency, and its modules are timed in float too: `optimize search --times`.
 
     \b
     Examples:
@@ -76,6 +87,17 @@ def measure(
     from optimizer.harness.bundle.recorded import bench_grid
     from optimizer.measure import table
 
+    if bundle.suffix in (".yaml", ".yml"):
+        from optimizer import checks
+        from optimizer.search import kernel_times
+
+        if batch or sequence or threads:
+            raise click.UsageError("--batch, --sequence and --threads of a RECIPE stand in it.")
+        recipe, _ = checks.read(bundle, (), fetch=True, until="build")
+        document = kernel_times.measure(recipe, store, seconds, price_per_hour)
+        table.write(document, out, key)
+        show(json.dumps(document, indent=1) if obj["json"] else table.text(document))
+        return
     with Bundle(bundle, threads=threads, say=say) as opened:
         batches = batch or bench_grid(opened.manifest, None, sequence or (1,), 1).batch
         document = table.measure(opened, batches, sequence, seconds, price_per_hour)

@@ -1,0 +1,202 @@
+"""Times of a recipe's form on one machine, module by module, for a search on another.
+
+The recipe's form is built and timed end to end in the first cell of validate.latency. It and the
+float graph are profiled by module (measure/module_times.py). The time of a form that keeps the
+modules K in float, / the time of the recipe's form, is then expected to be
+
+    1 + forward / p50 * (sum over K of float_m - own_m) / (sum over all modules of own_m)
+
+with the share forward / p50 of the time that the model takes. Kernels count relative to each other,
+because other work on the machine lengthens the time end to end, and not the median of a kernel.
+Methods change integers and scales, not kernels. Effects between modules are not part of it: two
+modules may share the quantizer of their input.
+
+The table is that of measure/table.py with another `of`, and
+    form      {target, quantize, checkpoint: {file: sha256}}: a search reads no table of another one
+    float     module_times.py of the float graph; `modules`: of the recipe's form
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from optimizer.data.datasets import alone, samples
+from optimizer.foundation.errors import DataError, MachineError, RecipeError
+from optimizer.foundation.progress import say
+from optimizer.harness import contract as contracts
+from optimizer.harness import tasks
+from optimizer.harness.runtimes.ort.run import OrtRunner, cores
+from optimizer.measure import module_times, table
+from optimizer.recipe.schema import Recipe
+from optimizer.search import candidates
+from optimizer.search.workbench import Form, Workbench
+from optimizer.validate.target_runner import open_onnx
+from optimizer.validate.timing.batch_timing import graph_system, grid
+
+LEAST = 0.02  # ms of a module; a profile counts whole microseconds, and its clock takes some
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class KernelTimes:
+    """Times of a table.
+
+    file: path of the table, for messages
+    p50, forward: ms of the recipe's form end to end, and in the model
+    own, full: {module: ms} in the recipe's form, and in float
+    """
+
+    file: str
+    machine: str
+    p50: float
+    forward: float
+    own: Mapping[str, float]
+    full: Mapping[str, float]
+
+    def figures(self, kept: Sequence[str]) -> Json:
+        """Figures of a trial that keeps modules in float. Raises DataError for a module without a
+        time."""
+        if unknown := [name for name in kept if name not in self.own or name not in self.full]:
+            raise DataError(f"it has no time of module {unknown[0]}", where=self.file)
+        added = sum(self.full[name] - self.own[name] for name in kept) / sum(self.own.values())
+        ratio = 1 + self.forward / self.p50 * added
+        if ratio <= 0:
+            raise DataError("its modules take longer than the whole model", where=self.file)
+        return {"ratio": ratio, "ratio_interval": (ratio, ratio), "p50": ratio * self.p50}
+
+
+def measure(recipe: Recipe, root: Path, seconds: float, price: float | None) -> Json:
+    """Make the recipe's form, and measure its table on this machine. Raises MachineError where
+    ONNX Runtime does not run it, RecipeError for text generation."""
+    first = candidates.space(recipe)[0]
+    _check_task(recipe)
+    form = Workbench(recipe, root, first).form(first)
+    base, target = form.artifacts.base.path, form.recipe.targets[0]
+    contract = contracts.read(base / "contract.json")
+    task = tasks.of(contract)
+    encoder = task.inputs.open(base / "checkpoint", contract)
+    latency = form.recipe.validate_.latency
+    cell = grid(latency, tasks.longest(contract))[0]
+    rows = samples(latency.data) if latency.data else ()
+    texts = [alone(row, task) for row in rows] or task.inputs.neutral(contract)
+    threads = target.intra_op_threads or cores()
+    profiles = {}
+    for name, model in (("float", form.artifacts.graph), ("modules", form.artifacts.model)):
+        with closing(open_onnx(target, model.path / "model.onnx", contract, threads)) as runner:
+            if not isinstance(runner, OrtRunner):
+                raise MachineError(
+                    "only models of ONNX Runtime are profiled by module",
+                    where=f"target {target.name}",
+                )
+            system = graph_system(runner, contract, encoder)
+            profiles[name] = module_times.measure(runner, dict(_batch(system, texts, cell)))
+            if name == "modules":
+                document = table.of_system(system, texts, [cell], threads, seconds, price)
+    say(f"measure: {form.recipe.name}: {document['cells'][0]['p50']:.3g} ms")
+    return {**document, **profiles, "form": _form(form), "engine": target.name}
+
+
+def _batch(system: Any, texts: Sequence[Any], cell: tuple[int, int]) -> Any:
+    return system.pre([system.lengthen([*texts], cell[1])] * cell[0], cell[1])
+
+
+def _check_task(recipe: Recipe) -> None:
+    if tasks.task(recipe.model.task).generates:
+        raise RecipeError(
+            "times by module are those of one run, and the task generates text",
+            where="model.task",
+            fix="Search on the machine that the model is for.",
+        )
+
+
+def _form(form: Form) -> Json:
+    """The form that was measured, as a search compares it."""
+    source = json.loads((form.artifacts.base.path / "source.json").read_text("utf-8"))
+    recipe = form.recipe
+    return {
+        "target": recipe.targets[0].model_dump(mode="json"),
+        "quantize": recipe.quantize.model_dump(mode="json", by_alias=True),
+        "checkpoint": {name: one["sha256"] for name, one in source["files"].items()},
+        "cell": [recipe.validate_.latency.batch[0], recipe.validate_.latency.sequence[0]],
+    }
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """Raise RecipeError where a search by the times of another machine would need times of this
+    one."""
+    _check_task(recipe)
+    search = candidates.section_of(recipe)
+    latency, limits = recipe.validate_.latency, search.constraints
+    if not search.timed:
+        raise RecipeError(
+            f"the search minimises {search.objective}, for which nothing is timed",
+            where="--times",
+            fix="Omit --times, or set search.objective: latency.",
+        )
+    needs = {
+        "validate.latency.must_beat_float": latency.must_beat_float,
+        "validate.latency.p99_ms": latency.p99_ms is not None,
+        "search.constraints.latency.p99_ms": limits.p99_ms is not None,
+    }
+    for where, needed in needs.items():
+        if needed:
+            raise RecipeError(
+                "it would be judged by times of this machine, and --times has those of another",
+                where=where,
+                accepted="false" if where.endswith("must_beat_float") else "no limit",
+                fix=f"Set it for this search, e.g. --set {where}="
+                + ("false." if where.endswith("must_beat_float") else "null."),
+            )
+    space = candidates.space(recipe)
+    if any(c.target != space[0].target or c.attention != space[0].attention for c in space):
+        raise RecipeError(
+            "--times has the times of one target and one form of attention, and the search has "
+            "several",
+            where="search.over",
+            fix=f"Set search.over.targets=[{space[0].target}] and "
+            f"search.over.attention=[{space[0].attention}].",
+        )
+    if candidates.finer_form(recipe.quantize) != "float":
+        raise RecipeError(
+            "--times has the times of modules in float, and this search keeps some in int8",
+            where="search.over.precision",
+            accepted="recipe",
+        )
+
+
+def read(file: Path, key: Path | None, form: Form) -> KernelTimes:
+    """Read the table of a recipe's form. Raises DataError for a table of another, and as
+    table.read."""
+    document = table.read(file, key)
+    own = _form(form)
+    if document.get("form") != own:
+        differing = [n for n in own if (document.get("form") or {}).get(n) != own[n]]
+        raise DataError(
+            f"it was measured for another {', '.join(differing)}",
+            where=str(file),
+            accepted="the table that `optimize measure` writes for this recipe",
+            fix="Measure this recipe on that machine: optimize measure RECIPE --out table.json.",
+        )
+    profiles = [
+        {one["module"]: float(one["ms"]) for one in document[name]["modules"]}
+        for name in ("modules", "float")
+    ]
+    own, full = profiles
+    typical = median(own[name] for name in own if name in full)
+    if typical < LEAST:
+        raise DataError(
+            f"its modules take {1000 * typical:.0f} microseconds, of which a profile, in whole "
+            "microseconds, tells too little",
+            where=str(file),
+            accepted=f"modules of {1000 * LEAST:.0f} microseconds or more, in the median",
+            fix="Give validate.latency a larger first cell, or search on that machine.",
+        )
+    (cell,) = document["cells"]
+    machine = document["machine"]["cpu"]
+    return KernelTimes(str(file), machine, cell["p50"], cell["forward_p50"], own, full)
