@@ -79,9 +79,10 @@ def page(result: Mapping[str, Any]) -> str:
         "",
         f"{when['when']}, {when['machine'].get('cpu', 'unknown processor')}, load average "
         f"{when['load_average'][0]} to {when['load_average'][1]}. Made by `python -m "
-        "benchmarks.decoders.scale_peers`. Ours is the sum of the stages "
-        f"{', '.join(FORM)} (memory: the highest of them) of results/scale.md, each a process of "
-        "its own whose imports count; the others are one process each and prove nothing.",
+        "benchmarks.decoders.scale_peers`. Ours is the stages "
+        f"{', '.join(FORM)} of results/scale.md: their seconds with one start, the processor "
+        "seconds of a process per stage, the highest memory. The others are one process each. "
+        "Memory is anonymous; VmHWM counts mapped files too. None of the rows contains a proof.",
     ]
     for shape, rows in result["cells"].items():
         lines += ["", f"## {shape}", "", rows_table(rows)]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from optimizer.compress.simulate import simulated
@@ -175,9 +176,19 @@ class Materials(RunArtifacts):
         traces = []
         for i, batch in enumerate(self.batches):
             modules = (*self.judged_alone, *summands) if inputs or i in kept else ()
-            one = trace.traced(model, batch, self.compared, modules)
+            one = self._traced(model, batch, modules)
             traces.append(one if i in kept else replace(one, outputs={}))
         return traces
+
+    def _traced(self, model: nn.Module, batch: Batch, modules: Collection[str] = ()) -> Trace:
+        one = trace.traced(model, batch, self.compared, modules)
+        one.result = self._in_files(one.result)
+        return one
+
+    def _in_files(self, outputs: dict[str, Any]) -> dict[str, Any]:
+        """The same outputs, large ones in mapped files: the logits of all texts, in each form of a
+        model, exceed the model."""
+        return {name: self.mapped(torch.from_numpy(a)).numpy() for name, a in outputs.items()}
 
     @cached_property
     def samples(self) -> Samples:
@@ -226,7 +237,7 @@ class Materials(RunArtifacts):
         return self._of_extremes(self.simulated_model)
 
     def _of_extremes(self, model: nn.Module) -> list[Trace]:
-        return [trace.traced(model, b, self.compared, ()) for b in self.extremes]
+        return [self._traced(model, b) for b in self.extremes]
 
     @property
     def compares_outputs(self) -> bool:
@@ -344,7 +355,7 @@ class Materials(RunArtifacts):
         without inputs of modules."""
         batches = (*self.batches, *self.extremes)
         with monte_carlo.quantized_in_kernels(self.simulated_model, self.kernel_blocks):
-            return [trace.traced(self.simulated_model, b, self.compared, ()) for b in batches]
+            return [self._traced(self.simulated_model, b) for b in batches]
 
     @property
     def signed(self) -> bool:
@@ -358,7 +369,8 @@ class Materials(RunArtifacts):
         traces = self.samples.with_continuations(
             [*self.simulated_traces, *self.simulated_extremes], path
         )
-        return pieces.run_graph(path, traces, self.compared, pieces.AS_WRITTEN)
+        outputs = pieces.run_graph(path, traces, self.compared, pieces.AS_WRITTEN)
+        return [self._in_files(each) for each in outputs]
 
     def output_distance(
         self,
