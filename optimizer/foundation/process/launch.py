@@ -235,7 +235,8 @@ def _error_of(
     """The error to raise for the processes that ended. file: failure.json of _record
 
     1. The first that failed raised an OptimizeError: the same error.
-    2. One was killed and wrote nothing. (torch ends the others with SIGTERM.)
+    2. One was killed and wrote nothing. (torch ends the others with SIGTERM, and gloo aborts one
+       whose peer is gone.)
     3. The first that failed raised something else: its traceback.
     4. None wrote anything: the one that torch noticed was ended from outside.
     """
@@ -247,7 +248,8 @@ def _error_of(
     if "kind" in first:  # 1.
         kind: type[OptimizeError] = getattr(errors, first.pop("kind"), RecipeError)
         return kind(first.pop("problem"), **first)
-    killed = [n for n, code in enumerate(codes) if code and code < 0 and code != -signal.SIGTERM]
+    with_others = (-signal.SIGTERM, -signal.SIGABRT)
+    killed = [n for n, c in enumerate(codes) if c and c < 0 and c not in with_others]
     if first and not killed:  # 3.
         message = f"\n\n-- Process {first['rank']}:\n{first['traceback']}"
         return ProcessRaisedException(message, first["rank"], seen.error_pid)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 from pydantic import ValidationError
-from torch.multiprocessing.spawn import ProcessRaisedException
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 from optimizer.foundation.errors import CheckpointError, MachineError
 from optimizer.foundation.process import launch as launches
@@ -212,6 +212,18 @@ def test_why_the_first_one_ended_is_raised_where_torch_sees_the_other_end_first(
     with pytest.raises(kind, match=f"(?s){message}"):
         launch(fail_and_linger, section, tmp_path, tmp_path, error)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_abort_of_a_process_whose_peer_raised_is_not_the_reason(tmp_path: Path) -> None:
+    file = tmp_path / "failure.json"
+    file.write_text(json.dumps({"rank": 1, "traceback": "ValueError: of 2 shapes"}))
+    group = launches.Group(2, "cpu", "qat.processes", "")
+    seen = ProcessExitedException("", 0, 7, -signal.SIGABRT)
+    error = launches._error_of(file, [-signal.SIGABRT, 1], seen, group)
+    assert isinstance(error, ProcessRaisedException)
+    assert "of 2 shapes" in str(error)
+    file.unlink()
+    assert "process 0 of 2" in str(launches._error_of(file, [-signal.SIGABRT, 1], seen, group))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
