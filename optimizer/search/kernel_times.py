@@ -174,6 +174,8 @@ def read(file: Path, key: Path | None, form: Form) -> KernelTimes:
     """Read the table of a recipe's form. Raises DataError for a table of another, and as
     table.read."""
     document = table.read(file, key)
+    if document.get("busy"):
+        say(f"warning: {file} was measured beside other work: {document['busy']}")
     own = _form(form)
     if document.get("form") != own:
         differing = [n for n in own if (document.get("form") or {}).get(n) != own[n]]

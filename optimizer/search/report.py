@@ -60,7 +60,10 @@ def document(result: Result, file: Path | None, report: Path) -> dict[str, Any]:
 
 
 def _tau(result: Result) -> float | None:
-    """Kendall's tau of expected and measured objectives of the trials after the first."""
+    """Kendall's tau of expected and measured objectives of the trials after the first; None where
+    a table of another machine gives both."""
+    if result.times:
+        return None
     pairs = [
         (t.expected["objective"], value)
         for t in result.trials
