@@ -104,6 +104,13 @@ def _check_weights(recipe: Recipe, at: str, target: Target) -> None:
 
 
 def _check_one(weights: Weights, where: str, at: str, runtime: str, row: Accepts) -> None:
+    if weights.is_float8 and not row.float8:
+        raise RecipeError(
+            f"float8 is not accepted by target {runtime} ({at}): FP8 weights are not lowered to it",
+            where=f"{where}.type",
+            accepted="int",
+            fix=f"Use type: int, or only targets that accept it: {_others(lambda a: a.float8)}.",
+        )
     if not weights.symmetric and not row.weight_zero_point:
         raise RecipeError(
             f"false is not accepted by target {runtime} ({at}): it de-quantizes without zero "

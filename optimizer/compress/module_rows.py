@@ -42,15 +42,16 @@ def join_remarks(*remarks: str | None) -> str:
 
 
 def label(scheme: Scheme | None, activations: str | None, sparsity: Sparsity | None = None) -> str:
-    """Name a module's formats in the report: "W8 channel, A8 tensor, 2:4 sparse".
+    """Name a module's formats in the report: "W8 channel, A8 tensor, 2:4 sparse", "W FP8 channel".
 
     scheme: None: the weight stays float
     """
     zeros = f"{sparsity.shape} sparse" if sparsity is not None else ""
     if scheme is None:
         return ", ".join(filter(None, ["float", zeros]))
-    inputs = f"A8 {activations}" if activations else ""
-    return ", ".join(filter(None, [f"W{str(scheme).removeprefix('int')}", inputs, zeros]))
+    weights = str(scheme).replace("int", "W", 1).replace("float8", "W FP8", 1)
+    inputs = f"A8 {activations}".replace("A8 float8", "A FP8") if activations else ""
+    return ", ".join(filter(None, [weights, inputs, zeros]))
 
 
 def significant(value: float) -> float:

@@ -55,7 +55,7 @@ def compress(
     Raises CheckpointError naming a weight or input that holds NaN.
     """
     activations = quantize.activations
-    mode = activations.granularity if activations else None
+    mode = activations.mode if activations else None
     folded, covered = Folded(), dict[str, Range]()
     if group.schemes:
         for method in quantize.of_kind("smoothing"):
@@ -103,7 +103,7 @@ def compress_uncalibrated(
 ) -> tuple[CompressedState, list[Row]]:
     """Prune and round every weight without calibration or measurements, one per thread in memory
     at a time, on a GPU one at a time; returns (state, report rows)."""
-    mode = quantize.activations.granularity if quantize.activations else None
+    mode = quantize.activations.mode if quantize.activations else None
 
     def one(name: str) -> tuple[Rounded, Row]:
         part, scheme = Rounded(), schemes.get(name)

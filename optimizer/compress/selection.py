@@ -264,7 +264,12 @@ def _inputs(module: nn.Module) -> int:
 def scheme_of(weights: Weights) -> Scheme:
     """Convert a recipe section to a Scheme."""
     return Scheme(
-        weights.bits, weights.symmetric, weights.granularity, weights.group_size, weights.full_range
+        weights.bits,
+        weights.symmetric,
+        weights.granularity,
+        weights.group_size,
+        weights.full_range,
+        weights.type,
     )
 
 

@@ -4,6 +4,7 @@ A quantized linear multiplies de-quantized weights with fake-quantized inputs:
 
     activations "tensor"   (clamp(round(x / s) + z, 0, 255) - z) * s     s, z of the module's Range
     activations "token"    round(x / s) * s, s = max|x| / 127 of each row (a row of zeros stays 0)
+    activations "float8 token"   E4M3(x / s) * s, s = max|x| / 448 of each row
     activations None       x itself
 
 A convolution does the same with its image, padded with 0; its weight (out, in of a group, height,
@@ -27,7 +28,15 @@ from torch import Tensor, nn
 from optimizer.foundation.conv_geometry import ConvGeometry
 from optimizer.foundation.errors import CheckpointError
 from optimizer.foundation.qtensor import QTensor
-from optimizer.foundation.state import Activations, CompressedState, Range, input_name, owner_of
+from optimizer.foundation.rounding import float8
+from optimizer.foundation.state import (
+    PER_TOKEN,
+    Activations,
+    CompressedState,
+    Range,
+    input_name,
+    owner_of,
+)
 from optimizer.model.architectures.operands import attention_of, operands_of
 from optimizer.model.checkpoint import attention_operands
 
@@ -44,6 +53,19 @@ def fake_quantize_per_token(x: Tensor) -> Tensor:
     """Quantize and de-quantize each row of x (..., features) to int8 by its largest value."""
     scale = x.abs().amax(-1, keepdim=True) / 127
     return (x / torch.where(scale > 0, scale, torch.ones_like(scale))).round() * scale
+
+
+def fake_quantize_per_token_float8(x: Tensor) -> Tensor:
+    """Quantize and de-quantize each row of x (..., features) to E4M3 by its largest value."""
+    scale = x.abs().amax(-1, keepdim=True) / float8.LARGEST
+    scaled = x / torch.where(scale > 0, scale, torch.ones_like(scale))
+    return float8.nearest(scaled).to(x.dtype) * scale
+
+
+def quantize_tokens(x: Tensor, mode: Activations) -> Tensor:
+    """Quantize and de-quantize each row of x (..., features) in a mode of PER_TOKEN."""
+    to_float8 = mode == "float8 token"
+    return fake_quantize_per_token_float8(x) if to_float8 else fake_quantize_per_token(x)
 
 
 class QuantLinear(nn.Module):
@@ -102,8 +124,8 @@ class QuantLinear(nn.Module):
         """x times the factor, fake-quantized; not quantized where activations is None."""
         if self.factor is not None:
             x = x * self.factor
-        if self.activations == "token":
-            return fake_quantize_per_token(x)
+        if self.activations in PER_TOKEN:
+            return quantize_tokens(x, self.activations)
         return x if self.covered is None else fake_quantize(x, self.covered)
 
     def within(self, x: Tensor) -> Tensor:

@@ -4,7 +4,8 @@
 
 A convolution's weight W[o, c, h, w] is the row value[o, (c * height + h) * width + w].
 
-integers are signed, of `bits` bits, held in int8; `zero_point` None means 0. One group
+integers are signed, of `bits` bits, held in int8; `zero_point` None means 0. With type "float8"
+they are E4M3 values instead (rounding/float8.py), held in torch.float8_e4m3fn. One group
 spans the whole row for granularity "channel"; "tensor" has a single scale, shape (1, 1).
 
 **Scale grid.** Every scale is rounded to the bfloat16 grid, inside float16's normal range,
@@ -27,7 +28,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from optimizer.foundation.rounding import float8
+
 Granularity = Literal["tensor", "channel", "group"]
+ValueType = Literal["int", "float8"]
 
 GROUP_SIZES = (16, 32, 64, 128, 256)
 """Group sizes of the usual kernels: powers of two."""
@@ -53,6 +57,7 @@ class Scheme:
     group_size: inputs per scale, only with granularity "group"
     full_range: integers -8..7 without a zero point, and scales of either sign, so that the value
         furthest from 0 may be -8 on either side (4 bits, symmetric; llama.cpp's Q4_0)
+    type: "float8": E4M3 values, with 8 bits, symmetric and one scale per row
 
     Symmetric schemes use the restricted range (-127..127, -7..7), so that negation is exact, and
     others the full one. Integers read from a quantized checkpoint may use the lowest one too.
@@ -63,8 +68,14 @@ class Scheme:
     granularity: Granularity = "channel"
     group_size: int | None = None
     full_range: bool = False
+    type: ValueType = "int"
 
     def __post_init__(self) -> None:
+        if self.is_float8 and (self.bits, self.symmetric, self.granularity) != (8, True, "channel"):
+            raise ValueError(
+                f"type: float8 with bits {self.bits}, symmetric {self.symmetric}, granularity "
+                f"{self.granularity}; accepted: 8 bits, symmetric, channel"
+            )
         if self.bits not in (3, 4, 8):
             raise ValueError(f"bits: {self.bits}; accepted: 3, 4, 8")
         if (self.group_size is not None) != (self.granularity == "group"):
@@ -81,19 +92,34 @@ class Scheme:
             )
 
     def __str__(self) -> str:
-        """Name of the scheme, such as "int8 channel" or "int4 group 32 asymmetric"."""
-        words = [f"int{self.bits}", self.granularity, str(self.group_size or "")]
+        """Name of the scheme, such as "int8 channel", "float8 channel" or "int4 group 32
+        asymmetric"."""
+        words = [
+            "float8" if self.is_float8 else f"int{self.bits}",
+            self.granularity,
+            str(self.group_size or ""),
+        ]
         words += ["full range" if self.full_range else "" if self.symmetric else "asymmetric"]
         return " ".join(filter(None, words))
 
     @property
+    def is_float8(self) -> bool:
+        """True where integers stand for E4M3 values."""
+        return self.type == "float8"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the tensor that holds the integers."""
+        return float8.DTYPE if self.is_float8 else torch.int8
+
+    @property
     def high(self) -> int:
-        """The largest integer."""
-        return int(2 ** (self.bits - 1) - 1)
+        """The largest integer, or E4M3 value."""
+        return float8.LARGEST if self.is_float8 else int(2 ** (self.bits - 1) - 1)
 
     @property
     def low(self) -> int:
-        """The smallest integer."""
+        """The smallest integer, or E4M3 value."""
         restricted = self.symmetric and not self.full_range
         return -self.high if restricted else -self.high - 1
 
@@ -112,8 +138,8 @@ class Scheme:
 
 @dataclass(frozen=True)
 class QTensor:
-    """integers (out, in) int8; scale (out, groups) or (1, 1) float32 on the scale grid;
-    zero_point int8 of scale's shape, or None.
+    """integers (out, in) int8 (float8_e4m3fn for E4M3 values); scale (out, groups) or (1, 1)
+    float32 on the scale grid; zero_point int8 of scale's shape, or None.
 
     Construction checks every invariant and raises ValueError naming the invariant that is broken.
     """
@@ -125,9 +151,10 @@ class QTensor:
 
     def __post_init__(self) -> None:
         s = self.scheme
-        if self.integers.dtype != torch.int8 or self.integers.ndim != 2:
+        if self.integers.dtype != s.dtype or self.integers.ndim != 2:
+            of = str(s.dtype).removeprefix("torch.")
             raise ValueError(
-                f"integers: {self.integers.dtype} {tuple(self.integers.shape)}; must be int8, 2-D"
+                f"integers: {self.integers.dtype} {tuple(self.integers.shape)}; must be {of}, 2-D"
             )
         out, inputs = self.integers.shape
         expected = (1, 1) if s.granularity == "tensor" else (out, s.groups(inputs))
@@ -153,6 +180,10 @@ class QTensor:
             self.zero_point.dtype != torch.int8 or self.zero_point.shape != self.scale.shape
         ):
             raise ValueError("zero_point: must be int8 with the shape of scale")
+        if s.is_float8:
+            if bool(self.integers.isnan().any()):
+                raise ValueError("integers: an E4M3 value is NaN")
+            return
         lowest = -s.high - 1
         for name, t in (("integers", self.integers), ("zero_point", self.zero_point)):
             if t is not None and t.numel() and (int(t.min()) < lowest or int(t.max()) > s.high):
@@ -260,7 +291,7 @@ def absmax_scale(weight: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor | None]
 
 
 def quantize(weight: Tensor, scale: Tensor, zero_point: Tensor | None, scheme: Scheme) -> QTensor:
-    """Round each value to the nearest integer of the given scales (ties to even).
+    """Round each value to the nearest integer, or E4M3 value, of the given scales (ties to even).
 
     weight (out, in) float32; scale and zero_point as in QTensor, scale already on the grid.
     Raises ValueError when the weight holds NaN or infinity.
@@ -272,5 +303,8 @@ def quantize(weight: Tensor, scale: Tensor, zero_point: Tensor | None, scheme: S
     integers = weight.float().reshape(out, groups, -1) / scale.expand(out, groups)[..., None]
     if zero_point is not None:
         integers = integers + zero_point.float().expand(out, groups)[..., None]
-    integers = integers.round().clamp(scheme.low, scheme.high).to(torch.int8).reshape(out, inputs)
-    return QTensor(integers, scale, zero_point, scheme)
+    if scheme.is_float8:
+        integers = float8.nearest(integers)
+    else:
+        integers = integers.round().clamp(scheme.low, scheme.high).to(torch.int8)
+    return QTensor(integers.reshape(out, inputs), scale, zero_point, scheme)

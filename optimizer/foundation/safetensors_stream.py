@@ -24,6 +24,7 @@ DTYPE_NAMES = {
     torch.bool: "BOOL",
     torch.uint8: "U8",
     torch.int8: "I8",
+    torch.float8_e4m3fn: "F8_E4M3",
     torch.float16: "F16",
     torch.bfloat16: "BF16",
     torch.int32: "I32",

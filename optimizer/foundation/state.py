@@ -9,6 +9,7 @@ tensors.safetensors, entries as safetensors_stream orders them (wider elements f
                              4 bits: uint8 (out, ceil(in/2)); input 2j in the low nibble of byte
                              j, 2j+1 in the high nibble, two's complement; odd widths pad with 0
                              3 bits: as 4 bits (the runtime format decides the packing)
+                             float8: float8_e4m3fn (out, in)
     <parameter>.scale        float32 (out, groups), or (1, 1) for one scale per tensor
     <parameter>.zero_point   int8, the shape of scale; absent when symmetric
     <parameter>              float32: a parameter replaced by another float value. A parameter
@@ -19,7 +20,8 @@ tensors.safetensors, entries as safetensors_stream orders them (wider elements f
 state.json, keys sorted, UTF-8, no spaces after separators:
     version      1
     schemes      {parameter: {bits, symmetric, granularity, group_size, inputs}}, and full_range:
-                 true where the scales may be negative; absent where they may not
+                 true where the scales may be negative; absent where they may not; and type:
+                 "float8"; absent for integers
     replaced     [parameter, ...] sorted
     ranges       {site: [low, high]}   site = "<module>:input", as in
                  "encoder.layer.0.output.dense:input"; range of the input after its factor. A module
@@ -27,8 +29,9 @@ state.json, keys sorted, UTF-8, no spaces after separators:
                  `operands`, before one of its products: query, key, value, probabilities
     factors      [site, ...] sorted: inputs multiplied per feature by <site>.factor before they
                  are quantized; the module's integers hold the inverse, its replaced weight does not
-    activations  null | "tensor" | "token"     quantization of the inputs of quantized modules:
-                 left in float | one static range each (`ranges`) | per token, at run time;
+    activations  null | "tensor" | "token" | "float8 token"   quantization of the inputs of
+                 quantized modules: left in float | one static range each (`ranges`) | per token, at
+                 run time, to int8 | to float8;
                  a module that a note calls "weight-only" has its input left in float
     sparsity     {parameter: pattern}          "2:4" | "N:M" | "unstructured <amount>", as
                  optimizer/foundation/sparsity.py says; the mask is not stored: a pruned weight is
@@ -53,7 +56,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor
@@ -64,7 +67,10 @@ from optimizer.foundation.qtensor import QTensor, Scheme, to_scale_grid
 from optimizer.foundation.sparsity import Pattern, broken
 
 VERSION = 1
-Activations = Literal["tensor", "token"] | None
+Mode = Literal["tensor", "token", "float8 token"]
+Activations = Mode | None
+PER_TOKEN: frozenset[Activations] = frozenset({"token", "float8 token"})
+"""Modes whose scales are measured at run time."""
 
 
 @dataclass(frozen=True)
@@ -265,7 +271,8 @@ def write(state: CompressedState, folder: Path) -> None:
 
 def scheme_entry(scheme: Scheme, inputs: int) -> dict[str, object]:
     entry = asdict(scheme) | {"inputs": inputs}
-    return entry if scheme.full_range else {k: v for k, v in entry.items() if k != "full_range"}
+    defaults: dict[str, object] = {"full_range": False, "type": "int"}
+    return {k: v for k, v in entry.items() if k not in defaults or v != defaults[k]}
 
 
 def scheme_of(entry: Mapping[str, Any]) -> Scheme:
@@ -273,7 +280,8 @@ def scheme_of(entry: Mapping[str, Any]) -> Scheme:
     bits, symmetric, granularity, group_size = (
         entry[k] for k in ("bits", "symmetric", "granularity", "group_size")
     )
-    return Scheme(bits, symmetric, granularity, group_size, entry.get("full_range", False))
+    more = {k: entry[k] for k in ("full_range", "type") if k in entry}
+    return Scheme(bits, symmetric, granularity, group_size, **more)
 
 
 class _LazyWeights(Mapping[str, QTensor]):
@@ -363,7 +371,7 @@ def read(folder: Path) -> CompressedState:
         raise CheckpointError(f"state version {version}", where=str(folder), accepted=str(VERSION))
     try:
         _check_tensors(document, stored)
-        if document["activations"] not in (None, "tensor", "token"):
+        if document["activations"] not in (None, *get_args(Mode)):
             raise ValueError(f"activations {document['activations']!r}")
         sparsity = document["sparsity"]
         _check_pruned(sparsity, [*document["schemes"], *document["replaced"]])
@@ -402,6 +410,7 @@ def _check_tensors(
         out = stored.get(f"{parameter}.codes", ("", (0,)))[1][0]
         inputs = entry["inputs"]
         packed = ("I8", (out, inputs)) if scheme.bits == 8 else ("U8", (out, (inputs + 1) // 2))
+        packed = ("F8_E4M3", (out, inputs)) if scheme.is_float8 else packed
         scales = (1, 1) if scheme.granularity == "tensor" else (out, scheme.groups(inputs))
         expected[f"{parameter}.codes"] = packed
         expected[f"{parameter}.scale"] = ("F32", scales)

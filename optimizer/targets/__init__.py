@@ -127,7 +127,10 @@ COMPRESSED_TENSORS = Target(
     name="compressed-tensors",
     section=CompressedTensorsTarget,
     accepts=Accepts(
-        int4_granularities=("group", "channel"), integer_lookup=False, zeros_alone=False
+        int4_granularities=("group", "channel"),
+        integer_lookup=False,
+        zeros_alone=False,
+        float8=True,
     ),
     check="optimizer.lower.compressed_tensors.serving_engines:check",
     check_model="optimizer.lower.compressed_tensors.config:check_model",

@@ -30,6 +30,7 @@ class Accepts:
     zeros_alone: pruned weights that stay float
     integer_attention: integer products in an encoder's attention
     sparse_kernels: sparsity patterns for which kernels skip zeros
+    float8: FP8 weights, with activations in float or FP8 per token
     """
 
     weight_zero_point: bool = True
@@ -43,6 +44,7 @@ class Accepts:
     zeros_alone: bool = True
     integer_attention: bool = False
     sparse_kernels: tuple[str, ...] = ()
+    float8: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""Rounding at random, and how far apart correct runs may lie."""
+"""FP8 values; rounding at random, and how far apart correct runs may lie."""

@@ -7,6 +7,7 @@ lower/compressed_tensors/tensors.py):
                       along the outputs; older writers left it int8, one a scale)
     int-quantized     m.weight int8, m.weight_scale, m.weight_zero_point int8
     naive-quantized   the same
+    float-quantized   m.weight float8_e4m3fn, m.weight_scale; `find` reads it for its writer alone
 
 and m.input_scale, m.input_zero_point where inputs are quantized by static ranges. A group's targets
 are names of modules, patterns ("re:...") or classes ("Linear"), in this order of precedence, as in
@@ -47,17 +48,20 @@ INPUT = ("input_scale", "input_zero_point")
 PACKED = ("weight_packed", "weight_shape", "weight_scale", "weight_zero_point", "weight_g_idx")
 INTEGER = ("weight", "weight_scale", "weight_zero_point")
 FORMATS = ("pack-quantized", "int-quantized", "naive-quantized", "mixed-precision")
+FLOAT8 = "float-quantized"
+WHOLE = (torch.int8, torch.float8_e4m3fn)  # types of weights that are not packed
 Group = Mapping[str, Any]
 
 
 def read(folder: Path, config: Mapping[str, Any], entries: Mapping[str, Entry]) -> Quantized:
     """The folder's weights. Raises CheckpointError as folder.py lists."""
     where = f"{folder / 'config.json'}: quantization_config"
-    groups = _config_groups(config, where)
+    of_float8 = any(e.dtype == torch.float8_e4m3fn for e in entries.values())  # `find` takes them
+    groups = _config_groups(config, where, (*FORMATS, FLOAT8) if of_float8 else FORMATS)
     quantized = find_modules(entries, "weight_packed", (*PACKED, *INPUT))
     scaled = find_modules(entries, "weight_scale", (*INTEGER, *INPUT))
     whole = {n: m for n, m in scaled.items() if n not in quantized}
-    quantized |= {n: m for n, m in whole.items() if m.entry("weight").dtype == torch.int8}
+    quantized |= {n: m for n, m in whole.items() if m.entry("weight").dtype in WHOLE}
     weights: dict[str, QuantizedWeight] = {}
     inputs: dict[str, Activations] = {}
     ranges: dict[str, Range] = {}
@@ -90,12 +94,13 @@ def read(folder: Path, config: Mapping[str, Any], entries: Mapping[str, Entry]) 
     )
 
 
-def _config_groups(config: Mapping[str, Any], where: str) -> list[Group]:
-    """The config groups. Raises CheckpointError for a format or a feature that is not covered."""
+def _config_groups(config: Mapping[str, Any], where: str, accepted: tuple[str, ...]) -> list[Group]:
+    """The config groups. Raises CheckpointError for a format that is not accepted, or a feature
+    that is not covered."""
     groups = list((config.get("config_groups") or {}).values())
     formats = [config.get("format"), *(g.get("format") for g in groups if isinstance(g, Mapping))]
     for form in formats:
-        if form is not None and form not in FORMATS:
+        if form is not None and form not in accepted:
             raise CheckpointError(
                 f"compressed-tensors format {form!r}",
                 where=f"{where}.format",
@@ -170,6 +175,8 @@ def _scheme(module: Module, group: Group) -> tuple[Scheme, tuple[int, int]]:
     symmetric = bool(weights.get("symmetric", True))
     size = weights.get("group_size")
     strategy = strategy or ("tensor" if size is None else "channel" if size == -1 else "group")
+    if weights.get("type") == "float":
+        return _float8_scheme(module, weights, strategy)
     if weights.get("type", "int") != "int" or bits not in (3, 4, 8):
         raise module.wrong(f"weights of type {weights.get('type')}{bits}", accepted="int 3, 4, 8")
     if strategy not in ("tensor", "channel", "group"):
@@ -191,6 +198,19 @@ def _scheme(module: Module, group: Group) -> tuple[Scheme, tuple[int, int]]:
     return scheme, shape
 
 
+def _float8_scheme(module: Module, weights: Group, strategy: str) -> tuple[Scheme, tuple[int, int]]:
+    bits, symmetric = weights.get("num_bits"), weights.get("symmetric", True)
+    if (bits, symmetric, strategy) != (8, True, "channel"):
+        raise module.wrong(
+            f"weights of type float{bits}, strategy {strategy}, symmetric {symmetric}",
+            accepted="float8, one scale per row, symmetric",
+        )
+    out, inputs = module.entry("weight", torch.float8_e4m3fn).shape
+    module.entry("weight_scale", *SCALES)
+    module.expect("weight_scale", (out, 1))
+    return Scheme(8, type="float8"), (out, inputs)
+
+
 def _shape(module: Module, bits: int) -> tuple[int, int]:
     if "weight_packed" not in module.tensors:
         if bits != 8:
@@ -206,7 +226,8 @@ def _shape(module: Module, bits: int) -> tuple[int, int]:
 
 
 def _activations(module: Module, group: Group) -> Activations:
-    """Input kind: "token" (at run time), "tensor" (static), None (float); CheckpointError else."""
+    """Input kind: "token" or "float8 token" (at run time), "tensor" (static), None (float);
+    CheckpointError else."""
     inputs = group.get("input_activations")
     if inputs is None:
         return None
@@ -214,6 +235,9 @@ def _activations(module: Module, group: Group) -> Activations:
     whole = inputs.get("num_bits") == 8 and inputs.get("type", "int") == "int"
     if whole and dynamic is True and strategy == "token" and inputs.get("symmetric", True):
         return "token"
+    of_float8 = inputs.get("type") == group["weights"].get("type") == "float"
+    if of_float8 and (inputs.get("num_bits"), dynamic, strategy) == (8, True, "token"):
+        return "float8 token"
     if whole and dynamic is False and strategy in ("tensor", None):
         return "tensor"
     raise module.wrong(

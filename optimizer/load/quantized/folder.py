@@ -48,9 +48,12 @@ READERS: dict[str, Reader] = {
 """{quant_method of config.json: reader}."""
 
 
-def find(folder: Path) -> Quantized | None:
+def find(folder: Path, *, float8: bool = False) -> Quantized | None:
     """The Quantized record of a folder, from its headers alone; None for a folder of float weights.
-    Raises CheckpointError as listed above."""
+    Raises CheckpointError as listed above.
+
+    float8: read FP8 tensors too, to read back a folder that was just written
+    """
     config = _quantization_config(folder)
     if not config:
         return None
@@ -62,7 +65,7 @@ def find(folder: Path) -> Quantized | None:
             accepted=ACCEPTED,
             fix=FLOAT_INSTEAD,
         )
-    checkpoint = READERS[method](folder, config, _entries(folder))
+    checkpoint = READERS[method](folder, config, _entries(folder, float8))
     if not checkpoint.weights:
         raise CheckpointError(
             f"quantization_config declares {method}, but no tensor in the files is packed",
@@ -151,12 +154,13 @@ def _quantization_config(folder: Path) -> dict[str, Any]:
     return {}
 
 
-def _entries(folder: Path) -> dict[str, Entry]:
+def _entries(folder: Path, float8: bool) -> dict[str, Entry]:
     """{tensor: entry} of the folder's safetensors files, or of its shard index if there is one."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         listed = shard_files(folder, index)
-        headers = {file: read_header(file) for file in sorted(set(listed.values()))}
+        files = sorted(set(listed.values()))
+        headers = {file: read_header(file, float8=float8) for file in files}
         missing = [name for name, file in listed.items() if name not in headers[file]]
         if missing:
             raise CheckpointError(
@@ -165,7 +169,7 @@ def _entries(folder: Path) -> dict[str, Entry]:
         return {name: headers[file][name] for name, file in listed.items()}
     entries: dict[str, Entry] = {}
     for file in sorted(folder.glob("*.safetensors")):
-        entries.update(read_header(file))
+        entries.update(read_header(file, float8=float8))
     if not entries:
         raise CheckpointError(
             "a quantized checkpoint without a *.safetensors file",

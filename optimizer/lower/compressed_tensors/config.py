@@ -7,7 +7,8 @@ group for the class would win over one for names.
 
 Refused, because the format cannot hold it:
  1. inputs multiplied at run time (factors)
- 2. quantized inputs with weights other than 8 bits, symmetric, one scale per row or tensor
+ 2. quantized inputs with weights other than 8 bits, symmetric, one scale per row or tensor; inputs
+    and weights of which one is FP8 and the other int8
  3. a weight that transformers holds in a Conv1D, which its readers skip
  4. a model whose norms are folded into its convolutions: its readers expect the norms
 """
@@ -25,6 +26,7 @@ from optimizer.model.architectures.families import FAMILIES
 from optimizer.model.checkpoint.checkpoint import Checkpoint
 
 PACKED, INTEGER, MIXED = "pack-quantized", "int-quantized", "mixed-precision"
+FLOAT8 = "float-quantized"
 
 
 @dataclass(frozen=True)
@@ -37,30 +39,38 @@ class ModuleScheme:
 
     @property
     def format(self) -> str:
+        if self.weight.is_float8:
+            return FLOAT8
         return PACKED if self.activations is None else INTEGER
 
+    @property
+    def strategy(self) -> str | None:
+        """Granularity of the inputs' quantization, "tensor" or "token"."""
+        return None if self.activations is None else self.activations.removeprefix("float8 ")
+
     def describe(self) -> dict[str, str | None]:
+        kind = "float8" if self.weight.is_float8 else "int8"
         return {
             "weight": str(self.weight),
-            "activation": None if self.activations is None else f"int8 {self.activations}",
+            "activation": None if self.strategy is None else f"{kind} {self.strategy}",
         }
 
     def group(self, targets: list[str]) -> dict[str, Any]:
         """The entry of config_groups for the modules `targets`."""
-        inputs = None
+        inputs, w = None, self.weight
+        kind = "float" if w.is_float8 else "int"
         if self.activations is not None:
             inputs = {
                 "num_bits": 8,
-                "type": "int",
+                "type": kind,
                 "symmetric": self.symmetric_input,
-                "strategy": self.activations,
+                "strategy": self.strategy,
                 "group_size": None,
-                "dynamic": self.activations == "token",
+                "dynamic": self.strategy == "token",
             }
-        w = self.weight
         weights = {
             "num_bits": w.bits,
-            "type": "int",
+            "type": kind,
             "symmetric": w.symmetric,
             "strategy": w.granularity,
             "group_size": w.group_size,
@@ -141,6 +151,12 @@ def module_schemes(
                 "channel or tensor",
                 fix="Remove the activations block, or change quantize.weights.",
             )
+        if activations is not None and (activations == "float8 token") != q.scheme.is_float8:
+            raise RecipeError(
+                f"{module} has inputs in {activations} and weights in {q.scheme}",
+                where="targets: compressed-tensors",
+                accepted="both FP8, or both int8",
+            )
         schemes[module] = ModuleScheme(scheme_by_row(q.scheme), activations, symmetric)
     if not schemes:
         raise RecipeError("nothing is quantized", where="targets: compressed-tensors")
@@ -175,6 +191,11 @@ def notes(schemes: dict[str, ModuleScheme]) -> list[str]:
         remarks.append(
             "inputs are quantized at run time: vLLM divides a token's largest value by 127, "
             "transformers (compressed_tensors) by 127.5"
+        )
+    if any(c.weight.is_float8 for c in schemes.values()):
+        remarks.append(
+            "FP8: vLLM multiplies FP8 from compute capability 8.9 on (L4, RTX 40, H100), and "
+            "before that de-quantizes the weights; not measured here"
         )
     if any(c.activations == "tensor" and not c.symmetric_input for c in schemes.values()):
         remarks.append("static ranges with a zero point: vLLM takes them and calls them untested")

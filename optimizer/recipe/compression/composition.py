@@ -37,6 +37,7 @@ def check(quantize: Quantize) -> None:
     _check_norms(quantize.chosen)
     _check_activations(quantize)
     _check_allocation(quantize)
+    _check_float8(quantize)
     for name in quantize.model_fields_set - {m.name for m in quantize.chosen}:
         record = methods.METHODS.get(name)
         if record is not None and record.options is not None:
@@ -102,6 +103,8 @@ def check_training(quantize: Quantize) -> None:
             f"qat with {_names(transforms)}: it changes the embeddings, which qat does not train; "
             "remove one of them"
         )
+    if quantize.is_float8:
+        raise ValueError("qat with type: float8: qat trains integers; remove one of them")
     if quantize.keep_float_auto is not None:
         raise ValueError(
             "qat with quantize.keep_float_auto: it measures errors before training corrects them; "
@@ -210,6 +213,32 @@ def _check_activations(quantize: Quantize) -> None:
             )
         if m.weight_only and quantize.activations is not None:
             raise ValueError(f"method {m.name} trains on float inputs; use gptq with activations")
+
+
+def _check_float8(quantize: Quantize) -> None:
+    """Refuse options that FP8 does not have, and FP8 beside integers."""
+    if not quantize.is_float8:
+        return
+    if others := tuple(m for m in quantize.chosen if not m.float8):
+        able = ", ".join(m.name for m in methods.METHODS.values() if m.float8)
+        raise ValueError(f"type: float8 with {_names(others)}: FP8 is rounded by {able} alone")
+    for place in ("head", "embedding"):
+        if getattr(quantize, place) != "float":
+            raise ValueError(f"{place}: beside type: float8 it stays float; use {place}: float")
+    for option in ("allocate", "bias_correction", "keep_float_auto"):
+        if getattr(quantize, option):
+            raise ValueError(f"type: float8 with {option}: it is for integers; leave one out")
+    for place, weights in quantize.every_weights.items():
+        if not weights.is_float8:
+            raise ValueError(
+                f"{place} has type: int beside type: float8; give every weights block type: "
+                "float8, or name modules in keep_float"
+            )
+    if quantize.activations is not None and quantize.activations.type != "float8":
+        raise ValueError(
+            "activations has type: int with weights of type: float8; use activations: "
+            "{type: float8, granularity: token}, or leave activations out"
+        )
 
 
 def _check_allocation(quantize: Quantize) -> None:

@@ -77,6 +77,7 @@ class Method:
     unties_head: (options) -> whether a tied head becomes a weight of its own
     takes_mask: pruned weights stay 0 (FloatWeight.mask), as sparsity requires
     convolutions: the method also quantizes convolutions, given as matrices
+    float8: the method also rounds to FP8 values
     passes: (options, calibrate) -> passes of the calibration tokens through the blocks
     moments: the method holds matrices of (widest input) squared
     """
@@ -99,6 +100,7 @@ class Method:
     unties_head: Callable[[Any], bool] = lambda _options: False
     takes_mask: bool = False
     convolutions: bool = False
+    float8: bool = False
     passes: Callable[[Any, Calibrate], float] = lambda _options, _calibrate: 0.0
     moments: bool = False
 
@@ -123,6 +125,7 @@ NEAREST = Method(
     limits=_LIMITS + "nearest",
     takes_mask=True,
     convolutions=True,
+    float8=True,
 )
 """The default rounding method."""
 

@@ -31,7 +31,17 @@ from optimizer.recipe.compression import methods
 from optimizer.recipe.compression.methods import Kind, Method
 
 
+def _is_int(value: str) -> bool:
+    return value == "int"
+
+
 class Weights(Section):
+    type: Literal["int", "float8"] = Field(
+        "int",
+        description="float8: FP8 E4M3 values (8 bits, granularity: channel), for target "
+        "compressed-tensors and method rtn",
+        exclude_if=_is_int,  # keys of steps without it stay
+    )
     bits: Literal[8, 4, 3] = 8
     symmetric: bool = True
     granularity: Literal["tensor", "channel", "group"] = "channel"
@@ -41,6 +51,21 @@ class Weights(Section):
         description="integers -8..7 and scales of either sign, for target gguf: finer than -7..7 "
         "at the same size",
     )
+
+    @model_validator(mode="after")
+    def _float8_has_one_form(self) -> Weights:
+        one = self.bits == 8 and self.symmetric and self.granularity == "channel"
+        if self.is_float8 and not one:
+            raise ValueError(
+                "type: float8 is for bits: 8, symmetric: true, granularity: channel; correct "
+                "these, or use type: int"
+            )
+        return self
+
+    @property
+    def is_float8(self) -> bool:
+        """True where weights are E4M3 values."""
+        return self.type == "float8"
 
     @model_validator(mode="after")
     def _full_range_belongs_to_symmetric_4_bits(self) -> Weights:
@@ -58,6 +83,11 @@ class Weights(Section):
 
 
 class Activations(Section):
+    type: Literal["int", "float8"] = Field(
+        "int",
+        description="float8: FP8 E4M3 values, with granularity: token and weights of type: float8",
+        exclude_if=_is_int,
+    )
     bits: Literal[8] = 8
     granularity: Literal["tensor", "token"] = Field(
         "tensor", description="tensor: one static range per module; token: measured at run time"
@@ -78,8 +108,15 @@ class Activations(Section):
         "by values; int8: quantized too, for target openvino",
     )
 
+    @property
+    def mode(self) -> Literal["tensor", "token", "float8 token"]:
+        """Name of the quantization in a compressed state."""
+        return "float8 token" if self.type == "float8" else self.granularity
+
     @model_validator(mode="after")
     def _static_options_need_static_ranges(self) -> Activations:
+        if self.type == "float8" and self.granularity != "token":
+            raise ValueError("type: float8 is for granularity: token; static ranges are int8")
         static = self.model_fields_set & {"range", "percentile", "symmetric"}
         if self.granularity == "token" and static:
             raise ValueError(
@@ -281,6 +318,22 @@ class Quantize(Section):
     def head_weights(self) -> Weights | Literal["float"]:
         """Storage of the head; for head: tied the storage of the embedding."""
         return self.embedding if self.head == "tied" else self.head
+
+    @property
+    def every_weights(self) -> dict[str, Weights]:
+        """{place below quantize: weights block}."""
+        blocks: dict[str, Any] = {"weights": self.weights}
+        blocks |= {f"layers.{i}.weights": rule.weights for i, rule in enumerate(self.layers)}
+        choices = self.allocate.choices if self.allocate else ()
+        blocks |= {f"allocate.choices.{i}": w for i, w in enumerate(choices)}
+        blocks |= {"head": self.head_weights, "embedding": self.embedding}
+        return {place: w for place, w in blocks.items() if isinstance(w, Weights)}
+
+    @property
+    def is_float8(self) -> bool:
+        """True where a weight or an activation is to be an E4M3 value."""
+        inputs = self.activations is not None and self.activations.type == "float8"
+        return inputs or any(w.is_float8 for w in self.every_weights.values())
 
     @property
     def static_activations(self) -> bool:

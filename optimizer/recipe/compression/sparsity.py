@@ -167,6 +167,8 @@ def check(sparsity: Sparsity, quantize: Any) -> None:
             f"sparsity with quantize.method {' and '.join(refused)}: it may change a pruned weight "
             "from zero; use methods: [gptq], or leave sparsity out"
         )
+    if quantize.is_float8:
+        raise ValueError("sparsity with type: float8: pruning is for integers; leave one out")
     for name in ("allocate", "keep_float_auto"):
         if getattr(quantize, name) is not None:
             raise ValueError(

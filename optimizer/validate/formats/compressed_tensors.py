@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from optimizer.compress.simulate import QuantLinear, simulated
 from optimizer.foundation.process.quiet import quiet
 from optimizer.foundation.qtensor import QTensor
-from optimizer.foundation.state import Activations, owner_of, weight_name
+from optimizer.foundation.state import PER_TOKEN, Activations, owner_of, weight_name
 from optimizer.lower.compressed_tensors import tensors as format_
 from optimizer.model.checkpoint.model import auto_class, join_outputs, torch_model
 from optimizer.validate.formats.transformers_runner import Runner, readable
@@ -35,9 +35,9 @@ from optimizer.validate.materials import Materials
 
 TARGET = "target compressed-tensors"
 ELSEWHERE = "the kernels of vLLM, which serves the folder, are not run here"
-PER_TOKEN = (
-    "outputs are measured and not judged: to quantize inputs token by token, transformers divides "
-    "the largest value by 127.5, and the state, like vLLM, by 127"
+INT8_TOKENS = (
+    "outputs are measured and not judged: to quantize inputs to int8 token by token, transformers "
+    "divides the largest value by 127.5, and the state, like vLLM, by 127"
 )
 
 
@@ -68,7 +68,9 @@ def engine(m: Materials) -> Entry:
     if m.state.activations == "token":
         measured = m.output_distance(results, expected)
         fine = not problems and bool(np.isfinite(measured.worst))
-        return Entry("engine", start, None, measured, fine, PER_TOKEN, tuple(problems), PER_TOKEN)
+        return Entry(
+            "engine", start, None, measured, fine, INT8_TOKENS, tuple(problems), INT8_TOKENS
+        )
     spread = m.correct.graph_outputs("state", "fp32")
     entry = within("engine", start, Outputs(results, expected, spread), problems)
     return replace(entry, why=f"{entry.why}; {ELSEWHERE}", unproven=ELSEWHERE)
@@ -180,13 +182,15 @@ def _quantized_as(group: Any, q: QTensor, activations: Activations) -> bool:
         return part.num_bits, kind, strategy, part.group_size or None, bool(part.dynamic)
 
     scheme, inputs = q.scheme, group.input_activations
-    weights = (max(scheme.bits, 4), "int", scheme.granularity, scheme.group_size, False)
+    of = "float" if scheme.is_float8 else "int"
+    weights = (max(scheme.bits, 4), of, scheme.granularity, scheme.group_size, False)
     if words(group.weights) != weights or group.weights.symmetric != scheme.symmetric:
         return False
     if inputs is None or activations is None:
         return inputs is None and activations is None
-    per_token = activations == "token"
-    same = words(inputs) == (8, "int", activations, None, per_token)
+    per_token = activations in PER_TOKEN
+    strategy = "token" if per_token else activations
+    same = words(inputs) == (8, of, strategy, None, per_token)
     return same and (inputs.symmetric or not per_token)
 
 

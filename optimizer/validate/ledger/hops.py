@@ -197,9 +197,9 @@ def compress(m: Materials) -> Entry:
     laws of a state."""
     activations = m.section.quantize.activations
     problems, unjudged = _rounding(m)
-    granularity = None if activations is None else activations.granularity
-    if m.state.activations != granularity:
-        problems.append(f"activations are {m.state.activations!r}; the recipe says {granularity!r}")
+    mode = None if activations is None else activations.mode
+    if m.state.activations != mode:
+        problems.append(f"activations are {m.state.activations!r}; the recipe says {mode!r}")
     laws: list[calibration_laws.CalibrationLaw] = []
     if m.section.training and m.section.quantize.static_activations:
         unjudged.append("ranges, which were trained")

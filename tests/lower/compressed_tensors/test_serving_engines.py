@@ -39,6 +39,7 @@ from tests.conftest import write_tiny_recipe
 
 VLLM, CPU, SGLANG = ENGINES["vllm"], ENGINES["vllm-cpu"], ENGINES["sglang"]
 W4, W8 = Scheme(4, True, "group", 64), Scheme(8)
+F8 = Scheme(8, type="float8")
 
 
 def test_four_bits_in_groups_are_taken_by_all() -> None:
@@ -60,6 +61,12 @@ def test_zero_points_three_bits_and_other_groups_are_told_apart() -> None:
 def test_static_ranges_are_not_what_sglang_serves() -> None:
     assert "per token" in objection(SGLANG, W8, "tensor")
     assert objection(SGLANG, W8, "token") == objection(VLLM, W8, "tensor") == ""
+
+
+def test_fp8_is_served_on_gpus() -> None:
+    for mode in (None, "float8 token"):
+        assert objection(VLLM, F8, mode) == objection(SGLANG, F8, mode) == ""
+        assert "FP8" in objection(CPU, F8, mode)
 
 
 def test_the_page_has_a_command_each_and_a_sentence_per_reason() -> None:
@@ -169,7 +176,13 @@ def value_of(source: str, name: str) -> str:
 
 def predicates(source: str) -> Any:
     """The functions by which the source's config chooses a scheme, taken out of their class."""
-    names = ("_is_static_tensor_w8a8", "_is_dynamic_token_w8a8", "_is_wNa16_group_channel")
+    names = (
+        "_is_static_tensor_w8a8",
+        "_is_dynamic_token_w8a8",
+        "_is_wNa16_group_channel",
+        "_is_fp8_w8a8",
+        "_is_fp8_w8a16",
+    )
     known: dict[str, Any] = {
         "QuantizationArgs": QuantizationArgs,
         "QuantizationStrategy": QuantizationStrategy,
@@ -197,6 +210,7 @@ SCHEMES += [
     ModuleScheme(W8, "tensor", False),
     ModuleScheme(W8, "token", True),
 ]
+FLOAT8 = [ModuleScheme(F8, None, True), ModuleScheme(F8, "float8 token", True)]
 
 
 @pytest.mark.slow
@@ -220,6 +234,24 @@ def test_what_is_written_is_a_scheme_by_the_engine_s_own_code(
     assert [
         kind for kind, rule in chosen.items() if (inputs or kind is None) and rule(weight, inputs)
     ] == [scheme.activations]
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.parametrize("name", ["vllm", "sglang"])
+@pytest.mark.parametrize("scheme", FLOAT8, ids=str)
+def test_fp8_is_a_scheme_by_the_engine_s_own_code(
+    sources: Any, name: str, scheme: ModuleScheme
+) -> None:
+    rules = predicates(sources(name, "compressed_tensors/compressed_tensors.py"))
+    group = scheme.group(["Linear"])
+    weight = QuantizationArgs.model_validate(group["weights"])
+    if group["input_activations"] is None:
+        assert rules._is_fp8_w8a16(weight, None)
+        return
+    inputs = QuantizationArgs.model_validate(group["input_activations"])
+    assert rules._is_fp8_w8a8(weight, inputs)
+    assert not rules._is_dynamic_token_w8a8(weight, inputs)
 
 
 @pytest.mark.slow

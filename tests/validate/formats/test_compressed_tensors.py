@@ -22,7 +22,11 @@ from tests.validate.runs import SCHEMES, Run, make, recipe
 MORE = {
     "asymmetric": {
         "weights": {"bits": 4, "granularity": "group", "group_size": 32, "symmetric": False}
-    }
+    },
+    "float8": {
+        "weights": {"type": "float8"},
+        "activations": {"type": "float8", "granularity": "token"},
+    },
 }
 KINDS: dict[str, Any] = {
     "w4": "bf16",
@@ -30,6 +34,7 @@ KINDS: dict[str, Any] = {
     "token": "bf16",
     "gptq": "bf16",
     "asymmetric": "bf16",
+    "float8": "bf16",
 }
 """{scheme: float type of its folder}, of an encoder but for gptq."""
 
@@ -96,6 +101,8 @@ def test_the_report_says_what_a_reader_of_the_folder_must_know(
     assert "no kernel is known for 8 bits" in of_its_head
     assert [n for n in notes["asymmetric"] if "dequantize=True" in n]
     assert [n for n in notes["token"] if "127.5" in n]
+    assert [n for n in notes["float8"] if "compute capability 8.9" in n]
+    assert not [n for n in notes["float8"] if "127.5" in n]
 
 
 def test_the_quality_card_says_that_transformers_answered(

@@ -167,7 +167,7 @@ class Network:
         """{module or summand: its quantized replacement}."""
         schemes, activations = self._selection.quantized, quantize.activations
         ranges = self._ranges(range_chooser(activations)) if activations and self._static else {}
-        inputs = Inputs(activations.granularity if activations else None, ranges)
+        inputs = Inputs(activations.mode if activations else None, ranges)
         linears = self._source.linears(schemes)
         modules: dict[str, nn.Module] = {
             name: inputs.quantized(name, linear, rtn(inputs.weight(name, linear), schemes[name]))

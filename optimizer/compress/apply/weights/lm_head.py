@@ -97,7 +97,7 @@ def compress(
 
     weights: dict[str, QTensor] = {}
     rows, notes = [], []
-    mode = quantize.activations.granularity if quantize.activations else None
+    mode = quantize.activations.mode if quantize.activations else None
     nearest: dict[tuple[str, Scheme], _Rounded] = {}  # a tied table is rounded once
     for name, scheme in selection.outside.items():
         own, tied = f"{name}.weight", f"{source.embedding}.weight"

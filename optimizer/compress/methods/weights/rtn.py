@@ -1,6 +1,7 @@
 """Round to nearest: weight (out, in), scheme -> QTensor.
 
-INT8 scales cover their values exactly (absmax), because clipping gains nothing at so fine a step.
+INT8 scales cover their values exactly (absmax), because clipping gains nothing at so fine a step,
+and so do those of FP8 (docs/decisions/0055).
 At 3 and 4 bits each scale is searched: of a grid of smaller scales, the one with the least squared
 error of its values. The error never rises, because absmax is in the grid. Scales of either sign
 (full_range) are tried with both.

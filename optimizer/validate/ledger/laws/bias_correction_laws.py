@@ -17,10 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from optimizer.compress.simulate import fake_quantize, fake_quantize_per_token
+from optimizer.compress.simulate import fake_quantize, quantize_tokens
 from optimizer.foundation.conv_geometry import ConvGeometry
 from optimizer.foundation.rounding.tolerance import normal_bound
-from optimizer.foundation.state import CompressedState, weight_name
+from optimizer.foundation.state import PER_TOKEN, CompressedState, weight_name
 from optimizer.validate.ledger.breach import breach
 from optimizer.validate.ledger.laws.calibration_laws import (
     COMMON,
@@ -62,8 +62,8 @@ class BiasCorrectionLaw:
         factor, covered = self._readers.factors[module], self._readers.ranges[module]
         x = rows if factor is None else rows * factor
         coded = x
-        if self._state.activations == "token":
-            coded = fake_quantize_per_token(x)
+        if self._state.activations in PER_TOKEN:
+            coded = quantize_tokens(x, self._state.activations)
         elif covered is not None:
             low, high = (end * covered.scale for end in integer_ends(covered))
             x, coded = x.clamp(low, high), fake_quantize(x, covered)

@@ -10,13 +10,13 @@ The output's distance to float has to allow the recipe's whole budget. A fault s
 budget would hide behind it; these laws do not depend on it. Called by the hops `compress` (1) and
 `fold` (2 to 4).
 
- 1. weights   A weight inside the integers' range lies within half a step of its integer where the
-              method rounds to nearest, and within the sum of the method's steps where one moves
-              integers that were the nearest. Each scale is one that the method chooses from, and
-              neither wider nor narrower than its group needs, beyond the method's bounds. Where
-              the method does not round to nearest, a group, row or module is suspected whose share
-              <W, Q> / <W, W> of the float weight is beyond the screen, or whose low bits look lost
-              (limits/resampled.py judges suspects).
+ 1. weights   A weight inside the integers' range lies within half a step of its integer (half the
+              distance between E4M3 values) where the method rounds to nearest, and within the sum
+              of the method's steps where one moves integers that were the nearest. Each scale is
+              one that the method chooses from, and neither wider nor narrower than its group needs,
+              beyond the method's bounds. Where the method does not round to nearest, a group, row
+              or module is suspected whose share <W, Q> / <W, W> of the float weight is beyond the
+              screen, or whose low bits look lost (limits/resampled.py judges suspects).
  2. replaced  Each replaced parameter exists in the checkpoint, with the same shape and finite
               values.
  3. biases    The bias of a quantized convolution is a multiple of its input's step times its
@@ -35,6 +35,7 @@ from torch import Tensor
 from optimizer.compress.convolutions import bias_step, round_bias
 from optimizer.compress.methods.weights.rtn import candidates
 from optimizer.foundation.qtensor import FP16_SMALLEST_NORMAL, QTensor, absmax_scale
+from optimizer.foundation.rounding import float8
 from optimizer.foundation.state import CompressedState, weight_name
 from optimizer.model.architectures.family_record import Family
 from optimizer.validate.ledger.breach import breach
@@ -98,7 +99,11 @@ def _weight(q: QTensor, value: Tensor, rounding: Rounding, dense: Tensor | None 
         coded = _grouped(q, q.dequantize())
         # a learned scale has moved, and with it the value of each integer
         moved = 0.0 if rounding.nearest else rounding.scale[1] * GRID - 1
-        error = ((coded - inside).abs() - moved * coded.abs()).amax(-1) / step
+        if q.scheme.is_float8:
+            near = q.integers.reshape(grouped.shape)
+            error = float8.steps_away(inside / step[..., None], near).amax(-1)
+        else:
+            error = ((coded - inside).abs() - moved * coded.abs()).amax(-1) / step
         allowed = rounding.steps * (1 + moved)
         if float(error.max()) > allowed:
             row, group = divmod(int(error.argmax()), error.shape[1])

@@ -29,9 +29,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from optimizer.compress.simulate import QuantConvolution, QuantInput, QuantLinear, set_module
+from optimizer.compress.simulate import (
+    QuantConvolution,
+    QuantInput,
+    QuantLinear,
+    set_module,
+)
 from optimizer.foundation.conv_geometry import ConvGeometry
+from optimizer.foundation.rounding import float8
 from optimizer.foundation.rounding.random_rounding import Arithmetic, RandomRounding
+from optimizer.foundation.state import PER_TOKEN
 from optimizer.harness.inputs.batch import Batch
 from optimizer.validate.ledger import trace
 from optimizer.validate.ledger.distance import Array
@@ -251,7 +258,7 @@ def flips_values(model: nn.Module, modules: Collection[str], arithmetic: Arithme
 
 
 def _reads_integers(module: QuantLinear | QuantInput, block: int) -> bool:
-    return module.covered is not None or module.activations == "token" or bool(block)
+    return module.covered is not None or module.activations in PER_TOKEN or bool(block)
 
 
 def _step(module: nn.Module, x: Tensor, block: int) -> Tensor | None:
@@ -264,6 +271,12 @@ def _step(module: nn.Module, x: Tensor, block: int) -> Tensor | None:
     elif module.activations == "token":
         scaled = x if module.factor is None else x * module.factor
         step = scaled.abs().amax(-1, keepdim=True) / 127
+    elif module.activations == "float8 token":
+        scaled = x if module.factor is None else x * module.factor
+        largest = scaled.abs().amax(-1, keepdim=True)
+        scale = torch.where(largest > 0, largest, torch.ones_like(largest)) / float8.LARGEST
+        # the largest value is 448 in every run
+        step = (float8.spacing(scaled / scale) * scale).masked_fill(scaled.abs() >= largest, 0)
     else:
         step = x.abs().amax(-1, keepdim=True) / 127
     return step if module.factor is None else step / module.factor

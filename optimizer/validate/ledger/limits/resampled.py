@@ -28,11 +28,11 @@ from optimizer.compress.apply.weights.rounding import (
     uses_float_target,
 )
 from optimizer.compress.methods.weights.hessian import first_token_weights, token_weights
-from optimizer.compress.simulate import fake_quantize, fake_quantize_per_token
+from optimizer.compress.simulate import fake_quantize, quantize_tokens
 from optimizer.foundation.process import freed_memory
 from optimizer.foundation.qtensor import QTensor
 from optimizer.foundation.rounding.tolerance import MISSED, tolerance_factor
-from optimizer.foundation.state import CompressedState, input_name, owner_of
+from optimizer.foundation.state import PER_TOKEN, CompressedState, input_name, owner_of
 from optimizer.harness.inputs.batch import Batch
 from optimizer.validate.ledger import trace
 from optimizer.validate.ledger.pieces import roundoff
@@ -287,6 +287,6 @@ def _inputs(model: torch.nn.Module, batch: Batch, modules: Collection[str]) -> _
 def quantized_input(state: CompressedState, module: str, x: Tensor) -> Tensor:
     """Values of the integers of x, which already has the module's factor; x if it stays float."""
     mode = state.activations_of(module)
-    if mode == "token":
-        return fake_quantize_per_token(x)
+    if mode in PER_TOKEN:
+        return quantize_tokens(x, mode)
     return x if mode is None else fake_quantize(x, state.ranges[input_name(module)])

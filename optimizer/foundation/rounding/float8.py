@@ -1,0 +1,43 @@
+"""Values of FP8 E4M3 (torch.float8_e4m3fn): 4 bits of exponent, 3 of mantissa, no infinity.
+
+0 to 2^-6 in steps of 2^-9, then 8 values per power of two up to 448
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+DTYPE = torch.float8_e4m3fn
+LARGEST = 448
+_MANTISSA, _LEAST_EXPONENT = 3, -6
+
+
+def nearest(values: Tensor) -> Tensor:
+    """Round to the nearest E4M3 values, ties to even; what lies beyond 448 becomes 448 of its
+    sign."""
+    return values.clamp(-LARGEST, LARGEST).to(DTYPE)
+
+
+def spacing(values: Tensor) -> Tensor:
+    """Distance between the two E4M3 values around each value (from it to the next one away from 0,
+    where it is one itself)."""
+    least = 2.0**_LEAST_EXPONENT  # below it the steps are equal
+    exponent = torch.frexp(values.abs().clamp(least, LARGEST)).exponent - 1 - _MANTISSA
+    return torch.ldexp(torch.ones_like(values), exponent)
+
+
+def steps_away(values: Tensor, rounded: Tensor) -> Tensor:
+    """Distance of each value from an E4M3 value, in distances from that to its neighbour on the
+    value's side: at most 0.5 where it is the nearest one.
+
+    values: real numbers, at most 448 in magnitude
+    rounded: E4M3 values
+    """
+    near = rounded.to(values.dtype)
+    outward = (values - near) * torch.where(near == 0, values, near) >= 0
+    # toward 0, the neighbour of a power of two is half as far as the one away from 0
+    half = torch.frexp(near.abs()).mantissa == 0.5
+    half &= near.abs() > 2.0**_LEAST_EXPONENT
+    gap = spacing(near) * torch.where(half & ~outward, 0.5, 1.0)
+    return (values - near).abs() / gap
