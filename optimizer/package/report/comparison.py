@@ -98,10 +98,12 @@ def quantized(recipe: Any) -> str:
     sparsity = part(recipe, "sparsity")
     if sparsity and any(m is not None and m.kind == "float" for m in known):
         return f"{sparsity.get('pattern')} sparse"
-    bits = part(section, "weights").get("bits")
+    weights = part(section, "weights")
+    bits = weights.get("bits")
     if bits is None:
         return "quantized"
-    return f"INT{bits}" if section.get("activations") else f"INT{bits} weights"
+    name = "FP8" if weights.get("type") == "float8" else f"INT{bits}"
+    return name if section.get("activations") else f"{name} weights"
 
 
 def system(name: str, recipe: Any) -> str:

@@ -341,6 +341,8 @@ def test_codes_that_were_kept_are_called_by_no_number_of_bits() -> None:
         {"quantize": {"method": "pass_through", "weights": {"bits": 8}}}
     ) == ("original integers")
     assert comparison.quantized({"quantize": {"weights": {"bits": 4}}}) == "INT4 weights"
+    float8 = {"weights": {"type": "float8", "bits": 8}, "activations": {"type": "float8"}}
+    assert comparison.quantized({"quantize": float8}) == "FP8"
 
 
 def test_what_was_learned_is_drawn_with_what_was_kept() -> None:
