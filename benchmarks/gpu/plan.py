@@ -140,6 +140,8 @@ def proof(recipe: str, runtime: str, planned: bool = False) -> Part:
 
 
 RUNTIMES = (RTX, "tensorrt", "onnxruntime")
+VLLM_ALONE = ("smollm2-fp8",)
+"""Recipes that no runtime of the suite takes: `check` refuses FP8 for them."""
 BEYOND = (
     "smollm2-int4",
     "smollm2-int4-gguf",
