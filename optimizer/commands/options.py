@@ -11,6 +11,8 @@ import click
 
 F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_STORE = "artifacts/store"
+TableFile = tuple[Path, Path | None]
+"""(file of a table of `optimize measure`, public key that must have signed it)."""
 
 
 def _also(name: str) -> Callable[[click.Context, click.Parameter, bool], bool]:
@@ -134,6 +136,33 @@ with_key = click.option(
     metavar="KEY",
     help="Refuse a bundle not signed with the private key of this public key (PEM).",
 )
+
+
+def with_times(text: str) -> Callable[[F], F]:
+    """Add --times and --require-signature; the command gets `times`: (file of a table, public key
+    that must have signed it, or None), or None. text: help of --times"""
+
+    def decorate(command: F) -> F:
+        @wraps(command)
+        def paired(*arguments: Any, times: Path | None, key: Path | None, **others: Any) -> Any:
+            if key is not None and times is None:
+                raise click.UsageError("--require-signature is for the table of --times.")
+            table = None if times is None else (times, key)
+            return command(*arguments, times=table, **others)
+
+        signed = click.option(
+            "--require-signature",
+            "key",
+            type=click.Path(path_type=Path),
+            metavar="KEY",
+            help="Refuse --times not signed with the private key of this public key (PEM).",
+        )
+        option = click.option("--times", type=click.Path(path_type=Path), help=text)
+        return cast(F, option(signed(paired)))
+
+    return decorate
+
+
 with_version = click.option(
     "--at-least", metavar="VERSION", help="Refuse a bundle older than this version."
 )

@@ -93,13 +93,19 @@ def measure(
             del cell["cost_per_million"]["tokens"]
     if isinstance(bundle.runner, OrtRunner):
         batch, sequence = batches[0], max(chosen)
-        arrays = system.pre([system.lengthen([*texts], sequence)] * batch, sequence)
-        document["modules"] = module_times.measure(bundle.runner, dict(arrays))
+        arrays = arrays_of(system, texts, (batch, sequence))
+        document["modules"] = module_times.measure(bundle.runner, arrays)
         document["modules"] |= {"batch": batch, "sequence": sequence}
     manifest = bundle.manifest
     named = {name: manifest[name] for name in ("name", "version", "content_digest")}
     engine = {name: bundle.engine[field] for name, field in (("engine", "target"), ("device",) * 2)}
     return {**document, "bundle": named, **engine}
+
+
+def arrays_of(system: System, texts: Sequence[Any], cell: tuple[int, int]) -> dict[str, Any]:
+    """Arrays of a batch of equal rows. cell: (batch, sequence)"""
+    batch, sequence = cell
+    return dict(system.pre([system.lengthen([*texts], sequence)] * batch, sequence))
 
 
 def of_system(

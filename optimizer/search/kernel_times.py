@@ -95,15 +95,11 @@ def measure(recipe: Recipe, root: Path, seconds: float, price: float | None) -> 
                     where=f"target {target.name}",
                 )
             system = graph_system(runner, contract, encoder)
-            profiles[name] = module_times.measure(runner, dict(_batch(system, texts, cell)))
+            profiles[name] = module_times.measure(runner, table.arrays_of(system, texts, cell))
             if name == "modules":
                 document = table.of_system(system, texts, [cell], threads, seconds, price)
     say(f"measure: {form.recipe.name}: {document['cells'][0]['p50']:.3g} ms")
     return {**document, **profiles, "form": _form(form), "engine": target.name}
-
-
-def _batch(system: Any, texts: Sequence[Any], cell: tuple[int, int]) -> Any:
-    return system.pre([system.lengthen([*texts], cell[1])] * cell[0], cell[1])
 
 
 def _check_task(recipe: Recipe) -> None:
@@ -139,19 +135,17 @@ def check_recipe(recipe: Recipe) -> None:
             where="--times",
             fix="Omit --times, or set search.objective: latency.",
         )
-    needs = {
-        "validate.latency.must_beat_float": latency.must_beat_float,
-        "validate.latency.p99_ms": latency.p99_ms is not None,
-        "search.constraints.latency.p99_ms": limits.p99_ms is not None,
-    }
-    for where, needed in needs.items():
+    for where, needed, accepted in (
+        ("validate.latency.must_beat_float", latency.must_beat_float, "false"),
+        ("validate.latency.p99_ms", latency.p99_ms is not None, "null"),
+        ("search.constraints.latency.p99_ms", limits.p99_ms is not None, "null"),
+    ):
         if needed:
             raise RecipeError(
                 "it would be judged by times of this machine, and --times has those of another",
                 where=where,
-                accepted="false" if where.endswith("must_beat_float") else "no limit",
-                fix=f"Set it for this search, e.g. --set {where}="
-                + ("false." if where.endswith("must_beat_float") else "null."),
+                accepted=accepted,
+                fix=f"Set it for this search, e.g. --set {where}={accepted}.",
             )
     space = candidates.space(recipe)
     if any(c.target != space[0].target or c.attention != space[0].attention for c in space):

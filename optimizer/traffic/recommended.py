@@ -39,14 +39,15 @@ def rates(instants: Sequence[float]) -> dict[str, float] | None:
     return {"mean": (len(instants) - 1) / span, "busiest": most / window, "window": window}
 
 
-def cost_of(traffic: Traffic, times: Path | None, key: Path | None) -> tuple[Cost, str]:
+def cost_of(traffic: Traffic, times: tuple[Path, Path | None] | None) -> tuple[Cost, str]:
     """(cost of a row by its length, its origin): the times of a table, else the number of tokens.
-    key: public key that must have signed the table"""
+    times: file of the table, and the public key that must have signed it"""
     if times is None:
         return float, "the number of tokens"
-    cells = table.read(times, key)["cells"]
+    file, key = times
+    cells = table.read(file, key)["cells"]
     batch = quantile(traffic.batches, 50) if traffic.batches else 1
-    return times_of(cells, batch, str(times)), f"the times of {times}"
+    return times_of(cells, batch, str(file)), f"the times of {file}"
 
 
 def document(

@@ -66,7 +66,7 @@ def measure_inputs(
         length = calibrate.sequence_length if calibrate else None
         measured = sense.measure(rows, contract, encoder, length)
         sense.check(measured, name)
-        sets[name] = {**measured.as_dict(), "warnings": sense.warnings(measured, name)}
+        sets[name] = {**asdict(measured), "warnings": sense.warnings(measured, name)}
     document = {f"{kind.name}s": sets}
     if contract.tokenizer is None:
         return document

@@ -8,7 +8,7 @@ from tempfile import TemporaryFile
 
 import click
 
-from optimizer.commands.options import with_artifacts, with_recipe
+from optimizer.commands.options import TableFile, with_artifacts, with_recipe, with_times
 from optimizer.foundation.progress import say, show
 
 
@@ -19,18 +19,9 @@ from optimizer.foundation.progress import say, show
     type=click.Path(path_type=Path, dir_okay=False),
     help="File for the recipe that is found, in the recipe's folder.  [default: NAME.found.yaml]",
 )
-@click.option(
-    "--times",
-    type=click.Path(path_type=Path),
-    help="Table that `optimize measure RECIPE` wrote on the machine that the model is for, in "
-    "place of this machine's times.",
-)
-@click.option(
-    "--require-signature",
-    "key",
-    type=click.Path(path_type=Path),
-    metavar="KEY",
-    help="Refuse --times not signed with the private key of this public key (PEM).",
+@with_times(
+    "Table that `optimize measure RECIPE` wrote on the machine that the model is for, in place of "
+    "this machine's times."
 )
 @with_artifacts
 @click.pass_obj
@@ -40,8 +31,7 @@ def search(
     overrides: tuple[str, ...],
     store: Path,
     out: Path | None,
-    times: Path | None,
-    key: Path | None,
+    times: TableFile | None,
     artifacts: Path,
 ) -> None:
     """Search for the fastest, or smallest, form of RECIPE's model that keeps its margin.
@@ -67,8 +57,6 @@ def search(
     from optimizer.search import chosen_recipe, report
     from optimizer.search import search as searching
 
-    if key is not None and times is None:
-        raise click.UsageError("--require-signature is for the table of --times.")
     out = out or recipe.with_name(f"{recipe.stem}.found.yaml")
     chosen_recipe.check_place(recipe, out)
     resolved, lines = checks.read(recipe, overrides, fetch=True, until="validate")
@@ -78,7 +66,7 @@ def search(
             folder.mkdir(parents=True, exist_ok=True)
             TemporaryFile(dir=folder).close()
     with recipe_file.located(lines):
-        result = searching.run(resolved, store, times=None if times is None else (times, key))
+        result = searching.run(resolved, store, times=times)
     document = report.document(result, out if result.chosen else None, home / "report.html")
     with atomic.disk_errors_explained(home, "--artifacts"):
         atomic.write(home / "search.json", json.dumps(document, indent=1).encode() + b"\n")

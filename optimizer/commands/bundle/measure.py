@@ -95,11 +95,9 @@ def measure(
             raise click.UsageError("--batch, --sequence and --threads of a RECIPE stand in it.")
         recipe, _ = checks.read(bundle, (), fetch=True, until="build")
         document = kernel_times.measure(recipe, store, seconds, price_per_hour)
-        table.write(document, out, key)
-        show(json.dumps(document, indent=1) if obj["json"] else table.text(document))
-        return
-    with Bundle(bundle, threads=threads, say=say) as opened:
-        batches = batch or bench_grid(opened.manifest, None, sequence or (1,), 1).batch
-        document = table.measure(opened, batches, sequence, seconds, price_per_hour)
+    else:
+        with Bundle(bundle, threads=threads, say=say) as opened:
+            batches = batch or bench_grid(opened.manifest, None, sequence or (1,), 1).batch
+            document = table.measure(opened, batches, sequence, seconds, price_per_hour)
     table.write(document, out, key)
     show(json.dumps(document, indent=1) if obj["json"] else table.text(document))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from optimizer.commands.options import with_debug_and_json
+from optimizer.commands.options import TableFile, with_debug_and_json, with_times
 from optimizer.foundation.progress import show
 from optimizer.harness.bounds import SEQUENCE
 
@@ -28,18 +28,9 @@ from optimizer.harness.bounds import SEQUENCE
     type=click.IntRange(1, SEQUENCE),
     help="Tokens of the longest row that must be answered.  [default: the longest of FILE]",
 )
-@click.option(
-    "--times",
-    type=click.Path(path_type=Path),
-    help="Table of `optimize measure`, whose times are the cost of a length; without it the number "
-    "of tokens is.",
-)
-@click.option(
-    "--require-signature",
-    "key",
-    type=click.Path(path_type=Path),
-    metavar="KEY",
-    help="Refuse --times not signed with the private key of this public key (PEM).",
+@with_times(
+    "Table of `optimize measure`, whose times are the cost of a length; without it the number of "
+    "tokens is."
 )
 @click.option(
     "--recording",
@@ -53,8 +44,7 @@ def shapes(
     model: str,
     buckets: int,
     longest: int | None,
-    times: Path | None,
-    key: Path | None,
+    times: TableFile | None,
     recording: Path | None,
 ) -> None:
     """Recommend shapes, latency cells and load of a recipe from requests.
@@ -84,11 +74,9 @@ def shapes(
             where="--longest",
             accepted=f"{seen} or more",
         )
-    if key is not None and times is None:
-        raise click.UsageError("--require-signature is for the table of --times.")
     if recording is not None and not traffic.instants:
         raise DataError("it has no arrival times", where=requests, fix="Omit --recording.")
-    cost, origin = recommended.cost_of(traffic, times, key)
+    cost, origin = recommended.cost_of(traffic, times)
     choices = bucketing.choose(traffic.lengths, cost, buckets, longest or seen)
     document = recommended.document(traffic, choices, origin, requests)
     if recording is not None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from optimizer.data.datasets import Sample
 from optimizer.data.input_sense.record import FEWEST
@@ -25,9 +24,6 @@ class ImageSense:
     shared: int  # images whose array equals another image's
     flat: int  # images of one colour
     sha256: str  # digest of all pixels, in order
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def measure(

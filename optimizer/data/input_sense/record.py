@@ -21,7 +21,7 @@ def _none(counts: Any, name: str) -> list[str]:
 class Sense:
     """Checks of one kind of input.
 
-    measure: (samples, contract, encoder, length) -> counts, with as_dict() and sha256
+    measure: (samples, contract, encoder, length) -> counts, a dataclass with sha256
     check: (counts, place in the recipe) raises DataError
     warnings: (counts, place in the recipe) -> sentences
     """

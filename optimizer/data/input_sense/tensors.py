@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from optimizer.data.datasets import Sample
 from optimizer.data.input_sense.record import FEWEST
@@ -21,9 +20,6 @@ class TensorSense:
     rows: int
     different: int
     sha256: str  # digest of all rows, in order
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def measure(

@@ -10,7 +10,7 @@ import hashlib
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -42,9 +42,6 @@ class TextSense:
     sha256: str  # digest of all token ids, in order
     # {upper bound: rows} of the tokens of a row as the model gets it, in the bins of a server
     lengths: dict[str, int] = field(default_factory=dict)
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def measure(
