@@ -21,6 +21,7 @@ table.json.sig is the signature of harness/trust/signature.py with the table as 
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -46,8 +47,8 @@ from optimizer.timing.stopping_rules import PrecisionRule
 
 VERSION = 1
 SHORTEST, LONGEST = 8, 512  # tokens of the default lengths, doubled from one to the next
-ITERATIONS, WARMUP = 10, 5  # rounds
-PRECISION = 0.01  # half the width of a median's interval / the median at which a cell ends
+ITERATIONS, WARMUP = 10, 5  # rounds, at least; a choice, as are the lengths above
+PRECISION = 0.01  # half the width of a median's interval / the median; a cell ends there; a choice
 SYSTEM = "candidate"
 FIGURES = ("p50", "p50_interval", "p99", "p99_interval")
 
@@ -191,15 +192,15 @@ def read(file: Path, key: Path | None = None) -> dict[str, Any]:
         document = json.loads(file.read_text("utf-8"))
         if document["version"] != VERSION or not document["cells"]:
             raise ValueError(f"version {document['version']}")
-        for cell in document["cells"]:
-            cell["batch"], cell["sequence"], cell["p50"] = (
-                *(int(cell["batch"]), int(cell["sequence"])),
-                float(cell["p50"]),
-            )
+        for number, cell in enumerate(document["cells"]):
+            for name in ("batch", "sequence", "p50", "forward_p50"):
+                _check(cell[name], f"cells[{number}].{name}", whole=name in ("batch", "sequence"))
     except (OSError, ValueError, LookupError, TypeError) as e:
         raise DataError(
             f"cannot be read ({e})", where=str(file), accepted="a table of `optimize measure`"
         ) from None
+    if document.get("busy"):
+        say(f"warning: {file} was measured beside other work: {document['busy']}")
     if key is not None:
         beside = signature.beside(file)
         if not beside.is_file():
@@ -209,6 +210,13 @@ def read(file: Path, key: Path | None = None) -> dict[str, Any]:
         if signed != {file.name: digest_file(file)}:
             raise BundleError("the table is not the one that was signed", where=str(file))
     return dict(document)
+
+
+def _check(value: Any, name: str, whole: bool) -> None:
+    """Raise ValueError for a value that is not a finite number above 0. whole: of whole numbers"""
+    kinds = int if whole else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value < math.inf:
+        raise ValueError(f"{name} is {value!r:.40}, not a {'whole ' * whole}number above 0")
 
 
 def text(document: Mapping[str, Any]) -> str:

@@ -19,6 +19,7 @@ The table is that of measure/table.py with another `of`, and
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -39,7 +40,7 @@ from optimizer.search.workbench import Form, Workbench
 from optimizer.validate.target_runner import open_onnx
 from optimizer.validate.timing.batch_timing import graph_system, grid
 
-LEAST = 0.02  # ms of a module; a profile counts whole microseconds, and its clock takes some
+LEAST = 0.02  # ms of a module: a profile counts whole microseconds, 5 % of it; a choice
 Json = dict[str, Any]
 
 
@@ -168,8 +169,6 @@ def read(file: Path, key: Path | None, form: Form) -> KernelTimes:
     """Read the table of a recipe's form. Raises DataError for a table of another, and as
     table.read."""
     document = table.read(file, key)
-    if document.get("busy"):
-        say(f"warning: {file} was measured beside other work: {document['busy']}")
     own = _form(form)
     if document.get("form") != own:
         differing = [n for n in own if (document.get("form") or {}).get(n) != own[n]]
@@ -179,11 +178,7 @@ def read(file: Path, key: Path | None, form: Form) -> KernelTimes:
             accepted="the table that `optimize measure` writes for this recipe",
             fix="Measure this recipe on that machine: optimize measure RECIPE --out table.json.",
         )
-    profiles = [
-        {one["module"]: float(one["ms"]) for one in document[name]["modules"]}
-        for name in ("modules", "float")
-    ]
-    own, full = profiles
+    own, full = (_profile(document, name, file) for name in ("modules", "float"))
     typical = median(own[name] for name in own if name in full)
     if typical < LEAST:
         raise DataError(
@@ -193,6 +188,20 @@ def read(file: Path, key: Path | None, form: Form) -> KernelTimes:
             accepted=f"modules of {1000 * LEAST:.0f} microseconds or more, in the median",
             fix="Give validate.latency a larger first cell, or search on that machine.",
         )
-    (cell,) = document["cells"]
+    cell = document["cells"][0]
     machine = document["machine"]["cpu"]
     return KernelTimes(str(file), machine, cell["p50"], cell["forward_p50"], own, full)
+
+
+def _profile(document: Json, name: str, file: Path) -> dict[str, float]:
+    """{module: ms} of a profile. Raises DataError for a time that is not a number of 0 or more."""
+    times = {one["module"]: one["ms"] for one in document[name]["modules"]}
+    for module, ms in times.items():
+        if isinstance(ms, bool) or not isinstance(ms, int | float) or not 0 <= ms < math.inf:
+            raise DataError(
+                f"module {module or 'without a name'} takes {ms!r:.40} ms",
+                where=f"{file}: {name}",
+                accepted="a number, 0 or more",
+                fix="Measure again: optimize measure RECIPE --out table.json.",
+            )
+    return times

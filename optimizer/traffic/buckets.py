@@ -18,7 +18,7 @@ import numpy as np
 from optimizer.foundation.errors import DataError
 
 MULTIPLE = 8  # matrix units take lengths in multiples of it
-MOST_LENGTHS = 1024  # beyond them lengths are rounded up further
+MOST_LENGTHS = 1024  # beyond them lengths are rounded up further; a choice
 Cost = Callable[[int], float]
 
 
@@ -44,9 +44,11 @@ def choose(lengths: Mapping[int, float], cost: Cost, most: int, longest: int) ->
         weights[rounded] = weights.get(rounded, 0.0) + number
     ends = sorted(weights)
     # a shorter row is not dearer, whatever noise the times have
-    costs = np.maximum.accumulate([cost(end) for end in ends])
+    every = sorted({*lengths, *ends})
+    cost_of = dict(zip(every, np.maximum.accumulate([cost(n) for n in every]), strict=True))
+    costs = np.array([cost_of[end] for end in ends])
+    bare = float(sum(number * cost_of[n] for n, number in lengths.items()))
     before = np.cumsum([0.0, *(weights[end] for end in ends)])
-    bare = float(np.diff(before) @ costs)
     best = before[1:] * costs  # one bucket for the first j lengths
     chosen = [[0] * len(ends)]  # of each number of buckets: lengths before the last bucket
     choices = [Buckets((ends[-1],), float(best[-1]) / bare)]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from optimizer.foundation.errors import DataError
+from optimizer.foundation.errors import DataError, InputError
 from optimizer.foundation.verdicts import worst
 from optimizer.traffic import two_samples
 from optimizer.traffic.exposition import Exposition, Labels
@@ -31,7 +31,7 @@ def document(
     least: float,
 ) -> dict[str, Any]:
     """Return the document of `--json`. Raises DataError where the bundle has no record of its rows,
-    or the server none of this bundle's answers.
+    or the server none of this bundle's answers; InputError for a confidence too near 1.
 
     manifest, report: of the bundle; the report of one target
     confidence: 1 - the probability that any comparison finds a drift where there is none
@@ -48,6 +48,12 @@ def document(
             fix="If the bundle was made by an earlier version, make it again: optimize RECIPE.",
         )
     alpha = (1 - confidence) / len(compared)
+    if alpha < two_samples.SMALLEST:
+        raise InputError(
+            f"{confidence:g} is more than {two_samples.DIVISIONS:,} random divisions can show",
+            where="--confidence",
+            accepted=f"up to {1 - len(compared) * two_samples.SMALLEST:g}",
+        )
     results = []
     for name, served, recorded, ordered in compared:
         one = two_samples.compare(served, recorded, ordered=ordered, alpha=alpha, least=least)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from optimizer.foundation.errors import DataError
 
@@ -23,8 +26,8 @@ class Exposition:
 
     @classmethod
     def parse(cls, text: str, where: str) -> Exposition:
-        """Raises DataError for a line that is not Prometheus' text."""
-        samples = []
+        """Raises DataError for a line that is not Prometheus' text, or repeats a series."""
+        samples, seen = list[tuple[str, Labels, float]](), set[tuple[str, frozenset[Any]]]()
         for number, line in enumerate(text.splitlines(), 1):
             if not line.strip() or line.startswith("#"):
                 continue
@@ -39,6 +42,14 @@ class Exposition:
                     accepted="the text of /metrics of `optimize serve`",
                 ) from None
             labels = {k: _unescaped(v) for k, v in LABEL.findall(match[2] or "")}
+            series = match[1], frozenset(labels.items())
+            if series in seen:
+                raise DataError(
+                    f"{line[:60]!r} names a series that an earlier line has",
+                    where=f"{where}:{number}",
+                    accepted="the text of one request to /metrics",
+                )
+            seen.add(series)
             samples.append((match[1], labels, value))
         return cls(tuple(samples), where)
 
@@ -66,17 +77,22 @@ class Exposition:
 
     def counts(self, name: str, labels: Labels) -> dict[float, int]:
         """{upper bound: observations above the bound before it} of a histogram; only buckets that
-        have some."""
-        below = sorted(
-            (float(own["le"]), value)
-            for sample, own, value in self.samples
-            if sample == f"{name}_bucket" and labels.items() <= own.items() and "le" in own
-        )
-        before, counts = 0.0, dict[float, int]()
-        for bound, value in below:
+        have some. Raises DataError for counts that fall, and for values above the last bound."""
+        below = self._sums(f"{name}_bucket", "le", labels)
+        before, counts = 0, dict[float, int]()
+        for bound, value in sorted((float(bound), value) for bound, value in below.items()):
+            if value < before:
+                raise DataError(
+                    f"{name} has {value} observations up to {bound:g}, and {before} up to a "
+                    "smaller bound",
+                    where=self.where,
+                    accepted="the text of /metrics of `optimize serve`, unchanged",
+                )
             if value > before:
-                counts[bound] = round(value - before)
+                counts[bound] = value - before
             before = value
+        if math.inf in counts:
+            raise DataError(f"{name} has values above its last bound", where=self.where)
         return counts
 
     def bounds(self, name: str, labels: Labels) -> set[float]:
@@ -89,11 +105,22 @@ class Exposition:
 
     def by_label(self, name: str, label: str, labels: Labels) -> Mapping[str, int]:
         """{value of a label: number} of a counter."""
-        return {
-            own[label]: round(value)
-            for sample, own, value in self.samples
-            if sample == name and label in own and labels.items() <= own.items()
-        }
+        return self._sums(name, label, labels)
+
+    def _sums(self, name: str, label: str, labels: Labels) -> dict[str, int]:
+        """{value of a label: sum over all series with it}, such as those of several servers.
+        Raises DataError for a value that is not a number of 0 or more."""
+        sums: Counter[str] = Counter()
+        for sample, own, value in self.samples:
+            if sample == name and label in own and labels.items() <= own.items():
+                if not 0 <= value < math.inf:
+                    raise DataError(
+                        f"{name} of {label} {own[label]} is {value}",
+                        where=self.where,
+                        accepted="a number, 0 or more",
+                    )
+                sums[own[label]] += round(value)
+        return dict(sums)
 
 
 def _unescaped(text: str) -> str:

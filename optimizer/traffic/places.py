@@ -19,7 +19,13 @@ def read(place: str) -> str:
         if place.startswith(("http://", "https://")):
             refuse_credentials(place, "URL", "Save the answer with curl, and name that file.")
             with urllib.request.urlopen(place, timeout=SECONDS) as answer:
-                data: bytes = answer.read(LARGEST)
+                data: bytes = answer.read(LARGEST + 1)
+            if len(data) > LARGEST:
+                raise DataError(
+                    f"the answer has more than {LARGEST:,} bytes",
+                    where=place,
+                    fix="Save it with curl, and name that file.",
+                )
         else:
             data = Path(place).read_bytes()
         return data.decode("utf-8")

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import json
 import math
-from bisect import bisect_right
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
+from optimizer.foundation.progress import say
 from optimizer.harness.bounds import fewest
 from optimizer.measure import table
 from optimizer.recipe.serving import Slo, mean_requests
 from optimizer.traffic.buckets import Buckets, Cost, times_of
 from optimizer.traffic.requests import Traffic
 
-WINDOW = 60.0  # seconds of the window whose rate is recommended
+WINDOW = 60.0  # seconds of the window whose rate is recommended; a choice
 PERCENTILES = (50, 90, 99)
+Value = TypeVar("Value", int, float)
 
 
-def quantile(counts: Mapping[int, float], percent: float) -> int:
+def quantile(counts: Mapping[Value, float], percent: float) -> Value:
     """Return the smallest value that `percent` % of the weight do not exceed."""
     values = sorted(counts)
     share = np.cumsum([counts[v] for v in values]) / sum(counts.values())
@@ -35,7 +38,7 @@ def rates(instants: Sequence[float]) -> dict[str, float] | None:
     if not span:
         return None
     window = min(WINDOW, span)
-    most = max(bisect_right(instants, t + window) - i for i, t in enumerate(instants))
+    most = max(bisect_left(instants, t + window) - i for i, t in enumerate(instants))
     return {"mean": (len(instants) - 1) / span, "busiest": most / window, "window": window}
 
 
@@ -45,9 +48,12 @@ def cost_of(traffic: Traffic, times: tuple[Path, Path | None] | None) -> tuple[C
     if times is None:
         return float, "the number of tokens"
     file, key = times
-    cells = table.read(file, key)["cells"]
+    measured = table.read(file, key)
+    of = measured.get("bundle", {}).get("name", traffic.model)
+    if traffic.model and of != traffic.model:
+        say(f"warning: {file} has the times of {of}, and the requests are to {traffic.model}")
     batch = quantile(traffic.batches, 50) if traffic.batches else 1
-    return times_of(cells, batch, str(file)), f"the times of {file}"
+    return times_of(measured["cells"], batch, str(file)), f"the times of {file}"
 
 
 def document(
@@ -96,8 +102,8 @@ def _slo(traffic: Traffic) -> dict[str, float] | None:
     busiest = max(float(f"{rate['busiest']:.4g}"), 0.01)
     default = Slo.model_fields["seconds"].default
     seconds = max(default, math.ceil(mean_requests(fewest(99)) / busiest))
-    p99 = float(np.percentile(traffic.milliseconds, 99))
-    return {"rate": busiest, "p99_ms": float(f"{p99:.3g}"), "seconds": seconds}
+    p99 = quantile(Counter(traffic.milliseconds), 99)
+    return {"rate": busiest, "p99_ms": p99, "seconds": seconds}
 
 
 def text(document: Mapping[str, Any]) -> str:
@@ -122,8 +128,8 @@ def text(document: Mapping[str, Any]) -> str:
     ]
     slo, rate = document["slo"], document["rate"]
     if slo is None:
-        lacking = "arrival times" if rate is None else "times of answers"
-        return "\n".join([*lines, f"# No slo: {document['requests']} has no {lacking}."])
+        lacking = "two different arrival times" if rate is None else "times of answers"
+        return "\n".join([*lines, f"# No slo: {document['requests']} lacks {lacking}."])
     return "\n".join(
         [
             *lines,

@@ -6,7 +6,9 @@
               distance at least as large; exact but for the number of divisions, whatever the bins
 
 fail            p is at most alpha, and the distance at least `least`
-inconclusive    p is above alpha, and only distances above `least` would have had a lower p
+inconclusive    p is above alpha, and only distances above `least` would have had a lower p; or a
+                sample of n rows is so small that it misses a bin with a share of `least` with
+                probability (1 - least)^n above alpha, as where all rows are equal
 pass            else: a distance of `least` would have been significant, or the one that is
                 significant is smaller
 """
@@ -22,7 +24,8 @@ import numpy as np
 
 from optimizer.foundation.verdicts import Verdict
 
-DIVISIONS = 9_999
+DIVISIONS = 9_999  # a choice: an error of p of 0.002 at p = 0.05, one standard deviation
+SMALLEST = 1 / (1 + DIVISIONS)  # least p
 MOST = 10**8  # observations of a sample beyond which its shares are as good as known
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -31,7 +34,7 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 class Comparison:
     """Result of the test.
 
-    critical: least significant distance
+    critical: distance beyond which a difference is significant
     needed: observations of the first sample at which `critical` is `least`; None where the second
         sample is too small for any number
     """
@@ -66,9 +69,16 @@ def compare(
     verdict: Verdict = "pass"
     if p <= alpha:
         verdict = "fail" if distance >= least else "pass"
-    elif critical > least:
+    elif critical > least or sizes.min() < fewest(alpha, least):
         verdict = "inconclusive"
-    return Comparison(distance, p, critical, verdict, _needed(critical, sizes, least))
+    needed = None if sizes[1] < fewest(alpha, least) else _needed(critical, sizes, least)
+    return Comparison(distance, p, critical, verdict, needed and max(needed, fewest(alpha, least)))
+
+
+def fewest(alpha: float, least: float) -> int:
+    """Return the fewest rows that miss a bin with a share of `least` with at most probability
+    alpha: the smallest n with (1 - least)^n <= alpha."""
+    return math.ceil(math.log(alpha) / math.log1p(-least))
 
 
 def _capped(side: Mapping[Any, int], name: Any) -> int:

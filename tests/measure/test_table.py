@@ -93,6 +93,20 @@ def test_a_table_of_another_key_or_that_was_changed_is_refused(folder: Path) -> 
         table.read(changed, folder / "signer.public.pem")
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("p50", float("nan")), ("p50", 0), ("p50", -1), ("forward_p50", float("inf")), ("batch", 1.5)],
+)
+def test_a_table_with_a_time_that_cannot_be_one_is_refused(
+    folder: Path, tmp_path: Path, field: str, value: float
+) -> None:
+    document = json.loads((folder / "table.json").read_text())
+    document["cells"][1][field] = value
+    (tmp_path / "table.json").write_text(json.dumps(document))
+    with pytest.raises(DataError, match=rf"cells\[1\].{field} is"):
+        table.read(tmp_path / "table.json")
+
+
 def test_energy_is_that_of_all_packages_also_where_a_counter_begins_again(tmp_path: Path) -> None:
     def write(zone: str, **files: object) -> None:
         (tmp_path / zone).mkdir(exist_ok=True)
@@ -124,8 +138,9 @@ def test_a_row_costs_its_share_of_the_largest_measured_batch_up_to_the_traffics(
 
 def test_shapes_by_the_times_of_a_table_say_so(folder: Path) -> None:
     trace = folder / "trace.jsonl"
-    trace.write_text('{"lengths": [4, 4, 4, 20]}\n' * 5)
+    trace.write_text('{"lengths": [4, 4, 4, 20], "model": "other"}\n' * 5)
     words = ["shapes", trace, "--times", folder / "table.json", "--json"]
     done = CliRunner().invoke(main, [*map(str, words)])
     assert done.exit_code == 0, done.output
+    assert "has the times of tiny, and the requests are to other" in done.stderr
     assert json.loads(done.stdout)["costs"] == f"the times of {folder / 'table.json'}"

@@ -69,6 +69,7 @@ def test_the_table_of_another_recipe_or_of_a_bundle_is_refused(
     for change, named in (
         ({"form": {**table["form"], "cell": [8, 16]}}, "another cell"),
         ({"form": None}, "another target, quantize, checkpoint, cell"),
+        ({"float": {"modules": [{"module": "a", "ms": float("nan")}]}}, "module a takes nan ms"),
     ):
         file.write_text(json.dumps(table | change))
         with pytest.raises(DataError, match=named):

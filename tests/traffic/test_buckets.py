@@ -33,3 +33,4 @@ def test_no_other_choice_of_buckets_costs_less() -> None:
 def test_a_longest_row_that_did_not_occur_still_has_a_bucket() -> None:
     found = buckets.choose({10: 5, 12: 1}, float, 4, 50)
     assert [one.lengths for one in found] == [(50,), (16, 50)]
+    assert [one.cost for one in found] == pytest.approx([6 * 50 / 62, 6 * 16 / 62])

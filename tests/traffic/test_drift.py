@@ -11,7 +11,10 @@ from click.testing import CliRunner
 from scipy import stats
 
 from optimizer.cli import main
-from optimizer.traffic import two_samples
+from optimizer.foundation.errors import DataError, InputError
+from optimizer.traffic import drift, two_samples
+from optimizer.traffic.exposition import Exposition
+from optimizer.traffic.requests import LENGTHS
 from tests.harness.server import serving
 from tests.package.bundles import small_bundle
 
@@ -54,6 +57,55 @@ def test_a_drift_is_significant_and_not_small(served: dict[int, int], verdict: s
     one = two_samples.compare(served, {8: 2000, 16: 2000}, ordered=True, **SETTINGS)
     assert one.verdict == verdict
     assert (one.needed or 0) > 12 if verdict == "inconclusive" else True
+
+
+def test_few_equal_rows_do_not_show_that_nothing_drifted() -> None:
+    few, enough = two_samples.fewest(**SETTINGS) - 1, two_samples.fewest(**SETTINGS)
+    sides = ({8: few}, {8: 500}), ({8: enough}, {8: 500}), ({8: 500}, {8: few})
+    found = [two_samples.compare(*both, ordered=True, **SETTINGS) for both in sides]
+    assert [one.verdict for one in found] == ["inconclusive", "pass", "inconclusive"]
+    assert [one.needed for one in found] == [enough, enough, None]
+    assert stats.binom.pmf(0, enough, 0.1) <= 0.05 < stats.binom.pmf(0, few, 0.1)
+
+
+def page(model: str, *counts: object) -> str:
+    bounds = zip(("4", "8", "+Inf"), counts, strict=True)
+    labels = f'model="tiny",version="1",{model}'
+    lines = (f'optimize_row_tokens_bucket{{{labels}le="{le}"}} {count}' for le, count in bounds)
+    return "".join(f"{line}\n" for line in lines)
+
+
+def row_counts(text: str) -> dict[float, int]:
+    metrics = Exposition.parse(text, "metrics")
+    return metrics.counts(LENGTHS, metrics.of_model(LENGTHS))
+
+
+def test_the_rows_of_several_servers_are_added() -> None:
+    text = page('instance="a",', 5, 6, 6) + page('instance="b",', 1, 4, 4)
+    assert row_counts(text) == {4: 6, 8: 4}
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (page("", 5, 6, 6) * 2, "an earlier line has"),
+        (page("", 5, 4, 6), "smaller bound"),
+        (page("", 5, "NaN", 6), "is nan"),
+        (page("", 5, 6, 7), "above its last bound"),
+    ],
+)
+def test_counts_that_no_server_writes_are_refused(text: str, found: str) -> None:
+    with pytest.raises(DataError, match=found):
+        row_counts(text)
+
+
+def test_a_confidence_beyond_the_number_of_divisions_is_refused() -> None:
+    report = {"sense": {"texts": {"calibrate": {"lengths": {"4": 500}}}}}
+    metrics = Exposition.parse(page("", 0, 500, 500), "metrics")
+    manifest = {"name": "tiny", "version": "1"}
+    assert drift.document(manifest, report, metrics, 0.999, 0.1)["verdict"] == "fail"
+    with pytest.raises(InputError, match="random divisions"):
+        drift.document(manifest, report, metrics, 0.99999, 0.1)
 
 
 def test_a_server_that_reads_longer_texts_than_the_bundle_has_drifted(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from optimizer.cli import main
 from optimizer.foundation.errors import DataError
 from optimizer.load_test import arrivals
-from optimizer.traffic import requests
+from optimizer.traffic import buckets, recommended, requests
 from tests.harness.server import serving
 from tests.package.bundles import small_bundle
 
@@ -59,6 +59,15 @@ def test_the_fragment_is_yaml_with_the_busiest_rate_and_a_recording(tmp_path: Pa
     assert fragment["validate"]["latency"] == {"batch": [2], "sequence": [8, 40]}
     assert fragment["slo"] == {"rate": 4, "p99_ms": 10, "seconds": 101}
     assert arrivals.read(recording) == instants
+
+
+def test_of_two_requests_the_rate_is_theirs_and_the_percentile_the_slower() -> None:
+    text = '{"time": 1, "length": 9, "ms": 1}\n{"time": 3, "length": 9, "ms": 100.49}\n'
+    traffic = requests.read(text, "trace")
+    assert recommended.rates(traffic.instants) == {"mean": 0.5, "busiest": 0.5, "window": 2}
+    choices = buckets.choose(traffic.lengths, float, 1, 9)
+    slo = recommended.document(traffic, choices, "", "")["slo"]
+    assert (slo["rate"], slo["p99_ms"]) == (0.5, 100.49)
 
 
 def test_requests_that_were_refused_or_cached_count_for_the_rate_alone(tmp_path: Path) -> None:

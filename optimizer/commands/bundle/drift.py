@@ -31,7 +31,7 @@ EXIT = {"pass": 0, "fail": 3, "inconclusive": 4}
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
     default=0.1,
     show_default=True,
-    help="Least distance of two distributions that is a drift.",
+    help="Least distance of two distributions that is a drift; the default is a choice.",
 )
 @click.pass_obj
 def drift(
