@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_serializer, model_validator
 
 from optimizer.foundation.sections.fields import PATH, Base, Inside, Length, Pattern
 from optimizer.foundation.sections.section import Section
@@ -132,6 +132,12 @@ class Model(Section):
     allow_pickle: bool = False
     trust_remote_code: bool = False
     base: Base = ""
+
+    @model_serializer(mode="wrap")
+    def _without_empty_source(self, serialize: Any) -> dict[str, Any]:
+        """Leave out the source of a torch module, so that a printed recipe can be read again."""
+        document: dict[str, Any] = serialize(self)
+        return {k: v for k, v in document.items() if k != "source" or v}
 
     @field_validator("template")
     @classmethod

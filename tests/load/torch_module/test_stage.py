@@ -109,6 +109,12 @@ def test_without_trust_nothing_is_imported(tmp_path: Path) -> None:
         load(untrusted, tmp_path / "out")
 
 
+def test_a_printed_section_of_a_module_is_read_again(tmp_path: Path) -> None:
+    of_module = section(tmp_path)
+    again = json.loads(of_module.model_dump_json()) | {"base": of_module.base}
+    assert Model.model_validate_json(json.dumps(again)) == of_module
+
+
 def test_the_key_has_the_digest_of_every_file_that_is_imported(tmp_path: Path) -> None:
     of_module = section(tmp_path)
     before = stage.digests(of_module)
