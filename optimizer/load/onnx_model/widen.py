@@ -31,10 +31,14 @@ TYPES = ("to", "dtype")
 
 
 def is_half(model: onnx.ModelProto) -> bool:
-    """True for a file with a tensor, an input or an output in float16."""
+    """True for a file that computes in float16: a tensor, an input, an output or the result of a
+    Cast."""
     ports = (*model.graph.input, *model.graph.output)
-    return any(t.data_type == HALF for t in tensors(model)) or any(
-        p.type.tensor_type.elem_type == HALF for p in ports
+    attributes = (a for node in model.graph.node for a in node.attribute)
+    return (
+        any(t.data_type == HALF for t in tensors(model))
+        or any(p.type.tensor_type.elem_type == HALF for p in ports)
+        or any(a.name in TYPES and a.i == HALF for a in attributes)
     )
 
 

@@ -363,6 +363,19 @@ def test_a_file_in_float16_is_compared_as_it_is_and_computed_in_float32(
     assert compared(file, loaded, {"x": weights(3, 8)}) < 1e-2
 
 
+def test_a_file_whose_only_float16_is_a_cast_is_computed_in_float32(tmp_path: Path) -> None:
+    half, single = onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT
+    nodes = [
+        node("Cast", ["x"], ["low"], to=half),
+        node("Cast", ["fc.weight"], ["w"], to=half),
+        node("MatMul", ["low", "w"], ["h"], name="product"),
+        node("Cast", ["h"], ["y"], to=single),
+    ]
+    file = exported.by_hand(tmp_path / "m.onnx", nodes, {"fc.weight": weights(8, 4)})
+    loaded = load(file, tmp_path / "out")
+    assert compared(loaded / "original" / "model.onnx", loaded, {"x": weights(3, 8)}) < 1e-5
+
+
 def test_a_float16_file_that_answers_otherwise_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
