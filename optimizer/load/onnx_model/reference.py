@@ -49,12 +49,7 @@ def answers(path: Path, ports: Ports, outputs: Sequence[str]) -> tuple[list[Answ
     try:
         with opened as runner:
             run = lambda arrays: {n: a for n, a in runner.infer(arrays).items() if n in outputs}  # noqa: E731
-            alone = [run({n: a[i : i + 1] for n, a in inputs.items()}) for i in range(ROWS)]
-            together = (
-                {n: np.concatenate([one[n] for one in alone]) for n in alone[0]}
-                if ports.single
-                else run(inputs)
-            )
+            alone, together = _rows_and_batch(run, inputs, ports)
     except HarnessError as e:
         raise CheckpointError(
             f"ONNX Runtime does not run it: {e.problem}",
@@ -63,6 +58,17 @@ def answers(path: Path, ports: Ports, outputs: Sequence[str]) -> tuple[list[Answ
             fix="Set model.ranges: {INPUT: [LOW, HIGH]} of an input that takes some values only.",
         ) from e
     return alone, {n: together[n] for n in outputs}
+
+
+def _rows_and_batch(
+    run: Callable[[Mapping[str, Array]], Answers], inputs: Mapping[str, Array], ports: Ports
+) -> tuple[list[Answers], Answers]:
+    """([outputs of each row alone], outputs of all rows together), joined for a model that takes
+    one row only."""
+    alone = [run({n: a[i : i + 1] for n, a in inputs.items()}) for i in range(ROWS)]
+    if ports.single:
+        return alone, {n: np.concatenate([one[n] for one in alone]) for n in alone[0]}
+    return alone, run(inputs)
 
 
 def runnable(graph: Graph, draft: Draft, tensors: Mapping[str, Any], ports: Ports) -> Graph:
@@ -255,13 +261,8 @@ def compare(
     worst = 0.0
     for inputs in (drawn, example) if example else (drawn,):
         each = _compared(model, inputs, looks, path, origin.arithmetic)
-        alone = [origin.answers({n: a[i : i + 1] for n, a in inputs.items()}) for i in range(ROWS)]
-        together = (
-            {n: np.concatenate([one[n] for one in alone]) for n in alone[0]}
-            if ports.single
-            else origin.answers(inputs)
-        )
-        worst = max(worst, _judge(each, (alone, together), f"the answer of {origin.name}", path))
+        theirs = _rows_and_batch(origin.answers, inputs, ports)
+        worst = max(worst, _judge(each, theirs, f"the answer of {origin.name}", path))
     more = " and those of the example" if example else ""
     say(
         f"load: {ROWS} drawn rows{more} have the outputs of {origin.name}: apart by at most "
