@@ -25,7 +25,6 @@ from optimizer.model.architectures import families
 from optimizer.model.checkpoint.checkpoint import read_json
 from optimizer.recipe.schema import Model
 
-LANGUAGE_MODEL = "ForCausalLM"  # end of the name of a class with a head over the vocabulary
 UNCOVERED = {
     "siglip2": (
         "its images are lists of patches of any number",
@@ -171,7 +170,7 @@ def check_task(config: Any, section: Model, folder: Path) -> None:
 def _predicts_tokens(config: Any, section: Model, folder: Path) -> bool:
     """True for a class with a head over the vocabulary, where no adapter brings another head."""
     named = str((getattr(config, "architectures", None) or [""])[0])
-    return named.endswith(LANGUAGE_MODEL) and not adapter.find(section, folder)
+    return named.endswith(logit_score.LANGUAGE_MODEL) and not adapter.find(section, folder)
 
 
 def check_covered(config: Any, section: Model, model: nn.Module, folder: Path) -> None:

@@ -19,7 +19,7 @@ from optimizer.recipe.schema import Model
 MODULE = "LogitScore"
 WORDS = ("yes", "no")  # tokens of a folder without the module, the library's default
 CLASSIFIER = "ForSequenceClassification"
-LANGUAGE_MODEL = "ForCausalLM"
+LANGUAGE_MODEL = "ForCausalLM"  # end of the name of a class with a head over the vocabulary
 CHANGED = {  # fields of a config that change logits behind the head: value without effect
     "final_logit_softcapping": None,
     "logits_scaling": 1,
