@@ -97,7 +97,7 @@ def load(m: Materials) -> Entry:
             ]
     measured = m.output_distance(results, m.float_traces)
     why = "the same operators on the same values give the same bits"
-    start = "ONNX Runtime on the file" if of_file else "transformers"
+    start = "ONNX Runtime on original/model.onnx" if of_file else "transformers"
     if measured.worst == 0:
         return Entry("load", start, 0.0, measured, not problems, why, tuple(problems))
     # on some processors the bits depend on the address of the values

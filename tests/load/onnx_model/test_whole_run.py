@@ -81,7 +81,7 @@ def test_every_convolution_runs_in_integers_between_quantized_outputs(
     assert engine["wider"] == []
     report = json.loads((steps["validate"] / "report.json").read_text())
     assert [e["hop"] for e in report["ledger"] if not e["ok"]] == []
-    assert report["ledger"][0]["from"] == "ONNX Runtime on the file"
+    assert report["ledger"][0]["from"] == "ONNX Runtime on original/model.onnx"
 
 
 def test_an_input_of_another_type_is_caught_at_the_harness(run: tuple[Path, Path, Store]) -> None:
