@@ -145,7 +145,7 @@ def _open(d: Described) -> Any:
             trust_remote_code=d.section.trust_remote_code,
             **options,
         )
-        # a difference of two logits has the errors of both, which float32 would hide ours behind
+        # in float32 two logits of the head round by more than our one, whose limit would not hold
         scored = logit_score.takes(d.section, model_folder(d.root))
         return model.double() if scored else model.float()
 
