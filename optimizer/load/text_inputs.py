@@ -59,6 +59,11 @@ def sections(d: Described, tokenizer: Any) -> dict[str, Any]:
     """
     values: dict[str, Any] = {}
     check_rotary(d.config)
+    if tokenizer.truncation_side != "right" and not d.task.generates:
+        say(
+            "load: warning: the end of a text that is too long is cut here, and transformers cuts "
+            f"its beginning (tokenizer_config.json: truncation_side: {tokenizer.truncation_side})"
+        )
     if d.task.generates:
         values["generation"] = generation(d.config, tokenizer, d.files)
     embeds = "embedding" in d.task.optional
@@ -198,6 +203,13 @@ def _pair_template(d: Described, tokenizer: Any) -> dict[str, Any]:
         ids = tokenizer("a", "b")["input_ids"]
     else:
         ids = tokenizer("a".join(parts), add_special_tokens=False)["input_ids"]
+        (first, *_) = tokenizer("a".join(parts))["input_ids"]
+        if d.section.template is not None and first != ids[0]:
+            say(
+                f"load: warning: the tokenizer puts {tokenizer.decode([first])!r} before a text, and "
+                "not before model.template; write it into the template if the model was trained "
+                "with it"
+            )
     if ids[-1] == d.config.pad_token_id:
         raise CheckpointError(
             f"a query and its document end in the padding token ({ids[-1]}), and the score is read "

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.foundation.errors import CheckpointError
+from optimizer.foundation.progress import say
 from optimizer.harness import tasks
 from optimizer.load.adapters import adapter
 from optimizer.load.config.model_type import CONFIG
@@ -78,6 +79,10 @@ def tokens(root: Path, folder: Path, section: Model) -> tuple[int, int | None]:
                 accepted=f"a vocabulary with {' and '.join(WORDS)}, or a folder that CrossEncoder "
                 f"saved with its module {MODULE}",
             )
+        say(
+            f"load: the score of a pair is the logit of {WORDS[0]!r} minus that of {WORDS[1]!r}; for "
+            f"other tokens give a folder that CrossEncoder saved with its module {MODULE}"
+        )
         return int(ids[0]), int(ids[1])
     modules = read_modules(root)
     last = modules[-1]

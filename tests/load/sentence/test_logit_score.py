@@ -116,6 +116,27 @@ def test_a_template_of_the_recipe_scores_as_the_model_cards_code(
     assert not any("lm_head" in n for n in open_checkpoint(out).tensors)
 
 
+def test_what_the_tokenizer_does_and_the_template_does_not_is_named(
+    load: Load, language_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tokenizers import Tokenizer, processors
+
+    folder = Path(shutil.copytree(language_model, tmp_path / "model"))
+    core = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    first = ("<|im_start|>", core.token_to_id("<|im_start|>"))
+    core.post_processor = processors.TemplateProcessing(f"{first[0]} $A", special_tokens=[first])
+    core.save(str(folder / "tokenizer.json"))
+    edit_json(folder / "tokenizer_config.json", truncation_side="left")
+    warning = "puts '<|im_start|>' before a text"
+    load(folder, task=RANKS, template="Judge {query} {document}.", max_length=200)
+    shown = capsys.readouterr().err
+    assert warning in shown
+    assert "logit of 'yes' minus that of 'no'" in shown
+    assert "transformers cuts its beginning" in shown
+    load(folder, task=RANKS, template=TEMPLATE, max_length=200)
+    assert warning not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("limit", [8, 30, 1900])
 def test_the_recount_of_tokens_cuts_as_the_harness_does(language_model: Path, limit: int) -> None:
     from tokenizers import Tokenizer
