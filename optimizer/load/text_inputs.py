@@ -206,8 +206,8 @@ def _pair_template(d: Described, tokenizer: Any) -> dict[str, Any]:
         (first, *_) = tokenizer("a".join(parts))["input_ids"]
         if d.section.template is not None and first != ids[0]:
             say(
-                f"load: warning: the tokenizer puts {tokenizer.decode([first])!r} before a text, and "
-                "not before model.template; write it into the template if the model was trained "
+                f"load: warning: the tokenizer puts {tokenizer.decode([first])!r} before a text, "
+                "and not before model.template; write it into the template if the model was trained "
                 "with it"
             )
     if ids[-1] == d.config.pad_token_id:

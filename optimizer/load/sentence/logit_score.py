@@ -80,8 +80,8 @@ def tokens(root: Path, folder: Path, section: Model) -> tuple[int, int | None]:
                 f"saved with its module {MODULE}",
             )
         say(
-            f"load: the score of a pair is the logit of {WORDS[0]!r} minus that of {WORDS[1]!r}; for "
-            f"other tokens give a folder that CrossEncoder saved with its module {MODULE}"
+            f"load: the score of a pair is the logit of {WORDS[0]!r} minus that of {WORDS[1]!r}; "
+            f"for other tokens give a folder that CrossEncoder saved with its module {MODULE}"
         )
         return int(ids[0]), int(ids[1])
     modules = read_modules(root)
