@@ -207,8 +207,8 @@ def _pair_template(d: Described, tokenizer: Any) -> dict[str, Any]:
         if d.section.template is not None and first != ids[0]:
             say(
                 f"load: warning: the tokenizer puts {tokenizer.decode([first])!r} before a text, "
-                "and not before model.template; write it into the template if the model was trained "
-                "with it"
+                "and not before model.template; write it into the template if the model was "
+                "trained with it"
             )
     if ids[-1] == d.config.pad_token_id:
         raise CheckpointError(
