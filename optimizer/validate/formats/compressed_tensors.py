@@ -1,8 +1,9 @@
 """Check the compressed-tensors folder with that project's own reader and with transformers.
 
     lower    every value that the reader returns, compared with the state's bit for bit
-    engine   outputs of transformers on the CPU, in float32, compared with the state in torch with
-             its floats rounded as the folder stores them
+    engine   outputs of transformers on the CPU, in float32, and of each quantized module there on
+             the input that it gets, compared with the state in torch with its floats rounded as the
+             folder stores them
 
 The outputs of vLLM are not judged: its kernels run on other machines.
 """
@@ -26,6 +27,7 @@ from optimizer.foundation.qtensor import QTensor
 from optimizer.foundation.state import PER_TOKEN, Activations, owner_of, weight_name
 from optimizer.lower.compressed_tensors import tensors as format_
 from optimizer.model.checkpoint.model import auto_class, join_outputs, torch_model
+from optimizer.validate.formats import modules
 from optimizer.validate.formats.transformers_runner import Runner, readable
 from optimizer.validate.ledger import trace
 from optimizer.validate.ledger.distance import Distance
@@ -71,9 +73,12 @@ def engine(m: Materials) -> Entry:
         return Entry(
             "engine", start, None, measured, fine, INT8_TOKENS, tuple(problems), INT8_TOKENS
         )
+    quantized = [name for name in m.judged_alone if name in m.lowering["modules"]]
+    parts = modules.judge(model, stored, quantized, [m.batches[i] for i in m.sampled])
     spread = m.correct.graph_outputs("state", "fp32")
-    entry = within("engine", start, Outputs(results, expected, spread), problems)
-    return replace(entry, why=f"{entry.why}; {ELSEWHERE}", unproven=ELSEWHERE)
+    entry = within("engine", start, Outputs(results, expected, spread), problems, parts)
+    entry = replace(entry, why=f"{entry.why}; {ELSEWHERE}")
+    return entry.with_unproven(ELSEWHERE, m.not_judged_alone)
 
 
 def harness(_m: Materials) -> Entry:

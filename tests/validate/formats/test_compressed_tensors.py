@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from optimizer.compress import simulate
 from optimizer.recipe.schema import CompressedTensorsTarget
 from optimizer.validate.formats import compressed_tensors
 from optimizer.validate.ledger import ledger
@@ -165,6 +166,35 @@ def test_a_model_that_computes_otherwise_is_out_of_its_limit(
     damage(run, scaled)
     entry = ledger.run_hop(compressed_tensors.engine, run.materials())
     assert entry.ok is False
+
+
+def largest_of_another_float8(x: torch.Tensor) -> torch.Tensor:
+    scale = x.abs().amax(-1, keepdim=True) / 240  # E4M3FNUZ's
+    return (x / scale).to(torch.float8_e4m3fn).to(x.dtype) * scale
+
+
+def test_another_scale_of_tokens_is_seen_in_each_module_though_the_outputs_are_within_their_limit(
+    folders: dict[str, Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(simulate, "fake_quantize_per_token_float8", largest_of_another_float8)
+    entry = ledger.run_hop(compressed_tensors.engine, folders["float8"].materials())
+    assert entry.measured and entry.tolerance
+    assert entry.measured.worst < entry.tolerance
+    assert len(entry.problems) == len(entry.pieces) == 12
+    assert "times as far off as rounding allows" in entry.problems[0]
+
+
+def test_a_module_that_the_config_does_not_name_is_a_problem(
+    folders: dict[str, Run], tmp_path: Path
+) -> None:
+    run = folders["float8"].copy(tmp_path)
+    file = run.folder("model") / "model" / "config.json"
+    document = json.loads(file.read_text())
+    document["quantization_config"]["ignore"].append("encoder.layer.0.output.dense")
+    file.write_text(json.dumps(document))
+    entry = ledger.run_hop(compressed_tensors.engine, run.materials())
+    assert entry.ok is False
+    assert "encoder.layer.0.output.dense" in entry.problems[0]
 
 
 def reconfigured(run: Run, **inputs: Any) -> Entry:

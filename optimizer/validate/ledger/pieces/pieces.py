@@ -326,13 +326,20 @@ def _multiply(
     out = runner.infer(batch)
     for edge, key in uses:
         product = linear(key[0]).product
-        yield key[0], _furthest(multiplied[key], product.outputs(out[edge.output]), product)
+        yield key[0], furthest(multiplied[key], product.outputs(out[edge.output]), product)
 
 
-def _furthest(x: roundoff.Floats, output: Array, product: Product) -> list[tuple[float, Element]]:
-    """[(|error| / bound, element)] of the WORST elements of an output."""
+def furthest(
+    x: roundoff.Floats, output: Array, product: Product, inputs: roundoff.Floats | None = None
+) -> list[tuple[float, Element]]:
+    """[(|error| / bound, element)] of the WORST elements of an output.
+
+    inputs: (tokens, out), further error allowed, of the inputs
+    """
     far: list[tuple[float, Element]] = []
     for part, exact, bound in roundoff.parts(x, product):
+        if inputs is not None:
+            bound = bound + inputs[:, part]
         value = output[:, part].astype(np.float64)
         ratio = roundoff.ratio(value, exact, bound)
         flat = ratio.ravel()

@@ -1,0 +1,104 @@
+"""Judge each quantized linear module of a model that transformers runs, on the inputs it gets there.
+
+    model of transformers, state in torch, batches -> [Piece]
+
+One integer that rounding moves across a tie changes a complete model's output by more than a wrong
+scale of the inputs may. A module alone, with the input that transformers gives it, returns what the
+state's module returns for that input, but for the rounding of its sums (pieces/roundoff.py), and
+for the inputs that lie within NEAR of a tie. So a wrong scale shows at full size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from optimizer.compress.simulate import QuantLinear
+from optimizer.compress.walk.blocks import real_rows
+from optimizer.foundation.state import PER_TOKEN
+from optimizer.harness.inputs.batch import Batch
+from optimizer.validate.ledger import trace
+from optimizer.validate.ledger.pieces.pieces import WORST, Element, Piece, furthest
+from optimizer.validate.ledger.pieces.roundoff import UNIT, Floats, Product
+
+NEAR = 8 * UNIT["fp32"]
+"""Relative change of a value over its scale by rounding: of the largest value's quotient, its
+stored scale, a reciprocal and the product, in either of the two programs."""
+
+
+def judge(
+    model: nn.Module, state: nn.Module, modules: Collection[str], batches: Sequence[Batch]
+) -> list[Piece]:
+    """A Piece for each of `modules`, in float32.
+
+    state: the state in torch, in which all of `modules` are QuantLinears
+    """
+    far: dict[str, list[tuple[float, Element]]] = {name: [] for name in modules}
+    references = {name: _linear(state, name) for name in modules}
+
+    def hook(name: str, real: Tensor) -> Callable[[nn.Module, tuple[Any, ...], Tensor], None]:
+        def judge_one(_module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+            rows = real_rows(args[0], real), real_rows(output, real)
+            far[name] = _worst(far[name] + _compare(references[name], *rows))
+
+        return judge_one
+
+    for batch in batches:
+        with ExitStack() as hooks:
+            for name in modules:
+                receive = hook(name, torch.from_numpy(batch.real))
+                hooks.callback(model.get_submodule(name).register_forward_hook(receive).remove)
+            trace.run(model, batch, ())
+    return [
+        Piece(
+            name,
+            "product",
+            each[0][0] if each else 0.0,
+            _product(references[name]).limit,
+            tuple(element for _, element in each),
+        )
+        for name, each in far.items()
+    ]
+
+
+def _linear(state: nn.Module, name: str) -> QuantLinear:
+    module = state.get_submodule(name)
+    assert isinstance(module, QuantLinear)
+    return module
+
+
+def _worst(far: list[tuple[float, Element]]) -> list[tuple[float, Element]]:
+    return sorted(far, key=lambda f: -f[0])[:WORST]
+
+
+def _product(linear: QuantLinear) -> Product:
+    bias = None if linear.bias is None else linear.bias.numpy()
+    return Product(linear.weight.detach().numpy(), bias, "fp32")
+
+
+def _compare(linear: QuantLinear, x: Tensor, output: Tensor) -> list[tuple[float, Element]]:
+    """The elements of an output (tokens, out) that are furthest from those of the state's `linear`
+    for the same input x (tokens, in)."""
+    with torch.no_grad():
+        values = linear.quantize_input(x)
+        ties = _ties(linear, x, values) @ linear.weight.abs().double().T
+    product = _product(linear)
+    return furthest(values.double().numpy(), output.numpy(), product, ties.numpy())
+
+
+def _ties(linear: QuantLinear, x: Tensor, values: Tensor) -> Tensor:
+    """The change (tokens, in) float64 of each quantized input whose integer rounding may decide; 0
+    for the others."""
+    if linear.activations is None:
+        return torch.zeros_like(values, dtype=torch.float64)
+    changes = []
+    for sign in (-1, 1):
+        moved = x * (1 + sign * NEAR)
+        if linear.activations in PER_TOKEN:  # the largest value is the scale, whatever its rounding
+            moved = torch.where(x.abs() < x.abs().amax(-1, keepdim=True), moved, x)
+        changes.append((linear.quantize_input(moved) - values).abs())
+    return torch.maximum(*changes).double()
