@@ -178,7 +178,8 @@ def test_another_scale_of_tokens_is_seen_in_each_module_though_the_outputs_are_w
 ) -> None:
     monkeypatch.setattr(simulate, "fake_quantize_per_token_float8", largest_of_another_float8)
     entry = ledger.run_hop(compressed_tensors.engine, folders["float8"].materials())
-    assert entry.measured and entry.tolerance
+    assert entry.measured
+    assert entry.tolerance
     assert entry.measured.worst < entry.tolerance
     assert len(entry.problems) == len(entry.pieces) == 12
     assert "times as far off as rounding allows" in entry.problems[0]
