@@ -1,4 +1,4 @@
-"""Judge each quantized linear module of a model that transformers runs, on the inputs it gets there.
+"""Judge each quantized linear module of a model that transformers runs, on its own inputs.
 
     model of transformers, state in torch, batches -> [Piece]
 
@@ -23,7 +23,7 @@ from optimizer.foundation.state import PER_TOKEN
 from optimizer.harness.inputs.batch import Batch
 from optimizer.validate.ledger import trace
 from optimizer.validate.ledger.pieces.pieces import WORST, Element, Piece, furthest
-from optimizer.validate.ledger.pieces.roundoff import UNIT, Floats, Product
+from optimizer.validate.ledger.pieces.roundoff import UNIT, Product
 
 NEAR = 8 * UNIT["fp32"]
 """Relative change of a value over its scale by rounding: of the largest value's quotient, its
