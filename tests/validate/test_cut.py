@@ -12,7 +12,7 @@ from optimizer.foundation.errors import OptimizeError
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.lower.onnx import cut
 from optimizer.lower.onnx.cut import Edge
-from optimizer.validate.ledger.pieces.pieces import placed
+from optimizer.validate.ledger.pieces.layout import placed
 from tests.validate.runs import SCHEMES, Run
 
 

@@ -32,15 +32,12 @@ from optimizer.lower.onnx.cut import Edge
 from optimizer.lower.onnx.graph_source import Source
 from optimizer.validate.ledger.breach import breach
 from optimizer.validate.ledger.distance import WHOLE, Array
-from optimizer.validate.ledger.pieces import quantizer, roundoff
+from optimizer.validate.ledger.pieces import layout, quantizer, roundoff
 from optimizer.validate.ledger.pieces.quantizer import Judgement, Quantizer, ReferenceIntegers
 from optimizer.validate.ledger.pieces.roundoff import Product
 from optimizer.validate.ledger.trace import Trace
 
 WORST = 3  # elements that a piece names
-Multiplied = tuple[dict[str, Array], roundoff.Floats]
-"""(inputs of a piece for one use, the values that it multiplies (tokens, in))."""
-Inputs = Callable[[Edge, Array, Quantizer | None, Any], Multiplied]
 Key = tuple[str, int]  # (module, index of the use)
 
 
@@ -204,7 +201,7 @@ def judge_quantizers(
     with opener.open(piece) as runner:
         for inputs, real in _inputs(uses, traces, linear):
             arrays = cast_inputs(
-                runner, {e.input: shaped(inputs[e.input], e.input_rank) for e, _ in uses}
+                runner, {e.input: layout.shaped(inputs[e.input], e.input_rank) for e, _ in uses}
             )
             out = runner.infer(arrays)
             for edge, (module, _) in uses:
@@ -213,7 +210,7 @@ def judge_quantizers(
                 x = arrays[edge.input]
                 rows = x.reshape(-1, x.shape[-1])
                 reference = quantizer.reference(rows, q)
-                integers, padding = unpadded(out[edge.integers], edge.sides)
+                integers, padding = layout.unpadded(out[edge.integers], edge.sides)
                 integers = integers.reshape(rows.shape)
                 judgement = quantizer.judge(integers, reference, q, count_flips=real)
                 if padding.size and (padding != quantizer.of_zero(q)).any():
@@ -297,7 +294,7 @@ def judge_products(
     keys = {id(edge): key for edge, key in number_uses(at)}
     at = [edge for edge in at if edge.multiplies]
     piece = work / "products.onnx"
-    inputs = given_middles if opener.behind_quantizers else given_integers
+    inputs = layout.given_middles if opener.behind_quantizers else layout.given_integers
     worst: dict[str, list[tuple[float, Element]]] = {e.module: [] for e in at}
     for part in cut.split(at):
         cut.write_products(model, part, piece, quantizers=opener.behind_quantizers)
@@ -314,7 +311,7 @@ def _multiply(
     uses: Sequence[tuple[Edge, Key]],
     trace: Trace,
     linear: Callable[[str], Linear],
-    inputs: Inputs,
+    inputs: layout.Inputs,
 ) -> Iterator[tuple[str, list[tuple[float, Element]]]]:
     """(module, its furthest elements) of each use."""
     batch: dict[str, Array] = {}
@@ -377,9 +374,9 @@ def judge_between(
     apart: dict[str, list[Squares]] = {}
     with opener.open(piece) as runner:
         for trace in traces:
-            cuts = {e.output: placed(trace.outputs[key], e) for e, key in number_uses(at)}
+            cuts = {e.output: layout.placed(trace.outputs[key], e) for e, key in number_uses(at)}
             out = runner.infer(cast_inputs(runner, {**trace.batch, **cuts}))
-            out |= {e.input: read_back(out[e.input], e) for e in at if e.input in out}
+            out |= {e.input: layout.read_back(out[e.input], e) for e in at if e.input in out}
             targets = {
                 f"{m}:input:{u}": (e.input, trace.inputs[m, u]) for e, (m, u) in number_uses(at)
             }
@@ -417,89 +414,3 @@ def run_graph(
     with opener.open(model) as runner:
         results = [runner.infer(cast_inputs(runner, dict(t.batch))) for t in traces]
     return [{n: np.asarray(r[n], np.float32) for n in names} for r in results]
-
-
-def _as_float(edge: Edge, array: Array, kind: Any) -> Multiplied:
-    """Inputs of a module whose input stays float. kind: element type that the piece accepts."""
-    x = shaped(array, edge.input_rank).astype(kind or np.float32)
-    return {edge.input: x}, _multiplied(edge, x, array).astype(np.float64)
-
-
-def _multiplied(edge: Edge, values: Array, like: Array) -> Array:
-    """Values as (tokens, in); for a convolution in the shape of `like`."""
-    return values.reshape(like.shape if edge.convolves else (-1, like.shape[-1]))
-
-
-def given_integers(edge: Edge, array: Array, q: Quantizer | None, kind: Any) -> Multiplied:
-    """Inputs of a piece behind its quantizer q: the integers themselves. Without q as _as_float."""
-    if q is None or not edge.integers:
-        return _as_float(edge, array, kind)
-    whole, exact = quantizer.integers(array.reshape(-1, array.shape[-1]), q)
-    codes = whole.astype(np.uint8 if q.low == 0 else np.int8)
-    shaped_codes: Array = codes.reshape(array.shape)
-    if edge.sides:
-        shaped_codes = _padded(shaped_codes, edge.sides, quantizer.of_zero(q))
-    inputs = {edge.integers: _for_integers(shaped_codes, edge)}
-    step = exact.astype(np.float32)
-    if edge.step:
-        inputs[edge.step] = _for_integers(step.reshape(*array.shape[:-1], 1), edge)
-    values = np.asarray((whole - q.zero_point) * step.astype(np.float64))
-    images = _multiplied(edge, values, array)
-    if edge.sides:  # the product does not pad
-        images = _padded(images, edge.sides, -q.offset)
-    return inputs, np.asarray(images, np.float64)
-
-
-def unpadded(images: Array, sides: Sequence[int]) -> tuple[Array, Array]:
-    """(images without padding, the values of the padding)."""
-    if not sides:
-        return images, images[:0]
-    top, left, bottom, right = sides
-    height, width = images.shape[2:]
-    inside = np.zeros(images.shape, bool)
-    inside[:, :, top : height - bottom, left : width - right] = True
-    inner = images[:, :, top : height - bottom, left : width - right]
-    return np.ascontiguousarray(inner), images[~inside]
-
-
-def _padded(images: Array, sides: Sequence[int], value: float) -> Array:
-    top, left, bottom, right = sides
-    return np.pad(images, ((0, 0), (0, 0), (top, bottom), (left, right)), constant_values=value)
-
-
-def given_middles(edge: Edge, array: Array, q: Quantizer | None, kind: Any) -> Multiplied:
-    """Inputs of a piece with its quantizer: the float in the middle of each integer, which
-    rounding leaves there."""
-    if q is None or not edge.integers:
-        return _as_float(edge, array, kind)
-    whole, step = quantizer.integers(array.reshape(-1, array.shape[-1]), q)
-    values = (whole - q.zero_point) * step
-    moved = values + q.offset if q.factor is None else (values + q.offset) / q.factor
-    x = np.asarray(moved, np.float32).reshape(array.shape)
-    multiplied = _multiplied(edge, np.asarray(values), array)
-    return {edge.input: shaped(x, edge.input_rank)}, np.asarray(multiplied, np.float64)
-
-
-def shaped(array: Array, rank: int) -> Array:
-    """`array` (batch, sequence, width) in the graph's rank; for rank 2 (batch x sequence,
-    width)."""
-    if array.ndim == rank:
-        return array
-    return array.reshape(-1, array.shape[-1]) if rank == 2 else array.reshape(rank * (1,))
-
-
-def placed(output: Array, edge: Edge) -> Array:
-    """A module's output (batch, sequence, width) in the layout of the graph behind it."""
-    array = shaped(output, edge.output_rank)
-    return array.swapaxes(0, 1) if edge.sequence_first else array
-
-
-def read_back(array: Array, edge: Edge) -> Array:
-    """The graph's tensor at a module's input, as (batch, sequence, width)."""
-    return array.swapaxes(0, 1) if edge.sequence_first else array
-
-
-def _for_integers(array: Array, edge: Edge) -> Array:
-    """A quantized input, of rank 3 again where a lowering made it so (lower/ort/rank.py)."""
-    as_read = shaped(array, edge.input_rank)
-    return as_read[None] if as_read.ndim < edge.integers_rank else as_read
