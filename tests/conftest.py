@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from optimizer.foundation import errors
 from optimizer.harness.bundle.fit_columns import SATURATES
@@ -18,6 +19,10 @@ from optimizer.harness.errors import MachineError
 from tests.traced_once import trace_once
 
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # for tests that import ONNX Runtime themselves
+
+# other work on the machine decides how long one example takes
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 WORDS = (  # noqa: SIM905 - a list of fifty literals reads worse
     "the a of and to in is it was for on with as this that good bad great poor food phone movie "

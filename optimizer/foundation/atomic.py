@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
@@ -201,3 +202,13 @@ def disk_errors_explained(root: Path, option: str) -> Iterator[None]:
         if explained is None:
             raise
         raise explained from e
+
+
+def check_writable(folder: Path, option: str) -> None:
+    """Create `folder` and a file in it, which is removed. Raises MachineError where that fails.
+
+    option: command line option that moves `folder` elsewhere
+    """
+    with disk_errors_explained(folder, option):
+        folder.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=folder).close()

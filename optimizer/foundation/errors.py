@@ -203,7 +203,9 @@ def of_the_system(
         return None
     with_option, without = OF_THE_MACHINE[number]
     fix = with_option.format(option=option) if option else without
-    return StoreError(os.strerror(number).lower(), where=place, fix=f"{fix} {KEPT}")
+    if option != "--out":  # a file or folder of one command, which has no steps
+        fix = f"{fix} {KEPT}"
+    return StoreError(os.strerror(number).lower(), where=place, fix=fix)
 
 
 def closest(word: str, choices: list[str]) -> str:

@@ -29,5 +29,12 @@ def read(place: str) -> str:
         else:
             data = Path(place).read_bytes()
         return data.decode("utf-8")
+    except FileNotFoundError:
+        raise DataError(
+            "there is no such file",
+            where=place,
+            accepted="a file, or an address of http:// or https://",
+            fix="Save the answer with curl -o, and name that file.",
+        ) from None
     except (OSError, ValueError) as e:
         raise DataError(f"cannot be read ({e})", where=place) from None

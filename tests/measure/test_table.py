@@ -144,3 +144,10 @@ def test_shapes_by_the_times_of_a_table_say_so(folder: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "has the times of tiny, and the requests are to other" in done.stderr
     assert json.loads(done.stdout)["costs"] == f"the times of {folder / 'table.json'}"
+
+
+def test_a_place_that_cannot_be_written_to_is_refused_before_the_timing(folder: Path) -> None:
+    out = folder / "table.json" / "of" / "it.json"
+    done = CliRunner().invoke(main, ["measure", str(folder), "--out", str(out)])
+    assert "point --out at a folder" in done.output
+    assert "measure: " not in done.output

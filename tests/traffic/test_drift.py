@@ -12,7 +12,7 @@ from scipy import stats
 
 from optimizer.cli import main
 from optimizer.foundation.errors import DataError, InputError
-from optimizer.traffic import drift, two_samples
+from optimizer.traffic import drift, places, two_samples
 from optimizer.traffic.exposition import Exposition
 from optimizer.traffic.requests import LENGTHS
 from tests.harness.server import serving
@@ -126,3 +126,8 @@ def test_a_server_that_reads_longer_texts_than_the_bundle_has_drifted(tmp_path: 
     share = sum(n for bound, n in rows.items() if int(bound) <= 4) / sum(rows.values())
     assert compared["distance"] == pytest.approx(1 - share)
     assert compared["rows"] == {"server": 120, "bundle": sum(rows.values())}
+
+
+def test_a_missing_file_of_metrics_is_refused_with_the_command_that_saves_it() -> None:
+    with pytest.raises(DataError, match=r"(?s)no such file.*curl -o"):
+        places.read("nowhere.txt")

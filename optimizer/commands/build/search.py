@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from tempfile import TemporaryFile
 
 import click
 
@@ -62,9 +61,7 @@ def search(
     resolved, lines = checks.read(recipe, overrides, fetch=True, until="validate")
     home = artifacts / f"{resolved.name}.search"
     for folder, option in ((home, "--artifacts"), (out.parent, "--out")):
-        with atomic.disk_errors_explained(folder, option):  # before hours of work, not after them
-            folder.mkdir(parents=True, exist_ok=True)
-            TemporaryFile(dir=folder).close()
+        atomic.check_writable(folder, option)  # before hours of work, not after them
     with recipe_file.located(lines):
         result = searching.run(resolved, store, times=times)
     document = report.document(result, out if result.chosen else None, home / "report.html")

@@ -83,10 +83,12 @@ def measure(
       optimize measure artifacts/minilm-int8/1 --out table.json
       optimize measure artifacts/minilm-int8/1 --out table.json --batch 8 --key private.pem
     """
+    from optimizer.foundation import atomic
     from optimizer.harness.bundle.bundle import Bundle
     from optimizer.harness.bundle.recorded import bench_grid
     from optimizer.measure import table
 
+    atomic.check_writable(out.parent, "--out")  # before minutes of timing, not after them
     if bundle.suffix in (".yaml", ".yml"):
         from optimizer import checks
         from optimizer.search import kernel_times

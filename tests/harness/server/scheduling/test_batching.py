@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from optimizer.harness.server.scheduling.batching import BatchJob, BatchLimits, BatchScheduler
@@ -121,8 +121,6 @@ jobs = st.builds(
     st.one_of(st.just(math.inf), st.floats(0.01, 2)),
     st.sampled_from([1, 1, 1, 3, 9]),
 )
-# drawing inputs may be slow on a busy machine, which says nothing about the scheduler
-untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 Pattern = list[tuple[float, tuple[int, str, int, float, int], bool]]
 patterns = st.lists(st.tuples(st.floats(0, 1.5), jobs, st.booleans()), max_size=40)
 delays = st.sampled_from([0.0, 0.1])
@@ -141,7 +139,6 @@ def made_of(
     return arrivals, cancels, BatchLimits(4, delay, 1.0, 2.0, 30, workers)
 
 
-@untimed
 @given(patterns, delays, workers)
 def test_each_accepted_job_ends_once_and_no_refused_one_runs(
     pattern: Pattern, delay: float, workers: int
@@ -153,7 +150,6 @@ def test_each_accepted_job_ends_once_and_no_refused_one_runs(
     assert run.most <= 30 + 9
 
 
-@untimed
 @given(patterns, delays, workers)
 def test_no_accepted_deadline_is_missed_while_batches_take_what_was_predicted(
     pattern: Pattern, delay: float, workers: int
@@ -165,7 +161,6 @@ def test_no_accepted_deadline_is_missed_while_batches_take_what_was_predicted(
     assert {job for _, job in arrivals} - set(run.refused) - left <= set(run.answered)
 
 
-@untimed
 @given(patterns, delays, workers)
 def test_a_batch_is_of_one_bucket_and_no_larger_than_allowed(
     pattern: Pattern, delay: float, workers: int
@@ -176,7 +171,6 @@ def test_a_batch_is_of_one_bucket_and_no_larger_than_allowed(
         assert sum(job.rows for job in batch) <= 4 or len(batch) == 1
 
 
-@untimed
 @given(patterns, workers)
 def test_without_a_delay_no_worker_rests_while_jobs_wait(pattern: Pattern, workers: int) -> None:
     arrivals, cancels, limits = made_of(pattern, 0.0, workers)
