@@ -48,6 +48,6 @@ def _matches(module: str, patterns: tuple[str, ...]) -> bool:
 def _width(weights: Weights, shape: tuple[int, ...]) -> float:
     """Bytes per value of a weight, with its scales in float32."""
     bits = 8 if weights.bits == 8 else 4
-    if weights.granularity == "tensor":
+    if weights.granularity in ("tensor", "block"):
         return bits / 8
     return bits / 8 + 4 / (weights.group_size or shape[-1])

@@ -122,7 +122,8 @@ def _modules_to_quantize(source: ModelSource, quantize: Quantize) -> Selection:
             notes.append(Note(name, "float", why))
             continue
         where, weights = rules.get(name, ("quantize.weights", quantize.weights))
-        quantized[name] = _scheme(name, _inputs(module), weights, where)
+        shape = len(module.weight), _inputs(module)
+        quantized[name] = _scheme(name, shape, weights, where)
     if not quantized:
         raise RecipeError(
             "every linear layer is kept in float, so there is nothing to compress",
@@ -169,10 +170,10 @@ def _outside(source: ModelSource, quantize: Quantize) -> dict[str, Scheme]:
         if weights == "float":
             continue
         module = model.get_submodule(name)
-        inputs = int(cast(Tensor, module.weight).shape[1])
+        out, inputs = cast(Tensor, module.weight).shape
         if place == "embedding" and head not in schemes:
             _check_untied(model, head, name, quantize)
-        schemes[name] = _scheme(name, inputs, weights, f"quantize.{place}")
+        schemes[name] = _scheme(name, (out, inputs), weights, f"quantize.{place}")
     return schemes
 
 
@@ -273,8 +274,19 @@ def scheme_of(weights: Weights) -> Scheme:
     )
 
 
-def _scheme(name: str, inputs: int, weights: Weights, where: str) -> Scheme:
+def _scheme(name: str, shape: tuple[int, int], weights: Weights, where: str) -> Scheme:
     scheme = scheme_of(weights)
+    if scheme.granularity == "block":
+        try:
+            scheme.shape_of_scale(*shape)
+        except ValueError as e:
+            raise RecipeError(
+                f"{e} of {name}",
+                where=f"{where}.granularity",
+                accepted="channel, or block for weights of multiples of 128",
+                fix=f"Use channel, or add {name!r} to keep_float.",
+            ) from None
+    inputs = shape[1]
     if not divides(scheme.group_size, inputs):
         raise RecipeError(
             f"{scheme.group_size} does not divide the {inputs} inputs of {name}",

@@ -4,7 +4,9 @@ A quantized linear multiplies de-quantized weights with fake-quantized inputs:
 
     activations "tensor"   (clamp(round(x / s) + z, 0, 255) - z) * s     s, z of the module's Range
     activations "token"    round(x / s) * s, s = max|x| / 127 of each row (a row of zeros stays 0)
+    activations "float8 tensor"  E4M3(x / s) * s, s of the module's Range
     activations "float8 token"   E4M3(x / s) * s, s = max|x| / 448 of each row
+    activations "float8 group"   the same, s of each 128 values of a row
     activations None       x itself
 
 A convolution does the same with its image, padded with 0; its weight (out, in of a group, height,
@@ -27,10 +29,11 @@ from torch import Tensor, nn
 
 from optimizer.foundation.conv_geometry import ConvGeometry
 from optimizer.foundation.errors import CheckpointError
-from optimizer.foundation.qtensor import QTensor
+from optimizer.foundation.qtensor import BLOCK, QTensor
 from optimizer.foundation.rounding import float8
 from optimizer.foundation.state import (
     PER_TOKEN,
+    STATIC,
     Activations,
     CompressedState,
     Range,
@@ -43,10 +46,21 @@ from optimizer.model.checkpoint import attention_operands
 AT_ONCE = 1 << 22  # values of a weight that are de-quantized together
 
 
-def fake_quantize(x: Tensor, covered: Range) -> Tensor:
-    """Quantize and de-quantize x (..., features) by one range."""
+def fake_quantize(x: Tensor, covered: Range, mode: Activations = "tensor") -> Tensor:
+    """Quantize and de-quantize x (..., features) by one range, in a mode of STATIC."""
+    if mode == "float8 tensor":
+        return float8.nearest(x / covered.float8_scale).to(x.dtype) * covered.float8_scale
     zero = covered.zero_point
     return ((x / covered.scale).round() + zero).clamp(0, 255).sub(zero) * covered.scale
+
+
+def largest_values(x: Tensor, mode: Activations) -> Tensor:
+    """Largest magnitude of the values of x (..., features) that share a scale in a mode of
+    PER_TOKEN: (..., 1), or (..., features) where a row has several."""
+    if mode != "float8 group":
+        return x.abs().amax(-1, keepdim=True)
+    largest: Tensor = x.unflatten(-1, (-1, BLOCK)).abs().amax(-1)
+    return largest.repeat_interleave(BLOCK, -1)
 
 
 def fake_quantize_per_token(x: Tensor) -> Tensor:
@@ -55,17 +69,18 @@ def fake_quantize_per_token(x: Tensor) -> Tensor:
     return (x / torch.where(scale > 0, scale, torch.ones_like(scale))).round() * scale
 
 
-def fake_quantize_per_token_float8(x: Tensor) -> Tensor:
-    """Quantize and de-quantize each row of x (..., features) to E4M3 by its largest value."""
-    scale = x.abs().amax(-1, keepdim=True) / float8.LARGEST
+def fake_quantize_by_largest_float8(x: Tensor, largest: Tensor) -> Tensor:
+    """Quantize and de-quantize x (..., features) to E4M3, with `largest` as 448."""
+    scale = largest / float8.LARGEST
     scaled = x / torch.where(scale > 0, scale, torch.ones_like(scale))
     return float8.nearest(scaled).to(x.dtype) * scale
 
 
 def quantize_tokens(x: Tensor, mode: Activations) -> Tensor:
     """Quantize and de-quantize each row of x (..., features) in a mode of PER_TOKEN."""
-    to_float8 = mode == "float8 token"
-    return fake_quantize_per_token_float8(x) if to_float8 else fake_quantize_per_token(x)
+    if mode == "token":
+        return fake_quantize_per_token(x)
+    return fake_quantize_by_largest_float8(x, largest_values(x, mode))
 
 
 class QuantLinear(nn.Module):
@@ -73,7 +88,7 @@ class QuantLinear(nn.Module):
 
     weight: (out, in), de-quantized values, or integers that are de-quantized some rows at a time
         in every forward pass
-    covered: static range, given exactly when activations is "tensor"
+    covered: static range, given exactly with activations in STATIC
     factor: (in,) or None
     """
 
@@ -88,7 +103,7 @@ class QuantLinear(nn.Module):
         factor: Tensor | None = None,
     ) -> None:
         super().__init__()
-        if (activations == "tensor") != (covered is not None):
+        if (activations in STATIC) != (covered is not None):
             raise ValueError(f"range {covered} with activations {activations!r}")
         self.integers = weight if isinstance(weight, QTensor) else None
         values = torch.empty(0) if isinstance(weight, QTensor) else weight
@@ -126,15 +141,24 @@ class QuantLinear(nn.Module):
             x = x * self.factor
         if self.activations in PER_TOKEN:
             return quantize_tokens(x, self.activations)
-        return x if self.covered is None else fake_quantize(x, self.covered)
+        return x if self.covered is None else fake_quantize(x, self.covered, self.activations)
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Values that the static range's least and largest integer stand for."""
+        assert self.covered is not None
+        if self.activations == "float8 tensor":
+            end = float8.LARGEST * self.covered.float8_scale
+            return -end, end
+        zero, scale = self.covered.zero_point, self.covered.scale
+        return -zero * scale, (255 - zero) * scale
 
     def within(self, x: Tensor) -> Tensor:
         """x clamped to the range that its integers cover; x itself without a static range."""
         if self.covered is None:
             return x
         scaled = x if self.factor is None else x * self.factor
-        zero, scale = self.covered.zero_point, self.covered.scale
-        inside = scaled.clamp(-zero * scale, (255 - zero) * scale)
+        inside = scaled.clamp(*self.ends)
         return torch.where(
             inside == scaled, x, inside if self.factor is None else inside / self.factor
         )
@@ -144,6 +168,8 @@ class QuantLinear(nn.Module):
         if self.covered is None:
             return 0
         x = x if self.factor is None else x * self.factor
+        if self.activations == "float8 tensor":  # half a step of 32 beyond 448
+            return int((x.abs() > self.ends[1] * (1 + 16 / float8.LARGEST)).sum())
         integers = (x / self.covered.scale).round() + self.covered.zero_point
         return int(((integers < 0) | (integers > 255)).sum())
 
@@ -232,7 +258,7 @@ def simulated(
             set_parameter(twin, name, place(state.weights[name].dequantize()))
             continue
         mode = state.activations_of(module) if activations else None
-        covered = state.ranges[input_name(module)] if mode == "tensor" else None
+        covered = state.ranges[input_name(module)] if mode in STATIC else None
         factor = state.factor_of(module)
         values = place(state.weights[name].dequantize())
         filled = QuantLinear.of(twin.get_submodule(module), values, mode, covered, factor)

@@ -6,7 +6,8 @@ A convolution's weight W[o, c, h, w] is the row value[o, (c * height + h) * widt
 
 integers are signed, of `bits` bits, held in int8; `zero_point` None means 0. With type "float8"
 they are E4M3 values instead (rounding/float8.py), held in torch.float8_e4m3fn. One group
-spans the whole row for granularity "channel"; "tensor" has a single scale, shape (1, 1).
+spans the whole row for granularity "channel"; "tensor" has a single scale, shape (1, 1); "block"
+has one for each 128 x 128 values, shape (out / 128, in / 128).
 
 **Scale grid.** Every scale is rounded to the bfloat16 grid, inside float16's normal range,
 before integers are computed. An integer times such a scale is then the same real number in float32
@@ -30,11 +31,13 @@ from torch import Tensor
 
 from optimizer.foundation.rounding import float8
 
-Granularity = Literal["tensor", "channel", "group"]
+Granularity = Literal["tensor", "channel", "group", "block"]
 ValueType = Literal["int", "float8"]
 
 GROUP_SIZES = (16, 32, 64, 128, 256)
 """Group sizes of the usual kernels: powers of two."""
+BLOCK = 128
+"""Rows and columns of a block, as in DeepSeek-V3 and its kernels."""
 FP16_SMALLEST_NORMAL = 2.0**-14
 FP16_LARGEST_BF16 = 65280.0  # the largest bfloat16 not above float16's 65504
 
@@ -57,7 +60,7 @@ class Scheme:
     group_size: inputs per scale, only with granularity "group"
     full_range: integers -8..7 without a zero point, and scales of either sign, so that the value
         furthest from 0 may be -8 on either side (4 bits, symmetric; llama.cpp's Q4_0)
-    type: "float8": E4M3 values, with 8 bits, symmetric and one scale per row
+    type: "float8": E4M3 values, with 8 bits, symmetric, granularity channel or block
 
     Symmetric schemes use the restricted range (-127..127, -7..7), so that negation is exact, and
     others the full one. Integers read from a quantized checkpoint may use the lowest one too.
@@ -71,11 +74,14 @@ class Scheme:
     type: ValueType = "int"
 
     def __post_init__(self) -> None:
-        if self.is_float8 and (self.bits, self.symmetric, self.granularity) != (8, True, "channel"):
+        of_float8 = self.bits == 8 and self.symmetric and self.granularity in ("channel", "block")
+        if self.is_float8 and not of_float8:
             raise ValueError(
                 f"type: float8 with bits {self.bits}, symmetric {self.symmetric}, granularity "
-                f"{self.granularity}; accepted: 8 bits, symmetric, channel"
+                f"{self.granularity}; accepted: 8 bits, symmetric, channel or block"
             )
+        if self.granularity == "block" and not self.is_float8:
+            raise ValueError("granularity: block belongs to type: float8")
         if self.bits not in (3, 4, 8):
             raise ValueError(f"bits: {self.bits}; accepted: 3, 4, 8")
         if (self.group_size is not None) != (self.granularity == "group"):
@@ -123,9 +129,22 @@ class Scheme:
         restricted = self.symmetric and not self.full_range
         return -self.high if restricted else -self.high - 1
 
+    def shape_of_scale(self, out: int, inputs: int) -> tuple[int, int]:
+        """Shape of the scales of a weight (out, inputs). Raises ValueError as `groups`, and where
+        128 does not divide the rows of a weight in blocks."""
+        if self.granularity == "tensor":
+            return 1, 1
+        if self.granularity == "block" and out % BLOCK:
+            raise ValueError(f"granularity block: {BLOCK} does not divide {out} rows")
+        return out // BLOCK if self.granularity == "block" else out, self.groups(inputs)
+
     def groups(self, inputs: int) -> int:
-        """Number of scales per row of `inputs` values. Raises ValueError where group_size does not
-        divide the row."""
+        """Number of scales per row of `inputs` values. Raises ValueError where group_size, or the
+        width of a block, does not divide the row."""
+        if self.granularity == "block":
+            if inputs % BLOCK:
+                raise ValueError(f"granularity block: {BLOCK} does not divide {inputs} inputs")
+            return inputs // BLOCK
         if self.group_size is None:
             return 1
         if not divides(self.group_size, inputs):
@@ -138,8 +157,8 @@ class Scheme:
 
 @dataclass(frozen=True)
 class QTensor:
-    """integers (out, in) int8 (float8_e4m3fn for E4M3 values); scale (out, groups) or (1, 1)
-    float32 on the scale grid; zero_point int8 of scale's shape, or None.
+    """integers (out, in) int8 (float8_e4m3fn for E4M3 values); scale (out, groups), (1, 1) or a
+    value per block, float32 on the scale grid; zero_point int8 of scale's shape, or None.
 
     Construction checks every invariant and raises ValueError naming the invariant that is broken.
     """
@@ -157,7 +176,7 @@ class QTensor:
                 f"integers: {self.integers.dtype} {tuple(self.integers.shape)}; must be {of}, 2-D"
             )
         out, inputs = self.integers.shape
-        expected = (1, 1) if s.granularity == "tensor" else (out, s.groups(inputs))
+        expected = s.shape_of_scale(out, inputs)
         if self.scale.dtype != torch.float32 or tuple(self.scale.shape) != expected:
             raise ValueError(
                 f"scale: {self.scale.dtype} {tuple(self.scale.shape)}; must be float32 {expected}"
@@ -192,11 +211,11 @@ class QTensor:
     def dequantize(self, rows: slice = slice(None)) -> Tensor:
         """value (out, in) float32, by the equation above; of all rows, or of some."""
         integers = self.integers[rows]
-        of_rows = slice(None) if self.scheme.granularity == "tensor" else rows
+        out = len(self.integers)
         values = integers.float().reshape(len(integers), self._groups, -1)
         if self.zero_point is not None:
-            values -= self.zero_point[of_rows].float()[..., None]
-        return values.mul_(self.scale[of_rows][..., None]).reshape(integers.shape)
+            values -= by_row(self.zero_point, out)[rows].float()[..., None]
+        return values.mul_(by_row(self.scale, out)[rows][..., None]).reshape(integers.shape)
 
     def nonzero(self) -> Tensor:
         """Mask (out, in) of the values other than 0, that is, of integers other than the zero
@@ -216,6 +235,18 @@ class QTensor:
     @property
     def _groups(self) -> int:
         return int(self.scale.shape[1])
+
+
+def by_row(scale: Tensor, out: int) -> Tensor:
+    """Scales, or zero points, of each of `out` rows, (out, groups)."""
+    return scale if len(scale) == out else scale.repeat_interleave(out // len(scale), 0)
+
+
+def grouped(values: Tensor, scheme: Scheme) -> Tensor:
+    """Values (out, in) that share a scale along the last axis: (*shape of scale, values)."""
+    rows, groups = scheme.shape_of_scale(*values.shape)
+    parts = values.reshape(rows, len(values) // rows, groups, -1).transpose(1, 2)
+    return parts.reshape(rows, groups, -1)
 
 
 def stack(parts: Iterable[QTensor], rows: int) -> QTensor:
@@ -267,16 +298,11 @@ def on_scale_grid(scale: Tensor) -> bool:
 def absmax_scale(weight: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor | None]:
     """The scale (and zero point) that just covers the values: round-to-nearest's choice.
 
-    weight (out, in) float32 -> scale (out, groups) or (1, 1) on the scale grid, and zero_point
+    weight (out, in) float32 -> scale (Scheme.shape_of_scale) on the scale grid, and zero_point
     of that shape or None. An all-zero group gets the smallest scale and integers of zero. With
     full_range the value furthest from 0 is on the side of the integer -8.
     """
-    out, inputs = weight.shape
-    rows = (
-        weight.reshape(1, 1, -1)
-        if scheme.granularity == "tensor"
-        else (weight.reshape(out, scheme.groups(inputs), -1))
-    )
+    rows = grouped(weight, scheme)
     if scheme.full_range:
         below, above = -rows.amin(-1), rows.amax(-1)
         far, near = torch.maximum(below, above), torch.minimum(below, above)
@@ -300,9 +326,9 @@ def quantize(weight: Tensor, scale: Tensor, zero_point: Tensor | None, scheme: S
         raise ValueError("weight: holds NaN or infinity")
     out, inputs = weight.shape
     groups = int(scale.shape[1])
-    integers = weight.float().reshape(out, groups, -1) / scale.expand(out, groups)[..., None]
+    integers = weight.float().reshape(out, groups, -1) / by_row(scale, out)[..., None]
     if zero_point is not None:
-        integers = integers + zero_point.float().expand(out, groups)[..., None]
+        integers = integers + by_row(zero_point, out).float()[..., None]
     if scheme.is_float8:
         integers = float8.nearest(integers)
     else:

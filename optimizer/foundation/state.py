@@ -10,7 +10,8 @@ tensors.safetensors, entries as safetensors_stream orders them (wider elements f
                              j, 2j+1 in the high nibble, two's complement; odd widths pad with 0
                              3 bits: as 4 bits (the runtime format decides the packing)
                              float8: float8_e4m3fn (out, in)
-    <parameter>.scale        float32 (out, groups), or (1, 1) for one scale per tensor
+    <parameter>.scale        float32 (out, groups), or (1, 1) for one scale per tensor, or
+                             (out / 128, in / 128) for one per block
     <parameter>.zero_point   int8, the shape of scale; absent when symmetric
     <parameter>              float32: a parameter replaced by another float value. A parameter
                              may have both: then this is its float value after folding (smoothing),
@@ -29,9 +30,13 @@ state.json, keys sorted, UTF-8, no spaces after separators:
                  `operands`, before one of its products: query, key, value, probabilities
     factors      [site, ...] sorted: inputs multiplied per feature by <site>.factor before they
                  are quantized; the module's integers hold the inverse, its replaced weight does not
-    activations  null | "tensor" | "token" | "float8 token"   quantization of the inputs of
-                 quantized modules: left in float | one static range each (`ranges`) | per token, at
-                 run time, to int8 | to float8;
+    activations  quantization of the inputs of quantized modules:
+                 null              left in float
+                 "tensor"          to int8 by one static range each (`ranges`)
+                 "token"           to int8 per token, at run time
+                 "float8 tensor"   to float8 by one static scale each, Range.float8_scale
+                 "float8 token"    to float8 per token, at run time
+                 "float8 group"    to float8 per 128 values of a token, at run time
                  a module that a note calls "weight-only" has its input left in float
     sparsity     {parameter: pattern}          "2:4" | "N:M" | "unstructured <amount>", as
                  optimizer/foundation/sparsity.py says; the mask is not stored: a pruned weight is
@@ -64,13 +69,16 @@ from torch import Tensor
 from optimizer.foundation import packing
 from optimizer.foundation.errors import CheckpointError
 from optimizer.foundation.qtensor import QTensor, Scheme, to_scale_grid
+from optimizer.foundation.rounding import float8
 from optimizer.foundation.sparsity import Pattern, broken
 
 VERSION = 1
-Mode = Literal["tensor", "token", "float8 token"]
+Mode = Literal["tensor", "token", "float8 tensor", "float8 token", "float8 group"]
 Activations = Mode | None
-PER_TOKEN: frozenset[Activations] = frozenset({"token", "float8 token"})
+PER_TOKEN: frozenset[Activations] = frozenset({"token", "float8 token", "float8 group"})
 """Modes whose scales are measured at run time."""
+STATIC: frozenset[Activations] = frozenset({"tensor", "float8 tensor"})
+"""Modes with a Range per input."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +115,11 @@ class Range:
     def zero_point(self) -> int:
         """The integer that stands for 0, in 0..255."""
         return min(255, max(0, round(-self.low / self.scale)))
+
+    @property
+    def float8_scale(self) -> float:
+        """Scale, on the grid, with which E4M3 values cover the range."""
+        return _grid(max(-self.low, self.high) / float8.LARGEST)
 
     @property
     def offset(self) -> float:
@@ -411,7 +424,7 @@ def _check_tensors(
         inputs = entry["inputs"]
         packed = ("I8", (out, inputs)) if scheme.bits == 8 else ("U8", (out, (inputs + 1) // 2))
         packed = ("F8_E4M3", (out, inputs)) if scheme.is_float8 else packed
-        scales = (1, 1) if scheme.granularity == "tensor" else (out, scheme.groups(inputs))
+        scales = scheme.shape_of_scale(out, inputs)
         expected[f"{parameter}.codes"] = packed
         expected[f"{parameter}.scale"] = ("F32", scales)
         if not scheme.symmetric:

@@ -30,7 +30,7 @@ class Accepts:
     zeros_alone: pruned weights that stay float
     integer_attention: integer products in an encoder's attention
     sparse_kernels: sparsity patterns for which kernels skip zeros
-    float8: FP8 weights, with activations in float or FP8 per token
+    float8: FP8 weights, with activations in float or FP8
     """
 
     weight_zero_point: bool = True

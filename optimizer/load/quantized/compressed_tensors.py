@@ -31,8 +31,9 @@ from torch import Tensor
 
 from optimizer.foundation.errors import CheckpointError
 from optimizer.foundation.packing import unpack32
-from optimizer.foundation.qtensor import Granularity, QTensor, Scheme
-from optimizer.foundation.state import Activations, Range
+from optimizer.foundation.qtensor import BLOCK, Granularity, QTensor, Scheme
+from optimizer.foundation.rounding import float8
+from optimizer.foundation.state import STATIC, Activations, Range
 from optimizer.load.quantized.module import (
     SCALES,
     Module,
@@ -73,7 +74,7 @@ def read(folder: Path, config: Mapping[str, Any], entries: Mapping[str, Entry]) 
             file, shape, partial(_read, module, scheme, shape)
         )
         inputs[name] = _activations(module, group)
-        if inputs[name] == "tensor":
+        if inputs[name] in STATIC:
             ranges[name] = _range(module, group["input_activations"])
     kinds = {kind for kind in inputs.values() if kind is not None}
     if len(kinds) > 1:
@@ -200,15 +201,21 @@ def _scheme(module: Module, group: Group) -> tuple[Scheme, tuple[int, int]]:
 
 def _float8_scheme(module: Module, weights: Group, strategy: str) -> tuple[Scheme, tuple[int, int]]:
     bits, symmetric = weights.get("num_bits"), weights.get("symmetric", True)
-    if (bits, symmetric, strategy) != (8, True, "channel"):
+    size = weights.get("block_structure")
+    block = strategy == "block" and size == [BLOCK, BLOCK]
+    if (bits, symmetric) != (8, True) or not (strategy == "channel" or block):
         raise module.wrong(
-            f"weights of type float{bits}, strategy {strategy}, symmetric {symmetric}",
-            accepted="float8, one scale per row, symmetric",
+            f"weights of type float{bits}, strategy {strategy} {size or ''}, symmetric {symmetric}",
+            accepted=f"float8, one scale per row or per block of {BLOCK} x {BLOCK}, symmetric",
         )
+    scheme = Scheme(8, granularity="block" if block else "channel", type="float8")
     out, inputs = module.entry("weight", torch.float8_e4m3fn).shape
     module.entry("weight_scale", *SCALES)
-    module.expect("weight_scale", (out, 1))
-    return Scheme(8, type="float8"), (out, inputs)
+    try:
+        module.expect("weight_scale", scheme.shape_of_scale(out, inputs))
+    except ValueError as e:
+        raise module.wrong(str(e)) from None
+    return scheme, (out, inputs)
 
 
 def _shape(module: Module, bits: int) -> tuple[int, int]:
@@ -226,8 +233,7 @@ def _shape(module: Module, bits: int) -> tuple[int, int]:
 
 
 def _activations(module: Module, group: Group) -> Activations:
-    """Input kind: "token" or "float8 token" (at run time), "tensor" (static), None (float);
-    CheckpointError else."""
+    """Mode of the inputs, None for float. Raises CheckpointError for another one."""
     inputs = group.get("input_activations")
     if inputs is None:
         return None
@@ -236,8 +242,15 @@ def _activations(module: Module, group: Group) -> Activations:
     if whole and dynamic is True and strategy == "token" and inputs.get("symmetric", True):
         return "token"
     of_float8 = inputs.get("type") == group["weights"].get("type") == "float"
-    if of_float8 and (inputs.get("num_bits"), dynamic, strategy) == (8, True, "token"):
-        return "float8 token"
+    if of_float8 and inputs.get("num_bits") == 8:
+        size = inputs.get("group_size")
+        kinds: dict[Any, Activations] = {
+            ("tensor", False, None): "float8 tensor",
+            ("token", True, None): "float8 token",
+            ("group", True, BLOCK): "float8 group",
+        }
+        if (strategy, dynamic, size) in kinds:
+            return kinds[strategy, dynamic, size]
     if whole and dynamic is False and strategy in ("tensor", None):
         return "tensor"
     raise module.wrong(
@@ -251,6 +264,8 @@ def _range(module: Module, inputs: Group) -> Range:
     """The activation range, whose integers are round(x / scale) + zero point, -128..127."""
     module.entry("input_scale", *SCALES)
     scale, zero = float(module.tensor("input_scale").reshape(-1)[0]), 0
+    if inputs.get("type") == "float":
+        return Range(-float8.LARGEST * scale, float8.LARGEST * scale)
     if not inputs.get("symmetric", True):
         module.entry("input_zero_point", torch.int8, torch.int32)
         zero = int(module.tensor("input_zero_point").reshape(-1)[0])
@@ -281,7 +296,7 @@ def _read(module: Module, scheme: Scheme, shape: tuple[int, int]) -> QTensor:
     else:
         integers = module.tensor("weight")
     scale = module.tensor("weight_scale")
-    scale = scale.reshape(1, 1) if scheme.granularity == "tensor" else scale.reshape(out, -1)
+    scale = scale.reshape(scheme.shape_of_scale(out, inputs)[0], -1)
     return module.qtensor(integers, scale, _zero_point(module, scheme, scale), scheme)
 
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from optimizer.foundation.errors import RecipeError
-from optimizer.foundation.qtensor import Scheme
-from optimizer.foundation.state import Activations, CompressedState
+from optimizer.foundation.qtensor import BLOCK, Scheme
+from optimizer.foundation.state import PER_TOKEN, Activations, CompressedState
 from optimizer.model.architectures.families import FAMILIES
 from optimizer.model.checkpoint.checkpoint import Checkpoint
 
@@ -45,7 +45,7 @@ class ModuleScheme:
 
     @property
     def strategy(self) -> str | None:
-        """Granularity of the inputs' quantization, "tensor" or "token"."""
+        """Granularity of the inputs' quantization, "tensor", "token" or "group"."""
         return None if self.activations is None else self.activations.removeprefix("float8 ")
 
     def describe(self) -> dict[str, str | None]:
@@ -65,8 +65,8 @@ class ModuleScheme:
                 "type": kind,
                 "symmetric": self.symmetric_input,
                 "strategy": self.strategy,
-                "group_size": None,
-                "dynamic": self.strategy == "token",
+                "group_size": BLOCK if self.strategy == "group" else None,
+                "dynamic": self.activations in PER_TOKEN,
             }
         weights = {
             "num_bits": w.bits,
@@ -76,6 +76,8 @@ class ModuleScheme:
             "group_size": w.group_size,
             "dynamic": False,
         }
+        if w.granularity == "block":
+            weights["block_structure"] = [BLOCK, BLOCK]
         return {
             "targets": targets,
             "weights": weights,
@@ -151,7 +153,7 @@ def module_schemes(
                 "channel or tensor",
                 fix="Remove the activations block, or change quantize.weights.",
             )
-        if activations is not None and (activations == "float8 token") != q.scheme.is_float8:
+        if activations is not None and activations.startswith("float8") != q.scheme.is_float8:
             raise RecipeError(
                 f"{module} has inputs in {activations} and weights in {q.scheme}",
                 where="targets: compressed-tensors",
@@ -196,6 +198,12 @@ def notes(schemes: dict[str, ModuleScheme]) -> list[str]:
         remarks.append(
             "FP8: vLLM multiplies FP8 from compute capability 8.9 on (L4, RTX 40, H100), and "
             "before that de-quantizes the weights; not measured here"
+        )
+    if any(c.weight.granularity == "block" for c in schemes.values()):
+        remarks.append(
+            "scales of blocks: where vLLM multiplies with DeepGEMM, it rounds them and those of "
+            "the inputs up to powers of two, which is not the proven model; "
+            "VLLM_USE_DEEP_GEMM_E8M0=0 turns that off"
         )
     if any(c.activations == "tensor" and not c.symmetric_input for c in schemes.values()):
         remarks.append("static ranges with a zero point: vLLM takes them and calls them untested")

@@ -77,9 +77,12 @@ def verify(folder: Path, checkpoint: Checkpoint, state: CompressedState, float: 
             )
     assert checkpoint_read is not None
     for module, covered in checkpoint_read.ranges.items():
-        wanted_range = state.ranges[input_name(module)]
-        ours = (wanted_range.scale, wanted_range.zero_point)
-        if (covered.scale, covered.zero_point) != ours:
+        ours = state.ranges[input_name(module)]
+        if state.activations == "float8 tensor":
+            same = covered.float8_scale == ours.float8_scale
+        else:
+            same = (covered.scale, covered.zero_point) == (ours.scale, ours.zero_point)
+        if not same:
             raise LedgerError(
                 f"{module}:input reads back with another static range",
                 where="lower: state -> folder",

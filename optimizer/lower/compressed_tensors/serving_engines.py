@@ -52,7 +52,8 @@ class Engine:
     zero_points: accepted bits of asymmetric weights
     groups: accepted group sizes, () for any
     static_ranges: True where inputs are quantized by the folder's ranges
-    float8: True where weights may be FP8, with inputs in float or FP8 per token
+    float8: True where weights may be FP8, with inputs in float or FP8
+    blocks_alone: True where weights in blocks may have float inputs
     serve: command line
     embed: further options for a model without generation
     """
@@ -64,6 +65,7 @@ class Engine:
     groups: tuple[int, ...]
     static_ranges: bool
     float8: bool
+    blocks_alone: bool
     serve: str
     embed: str
 
@@ -82,6 +84,7 @@ ENGINES: dict[str, Engine] = {
             groups=(32, 64, 128),
             static_ranges=True,
             float8=True,
+            blocks_alone=True,
             serve=f"vllm serve {FOLDER}",
             embed="--runner pooling",
         ),
@@ -93,6 +96,7 @@ ENGINES: dict[str, Engine] = {
             groups=(),
             static_ranges=True,
             float8=False,
+            blocks_alone=False,
             serve=f"python -m vllm.entrypoints.openai.api_server --model {FOLDER} --dtype bfloat16",
             embed="--runner pooling",
         ),
@@ -104,6 +108,7 @@ ENGINES: dict[str, Engine] = {
             groups=(32, 64, 128),
             static_ranges=False,
             float8=True,
+            blocks_alone=False,
             serve=f"python -m sglang.launch_server --model-path {FOLDER}",
             embed="--is-embedding",
         ),
@@ -117,6 +122,8 @@ def objection(engine: Engine, weight: Weight, activations: str | None) -> str:
     activations: mode of the state, None for float inputs
     """
     if weight.is_float8:
+        if weight.granularity == "block" and activations is None and not engine.blocks_alone:
+            return "no kernel is known for FP8 weights in blocks with float inputs"
         return "" if engine.float8 else "no kernel is known for FP8 weights"
     if activations == "tensor" and not engine.static_ranges:
         return "its inputs are quantized per token at run time, not by the static ranges"

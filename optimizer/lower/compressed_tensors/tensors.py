@@ -14,7 +14,8 @@ SHARD bytes. A quantized linear `m` (out, in) with g groups becomes, by its inpu
     m.weight_zero_point  int32 (ceil(out*bits/32), g): as the integers, packed along the rows;
                          asymmetric weights only
 
-FP8 weights ("float-quantized"): m.weight float8_e4m3fn (out, in), m.weight_scale float (out, 1).
+FP8 weights ("float-quantized"): m.weight float8_e4m3fn (out, in), m.weight_scale float (out, 1),
+or (out / 128, in / 128) of blocks; m.input_scale float (1,) with static scales.
 
 One scale per tensor is repeated for each row. Every other parameter has its own name, and its
 `replaced` value where the state has one. A quantized embedding is written as dequantized floats:
@@ -141,6 +142,10 @@ class _Entries:
         scale = self._scale(name, by_row(q).scale)
         if q.scheme.is_float8:
             yield f"{module}.weight", q.integers
+            covered = self.state.range_of(module)
+            if covered is not None and self.state.activations_of(module) == "float8 tensor":
+                value = torch.tensor([covered.float8_scale])
+                yield f"{module}.input_scale", self._scale(module, value)
         elif self.state.activations_of(module) is None:
             yield f"{module}.weight_packed", pack(q.integers, q.scheme.bits)
             yield f"{module}.weight_shape", torch.tensor(q.integers.shape)

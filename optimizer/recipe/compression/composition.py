@@ -234,11 +234,22 @@ def _check_float8(quantize: Quantize) -> None:
                 f"{place} has type: int beside type: float8; give every weights block type: "
                 "float8, or name modules in keep_float"
             )
-    if quantize.activations is not None and quantize.activations.type != "float8":
+    inputs = quantize.activations
+    if inputs is None:
+        return
+    if inputs.type != "float8":
         raise ValueError(
             "activations has type: int with weights of type: float8; use activations: "
             "{type: float8, granularity: token}, or leave activations out"
         )
+    in_groups = inputs.granularity == "group"
+    for place, weights in quantize.every_weights.items():
+        if (weights.granularity == "block") != in_groups:
+            raise ValueError(
+                f"{place} has granularity: {weights.granularity} and activations granularity: "
+                f"{inputs.granularity}; kernels multiply weights in blocks by inputs in groups: "
+                "use block with group, or channel with token or tensor"
+            )
 
 
 def _check_allocation(quantize: Quantize) -> None:

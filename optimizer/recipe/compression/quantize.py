@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import (
     AfterValidator,
@@ -27,6 +27,7 @@ from optimizer.foundation.sections.method_options import (
     ScaleTuningOptions,
 )
 from optimizer.foundation.sections.section import Section
+from optimizer.foundation.state import Mode
 from optimizer.recipe.compression import methods
 from optimizer.recipe.compression.methods import Kind, Method
 
@@ -38,13 +39,15 @@ def _is_int(value: str) -> bool:
 class Weights(Section):
     type: Literal["int", "float8"] = Field(
         "int",
-        description="float8: FP8 E4M3 values (8 bits, granularity: channel), for target "
+        description="float8: FP8 E4M3 values (8 bits, granularity: channel or block), for target "
         "compressed-tensors and method rtn",
         exclude_if=_is_int,  # keys of steps without it stay
     )
     bits: Literal[8, 4, 3] = 8
     symmetric: bool = True
-    granularity: Literal["tensor", "channel", "group"] = "channel"
+    granularity: Literal["tensor", "channel", "group", "block"] = Field(
+        "channel", description="block: a scale for each 128 x 128 values, with type: float8"
+    )
     group_size: int | None = Field(None, ge=2, le=LONG)
     full_range: bool = Field(
         False,
@@ -54,12 +57,14 @@ class Weights(Section):
 
     @model_validator(mode="after")
     def _float8_has_one_form(self) -> Weights:
-        one = self.bits == 8 and self.symmetric and self.granularity == "channel"
+        one = self.bits == 8 and self.symmetric and self.granularity in ("channel", "block")
         if self.is_float8 and not one:
             raise ValueError(
-                "type: float8 is for bits: 8, symmetric: true, granularity: channel; correct "
-                "these, or use type: int"
+                "type: float8 is for bits: 8, symmetric: true, granularity: channel or block; "
+                "correct these, or use type: int"
             )
+        if self.granularity == "block" and not self.is_float8:
+            raise ValueError("granularity: block is for type: float8; use channel or group")
         return self
 
     @property
@@ -85,12 +90,14 @@ class Weights(Section):
 class Activations(Section):
     type: Literal["int", "float8"] = Field(
         "int",
-        description="float8: FP8 E4M3 values, with granularity: token and weights of type: float8",
+        description="float8: FP8 E4M3 values, with weights of type: float8",
         exclude_if=_is_int,
     )
     bits: Literal[8] = 8
-    granularity: Literal["tensor", "token"] = Field(
-        "tensor", description="tensor: one static range per module; token: measured at run time"
+    granularity: Literal["tensor", "token", "group"] = Field(
+        "tensor",
+        description="tensor: one static range per module; token: measured at run time; group: "
+        "measured at run time for each 128 values of a token, with weights of granularity: block",
     )
     symmetric: bool = Field(
         False,
@@ -109,20 +116,31 @@ class Activations(Section):
     )
 
     @property
-    def mode(self) -> Literal["tensor", "token", "float8 token"]:
+    def mode(self) -> Mode:
         """Name of the quantization in a compressed state."""
-        return "float8 token" if self.type == "float8" else self.granularity
+        return cast(Mode, self.granularity if _is_int(self.type) else f"float8 {self.granularity}")
+
+    @property
+    def is_symmetric(self) -> bool:
+        """True where static ranges are symmetric around 0, as those of FP8 always are."""
+        return self.symmetric or self.type == "float8"
 
     @model_validator(mode="after")
     def _static_options_need_static_ranges(self) -> Activations:
-        if self.type == "float8" and self.granularity != "token":
-            raise ValueError("type: float8 is for granularity: token; static ranges are int8")
-        static = self.model_fields_set & {"range", "percentile", "symmetric"}
-        if self.granularity == "token" and static:
+        if self.granularity == "group" and self.type != "float8":
+            raise ValueError("granularity: group is for type: float8; use tensor or token")
+        if self.type == "float8" and self.range in ("entropy", "mse"):
             raise ValueError(
-                f"{', '.join(sorted(static))}: for static ranges; granularity: token has none"
+                f"range: {self.range} chooses the step of integers; with type: float8 use minmax "
+                "or percentile"
             )
-        if self.granularity == "token" and self.attention == "int8":
+        static = self.model_fields_set & {"range", "percentile", "symmetric"}
+        if self.granularity != "tensor" and static:
+            raise ValueError(
+                f"{', '.join(sorted(static))}: for static ranges; granularity: "
+                f"{self.granularity} has none"
+            )
+        if self.mode != "tensor" and self.attention == "int8":
             raise ValueError("attention: int8 needs static ranges; use granularity: tensor")
         if "percentile" in static and self.range != "percentile":
             raise ValueError(f"percentile is given but range is {self.range}")

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from optimizer.compress.simulate import QuantLinear, simulated
 from optimizer.foundation.process.quiet import quiet
-from optimizer.foundation.qtensor import QTensor
-from optimizer.foundation.state import PER_TOKEN, Activations, owner_of, weight_name
+from optimizer.foundation.qtensor import BLOCK, QTensor
+from optimizer.foundation.state import PER_TOKEN, STATIC, Activations, owner_of, weight_name
 from optimizer.lower.compressed_tensors import tensors as format_
 from optimizer.model.checkpoint.model import auto_class, join_outputs, torch_model
 from optimizer.validate.formats import modules
@@ -189,14 +189,16 @@ def _quantized_as(group: Any, q: QTensor, activations: Activations) -> bool:
     scheme, inputs = q.scheme, group.input_activations
     of = "float" if scheme.is_float8 else "int"
     weights = (max(scheme.bits, 4), of, scheme.granularity, scheme.group_size, False)
+    if group.weights.block_structure not in (None, [BLOCK, BLOCK]):
+        return False
     if words(group.weights) != weights or group.weights.symmetric != scheme.symmetric:
         return False
     if inputs is None or activations is None:
         return inputs is None and activations is None
-    per_token = activations in PER_TOKEN
-    strategy = "token" if per_token else activations
-    same = words(inputs) == (8, of, strategy, None, per_token)
-    return same and (inputs.symmetric or not per_token)
+    strategy = activations.removeprefix("float8 ")
+    size = BLOCK if strategy == "group" else None
+    same = words(inputs) == (8, of, strategy, size, activations in PER_TOKEN)
+    return same and (inputs.symmetric or activations == "tensor")
 
 
 def _weights(m: Materials) -> Iterator[str]:
@@ -262,7 +264,7 @@ def _floats(m: Materials) -> Iterator[str]:
 def _ranges(m: Materials) -> Iterator[str]:
     """Yield the problems of the static ranges of inputs."""
     dtype = format_.DTYPES[m.precision]
-    if m.state.activations != "tensor":
+    if m.state.activations not in STATIC:
         return
     with ExitStack() as stack:
         tensors = _Tensors(_folder(m), stack)
@@ -271,7 +273,9 @@ def _ranges(m: Materials) -> Iterator[str]:
             if covered is None or m.state.activations_of(module) is None:
                 continue
             parts = tensors.of(module)
-            scale = torch.tensor([covered.scale]).to(dtype)
+            of_float8 = m.state.activations == "float8 tensor"
+            value = covered.float8_scale if of_float8 else covered.scale
+            scale = torch.tensor([value]).to(dtype)
             zero = parts.get("input_zero_point", torch.zeros(1, dtype=torch.int8))
             right = "input_scale" in parts and torch.equal(parts["input_scale"], scale)
             if not right or int(zero) != covered.zero_point - 128:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from optimizer.compress.simulate import QuantLinear
+from optimizer.compress.simulate import QuantLinear, largest_values
 from optimizer.compress.walk.blocks import real_rows
 from optimizer.foundation.state import PER_TOKEN
 from optimizer.harness.inputs.batch import Batch
@@ -99,6 +99,6 @@ def _ties(linear: QuantLinear, x: Tensor, values: Tensor) -> Tensor:
     for sign in (-1, 1):
         moved = x * (1 + sign * NEAR)
         if linear.activations in PER_TOKEN:  # the largest value is the scale, whatever its rounding
-            moved = torch.where(x.abs() < x.abs().amax(-1, keepdim=True), moved, x)
+            moved = torch.where(x.abs() < largest_values(x, linear.activations), moved, x)
         changes.append((linear.quantize_input(moved) - values).abs())
     return torch.maximum(*changes).double()

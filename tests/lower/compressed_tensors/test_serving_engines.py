@@ -40,6 +40,7 @@ from tests.conftest import write_tiny_recipe
 VLLM, CPU, SGLANG = ENGINES["vllm"], ENGINES["vllm-cpu"], ENGINES["sglang"]
 W4, W8 = Scheme(4, True, "group", 64), Scheme(8)
 F8 = Scheme(8, type="float8")
+BLOCKS = Scheme(8, granularity="block", type="float8")
 
 
 def test_four_bits_in_groups_are_taken_by_all() -> None:
@@ -67,6 +68,8 @@ def test_fp8_is_served_on_gpus() -> None:
     for mode in (None, "float8 token"):
         assert objection(VLLM, F8, mode) == objection(SGLANG, F8, mode) == ""
         assert "FP8" in objection(CPU, F8, mode)
+    assert objection(VLLM, BLOCKS, None) == objection(SGLANG, BLOCKS, "float8 group") == ""
+    assert "in blocks with float inputs" in objection(SGLANG, BLOCKS, None)
 
 
 def test_the_page_has_a_command_each_and_a_sentence_per_reason() -> None:
@@ -210,7 +213,13 @@ SCHEMES += [
     ModuleScheme(W8, "tensor", False),
     ModuleScheme(W8, "token", True),
 ]
-FLOAT8 = [ModuleScheme(F8, None, True), ModuleScheme(F8, "float8 token", True)]
+FLOAT8 = [
+    ModuleScheme(F8, None, True),
+    ModuleScheme(F8, "float8 token", True),
+    ModuleScheme(F8, "float8 tensor", True),
+    ModuleScheme(BLOCKS, None, True),
+    ModuleScheme(BLOCKS, "float8 group", True),
+]
 
 
 @pytest.mark.slow
@@ -247,7 +256,8 @@ def test_fp8_is_a_scheme_by_the_engine_s_own_code(
     group = scheme.group(["Linear"])
     weight = QuantizationArgs.model_validate(group["weights"])
     if group["input_activations"] is None:
-        assert rules._is_fp8_w8a16(weight, None)
+        taken = objection(ENGINES[name], scheme.weight, None) == ""
+        assert rules._is_fp8_w8a16(weight, None) == taken
         return
     inputs = QuantizationArgs.model_validate(group["input_activations"])
     assert rules._is_fp8_w8a8(weight, inputs)

@@ -28,6 +28,7 @@ MORE = {
         "weights": {"type": "float8"},
         "activations": {"type": "float8", "granularity": "token"},
     },
+    "float8 static": {"weights": {"type": "float8"}, "activations": {"type": "float8"}},
 }
 KINDS: dict[str, Any] = {
     "w4": "bf16",
@@ -36,6 +37,7 @@ KINDS: dict[str, Any] = {
     "gptq": "bf16",
     "asymmetric": "bf16",
     "float8": "bf16",
+    "float8 static": "bf16",
 }
 """{scheme: float type of its folder}, of an encoder but for gptq."""
 
@@ -152,8 +154,9 @@ def test_a_fault_of_the_folder_is_named_by_its_reader(
     assert "other values than in the state" in entry.problems[0]
 
 
-def test_another_static_range_is_named(folders: dict[str, Run], tmp_path: Path) -> None:
-    run = folders["static"].copy(tmp_path)
+@pytest.mark.parametrize("name", ["static", "float8 static"])
+def test_another_static_range_is_named(name: str, folders: dict[str, Run], tmp_path: Path) -> None:
+    run = folders[name].copy(tmp_path)
     damage(run, ranged)
     entry = ledger.run_hop(compressed_tensors.lower, run.materials())
     assert "static range" in entry.problems[0]
@@ -168,15 +171,15 @@ def test_a_model_that_computes_otherwise_is_out_of_its_limit(
     assert entry.ok is False
 
 
-def largest_of_another_float8(x: torch.Tensor) -> torch.Tensor:
-    scale = x.abs().amax(-1, keepdim=True) / 240  # E4M3FNUZ's
+def largest_of_another_float8(x: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
+    scale = largest / 240  # E4M3FNUZ's
     return (x / scale).to(torch.float8_e4m3fn).to(x.dtype) * scale
 
 
 def test_another_scale_of_tokens_is_seen_in_each_module_though_the_outputs_are_within_their_limit(
     folders: dict[str, Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(simulate, "fake_quantize_per_token_float8", largest_of_another_float8)
+    monkeypatch.setattr(simulate, "fake_quantize_by_largest_float8", largest_of_another_float8)
     entry = ledger.run_hop(compressed_tensors.engine, folders["float8"].materials())
     assert entry.measured
     assert entry.tolerance

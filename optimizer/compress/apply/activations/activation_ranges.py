@@ -57,4 +57,4 @@ def choose_ranges(
 
 def range_chooser(activations: Activations) -> Callable[[Histogram], Range]:
     """The function Histogram -> Range of the recipe's method and options."""
-    return chooser(activations.range, activations.percentile, activations.symmetric)
+    return chooser(activations.range, activations.percentile, activations.is_symmetric)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from optimizer.foundation.qtensor import (
+    BLOCK,
     QTensor,
     Scheme,
     absmax_scale,
@@ -52,7 +53,10 @@ def _parts(weight: Tensor, scheme: Scheme) -> Sequence[Tensor]:
     if scheme.granularity == "tensor":
         return [weight]
     together = TOGETHER if weight.device.type == "cpu" else TOGETHER_ON_GPU
-    parts: Sequence[Tensor] = weight.split(max(1, together // max(1, weight.shape[1])))
+    rows = max(1, together // max(1, weight.shape[1]))
+    if scheme.granularity == "block":
+        rows = max(BLOCK, rows - rows % BLOCK)
+    parts: Sequence[Tensor] = weight.split(rows)
     return parts
 
 

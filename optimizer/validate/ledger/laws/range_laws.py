@@ -43,7 +43,7 @@ from optimizer.compress.methods.activations.activation_ranges import (
     neighbours,
 )
 from optimizer.foundation.rounding.tolerance import normal_bound
-from optimizer.foundation.state import CompressedState, Range, input_name, owner_of
+from optimizer.foundation.state import STATIC, CompressedState, Range, input_name, owner_of
 from optimizer.model.architectures.operands import attention_of, is_probabilities
 from optimizer.recipe.schema import Activations
 from optimizer.validate.ledger.breach import breach
@@ -65,7 +65,7 @@ class RangeLaw:
     def __init__(
         self, state: CompressedState, method: Activations | None, *, operands: bool = False
     ) -> None:
-        static = method is not None and state.activations == "tensor"
+        static = method is not None and state.activations in STATIC
         self.modules = tuple(
             name
             for name in map(owner_of, state.ranges if static else ())
@@ -74,7 +74,7 @@ class RangeLaw:
         self._state = state
         if method is not None:
             self._measures = _measures(method)
-            self._choose = chooser(method.range, method.percentile, method.symmetric)
+            self._choose = chooser(method.range, method.percentile, method.is_symmetric)
             self._only_ends = method.range == "minmax"
         self._readers = SharedInputs(state, self.modules)
         self._seen = [{m: Histogram() for m in self.modules} for _ in range(4)]
@@ -214,7 +214,7 @@ def _measures(method: Activations) -> tuple[_Measure, ...]:
     loss reads magnitudes only, so its ends are compared with the observed ones too, up to the
     range's own limit."""
     name = method.range
-    choose = chooser(name, method.percentile, method.symmetric)
+    choose = chooser(name, method.percentile, method.is_symmetric)
 
     def ends(_: Histogram, stored: Range, best: Range) -> float:
         return _apart(stored, best)
@@ -224,11 +224,11 @@ def _measures(method: Activations) -> tuple[_Measure, ...]:
         return max(excess_loss(name, histogram, other, best) for other in others)
 
     def seen(histogram: Histogram) -> Range:
-        return minmax(histogram, method.symmetric)
+        return minmax(histogram, method.is_symmetric)
 
     def cut(histogram: Histogram, stored: Range, _: Range) -> float:
         limit = max(-stored.low, stored.high)
-        return _apart(stored, clip_range(histogram, method.symmetric, limit))
+        return _apart(stored, clip_range(histogram, method.is_symmetric, limit))
 
     loss = partial(excess_loss, name)
     if not is_searched(name):

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from optimizer.compress.convolutions import bias_step, round_bias
 from optimizer.compress.methods.weights.rtn import candidates
-from optimizer.foundation.qtensor import FP16_SMALLEST_NORMAL, QTensor, absmax_scale
+from optimizer.foundation.qtensor import FP16_SMALLEST_NORMAL, QTensor, absmax_scale, grouped
 from optimizer.foundation.rounding import float8
 from optimizer.foundation.state import CompressedState, weight_name
 from optimizer.model.architectures.family_record import Family
@@ -78,9 +78,8 @@ def weights(
 
 
 def _grouped(q: QTensor, value: Tensor) -> Tensor:
-    """value (out, in) as (rows, groups, inputs)."""
-    rows = (1, 1, -1) if q.scheme.granularity == "tensor" else (len(value), q.scale.shape[1], -1)
-    return value.reshape(rows)
+    """value (out, in) as (*shape of q's scale, values)."""
+    return grouped(value, q.scheme)
 
 
 def _weight(q: QTensor, value: Tensor, rounding: Rounding, dense: Tensor | None = None) -> str:
@@ -93,14 +92,14 @@ def _weight(q: QTensor, value: Tensor, rounding: Rounding, dense: Tensor | None 
     zero = torch.zeros_like(q.scale) if q.zero_point is None else q.zero_point.float()
     ends = torch.stack([(q.scheme.low - zero) * q.scale, (q.scheme.high - zero) * q.scale])
     (lowest, highest), step = ends.sort(0).values, q.scale.abs()
-    grouped = _grouped(q, value)
+    parts = _grouped(q, value)
     if rounding.steps < math.inf:
-        inside = grouped.clamp(lowest[..., None], highest[..., None])
+        inside = parts.clamp(lowest[..., None], highest[..., None])
         coded = _grouped(q, q.dequantize())
         # a learned scale has moved, and with it the value of each integer
         moved = 0.0 if rounding.nearest else rounding.scale[1] * GRID - 1
         if q.scheme.is_float8:
-            near = q.integers.reshape(grouped.shape)
+            near = _grouped(q, q.integers)
             error = float8.steps_away(inside / step[..., None], near).amax(-1)
         else:
             error = ((coded - inside).abs() - moved * coded.abs()).amax(-1) / step
@@ -127,13 +126,13 @@ def _weight(q: QTensor, value: Tensor, rounding: Rounding, dense: Tensor | None 
 
 def _needed(q: QTensor, value: Tensor) -> Tensor:
     """The scale that just covers each group of value (out, in), in the shape of q's scale."""
-    grouped = _grouped(q, value)
+    parts = _grouped(q, value)
     if q.scheme.full_range:
         return absmax_scale(value, q.scheme)[0].abs()
     if q.zero_point is None:
-        needed = grouped.abs().amax(-1) / q.scheme.high
+        needed = parts.abs().amax(-1) / q.scheme.high
     else:
-        reach = grouped.amax(-1).clamp(min=0) - grouped.amin(-1).clamp(max=0)
+        reach = parts.amax(-1).clamp(min=0) - parts.amin(-1).clamp(max=0)
         needed = reach / (q.scheme.high - q.scheme.low)
     return needed.clamp(min=FP16_SMALLEST_NORMAL)
 
@@ -141,11 +140,11 @@ def _needed(q: QTensor, value: Tensor) -> Tensor:
 def _suspects(name: str, q: QTensor, value: Tensor) -> list[Suspect]:
     """The group, the row and the module that hold most and least of their float weight, where the
     share is beyond the screen, and a module whose low bits look lost."""
-    quantized, grouped = _grouped(q, q.dequantize()), _grouped(q, value)
+    quantized, parts = _grouped(q, q.dequantize()), _grouped(q, value)
     # weights below the smallest scale are 0 by definition
-    tiny = grouped.abs().amax(-1) < FP16_SMALLEST_NORMAL * q.scheme.high
-    part = (grouped * quantized).sum(-1).masked_fill(tiny, 0.0).double()
-    whole = grouped.square().sum(-1).masked_fill(tiny, 0.0).double()
+    tiny = parts.abs().amax(-1) < FP16_SMALLEST_NORMAL * q.scheme.high
+    part = (parts * quantized).sum(-1).masked_fill(tiny, 0.0).double()
+    whole = parts.square().sum(-1).masked_fill(tiny, 0.0).double()
     suspects = []
     for level, limits, over, of in (
         ("group", SCREEN.share, part, whole),
@@ -162,7 +161,7 @@ def _suspects(name: str, q: QTensor, value: Tensor) -> list[Suspect]:
             statistic = _holding(group if level == "group" else None, level == "module")
             number = None if level == "module" else row
             suspects.append(Suspect(name, number, statistic, message, part.numel()))
-    odd, usual = float((q.integers & 1).float().mean()), _nearest_odd(q, grouped)
+    odd, usual = float((q.integers & 1).float().mean()), _nearest_odd(q, parts)
     if odd < SCREEN.odd * usual:
         message = f"{name}: {odd:.1%} of its integers are odd, {usual:.0%} of the nearest"
         suspects.append(Suspect(name, None, _odd, message, 1))
@@ -174,8 +173,8 @@ def _holding(group: int | None, whole: bool) -> Statistic:
 
     def statistic(q: QTensor | Tensor, value: Tensor, _rows: Tensor) -> Tensor:
         assert isinstance(q, QTensor)
-        quantized, grouped = _grouped(q, q.dequantize()), _grouped(q, value)
-        part, size = (grouped * quantized).sum(-1), grouped.square().sum(-1)
+        quantized, parts = _grouped(q, q.dequantize()), _grouped(q, value)
+        part, size = (parts * quantized).sum(-1), parts.square().sum(-1)
         if whole:
             return (part.sum() / size.sum().clamp(min=1e-30))[None]
         at = slice(None) if group is None else slice(group, group + 1)
@@ -189,9 +188,9 @@ def _odd(q: QTensor | Tensor, _value: Tensor, _rows: Tensor) -> Tensor:
     return (q.integers & 1).float().mean()[None]
 
 
-def _nearest_odd(q: QTensor, grouped: Tensor) -> float:
+def _nearest_odd(q: QTensor, parts: Tensor) -> float:
     zero = 0 if q.zero_point is None else q.zero_point[..., None].int()
-    nearest = (grouped / q.scale[..., None]).round().int() + zero
+    nearest = (parts / q.scale[..., None]).round().int() + zero
     return float((nearest & 1).float().mean())
 
 

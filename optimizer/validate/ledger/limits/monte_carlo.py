@@ -33,6 +33,7 @@ from optimizer.compress.simulate import (
     QuantConvolution,
     QuantInput,
     QuantLinear,
+    largest_values,
     set_module,
 )
 from optimizer.foundation.conv_geometry import ConvGeometry
@@ -266,14 +267,16 @@ def _step(module: nn.Module, x: Tensor, block: int) -> Tensor | None:
     float."""
     if not isinstance(module, QuantLinear | QuantInput) or not _reads_integers(module, block):
         return None
-    if module.covered is not None:
+    scaled = x if module.factor is None else x * module.factor
+    if module.covered is not None and module.activations == "float8 tensor":
+        scale = torch.full_like(x[..., :1], module.covered.float8_scale)
+        step = float8.spacing(scaled / scale) * scale
+    elif module.covered is not None:
         step = torch.full_like(x[..., :1], module.covered.scale)
     elif module.activations == "token":
-        scaled = x if module.factor is None else x * module.factor
         step = scaled.abs().amax(-1, keepdim=True) / 127
-    elif module.activations == "float8 token":
-        scaled = x if module.factor is None else x * module.factor
-        largest = scaled.abs().amax(-1, keepdim=True)
+    elif module.activations in PER_TOKEN:
+        largest = largest_values(scaled, module.activations)
         scale = torch.where(largest > 0, largest, torch.ones_like(largest)) / float8.LARGEST
         # the largest value is 448 in every run
         step = (float8.spacing(scaled / scale) * scale).masked_fill(scaled.abs() >= largest, 0)

@@ -289,4 +289,4 @@ def quantized_input(state: CompressedState, module: str, x: Tensor) -> Tensor:
     mode = state.activations_of(module)
     if mode in PER_TOKEN:
         return quantize_tokens(x, mode)
-    return x if mode is None else fake_quantize(x, state.ranges[input_name(module)])
+    return x if mode is None else fake_quantize(x, state.ranges[input_name(module)], mode)
