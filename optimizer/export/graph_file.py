@@ -37,6 +37,8 @@ class _Writer:
         self.mark_of: dict[str, str] = {}  # {output of a mark: its name}
         self.uses: dict[str, list[Use]] = {}  # {mark: operators that read its output}
         self.ports = ports
+        self.taken = {*graph.inputs, *graph.constants, *(n.name for n in graph.nodes)}
+        self.taken |= {n for node in graph.nodes for n in node.outputs}
 
     def parameter(self, name: str, transposed: bool = False) -> ir.Value:
         if name not in self.initializers:
@@ -61,6 +63,12 @@ class _Writer:
         if name not in self.initializers:
             self._constant(name, ir.tensor(self.graph.constants[name].numpy(), name=name))
         return self.initializers[name]
+
+    def fresh(self, name: str) -> str:
+        """`name`, or one like it that no tensor and no operator has."""
+        while name in self.taken:
+            name += "_"
+        return name
 
     def add(
         self,
@@ -99,11 +107,14 @@ class _Writer:
         if node.op == LINEAR:
             weight = self.parameter(f"{node.module}.weight", transposed=True)
             (out,) = node.outputs
-            inner = f"{out}/product" if biased else out
-            (product,) = self.add(node, "MatMul", [x, weight], [inner], {}, f"{node.name}/MatMul")
+            inner = self.fresh(f"{out}/product") if biased else out
+            (product,) = self.add(
+                node, "MatMul", [x, weight], [inner], {}, self.fresh(f"{node.name}/MatMul")
+            )
             if biased:
                 bias = self.parameter(f"{node.module}.bias")
-                self.add(node, "Add", [product, bias], [out], {}, f"{node.name}/Add")
+                name = self.fresh(f"{node.name}/Add")
+                self.add(node, "Add", [product, bias], [out], {}, name)
         elif node.op == CONV:
             parts = ["weight", "bias"] if biased else ["weight"]
             operands = [x, *(self.parameter(f"{node.module}.{part}") for part in parts)]

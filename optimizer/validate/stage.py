@@ -12,6 +12,8 @@ Writes report.json:
     judged        digests that a bundle of this target must match, see judged.py
     ledger        [{hop, from, tolerance, measured, ok, why, problems, unproven, pieces, spread}],
                   see entry.Entry; ok null: not run here, why; shown by `optimize explain`
+    nodes         of a model that is an ONNX file, the distance of each node from the file:
+                  ledger/onnx_file/nodes.py; else null
     reduced       {importance, methods, sizes, weights, left_out, compared} of reduced.json, and
                   `student`, the source of a student; null without one
     latencies     {goal, least, cell, unreduced, entries, confirmed, candidates, ...}: the table of
@@ -69,6 +71,7 @@ from optimizer.validate.ledger import ledger
 from optimizer.validate.ledger.entry import Entry
 from optimizer.validate.ledger.inputs import select_inputs
 from optimizer.validate.ledger.laws.reduce import structure_laws, training_laws
+from optimizer.validate.ledger.onnx_file import nodes
 from optimizer.validate.materials import Materials
 from optimizer.validate.quality import (
     answers,
@@ -132,6 +135,7 @@ def run(
         "latencies": latency_gain.read_table(materials),
         "calibration": _calibration(materials),
         "learned": training_laws.figures(materials),
+        "nodes": nodes.measure(materials),
         "quality": None,
         "also": {},
         "speed": None,
@@ -210,7 +214,7 @@ def _judge_quality(
 ) -> list[Gate]:
     """Return the quality gates, and fill in `seen` and the report's sections of quality."""
     if unanswered := target_runner.why_not_answered(m):
-        report["not_measured"] = {"quality": unanswered}
+        report["not_measured"]["quality"] = unanswered
         name = f"quality.{m.section.validate_.metric}"
         return [Gate(name, "inconclusive", None, None, None, unanswered)]
     with one_torch_thread():

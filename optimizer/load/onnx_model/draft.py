@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,6 +61,13 @@ class Draft:
         users = readers.get(name, [])
         return users[0] if len(users) == 1 and name not in self.outputs else None
 
+    def fresh(self, name: str) -> str:
+        """`name`, or one like it that no tensor of the graph has."""
+        taken = {*self.inputs, *self.constants, *(n for node in self.nodes for n in node.outputs)}
+        while name in taken:
+            name += "_"
+        return name
+
     def rename(self, old: str, new: str) -> None:
         """Let readers of `old` read `new`."""
         for node in self.nodes:
@@ -89,13 +96,11 @@ def of_proto(model: onnx.ModelProto, arrays: Mapping[str, Array], opset: int) ->
     """The graph of `model`, whose initializers are `arrays`. Constant nodes become constants."""
     graph, constants = model.graph, dict(arrays)
     nodes: list[Operator] = []
-    taken: dict[str, int] = {}
-    for proto in graph.node:
-        name = proto.name or next((o for o in proto.output if o), proto.op_type)
-        count = taken[name] = taken.get(name, -1) + 1
+    names = _unique([n.name or next(filter(None, n.output), n.op_type) for n in graph.node])
+    for name, proto in zip(names, graph.node, strict=True):
         node = Operator(
             proto.op_type,
-            f"{name}_{count}" if count else name,
+            name,
             list(proto.input),
             list(proto.output),
             domain="" if proto.domain == "ai.onnx" else proto.domain,
@@ -110,6 +115,20 @@ def of_proto(model: onnx.ModelProto, arrays: Mapping[str, Array], opset: int) ->
     inputs = [i.name for i in graph.input if i.name not in arrays]
     shapes = shapes_of((*graph.value_info, *graph.input, *graph.output))
     return Draft(inputs, [o.name for o in graph.output], nodes, constants, shapes, opset)
+
+
+def _unique(names: Sequence[str]) -> list[str]:
+    """The names, with a number behind each that was there before."""
+    taken = set(names)
+    seen: set[str] = set()
+    unique = []
+    for name in names:
+        new, count = name, 1
+        while new in seen or (new != name and new in taken):
+            new, count = f"{name}_{count}", count + 1
+        seen.add(new)
+        unique.append(new)
+    return unique
 
 
 def _read(attribute: Any, node: str, constants: dict[str, Array]) -> Any:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from optimizer.load.onnx_model.draft import Array, Draft, Operator
-from optimizer.load.onnx_model.passes import TIMES, TURNED
+from optimizer.load.onnx_model.passes import TIMES, TURNED, is_parameter
 from optimizer.model.graph.module import Body
 from optimizer.model.graph.record import BODY, CONV, LINEAR, Graph, Node, named_constants
 
@@ -93,7 +93,7 @@ def finish(draft: Draft) -> Finished:
             if node.bias:
                 parameters[f"{path}.bias"] = draft.constants[node.bias]
             node.module = path
-    values = {n: a for n, a in draft.constants.items() if _is_parameter(a)}
+    values = {n: a for n, a in draft.constants.items() if is_parameter(a)}
     renamed: dict[str, str] = {}
     for node in draft.nodes:
         for name in node.inputs:
@@ -139,10 +139,6 @@ def _module_name(weight: str, bias: str) -> str:
     return bias.removesuffix(".bias") if bias.endswith(".bias") else plain
 
 
-def _is_parameter(array: Array) -> bool:
-    return array.dtype == np.float32 and array.ndim > 0 and array.size > 1
-
-
 def _node(node: Operator, renamed: dict[str, str]) -> Node:
     inputs = tuple(renamed.get(name, name) for name in node.inputs)
     return Node(
@@ -172,7 +168,8 @@ def _mark(draft: Draft) -> tuple[list[tuple[Operator, str]], dict[str, str]]:
         floats = [n for n in users if n.op not in (LINEAR, CONV) or n.outputs[0] in left]
         if output in left or not floats:
             continue
-        identity = Operator("Identity", f"{last.name}/{MARK}", [tensor], [f"{tensor}/{MARK}"])
+        marked = draft.fresh(f"{tensor}/{MARK}")
+        identity = Operator("Identity", f"{last.name}/{MARK}", [tensor], [marked])
         for node in floats:
             node.inputs = [identity.outputs[0] if n == tensor else n for n in node.inputs]
         draft.nodes.insert(draft.nodes.index(last) + 1, identity)

@@ -13,8 +13,10 @@ from optimizer.load.onnx_model.draft import Array, Draft, Operator
 from optimizer.model.checkpoint.batch_norms import fold
 from optimizer.model.graph.module import FAILURES
 from optimizer.model.graph.operators import OPERATORS
-from optimizer.model.graph.record import CONV, LINEAR, resolve
+from optimizer.model.graph.record import BODY, CONV, LINEAR, resolve
 
+PARAMETERS = f"{BODY}."
+"""Beginning of the names of parameters, and of tensors that a lowering adds."""
 FOLDED = 1 << 26  # maximum values of a folded result
 
 
@@ -122,7 +124,7 @@ def fold_batch_norms(draft: Draft) -> None:
             parts,
             norm.attributes.get("epsilon", 1e-5),
         )
-        name = f"{before.inputs[1]}/bias"
+        name = draft.fresh(f"{before.inputs[1]}/bias")
         draft.constants[before.inputs[1]] = new_weight.numpy()
         draft.constants[name] = new_bias.numpy()
         before.inputs = [*before.inputs[:2], name]
@@ -212,9 +214,34 @@ def _product(node: Operator, draft: Draft, readers: dict[str, list[Operator]]) -
     _linear(node, _transposed(node.inputs[1], draft), bias)
 
 
+def is_parameter(array: Array) -> bool:
+    """True for an initializer that is a parameter of the model: floats, more than one."""
+    return array.dtype == np.float32 and array.ndim > 0 and array.size > 1
+
+
 def _linear(node: Operator, weight: str, bias: str) -> None:
     node.op, node.module, node.bias = LINEAR, weight, bias
     node.inputs, node.attributes = node.inputs[:1], {}
+
+
+def free_names(draft: Draft) -> None:
+    """Rename operators, and tensors between them, whose names begin as those of parameters do."""
+    between = [n for node in draft.nodes for n in node.outputs if n not in draft.outputs]
+    small = [n for n, a in draft.constants.items() if not is_parameter(a)]
+    for old in [n for n in (*between, *small) if n.startswith(PARAMETERS)]:
+        new = draft.fresh(f"_{old}")
+        draft.rename(old, new)
+        if old in draft.constants:
+            draft.constants[new] = draft.constants[old]
+        for node in draft.nodes:
+            node.outputs = [new if n == old else n for n in node.outputs]
+    names = {node.name for node in draft.nodes}
+    for node in [n for n in draft.nodes if n.name.startswith(PARAMETERS)]:
+        name = f"_{node.name}"
+        while name in names:
+            name = f"_{name}"
+        names.add(name)
+        node.name = name
 
 
 TURNED = ":t"
@@ -224,9 +251,12 @@ TIMES = ":times "
 
 
 def _transposed(name: str, draft: Draft) -> str:
-    turned = name + TURNED
-    if turned not in draft.constants:
-        draft.constants[turned] = np.ascontiguousarray(draft.constants[name].T)
+    turned, matrix = name + TURNED, np.ascontiguousarray(draft.constants[name].T)
+    while turned in draft.constants and not np.array_equal(
+        draft.constants[turned], matrix, equal_nan=True
+    ):
+        turned += TURNED
+    draft.constants[turned] = matrix
     return turned
 
 
@@ -234,7 +264,7 @@ def _times(name: str, factor: float, draft: Draft) -> str:
     """The constant `name` times a factor, rounded once."""
     if factor == 1:
         return name
-    scaled = f"{name}{TIMES}{factor:.9g}"
+    scaled = draft.fresh(f"{name}{TIMES}{factor:.9g}")
     draft.constants[scaled] = (draft.constants[name] * np.float64(factor)).astype(np.float32)
     return scaled
 
@@ -243,6 +273,6 @@ def _flat(name: str, count: int, draft: Draft) -> str:
     array = draft.constants[name]
     if array.shape == (count,):
         return name
-    flat = f"{name}:flat"
+    flat = draft.fresh(f"{name}:flat")
     draft.constants[flat] = np.broadcast_to(array.reshape(-1), (count,)).copy()
     return flat

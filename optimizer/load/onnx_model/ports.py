@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from optimizer.foundation.errors import CheckpointError, RecipeError, closest
 from optimizer.harness.contract import DTYPES
 from optimizer.load.onnx_model.draft import Draft
+from optimizer.load.onnx_model.passes import PARAMETERS
 from optimizer.model.graph.drawn import Port, draw
 from optimizer.recipe.schema import Model
 
@@ -53,11 +54,11 @@ def read(model: onnx.ModelProto, draft: Draft, section: Model, path: Path) -> Po
                 accepted="float32, int64, int32",
                 fix="Export the model with inputs of these types.",
             )
-        if name in RESERVED:
+        if name in RESERVED or name.startswith(PARAMETERS):
             raise CheckpointError(
                 "the name has another meaning here",
                 where=where,
-                accepted=f"names other than {', '.join(RESERVED)}",
+                accepted=f"names other than {', '.join(RESERVED)} and {PARAMETERS}*",
                 fix="Export the model with input_names.",
             )
         dims = list(tensor.shape.dim)
@@ -149,7 +150,7 @@ def free_batch(draft: Draft, ports: Ports) -> None:
         if shape is None or shape.size < 1 or shape[0] != 1 or node.attributes.get("allowzero"):
             continue
         if before and before[0] == 1:
-            name = f"{node.name}/shape"
+            name = draft.fresh(f"{node.name}/shape")
             draft.constants[name] = np.concatenate([[0], shape[1:]]).astype(np.int64)
             node.inputs[1] = name
 
@@ -168,6 +169,13 @@ def outputs_document(
     for name, array in several.items():
         where = f"{path}: output {name!r}"
         leave = "Name the outputs to keep: model.outputs: [...]."
+        if name.startswith(PARAMETERS):
+            raise CheckpointError(
+                f"names that begin with {PARAMETERS!r} are those of parameters here",
+                where=where,
+                accepted="another name",
+                fix="Export the model with output_names.",
+            )
         if array.dtype != np.float32:
             raise CheckpointError(
                 f"it is {array.dtype}", where=where, accepted="float32", fix=leave

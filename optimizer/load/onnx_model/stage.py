@@ -91,6 +91,7 @@ def open_file(section: Model) -> Opened:
         ports.free_batch(draft, inputs)
         passes.find_products(draft)
         draft.remove_unread()
+        passes.free_names(draft)
         refusals.check_random(draft, file.path)
         refusals.check_finite(draft, file.path)
         if not any(n.module for n in draft.nodes):

@@ -2,7 +2,7 @@
 
     explain(path, module) -> facts;  render_text(facts) -> text;  command(report) -> command line
 
-    report    the file;  module: the requested one, or null
+    report    the file;  module: the requested one, also by its node, or null
     targets   [{target, verdict, dropped (left out of the bundle by on_fail),
                 machine   {cpu, cores, torch_capability, threads}, or null where it is not recorded
                 finding   {hop, kind, because: [sentence]} of the first hop that failed; hop null
@@ -19,7 +19,10 @@
                             finding       {kind, because}, null unless it failed}]
                 modules   [{module, scheme, note, problems, hops: [{hop, pieces}]}]: every hop of
                           the requested module; else modules of the failed hop beyond their limits,
-                          or the nearest one}]
+                          or the nearest one
+                nodes     of a model that is an ONNX file: {from, rows, nodes, not_compared} of
+                          onnx_file/nodes.py, and first {node, kind, why}, the first node that
+                          matters (onnx_file/findings.py); else null}]
 
 Kinds of a finding:
     fault     an integer is wrong away from a tie, a product is beyond its derived bound, a law
@@ -48,6 +51,7 @@ from optimizer.harness.trust.verify import parse
 from optimizer.validate.ledger.breach import BUDGET, CORRECT_RUNS, breach
 from optimizer.validate.ledger.distance import WHOLE
 from optimizer.validate.ledger.entry import judged_over, statistic, unlimited_example
+from optimizer.validate.ledger.onnx_file import findings
 
 Document = Mapping[str, Any]
 COMMAND = "optimize explain "
@@ -151,9 +155,40 @@ def _check_module(module: str, reports: Sequence[Document], file: Path) -> None:
 
 
 def _names(reports: Sequence[Document]) -> set[str]:
-    """Names of all modules with a judged piece, or with a row of the compress stage."""
+    """Names of all modules with a judged piece, or with a row of the compress stage, and of the
+    nodes of an ONNX file."""
     pieces = {_base(p) for r in reports for e in r["ledger"] for p in e.get("pieces") or ()}
-    return pieces | {str(row["module"]) for r in reports for row in r.get("modules") or ()}
+    nodes = {str(row["node"]) for r in reports for row in _nodes(r)}
+    return pieces | nodes | {str(row["module"]) for r in reports for row in r.get("modules") or ()}
+
+
+def _nodes(report: Document) -> Sequence[Document]:
+    """The distances by node of a model that is an ONNX file; empty for another."""
+    return (report.get("nodes") or {}).get("nodes") or ()
+
+
+def _module_of(name: str, report: Document) -> str:
+    """The module that a node computes, "" for none; `name` itself where it is not a node."""
+    return next((str(r["module"]) for r in _nodes(report) if r["node"] == name), name)
+
+
+def _faults(entry: Document) -> list[findings.Fault]:
+    """Sentences of a failed hop with the module or output that each is about."""
+    pieces = [
+        findings.Fault(_base(p), _piece_sentence(p), p["piece"] == findings.BETWEEN)
+        for p in _beyond(entry)
+    ]
+    parts = [str(p).partition(": ") for p in entry.get("problems") or ()]
+    laws = [
+        findings.Fault(name.removesuffix(".weight").removesuffix(".bias"), f"{name}: {words}")
+        for name, _, words in parts
+        if not words.endswith(CORRECT_RUNS)
+    ]
+    return pieces + laws
+
+
+def _piece_sentence(piece: Document) -> str:
+    return f"{piece['module']}, {piece['piece']}: {_share(piece)}"
 
 
 def _base(piece: Document) -> str:
@@ -180,7 +215,7 @@ def _target(report: Document, module: str | None) -> dict[str, Any]:
     if failed is not None:
         finding = {"hop": hops[failed]["hop"], **hops[failed]["finding"]}
     if module is not None:
-        shown = [module] if module in _names([report]) else []
+        shown = [n for n in [_module_of(module, report)] if n and module in _names([report])]
         modules = [_module(name, report, entries) for name in shown]
     elif failed is not None:
         shown = _to_show(entries[failed])
@@ -195,6 +230,7 @@ def _target(report: Document, module: str | None) -> dict[str, Any]:
         "finding": finding,
         "hops": hops,
         "modules": modules,
+        "nodes": findings.facts(report, [] if failed is None else _faults(entries[failed])),
     }
 
 
@@ -258,11 +294,18 @@ def _module(name: str, report: Document, entries: Sequence[Document]) -> dict[st
     }
 
 
-def render_text(document: Document) -> str:
-    """Text of the facts, at most 100 columns wide except sentences of the report itself."""
+def render_text(document: Document, nodes: bool = False) -> str:
+    """Text of the facts, at most 100 columns wide except sentences of the report itself.
+
+    nodes: True for a line per node of an ONNX file
+    """
     lines = [f"report   {document['report']}"]
     for target in document["targets"]:
         lines += ["", *_target_lines(target)]
+        if target["nodes"]:
+            of_node = findings.node_lines(target["nodes"], document["module"])
+            lines += [line for sentence in of_node for line in _wrapped(sentence, "")]
+            lines += ["", *findings.table_lines(target["nodes"])] if nodes else []
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -278,6 +321,9 @@ def _target_lines(target: Document) -> list[str]:
     runs = [h["correct_runs"] for h in target["hops"] if h["correct_runs"]]
     if runs:
         lines += _wrapped(MEASURED + _confidence(runs), "  ")
+    if target["nodes"]:
+        lines += ["", "by node"]
+        lines += [x for s in findings.summary_lines(target["nodes"]) for x in _wrapped(s, "  ")]
     for module in target["modules"]:
         lines += ["", *_module_lines(module)]
     return lines

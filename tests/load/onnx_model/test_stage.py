@@ -14,10 +14,13 @@ import pytest
 import torch
 from onnx import helper
 
+from optimizer.export import graph_file, onnx_file
+from optimizer.export.weights import Values
 from optimizer.foundation.errors import CheckpointError
 from optimizer.load.onnx_model import stage, widen
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
 from optimizer.model.checkpoint.model import torch_model
+from optimizer.model.graph import record
 from optimizer.recipe.schema import Model
 from tests.load.onnx_model import exported
 from tests.load.onnx_model.exported import weights
@@ -295,6 +298,57 @@ def test_a_graph_that_changes_on_the_way_answers_as_the_file(
     assert compared(file, loaded, {"x": weights(3, *shape, seed=4)}) < 1e-5
     config = json.loads((loaded / "checkpoint" / "config.json").read_text())
     assert config["modules"] == [module]
+
+
+BIASED = node("Gemm", ["x", "A", "b"], ["h"], name="fc")
+TURNED = node("MatMul", ["s", "A:t"], ["y"])
+
+
+def relu(output: str, **more: str) -> onnx.NodeProto:
+    return node("Relu", ["h"], [output], **more)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "shape"),
+    [
+        ([BIASED, relu("h/product"), node("MatMul", ["h/product", "B"], ["y"])], (8,)),
+        ([BIASED, relu("r", name="fc/Add"), node("MatMul", ["r", "B"], ["y"])], (8,)),
+        ([BIASED, relu("graph.B.weight"), node("MatMul", ["graph.B.weight", "B"], ["y"])], (8,)),
+        ([BIASED, relu("r"), node("MatMul", ["r", "A"], ["s"]), TURNED], (8,)),
+        (
+            [
+                node("Conv", ["x", "w"], ["c"]),
+                node("Sigmoid", ["c"], ["c/output"]),
+                node("Mul", ["c", "c/output"], ["m"]),
+                node("ReduceMax", ["m"], ["y"], axes=[2, 3], keepdims=0),
+            ],
+            (3, 6, 5),
+        ),
+    ],
+)  # fmt: skip
+def test_a_file_may_have_names_that_are_also_made_here(
+    tmp_path: Path, nodes: list, shape: tuple[int, ...]
+) -> None:
+    arrays = {
+        "A": weights(8, 8),
+        "A:t": weights(8, 8, seed=4),
+        "b": weights(8),
+        "B": weights(8, 8, seed=5),
+        "w": weights(4, 3, 3, 3),
+    }
+    read = {name for n in nodes for name in n.input}
+    arrays = {n: a for n, a in arrays.items() if n in read}
+    file = exported.by_hand(tmp_path / "m.onnx", nodes, arrays, ("n", *shape))
+    loaded, rows = load(file, tmp_path / "out"), {"x": weights(3, *shape, seed=4)}
+    assert compared(file, loaded, rows) < 1e-5
+    checkpoint = open_checkpoint(loaded)
+    shapes = {name: checkpoint.shape(name) for name in checkpoint.tensors}
+    graph = record.read(loaded / "checkpoint", shapes)
+    values = Values(torch_model(checkpoint, "tensors"), checkpoint.tensors, {})
+    contract = json.loads((loaded / "contract.json").read_text())
+    written, _ = graph_file.float_graph(graph, values, contract)
+    onnx_file.save(written, tmp_path / "float.onnx")
+    assert compared(tmp_path / "float.onnx", loaded, rows) < 1e-5
 
 
 def test_operators_inside_of_a_function_are_checked(tmp_path: Path) -> None:

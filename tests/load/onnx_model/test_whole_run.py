@@ -7,17 +7,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
 
 from optimizer import pipeline
+from optimizer.data.datasets import samples
 from optimizer.foundation import state
+from optimizer.harness import tasks
 from optimizer.harness.bundle.bundle import Bundle
 from optimizer.harness.inputs import tensors
 from optimizer.recipe.schema import Recipe
 from optimizer.store import Store
+from optimizer.validate.ledger import explain
+from optimizer.validate.ledger.inputs import select_inputs
 from optimizer.validate.ledger.laws import tensor_laws
+from optimizer.validate.ledger.onnx_file import nodes
+from optimizer.validate.materials import Materials
 from tests.load.onnx_model import exported
 
 
@@ -27,15 +34,8 @@ def data(file: Path, rows: int, seed: int) -> dict[str, Any]:
     return {"source": "npz", "files": (str(file),), "columns": {"arrays": "images"}}
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Store]:
-    """(the file, the bundle, the store of its steps)."""
-    folder = tmp_path_factory.mktemp("onnx")
-    torch.manual_seed(0)
-    file = exported.legacy(
-        exported.Residual(), exported.images(1), folder / "m.onnx", 17, batch=False
-    )
-    recipe = Recipe.model_validate(
+def recipe_of(file: Path, folder: Path) -> Recipe:
+    return Recipe.model_validate(
         {
             "name": "graph",
             "model": {"source": str(file), "task": "tensors"},
@@ -51,8 +51,18 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Store]:
             },
         }
     )
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Store]:
+    """(the file, the bundle, the store of its steps)."""
+    folder = tmp_path_factory.mktemp("onnx")
+    torch.manual_seed(0)
+    file = exported.legacy(
+        exported.Residual(), exported.images(1), folder / "m.onnx", 17, batch=False
+    )
     store = Store(folder / "store")
-    outcome = pipeline.run(recipe, store)
+    outcome = pipeline.run(recipe_of(file, folder), store)
     assert outcome.bundle is not None
     return file, outcome.bundle.path / "bundle", store
 
@@ -82,6 +92,36 @@ def test_every_convolution_runs_in_integers_between_quantized_outputs(
     report = json.loads((steps["validate"] / "report.json").read_text())
     assert [e["hop"] for e in report["ledger"] if not e["ok"]] == []
     assert report["ledger"][0]["from"] == "ONNX Runtime on original/model.onnx"
+
+
+def test_a_wrong_scale_of_one_weight_is_named_by_its_node(
+    run: tuple[Path, Path, Store], tmp_path: Path
+) -> None:
+    file, _, store = run
+    steps = {step["stage"]: Path(step["path"]) for step in store.log}
+    report = json.loads((steps["validate"] / "report.json").read_text())
+    before = {row["node"]: row for row in report["nodes"]["nodes"]}
+    assert before["/Relu"]["alone"] == 0 < before["/Relu"]["through"]
+    damaged = onnx.load(steps["lower"] / "model.onnx")
+    (scale,) = [t for t in damaged.graph.initializer if t.name == "graph.wide.weight_scale"]
+    wrong = onnx.numpy_helper.to_array(scale) * np.float32([1, 1, 1.5, 1, 1, 1, 1, 1])
+    scale.CopyFrom(onnx.numpy_helper.from_array(wrong, scale.name))
+    onnx.save(damaged, tmp_path / "model.onnx")
+    recipe = recipe_of(file, tmp_path)
+    section = recipe.validation(recipe.targets[0])
+    folders = (steps["load"], steps["compress"], steps["export"], tmp_path, steps["build"])
+    task = tasks.task("tensors")
+    inputs = select_inputs(samples(section.validate_.data), task)
+    report["nodes"] = nodes.measure(Materials(section, *folders, texts=inputs))
+    after = {row["node"]: row for row in report["nodes"]["nodes"]}
+    moved = [name for name in before if after[name]["alone"] != before[name]["alone"]]
+    assert moved == ["/wide/Conv"]
+    (tmp_path / "report.json").write_text(json.dumps(report))
+    target = explain.explain(tmp_path, "/wide/Conv")["targets"][0]
+    assert (target["nodes"]["first"]["node"], target["modules"][0]["module"]) == (
+        "/wide/Conv",
+        "graph.wide",
+    )
 
 
 def test_an_input_of_another_type_is_caught_at_the_harness(run: tuple[Path, Path, Store]) -> None:

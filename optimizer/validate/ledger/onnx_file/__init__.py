@@ -1,0 +1,1 @@
+"""Compare an ONNX file with what becomes of it, node by node."""

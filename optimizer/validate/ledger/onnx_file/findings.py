@@ -1,0 +1,118 @@
+"""Name the first node of an ONNX file that matters, from the distances in a report (nodes.py).
+
+    facts(report, faults) -> {"from", "rows", "nodes", "not_compared", "first": {node, why}}
+    summary_lines(facts), table_lines(facts), node_lines(facts, name) -> text of `optimize explain`
+
+A node matters, in this order,
+    fault    where the failed hop names its module, or a part between modules that it lies in
+    budget   where its output is further from the file's than validate.quantization_budget
+    largest  where its own error is the largest, if no other does
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+from optimizer.validate.ledger.breach import breach
+
+Document = Mapping[str, Any]
+BETWEEN = "between"  # the piece before a module, or before an output
+LARGEST = 3  # nodes that the summary lists by their own error
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A sentence of the failed hop. place: a module, or an output; before: True where the sentence
+    is about the operators before it"""
+
+    place: str
+    why: str
+    before: bool = False
+
+
+def facts(report: Document, faults: Sequence[Fault]) -> dict[str, Any] | None:
+    """The report's distances by node and the first node that matters; None without them."""
+    nodes: Document | None = report.get("nodes")
+    if not nodes or not nodes.get("nodes"):
+        return None
+    return {**nodes, "first": _first(nodes["nodes"], _budget(report), faults)}
+
+
+def _budget(report: Document) -> float:
+    limits = [e.get("tolerance") for e in report["ledger"] if e["hop"] == "compress"]
+    return next((float(limit) for limit in limits if limit is not None), inf)
+
+
+def _first(rows: Sequence[Document], budget: float, faults: Sequence[Fault]) -> dict[str, str]:
+    """{"node", "kind", "why"}."""
+    places = [(place, fault.why) for fault in faults if (place := _place(rows, fault)) is not None]
+    if places:
+        index, why = min(places)
+        return {"node": rows[index]["node"], "kind": "fault", "why": why}
+    for row in rows:
+        if _number(row["through"]) > budget:
+            far, limit = breach(_number(row["through"]), budget)
+            why = f"its output is {far} from the file's; validate.quantization_budget is {limit}"
+            return {"node": row["node"], "kind": "budget", "why": why}
+    row = max(rows, key=lambda r: _number(r["alone"]))
+    return {"node": row["node"], "kind": "largest", "why": "its own error is the largest"}
+
+
+def _place(rows: Sequence[Document], fault: Fault) -> int | None:
+    """Index of the node that a fault is in; None for a place that no node makes. Before a module:
+    the float node whose own error is the largest, since float nodes have next to none."""
+    own = next((i for i, r in enumerate(rows) if fault.place in (r["module"], r["output"])), None)
+    if own is None or not fault.before:
+        return own
+    floats = [i for i in range(own + 1) if not rows[i]["quantized"] and _number(rows[i]["alone"])]
+    return max(floats, key=lambda i: _number(rows[i]["alone"]), default=own)
+
+
+def _number(value: Any) -> float:
+    return inf if value is None else float(value)
+
+
+def summary_lines(nodes: Document) -> list[str]:
+    """Sentences on a target's nodes."""
+    rows = nodes["nodes"]
+    count = f"{len(rows)} of {len(rows) + len(nodes['not_compared'])} nodes"
+    first = next(row for row in rows if row["node"] == nodes["first"]["node"])
+    largest = sorted(rows, key=lambda row: -_number(row["alone"]))[:LARGEST]
+    listed = "; ".join(f"{_name(row)} {_digits(row['alone'])}" for row in largest)
+    return [
+        f"{count} of the file compared, {nodes['rows']} rows, relative L2 from {nodes['from']}",
+        f"first that matters: {_name(first)}: {nodes['first']['why']}",
+        f"largest errors of a node's own: {listed}",
+    ]
+
+
+def table_lines(nodes: Document) -> list[str]:
+    """A line for each node: its own error, that with the nodes before it, and its name."""
+    lines = [f"{'alone':>9} {'through':>9}  node"]
+    for row in nodes["nodes"]:
+        alone, through = _digits(row["alone"]), _digits(row["through"])
+        lines.append(f"{alone:>9} {through:>9}  {_name(row)}")
+    names = ", ".join(map(repr, nodes["not_compared"]))
+    return lines + ([f"not compared (made or joined otherwise): {names}"] if names else [])
+
+
+def node_lines(nodes: Document, name: str | None) -> list[str]:
+    """Sentences on one node; [] for a name that is none of them."""
+    return [
+        f"{_name(row)}, output {row['output']}: its own error {_digits(row['alone'])}, with those "
+        f"of the nodes before it {_digits(row['through'])}"
+        for row in nodes["nodes"]
+        if row["node"] == name
+    ]
+
+
+def _name(row: Document) -> str:
+    about = [row["operator"], *([row["module"]] if row["module"] else [])]
+    return f"{row['node']!r} ({', '.join(about)}{'' if row['quantized'] else ', float'})"
+
+
+def _digits(value: Any) -> str:
+    return f"{_number(value):.2g}"

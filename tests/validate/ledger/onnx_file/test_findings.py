@@ -1,0 +1,62 @@
+"""The first node that matters: at fault, beyond the budget, or with the largest error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from optimizer.validate.ledger.onnx_file import findings
+from optimizer.validate.ledger.onnx_file.findings import Fault
+
+
+def row(node: str, alone: float, through: float, module: str = "") -> dict[str, Any]:
+    return {
+        "node": node,
+        "operator": "Conv2d" if module else "Relu",
+        "module": module,
+        "output": f"{node}:0",
+        "quantized": bool(module),
+        "alone": alone,
+        "through": through,
+    }
+
+
+ROWS = [
+    row("stem", 0.01, 0.01, "graph.stem"),
+    row("act", 1e-8, 0.02),
+    row("pool", 1e-7, 0.3),
+    row("head", 0.02, 0.31, "graph.head"),
+]
+OTHER = Fault("graph.other", "no node of the file")
+
+
+@pytest.mark.parametrize(
+    ("budget", "faults", "node", "kind"),
+    [
+        (0.4, [], "head", "largest"),
+        (0.2, [], "pool", "budget"),
+        (0.2, [OTHER, Fault("graph.stem", "a scale")], "stem", "fault"),
+        (0.2, [Fault("graph.head", "a scale"), Fault("graph.stem", "another")], "stem", "fault"),
+        (0.4, [Fault("graph.head", "the part before it", before=True)], "pool", "fault"),
+        (0.4, [Fault("pool:0", "an output", before=True)], "pool", "fault"),
+        (0.4, [OTHER], "head", "largest"),
+    ],
+)
+def test_the_first_node_that_matters_is_named(
+    budget: float, faults: list[Fault], node: str, kind: str
+) -> None:
+    report = {
+        "ledger": [{"hop": "compress", "tolerance": budget}],
+        "nodes": {"from": "the file", "rows": 8, "nodes": ROWS, "not_compared": ["shape"]},
+    }
+    facts = findings.facts(report, faults)
+    assert facts is not None
+    assert (facts["first"]["node"], facts["first"]["kind"]) == (node, kind)
+    assert f"first that matters: {node!r}" in findings.summary_lines(facts)[1]
+    assert len(findings.table_lines(facts)) == 2 + len(ROWS)
+
+
+def test_a_report_without_nodes_names_none() -> None:
+    for nodes in (None, {"from": "the file", "why": "it does not run"}):
+        assert findings.facts({"ledger": [], "nodes": nodes}, []) is None
