@@ -24,6 +24,7 @@ def check(recipe: Recipe, _: Context) -> None:
             partial(_check_weights, recipe, at, target),
             partial(_check_activations, recipe, at, section, target),
             partial(_check_zeros, recipe, at, target),
+            partial(_check_cache, recipe, at, target),
         ]
         if target.check:
             calls.append(partial(resolve(target.check), recipe, section, at))
@@ -101,6 +102,28 @@ def _check_weights(recipe: Recipe, at: str, target: Target) -> None:
         )
     for where, weights in targets.weight_blocks(recipe):
         _check_one(weights, where, at, runtime, row)
+
+
+def _check_cache(recipe: Recipe, at: str, target: Target) -> None:
+    """Check that the target holds the KV cache that quantize.kv_cache asks for."""
+    if recipe.quantize.kv_cache == "float":
+        return
+    if not tasks.task(recipe.model.task).generates:
+        raise RecipeError(
+            f"float8 with task {recipe.model.task}, which has no KV cache",
+            where="quantize.kv_cache",
+            accepted="float",
+            fix=f"Remove it, or use task {', '.join(tasks.generating())}.",
+        )
+    if not target.accepts.float8_cache:
+        raise RecipeError(
+            f"float8 is not accepted by target {target.name} ({at}): no scales of a KV cache are "
+            "lowered to it",
+            where="quantize.kv_cache",
+            accepted="float",
+            fix=f"Remove it, or use only targets that accept it: "
+            f"{_others(lambda a: a.float8_cache)}.",
+        )
 
 
 def _check_one(weights: Weights, where: str, at: str, runtime: str, row: Accepts) -> None:

@@ -17,7 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from optimizer.compress import convolutions
-from optimizer.compress.apply.activations.activation_ranges import choose_ranges
+from optimizer.compress.apply.activations.activation_ranges import (
+    choose_cache_ranges,
+    choose_ranges,
+)
 from optimizer.compress.apply.activations.folding import Folded
 from optimizer.compress.apply.weights import bias_correction, rounding
 from optimizer.compress.apply.weights.rounding import Inputs, Rounded
@@ -25,8 +28,8 @@ from optimizer.compress.methods.weights.rtn import relative_error
 from optimizer.compress.module_rows import Row, join_remarks, label, significant
 from optimizer.compress.simulate import (
     QuantConvolution,
-    QuantInput,
     QuantLinear,
+    quantized_input,
     set_parameter,
 )
 from optimizer.compress.walk import blocks as walk
@@ -62,6 +65,7 @@ def compress(
             folded.add(resolve(method.apply)(group, quantize))
         if activations is not None and quantize.static_activations:
             covered = choose_ranges(group, activations, folded.factors)
+    covered |= choose_cache_ranges(group)
     inputs = Inputs(mode, covered, folded.factors)
     chosen = rounding.compress_weights(group, inputs, quantize, scratch)
     replaced, notes = folded.replaced, folded.notes
@@ -210,7 +214,7 @@ def _measure(
         if not measures[name].enough:
             measures[name].update(rows)
 
-    summands = {n: QuantInput(ranges[n]) for n in group.summands}
+    summands = {n: quantized_input(n, ranges[n]) for n in (*group.summands, *group.caches)}
     with walk.swapped(group.model, {**quantized, **summands}):
         walk.advance(group, hook, quantized, group.stream.deal.first_part)
     return measures

@@ -16,6 +16,7 @@ from optimizer.compress.walk.model_source import ModelSource
 from optimizer.foundation.errors import RecipeError, closest
 from optimizer.foundation.qtensor import Scheme, divides, group_sizes
 from optimizer.foundation.state import Note
+from optimizer.model.checkpoint import cache_operands
 from optimizer.model.graph.module import GraphModel
 from optimizer.model.graph.record import BODY
 from optimizer.recipe.schema import Quantize, Sparsity, Weights
@@ -64,6 +65,8 @@ def select(source: ModelSource, quantize: Quantize, sparsity: Sparsity | None = 
             accepted="int8 of bert, roberta, xlm-roberta, camembert and electra",
             fix="Use attention: float.",
         )
+    if quantize.kv_cache == "float8":
+        _check_caches(source)
     chosen = _modules_to_quantize(source, quantize)
     modules = {n: source.model.get_submodule(n) for n in chosen.quantized}
     filters = {n: m for n, m in modules.items() if isinstance(m, nn.Conv2d)}
@@ -75,6 +78,21 @@ def select(source: ModelSource, quantize: Quantize, sparsity: Sparsity | None = 
         return replace(chosen, pruned=pruned)
     dense = [Note(n, "float", "sparsity: kept dense") for n in chosen.quantized if n not in pruned]
     return replace(chosen, quantized={}, pruned=pruned, notes=(*chosen.notes, *dense))
+
+
+def _check_caches(source: ModelSource) -> None:
+    """Refuse a model whose keys and values cannot be read on their way into the cache."""
+    names = cache_operands.attentions(source.model, source.blocks)
+    if len(names) == len(source.blocks):
+        return
+    raise RecipeError(
+        f"{len(names)} attentions of {len(source.blocks)} blocks of a {source.family.model_type} "
+        f"are named {' or '.join(cache_operands.NAMES)} and take {cache_operands.ARGUMENT}, so "
+        "what its KV cache holds cannot be calibrated and judged",
+        where="quantize.kv_cache",
+        accepted="float8 of decoders such as Llama, Mistral, Qwen2 and Qwen3",
+        fix="Use kv_cache: float.",
+    )
 
 
 def _modules_to_prune(

@@ -12,7 +12,7 @@ A quantized linear multiplies de-quantized weights with fake-quantized inputs:
 A convolution does the same with its image, padded with 0; its weight (out, in of a group, height,
 width) is quantized as (out, in * height * width). Inputs of residual adds and of products of
 attention (model/checkpoint/attention_operands.py) are quantized alike where the state has their
-range.
+range, and what a KV cache holds (model/checkpoint/cache_operands.py) as "float8 tensor".
 
 x is first multiplied, feature by feature, by its module's factor where the state has one; the
 weight's integers hold the inverse.
@@ -40,8 +40,8 @@ from optimizer.foundation.state import (
     input_name,
     owner_of,
 )
-from optimizer.model.architectures.operands import attention_of, operands_of
-from optimizer.model.checkpoint import attention_operands
+from optimizer.model.architectures.operands import attention_of, cache_of, caches_of, operands_of
+from optimizer.model.checkpoint import attention_operands, cache_operands
 
 AT_ONCE = 1 << 22  # values of a weight that are de-quantized together
 
@@ -209,14 +209,13 @@ class QuantInput(nn.Module):
     """Fake-quantizes its input; replaces an identity."""
 
     factor = None
-    activations: Activations = "tensor"
 
-    def __init__(self, covered: Range) -> None:
+    def __init__(self, covered: Range, activations: Activations = "tensor") -> None:
         super().__init__()
-        self.covered = covered
+        self.covered, self.activations = covered, activations
 
     def forward(self, x: Tensor) -> Tensor:
-        return fake_quantize(x, self.covered)
+        return fake_quantize(x, self.covered, self.activations)
 
 
 def simulated(
@@ -267,10 +266,16 @@ def simulated(
         attentions = [attention_of(name) for name in operands_of(state)]
         if attentions:
             attention_operands.install(twin, attentions)
+        cache_operands.install(twin, map(cache_of, caches_of(state)))
         for module, range_ in state.summands.items():
             if only is None or module in only:
-                set_module(twin, module, QuantInput(range_))
+                set_module(twin, module, quantized_input(module, range_))
     return twin
+
+
+def quantized_input(name: str, covered: Range) -> QuantInput:
+    """The replacement of the identity `name`."""
+    return QuantInput(covered, "float8 tensor" if cache_of(name) else "tensor")
 
 
 def set_parameter(model: nn.Module, name: str, value: Tensor) -> None:

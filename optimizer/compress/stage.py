@@ -58,7 +58,7 @@ from optimizer.foundation.process.torch_device import CPU
 from optimizer.foundation.progress import bar, say
 from optimizer.foundation.references import resolve
 from optimizer.foundation.state import CompressedState
-from optimizer.model.checkpoint import attention_operands
+from optimizer.model.checkpoint import attention_operands, cache_operands
 from optimizer.model.checkpoint.model import parameter_shapes
 from optimizer.model.graph import record
 from optimizer.recipe.compression import methods
@@ -189,10 +189,13 @@ def compress(
 
 
 def _transformed(source: ModelSource, quantize: Quantize) -> ModelSource:
-    """The source as the walk reads it: with operands of attention, and rotated."""
+    """The source as the walk reads it: with operands of attention and of caches, and rotated."""
     if quantize.integer_attention:
         attention = source.family.attention_products
         attention_operands.install(source.model, [f"{b}.{attention}" for b in source.blocks])
+    if quantize.kv_cache == "float8":
+        names = cache_operands.attentions(source.model, source.blocks)
+        cache_operands.install(source.model, names)
     for method in quantize.of_kind("model-transform"):
         source = resolve(method.apply)(source, quantize)
     return source
@@ -307,6 +310,7 @@ def _segment(
             (*source.summands(schemes, blocks), *source.operands(blocks))
             if quantize.static_activations
             else (),
+            source.caches(blocks),
         )
         scratch = _own_folder(job.progress, these) / "scratch"
         part, rows, corrections = segments.compress(group, quantize, scratch)

@@ -27,7 +27,9 @@ state.json, keys sorted, UTF-8, no spaces after separators:
     ranges       {site: [low, high]}   site = "<module>:input", as in
                  "encoder.layer.0.output.dense:input"; range of the input after its factor. A module
                  without integers is an identity before a residual add or, below an attention's
-                 `operands`, before one of its products: query, key, value, probabilities
+                 `operands`, before one of its products: query, key, value, probabilities; below
+                 a decoder's attention's `kv_cache` (key, value), float8 by Range.float8_scale on
+                 the way into its cache
     factors      [site, ...] sorted: inputs multiplied per feature by <site>.factor before they
                  are quantized; the module's integers hold the inverse, its replaced weight does not
     activations  quantization of the inputs of quantized modules:
@@ -174,7 +176,7 @@ class CompressedState:
 
     @property
     def summands(self) -> dict[str, Range]:
-        """{identity in front of a residual add, or of a product of attention: range}."""
+        """{identity in front of a residual add, a product of attention or a KV cache: range}."""
         ranges = ((owner_of(site), covered) for site, covered in self.ranges.items())
         return {name: r for name, r in ranges if weight_name(name) not in self.weights}
 

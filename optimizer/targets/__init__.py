@@ -131,6 +131,7 @@ COMPRESSED_TENSORS = Target(
         integer_lookup=False,
         zeros_alone=False,
         float8=True,
+        float8_cache=True,
     ),
     check="optimizer.lower.compressed_tensors.serving_engines:check",
     check_model="optimizer.lower.compressed_tensors.config:check_model",

@@ -31,6 +31,7 @@ class Accepts:
     integer_attention: integer products in an encoder's attention
     sparse_kernels: sparsity patterns for which kernels skip zeros
     float8: FP8 weights, with activations in float or FP8
+    float8_cache: a KV cache in FP8 with calibrated scales
     """
 
     weight_zero_point: bool = True
@@ -45,6 +46,7 @@ class Accepts:
     integer_attention: bool = False
     sparse_kernels: tuple[str, ...] = ()
     float8: bool = False
+    float8_cache: bool = False
 
 
 @dataclass(frozen=True)

@@ -140,6 +140,7 @@ class BlockGroup:
     schemes: {module to quantize: scheme}
     sparsity: {module to prune: recipe section}
     summands: identities whose input is quantized, before residual adds and products of attention
+    caches: identities on keys and values that a KV cache holds in FP8
     """
 
     model: nn.Module
@@ -150,6 +151,7 @@ class BlockGroup:
     schemes: Mapping[str, Scheme]
     sparsity: Mapping[str, Sparsity] = field(default_factory=dict)
     summands: tuple[str, ...] = ()
+    caches: tuple[str, ...] = ()
 
     @property
     def modules(self) -> tuple[str, ...]:

@@ -17,7 +17,8 @@ from optimizer.harness.inputs.kind import InputKind
 from optimizer.harness.inputs.text import TEXT
 from optimizer.model.architectures.architecture import family
 from optimizer.model.architectures.family_record import Family
-from optimizer.model.architectures.operands import HOLDER, OPERANDS
+from optimizer.model.architectures.operands import CACHE, CACHED, HOLDER, OPERANDS
+from optimizer.model.checkpoint import cache_operands
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
 from optimizer.model.checkpoint.model import (
     has_sdpa,
@@ -102,6 +103,15 @@ class ModelSource:
             for name in attentions
             if self.family.attention_products and hasattr(self.model.get_submodule(name), HOLDER)
             for operand in OPERANDS
+        )
+
+    def caches(self, blocks: Collection[str]) -> tuple[str, ...]:
+        """The identities in these blocks at keys and values of KV caches."""
+        return tuple(
+            f"{name}.{CACHE}.{operand}"
+            for name in cache_operands.attentions(self.model, blocks)
+            if hasattr(self.model.get_submodule(name), CACHE)
+            for operand in CACHED
         )
 
     @property

@@ -52,9 +52,12 @@ def find(folder: Path, *, float8: bool = False) -> Quantized | None:
     """The Quantized record of a folder, from its headers alone; None for a folder of float weights.
     Raises CheckpointError as listed above.
 
-    float8: read FP8 tensors too, to read back a folder that was just written
+    float8: read FP8 tensors too, to read back a folder that was just written; its KV cache's scales
+        are tensors like others
     """
     config = _quantization_config(folder)
+    if config and float8:
+        config = {**config, "kv_cache_scheme": None}
     if not config:
         return None
     method = str(config.get("quant_method"))

@@ -27,6 +27,14 @@ from optimizer.model.checkpoint.checkpoint import Checkpoint
 
 PACKED, INTEGER, MIXED = "pack-quantized", "int-quantized", "mixed-precision"
 FLOAT8 = "float-quantized"
+KV_CACHE = {
+    "num_bits": 8,
+    "type": "float",
+    "symmetric": True,
+    "strategy": "tensor",
+    "group_size": None,
+    "dynamic": False,
+}
 
 
 @dataclass(frozen=True)
@@ -179,9 +187,14 @@ def absent_patterns(schemes: dict[str, ModuleScheme], head: str) -> list[str]:
     return [] if head or any("pooler" in module for module in schemes) else ["re:.*pooler.*"]
 
 
-def notes(schemes: dict[str, ModuleScheme]) -> list[str]:
-    """Notes on these schemes for readers of the folder."""
+def notes(schemes: dict[str, ModuleScheme], *, caches: bool = False) -> list[str]:
+    """Notes on these schemes, and on FP8 KV caches, for readers of the folder."""
     remarks = []
+    if caches:
+        remarks.append(
+            "KV cache in FP8: where vLLM's attention multiplies in FP8 (FlashAttention 3, "
+            "FlashInfer), it rounds queries too, by scale 1, which is not the proven model"
+        )
     if any(not c.weight.symmetric for c in schemes.values()):
         remarks.append(
             "asymmetric weights: transformers 5.23 loads them with "
@@ -222,8 +235,14 @@ def sparsity_notes(state: CompressedState) -> list[str]:
     ]
 
 
-def quantization_config(schemes: dict[str, ModuleScheme], ignore: list[str]) -> dict[str, Any]:
-    """Build quantization_config, the same for any order of `schemes`. ignore: float modules."""
+def quantization_config(
+    schemes: dict[str, ModuleScheme], ignore: list[str], *, caches: bool = False
+) -> dict[str, Any]:
+    """Build quantization_config, the same for any order of `schemes`.
+
+    ignore: float modules
+    caches: True where the KV caches are in FP8
+    """
     alike: dict[ModuleScheme, list[str]] = {}
     for module in sorted(schemes):
         alike.setdefault(schemes[module], []).append(module)
@@ -241,6 +260,6 @@ def quantization_config(schemes: dict[str, ModuleScheme], ignore: list[str]) -> 
         "quantization_status": "compressed",
         "config_groups": groups,
         "ignore": ignore,
-        "kv_cache_scheme": None,
+        "kv_cache_scheme": KV_CACHE if caches else None,
         "global_compression_ratio": None,
     }

@@ -44,10 +44,11 @@ def lower(
     (out / "model").mkdir()
     document = format_.write(checkpoint, compressed, out / "model", section.float)
     verify(out / "model", checkpoint, compressed, section.float)
+    caches = bool(format_.cache_scales(compressed))
     schemes = config.module_schemes(checkpoint, compressed, format_.embedding(checkpoint))
     rows = [(m, c.weight, c.activations) for m, c in sorted(schemes.items())]
     generates = tasks.of(contracts.read(source / "contract.json")).generates
-    commands, warnings = serving_engines.notes(rows, generates=generates)
+    commands, warnings = serving_engines.notes(rows, generates=generates, float8_cache=caches)
     document["notes"] += warnings
     serving = serving_engines.page(commands, warnings)
     (out / "model" / SERVING).write_text(serving, encoding="utf-8")
@@ -72,6 +73,16 @@ def verify(folder: Path, checkpoint: Checkpoint, state: CompressedState, float: 
             raise LedgerError(
                 f"{name} reads back from {folder.name} with other values than the compressed "
                 "state has",
+                where="lower: state -> folder",
+                accepted="equality",
+            )
+    for name, value in format_.cache_scales(state).items():
+        entry = stored.get(name)
+        if not isinstance(entry, Entry) or not torch.equal(
+            read_entry(entry), value.to(DTYPES[float])
+        ):
+            raise LedgerError(
+                f"{name} of the KV cache reads back with another scale",
                 where="lower: state -> folder",
                 accepted="equality",
             )

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from optimizer.recipe.schema import CompressedTensorsTarget, Recipe
 
 FOLDER = "FOLDER"
+NO_CACHE = "scales of a KV cache in FP8 are not known to be read"
 
 
 class Weight(Protocol):
@@ -54,6 +55,8 @@ class Engine:
     static_ranges: True where inputs are quantized by the folder's ranges
     float8: True where weights may be FP8, with inputs in float or FP8
     blocks_alone: True where weights in blocks may have float inputs
+    cache: options for a KV cache in FP8 by the folder's scales; "" where it is not known to read
+        them
     serve: command line
     embed: further options for a model without generation
     """
@@ -66,11 +69,13 @@ class Engine:
     static_ranges: bool
     float8: bool
     blocks_alone: bool
+    cache: str
     serve: str
     embed: str
 
-    def command(self, *, generates: bool) -> str:
-        return self.serve if generates else f"{self.serve} {self.embed}"
+    def command(self, *, generates: bool, float8_cache: bool = False) -> str:
+        options = ["" if generates else self.embed, self.cache if float8_cache else ""]
+        return " ".join(filter(None, [self.serve, *options]))
 
 
 ENGINES: dict[str, Engine] = {
@@ -85,6 +90,7 @@ ENGINES: dict[str, Engine] = {
             static_ranges=True,
             float8=True,
             blocks_alone=True,
+            cache="--kv-cache-dtype fp8",
             serve=f"vllm serve {FOLDER}",
             embed="--runner pooling",
         ),
@@ -97,6 +103,7 @@ ENGINES: dict[str, Engine] = {
             static_ranges=True,
             float8=False,
             blocks_alone=False,
+            cache="",
             serve=f"python -m vllm.entrypoints.openai.api_server --model {FOLDER} --dtype bfloat16",
             embed="--runner pooling",
         ),
@@ -109,6 +116,7 @@ ENGINES: dict[str, Engine] = {
             static_ranges=False,
             float8=True,
             blocks_alone=False,
+            cache="",
             serve=f"python -m sglang.launch_server --model-path {FOLDER}",
             embed="--is-embedding",
         ),
@@ -150,16 +158,25 @@ def objections(
 
 
 def notes(
-    schemes: Sequence[tuple[str, Weight, str | None]], *, generates: bool
+    schemes: Sequence[tuple[str, Weight, str | None]],
+    *,
+    generates: bool,
+    float8_cache: bool = False,
 ) -> tuple[list[str], list[str]]:
-    """Command of each engine, and a warning per engine and objection."""
+    """Command of each engine, and a warning per engine and objection.
+
+    float8_cache: True where the KV cache is in FP8
+    """
     commands, warnings = [], []
     for engine in ENGINES.values():
         reasons: dict[str, list[str]] = {}
         for where, why in objections(engine, schemes):
             reasons.setdefault(why, []).append(where)
+        if float8_cache and not engine.cache:
+            reasons[NO_CACHE] = ["the KV cache"]
         of = f"{engine.name} {engine.version}"
-        commands.append(f"{of}: {engine.command(generates=generates)}")
+        command = engine.command(generates=generates, float8_cache=float8_cache)
+        commands.append(f"{of}: {command}")
         warnings += [
             f"{of} serves another model than the proven one: {modules[0]}"
             f"{f' and {len(modules) - 1} more' if len(modules) > 1 else ''}: {why}"
@@ -191,6 +208,13 @@ def check(recipe: Recipe, section: CompressedTensorsTarget, at: str) -> None:
         if where != "quantize.embedding"  # written as float
     ]
     for name in section.serve_with:
+        if recipe.quantize.kv_cache != "float" and not ENGINES[name].cache:
+            raise RecipeError(
+                f"{name} {ENGINES[name].version} of {at}.serve_with: {NO_CACHE}",
+                where="quantize.kv_cache",
+                accepted="float",
+                fix=f"Use kv_cache: float, or remove {name} from serve_with.",
+            )
         for where, why in objections(ENGINES[name], schemes):
             raise RecipeError(
                 f"{name} {ENGINES[name].version} of {at}.serve_with would serve another model than "

@@ -17,6 +17,8 @@ SHARD bytes. A quantized linear `m` (out, in) with g groups becomes, by its inpu
 FP8 weights ("float-quantized"): m.weight float8_e4m3fn (out, in), m.weight_scale float (out, 1),
 or (out / 128, in / 128) of blocks; m.input_scale float (1,) with static scales.
 
+KV caches in FP8: a.k_scale, a.v_scale float (1,) of each attention `a`.
+
 One scale per tensor is repeated for each row. Every other parameter has its own name, and its
 `replaced` value where the state has one. A quantized embedding is written as dequantized floats:
 transformers 5.23 cannot load a packed one. Floats and scales are fp32, fp16 or bf16. config.json
@@ -47,6 +49,7 @@ from optimizer.foundation.qtensor import QTensor, exact_in
 from optimizer.foundation.state import CompressedState, Range
 from optimizer.lower.compressed_tensors import config
 from optimizer.model.architectures.families import FAMILIES
+from optimizer.model.architectures.operands import cache_of, caches_of
 from optimizer.model.checkpoint.checkpoint import Checkpoint
 
 FloatType = Literal["fp32", "fp16", "bf16"]
@@ -80,7 +83,8 @@ def write(
     document.pop("dtype", None)
     document["torch_dtype"] = str(DTYPES[float]).removeprefix("torch.")
     ignored = [*floats, *config.absent_patterns(schemes, head_module(checkpoint))]
-    document["quantization_config"] = config.quantization_config(schemes, ignored)
+    caches = bool(cache_scales(state))
+    document["quantization_config"] = config.quantization_config(schemes, ignored, caches=caches)
     if own_head:
         document["tie_word_embeddings"] = False
     _write_json(out / "config.json", document)
@@ -92,7 +96,7 @@ def write(
         "modules": {m: c.describe() for m, c in sorted(schemes.items())},
         "float": floats,
         "decoded": [table.removesuffix(".weight")] if table in state.weights else [],
-        "notes": [*config.notes(schemes), *config.sparsity_notes(state)],
+        "notes": [*config.notes(schemes, caches=caches), *config.sparsity_notes(state)],
     }
 
 
@@ -120,6 +124,8 @@ class _Entries:
                 yield list(self._quantized(name))
             else:
                 yield [(name, self._float(name))]
+        scales = cache_scales(self.state)
+        yield from ([(name, self._scale(name, value))] for name, value in scales.items())
 
     def _float(self, name: str) -> Tensor:
         if name in self.state.weights:
@@ -178,6 +184,14 @@ class _Entries:
                 )
             self.error = max(self.error, float((ratio - 1).abs().max()))
         return stored
+
+
+def cache_scales(state: CompressedState) -> dict[str, Tensor]:
+    """{name of a KV cache's scale in the folder: its value (1,)}."""
+    return {
+        f"{cache_of(name)}.{name.rpartition('.')[2][0]}_scale": torch.tensor([r.float8_scale])
+        for name, r in sorted(caches_of(state).items())
+    }
 
 
 def float_value(checkpoint: Checkpoint, state: CompressedState, name: str) -> Tensor:

@@ -1,4 +1,5 @@
-"""Names of the operands of an encoder's attention in a state: "<attention>.operands.query"."""
+"""Names of the operands of an attention in a state: "<attention>.operands.query" of an encoder's,
+"<attention>.kv_cache.key" of what a decoder's cache holds."""
 
 from __future__ import annotations
 
@@ -8,6 +9,9 @@ HOLDER = "operands"
 """The submodule of an attention whose children are identities on its operands."""
 PROBABILITIES = "probabilities"
 OPERANDS = ("query", "key", "value", PROBABILITIES)
+CACHE = "kv_cache"
+"""The submodule of an attention whose children are identities on new keys and values."""
+CACHED = ("key", "value")
 
 
 def attention_of(module: str) -> str:
@@ -15,6 +19,18 @@ def attention_of(module: str) -> str:
     holder, _, name = module.rpartition(".")
     attention, _, last = holder.rpartition(".")
     return attention if last == HOLDER and name in OPERANDS else ""
+
+
+def cache_of(module: str) -> str:
+    """The attention's module name, if `module` names keys or values of its KV cache; else ""."""
+    holder, _, name = module.rpartition(".")
+    attention, _, last = holder.rpartition(".")
+    return attention if last == CACHE and name in CACHED else ""
+
+
+def caches_of(state: CompressedState) -> dict[str, Range]:
+    """{name of keys or values of a KV cache: range} in state.summands."""
+    return {name: r for name, r in state.summands.items() if cache_of(name)}
 
 
 def is_probabilities(module: str) -> bool:

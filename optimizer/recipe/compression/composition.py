@@ -103,6 +103,11 @@ def check_training(quantize: Quantize) -> None:
             f"qat with {_names(transforms)}: it changes the embeddings, which qat does not train; "
             "remove one of them"
         )
+    if quantize.kv_cache != "float":
+        raise ValueError(
+            f"qat with quantize.kv_cache: {quantize.kv_cache}: qat does not train through a "
+            "quantized cache; remove one of them"
+        )
     if quantize.is_float8:
         raise ValueError("qat with type: float8: qat trains integers; remove one of them")
     if quantize.keep_float_auto is not None:

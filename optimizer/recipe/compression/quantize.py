@@ -36,6 +36,10 @@ def _is_int(value: str) -> bool:
     return value == "int"
 
 
+def _is_float(value: str) -> bool:
+    return value == "float"
+
+
 class Weights(Section):
     type: Literal["int", "float8"] = Field(
         "int",
@@ -274,6 +278,12 @@ class Quantize(Section):
     embedding: Weights | Literal["float"] = Field(
         "float", description="text-generation: storage of the token embedding"
     )
+    kv_cache: Literal["float", "float8"] = Field(
+        "float",
+        description="text-generation: float8: keys and values in the KV cache as FP8 E4M3, with a "
+        "calibrated scale each per layer, for target compressed-tensors",
+        exclude_if=_is_float,  # keys of steps without it stay
+    )
     strength: float | Literal["search"] = Field(
         "search", description="smoothquant: alpha in [0, 1], or searched per layer"
     )
@@ -367,7 +377,7 @@ class Quantize(Section):
     def calibrated(self) -> bool:
         """True where a method or an option needs calibration data."""
         looks = self.static_activations or self.bias_correction or self.allocate is not None
-        looks = looks or self.keep_float_auto is not None
+        looks = looks or self.keep_float_auto is not None or self.kv_cache == "float8"
         return looks or any(m.calibrated for m in self.chosen)
 
     @property

@@ -51,7 +51,7 @@ def hops(_m: Materials) -> tuple[Hop, ...]:
 def lower(m: Materials) -> Entry:
     """Compare each value of the folder, read by the compressed-tensors package, with the state."""
     with readable("the compressed-tensors package", TARGET):
-        problems = [*_scales(m), *_weights(m), *_floats(m), *_ranges(m)]
+        problems = [*_scales(m), *_weights(m), *_floats(m), *_ranges(m), *_caches(m)]
     why = "the same integers times the same scales give the same bits"
     same = Distance(0.0, 0.0, 1.0, 0.0)
     measured = None if problems else same
@@ -179,25 +179,26 @@ def _scales(m: Materials) -> Iterator[str]:
         )
 
 
+def _words(part: Any) -> tuple[Any, ...]:
+    """Bits, type, strategy, group size and dynamic of the library's arguments."""
+    kind, strategy = (str(getattr(x, "value", x)) for x in (part.type, part.strategy))
+    return part.num_bits, kind, strategy, part.group_size or None, bool(part.dynamic)
+
+
 def _quantized_as(group: Any, q: QTensor, activations: Activations) -> bool:
     """Tell if a group of the folder's config describes a module as the state does."""
-
-    def words(part: Any) -> tuple[Any, ...]:
-        kind, strategy = (str(getattr(x, "value", x)) for x in (part.type, part.strategy))
-        return part.num_bits, kind, strategy, part.group_size or None, bool(part.dynamic)
-
     scheme, inputs = q.scheme, group.input_activations
     of = "float" if scheme.is_float8 else "int"
     weights = (max(scheme.bits, 4), of, scheme.granularity, scheme.group_size, False)
     if group.weights.block_structure not in (None, [BLOCK, BLOCK]):
         return False
-    if words(group.weights) != weights or group.weights.symmetric != scheme.symmetric:
+    if _words(group.weights) != weights or group.weights.symmetric != scheme.symmetric:
         return False
     if inputs is None or activations is None:
         return inputs is None and activations is None
     strategy = activations.removeprefix("float8 ")
     size = BLOCK if strategy == "group" else None
-    same = words(inputs) == (8, of, strategy, size, activations in PER_TOKEN)
+    same = _words(inputs) == (8, of, strategy, size, activations in PER_TOKEN)
     return same and (inputs.symmetric or activations == "tensor")
 
 
@@ -259,6 +260,25 @@ def _floats(m: Materials) -> Iterator[str]:
             expected = value.to(dtype) if value.is_floating_point() else value
             if not torch.equal(tensors[name], expected):
                 yield f"{name}: reads back with other values than in the state"
+
+
+def _caches(m: Materials) -> Iterator[str]:
+    """Yield the problems of the scales of KV caches in FP8."""
+    from compressed_tensors.quantization import QuantizationConfig
+
+    document = json.loads((_folder(m) / "config.json").read_text(encoding="utf-8"))
+    scheme = QuantizationConfig.model_validate(document["quantization_config"]).kv_cache_scheme
+    expected = format_.cache_scales(m.state)
+    if bool(scheme) != bool(expected):
+        yield "the folder's config and the state disagree about a KV cache in FP8"
+    elif scheme and _words(scheme) != (8, "float", "tensor", None, False):
+        yield "the folder's config and the state have different schemes of the KV cache"
+    with ExitStack() as stack:
+        tensors = _Tensors(_folder(m), stack)
+        for name, value in expected.items():
+            scale = value.to(format_.DTYPES[m.precision])
+            if name not in tensors or not torch.equal(tensors[name], scale):
+                yield f"{name}: the KV cache has another scale than the state's"
 
 
 def _ranges(m: Materials) -> Iterator[str]:

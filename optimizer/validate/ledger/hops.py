@@ -15,7 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from optimizer.compress.apply.activations.activation_ranges import OF_OPERANDS, PROBABILITIES
+from optimizer.compress.apply.activations.activation_ranges import (
+    OF_CACHES,
+    OF_OPERANDS,
+    PROBABILITIES,
+)
 from optimizer.compress.apply.weights.rounding import uses_float_target
 from optimizer.foundation.errors import LedgerError
 from optimizer.foundation.process.quiet import quiet
@@ -27,8 +31,9 @@ from optimizer.harness.errors import HarnessError
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.lower.onnx import cut
 from optimizer.lower.onnx.graph_source import open_graph
-from optimizer.model.architectures.operands import is_probabilities, operands_of
+from optimizer.model.architectures.operands import caches_of, is_probabilities, operands_of
 from optimizer.model.checkpoint.attention_operands import with_operands
+from optimizer.model.checkpoint.cache_operands import with_caches
 from optimizer.model.checkpoint.model import auto_class, join_outputs, torch_model
 from optimizer.model.graph import record
 from optimizer.validate import target_runner
@@ -207,10 +212,13 @@ def compress(m: Materials) -> Entry:
         laws = [
             range_laws.RangeLaw(m.state, activations),
             range_laws.RangeLaw(m.state, OF_OPERANDS, operands=True),
+            range_laws.RangeLaw(m.state, OF_CACHES, caches=True),
             bias_correction_laws.BiasCorrectionLaw(m.state, m.parameters, m.corrections, m.filters),
         ]
     problems += _operands(m)
+    problems += range_laws.unlike_recipe(m.state, m.section.quantize.kv_cache)
     floats = with_operands(m.folded_model, operands_of(m.state))
+    floats = with_caches(floats, caches_of(m.state))
     seen = calibration_laws.judge(laws, m.simulated_model, floats, m.calibration)
     problems += seen.problems
     unjudged += seen.unjudged

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from optimizer.compress import simulate
 from optimizer.recipe.schema import CompressedTensorsTarget
 from optimizer.validate.formats import compressed_tensors
-from optimizer.validate.ledger import ledger
+from optimizer.validate.ledger import hops, ledger
 from optimizer.validate.ledger.entry import Entry
 from optimizer.validate.stage import STAGE as VALIDATE
 from tests.validate import decoder_runs as decoders
@@ -30,6 +30,10 @@ MORE = {
     },
     "float8 static": {"weights": {"type": "float8"}, "activations": {"type": "float8"}},
 }
+DECODERS = {
+    "gptq": decoders.SCHEMES["gptq"],
+    "cache": {"weights": {"type": "float8"}, "kv_cache": "float8"},
+}
 KINDS: dict[str, Any] = {
     "w4": "bf16",
     "static": "fp32",
@@ -38,8 +42,9 @@ KINDS: dict[str, Any] = {
     "asymmetric": "bf16",
     "float8": "bf16",
     "float8 static": "bf16",
+    "cache": "bf16",
 }
-"""{scheme: float type of its folder}, of an encoder but for gptq."""
+"""{scheme: float type of its folder}, of an encoder but for DECODERS."""
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +56,8 @@ def folders(
     for name, float_type in KINDS.items():
         root = tmp_path_factory.mktemp(name)
         (root / "data").mkdir()
-        if name == "gptq":
-            asked = decoders.decoder_recipe(str(tiny_llama), root / "data", decoders.SCHEMES[name])
+        if name in DECODERS:
+            asked = decoders.decoder_recipe(str(tiny_llama), root / "data", DECODERS[name])
         else:
             task = "sentence-embedding"
             asked = recipe(str(tiny_bert), root / "data", {**SCHEMES, **MORE}[name], task)
@@ -160,6 +165,33 @@ def test_another_static_range_is_named(name: str, folders: dict[str, Run], tmp_p
     damage(run, ranged)
     entry = ledger.run_hop(compressed_tensors.lower, run.materials())
     assert "static range" in entry.problems[0]
+
+
+def test_a_folder_whose_config_forgets_the_cache_is_named(
+    folders: dict[str, Run], tmp_path: Path
+) -> None:
+    run = folders["cache"].copy(tmp_path)
+    file = run.folder("model") / "model" / "config.json"
+    document = json.loads(file.read_text())
+    document["quantization_config"]["kv_cache_scheme"] = None
+    file.write_text(json.dumps(document))
+    entry = ledger.run_hop(compressed_tensors.lower, run.materials())
+    assert "disagree about a KV cache" in entry.problems[0]
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_a_scale_of_a_cache_that_was_calibrated_wrongly_is_named(
+    factor: float, folders: dict[str, Run], tmp_path: Path
+) -> None:
+    run = folders["cache"].copy(tmp_path)
+    file = run.folder("state") / "state.json"
+    document = json.loads(file.read_text())
+    site = "model.layers.1.self_attn.kv_cache.value:input"
+    document["ranges"][site] = [end * factor for end in document["ranges"][site]]
+    file.write_text(json.dumps(document))
+    entry = ledger.run_hop(hops.compress, run.materials())
+    assert entry.ok is False
+    assert entry.problems[0].startswith(site)
 
 
 def test_a_model_that_computes_otherwise_is_out_of_its_limit(

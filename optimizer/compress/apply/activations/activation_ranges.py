@@ -22,6 +22,8 @@ from optimizer.recipe.compression.quantize import Activations
 OF_OPERANDS = Activations(symmetric=True, range="mse")
 """Options for the ranges of quantized queries, keys and values."""
 PROBABILITIES = Range(0.0, 1.0)
+OF_CACHES = Activations(type="float8")
+"""Options for the ranges of keys and values in a KV cache."""
 
 
 def choose_ranges(
@@ -53,6 +55,25 @@ def choose_ranges(
     }
     chosen |= dict.fromkeys(probabilities, PROBABILITIES)
     return {n: chosen[leader[n]] for n in (*group.schemes, *group.summands)}
+
+
+def choose_cache_ranges(group: BlockGroup) -> dict[str, Range]:
+    """Choose {keys or values of a KV cache: range}, which covers all of them."""
+
+    def measure(histograms: Mapping[str, Histogram], part: range) -> None:
+        def hook(name: str, rows: Tensor, _real: Tensor) -> None:
+            try:
+                histograms[name].extend(rows)
+            except ValueError as e:
+                raise bad_input(name, e) from e
+
+        walk.observe(group, hook, group.caches, part)
+
+    if not group.caches:
+        return {}
+    histograms = group.stream.deal.sum(lambda: {n: Histogram() for n in group.caches}, measure)
+    choose = range_chooser(OF_CACHES)
+    return {name: choose(histogram) for name, histogram in histograms.items()}
 
 
 def range_chooser(activations: Activations) -> Callable[[Histogram], Range]:

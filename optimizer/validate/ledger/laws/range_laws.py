@@ -44,7 +44,12 @@ from optimizer.compress.methods.activations.activation_ranges import (
 )
 from optimizer.foundation.rounding.tolerance import normal_bound
 from optimizer.foundation.state import STATIC, CompressedState, Range, input_name, owner_of
-from optimizer.model.architectures.operands import attention_of, is_probabilities
+from optimizer.model.architectures.operands import (
+    attention_of,
+    cache_of,
+    caches_of,
+    is_probabilities,
+)
 from optimizer.recipe.schema import Activations
 from optimizer.validate.ledger.breach import breach
 from optimizer.validate.ledger.laws.calibration_laws import (
@@ -58,18 +63,34 @@ from optimizer.validate.ledger.laws.calibration_laws import (
 )
 
 
+def unlike_recipe(state: CompressedState, kv_cache: str) -> list[str]:
+    """[a sentence] where KV caches are in FP8 and quantize.kv_cache does not say so, or the other
+    way round, else []."""
+    caches = caches_of(state)
+    if bool(caches) == (kv_cache == "float8"):
+        return []
+    return [f"{len(caches)} keys and values of KV caches are in FP8; kv_cache is {kv_cache}"]
+
+
 class RangeLaw:
     """Law for the ranges of inputs of modules, or (operands=True) of operands of attentions except
-    probabilities. method: quantize.activations of the recipe; None: no range is judged."""
+    probabilities, or (caches=True) of KV caches. method: quantize.activations of the recipe; None:
+    no range is judged."""
 
     def __init__(
-        self, state: CompressedState, method: Activations | None, *, operands: bool = False
+        self,
+        state: CompressedState,
+        method: Activations | None,
+        *,
+        operands: bool = False,
+        caches: bool = False,
     ) -> None:
-        static = method is not None and state.activations in STATIC
+        static = method is not None and (caches or state.activations in STATIC)
         self.modules = tuple(
             name
             for name in map(owner_of, state.ranges if static else ())
-            if bool(attention_of(name)) == operands and not is_probabilities(name)
+            if (bool(attention_of(name)), bool(cache_of(name))) == (operands, caches)
+            and not is_probabilities(name)
         )
         self._state = state
         if method is not None:

@@ -1,0 +1,89 @@
+"""Attention of a decoder whose keys and values pass through identities on their way into the KV
+cache, where they can be quantized.
+
+`install` gives each attention of a transformers model a submodule `kv_cache` with two identities.
+They apply to the keys (after their rotation) and values of new tokens, in the layout (texts,
+tokens, heads * width of a head). What attention reads is what the cache holds.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor, nn
+
+from optimizer.model.architectures.operands import CACHE, cache_of
+from optimizer.model.checkpoint.attention_operands import Operand
+
+NAMES = ("self_attn", "attention")
+"""Last names of attentions whose scales compressed-tensors and vLLM look for."""
+ARGUMENT = "past_key_values"
+
+
+class Cached(nn.Module):
+    """The identities on keys and values of one attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.key, self.value = Operand(), Operand()
+
+
+class _Filled:
+    """A KV cache that is filled through the identities of an attention; of None, no cache."""
+
+    def __init__(self, cache: Any, cached: Any) -> None:
+        self._cache, self._cached = cache, cached
+
+    def update(self, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Add new tokens, keys and values (texts, heads, tokens, width); returns all tokens'."""
+        key, value = _through(self._cached.key, key), _through(self._cached.value, value)
+        return (
+            (key, value) if self._cache is None else self._cache.update(key, value, *args, **kwargs)
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cache, name)
+
+
+def attentions(model: nn.Module, blocks: Iterable[str]) -> list[str]:
+    """Names of the attentions of these blocks that fill a KV cache, in order."""
+    return [
+        f"{block}.{name}"
+        for block in blocks
+        for name, module in model.get_submodule(block).named_modules()
+        if name.rpartition(".")[2] in NAMES
+        and ARGUMENT in inspect.signature(module.forward).parameters
+    ]
+
+
+def install(model: nn.Module, names: Iterable[str]) -> None:
+    """Add the identities to the attentions `names` of `model`, in place."""
+    for name in dict.fromkeys(names):
+        attention = model.get_submodule(name)
+        setattr(attention, CACHE, Cached())
+        attention.register_forward_pre_hook(_fill, with_kwargs=True)
+
+
+def with_caches(model: nn.Module, operands: Iterable[str]) -> nn.Module:
+    """A copy of `model` that shares its parameters, with the identities `operands` installed;
+    `model` itself if `operands`, module names such as "<attention>.kv_cache.key", is empty."""
+    names = [cache_of(name) for name in operands]
+    if not names:
+        return model
+    twin = copy.deepcopy(model, {id(t): t for t in (*model.parameters(), *model.buffers())})
+    install(twin, names)
+    return twin
+
+
+def _fill(attention: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    filled = _Filled(kwargs.get(ARGUMENT), getattr(attention, CACHE))
+    return args, {**kwargs, ARGUMENT: filled}
+
+
+def _through(identity: nn.Module, x: Tensor) -> Tensor:
+    """x (texts, heads, tokens, width) through an identity on (texts, tokens, heads * width)."""
+    tokens: Tensor = identity(x.transpose(1, 2).flatten(2))
+    return tokens.reshape(*tokens.shape[:2], x.shape[1], x.shape[3]).transpose(1, 2)
