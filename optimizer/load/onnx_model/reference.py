@@ -230,10 +230,17 @@ class Origin(Protocol):
 
 @dataclass(frozen=True)
 class _Compared:
-    """Answers of the torch model to a batch, and how far rounding may move a row of each output."""
+    """Answers of the torch model to a batch, and how far rounding moves a row of each output: the
+    median distance of correct runs, and the limit."""
 
     ours: Answers
+    medians: Mapping[str, float]
     limits: Mapping[str, float]
+
+
+Figures = dict[str, dict[str, float]]
+"""{output: {"relative_l2", "max_abs", "cosine", "worst_example", "median", "limit"}} of the answers
+nearest to their limit; the first four as in validate/ledger/distance.py."""
 
 
 def compare(
@@ -243,31 +250,52 @@ def compare(
     expected: tuple[list[Answers], Answers],
     path: Path,
     origin: Origin | None = None,
-) -> None:
+) -> dict[str, Any] | None:
     """Raise CheckpointError where an output of the torch model is further from ONNX Runtime's, or
-    from that of the file's origin, than rounding explains."""
+    from that of the file's origin, than rounding explains.
+
+    Returns {"name", "rows", "runs", "unit_roundoff", "outputs": Figures} of the origin, rows in
+    words; None without an origin.
+    """
     model, drawn = _filled(graph, tensors), ports.draw(ROWS)
     looks = 2 if origin is None else 6
     compared = _compared(model, drawn, looks, path, FLOAT)
-    worst = _judge(compared, expected, "ONNX Runtime's answer to the file", path)
+    worst = _nearest(_judge(compared, expected, "ONNX Runtime's answer to the file", path))
     branches.warn(model, {n: torch.from_numpy(a) for n, a in drawn.items()})
     say(
         f"load: {ROWS} drawn rows have the outputs of ONNX Runtime: apart by at most {worst:.2g} "
         "of what rounding may do"
     )
     if origin is None:
-        return
+        return None
     example = {n: np.resize(t.numpy(), (ROWS, *t.shape[1:])) for n, t in origin.example.items()}
-    worst = 0.0
+    figures: Figures = {}
     for inputs in (drawn, example) if example else (drawn,):
         each = _compared(model, inputs, looks, path, origin.arithmetic)
         theirs = _rows_and_batch(origin.answers, inputs, ports)
-        worst = max(worst, _judge(each, theirs, f"the answer of {origin.name}", path))
-    more = " and those of the example" if example else ""
+        for name, those in _judge(each, theirs, f"the answer of {origin.name}", path).items():
+            figures[name] = max(figures.get(name, those), those, key=_share)
+    rows = f"{ROWS} drawn rows{' and those of the example' if example else ''}"
     say(
-        f"load: {ROWS} drawn rows{more} have the outputs of {origin.name}: apart by at most "
-        f"{worst:.2g} of what rounding may do"
+        f"load: {rows} have the outputs of {origin.name}: apart by at most "
+        f"{_nearest(figures):.2g} of what rounding may do"
     )
+    return {
+        "name": origin.name,
+        "rows": rows,
+        "runs": RUNS,
+        "unit_roundoff": origin.arithmetic.unit,
+        "outputs": figures,
+    }
+
+
+def _share(figures: Mapping[str, float]) -> float:
+    return figures["worst_example"] / figures["limit"]
+
+
+def _nearest(figures: Figures) -> float:
+    """The largest distance of a row as a share of its limit."""
+    return max(map(_share, figures.values()))
 
 
 def _compared(
@@ -282,13 +310,15 @@ def _compared(
         with torch.no_grad():
             return {n: t.numpy() for n, t in model(**inputs).items()}
 
-    ours, runs, limits = run(), [], {}
+    ours, runs = run(), list[Answers]()
+    limits, medians = dict[str, float](), dict[str, float]()
     for seed in range(RUNS):
         with RandomRounding(arithmetic, seed):
             runs.append(run())
     for name in ours:
         pairs = [(a[name], b[name]) for i, a in enumerate(runs) for b in (*runs[i + 1 :], ours)]
         apart = [d for a, b in pairs for d in lengths(list(zip(a, b, strict=True)))]
+        medians[name] = float(np.median(apart))
         limits[name] = limit = _limit(
             apart, ROWS * (RUNS // 2), looks * ROWS * len(ours), arithmetic.unit
         )
@@ -302,16 +332,16 @@ def _compared(
                 fix="Name the outputs to keep: model.outputs: [...]; or set model.ranges: {INPUT: "
                 "[LOW, HIGH]} of an input that takes smaller values.",
             )
-    return _Compared(ours, limits)
+    return _Compared(ours, medians, limits)
 
 
 def _judge(
     compared: _Compared, expected: tuple[list[Answers], Answers], whose: str, path: Path
-) -> float:
-    """The largest distance of a row as a share of its limit. whose: answers that are expected, for
-    messages. Raises CheckpointError for a share above 1."""
+) -> Figures:
+    """The figures of each output. whose: answers that are expected, for messages. Raises
+    CheckpointError for a row beyond its limit."""
     alone, together = expected
-    worst = 0.0
+    figures: Figures = {}
     for name, mine in compared.ours.items():
         limit = compared.limits[name]
         rows = np.concatenate([one[name] for one in alone])
@@ -334,5 +364,19 @@ def _judge(
                     "rows do not depend on each other",
                     fix="Export the model with a dynamic first axis, in evaluation mode.",
                 )
-            worst = max(worst, max(far) / limit)
-    return worst
+            those = {"median": compared.medians[name], "limit": limit, "worst_example": max(far)}
+            those |= _distances(mine, theirs)
+            figures[name] = max(figures.get(name, those), those, key=_share)
+    return figures
+
+
+def _distances(mine: Array, theirs: Array) -> dict[str, float]:
+    a, b = (x.reshape(len(x), -1).astype(np.float64) for x in (mine, theirs))
+    norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+    cosines = np.divide((a * b).sum(1), norms, out=np.ones(len(a)), where=norms > 0)
+    whole = np.linalg.norm(b)
+    return {
+        "relative_l2": float(np.linalg.norm(a - b) / whole) if whole else 0.0,
+        "max_abs": float(np.abs(a - b).max(initial=0.0)),
+        "cosine": float(cosines.min(initial=1.0)),
+    }

@@ -5,6 +5,8 @@ out/checkpoint/model.safetensors  weights under the file's names
 out/checkpoint/graph/             the graph (model/graph/record.py)
 out/original/                     the file as it is, with its external data: the reference; of one
                                   in float16 the file in float32 (widen.py)
+out/origin.json                   of such a file and of a torch module: how far its answers lie from
+                                  the graph's (reference.py: compare), hop `origin` of the ledger
 out/contract.json, source.json    as of any model
 
 The float model is in memory three times.
@@ -43,6 +45,7 @@ OPSET = 21  # of the graph, unless the file has a later one
 FIRST_MODES = 11  # opset whose Resize names its coordinates
 SMALL = 64  # values of an initializer that is passed to the version converter
 ORIGINAL = "original"
+ORIGIN = "origin.json"
 
 
 @dataclass(frozen=True)
@@ -211,17 +214,19 @@ def run(section: Model, out: Path, origin: Origin | None = None) -> None:
     graph.folder.mkdir()
     graph = reference.runnable(graph, opened.draft, tensors, opened.ports)
     try:
-        reference.compare(graph, tensors, opened.ports, expected, path, origin)
+        compared = reference.compare(graph, tensors, opened.ports, expected, path, origin)
     except CheckpointError:
         exact = reference.without_misread(graph, opened.draft, tensors, opened.ports)
         if exact is graph:
             raise
         graph = exact
-        reference.compare(graph, tensors, opened.ports, expected, path, origin)
+        compared = reference.compare(graph, tensors, opened.ports, expected, path, origin)
     record.write(graph, checkpoint)
     safetensors_stream.write(iter(tensors.items()), checkpoint / "model.safetensors")
     _write_json(checkpoint / "config.json", config(opened))
     _write_json(out / "contract.json", document)
+    if compared is not None:
+        _write_json(out / ORIGIN, compared)
     if opened.wide is None:
         _copy_original(path, out / ORIGINAL)
     _write_json(

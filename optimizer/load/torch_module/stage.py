@@ -4,6 +4,7 @@ The reference at load is the module itself: the graph's answers to drawn rows an
 example are compared with its own (onnx_model/reference.py).
 
 out/original/model.onnx     the exported file, which later stages compare with
+out/origin.json             how far the module's answers lie from the graph's
 out/source.json             the module, and the digests of its files and weights
 """
 

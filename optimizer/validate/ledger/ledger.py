@@ -2,6 +2,8 @@
 
     Materials -> [Entry], one per hop
 
+    origin     the graph of a torch module or of   against the module or the file itself, at load
+               an ONNX file in float16
     load       the torch model                     against transformers' own loader
     reduce     the smaller checkpoint              against the reference, where there is one
     recover    the trained smaller checkpoint      against itself before, and the recorded loss
@@ -40,6 +42,7 @@ from optimizer.validate.ledger.breach import breach
 from optimizer.validate.ledger.entry import Entry
 from optimizer.validate.ledger.laws.decoder import cache_laws, generation_laws
 from optimizer.validate.ledger.laws.reduce import structure_laws, student_laws, training_laws
+from optimizer.validate.ledger.onnx_file import origin
 from optimizer.validate.materials import Materials
 
 Hop = Callable[[Materials], Entry]
@@ -117,7 +120,8 @@ def _with_steps(chosen: tuple[Hop, ...], materials: Materials) -> tuple[Hop, ...
         steps.append(student_laws.reduce if section.reduce.student else structure_laws.reduce)
     steps += [training_laws.recover] if section.recovery else []
     steps += [training_laws.qat] if section.training else []
-    return (chosen[0], *steps, *chosen[1:])
+    before: tuple[Hop, ...] = (origin.origin,) if origin.has_origin(materials) else ()
+    return (*before, chosen[0], *steps, *chosen[1:])
 
 
 def graph_hops(materials: Materials) -> tuple[Hop, ...]:

@@ -413,6 +413,9 @@ def test_a_file_in_float16_is_compared_as_it_is_and_computed_in_float32(
     loaded = load(file, tmp_path / "out")
     shares = capsys.readouterr().err
     assert "have the outputs of the file in float16: apart by at most" in shares
+    compared_at_load = json.loads((loaded / "origin.json").read_text())
+    assert compared_at_load["unit_roundoff"] == 2**-11
+    assert compared_at_load["outputs"]["y"]["worst_example"] > 0
     assert compared(loaded / "original" / "model.onnx", loaded, {"x": weights(3, 8)}) < 1e-5
     assert compared(file, loaded, {"x": weights(3, 8)}) < 1e-2
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,10 +14,12 @@ from pydantic import ValidationError
 from safetensors.torch import save_file
 
 from optimizer.foundation.errors import CheckpointError, RecipeError
+from optimizer.harness import contract as contracts
 from optimizer.load.torch_module import code, module, stage
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
 from optimizer.model.checkpoint.model import torch_model
-from optimizer.recipe.schema import Model
+from optimizer.recipe.schema import Model, OnnxRuntimeTarget
+from optimizer.validate.ledger import ledger
 
 LAYERS = """
 from torch import nn
@@ -70,6 +74,16 @@ def section(folder: Path, net: str = NET, **more: object) -> Model:
     )
 
 
+def materials(loaded: Path) -> Any:
+    """As far as the first hop reads them."""
+    section = SimpleNamespace(
+        target=OnnxRuntimeTarget(runtime="onnxruntime"), reduce=None, recovery=None, training=None
+    )
+    return SimpleNamespace(
+        source=loaded, section=section, contract=contracts.read(loaded / "contract.json")
+    )
+
+
 def load(section: Model, out: Path) -> Path:
     out.mkdir()
     stage.run(section, out)
@@ -93,6 +107,12 @@ def test_the_graph_has_the_names_and_the_answers_of_the_module(tmp_path: Path) -
         theirs = module.build(of_module, functions).module(x, gain)
     for name, expected in theirs.items():
         torch.testing.assert_close(ours[name], expected)
+    hop = ledger.hops_of(materials(loaded))[0](materials(loaded))
+    assert (hop.hop, hop.start, hop.ok) == ("origin", "pkg.net:build", True)
+    assert hop.reached is not None
+    assert 0 < hop.reached < (hop.tolerance or 0) < 1e-3
+    assert set((hop.spread or {})["outputs"]) == {"scores", "size"}
+    assert "8 drawn rows and those of the example" in hop.unproven
 
 
 def test_code_that_answers_otherwise_when_it_is_exported_is_refused(tmp_path: Path) -> None:
