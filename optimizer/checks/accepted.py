@@ -127,9 +127,10 @@ def _check_cache(recipe: Recipe, at: str, target: Target) -> None:
 
 
 def _check_one(weights: Weights, where: str, at: str, runtime: str, row: Accepts) -> None:
-    if weights.is_float8 and not row.float8:
+    if weights.is_float and not row.float8:
         raise RecipeError(
-            f"float8 is not accepted by target {runtime} ({at}): FP8 weights are not lowered to it",
+            f"{weights.type} is not accepted by target {runtime} ({at}): such weights are not "
+            "lowered to it",
             where=f"{where}.type",
             accepted="int",
             fix=f"Use type: int, or only targets that accept it: {_others(lambda a: a.float8)}.",

@@ -5,7 +5,8 @@
 A convolution's weight W[o, c, h, w] is the row value[o, (c * height + h) * width + w].
 
 integers are signed, of `bits` bits, held in int8; `zero_point` None means 0. With type "float8"
-they are E4M3 values instead (rounding/float8.py), held in torch.float8_e4m3fn. One group
+they are E4M3 values instead (rounding/float8.py), held in torch.float8_e4m3fn, with "float4" E2M1
+values (rounding/float4.py), held alike, with scales that NVFP4 holds. One group
 spans the whole row for granularity "channel"; "tensor" has a single scale, shape (1, 1); "block"
 has one for each 128 x 128 values, shape (out / 128, in / 128).
 
@@ -29,10 +30,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from optimizer.foundation.rounding import float8
+from optimizer.foundation.rounding import float4, float8
 
 Granularity = Literal["tensor", "channel", "group", "block"]
-ValueType = Literal["int", "float8"]
+ValueType = Literal["int", "float8", "float4"]
 
 GROUP_SIZES = (16, 32, 64, 128, 256)
 """Group sizes of the usual kernels: powers of two."""
@@ -60,7 +61,8 @@ class Scheme:
     group_size: inputs per scale, only with granularity "group"
     full_range: integers -8..7 without a zero point, and scales of either sign, so that the value
         furthest from 0 may be -8 on either side (4 bits, symmetric; llama.cpp's Q4_0)
-    type: "float8": E4M3 values, with 8 bits, symmetric, granularity channel or block
+    type: "float8": E4M3 values, with 8 bits, symmetric, granularity channel or block; "float4":
+        E2M1 values, with 4 bits, symmetric, in groups of 16
 
     Symmetric schemes use the restricted range (-127..127, -7..7), so that negation is exact, and
     others the full one. Integers read from a quantized checkpoint may use the lowest one too.
@@ -74,6 +76,12 @@ class Scheme:
     type: ValueType = "int"
 
     def __post_init__(self) -> None:
+        of_float4 = (self.bits, self.symmetric, self.group_size) == (4, True, float4.GROUP)
+        if self.type == "float4" and not (of_float4 and self.granularity == "group"):
+            raise ValueError(
+                f"type: float4 with bits {self.bits}, symmetric {self.symmetric}, group_size "
+                f"{self.group_size}; accepted: 4 bits, symmetric, groups of {float4.GROUP}"
+            )
         of_float8 = self.bits == 8 and self.symmetric and self.granularity in ("channel", "block")
         if self.is_float8 and not of_float8:
             raise ValueError(
@@ -101,7 +109,7 @@ class Scheme:
         """Name of the scheme, such as "int8 channel", "float8 channel" or "int4 group 32
         asymmetric"."""
         words = [
-            "float8" if self.is_float8 else f"int{self.bits}",
+            self.type if self.is_float else f"int{self.bits}",
             self.granularity,
             str(self.group_size or ""),
         ]
@@ -114,18 +122,24 @@ class Scheme:
         return self.type == "float8"
 
     @property
+    def is_float(self) -> bool:
+        """True where integers stand for values of a small float type."""
+        return self.type != "int"
+
+    @property
     def dtype(self) -> torch.dtype:
         """Type of the tensor that holds the integers."""
-        return float8.DTYPE if self.is_float8 else torch.int8
+        return float8.DTYPE if self.is_float else torch.int8
 
     @property
     def high(self) -> int:
-        """The largest integer, or E4M3 value."""
-        return float8.LARGEST if self.is_float8 else int(2 ** (self.bits - 1) - 1)
+        """The largest integer, or value of a small float type."""
+        floats = {"float8": float8.LARGEST, "float4": float4.LARGEST}
+        return floats.get(self.type) or int(2 ** (self.bits - 1) - 1)
 
     @property
     def low(self) -> int:
-        """The smallest integer, or E4M3 value."""
+        """The smallest integer, or value of a small float type."""
         restricted = self.symmetric and not self.full_range
         return -self.high if restricted else -self.high - 1
 
@@ -199,7 +213,12 @@ class QTensor:
             self.zero_point.dtype != torch.int8 or self.zero_point.shape != self.scale.shape
         ):
             raise ValueError("zero_point: must be int8 with the shape of scale")
-        if s.is_float8:
+        if s.type == "float4":
+            if not torch.equal(float4.to_scale_grid(self.scale), self.scale):
+                raise ValueError("scale: not an E4M3 value / 256, as NVFP4 stores it")
+            if not bool((float4.nearest(self.integers.float()) == self.integers).all()):
+                raise ValueError("integers: not E2M1 values")
+        if s.is_float:
             if bool(self.integers.isnan().any()):
                 raise ValueError("integers: an E4M3 value is NaN")
             return
@@ -277,6 +296,12 @@ def to_scale_grid(scale: Tensor) -> Tensor:
     return scale.clamp(FP16_SMALLEST_NORMAL, FP16_LARGEST_BF16).to(torch.bfloat16).float()
 
 
+def scheme_scales(scale: Tensor, scheme: Scheme) -> Tensor:
+    """Round scales to those that the scheme holds, and keep their signs."""
+    of_float4 = scheme.type == "float4"
+    return float4.to_scale_grid(scale) if of_float4 else to_signed_scale_grid(scale)
+
+
 def to_signed_scale_grid(scale: Tensor) -> Tensor:
     """Round magnitudes as to_scale_grid, and keep the signs."""
     return torch.copysign(to_scale_grid(scale.abs()), scale)
@@ -300,7 +325,8 @@ def absmax_scale(weight: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor | None]
 
     weight (out, in) float32 -> scale (Scheme.shape_of_scale) on the scale grid, and zero_point
     of that shape or None. An all-zero group gets the smallest scale and integers of zero. With
-    full_range the value furthest from 0 is on the side of the integer -8.
+    full_range the value furthest from 0 is on the side of the integer -8. Raises ValueError for a
+    weight that FP4 does not hold.
     """
     rows = grouped(weight, scheme)
     if scheme.full_range:
@@ -308,8 +334,10 @@ def absmax_scale(weight: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor | None]
         far, near = torch.maximum(below, above), torch.minimum(below, above)
         cover = to_scale_grid(torch.maximum(far / -scheme.low, near / scheme.high))
         return torch.where(above > below, -cover, cover), None
+    if scheme.type == "float4" and (largest := float(weight.abs().max())) > float4.COVERED:
+        raise ValueError(f"weight: holds {largest:.4g}; FP4 holds weights up to {float4.COVERED}")
     if scheme.symmetric:
-        return to_scale_grid(rows.abs().amax(-1) / scheme.high), None
+        return scheme_scales(rows.abs().amax(-1) / scheme.high, scheme), None
     low, high = rows.amin(-1).clamp(max=0), rows.amax(-1).clamp(min=0)
     scale = to_scale_grid((high - low) / (scheme.high - scheme.low))
     zero_point = (scheme.low - low / scale).round().clamp(scheme.low, scheme.high)
@@ -317,7 +345,7 @@ def absmax_scale(weight: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor | None]
 
 
 def quantize(weight: Tensor, scale: Tensor, zero_point: Tensor | None, scheme: Scheme) -> QTensor:
-    """Round each value to the nearest integer, or E4M3 value, of the given scales (ties to even).
+    """Round each value to the nearest integer, or float value, of the given scales (ties to even).
 
     weight (out, in) float32; scale and zero_point as in QTensor, scale already on the grid.
     Raises ValueError when the weight holds NaN or infinity.
@@ -329,8 +357,15 @@ def quantize(weight: Tensor, scale: Tensor, zero_point: Tensor | None, scheme: S
     integers = weight.float().reshape(out, groups, -1) / by_row(scale, out)[..., None]
     if zero_point is not None:
         integers = integers + by_row(zero_point, out).float()[..., None]
-    if scheme.is_float8:
-        integers = float8.nearest(integers)
-    else:
-        integers = integers.round().clamp(scheme.low, scheme.high).to(torch.int8)
+    integers = round_to(integers, scheme)
     return QTensor(integers.reshape(out, inputs), scale, zero_point, scheme)
+
+
+def round_to(values: Tensor, scheme: Scheme) -> Tensor:
+    """Round values over their scales to the nearest integers (int8), or values of the small float
+    type."""
+    if scheme.type == "float4":
+        return float4.nearest(values)
+    if scheme.is_float8:
+        return float8.nearest(values)
+    return values.round().clamp(scheme.low, scheme.high).to(torch.int8)

@@ -10,6 +10,7 @@ tensors.safetensors, entries as safetensors_stream orders them (wider elements f
                              j, 2j+1 in the high nibble, two's complement; odd widths pad with 0
                              3 bits: as 4 bits (the runtime format decides the packing)
                              float8: float8_e4m3fn (out, in)
+                             float4: uint8 (out, in / 2), rounding/float4.py
     <parameter>.scale        float32 (out, groups), or (1, 1) for one scale per tensor, or
                              (out / 128, in / 128) for one per block
     <parameter>.zero_point   int8, the shape of scale; absent when symmetric
@@ -22,7 +23,7 @@ state.json, keys sorted, UTF-8, no spaces after separators:
     version      1
     schemes      {parameter: {bits, symmetric, granularity, group_size, inputs}}, and full_range:
                  true where the scales may be negative; absent where they may not; and type:
-                 "float8"; absent for integers
+                 "float8" | "float4"; absent for integers
     replaced     [parameter, ...] sorted
     ranges       {site: [low, high]}   site = "<module>:input", as in
                  "encoder.layer.0.output.dense:input"; range of the input after its factor. A module
@@ -71,7 +72,7 @@ from torch import Tensor
 from optimizer.foundation import packing
 from optimizer.foundation.errors import CheckpointError
 from optimizer.foundation.qtensor import QTensor, Scheme, to_scale_grid
-from optimizer.foundation.rounding import float8
+from optimizer.foundation.rounding import float4, float8
 from optimizer.foundation.sparsity import Pattern, broken
 
 VERSION = 1
@@ -236,10 +237,16 @@ def unpack_nibbles(packed: Tensor, inputs: int) -> Tensor:
     return torch.from_numpy(packing.unpack4_rows(packed.numpy(), inputs))
 
 
+def _packed(q: QTensor) -> Tensor:
+    if q.scheme.type == "float4":
+        return float4.pack(q.integers)
+    return pack_nibbles(q.integers) if q.scheme.bits < 8 else q.integers
+
+
 def tensors_of(parameter: str, q: QTensor) -> dict[str, Tensor]:
     """Entries of one quantized parameter in tensors.safetensors, by the byte specification."""
     entries = {
-        f"{parameter}.codes": pack_nibbles(q.integers) if q.scheme.bits < 8 else q.integers,
+        f"{parameter}.codes": _packed(q),
         f"{parameter}.scale": q.scale,
     }
     if q.zero_point is not None:
@@ -315,7 +322,9 @@ class _LazyWeights(Mapping[str, QTensor]):
             integers = f.get_tensor(f"{parameter}.codes")
             scale = f.get_tensor(f"{parameter}.scale")
             zero = None if scheme.symmetric else f.get_tensor(f"{parameter}.zero_point")
-        if scheme.bits < 8:
+        if scheme.type == "float4":
+            integers = float4.unpack(integers)
+        elif scheme.bits < 8:
             integers = unpack_nibbles(integers, cast(int, entry["inputs"]))
         try:
             q = QTensor(integers, scale, zero, scheme)

@@ -19,25 +19,36 @@ def nearest(values: Tensor) -> Tensor:
     return values.clamp(-LARGEST, LARGEST).to(DTYPE)
 
 
-def spacing(values: Tensor) -> Tensor:
+def spacing(
+    values: Tensor, mantissa: int = _MANTISSA, least_exponent: int = _LEAST_EXPONENT
+) -> Tensor:
     """Distance between the two E4M3 values around each value (from it to the next one away from 0,
-    where it is one itself)."""
-    least = 2.0**_LEAST_EXPONENT  # below it the steps are equal
-    exponent = torch.frexp(values.abs().clamp(least, LARGEST)).exponent - 1 - _MANTISSA
+    where it is one itself).
+
+    mantissa, least_exponent: bits and the exponent of the smallest normal value, of another type
+    """
+    least = 2.0**least_exponent  # below it the steps are equal
+    exponent = torch.frexp(values.abs().clamp(least, LARGEST)).exponent - 1 - mantissa
     return torch.ldexp(torch.ones_like(values), exponent)
 
 
-def steps_away(values: Tensor, rounded: Tensor) -> Tensor:
+def steps_away(
+    values: Tensor,
+    rounded: Tensor,
+    mantissa: int = _MANTISSA,
+    least_exponent: int = _LEAST_EXPONENT,
+) -> Tensor:
     """Distance of each value from an E4M3 value, in distances from that to its neighbour on the
     value's side: at most 0.5 where it is the nearest one.
 
     values: real numbers, at most 448 in magnitude
     rounded: E4M3 values
+    mantissa, least_exponent: as in `spacing`
     """
     near = rounded.to(values.dtype)
     outward = (values - near) * torch.where(near == 0, values, near) >= 0
     # toward 0, the neighbour of a power of two is half as far as the one away from 0
     half = torch.frexp(near.abs()).mantissa == 0.5
-    half &= near.abs() > 2.0**_LEAST_EXPONENT
-    gap = spacing(near) * torch.where(half & ~outward, 0.5, 1.0)
+    half &= near.abs() > 2.0**least_exponent
+    gap = spacing(near, mantissa, least_exponent) * torch.where(half & ~outward, 0.5, 1.0)
     return (values - near).abs() / gap

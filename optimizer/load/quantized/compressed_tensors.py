@@ -8,6 +8,8 @@ lower/compressed_tensors/tensors.py):
     int-quantized     m.weight int8, m.weight_scale, m.weight_zero_point int8
     naive-quantized   the same
     float-quantized   m.weight float8_e4m3fn, m.weight_scale; `find` reads it for its writer alone
+    nvfp4-pack-quantized   m.weight_packed uint8, m.weight_scale float8_e4m3fn,
+                      m.weight_global_scale; the same
 
 and m.input_scale, m.input_zero_point where inputs are quantized by static ranges. A group's targets
 are names of modules, patterns ("re:...") or classes ("Linear"), in this order of precedence, as in
@@ -32,7 +34,7 @@ from torch import Tensor
 from optimizer.foundation.errors import CheckpointError
 from optimizer.foundation.packing import unpack32
 from optimizer.foundation.qtensor import BLOCK, Granularity, QTensor, Scheme
-from optimizer.foundation.rounding import float8
+from optimizer.foundation.rounding import float4, float8
 from optimizer.foundation.state import STATIC, Activations, Range
 from optimizer.load.quantized.module import (
     SCALES,
@@ -49,7 +51,8 @@ INPUT = ("input_scale", "input_zero_point")
 PACKED = ("weight_packed", "weight_shape", "weight_scale", "weight_zero_point", "weight_g_idx")
 INTEGER = ("weight", "weight_scale", "weight_zero_point")
 FORMATS = ("pack-quantized", "int-quantized", "naive-quantized", "mixed-precision")
-FLOAT8 = "float-quantized"
+FLOAT8, FLOAT4 = "float-quantized", "nvfp4-pack-quantized"
+GLOBAL = "weight_global_scale"
 WHOLE = (torch.int8, torch.float8_e4m3fn)  # types of weights that are not packed
 Group = Mapping[str, Any]
 
@@ -58,8 +61,8 @@ def read(folder: Path, config: Mapping[str, Any], entries: Mapping[str, Entry]) 
     """The folder's weights. Raises CheckpointError as folder.py lists."""
     where = f"{folder / 'config.json'}: quantization_config"
     of_float8 = any(e.dtype == torch.float8_e4m3fn for e in entries.values())  # `find` takes them
-    groups = _config_groups(config, where, (*FORMATS, FLOAT8) if of_float8 else FORMATS)
-    quantized = find_modules(entries, "weight_packed", (*PACKED, *INPUT))
+    groups = _config_groups(config, where, (*FORMATS, FLOAT8, FLOAT4) if of_float8 else FORMATS)
+    quantized = find_modules(entries, "weight_packed", (*PACKED, *INPUT, GLOBAL))
     scaled = find_modules(entries, "weight_scale", (*INTEGER, *INPUT))
     whole = {n: m for n, m in scaled.items() if n not in quantized}
     quantized |= {n: m for n, m in whole.items() if m.entry("weight").dtype in WHOLE}
@@ -176,6 +179,8 @@ def _scheme(module: Module, group: Group) -> tuple[Scheme, tuple[int, int]]:
     symmetric = bool(weights.get("symmetric", True))
     size = weights.get("group_size")
     strategy = strategy or ("tensor" if size is None else "channel" if size == -1 else "group")
+    if weights.get("type") == "float" and bits == 4:
+        return _float4_scheme(module, weights, strategy)
     if weights.get("type") == "float":
         return _float8_scheme(module, weights, strategy)
     if weights.get("type", "int") != "int" or bits not in (3, 4, 8):
@@ -216,6 +221,17 @@ def _float8_scheme(module: Module, weights: Group, strategy: str) -> tuple[Schem
     except ValueError as e:
         raise module.wrong(str(e)) from None
     return scheme, (out, inputs)
+
+
+def _float4_scheme(module: Module, weights: Group, strategy: str) -> tuple[Scheme, tuple[int, int]]:
+    if (strategy, weights.get("group_size")) != ("tensor_group", float4.GROUP):
+        raise module.wrong(f"weights of type float4, strategy {strategy}", accepted="NVFP4")
+    out, half = module.entry("weight_packed", torch.uint8).shape
+    scheme = Scheme(4, True, "group", float4.GROUP, type="float4")
+    module.entry("weight_scale", torch.float8_e4m3fn)
+    module.expect("weight_scale", scheme.shape_of_scale(out, 2 * half))
+    module.entry(GLOBAL, torch.float32)
+    return scheme, (out, 2 * half)
 
 
 def _shape(module: Module, bits: int) -> tuple[int, int]:
@@ -283,6 +299,9 @@ def _range(module: Module, inputs: Group) -> Range:
 
 def _read(module: Module, scheme: Scheme, shape: tuple[int, int]) -> QTensor:
     bits, (out, inputs) = scheme.bits, shape
+    if scheme.type == "float4":
+        scale = module.tensor("weight_scale").float() / module.tensor(GLOBAL)
+        return module.qtensor(float4.unpack(module.tensor("weight_packed")), scale, None, scheme)
     if "weight_g_idx" in module.tensors:
         order, groups = module.tensor("weight_g_idx").long(), scheme.groups(inputs)
         if not torch.equal(order, torch.arange(inputs) // (inputs // groups)):

@@ -21,12 +21,13 @@ from typing import Any
 
 from optimizer.foundation.errors import RecipeError
 from optimizer.foundation.qtensor import BLOCK, Scheme
+from optimizer.foundation.rounding import float8
 from optimizer.foundation.state import PER_TOKEN, Activations, CompressedState
 from optimizer.model.architectures.families import FAMILIES
 from optimizer.model.checkpoint.checkpoint import Checkpoint
 
 PACKED, INTEGER, MIXED = "pack-quantized", "int-quantized", "mixed-precision"
-FLOAT8 = "float-quantized"
+FLOAT8, FLOAT4 = "float-quantized", "nvfp4-pack-quantized"
 KV_CACHE = {
     "num_bits": 8,
     "type": "float",
@@ -47,8 +48,8 @@ class ModuleScheme:
 
     @property
     def format(self) -> str:
-        if self.weight.is_float8:
-            return FLOAT8
+        if self.weight.is_float:
+            return FLOAT8 if self.weight.is_float8 else FLOAT4
         return PACKED if self.activations is None else INTEGER
 
     @property
@@ -66,7 +67,7 @@ class ModuleScheme:
     def group(self, targets: list[str]) -> dict[str, Any]:
         """The entry of config_groups for the modules `targets`."""
         inputs, w = None, self.weight
-        kind = "float" if w.is_float8 else "int"
+        kind = "float" if w.is_float else "int"
         if self.activations is not None:
             inputs = {
                 "num_bits": 8,
@@ -86,6 +87,8 @@ class ModuleScheme:
         }
         if w.granularity == "block":
             weights["block_structure"] = [BLOCK, BLOCK]
+        if w.type == "float4":
+            weights |= {"strategy": "tensor_group", "scale_dtype": str(float8.DTYPE)}
         return {
             "targets": targets,
             "weights": weights,
@@ -211,6 +214,11 @@ def notes(schemes: dict[str, ModuleScheme], *, caches: bool = False) -> list[str
         remarks.append(
             "FP8: vLLM multiplies FP8 from compute capability 8.9 on (L4, RTX 40, H100), and "
             "before that de-quantizes the weights; not measured here"
+        )
+    if any(c.weight.type == "float4" for c in schemes.values()):
+        remarks.append(
+            "NVFP4 weights with float inputs: vLLM de-quantizes them in its Marlin kernels from "
+            "compute capability 7.5 on; not measured here"
         )
     if any(c.weight.granularity == "block" for c in schemes.values()):
         remarks.append(

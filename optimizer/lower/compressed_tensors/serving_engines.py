@@ -42,7 +42,7 @@ class Weight(Protocol):
     @property
     def group_size(self) -> int | None: ...
     @property
-    def is_float8(self) -> bool: ...
+    def type(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Engine:
     zero_points: accepted bits of asymmetric weights
     groups: accepted group sizes, () for any
     static_ranges: True where inputs are quantized by the folder's ranges
-    float8: True where weights may be FP8, with inputs in float or FP8
+    float8: True where weights may be FP8, with inputs in float or FP8, or NVFP4
     blocks_alone: True where weights in blocks may have float inputs
     cache: options for a KV cache in FP8 by the folder's scales; "" where it is not known to read
         them
@@ -129,10 +129,10 @@ def objection(engine: Engine, weight: Weight, activations: str | None) -> str:
 
     activations: mode of the state, None for float inputs
     """
-    if weight.is_float8:
+    if weight.type != "int":
         if weight.granularity == "block" and activations is None and not engine.blocks_alone:
             return "no kernel is known for FP8 weights in blocks with float inputs"
-        return "" if engine.float8 else "no kernel is known for FP8 weights"
+        return "" if engine.float8 else f"no kernel is known for FP{weight.bits} weights"
     if activations == "tensor" and not engine.static_ranges:
         return "its inputs are quantized per token at run time, not by the static ranges"
     if activations is not None:

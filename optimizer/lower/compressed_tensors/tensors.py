@@ -17,6 +17,9 @@ SHARD bytes. A quantized linear `m` (out, in) with g groups becomes, by its inpu
 FP8 weights ("float-quantized"): m.weight float8_e4m3fn (out, in), m.weight_scale float (out, 1),
 or (out / 128, in / 128) of blocks; m.input_scale float (1,) with static scales.
 
+FP4 weights ("nvfp4-pack-quantized"): m.weight_packed uint8 (out, in / 2), m.weight_scale
+float8_e4m3fn (out, in / 16), m.weight_global_scale fp32 (1,): value = E2M1 * scale / global scale.
+
 KV caches in FP8: a.k_scale, a.v_scale float (1,) of each attention `a`.
 
 One scale per tensor is repeated for each row. Every other parameter has its own name, and its
@@ -46,6 +49,7 @@ from torch import Tensor
 from optimizer.foundation import packing, safetensors_stream
 from optimizer.foundation.errors import OptimizeError, RecipeError
 from optimizer.foundation.qtensor import QTensor, exact_in
+from optimizer.foundation.rounding import float4, float8
 from optimizer.foundation.state import CompressedState, Range
 from optimizer.lower.compressed_tensors import config
 from optimizer.model.architectures.families import FAMILIES
@@ -145,6 +149,11 @@ class _Entries:
 
     def _quantized(self, name: str) -> Iterator[tuple[str, Tensor]]:
         module, q = name.removesuffix(".weight"), self.state.weights[name]
+        if q.scheme.type == "float4":
+            yield f"{module}.weight_packed", float4.pack(q.integers)
+            yield f"{module}.weight_scale", float8.nearest(q.scale * float4.GLOBAL_SCALE)
+            yield f"{module}.weight_global_scale", torch.tensor([float4.GLOBAL_SCALE])
+            return
         scale = self._scale(name, by_row(q).scale)
         if q.scheme.is_float8:
             yield f"{module}.weight", q.integers

@@ -102,7 +102,7 @@ def quantized(recipe: Any) -> str:
     bits = weights.get("bits")
     if bits is None:
         return "quantized"
-    name = "FP8" if weights.get("type") == "float8" else f"INT{bits}"
+    name = f"FP{bits}" if weights.get("type", "int") != "int" else f"INT{bits}"
     return name if section.get("activations") else f"{name} weights"
 
 

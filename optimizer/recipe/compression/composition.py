@@ -108,8 +108,8 @@ def check_training(quantize: Quantize) -> None:
             f"qat with quantize.kv_cache: {quantize.kv_cache}: qat does not train through a "
             "quantized cache; remove one of them"
         )
-    if quantize.is_float8:
-        raise ValueError("qat with type: float8: qat trains integers; remove one of them")
+    if quantize.is_float:
+        raise ValueError("qat with type: float8 or float4: qat trains integers; remove one of them")
     if quantize.keep_float_auto is not None:
         raise ValueError(
             "qat with quantize.keep_float_auto: it measures errors before training corrects them; "
@@ -221,27 +221,33 @@ def _check_activations(quantize: Quantize) -> None:
 
 
 def _check_float8(quantize: Quantize) -> None:
-    """Refuse options that FP8 does not have, and FP8 beside integers."""
-    if not quantize.is_float8:
+    """Refuse options that FP8 and FP4 do not have, and these beside integers."""
+    if not quantize.is_float:
         return
+    type_ = next((w.type for w in quantize.every_weights.values() if w.is_float), "float8")
     if others := tuple(m for m in quantize.chosen if not m.float8):
         able = ", ".join(m.name for m in methods.METHODS.values() if m.float8)
-        raise ValueError(f"type: float8 with {_names(others)}: FP8 is rounded by {able} alone")
+        raise ValueError(f"type: {type_} with {_names(others)}: it is rounded by {able} alone")
     for place in ("head", "embedding"):
         if getattr(quantize, place) != "float":
-            raise ValueError(f"{place}: beside type: float8 it stays float; use {place}: float")
+            raise ValueError(f"{place}: beside type: {type_} it stays float; use {place}: float")
     for option in ("allocate", "bias_correction", "keep_float_auto"):
         if getattr(quantize, option):
-            raise ValueError(f"type: float8 with {option}: it is for integers; leave one out")
+            raise ValueError(f"type: {type_} with {option}: it is for integers; leave one out")
     for place, weights in quantize.every_weights.items():
-        if not weights.is_float8:
+        if not weights.is_float:
             raise ValueError(
-                f"{place} has type: int beside type: float8; give every weights block type: "
-                "float8, or name modules in keep_float"
+                f"{place} has type: int beside type: {type_}; give every weights block type: "
+                f"{type_}, or name modules in keep_float"
             )
     inputs = quantize.activations
     if inputs is None:
         return
+    if any(w.type == "float4" for w in quantize.every_weights.values()):
+        raise ValueError(
+            "activations with weights of type: float4: NVFP4 is written with float inputs only; "
+            "leave activations out"
+        )
     if inputs.type != "float8":
         raise ValueError(
             "activations has type: int with weights of type: float8; use activations: "

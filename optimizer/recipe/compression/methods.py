@@ -77,7 +77,7 @@ class Method:
     unties_head: (options) -> whether a tied head becomes a weight of its own
     takes_mask: pruned weights stay 0 (FloatWeight.mask), as sparsity requires
     convolutions: the method also quantizes convolutions, given as matrices
-    float8: the method also rounds to FP8 values
+    float8: the method also rounds to FP8 and FP4 values
     passes: (options, calibrate) -> passes of the calibration tokens through the blocks
     moments: the method holds matrices of (widest input) squared
     """

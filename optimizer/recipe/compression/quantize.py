@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import (
     AfterValidator,
@@ -27,9 +27,13 @@ from optimizer.foundation.sections.method_options import (
     ScaleTuningOptions,
 )
 from optimizer.foundation.sections.section import Section
-from optimizer.foundation.state import Mode
 from optimizer.recipe.compression import methods
 from optimizer.recipe.compression.methods import Kind, Method
+
+if TYPE_CHECKING:
+    from optimizer.foundation.state import Mode
+
+FLOAT4_GROUP = 16  # weights of a scale in NVFP4
 
 
 def _is_int(value: str) -> bool:
@@ -41,10 +45,10 @@ def _is_float(value: str) -> bool:
 
 
 class Weights(Section):
-    type: Literal["int", "float8"] = Field(
+    type: Literal["int", "float8", "float4"] = Field(
         "int",
-        description="float8: FP8 E4M3 values (8 bits, granularity: channel or block), for target "
-        "compressed-tensors and method rtn",
+        description="float8: FP8 E4M3 values (8 bits, granularity: channel or block); float4: "
+        "NVFP4, E2M1 values in groups of 16; both for target compressed-tensors and method rtn",
         exclude_if=_is_int,  # keys of steps without it stay
     )
     bits: Literal[8, 4, 3] = 8
@@ -59,8 +63,22 @@ class Weights(Section):
         "at the same size",
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _float4_names_its_form(cls, values: Any) -> Any:
+        """Fill in bits and groups of NVFP4, which has no other form."""
+        if isinstance(values, Mapping) and values.get("type") == "float4":
+            return {"bits": 4, "granularity": "group", "group_size": FLOAT4_GROUP, **values}
+        return values
+
     @model_validator(mode="after")
     def _float8_has_one_form(self) -> Weights:
+        form = self.bits, self.symmetric, self.granularity, self.group_size
+        if self.type == "float4" and form != (4, True, "group", FLOAT4_GROUP):
+            raise ValueError(
+                f"type: float4 is for bits: 4, symmetric: true, granularity: group, group_size: "
+                f"{FLOAT4_GROUP}; leave these out, or use type: int"
+            )
         one = self.bits == 8 and self.symmetric and self.granularity in ("channel", "block")
         if self.is_float8 and not one:
             raise ValueError(
@@ -75,6 +93,11 @@ class Weights(Section):
     def is_float8(self) -> bool:
         """True where weights are E4M3 values."""
         return self.type == "float8"
+
+    @property
+    def is_float(self) -> bool:
+        """True where weights are values of a small float type."""
+        return self.type != "int"
 
     @model_validator(mode="after")
     def _full_range_belongs_to_symmetric_4_bits(self) -> Weights:
@@ -122,7 +145,9 @@ class Activations(Section):
     @property
     def mode(self) -> Mode:
         """Name of the quantization in a compressed state."""
-        return cast(Mode, self.granularity if _is_int(self.type) else f"float8 {self.granularity}")
+        return cast(
+            "Mode", self.granularity if _is_int(self.type) else f"float8 {self.granularity}"
+        )
 
     @property
     def is_symmetric(self) -> bool:
@@ -358,10 +383,10 @@ class Quantize(Section):
         return {place: w for place, w in blocks.items() if isinstance(w, Weights)}
 
     @property
-    def is_float8(self) -> bool:
-        """True where a weight or an activation is to be an E4M3 value."""
+    def is_float(self) -> bool:
+        """True where a weight or an activation is to be a value of a small float type."""
         inputs = self.activations is not None and self.activations.type == "float8"
-        return inputs or any(w.is_float8 for w in self.every_weights.values())
+        return inputs or any(w.is_float for w in self.every_weights.values())
 
     @property
     def static_activations(self) -> bool:

@@ -167,8 +167,10 @@ def check(sparsity: Sparsity, quantize: Any) -> None:
             f"sparsity with quantize.method {' and '.join(refused)}: it may change a pruned weight "
             "from zero; use methods: [gptq], or leave sparsity out"
         )
-    if quantize.is_float8:
-        raise ValueError("sparsity with type: float8: pruning is for integers; leave one out")
+    if quantize.is_float:
+        raise ValueError(
+            "sparsity with type: float8 or float4: only integers are pruned; leave it out"
+        )
     for name in ("allocate", "keep_float_auto"):
         if getattr(quantize, name) is not None:
             raise ValueError(

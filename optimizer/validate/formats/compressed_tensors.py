@@ -99,7 +99,8 @@ def _folder(m: Materials) -> Path:
 def _load(m: Materials) -> tuple[nn.Module, list[str]]:
     """(model in float32, tensors that transformers misses or does not use).
 
-    transformers 5.23 loads asymmetric packed weights only when it de-quantizes them at once.
+    transformers 5.23 loads asymmetric packed weights only when it de-quantizes them at once. NVFP4
+    is de-quantized to bf16 in the first run otherwise, which float32 inputs do not multiply.
     """
     from transformers import CompressedTensorsConfig
 
@@ -118,12 +119,16 @@ def _load(m: Materials) -> tuple[nn.Module, list[str]]:
     modules = {name for name, _ in m.float_model.named_modules()}  # without an unused pooler
     info["missing_keys"] = [n for n in info["missing_keys"] if n.rpartition(".")[0] in modules]
     problems = [f"transformers: {kind}: {sorted(map(str, n))[:3]}" for kind, n in info.items() if n]
+    for parameter in model.parameters():
+        if parameter.dtype == torch.bfloat16:  # of NVFP4, whose values bf16 holds
+            parameter.data = parameter.data.float()
     return model.eval(), problems
 
 
 def _dequantizes(m: Materials) -> bool:
     """Tell if loading the folder de-quantizes the weights into its float type."""
-    return any(not q.scheme.symmetric for q in m.state.weights.values())
+    schemes = [q.scheme for q in m.state.weights.values()]
+    return any(not s.symmetric or s.type == "float4" for s in schemes)
 
 
 def _as_stored(m: Materials) -> nn.Module:
@@ -188,8 +193,9 @@ def _words(part: Any) -> tuple[Any, ...]:
 def _quantized_as(group: Any, q: QTensor, activations: Activations) -> bool:
     """Tell if a group of the folder's config describes a module as the state does."""
     scheme, inputs = q.scheme, group.input_activations
-    of = "float" if scheme.is_float8 else "int"
-    weights = (max(scheme.bits, 4), of, scheme.granularity, scheme.group_size, False)
+    of = "float" if scheme.is_float else "int"
+    grouping = "tensor_group" if scheme.type == "float4" else scheme.granularity
+    weights = (max(scheme.bits, 4), of, grouping, scheme.group_size, False)
     if group.weights.block_structure not in (None, [BLOCK, BLOCK]):
         return False
     if _words(group.weights) != weights or group.weights.symmetric != scheme.symmetric:

@@ -41,6 +41,7 @@ VLLM, CPU, SGLANG = ENGINES["vllm"], ENGINES["vllm-cpu"], ENGINES["sglang"]
 W4, W8 = Scheme(4, True, "group", 64), Scheme(8)
 F8 = Scheme(8, type="float8")
 BLOCKS = Scheme(8, granularity="block", type="float8")
+F4 = Scheme(4, True, "group", 16, type="float4")
 
 
 def test_four_bits_in_groups_are_taken_by_all() -> None:
@@ -68,6 +69,8 @@ def test_fp8_is_served_on_gpus() -> None:
     for mode in (None, "float8 token"):
         assert objection(VLLM, F8, mode) == objection(SGLANG, F8, mode) == ""
         assert "FP8" in objection(CPU, F8, mode)
+    assert objection(VLLM, F4, None) == objection(SGLANG, F4, None) == ""
+    assert "FP4" in objection(CPU, F4, None)
     assert objection(VLLM, BLOCKS, None) == objection(SGLANG, BLOCKS, "float8 group") == ""
     assert "in blocks with float inputs" in objection(SGLANG, BLOCKS, None)
 

@@ -29,6 +29,7 @@ MORE = {
         "activations": {"type": "float8", "granularity": "token"},
     },
     "float8 static": {"weights": {"type": "float8"}, "activations": {"type": "float8"}},
+    "float4": {"weights": {"type": "float4"}},
 }
 DECODERS = {
     "gptq": decoders.SCHEMES["gptq"],
@@ -42,6 +43,7 @@ KINDS: dict[str, Any] = {
     "asymmetric": "bf16",
     "float8": "bf16",
     "float8 static": "bf16",
+    "float4": "bf16",
     "cache": "bf16",
 }
 """{scheme: float type of its folder}, of an encoder but for DECODERS."""

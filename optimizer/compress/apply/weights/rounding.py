@@ -178,6 +178,12 @@ def _errors_located(name: str, moments: Tensor | None) -> Iterator[None]:
     try:
         yield
     except ValueError as e:
+        if "FP4 holds" in str(e):
+            raise CheckpointError(
+                str(e).removeprefix("weight: "),
+                where=f"{name}.weight",
+                fix=f"Add {name!r} to quantize.keep_float, or use type: float8.",
+            ) from e
         if moments is None or str(e).startswith("weight"):
             raise CheckpointError(
                 str(e).removeprefix("weight: "),

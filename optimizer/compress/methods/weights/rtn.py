@@ -20,8 +20,9 @@ from optimizer.foundation.qtensor import (
     Scheme,
     absmax_scale,
     quantize,
+    round_to,
+    scheme_scales,
     stack,
-    to_signed_scale_grid,
 )
 
 SHRINKS = tuple(1 - 0.025 * i for i in range(17))  # 1.0 down to 0.6
@@ -32,7 +33,8 @@ TOGETHER_ON_GPU = 1 << 26  # values whose temporaries take about a gigabyte
 def rtn(weight: Tensor, scheme: Scheme) -> QTensor:
     """Round weight (out, in) float32 to nearest.
 
-    Raises ValueError for NaN, infinity, or a group that does not divide the inputs.
+    Raises ValueError for NaN, infinity, a weight that FP4 does not hold, or a group that does not
+    divide the inputs.
     """
     if scheme.bits == 8:
         return stack((_cover(w.float(), scheme) for w in _parts(weight, scheme)), len(weight))
@@ -69,7 +71,7 @@ def _search(weight: Tensor, scheme: Scheme, importance: Tensor | None) -> QTenso
     scale, zero_point = full.scale, full.zero_point
     best = _error(weight, scale, zero_point, scheme, importance)
     for shrink in shrinks(scheme)[1:]:
-        trial_scale = to_signed_scale_grid(full.scale * shrink)
+        trial_scale = scheme_scales(full.scale * shrink, scheme)
         trial_zero = center_zero_point(weight, trial_scale, scheme)
         error = _error(weight, trial_scale, trial_zero, scheme, importance)
         better = error < best
@@ -89,7 +91,7 @@ def candidates(weight: Tensor, scheme: Scheme) -> Tensor:
     """All scales that `rtn` chooses from, (shrinks, *shape of scale)."""
     full, _ = absmax_scale(weight, scheme)
     tried = (1.0,) if scheme.bits == 8 else shrinks(scheme)
-    return torch.stack([to_signed_scale_grid(full * shrink) for shrink in tried])
+    return torch.stack([scheme_scales(full * shrink, scheme) for shrink in tried])
 
 
 def center_zero_point(weight: Tensor, scale: Tensor, scheme: Scheme) -> Tensor | None:
@@ -115,7 +117,9 @@ def _error(
     `quantize` and `dequantize` in one new matrix."""
     W, s = weight.reshape(*scale.shape, -1), scale[..., None]
     E = W / s
-    if zero_point is None:
+    if scheme.is_float:
+        E = round_to(E, scheme).float()
+    elif zero_point is None:
         E.round_().clamp_(scheme.low, scheme.high)
     else:
         zero = zero_point.float()[..., None]

@@ -35,7 +35,7 @@ from torch import Tensor
 from optimizer.compress.convolutions import bias_step, round_bias
 from optimizer.compress.methods.weights.rtn import candidates
 from optimizer.foundation.qtensor import FP16_SMALLEST_NORMAL, QTensor, absmax_scale, grouped
-from optimizer.foundation.rounding import float8
+from optimizer.foundation.rounding import float4, float8
 from optimizer.foundation.state import CompressedState, weight_name
 from optimizer.model.architectures.family_record import Family
 from optimizer.validate.ledger.breach import breach
@@ -98,9 +98,10 @@ def _weight(q: QTensor, value: Tensor, rounding: Rounding, dense: Tensor | None 
         coded = _grouped(q, q.dequantize())
         # a learned scale has moved, and with it the value of each integer
         moved = 0.0 if rounding.nearest else rounding.scale[1] * GRID - 1
-        if q.scheme.is_float8:
+        if q.scheme.is_float:
             near = _grouped(q, q.integers)
-            error = float8.steps_away(inside / step[..., None], near).amax(-1)
+            away = float4.steps_away if q.scheme.type == "float4" else float8.steps_away
+            error = away(inside / step[..., None], near).amax(-1)
         else:
             error = ((coded - inside).abs() - moved * coded.abs()).amax(-1) / step
         allowed = rounding.steps * (1 + moved)
@@ -113,6 +114,8 @@ def _weight(q: QTensor, value: Tensor, rounding: Rounding, dense: Tensor | None 
         if bool(other.any()):
             row, group = divmod(int(other.int().argmax()), other.shape[1])
             return f"row {row} group {group} has a scale that round-to-nearest does not offer"
+    if q.scheme.type == "float4":
+        return ""  # its scales are coarse: the candidates are the bound
     least, most = rounding.scale
     narrow, wide = (step / _needed(q, v) for v in (value, value if dense is None else dense))
     for ratios, worst in ((narrow, int(narrow.argmin())), (wide, int(wide.argmax()))):
