@@ -224,6 +224,11 @@ FIT = record(
         "kv_cache": choice("float", "int8"),
         "divide_batches": flag,
         "cuda_graphs": flag,
+        "tensor_parallel_size": whole(1, 1 << 10),
+        "pipeline_parallel_size": whole(1, 1 << 10),
+        "max_model_len": null_or(whole(1, 1 << 31)),
+        "compute_capability": VERSION,
+        "kv_cache_dtype": choice("auto", "fp8"),
     },
 )
 ENGINE = record(

@@ -1,15 +1,21 @@
-"""Run one load test: at a rate, or searching for the highest rate that meets the objectives."""
+"""Run one load test: at a rate, or searching for the highest rate that meets the objectives; or
+time a server at several numbers of requests at once."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
+from optimizer.foundation.errors import MachineError
 from optimizer.foundation.progress import say
 from optimizer.foundation.verdicts import Verdict
 from optimizer.harness.bounds import fewest
+from optimizer.harness.inputs.text import TEXT
 from optimizer.harness.runtimes.machine import this_machine
 from optimizer.load_test import arrivals, figures, highest_rate, inputs, open_loop
 from optimizer.load_test.open_loop import Client, Reply
@@ -72,6 +78,60 @@ def measure(
         lowest at which a run of this length can decide
     """
     return asyncio.run(_measure(client, lines, schedule, rate, objectives))
+
+
+def measure_together(
+    client: Client, lines: Sequence[str], sizes: Sequence[int], rounds: int
+) -> list[dict[str, Any]]:
+    """Time a generating server with `size` requests at once, `rounds` times for each of `sizes`.
+    Returns an entry per size, with times in ms: percentiles of the time to the first token and of
+    the time between tokens, and tokens per second of all requests together.
+
+    lines: texts; (): neutral ones
+
+    Raises MachineError for a request without a complete answer, and what Client raises.
+    """
+    return asyncio.run(_together(client, lines, sizes, rounds))
+
+
+async def _together(
+    client: Client, lines: Sequence[str], sizes: Sequence[int], rounds: int
+) -> list[dict[str, Any]]:
+    entries = []
+    async with client:
+        model = await client.model()
+        values = (await inputs.choose_inputs(client, model, lines)).values
+        kind = await client.kind(model, TEXT.columns[0], values[0])
+        for size in sizes:
+            replies, seconds = list[Reply](), 0.0
+            for _ in range(rounds):
+                some = await open_loop.send_all(client, kind, model, values, [0.0] * size)
+                seconds += max(reply.ended for reply in some)
+                replies += some
+            for reply in replies:
+                if reply.status != 200 or reply.lost:
+                    raise MachineError(
+                        f"a request of {size} at once has status {reply.status} {reply.lost}",
+                        where=client.url,
+                    )
+            between = [b - a for r in replies for a, b in pairwise(r.pieces)]
+            entries.append(
+                {
+                    "requests_at_once": size,
+                    "rounds": rounds,
+                    "first_token_ms": _percentiles([r.pieces[0] - r.sent for r in replies]),
+                    "between_tokens_ms": _percentiles(between),
+                    "tokens_per_second": sum(len(r.pieces) for r in replies) / seconds,
+                }
+            )
+    return entries
+
+
+def _percentiles(seconds: Sequence[float]) -> dict[str, float] | None:
+    """{name: ms}; None without values."""
+    if not seconds:
+        return None
+    return {f"p{p}": float(np.percentile(seconds, p)) * 1000 for p in (50, 90, 99)}
 
 
 async def _measure(

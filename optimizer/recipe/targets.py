@@ -346,19 +346,14 @@ class OpenVinoTarget(TargetSection):
         return self.dynamic_quantization
 
 
-class CompressedTensorsTarget(TargetSection):
-    """Hugging Face folder that transformers loads and vLLM serves. Lowered from the checkpoint,
-    without an exported graph or a build."""
+class _HuggingFaceFolder(TargetSection):
+    """Folder of compressed-tensors, lowered from the checkpoint without an exported graph."""
 
-    runtime: Literal["compressed-tensors"]
     device: Literal["cpu"] = Field(
         "cpu", description="device on which transformers runs it for validation"
     )
     float: Literal["fp32", "fp16", "bf16"] = Field(
         "bf16", description="float type of the unquantized part and the scales"
-    )
-    serve_with: tuple[Literal["vllm", "vllm-cpu", "sglang"], ...] = Field(
-        (), description="programs that must support every scheme; SERVING.md warns about others"
     )
 
     @property
@@ -372,6 +367,33 @@ class CompressedTensorsTarget(TargetSection):
     @property
     def float_type(self) -> Literal["fp32", "fp16", "bf16"]:
         return self.float
+
+
+class CompressedTensorsTarget(_HuggingFaceFolder):
+    """Hugging Face folder that transformers loads and vLLM serves, without a build."""
+
+    runtime: Literal["compressed-tensors"]
+    serve_with: tuple[Literal["vllm", "vllm-cpu", "sglang"], ...] = Field(
+        (), description="programs that must support every scheme; SERVING.md warns about others"
+    )
+
+
+class VllmTarget(_HuggingFaceFolder):
+    """The same folder, and the sizes with which `serve` and `bench` of the bundle start vLLM."""
+
+    runtime: Literal["vllm"]
+    tensor_parallel_size: int = Field(1, ge=1, le=1024, description="GPUs that share each layer")
+    pipeline_parallel_size: int = Field(
+        1, ge=1, le=1024, description="parts of the layers, on GPUs of their own"
+    )
+    max_model_len: int | None = Field(
+        None, ge=1, le=LONG, description="tokens of a prompt with its answer; null: the model's"
+    )
+
+    @property
+    def serve_with(self) -> tuple[Literal["vllm"], ...]:
+        """Programs that must support every scheme."""
+        return ("vllm",)
 
 
 class GgufTarget(TargetSection):
@@ -456,6 +478,7 @@ SECTIONS: Mapping[str, type[TargetSection]] = {
         TensorRTTarget,
         OpenVinoTarget,
         CompressedTensorsTarget,
+        VllmTarget,
         GgufTarget,
     )
     for runtime in get_args(section.model_fields["runtime"].annotation)

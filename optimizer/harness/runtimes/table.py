@@ -103,6 +103,7 @@ RUNTIMES: dict[str, Runtime] = {
         ),
         Runtime("onnxruntime-web", served_by="a browser (python -m harness web)"),
         Runtime("compressed-tensors", served_by="transformers or vLLM"),
+        Runtime("vllm", served_by="vLLM (optimize serve, optimize bench)"),
         Runtime("gguf", served_by="llama.cpp (llama-server -m model.gguf)"),
     )
 }

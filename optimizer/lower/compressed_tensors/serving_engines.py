@@ -25,6 +25,7 @@ from optimizer.targets import weight_blocks
 
 if TYPE_CHECKING:
     from optimizer.recipe.schema import CompressedTensorsTarget, Recipe
+    from optimizer.recipe.targets import VllmTarget
 
 FOLDER = "FOLDER"
 NO_CACHE = "scales of a KV cache in FP8 are not known to be read"
@@ -198,7 +199,7 @@ def page(commands: Sequence[str], warnings: Sequence[str]) -> str:
     return "\n".join([*lines, "", "No engine was run when this folder was written.", ""])
 
 
-def check(recipe: Recipe, section: CompressedTensorsTarget, at: str) -> None:
+def check(recipe: Recipe, section: CompressedTensorsTarget | VllmTarget, at: str) -> None:
     """Raise RecipeError for a weight that an engine of serve_with objects to."""
     inputs = recipe.quantize.activations
     mode = None if inputs is None else inputs.mode

@@ -71,6 +71,7 @@ def write(
     error    maximum relative change of a scale
     modules  {module: {weight: "int4 group 64", activation: null | "int8 token" | "int8 tensor"}}
     float    [module, ...] with a matrix that stays float
+    float8_cache  true where the KV cache is in FP8
     decoded  [module, ...] quantized in the state and written as float: an embedding
     notes    sentences for readers of the folder
 
@@ -99,6 +100,7 @@ def write(
         "error": entries.error,
         "modules": {m: c.describe() for m, c in sorted(schemes.items())},
         "float": floats,
+        "float8_cache": caches,
         "decoded": [table.removesuffix(".weight")] if table in state.weights else [],
         "notes": [*config.notes(schemes, caches=caches), *config.sparsity_notes(state)],
     }
