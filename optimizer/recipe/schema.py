@@ -309,9 +309,8 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _search_suits_the_recipe(self) -> Recipe:
         if self.search is not None:
-            names = ("reduce", "qat", "sparsity")
-            present = [name for name in names if getattr(self, name) is not None]
-            search.check(present)
+            others = [n for n in ("qat", "sparsity") if getattr(self, n) is not None]
+            search.check(self.search, self.reduce, others)
         return self
 
     @property

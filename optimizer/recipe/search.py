@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from optimizer.foundation.sections.fields import MANY, Limit, Milliseconds, Seed
 from optimizer.foundation.sections.section import Section
 from optimizer.recipe.compression.quantize import MethodName
+from optimizer.recipe.reduce import Reduce
 
 HOUR = 3600  # seconds
 TIMED_SHARE = 4
@@ -50,6 +51,12 @@ class Over(Section):
         description="values of quantize.activations.attention; default: those that a target and "
         "the model admit",
     )
+    size: tuple[Annotated[float, Field(gt=0, le=1)], ...] | None = Field(
+        None,
+        min_length=1,
+        description="values of reduce.goal.keep, the share of the weights in the blocks; 1.0 is "
+        "the model as it is; default: the recipe's own",
+    )
 
     @field_validator("targets")
     @classmethod
@@ -60,7 +67,7 @@ class Over(Section):
 
     @model_validator(mode="after")
     def _listed_once(self) -> Over:
-        for name in ("method", "targets", "attention"):
+        for name in ("method", "targets", "attention", "size"):
             values = getattr(self, name)
             if isinstance(values, tuple) and len(set(values)) < len(values):
                 raise ValueError(f"{name} lists a value twice; list it once")
@@ -128,13 +135,21 @@ class Search(Section):
         return self.objective == "latency" or self.constraints.p99_ms is not None
 
 
-def check(present: Sequence[str]) -> None:
+def check(search: Search, reduce: Reduce | None, others: Sequence[str]) -> None:
     """Raise ValueError where a search cannot try other forms of this recipe.
 
-    present: those of the sections reduce, qat and sparsity that the recipe has
+    others: those of the sections qat and sparsity that the recipe has
     """
-    if present:
+    sizes = search.over.size
+    if others or (reduce is not None and sizes is None):
+        hint = "" if others else ", or list the sizes to try in search.over.size"
         raise ValueError(
-            f"search tries forms of the model as it is, and the recipe has {present[0]}; run that "
-            "recipe first, and search from the checkpoint that it writes"
+            f"search tries forms of the model as it is, and the recipe has "
+            f"{others[0] if others else 'reduce'}; run that recipe first, and search from the "
+            f"checkpoint that it writes{hint}"
+        )
+    if reduce is not None and (reduce.goal is None or reduce.goal.keep is None):
+        raise ValueError(
+            "search.over.size has values of reduce.goal.keep, and the recipe has another goal; use "
+            "reduce.goal: {keep: ...}"
         )

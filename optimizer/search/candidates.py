@@ -1,10 +1,10 @@
 """Candidates of a search: the forms of a model that its recipe admits, each as a recipe.
 
-A candidate is a choice per dimension: target, methods, attention, and the share of the quantized
-weights that is kept in a finer form (float; 8 bits where the recipe has fewer and no quantized
-activations). The modules of a share are those that cost most accuracy per weight (`kept_modules`):
-where costs add up, no other set of modules of that size gains more, so that one number stands for
-the choice per module.
+A candidate is a choice per dimension: target, methods, attention, size, and the share of the
+quantized weights that is kept in a finer form (float; 8 bits where the recipe has fewer and no
+quantized activations). The modules of a share are those that cost most accuracy per weight
+(`kept_modules`): where costs add up, no other set of modules of that size gains more, so that one
+number stands for the choice per module.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from optimizer import targets
 from optimizer.checks import accepted
 from optimizer.checks.context import Context
 from optimizer.foundation.errors import InputError, RecipeError
+from optimizer.harness import tasks
 from optimizer.recipe.compression import methods
 from optimizer.recipe.compression.quantize import Activations, LayerRule, Quantize, Weights
+from optimizer.recipe.reduce import Goal, Reduce
 from optimizer.recipe.schema import Recipe, Section
 from optimizer.recipe.search import Search
 from optimizer.recipe.validate import Latency, Validate
@@ -40,12 +42,14 @@ class Candidate:
     methods: names of methods, in order
     attention: quantize.activations.attention
     finer: share of the quantized weights in a finer form, one of SHARES
+    size: reduce.goal.keep, 1.0 without section reduce
     """
 
     target: int
     methods: tuple[str, ...]
     attention: str = "float"
     finer: float = 0.0
+    size: float = 1.0
 
     def label(self, recipe: Recipe) -> str:
         """Name for people."""
@@ -54,6 +58,8 @@ class Candidate:
             parts.append(f"{self.finer:.0%} of weights {finer_form(recipe.quantize)}")
         if self.attention != "float":
             parts.append(f"{self.attention} attention")
+        if self.size < 1:
+            parts.append(f"size {self.size:g}")
         name = recipe.targets[self.target].name
         same = sum(t.name == name for t in recipe.targets) > 1
         return ", ".join([*parts, f"{name} (target {self.target})" if same else name])
@@ -87,16 +93,37 @@ def space(recipe: Recipe) -> list[Candidate]:
         "method": _first(first, search.over.method or _every_method(recipe)),
         "attention": _first(attention, search.over.attention or _every_attention(recipe)),
         "precision": SHARES if measurable and search.over.precision == "per_module" else (0.0,),
+        "size": _sizes(recipe, search),
     }
     admitted, refused = [], dict[tuple[str, Any], InputError]()
     for values in product(*chosen.values()):  # in the order of Candidate's fields
         candidate = Candidate(*values)
+        if candidate.finer and candidate.size < 1:
+            continue  # modules are measured in the model as it is, whose blocks have other names
         if problem := objection(recipe, candidate):
             refused |= dict.fromkeys(zip(chosen, values, strict=True), problem)
         else:
             admitted.append(candidate)
     _check_each(search, admitted, refused)
     return admitted
+
+
+def _sizes(recipe: Recipe, search: Search) -> tuple[float, ...]:
+    """Values of reduce.goal.keep, the recipe's own first. Raises RecipeError for sizes of a model
+    that generates text."""
+    goal = recipe.reduce.goal if recipe.reduce else None
+    own = goal.keep if goal and goal.keep else 1.0
+    sizes = _first(own, search.over.size or ())
+    if min(sizes) < 1 and tasks.task(recipe.model.task).generates:
+        raise RecipeError(
+            "the model generates text, and forms of other sizes would be judged and timed with its "
+            "KV cache",
+            where="search.over.size",
+            accepted="sizes of models of other tasks",
+            fix="Run a recipe with section reduce first, and search from the checkpoint that it "
+            "writes.",
+        )
+    return sizes
 
 
 def _first(own: Any, others: Sequence[Any]) -> tuple[Any, ...]:
@@ -167,7 +194,7 @@ def _check_each(
 ) -> None:
     """Raise RecipeError for a listed value that no admitted candidate has."""
     over = search.over
-    fields = {"method": "methods", "attention": "attention"}
+    fields = {"method": "methods", "attention": "attention", "size": "size"}
     for name, attribute in fields.items():
         used = {getattr(candidate, attribute) for candidate in admitted}
         for value in getattr(over, name) or ():
@@ -217,8 +244,10 @@ def derived(recipe: Recipe, candidate: Candidate, kept: Sequence[str] = ()) -> R
             "quantize": _quantize(recipe.quantize, candidate, kept),
             "targets": (target,),
             "validate": _validate(recipe),
+            **_reduce(recipe, candidate.size),
         }
-        fields = {n: v for n, v in _fields_set(recipe).items() if n != "search"}
+        removed = ("search", "reduce")
+        fields = {n: v for n, v in _fields_set(recipe).items() if n not in removed}
         return Recipe.model_validate(fields | changes)
     except ValidationError as e:
         problem = str(e.errors()[0]["msg"]).removeprefix("Value error, ")
@@ -249,6 +278,14 @@ def _quantize(quantize: Quantize, candidate: Candidate, kept: Sequence[str]) -> 
         elif kept:
             fields["layers"] = (LayerRule(modules=tuple(kept), weights=finer), *quantize.layers)
     return Quantize.model_validate(fields)
+
+
+def _reduce(recipe: Recipe, size: float) -> dict[str, Reduce]:
+    """{"reduce": the recipe's section with another goal.keep}; {} for the model as it is."""
+    if size == 1:
+        return {}
+    fields = _fields_set(recipe.reduce) if recipe.reduce else {}
+    return {"reduce": Reduce.model_validate(fields | {"goal": Goal(keep=size)})}
 
 
 def _validate(recipe: Recipe) -> Validate:

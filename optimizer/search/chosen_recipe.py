@@ -1,7 +1,8 @@
 """Write the recipe that a search found, so that `optimize run` makes the same form.
 
-The file is the user's recipe with other sections `quantize` and `targets`, the limits of the search
-in `validate`, and without `search`. It lies beside the recipe, where relative paths mean the same.
+The file is the user's recipe with other sections `quantize`, `targets` and `reduce`, the limits of
+the search in `validate`, and without `search`. It lies beside the recipe, where relative paths mean
+the same.
 """
 
 from __future__ import annotations
@@ -60,6 +61,9 @@ def write(recipe: Path, overrides: Sequence[str], index: int, chosen: Recipe, ou
     document["quantize"] = chosen.quantize.model_dump(
         mode="json", by_alias=True, exclude_unset=True
     )
+    reduce = document.pop("reduce", {})
+    if chosen.reduce is not None and chosen.reduce.goal is not None:
+        document["reduce"] = {**reduce, "goal": {"keep": chosen.reduce.goal.keep}}
     _set_limits(document["validate"], chosen)
     text = HEADER.format(name=recipe.name) + yaml.safe_dump(
         document, sort_keys=False, allow_unicode=True, width=100

@@ -3,11 +3,11 @@
 Quality. Quantizing a module moves the output by its sensitivity e_i (stages/sensitivity.py).
 Moves of different modules are taken as independent, so their squares add: error^2 = sum e_i^2 over
 the modules that are not kept finer. The drop of the metric is taken as c error^2, c fitted to the
-trials so far.
+trials so far of the model as it is; what a smaller one loses beside is not predicted.
 
 Time and size. The logarithm of the objective / the recipe's is linear in the share kept finer, with
-a constant per target, method and kind of attention: ridge regression on the trials so far. Before
-any, a float module is taken to cost twice what an int8 one does.
+a constant per target, method, kind of attention and size: ridge regression on the trials so far.
+Before any, a float module is taken to cost twice what an int8 one does.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class Expectation:
 
     def drop(self, candidate: Candidate) -> float:
         """Drop of the metric; 0 before any trial."""
-        known = [(self.error(t.candidate) ** 2, t.drop) for t in self.trials if t.drop is not None]
+        trials = (t for t in self.trials if t.candidate.size == 1)
+        known = [(self.error(t.candidate) ** 2, t.drop) for t in trials if t.drop is not None]
         squares = sum(e * e for e, _ in known)
         slope = sum(e * d for e, d in known) / squares if squares else 0.0
         return max(slope, 0.0) * self.error(candidate) ** 2
@@ -80,6 +81,7 @@ def _constants(candidate: Candidate) -> set[tuple[str, str]]:
         ("target", str(candidate.target)),
         ("method", "+".join(candidate.methods)),
         ("attention", candidate.attention),
+        ("size", str(candidate.size)),
     }
 
 

@@ -104,6 +104,12 @@ def measure(recipe: Recipe, root: Path, seconds: float, price: float | None) -> 
 
 
 def _check_task(recipe: Recipe) -> None:
+    if any(c.size < 1 for c in candidates.space(recipe)):
+        raise RecipeError(
+            "times by module are those of the model as it is, and the search has other sizes",
+            where="search.over.size",
+            fix="Search on the machine that the model is for.",
+        )
     if tasks.task(recipe.model.task).generates:
         raise RecipeError(
             "times by module are those of one run, and the task generates text",

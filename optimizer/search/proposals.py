@@ -152,4 +152,5 @@ def _parameters(candidate: Candidate) -> dict[str, Any]:
         "methods": "+".join(candidate.methods),
         "attention": candidate.attention,
         "finer": candidate.finer,
+        "size": candidate.size,
     }

@@ -97,7 +97,7 @@ class Workbench:
         if candidate not in self._forms:
             recipe = derived(self.recipe, candidate, self.kept(candidate))
             steps = self._steps(recipe, "build")
-            base = steps["load"]
+            base = steps.get("recover") or steps.get("reduce") or steps["load"]
             parts = (base, steps["compress"], steps.get("export", base))
             artifacts = Artifacts(*parts, steps["lower"], steps["build"])
             files = targets.of(recipe.targets[0].runtime).model_files(steps["lower"].path)
@@ -206,10 +206,11 @@ class Workbench:
         return store
 
     def _steps(self, recipe: Recipe, until: str) -> dict[str, Step]:
-        """Run a recipe up to a stage; {stage: its step}."""
+        """Run a recipe up to a stage; {stage: its first step}."""
         store = self._store(until)
         pipeline.run(recipe, store)
-        return {s["stage"]: Step(s["stage"], s["key"], Path(s["path"])) for s in store.log}
+        first = reversed(store.log)  # of a smaller model, export makes the reference's graph last
+        return {s["stage"]: Step(s["stage"], s["key"], Path(s["path"])) for s in first}
 
 
 def why_refused(label: str, error: Exception) -> str:

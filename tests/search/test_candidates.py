@@ -44,6 +44,22 @@ def test_four_bits_are_kept_finer_as_eight(tmp_path: Path) -> None:
     assert (rule.modules, rule.weights.bits) == (("b.c",), 8)
 
 
+def test_a_size_replaces_the_goal_of_the_recipe_and_whole_models_alone_keep_modules(
+    tmp_path: Path,
+) -> None:
+    sizes = "search={over: {method: [rtn], size: [1.0, 0.5]}}"
+    recipe = read(tmp_path, sizes, "reduce={goal: {keep: 0.8}, methods: [ffn]}")
+    space = candidates.space(recipe)
+    made = {c.size: candidates.derived(recipe, c).reduce for c in space}
+    assert (space[0].size, made[1.0]) == (0.8, None)
+    assert (made[0.5].goal.keep, made[0.5].methods) == (0.5, ("ffn",))
+    assert {c.size for c in space if c.finer} == {1.0}
+    with pytest.raises(RecipeError, match="another goal"):
+        read(tmp_path, sizes, "reduce={goal: {depth: 1}}")
+    with pytest.raises(RecipeError, match=r"search\.over\.size"):
+        read(tmp_path, "search={}", "reduce={goal: {keep: 0.8}}")
+
+
 def test_another_method_loses_the_options_of_the_first(tmp_path: Path) -> None:
     gptq = "quantize={method: gptq, gptq: {damping: 0.02}, weights: {bits: 8}}"
     recipe = read(tmp_path, "search={over: {method: [rtn]}}", gptq)
@@ -59,6 +75,7 @@ def test_another_method_loses_the_options_of_the_first(tmp_path: Path) -> None:
         ("{targets: [1]}", "target 1 does not exist"),
         ("{method: [scale_tuning]}", "scale_tuning: no target of this recipe admits it"),
         ("{method: [rtn, rtn]}", "method lists a value twice"),
+        ("{size: [1.5]}", "search.over.size.0"),
     ],
 )
 def test_a_choice_that_nothing_admits_is_refused(tmp_path: Path, over: str, message: str) -> None:

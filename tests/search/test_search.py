@@ -87,6 +87,25 @@ def test_the_smallest_form_is_found_and_every_step_of_its_recipe_is_finished(
     assert {step["what"] for step in run.log} == {"reused"}
 
 
+def test_a_smaller_model_is_judged_against_the_whole_one(
+    recipe: Path, store: Path, result: Result
+) -> None:
+    """All drops are allowed, so that the smallest wins; its recipe makes the same form."""
+    over = ["search.over={method: [rtn], precision: recipe, size: [0.75]}", "validate.max_drop=0.9"]
+    smaller = search.run(recipe_file.read(recipe, over), store)
+    whole, part = smaller.trials
+    assert (whole.candidate.size, part.candidate.size) == (1.0, 0.75)
+    assert part.size < whole.size == result.trials[0].size
+    assert (part.drop or 0.0) > 10 * abs(whole.drop or 1.0)
+    assert smaller.winner == part
+    assert smaller.chosen is not None
+    file = recipe.with_name("smaller.yaml")
+    chosen_recipe.write(recipe, over, part.candidate.target, smaller.chosen, file)
+    run = Store(store, until="validate")
+    pipeline.run(recipe_file.read(file), run)
+    assert {step["what"] for step in run.log} == {"reused"}
+
+
 def test_a_search_whose_steps_are_half_finished_ends_the_same(
     recipe: Path, store: Path, result: Result
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,13 +77,13 @@ def _searched(recipe: Recipe, store: Path) -> dict[str, Any]:
     space, budget = candidates.space(recipe), recipe.search.budget
     seconds_of: dict[object, float] = {}
     for candidate in space:
-        form = (candidate.target, candidate.methods, candidate.attention)
+        form = replace(candidate, finer=0.0)
         if form not in seconds_of:
             dry = Store(store / "nothing-finished", dry=True, until="build")
             pipeline.run(candidates.derived(recipe, candidate), dry)
             seconds_of[form] = sum(e.get("seconds", 0.0) for e in predictions.document(dry))
     each = budget.seconds_of_timing if recipe.search.timed else 0.0
-    forms = [(c.target, c.methods, c.attention) for c in space]
+    forms = [replace(c, finer=0.0) for c in space]
     seconds = sum(seconds_of[form] + each for form in forms[: budget.trials])
     return {
         "stage": "search",
