@@ -233,7 +233,7 @@ def open_decoder(m: RunArtifacts, *, fuse: bool) -> Any:
     a rounded one has its own gate. fuse: False: ONNX Runtime, operator by operator as written."""
     if fuse and _engine_runs(m):
         return open_engine(m, threads=1, exact_cache=True)
-    return pieces.Graph(m.model / "model.onnx", threads=1, fuse=fuse)
+    return pieces.Graph(m.model / "model.onnx", threads=1, fuse=fuse, mapped=not fuse)
 
 
 def open_served(m: RunArtifacts) -> Any:

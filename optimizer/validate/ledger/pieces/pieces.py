@@ -413,4 +413,5 @@ def run_graph(
     """[{output: float32 array} for each trace], of the outputs `names`."""
     with opener.open(model) as runner:
         results = [runner.infer(cast_inputs(runner, dict(t.batch))) for t in traces]
-    return [{n: np.asarray(r[n], np.float32) for n in names} for r in results]
+    # copies: an output is a view of the session's memory, which it would keep, weights included
+    return [{n: np.array(r[n], np.float32) for n in names} for r in results]
