@@ -146,7 +146,8 @@ def limit(kind: str, form: str, loaded: Path, state_folder: Path, grid: Mapping[
     mask = np.asarray(named["attention_mask"])
     arrays = Batch(named, (), (), mask.astype(bool))
     arithmetic = random_rounding.Arithmetic(unit=UNIT["fp16"])
-    runs = list(monte_carlo.runs(model, [arrays], outputs, modules, arithmetic, range(RUNS)))
+    rounded = monte_carlo.RoundedModel(model, modules, arithmetic)
+    runs = list(monte_carlo.runs(rounded, [arrays], outputs, range(RUNS)))
     plain = trace.run(model, arrays, outputs)
     if kind == "decoder":  # only the last token of each step is compared
         runs = [[{n: a[:, -1:] for n, a in result.items()} for result in run] for run in runs]

@@ -82,19 +82,37 @@ class RandomRounding(TorchDispatchMode):
         table = torch.empty(TABLE).uniform_(-1, 1, generator=self.generator)
         self._table = table.repeat(2)  # a slice that begins near the end continues at the start
 
-    def noise(self, like: Tensor) -> Tensor:
-        """Uniform numbers in [-1, 1] of the shape of `like`: a random slice of the table, because
-        drawing new numbers takes longer than the perturbed operation."""
-        count, start = like.numel(), int(torch.randint(TABLE, (), generator=self.generator))
+    def place(self) -> int:
+        """A random place in the table, where the noise of one array starts."""
+        return int(torch.randint(TABLE, (), generator=self.generator))
+
+    def noise(self, like: Tensor, start: int | None = None) -> Tensor:
+        """Uniform numbers in [-1, 1] of the shape of `like`: a slice of the table, because drawing
+        new numbers takes longer than the perturbed operation.
+
+        start: place of the first number; None for a random one
+        """
+        start = self.place() if start is None else start % TABLE
+        count = like.numel()
         repeated = -(-(count + start) // len(self._table))
         table = self._table.repeat(repeated) if repeated > 1 else self._table
         return table[start : start + count].reshape(like.shape).to(like.dtype)
 
-    def moved(self, value: Tensor, by: float) -> Tensor:
-        """`value` with each element moved at random by up to `by` of itself; integers unchanged."""
+    def moved(self, value: Tensor, by: float, start: int | None = None) -> Tensor:
+        """`value` with each element moved at random by up to `by` of itself; integers unchanged.
+
+        start: see noise
+        """
         if not value.is_floating_point() or not by:
             return value
-        perturbed = torch.addcmul(value, value, self.noise(value), value=by)
+        start = self.place() if start is None else start
+        if value.is_contiguous() and value.numel() > TABLE:  # logits: their noise would be as large
+            perturbed, flat = torch.empty_like(value), value.view(-1)
+            for i, part in enumerate(perturbed.view(-1).split(TABLE)):
+                own = flat[i * TABLE : (i + 1) * TABLE]
+                torch.addcmul(own, own, self.noise(own, start), value=by, out=part)
+        else:
+            perturbed = torch.addcmul(value, value, self.noise(value, start), value=by)
         if math.isnan(float(perturbed.sum())):  # of infinity, as in masks, moved by infinity
             perturbed = torch.where(value.isinf(), value, perturbed)
         limits = torch.finfo(value.dtype)

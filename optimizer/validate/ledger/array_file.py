@@ -8,8 +8,9 @@ limits/correct_runs.py.
 from __future__ import annotations
 
 import tempfile
+import threading
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ class ArrayFile:
             dir=folder, buffering=0
         )
         weakref.finalize(self, self._file.close)
+        self._place = threading.Lock()  # of the file's position: runs in threads put their arrays
 
     def put(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
         """Append arrays. Returns {name: array}, read from the file on every access. Raises
@@ -35,21 +37,23 @@ class ArrayFile:
 
     def _write(self, array: Array) -> int:
         """Append an array; returns its offset in bytes."""
-        place = self._file.seek(0, 2)
         left = _bytes(np.ascontiguousarray(array))
-        while left:  # one call writes 2 GB at most
-            left = left[self._file.write(left) :]
+        with self._place:
+            place = self._file.seek(0, 2)
+            while left:  # one call writes 2 GB at most
+                left = left[self._file.write(left) :]
         return place
 
     def _read(self, place: int, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> Array:
-        self._file.seek(place)
         array: Array = np.empty(shape, dtype)
         left = _bytes(array)
-        while left:
-            count = self._file.readinto(left)
-            if not count:
-                raise OSError("the file of arrays is shorter than the arrays written to it")
-            left = left[count:]
+        with self._place:
+            self._file.seek(place)
+            while left:
+                count = self._file.readinto(left)
+                if not count:
+                    raise OSError("the file of arrays is shorter than the arrays written to it")
+                left = left[count:]
         return array
 
 
@@ -74,3 +78,9 @@ class LazyArrays(Mapping[str, Array]):
 
     def __len__(self) -> int:
         return len(self._names)
+
+
+def join(parts: Sequence[Mapping[str, Array]]) -> Mapping[str, Array]:
+    """The arrays of several mappings, each read from its own."""
+    owners = {name: part for part in parts for name in part}
+    return LazyArrays(owners, lambda name: owners[name][name])

@@ -180,10 +180,9 @@ class CorrectRuns:
         traces = [p.trace for p in parts]
         arithmetic = self.arithmetic(precision)
         file = ArrayFile(self._samples.scratch)
-        between = monte_carlo.between(
-            self._models[kind].model(), traces, self._samples.compared, arithmetic, range(RUNS)
-        )
-        runs = [[file.put(result) for result in run] for run in between]
+        rounded = monte_carlo.RoundedModel(self._models[kind].model(), (), arithmetic)
+        compared = self._samples.compared
+        runs = list(monte_carlo.between(rounded, traces, compared, range(RUNS), file.put))
         names = list(runs[0][0])
         labelled = [_with_inputs(t, names) for t in traces]
         looks = self._samples.looks()
@@ -214,10 +213,10 @@ class CorrectRuns:
         if key not in self._cached:
             s, model = self._samples, self._models[kind]
             batches = [*(s.batches[i] for i in s.sampled), *s.extremes[-1:]]
-            runs = monte_carlo.runs(
-                model.model(), batches, s.compared, model.modules(), arithmetic, _seeds(key, RUNS)
-            )
-            self._cached[key] = [[self._file.put(result) for result in run] for run in runs]
+            rounded = monte_carlo.RoundedModel(model.model(), model.modules(), arithmetic)
+            seeds = _seeds(key, RUNS)
+            runs = monte_carlo.runs(rounded, batches, s.compared, seeds, self._file.put)
+            self._cached[key] = list(runs)
         return self._cached[key]
 
     def _spread(
@@ -262,9 +261,9 @@ class CorrectRuns:
 
     def _runs_alone(self, kind: str, arithmetic: Arithmetic, one: Trace, name: str) -> list[Array]:
         model = self._models[kind]
+        rounded = monte_carlo.RoundedModel(model.model(), model.modules(), arithmetic)
         seeds = _seeds((kind, _describe(arithmetic)), RUNS_ALONE)
-        batches = [one.complete_batch]
-        runs = monte_carlo.runs(model.model(), batches, [name], model.modules(), arithmetic, seeds)
+        runs = monte_carlo.runs(rounded, [one.complete_batch], [name], seeds)
         return [_from_token(run[0], one.past)[name] for run in runs]
 
 

@@ -38,83 +38,93 @@ from optimizer.compress.simulate import (
 )
 from optimizer.foundation.conv_geometry import ConvGeometry
 from optimizer.foundation.rounding import float8
-from optimizer.foundation.rounding.random_rounding import Arithmetic, RandomRounding
+from optimizer.foundation.rounding.random_rounding import TABLE, Arithmetic, RandomRounding
 from optimizer.foundation.state import PER_TOKEN
 from optimizer.harness.inputs.batch import Batch
 from optimizer.validate.ledger import trace
+from optimizer.validate.ledger.array_file import join
 from optimizer.validate.ledger.distance import Array
 from optimizer.validate.ledger.pieces.roundoff import UNIT
 
 T = TypeVar("T")
-AT_ONCE = 2  # runs in threads, each with the activations and outputs of a run
+Store = Callable[[Mapping[str, Array]], Mapping[str, Array]]
+"""Stores the arrays of a run as soon as they are computed: ArrayFile.put, or dict for memory."""
+AT_ONCE = 2  # runs in threads, each with the activations of a batch
+
+
+@dataclass(frozen=True)
+class RoundedModel:
+    """A model whose runs round at random.
+
+    modules: names of its linear modules, which a graph multiplies by, and QuantInputs
+    arithmetic: of the runs
+    """
+
+    model: nn.Module
+    modules: Collection[str]
+    arithmetic: Arithmetic
 
 
 def runs(
-    model: nn.Module,
+    rounded: RoundedModel,
     batches: Sequence[Batch],
     outputs: Collection[str],
-    modules: Collection[str],
-    arithmetic: Arithmetic,
     seeds: Sequence[int],
-) -> Iterator[list[dict[str, Array]]]:
+    store: Store = dict,
+) -> Iterator[list[Mapping[str, Array]]]:
     """A correct run per seed, each a list over batches of the named outputs, made on demand. The
-    model is left unchanged.
+    model is left unchanged."""
 
-    modules: names of its linear modules, which a graph multiplies by, and QuantInputs
-    """
-
-    def one(own: nn.Module, mode: RandomRounding) -> list[dict[str, Array]]:
-        _round_parameters(own, mode, arithmetic)
-        current = _add_errors(own, modules, mode, arithmetic)
+    def one(own: nn.Module, mode: RandomRounding) -> list[Mapping[str, Array]]:
+        _round_parameters(own, mode, mode.arithmetic)
+        current = _add_errors(own, rounded.modules, mode, mode.arithmetic)
         results = []
         for batch in batches:
             current.mask = torch.from_numpy(batch.real)
             with mode:
-                results.append(trace.run(own, batch, outputs))
+                result = trace.run(own, batch, outputs)
+            results.append(store(result))
         return results
 
-    yield from _each(one, model, arithmetic, seeds)
+    yield from _each(one, rounded, seeds)
 
 
 def between(
-    model: nn.Module,
+    rounded: RoundedModel,
     traces: Sequence[trace.Trace],
     outputs: Collection[str],
-    arithmetic: Arithmetic,
     seeds: Sequence[int],
-) -> Iterator[list[dict[str, Array]]]:
+    store: Store = dict,
+) -> Iterator[list[Mapping[str, Array]]]:
     """A run per seed, each a list over traces of the inputs of linear modules
     ("<module>:input:<use>") and the outputs, where every linear module returns the trace's output,
     rounded to the arithmetic's type."""
     modules = {name for name, _ in traces[0].outputs}
 
-    def one(own: nn.Module, mode: RandomRounding) -> list[dict[str, Array]]:
-        _round_parameters(own, mode, arithmetic)
-        answers = _Replay()
+    def one(own: nn.Module, mode: RandomRounding) -> list[Mapping[str, Array]]:
+        _round_parameters(own, mode, mode.arithmetic)
+        answers = _Replay(store)
         for name in modules:
             set_module(own, name, _ReplayedLinear(own.get_submodule(name), name, answers, mode))
-        results = []
+        results: list[Mapping[str, Array]] = []
         for recorded in traces:
-            answers.trace, answers.calls, answers.inputs = recorded, {}, {}
+            answers.trace, answers.calls, answers.inputs = recorded, {}, []
             with mode:
                 result = trace.run(own, recorded.batch, outputs)
-            results.append({**result, **answers.inputs})
+            results.append(join([store(result), *answers.inputs]))
         return results
 
-    yield from _each(one, model, arithmetic, seeds)
+    yield from _each(one, rounded, seeds)
 
 
 def _each(
-    one: Callable[[nn.Module, RandomRounding], T],
-    model: nn.Module,
-    arithmetic: Arithmetic,
-    seeds: Sequence[int],
+    one: Callable[[nn.Module, RandomRounding], T], rounded: RoundedModel, seeds: Sequence[int]
 ) -> Iterator[T]:
     """Results of one(model, mode) for every seed, AT_ONCE at the same time in threads. Each call
     has modules and random numbers of its own, so that no result depends on another call."""
 
     def call(seed: int) -> T:
-        return one(_own_modules(model), RandomRounding(arithmetic, seed))
+        return one(_own_modules(rounded.model), RandomRounding(rounded.arithmetic, seed))
 
     for first in range(0, len(seeds), AT_ONCE):
         # torch's flags for modes are global: they are right after the threads only where all of
@@ -181,17 +191,27 @@ def _add_errors(
         # sums move each term by sqrt(n / 2) roundoffs, coarser storage moves each operand by one
         by = arithmetic.sums * math.sqrt(width / 2)
         by += math.sqrt(2) * arithmetic.unit if arithmetic.coarse else 0.0
+        rounded = arithmetic.unit + arithmetic.sums * math.sqrt(width / 3)
 
         def hook(module: nn.Module, args: tuple[Tensor, ...], result: Tensor) -> Tensor:
             filters = _filters(module)
-            terms = _terms(args[0], filters, weights)
             if shift is not None and stored is not None:
                 by_output, error = (_along(t, filters) for t in (shift, stored))
                 result = mode.moved(result - by_output, arithmetic.unit) + by_output + error
-            result = torch.addcmul(result, terms, mode.noise(result), value=by)
-            result = mode.moved(result, arithmetic.unit + arithmetic.sums * math.sqrt(width / 3))
+            start, again = mode.place(), mode.place()
+            rows = result if filters else result.reshape(-1, len(weights))
+            inputs = args[0] if filters else args[0].reshape(-1, width)
+            many = max(1, TABLE // rows[0].numel())  # a head's logits are large, and so their noise
+            for first in range(0, len(rows), many):
+                part, at = slice(first, first + many), first * rows[0].numel()
+                terms, noise = (
+                    _terms(inputs[part], filters, weights),
+                    mode.noise(rows[part], start + at),
+                )
+                noisy = torch.addcmul(rows[part], terms, noise, value=by)
+                rows[part] = mode.moved(noisy, rounded, again + at)
             mode.resume()
-            return result
+            return rows.reshape(result.shape)
 
         return hook
 
@@ -332,9 +352,10 @@ def _round_parameters(model: nn.Module, mode: RandomRounding, arithmetic: Arithm
 
 @dataclass
 class _Replay:
+    store: Store
     trace: trace.Trace | None = None
     calls: dict[str, int] = field(default_factory=dict)
-    inputs: dict[str, Array] = field(default_factory=dict)
+    inputs: list[Mapping[str, Array]] = field(default_factory=list)
 
 
 class _ReplayedLinear(nn.Module):
@@ -357,9 +378,8 @@ class _ReplayedLinear(nn.Module):
         one = answers.trace
         assert one is not None
         use = answers.calls[name] = answers.calls.get(name, -1) + 1
-        answers.inputs[f"{name}:input:{use}"] = (
-            x.detach().numpy().reshape(one.inputs[name, use].shape)
-        )
+        array = x.detach().numpy().reshape(one.inputs[name, use].shape)
+        answers.inputs.append(answers.store({f"{name}:input:{use}": array}))
         output = torch.from_numpy(np.ascontiguousarray(one.outputs[name, use]))
         shaped = output if output.ndim == 4 else output.reshape(*x.shape[:-1], -1)
         value = self._mode.moved(shaped, self._mode.arithmetic.unit)

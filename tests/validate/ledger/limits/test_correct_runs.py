@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from optimizer.validate.ledger.limits import monte_carlo
+from optimizer.validate.ledger.limits.monte_carlo import RoundedModel
 from optimizer.validate.ledger.limits.spread import against
 from optimizer.validate.materials import Materials
 from tests.validate.runs import Run
@@ -30,9 +31,8 @@ def test_another_correct_run_is_within_them(proven: Materials) -> None:
     chosen = proven.sampled
     batches = [proven.batches[i] for i in chosen]
     arithmetic = proven.correct.arithmetic("fp32")
-    others = monte_carlo.runs(
-        proven.simulated_model, batches, proven.compared, proven.modules, arithmetic, range(77, 81)
-    )
+    rounded = RoundedModel(proven.simulated_model, proven.modules, arithmetic)
+    others = monte_carlo.runs(rounded, batches, proven.compared, range(77, 81))
     traces = [proven.simulated_traces[i] for i in chosen]
     for run in others:
         assert not against(spread.limits, run, traces, list(spread.limits))[2]

@@ -19,6 +19,7 @@ from optimizer.foundation.state import Range
 from optimizer.harness.inputs.batch import Batch
 from optimizer.validate.ledger import trace
 from optimizer.validate.ledger.limits import monte_carlo
+from optimizer.validate.ledger.limits.monte_carlo import RoundedModel
 from optimizer.validate.ledger.pieces.roundoff import UNIT
 from tests.conftest import heavy_tailed
 
@@ -51,9 +52,8 @@ def model() -> nn.Module:
 
 def outputs(model: nn.Module, arithmetic: Arithmetic, count: int = 1, seed: int = 0) -> Any:
     names = ("rows", "out", "counted")
-    runs = monte_carlo.runs(
-        model, [BATCH], names, ["linear"], arithmetic, range(seed, seed + count)
-    )
+    rounded = RoundedModel(model, ["linear"], arithmetic)
+    runs = monte_carlo.runs(rounded, [BATCH], names, range(seed, seed + count))
     return [run[0] for run in runs]
 
 
@@ -150,10 +150,10 @@ def test_between_linear_modules_these_answer_what_the_trace_says(model: nn.Modul
     one = trace.traced(model, BATCH, ["out"], ["linear"])
     linear = model.get_submodule("linear")
     linear.weight = nn.Parameter(torch.zeros(WIDTH, WIDTH), requires_grad=False)  # not multiplied
-    ((exact,),) = monte_carlo.between(model, [one], ["out"], EXACT, [0])
+    ((exact,),) = monte_carlo.between(RoundedModel(model, (), EXACT), [one], ["out"], [0])
     np.testing.assert_array_equal(exact["linear:input:0"], one.inputs["linear", 0])
     np.testing.assert_array_equal(exact["out"], one.result["out"])
-    ((moved,),) = monte_carlo.between(model, [one], ["out"], Arithmetic(), [0])
+    ((moved,),) = monte_carlo.between(RoundedModel(model, (), Arithmetic()), [one], ["out"], [0])
     assert 0 < np.abs(moved["out"] - exact["out"]).max() < 1e-4 * np.abs(exact["out"]).max()
     assert model.get_submodule("linear") is linear
 
@@ -187,7 +187,7 @@ def test_an_error_inside_a_linear_module_is_the_one_that_is_raised(model: nn.Mod
     good, bad = (trace.traced(model, BATCH, ["out"], ["linear"]) for _ in range(2))
     del bad.outputs["linear", 0]
     with pytest.raises(KeyError, match="linear"):
-        list(monte_carlo.between(model, [good, bad], ["out"], EXACT, [0]))
+        list(monte_carlo.between(RoundedModel(model, (), EXACT), [good, bad], ["out"], [0]))
     (found,) = outputs(model, EXACT)
     assert found["out"].any()
 
