@@ -36,6 +36,7 @@ Granularity = Literal["tensor", "channel", "group", "block"]
 ValueType = Literal["int", "float8", "float4"]
 
 GROUP_SIZES = (16, 32, 64, 128, 256)
+AT_ONCE = 1 << 24  # elements of a slice of rows
 """Group sizes of the usual kernels: powers of two."""
 BLOCK = 128
 """Rows and columns of a block, as in DeepSeek-V3 and its kernels."""
@@ -235,6 +236,20 @@ class QTensor:
         if self.zero_point is not None:
             values -= by_row(self.zero_point, out)[rows].float()[..., None]
         return values.mul_(by_row(self.scale, out)[rows][..., None]).reshape(integers.shape)
+
+    def rows(self, rows: slice) -> QTensor:
+        """Some rows as a tensor of their own, without a copy. Raises ValueError where all rows have
+        one scale."""
+        if self.scheme.granularity == "tensor":
+            raise ValueError("scale: one for all rows")
+        zero = None if self.zero_point is None else self.zero_point[rows]
+        return QTensor(self.integers[rows], self.scale[rows], zero, self.scheme)
+
+    def slices(self) -> list[slice]:
+        """Slices of rows of about AT_ONCE elements each; one of all where rows have one scale."""
+        rows, inputs = self.integers.shape
+        many = rows if self.scheme.granularity == "tensor" else max(1, AT_ONCE // inputs)
+        return [slice(first, min(first + many, rows)) for first in range(0, rows, many)]
 
     def nonzero(self) -> Tensor:
         """Mask (out, in) of the values other than 0, that is, of integers other than the zero

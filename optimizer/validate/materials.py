@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from optimizer.compress.simulate import simulated
@@ -182,13 +181,8 @@ class Materials(RunArtifacts):
 
     def _traced(self, model: nn.Module, batch: Batch, modules: Collection[str] = ()) -> Trace:
         one = trace.traced(model, batch, self.compared, modules)
-        one.result = self._in_files(one.result)
+        (one.result,) = self.in_files([one.result])
         return one
-
-    def _in_files(self, outputs: dict[str, Any]) -> dict[str, Any]:
-        """The same outputs, large ones in mapped files: the logits of all texts, in each form of a
-        model, exceed the model."""
-        return {name: self.mapped(torch.from_numpy(a)).numpy() for name, a in outputs.items()}
 
     @cached_property
     def samples(self) -> Samples:
@@ -369,8 +363,7 @@ class Materials(RunArtifacts):
         traces = self.samples.with_continuations(
             [*self.simulated_traces, *self.simulated_extremes], path
         )
-        outputs = pieces.run_graph(path, traces, self.compared, pieces.AS_WRITTEN)
-        return [self._in_files(each) for each in outputs]
+        return self.in_files(pieces.run_graph(path, traces, self.compared, pieces.AS_WRITTEN))
 
     def output_distance(
         self,

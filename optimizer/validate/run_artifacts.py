@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -30,6 +30,7 @@ from optimizer.model.checkpoint.mapped import map_tensor
 from optimizer.model.checkpoint.model import is_linear, move_buffers, torch_model
 from optimizer.model.graph import record
 from optimizer.recipe.schema import Validation
+from optimizer.validate.ledger.distance import Array
 
 REFERENCE_DEVICE = "validate.reference_device"
 
@@ -66,6 +67,14 @@ class RunArtifacts:
     def mapped(self, tensor: Tensor) -> Tensor:
         """The values of `tensor`, in a file where it is large: models do not fit into memory."""
         return map_tensor(tensor, self.scratch)
+
+    def in_files(self, outputs: Iterable[Mapping[str, Array]]) -> list[dict[str, Array]]:
+        """The same outputs of each run, large ones in mapped files: the logits of all texts, in
+        each form of a model, are as large as a model."""
+        return [
+            {name: self.mapped(torch.from_numpy(a)).numpy() for name, a in one.items()}
+            for one in outputs
+        ]
 
     def work_folder(self) -> AbstractContextManager[Path]:
         """Empty folder for pieces of graphs, in `scratch`, and so on the disk of their weights."""

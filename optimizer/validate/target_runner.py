@@ -13,8 +13,6 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from optimizer import targets
 from optimizer.foundation.progress import say
 from optimizer.foundation.references import resolve
@@ -186,20 +184,17 @@ def fused_outputs(m: RunArtifacts, traces: Sequence[Trace]) -> list[dict[str, Ar
     """{output: array} of the uncut graph in the kernels of `piece_opener`, for each trace."""
     if targets.of(m.section.target.runtime).kernels.open:
         return engine_outputs(m, traces)
-    return pieces.run_graph(m.model / "model.onnx", traces, m.compared, pieces.FUSED)
+    graph = m.model / "model.onnx"
+    return m.in_files(pieces.run_graph(graph, traces, m.compared, pieces.FUSED))
 
 
 def engine_outputs(
     m: RunArtifacts, traces: Sequence[Trace], runner: Any = None
 ) -> list[dict[str, Array]]:
     """{output: array} of the engine for each trace. runner: the engine; None: opened here."""
-    results: list[dict[str, Array]] = []
     runner = runner or _open_with_every_output(m, m.section.target.runs_on)
     with closing(runner):
-        for trace in traces:
-            answer = runner.infer(pieces.cast_inputs(runner, dict(trace.batch)))
-            results.append({n: np.asarray(answer[n], np.float32) for n in m.compared})
-    return results
+        return m.in_files(pieces.run_each(runner, traces, m.compared))
 
 
 def _open_with_every_output(m: RunArtifacts, device: str) -> Any:

@@ -352,15 +352,13 @@ def changed_initializers(before: Source, after: Source, names: Iterable[str]) ->
     return wrong
 
 
-def dequantize(source: Source, parameters: Iterable[str]) -> dict[str, NDArray[Any]]:
-    """{parameter: float32 value (out, in)} from the integers and scales of a lowered graph.
+def dequantize(source: Source, parameter: str, rows: slice = slice(None)) -> NDArray[Any]:
+    """Float32 value (out, in) of a parameter, or of some of its rows, from the integers and scales
+    of a lowered graph.
 
     Raises OptimizeError naming a parameter that the graph does not hold as integers.
     """
     model = model_of(source)
-    arrays = {}
-    for name in parameters:
-        if codes_name(name) not in model.graph.initializers:
-            raise OptimizeError(f"no integers of {name}", where=place_of(source))
-        arrays[name] = read_back(model, name)
-    return arrays
+    if codes_name(parameter) not in model.graph.initializers:
+        raise OptimizeError(f"no integers of {parameter}", where=place_of(source))
+    return read_back(model, parameter, rows)

@@ -324,7 +324,7 @@ def export(m: Materials) -> Entry:
             limits = m.correct.module_inputs("folded", m.precision)
             parts += pieces.judge_between(graph, at, sample, limits, work, pieces.AS_WRITTEN)
     with _modules_named(parts):
-        results = pieces.run_graph(path, traces, m.compared, pieces.FUSED_FLOAT)
+        results = m.in_files(pieces.run_graph(path, traces, m.compared, pieces.FUSED_FLOAT))
     spread = m.correct.graph_outputs("folded", m.precision)
     entry = within("export", "float torch", Outputs(results, traces, spread), problems, parts)
     return entry.with_unproven(m.not_judged_alone, m.untested_sizes)

@@ -152,7 +152,7 @@ def test_what_is_read_back_is_the_state(name: str, dialect: str, tmp_path: Path)
         assert stored[o, c, h, w] == q.integers[o, (c * height + h) * width + w]
     path = tmp_path / "model.onnx"
     onnx_file.save(model, path)
-    assert np.array_equal(cut.dequantize(path, ["conv.weight"])["conv.weight"], q.dequantize())
+    assert np.array_equal(cut.dequantize(path, "conv.weight"), q.dequantize())
     found = graph_constants.input_quantizations(path, ["conv"])["conv"]
     assert found.scale == pytest.approx(COVERED.scale, rel=1e-7)
     signed = dialect == "trt"

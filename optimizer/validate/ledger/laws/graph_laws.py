@@ -83,8 +83,11 @@ def weights(m: Materials, graph: Source) -> list[str]:
     once = graph if isinstance(graph, OpenGraph) else open_graph(graph)
     return [
         f"{name}: the graph holds other integers than the state"
-        for name, q in m.state.weights.items()  # one by one: in float they are four times as large
-        if not np.array_equal(cut.dequantize(once, [name])[name], q.dequantize())
+        for name, q in m.state.weights.items()
+        # in slices of rows: in float a weight is four times as large
+        if not all(
+            np.array_equal(cut.dequantize(once, name, r), q.dequantize(r)) for r in q.slices()
+        )
     ]
 
 

@@ -69,7 +69,7 @@ def weights(
             broken.append(f"{name}: integers {tuple(q.integers.shape)} for {tuple(value.shape)}")
             continue
         left = kept(name)
-        fault = _weight(q, left, rounding(name), value)
+        fault = _first_fault(q, left, rounding(name), value)
         if fault:
             broken.append(f"{name}: {fault}")
         elif rounding(name).compared:
@@ -82,13 +82,24 @@ def _grouped(q: QTensor, value: Tensor) -> Tensor:
     return grouped(value, q.scheme)
 
 
-def _weight(q: QTensor, value: Tensor, rounding: Rounding, dense: Tensor | None = None) -> str:
+def _first_fault(q: QTensor, value: Tensor, rounding: Rounding, dense: Tensor) -> str:
     """The first problem of a weight, or "".
 
     value: the float weight, with 0 where its integer was pruned to 0
     dense: the float weight before pruning. Rounding may also turn a kept weight into 0, so the
         scale that a group needs lies between those of the two
     """
+    slices = q.slices()
+    if len(slices) == 1:
+        return _weight(q, value, rounding, dense)
+    each = (_weight(q.rows(at), value[at], rounding, dense[at], at.start) for at in slices)
+    return next(filter(None, each), "")
+
+
+def _weight(
+    q: QTensor, value: Tensor, rounding: Rounding, dense: Tensor | None = None, first: int = 0
+) -> str:
+    """See _first_fault. first: number of the first row"""
     zero = torch.zeros_like(q.scale) if q.zero_point is None else q.zero_point.float()
     ends = torch.stack([(q.scheme.low - zero) * q.scale, (q.scheme.high - zero) * q.scale])
     (lowest, highest), step = ends.sort(0).values, q.scale.abs()
@@ -108,12 +119,14 @@ def _weight(q: QTensor, value: Tensor, rounding: Rounding, dense: Tensor | None 
         if float(error.max()) > allowed:
             row, group = divmod(int(error.argmax()), error.shape[1])
             far = float(error.max())
-            return f"row {row} group {group} is {far:.4f} steps away, {allowed:.3g} allowed"
+            return f"row {first + row} group {group} is {far:.4f} steps away, {allowed:.3g} allowed"
     if rounding.candidates_only:
         other = ~(candidates(value, q.scheme) == q.scale).any(0)
         if bool(other.any()):
             row, group = divmod(int(other.int().argmax()), other.shape[1])
-            return f"row {row} group {group} has a scale that round-to-nearest does not offer"
+            return (
+                f"row {first + row} group {group} has a scale that round-to-nearest does not offer"
+            )
     if q.scheme.type == "float4":
         return ""  # its scales are coarse: the candidates are the bound
     least, most = rounding.scale
@@ -123,7 +136,8 @@ def _weight(q: QTensor, value: Tensor, rounding: Rounding, dense: Tensor | None 
         fine = ratio >= least / GRID if ratios is narrow else ratio <= most * GRID
         if not fine:
             row, group = divmod(worst, ratios.shape[1])
-            return f"row {row} group {group} has a scale {ratio:.4f} times the one that covers it"
+            at = f"row {first + row} group {group}"
+            return f"{at} has a scale {ratio:.4f} times the one that covers it"
     return ""
 
 

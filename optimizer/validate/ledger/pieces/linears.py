@@ -7,21 +7,40 @@ product.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from torch import Tensor
 
 from optimizer import targets
 from optimizer.foundation.conv_geometry import NO_EXTRA
+from optimizer.foundation.qtensor import QTensor
 from optimizer.foundation.state import Range, input_name, weight_name
 from optimizer.lower.onnx import attention_operands
 from optimizer.model.architectures.operands import attention_of
 from optimizer.validate.ledger.distance import Array
 from optimizer.validate.ledger.pieces.pieces import Linear
 from optimizer.validate.ledger.pieces.quantizer import Quantizer
-from optimizer.validate.ledger.pieces.roundoff import UNIT, Product
+from optimizer.validate.ledger.pieces.roundoff import UNIT, Product, Rows
 from optimizer.validate.materials import Materials
+
+
+@dataclass(frozen=True)
+class Dequantized:
+    """A quantized weight (out, in) in float, times the factor of its input; computed by slices of
+    rows, because a decoder's head is as large as many blocks."""
+
+    weight: QTensor
+    factor: Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.weight.integers.shape)
+
+    def __getitem__(self, rows: slice) -> Array:
+        values: Array = self.weight.dequantize(rows).numpy()
+        return values if self.factor is None else values * self.factor.numpy().astype(np.float64)
+
 
 STORED = {"fp32": np.float32, "fp16": np.float16}
 
@@ -62,17 +81,20 @@ def _quantized(m: Materials, module: str, fused: bool) -> Linear:
     mode, factor = m.state.activations_of(module), m.state.factor_of(module)
     coarse = m.precision != "fp32"
 
-    def values() -> tuple[Array, Array | None]:
-        q = m.state.weight_of(module)
-        return q.dequantize().numpy(), stored_bias(m, module)
+    def values() -> tuple[Rows, Array | None]:
+        return Dequantized(m.state.weight_of(module)), stored_bias(m, module)
 
     def weight_only() -> Product:
-        weight, bias = values()
+        weight = Dequantized(m.state.weight_of(module), factor)
         block = m.kernel_blocks.get(module, 0) if fused and not coarse else 0
-        folded = weight if factor is None else weight * factor.numpy().astype(np.float64)
         rounded = (1 + (factor is not None)) * coarse
         return Product(
-            folded, bias, m.precision, operands=rounded, scaled=factor is not None, block=block
+            weight,
+            stored_bias(m, module),
+            m.precision,
+            operands=rounded,
+            scaled=factor is not None,
+            block=block,
         )
 
     if mode is None:
@@ -147,4 +169,4 @@ def stored_bias(m: Materials, module: str) -> Array | None:
 
 
 def _stored(value: Tensor, precision: str) -> Array:
-    return np.asarray(value.detach().float().numpy().astype(STORED[precision]))
+    return np.asarray(value.detach().float().numpy().astype(STORED[precision], copy=False))

@@ -409,9 +409,17 @@ def cast_inputs(runner: Runner, arrays: dict[str, Array]) -> dict[str, Array]:
 
 def run_graph(
     model: Path, traces: Sequence[Trace], names: Collection[str], opener: Opener
-) -> list[dict[str, Array]]:
-    """[{output: float32 array} for each trace], of the outputs `names`."""
+) -> Iterator[dict[str, Array]]:
+    """Run the graph on each trace; see run_each."""
     with opener.open(model) as runner:
-        results = [runner.infer(cast_inputs(runner, dict(t.batch))) for t in traces]
-    # copies: an output is a view of the session's memory, which it would keep, weights included
-    return [{n: np.array(r[n], np.float32) for n in names} for r in results]
+        yield from run_each(runner, traces, names)
+
+
+def run_each(
+    runner: Runner, traces: Sequence[Trace], names: Collection[str]
+) -> Iterator[dict[str, Array]]:
+    """Run each trace; yields {output: float32 array} of the outputs `names`, as copies: an output
+    is a view of the session's memory, which it would keep, weights included."""
+    for one in traces:
+        result = runner.infer(cast_inputs(runner, dict(one.batch)))
+        yield {n: np.array(result[n], np.float32) for n in names}

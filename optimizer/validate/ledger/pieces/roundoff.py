@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -41,11 +41,20 @@ def deviations(sums: int, terms: int) -> float:
     return math.sqrt(2 * math.log(2 * max(sums, 1) * max(terms, 1) / MISSED))
 
 
+class Rows(Protocol):
+    """A matrix (out, in) of which slices of rows are read: an array, or one computed on demand."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def __getitem__(self, rows: slice, /) -> Array: ...
+
+
 @dataclass(frozen=True)
 class Product:
     """y = x weight^T + bias, and the roundings of its arithmetic."""
 
-    weight: Array  # (out, in), exact
+    weight: Rows  # (out, in), exact
     bias: Array | None  # (out,) as stored, or None
     out: str  # type of the product and the result
     integer: bool = False  # sums are of integers, so exact, and only the epilogue rounds
@@ -90,7 +99,7 @@ def parts(x: Floats, product: Product) -> Iterator[tuple[slice, Floats, Floats]]
     """
     outputs, inputs = product.weight.shape
     tokens = (
-        len(x) if product.filters is None else len(product.times(x[:1], product.weight)) * len(x)
+        len(x) if product.filters is None else len(product.times(x[:1], product.weight[:])) * len(x)
     )
     step = outputs if product.together else max(1, AT_ONCE // max(tokens, inputs, 1))
     wide = deviations(tokens * outputs, inputs)
@@ -118,7 +127,7 @@ def _bound(
     wide: lambda
     coarse: variance of int8 blocks
     """
-    weight, unit, inputs = product.weight, UNIT[product.out], product.weight.shape[1]
+    weight, unit, inputs = product.weight[:], UNIT[product.out], product.weight.shape[1]
     size = np.abs(sums[0])
     # the epilogue stores the product and its sum with the bias once each, and once more where a
     # kernel converts between types
