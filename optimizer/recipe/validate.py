@@ -72,6 +72,20 @@ class Latency(Section):
         description="limit on the first cell of the grid; text-generation: per new token",
     )
     must_beat_float: bool = True
+    time_float: bool = Field(
+        True,
+        description="also time the float model, in its runtime; false where its weights do not fit "
+        "into memory beside the candidate's",
+    )
+
+    @model_validator(mode="after")
+    def _a_gate_on_float_times_it(self) -> Latency:
+        if self.must_beat_float and not self.time_float:
+            raise ValueError(
+                "time_float: false leaves nothing for must_beat_float to compare with; set "
+                "must_beat_float: false too"
+            )
+        return self
 
     @model_validator(mode="after")
     def _a_batch_fits(self) -> Latency:

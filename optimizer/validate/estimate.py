@@ -7,7 +7,8 @@ memory = libraries + float model + parameters that a method folded + linear weig
          + inputs of the linear modules, and logits, of two correct runs at a time
          + copies of the logits of a batch that is perturbed, or compared
          + a cut graph: read, written, held by its session, and repacked for its kernels;
-         for text-generation at least a session of the float model and the logits of some windows.
+         for text-generation at least a session of the float model, where it is timed, and the
+         logits of some windows.
          Weights of a graph with external data lie in mapped files (model/checkpoint/mapped.py), but
          for transformers' own model while it is loaded
 disk     outputs of the correct runs, in each arithmetic, while they are compared, and mapped files
@@ -68,7 +69,8 @@ def estimate(section: Validation, shapes: Shapes) -> Estimate:
         seconds = 30 + 7e-11 * elements * (judged + 2 * rounds * tokens)
         vocabulary = max((max(s) for s in shapes.values()), default=0)
         logits = (AHEAD + 2) * 4 * settings.sequence_length * vocabulary
-        memory = max(memory, LIBRARIES + SESSION * 4 * (elements + _tied(shapes)) + logits)
+        session = SESSION * 4 * (elements + _tied(shapes)) if latency.time_float else 0
+        memory = max(memory, LIBRARIES + session + logits)
     else:
         sets = [settings.data, *(s.data for s in settings.also.values())]
         if section.embeddings is not None:

@@ -66,6 +66,12 @@ def test_so_few_iterations_that_nothing_can_be_decided_are_refused_where_none_ma
         read(tmp_path, text)
 
 
+def test_a_gate_on_the_ratio_to_float_needs_the_float_model_timed(tmp_path: Path) -> None:
+    untimed = "  metric: cosine\n  latency: {time_float: false}"
+    with pytest.raises(RecipeError, match="nothing for must_beat_float to compare with"):
+        read(tmp_path, GOOD.replace("  metric: cosine", untimed))
+
+
 @pytest.mark.parametrize(
     ("line", "at", "now"),
     [

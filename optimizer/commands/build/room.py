@@ -28,12 +28,15 @@ def check(steps: Sequence[Mapping[str, Any]], store: Path, memory: int | None) -
     running = [step for step in steps if step["what"] == "run"]
     largest = max(running, key=lambda step: int(step["memory"]), default=None)
     if largest and memory and largest["memory"] > memory:
+        validates = largest["stage"] == "validate"
+        untimed = "set validate.latency.must_beat_float and time_float to false, "
         raise MachineError(
             f"predicted memory is {in_bytes(largest['memory'])}, and this machine has "
             f"{in_bytes(memory)}",
             where=f"stage {largest['stage']}",
-            fix="Use a machine with more memory, or lower compress.memory_gb or the numbers of "
-            f"samples; `optimize plan` shows each stage. {ANYWAY}",
+            fix=f"Use a machine with more memory, {untimed if validates else ''}or lower "
+            "compress.memory_gb or the numbers of samples; `optimize plan` shows each stage. "
+            f"{ANYWAY}",
         )
     disk, free = sum(int(step["disk"]) for step in running), shutil.disk_usage(_there(store)).free
     if disk > free:

@@ -83,7 +83,9 @@ def time_cells(
     floats: Sequence[str],
 ) -> dict[str, Any]:
     """Time every cell until its gate is decided, then the candidate alone for its 99th percentile.
-    floats: names of the float forms; the candidate is compared with the fastest of them."""
+    floats: names of the float forms; the candidate is compared with the fastest of them; without
+        any there are no ratios
+    """
     latency = timing.latency
     budget = TimeBudget(latency.max_seconds, timing.questions)
     section: dict[str, Any] = {}
@@ -109,9 +111,10 @@ def time_cells(
 
 
 def _fastest(timer: CellTimer, systems: Mapping[str, Any], names: Sequence[str], cell: Cell) -> str:
-    """Name of the fastest of the systems `names` in `cell`, by rounds that no gate uses."""
-    if len(names) == 1:
-        return names[0]
+    """Name of the fastest of the systems `names` in `cell`, by rounds that no gate uses; "" where
+    there are none."""
+    if len(names) < 2:
+        return "".join(names)
     (measured,) = timer.time({name: systems[name] for name in names}, cell)["cells"]
     return min(names, key=lambda n: float(measured["systems"][n][timer.percentiles]["p50"]))
 

@@ -48,7 +48,10 @@ class FloatForms:
 
 
 def list_forms(m: RunArtifacts) -> FloatForms:
-    """List the forms of this machine without judging any; only the first is compared with."""
+    """List the forms of this machine without judging any; only the first is compared with. Lists
+    none where the recipe does not time them."""
+    if not m.section.validate_.latency.time_float:
+        return FloatForms({}, ())
     sections = target_runner.float_forms(m.section.target)
     return FloatForms(sections, tuple(sections)[:1])
 

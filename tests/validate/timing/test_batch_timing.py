@@ -136,6 +136,15 @@ def test_a_gate_that_runs_out_of_time_says_what_would_decide_it(runs: dict[str, 
     assert f"about {cell['ratio']['needed']['rounds']} rounds would decide" in gate.message
 
 
+@pytest.mark.usefixtures("quick")
+def test_a_float_model_that_is_not_timed_has_no_ratio(runs: dict[str, Run]) -> None:
+    found, gates = timed(runs["w8"], time_float=False, must_beat_float=False)
+    (cell,) = found["cells"]
+    assert set(cell["systems"]) == {batch_timing.TORCH, CANDIDATE}
+    assert "ratio" not in cell
+    assert not gates
+
+
 def test_three_systems_are_timed_in_one_run_and_weighed(runs: dict[str, Run]) -> None:
     found = batch_timing.measure(runs["w8"].materials(), list(NEUTRAL))
     (cell,) = found["cells"]
