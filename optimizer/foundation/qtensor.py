@@ -238,17 +238,17 @@ class QTensor:
         return values.mul_(by_row(self.scale, out)[rows][..., None]).reshape(integers.shape)
 
     def rows(self, rows: slice) -> QTensor:
-        """Some rows as a tensor of their own, without a copy. Raises ValueError where all rows have
-        one scale."""
-        if self.scheme.granularity == "tensor":
-            raise ValueError("scale: one for all rows")
+        """Some rows as a tensor of their own, without a copy. Raises ValueError where rows share a
+        scale."""
+        if len(self.scale) != len(self.integers):
+            raise ValueError("scale: several rows share one")
         zero = None if self.zero_point is None else self.zero_point[rows]
         return QTensor(self.integers[rows], self.scale[rows], zero, self.scheme)
 
     def slices(self) -> list[slice]:
-        """Slices of rows of about AT_ONCE elements each; one of all where rows have one scale."""
+        """Slices of rows of about AT_ONCE elements each; one of all where rows share a scale."""
         rows, inputs = self.integers.shape
-        many = rows if self.scheme.granularity == "tensor" else max(1, AT_ONCE // inputs)
+        many = rows if len(self.scale) != rows else max(1, AT_ONCE // inputs)
         return [slice(first, min(first + many, rows)) for first in range(0, rows, many)]
 
     def nonzero(self) -> Tensor:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from optimizer.foundation import qtensor
 from optimizer.foundation.qtensor import (
     FP16_LARGEST_BF16,
     FP16_SMALLEST_NORMAL,
@@ -154,3 +155,15 @@ def test_a_group_size_divides_a_row_into_whole_groups() -> None:
     assert [divides(size, 96) for size in (None, 32, 96, 64, 192, 0)] == [True] * 3 + [False] * 3
     assert group_sizes(96) == [16, 32]
     assert group_sizes(7) == []
+
+
+def test_slices_of_rows_are_the_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(qtensor, "AT_ONCE", 3 * 32)
+    weight = torch.randn(7, 32)
+    scheme = Scheme(4, symmetric=False, granularity="group", group_size=16)
+    q = quantize(weight, *absmax_scale(weight, scheme), scheme)
+    assert [(at.start, at.stop) for at in q.slices()] == [(0, 3), (3, 6), (6, 7)]
+    parts = [q.rows(at) for at in q.slices()]
+    assert torch.equal(torch.cat([part.dequantize() for part in parts]), q.dequantize())
+    whole = Scheme(8, granularity="tensor")
+    assert quantize(weight, *absmax_scale(weight, whole), whole).slices() == [slice(0, 7)]

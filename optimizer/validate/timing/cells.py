@@ -83,8 +83,8 @@ def time_cells(
     floats: Sequence[str],
 ) -> dict[str, Any]:
     """Time every cell until its gate is decided, then the candidate alone for its 99th percentile.
-    floats: names of the float forms; the candidate is compared with the fastest of them; without
-        any there are no ratios
+    floats: names of the float forms; the candidate is compared with the fastest of them. []: no
+        ratios are measured
     """
     latency = timing.latency
     budget = TimeBudget(latency.max_seconds, timing.questions)

@@ -57,7 +57,7 @@ class RoundedModel:
     """A model whose runs round at random.
 
     modules: names of its linear modules, which a graph multiplies by, and QuantInputs
-    arithmetic: of the runs
+    arithmetic: roundoff of its operations
     """
 
     model: nn.Module

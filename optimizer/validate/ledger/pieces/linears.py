@@ -28,7 +28,7 @@ from optimizer.validate.materials import Materials
 @dataclass(frozen=True)
 class Dequantized:
     """A quantized weight (out, in) in float, times the factor of its input; computed by slices of
-    rows, because a decoder's head is as large as many blocks."""
+    rows: a decoder's head may be larger than ten blocks."""
 
     weight: QTensor
     factor: Tensor | None = None

@@ -147,6 +147,17 @@ def test_a_row_below_the_smallest_scale_holds_nothing_and_is_no_fault() -> None:
     assert weight_laws(q, weight) == ([], [])
 
 
+def test_a_fault_in_a_later_slice_of_rows_is_named_by_its_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    weight = heavy_tailed((7, 64), seed=1)
+    q = gptq(weight, torch.eye(64), Scheme(8, granularity="group", group_size=32)).q
+    q.scale[5] = to_scale_grid(q.scale[5] * 8)
+    monkeypatch.setattr("optimizer.foundation.qtensor.AT_ONCE", 3 * 64)
+    ((problem,), _) = weight_laws(q, weight)
+    assert "row 5" in problem
+
+
 @pytest.mark.parametrize(("bits", "lost"), [(4, 1), (4, 2), (8, 1), (8, 4)])
 def test_low_bits_that_are_lost_are_seen_where_a_rounder_leaves_the_weight(
     bits: int, lost: int
