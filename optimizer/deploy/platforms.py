@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from optimizer.deploy import compose, kserve, kubernetes, ray, triton
+from optimizer.deploy import compose, kserve, kubernetes, ray, triton, vllm
 from optimizer.deploy.output import Output
 from optimizer.deploy.settings import DeployOptions
 from optimizer.deploy.source import Source
@@ -22,6 +22,7 @@ class Platform:
 
     needs: file of the bundle's harness that the platform starts.
     write: (source, settings, folder) -> Output; writes the files.
+    write_vllm: the same for a bundle that vLLM serves; None: the platform does not start it.
     takes: fields of DeployOptions that may be given, besides `arguments`.
     required: fields of DeployOptions that must be given.
     """
@@ -31,6 +32,19 @@ class Platform:
     write: Callable[[Source, DeployOptions, Path], Output]
     takes: tuple[str, ...] = ()
     required: tuple[str, ...] = ()
+    write_vllm: Callable[[Source, DeployOptions, Path], Output] | None = None
+
+    def writer(self, source: Source) -> Callable[[Source, DeployOptions, Path], Output]:
+        """The function that writes files for this bundle. Raises RecipeError without one."""
+        if source.for_vllm is None:
+            return self.write
+        if self.write_vllm is None:
+            raise RecipeError(
+                f"{self.name} was given for a bundle that vLLM serves",
+                where="command line: --to",
+                accepted=", ".join(p.name for p in PLATFORMS.values() if p.write_vllm),
+            )
+        return self.write_vllm
 
 
 CONTAINER = ("image", "name", "memory_mib", "cpu", "drain_seconds", "endpoint_seconds")
@@ -46,6 +60,7 @@ PLATFORMS = {
             kubernetes.write,
             (*CONTAINER, *SCALED, *KEDA),
             ("image", "endpoint_seconds"),
+            vllm.kubernetes,
         ),
         Platform(
             "kserve", SERVER, kserve.write, (*CONTAINER, *SCALED), ("image", "endpoint_seconds")
@@ -55,6 +70,7 @@ PLATFORMS = {
             "harness/commands/application.py",
             ray.write,
             ("name", "replicas", "memory_mib", "cpu", "drain_seconds"),
+            write_vllm=vllm.ray,
         ),
         Platform("compose", SERVER, compose.write, ("image", "memory_mib", "cpu", "drain_seconds")),
     )

@@ -10,6 +10,7 @@ from typing import Any
 from optimizer.foundation.errors import InputError
 from optimizer.harness import tasks
 from optimizer.harness.bundle.manifest import MANIFEST, read_manifest, refuse_damage
+from optimizer.harness.commands.vllm_server import RUNTIME
 from optimizer.harness.contract import Contract
 
 
@@ -32,6 +33,12 @@ class Source:
     @property
     def files(self) -> set[str]:
         return {*self.manifest["files"]}
+
+    @property
+    def for_vllm(self) -> dict[str, Any] | None:
+        """The entry of the engine that vLLM serves, where the harness runs no other; else None."""
+        engines = [e for e in self.manifest["engines"] if e["runtime"] == RUNTIME]
+        return engines[0] if engines and self.manifest.get("runnable") is False else None
 
     @property
     def generates(self) -> bool:
@@ -67,8 +74,9 @@ def read(folder: Path, needed: str) -> Source:
             where=str(folder),
             fix="Package the model again with this version: optimize RECIPE.",
         )
-    if manifest.get("runnable") is False:
+    source = Source(folder, manifest, contract)
+    if manifest.get("runnable") is False and source.for_vllm is None:
         raise InputError(
             "the harness runs none of its engines", where=str(folder), accepted="runnable bundles"
         )
-    return Source(folder, manifest, contract)
+    return source

@@ -103,9 +103,10 @@ def deploy(
     settings = DeployOptions(serve_options, **options)
     record = record_of(platform, settings)
     deployed = source.read(bundle, record.needs)
+    write = record.writer(deployed)
 
     def fill(folder: Path) -> dict[str, Any]:
-        result = record.write(deployed, settings, folder)
+        result = write(deployed, settings, folder)
         names = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
         return {
             "platform": record.name,
