@@ -17,9 +17,16 @@ from optimizer.recipe.schema import Recipe
 from tests.conftest import heavy_tailed
 
 SIDE = 32
-METRICS = {"yolos": "agreement", "segformer": "agreement"}
+METRICS = {
+    "detr": "agreement",
+    "table-transformer": "agreement",
+    "yolos": "agreement",
+    "segformer": "agreement",
+}
 LABELS = ("cat", "dog", "bird")
 TASKS = {  # of other kinds: image-classification
+    "detr": "object-detection",
+    "table-transformer": "object-detection",
     "yolos": "object-detection",
     "segformer": "image-segmentation",
     "dpt": "depth-estimation",
@@ -75,6 +82,13 @@ def config(kind: str, **changes: Any) -> Any:
         shape |= {"patch_sizes": [7, 3], "strides": [4, 2], "decoder_hidden_size": 16}
     if kind in ("dpt", "depth_anything"):
         return depth(kind, shape, **changes)
+    if kind in ("detr", "table-transformer"):
+        backbone = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]}
+        backbone |= {"layer_type": "basic", "out_features": ["stage2"]}
+        shape = {"backbone_config": AutoConfig.for_model("resnet", **backbone), "d_model": 32}
+        shape |= {"num_queries": 6, "backbone": None, "use_timm_backbone": False}
+        for part in ("encoder", "decoder"):
+            shape |= {f"{part}_layers": 2, f"{part}_attention_heads": 2, f"{part}_ffn_dim": 64}
     if kind == "deit":  # without it transformers has the classifier of two heads
         shape["architectures"] = ["DeiTForImageClassification"]
     named = {"id2label": dict(enumerate(LABELS)), "label2id": {n: i for i, n in enumerate(LABELS)}}
@@ -133,9 +147,9 @@ def write(folder: Path, kind: str = "vit", seed: int = 0, **changes: Any) -> Pat
         for i, (name, parameter) in enumerate(model.named_parameters()):
             values = heavy_tailed(tuple(parameter.shape), seed * 1000 + i, 0.15)
             gain = parameter.ndim == 1 and name.endswith(("weight", "lambda1"))
-            head = (
-                8 if name.startswith("class_labels_classifier.layers.2") else 1
-            )  # certain of its objects
+            certain = ("class_labels_classifier.layers.2", "class_labels_classifier.weight")
+            head = 8 if name.startswith(certain) else 1  # certain of its objects
+            head = 20 if name.endswith("query_position_embeddings.weight") else head  # unlike each
             parameter.copy_(values + kept if gain else head * values)
         for i, (name, buffer) in enumerate(model.named_buffers()):
             if name.endswith("running_mean"):
@@ -159,8 +173,9 @@ def own_processor(kind: str) -> Any:
     each = {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.25, 0.3]}  # of a channel its own
     if kind == "efficientnet":  # of an odd size behind two convolutions of stride 2
         return processor(kind, size={"height": SIDE + 4, "width": SIDE + 4}, **each)
-    if kind == "yolos":
-        return processor(kind, size={"height": SIDE, "width": SIDE + 16}, **each)
+    if TASKS.get(kind) == "object-detection":
+        name = "yolos" if kind == "yolos" else "detr"
+        return processor(name, size={"height": SIDE, "width": SIDE + 16}, **each)
     if kind == "segformer":
         return processor(kind, size={"height": SIDE + 32, "width": SIDE + 32}, **each)
     if kind in ("dpt", "depth_anything"):

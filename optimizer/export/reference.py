@@ -27,8 +27,7 @@ def lend(model: nn.Module, values: Mapping[str, Tensor]) -> None:
 
     values: {parameter: float32 tensor}, read at each call; KeyError names a missing one
     """
-    looks_up = any(isinstance(m, nn.Embedding) for m in model.modules())
-    embedding = getattr(model, "get_input_embeddings", lambda: None)() if looks_up else None
+    embedding = _input_embedding(model)
     lent: dict[nn.Module, dict[str, str]] = {}
     for first, (_, places) in owners(model).items():
         borrowing = [is_linear(o) or o is embedding for o, _ in places]
@@ -41,6 +40,18 @@ def lend(model: nn.Module, values: Mapping[str, Tensor]) -> None:
             setattr(owner, attribute, here)
     for owner, names in lent.items():
         _lend(owner, names, values)
+
+
+def _input_embedding(model: Any) -> nn.Module | None:
+    """The table in which a model looks up its inputs; None for one that reads images, of which some
+    classes of transformers raise an error."""
+    if not any(isinstance(m, nn.Embedding) for m in model.modules()):
+        return None
+    try:
+        table: nn.Module | None = getattr(model, "get_input_embeddings", lambda: None)()
+    except NotImplementedError:
+        return None
+    return table
 
 
 def _lend(owner: nn.Module, names: Mapping[str, str], values: Mapping[str, Tensor]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from optimizer.foundation.errors import CheckpointError, RecipeError
 from optimizer.foundation.reading import words
@@ -96,11 +97,13 @@ def _check_classes(d: Described, classes: int | None) -> None:
 def _output_shapes(
     d: Described, image: Mapping[str, Any], names: Sequence[str]
 ) -> dict[str, tuple[int, ...]]:
-    """{output: shape} for one image, from a run on the meta device."""
+    """{output: shape} for one image, from a run on the meta device, of tensors in whose values
+    transformers does not look."""
     model = copy.deepcopy(d.model).to("meta")
-    pixels = torch.empty(1, image["channels"], image["height"], image["width"], device="meta")
     try:
-        with torch.no_grad():
+        with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
+            shape = 1, image["channels"], image["height"], image["width"]
+            pixels = torch.empty(shape, device="meta")
             result = model(**{ARRAY: pixels}, return_dict=True)
         return {name: tuple(map(int, result[name].shape)) for name in names}
     except Exception as e:  # each architecture refuses differently

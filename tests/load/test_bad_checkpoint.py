@@ -197,6 +197,12 @@ def test_what_is_no_text_encoder(load: Load, bert: Path, model_type: str, word: 
     refused(load, bert, "config.json", f"{model_type!r} is not covered", word, "modernbert")
 
 
+def test_a_detector_whose_queries_are_chosen_by_score(load: Load, bert: Path) -> None:
+    (bert / "config.json").write_text('{"model_type": "rt_detr"}')
+    words = "'rt_detr' is not covered", "queries or boxes", "DETR or YOLOS"
+    refused(load, bert, *words, task="object-detection")
+
+
 def test_an_encoder_without_one_list_of_blocks(load: Load, bert: Path) -> None:
     config = {"model_type": "xlm", "vocab_size": 100, "emb_dim": 32, "n_layers": 2, "n_heads": 2}
     (bert / "config.json").write_text(json.dumps(config))

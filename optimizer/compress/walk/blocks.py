@@ -9,7 +9,7 @@ A **use** is one application of a block. Usually each block has one; where weigh
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
@@ -111,11 +111,16 @@ class Stream:
 
 
 def hidden_of(out: Any) -> Tensor:
-    """The hidden states in a block's output: the output itself, or the first of a tuple."""
-    value = out[0] if isinstance(out, tuple) else out
+    """The hidden states in a block's output: the output itself, or the first of a tuple or of a
+    model's output by name."""
+    value = out if isinstance(out, Tensor) else next(iter(_values(out)), out)
     if not isinstance(value, Tensor):
         raise CheckpointError(f"a block returned {type(value).__name__}, not hidden states")
     return value
+
+
+def _values(out: Any) -> Iterable[Any]:
+    return out.values() if isinstance(out, Mapping) else out if isinstance(out, tuple) else ()
 
 
 def segments(uses: Sequence[Use]) -> list[range]:

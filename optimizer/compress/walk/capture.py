@@ -147,6 +147,8 @@ def _record(
                 hidden = hidden.new_zeros((len(hidden), *shape[1:]))
             if source.family.added_between:
                 hidden = torch.zeros_like(hidden)
+            if isinstance(form, Mapping):  # of a base model, whose heads read it by name
+                return type(form)(**{**form, next(iter(form)): hidden})
             return (hidden, *form[1:]) if isinstance(form, tuple) else hidden
 
         return record

@@ -12,6 +12,7 @@ from torch import nn
 from optimizer.foundation.errors import CheckpointError
 from optimizer.foundation.reading import reading
 from optimizer.harness import tasks
+from optimizer.harness.inputs.image import IMAGE
 from optimizer.harness.process.temporary import temporary_folder
 from optimizer.load import source, weights
 from optimizer.load.adapters import adapter
@@ -127,14 +128,17 @@ def read_complete_config(folder: Path) -> dict[str, Any]:
 def check_task(config: Any, section: Model, folder: Path) -> None:
     """Raise CheckpointError if the architecture does not suit the task: an encoder or bidirectional
     decoder for text generation, a causal decoder where both sides of a token are read, a language
-    model's head for text-ranking, or an encoder-decoder (except T5's encoder, for hidden
-    states)."""
+    model's head for text-ranking, or an encoder-decoder without a row (except T5's encoder, for
+    hidden states)."""
     task, causal = tasks.task(section.task), families.is_causal(config)
     what, fix = "", ""
     if getattr(config, "is_encoder_decoder", False):
         alone = task.headless and families.has_encoder(config.model_type)
-        what = "" if alone else "an encoder-decoder"
+        what = "" if alone or config.model_type in families.FAMILIES else "an encoder-decoder"
         fix = "Use an encoder, or for hidden states and embeddings the encoder of a T5."
+        if what and task.inputs is IMAGE:
+            what = "an encoder-decoder whose queries or boxes follow from values before them"
+            fix = "Use a detector with learned queries: DETR or YOLOS."
     elif causal and task.ranks and _predicts_tokens(config, section, folder):
         what, fix = (
             f"a decoder with a head over the vocabulary ({config.architectures[0]}) in a GGUF "

@@ -258,6 +258,32 @@ _SEGFORMER = Family(
     batch_norms=BatchNorms((Pair("linear_fuse", "batch_norm"),)),
 )
 
+# The decoder begins with zeros and not with what the encoder gives, so the model without its heads
+# is one block; its first values are those of zeros, and have no range. Norms of the backbone, a
+# ResNet, are not folded. Released models have 6 layers of each kind.
+_ZEROS = "decoder.layers.0.self_attn.v_proj"
+_DETR = Family(
+    model_type="detr",
+    base="",
+    blocks="{model}",
+    embeddings="model",
+    linears=tuple(
+        name
+        for stack, attentions in (("encoder", ("self",)), ("decoder", ("self", "encoder")))
+        for layer in (f"{stack}.layers.{i}" for i in range(16))
+        for name in (
+            *(f"{layer}.{a}_attn.{n}_proj" for a in attentions for n in "qkvo"),
+            f"{layer}.mlp.fc1",
+            f"{layer}.mlp.fc2",
+        )
+        if name != _ZEROS
+    ),
+    smooth=(),
+    inputs=IMAGE.name,
+    any_size=True,
+    left_float=((f"model.{_ZEROS}", "it reads zeros"),),
+)
+
 IMAGE_FAMILIES = (
     _VIT,
     replace(_VIT, model_type="deit", base="deit"),
@@ -280,5 +306,11 @@ IMAGE_FAMILIES = (
         _DINOV2, model_type="depth_anything", base="backbone", any_size=True, reads_blocks=True
     ),
     _SEGFORMER,
+    _DETR,
+    replace(
+        _DETR,
+        model_type="table-transformer",
+        linears=tuple(n.replace("mlp.", "").replace(".o_proj", ".out_proj") for n in _DETR.linears),
+    ),
 )
 """Architectures that take images."""

@@ -78,6 +78,12 @@ def skeleton(checkpoint: Checkpoint, task: Task) -> nn.Module:
     return model
 
 
+UNINSTALLED = (
+    "Install the package, or take a revision that needs none (of facebook/detr-resnet-50: "
+    "model.revision: no_timm)."
+)
+
+
 def skeleton_from_config(config: Any, task: Task, trust_remote_code: bool = False) -> nn.Module:
     """As `skeleton`, from a transformers config, without folding norms."""
     try:
@@ -92,7 +98,9 @@ def skeleton_from_config(config: Any, task: Task, trust_remote_code: bool = Fals
         raise CheckpointError(
             f"transformers cannot build a {task} model of type {config.model_type!r} ({words(e)})",
             where=_culprit(config),
-            fix="Use a checkpoint of a model that transformers has for this task, with its "
+            fix=UNINSTALLED
+            if isinstance(e, ImportError)
+            else "Use a checkpoint of a model that transformers has for this task, with its "
             f"original config.json. {DOUBT}",
         ) from e
     if not tasks.task(task).generates:

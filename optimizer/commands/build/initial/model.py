@@ -93,7 +93,7 @@ class ModelFacts:
     labels: names of the model's labels, in id order; () without
     problem: problem_type of config.json; "" without
     positions: maximum tokens; None where unknown
-    convolves: True for quantized convolutions; None where unknown
+    convolves: True for quantized convolutions, and where no norm can be folded; None where unknown
     settings: further keys of the recipe's section `model`, "key: value"
     decisions: sentences about what must still be decided
     """
@@ -162,7 +162,8 @@ def look(name: str, task: str | None, gguf_file: str | None = None) -> ModelFact
         elif tasks.task(task).generates and cross_encoder.settings(root):
             task = text_ranking.TASK.name
     facts = ModelFacts(name, tasks.task(task), None, folder if local else None, kind)
-    facts = replace(facts, convolves=family is not None and family.quantizes_convolutions)
+    plain = family is not None and (family.quantizes_convolutions or not family.smooth)
+    facts = replace(facts, convolves=plain)
     if local:
         settings, more = _files(folder, facts.task, kind)
         facts = replace(facts, settings=(*taken, *settings))
@@ -311,12 +312,13 @@ def _task(
     sentences = (root / "modules.json").is_file() and cross_encoder.settings(root) is None
     if sentences and is_sparse(root):
         return sparse_embedding.TASK.name, ""
-    if raw.get("is_encoder_decoder") or has_encoder(kind):
+    if (raw.get("is_encoder_decoder") and family is None) or has_encoder(kind):
         if sentences:
             return sentence_embedding.TASK.name, ""
         if has_encoder(kind) and named and not named.endswith(ENCODER):
             raise _no_task(named, file)
-        return feature_extraction.TASK.name, ""  # others are refused when they are opened
+        of_images = (t.name for t in _headed() if t.inputs is IMAGE and named.endswith(t.heads))
+        return next(of_images, feature_extraction.TASK.name), ""  # refused when it is opened
     own = Model(
         source=str(file.parent),
         task=feature_extraction.TASK.name if family is None else _without_head(kind),

@@ -45,12 +45,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return call
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "detr"])
 def test_a_correct_run_passes(made: Made, kind: str) -> None:
     assert refused(ledger.run(materials(made(kind)))) == []
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "detr", "table-transformer"])
 def test_the_float_graph_answers_as_the_pipeline_of_transformers(made: Made, kind: str) -> None:
     from transformers import pipeline
 
@@ -71,7 +71,7 @@ def test_the_float_graph_answers_as_the_pipeline_of_transformers(made: Made, kin
     )
     for ours, file in zip(answered, files, strict=True):
         expected: Any = theirs(Image.open(io.BytesIO(file)))
-        COMPARE[kind](ours, expected)
+        COMPARE[TASKS[kind]](ours, expected)
 
 
 def compare_objects(ours: dict[str, Any], expected: list[dict[str, Any]]) -> None:
@@ -101,7 +101,11 @@ def compare_depths(ours: dict[str, Any], expected: dict[str, Any]) -> None:
     assert np.abs(shades - np.asarray(expected["depth"], int)).max() <= 1
 
 
-COMPARE = {"yolos": compare_objects, "segformer": compare_masks, "depth_anything": compare_depths}
+COMPARE = {
+    "object-detection": compare_objects,
+    "image-segmentation": compare_masks,
+    "depth-estimation": compare_depths,
+}
 
 
 def scaled(name: str, factor: float) -> Callable[[onnx.GraphProto], None]:
@@ -126,6 +130,15 @@ def test_boxes_are_judged_by_a_limit_of_their_own(made: Made, tmp_path: Path) ->
     assert entry.hop == "export"
     assert entry.problems[-1].startswith("pred_boxes: an example is")
     assert set((entry.spread or {})["outputs"]) == {"logits", "pred_boxes"}
+
+
+def test_an_encoder_and_a_decoder_are_quantized_but_where_zeros_enter(made: Made) -> None:
+    state = materials(made("detr")).state
+    stacks = [m.split(".")[1] for m in state.modules]
+    assert (stacks.count("encoder"), stacks.count("decoder")) == (12, 19)
+    notes = {n.module: n.why for n in state.notes}
+    assert notes["model.decoder.layers.0.self_attn.v_proj"] == "it reads zeros"
+    assert {"class_labels_classifier", "bbox_predictor.layers.0"} <= set(notes)
 
 
 def test_heads_of_a_detector_stay_float(made: Made) -> None:
