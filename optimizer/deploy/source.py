@@ -10,8 +10,8 @@ from typing import Any
 from optimizer.foundation.errors import InputError
 from optimizer.harness import tasks
 from optimizer.harness.bundle.manifest import MANIFEST, read_manifest, refuse_damage
-from optimizer.harness.commands.vllm_server import RUNTIME
 from optimizer.harness.contract import Contract
+from optimizer.harness.runtimes.table import VLLM
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Source:
     @property
     def for_vllm(self) -> dict[str, Any] | None:
         """The entry of the engine that vLLM serves, where the harness runs no other; else None."""
-        engines = [e for e in self.manifest["engines"] if e["runtime"] == RUNTIME]
+        engines = [e for e in self.manifest["engines"] if e["runtime"] == VLLM]
         return engines[0] if engines and self.manifest.get("runnable") is False else None
 
     @property

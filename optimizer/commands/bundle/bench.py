@@ -29,13 +29,13 @@ def bench(obj: dict[str, bool], bundle: Path, arguments: tuple[str, ...]) -> Non
     Example:
       optimize bench artifacts/minilm-int8/1 --batch 1 8 --sequence 128
     """
-    from optimizer.harness.commands import vllm_server
     from optimizer.harness.commands.command_line import parse_arguments
+    from optimizer.harness.commands.vllm_server import engine_of
     from optimizer.harness.errors import HarnessError
 
     try:
         options = parse_arguments(["bench", "--bundle", str(bundle), *arguments], "optimize")
-        of_vllm = vllm_server.engine_of(bundle, options.runtime)
+        of_vllm = engine_of(bundle, options.runtime)
     except HarnessError:  # which the harness reports
         of_vllm = None
     if of_vllm is None:

@@ -72,8 +72,11 @@ def inspect_text(document: dict[str, Any], *, files: bool = False) -> str:
     ]
     lines += [f"{'engine':<{NAMES}}{e['target']}: {_state(e)}" for e in document["engines"]]
     if not runnable(document):
+        started = any(e["runtime"] == table.VLLM for e in document["engines"])
         lines.append(
-            "This version's harness runs none of these engines: predict and bench will refuse."
+            "The harness runs none of these engines: serve and bench start vLLM, predict refuses."
+            if started
+            else "This version's harness runs none of these engines: predict and bench will refuse."
         )
     if files:
         lines += [

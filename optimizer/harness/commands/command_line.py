@@ -247,13 +247,13 @@ def check(folder: Path, args: argparse.Namespace) -> int:
 
 
 def serve(args: argparse.Namespace) -> int:
+    serving.check_installed("serve", {"starlette": "starlette", "uvicorn": "uvicorn"})
     from . import vllm_server
 
     if engine := vllm_server.engine_of(args.bundle, args.runtime):
         with ExitStack() as stack:
             folder = find_verified(args, stack, _say)
             return vllm_server.run(folder, engine, args, parse_arguments(["serve"]))
-    serving.check_installed("serve", {"starlette": "starlette", "uvicorn": "uvicorn"})
     from . import serve as command
 
     return command.run(make_opener(args, _say), args)

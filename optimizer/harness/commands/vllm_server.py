@@ -16,13 +16,11 @@ from .. import tasks
 from ..bundle.manifest import MANIFEST, damaged_files, read_manifest
 from ..errors import BundleError, InputError, MachineError
 from ..runtimes import machine, vllm
-from ..server.http.listening import addresses, exposed, open_sockets
-from .serve import say
+from ..runtimes.table import VLLM
 
 if TYPE_CHECKING:
     import argparse
 
-RUNTIME = "vllm"
 TAKEN = (
     *("run", "bundle", "json", "runtime", "cache", "genai", "threads", "host", "port", "insecure"),
     *("require_signature", "signature", "at_least"),
@@ -37,11 +35,11 @@ def engine_of(bundle: Path | None, runtime: str | None) -> dict[str, Any] | None
     bundle: folder or tar; None: the bundle that this file is in
     """
     folder = bundle if bundle is not None else Path(__file__).parents[2]
-    if runtime not in (None, RUNTIME) or not (folder / MANIFEST).is_file():
+    if runtime not in (None, VLLM) or not (folder / MANIFEST).is_file():
         return None
     manifest = read_manifest(folder)
-    own = [e for e in manifest["engines"] if e["runtime"] == RUNTIME]
-    alone = runtime == RUNTIME or not manifest["runnable"]
+    own = [e for e in manifest["engines"] if e["runtime"] == VLLM]
+    alone = runtime == VLLM or not manifest["runnable"]
     return {**own[0], "bundle": manifest} if own and alone else None
 
 
@@ -54,6 +52,9 @@ def run(folder: Path, engine: Mapping[str, Any], args: argparse.Namespace, defau
     Raises InputError for an option that vLLM does not take, BundleError for a damaged model,
     MachineError as vllm.check, and where vLLM ends before it is ready.
     """
+    from ..server.http.listening import addresses, exposed
+    from .serve import say
+
     for name, value in sorted(vars(args).items()):
         if name in TAKEN or value == getattr(defaults, name):
             continue
@@ -94,6 +95,8 @@ def run(folder: Path, engine: Mapping[str, Any], args: argparse.Namespace, defau
 
 
 def _free_port(host: str) -> int:
+    from ..server.http.listening import addresses, open_sockets
+
     (first, *others) = open_sockets(addresses(host, 0))
     port = int(first.getsockname()[1])
     for each in (first, *others):

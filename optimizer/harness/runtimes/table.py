@@ -12,6 +12,8 @@ from .trt.products import PRODUCTS, Product
 TENSORRT, RTX = PRODUCTS["tensorrt"].distributions, PRODUCTS["tensorrt-rtx"].distributions
 RTX_PLUGIN = tuple(f"onnxruntime-ep-nv-tensorrt-rtx{cuda}" for cuda in ("", "-cu13", "-cu12"))
 CUDA_BINDINGS = ("cuda-bindings",)
+VLLM = "vllm"
+"""Runtime that `serve` and `bench` start as a process of its own."""
 Groups = tuple[tuple[str, ...], ...]
 
 
@@ -103,7 +105,7 @@ RUNTIMES: dict[str, Runtime] = {
         ),
         Runtime("onnxruntime-web", served_by="a browser (python -m harness web)"),
         Runtime("compressed-tensors", served_by="transformers or vLLM"),
-        Runtime("vllm", served_by="vLLM (optimize serve, optimize bench)"),
+        Runtime(VLLM, served_by="vLLM (optimize serve, optimize bench)"),
         Runtime("gguf", served_by="llama.cpp (llama-server -m model.gguf)"),
     )
 }

@@ -33,6 +33,8 @@ OTHERS: dict[str, dict[str, Any]] = {
     "allocate": {"method": "rtn", "allocate": {"windows": 2}},
     "head": {"method": "gptq", "head": GROUPS},
     "bias_correction": {"method": "rtn", "bias_correction": True},
+    "float8": {"method": "rtn", "weights": {"type": "float8"}, "activations": {"type": "float8"}},
+    "float4": {"method": "rtn", "weights": {"type": "float4"}, "kv_cache": "float8"},
 }
 
 

@@ -26,6 +26,7 @@ from optimizer.checks import accepted
 from optimizer.checks.context import Context
 from optimizer.foundation.errors import RecipeError
 from optimizer.foundation.qtensor import Scheme
+from optimizer.harness.runtimes import vllm
 from optimizer.lower.compressed_tensors.config import ModuleScheme
 from optimizer.lower.compressed_tensors.serving_engines import (
     ENGINES,
@@ -36,6 +37,7 @@ from optimizer.lower.compressed_tensors.serving_engines import (
 )
 from optimizer.recipe import file as recipe_file
 from tests.conftest import write_tiny_recipe
+from tests.harness.commands.test_vllm_server import FIT
 
 VLLM, CPU, SGLANG = ENGINES["vllm"], ENGINES["vllm-cpu"], ENGINES["sglang"]
 W4, W8 = Scheme(4, True, "group", 64), Scheme(8)
@@ -189,6 +191,7 @@ def predicates(source: str) -> Any:
         "_is_fp8_w8a8",
         "_is_fp8_w8a16",
     )
+    of_one = ("_is_nvfp4_format", "_is_fp4a16_nvfp4")
     known: dict[str, Any] = {
         "QuantizationArgs": QuantizationArgs,
         "QuantizationStrategy": QuantizationStrategy,
@@ -198,12 +201,12 @@ def predicates(source: str) -> Any:
     }
     chosen = SimpleNamespace()
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.FunctionDef) and node.name in names:
+        if isinstance(node, ast.FunctionDef) and node.name in (*names, *of_one):
             node.decorator_list = []
             node.args.args = [a for a in node.args.args if a.arg != "self"]
             exec(compile(ast.Module([node], []), "wheel", "exec"), known)
             setattr(chosen, node.name, known[node.name])
-    assert set(vars(chosen)) == set(names)
+    assert set(names) <= set(vars(chosen))
     return chosen
 
 
@@ -222,6 +225,7 @@ FLOAT8 = [
     ModuleScheme(F8, "float8 tensor", True),
     ModuleScheme(BLOCKS, None, True),
     ModuleScheme(BLOCKS, "float8 group", True),
+    ModuleScheme(F4, None, True),
 ]
 
 
@@ -258,13 +262,41 @@ def test_fp8_is_a_scheme_by_the_engine_s_own_code(
     rules = predicates(sources(name, "compressed_tensors/compressed_tensors.py"))
     group = scheme.group(["Linear"])
     weight = QuantizationArgs.model_validate(group["weights"])
+    if scheme.weight.type == "float4":
+        assert takes_nvfp4(name, rules, weight)
+        return
     if group["input_activations"] is None:
         taken = objection(ENGINES[name], scheme.weight, None) == ""
         assert rules._is_fp8_w8a16(weight, None) == taken
         return
     inputs = QuantizationArgs.model_validate(group["input_activations"])
     assert rules._is_fp8_w8a8(weight, inputs)
-    assert not rules._is_dynamic_token_w8a8(weight, inputs)
+    source = sources(name, "compressed_tensors/compressed_tensors.py")
+    (chooses,) = (
+        ast.unparse(node)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef) and node.name == "_get_scheme_from_parts"
+    )
+    of_int8 = "_is_static_tensor_w8a8", "_is_dynamic_token_w8a8"  # neither asks for the type
+    assert all(chooses.index("_is_fp8_w8a8(") < chooses.index(rule) for rule in of_int8)
+
+
+def takes_nvfp4(name: str, rules: Any, weight: QuantizationArgs) -> bool:
+    """True where the engine's own code takes a weight as NVFP4 with float inputs."""
+    if name == "vllm":
+        return bool(rules._is_nvfp4_format(weight))
+    return bool(rules._is_fp4a16_nvfp4(weight, None))
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_what_bundles_for_vllm_start_is_in_its_wheel(sources: Any) -> None:
+    assert sources("vllm", f"{vllm.MODULE.replace('.', '/')}.py")
+    options = sources("vllm", "vllm/engine/arg_utils.py")
+    for option in (*vllm.engine_options(FIT), "--runner", "--served-model-name", "--model"):
+        assert f'"{option}"' in options or f"    {option[2:].replace('-', '_')}:" in options, option
+    ada = sources("vllm", "compressed_tensors/schemes/compressed_tensors_w8a8_fp8.py")
+    assert "return 89" in ada
 
 
 @pytest.mark.slow
