@@ -12,6 +12,7 @@ from functools import partial
 from optimizer.checks import (
     accepted,
     covered,
+    hot_adapters,
     lengths,
     loadable,
     model_files,
@@ -125,6 +126,7 @@ def check_lock(recipe: Recipe, context: Context) -> None:
 
 CHECKS: tuple[tuple[Check, ...], ...] = (
     (accepted.check,),
+    (hot_adapters.check,),
     (timed_targets.check,),
     (check_addresses,),
     (check_packages,),

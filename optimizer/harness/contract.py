@@ -30,7 +30,8 @@ contract.json, version 3:
      "generation": {"layers": 30, "kv_heads": 3, "head_dim": 64, "vocabulary": 49152,
                     "context": 8192, "eos_ids": [2], "bos_id": 1 | null,
                     "chat_template": "{% for m in messages %}..." | null,
-                    "defaults": {"do_sample": true, "temperature": 0.2, "top_p": 0.9}} | null}
+                    "defaults": {"do_sample": true, "temperature": 0.2, "top_p": 0.9},
+                    "adapters": ["sql"]} | null}
 
 axes: a string names a dynamic axis, a number is a fixed size.
 input_kind: the kind of input that the task takes (inputs/).
@@ -56,7 +57,8 @@ template: texts before a query, between it and its document, and behind both, fo
 sparse: pooling of a sparse embedding (sparse_settings.py); its prompts stand in embedding.
 answers: windows and spans of question-answering (span_settings.py).
 zero_shot: labels and hypothesis of zero-shot-classification (zero_shot_settings.py).
-generation: KV cache, special tokens and sampling defaults, for text-generation.
+generation: KV cache, special tokens, sampling defaults, and adapters (absent without any), for
+    text-generation.
 A section that the task does not use is null; one of OPTIONAL is missing instead. Version 1 had no
 input_kind (all inputs were texts), version 2 had no image.
 
@@ -152,6 +154,7 @@ class Generation:
     chat_template: Jinja template of messages, add_generation_prompt, bos_token and eos_token (the
         tokens of bos_id and eos_ids[0]).
     defaults: options of SAMPLING that the model's authors recommend, named as in transformers.
+    adapters: names of the adapters that a run may choose (runtimes/ort/adapters.py).
     """
 
     layers: int
@@ -163,6 +166,7 @@ class Generation:
     bos_id: int | None = None
     chat_template: str | None = None
     defaults: Mapping[str, float] = field(default_factory=dict)
+    adapters: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("layers", "kv_heads", "head_dim", "vocabulary", "context"):
@@ -371,6 +375,8 @@ class Contract:
         for name in (*OPTIONAL, "activation", "thresholds"):
             if document[name] is None:
                 del document[name]
+        if document["generation"] is not None and not document["generation"]["adapters"]:
+            del document["generation"]["adapters"]
         for name in ("mask_id", "mask_token"):
             if document["tokenizer"] is not None and document["tokenizer"][name] is None:
                 del document["tokenizer"][name]
@@ -408,13 +414,20 @@ class Contract:
                 if fields.get(key) is not None:
                     fields[key] = tuple(fields[key])
             if fields.get("generation") is not None:
-                cache = fields["generation"]
-                fields["generation"] = Generation(**{**cache, "eos_ids": tuple(cache["eos_ids"])})
+                cache = dict(fields["generation"])
+                for key in ("eos_ids", "adapters"):
+                    cache[key] = tuple(cache.get(key) or ())
+                fields["generation"] = Generation(**cache)
             return cls(**fields)
         except BundleError as e:
             raise BundleError(
                 e.problem, where=f"{where}: {e.where}", accepted=e.accepted, fix=e.fix
             ) from None
+
+
+def adapter_file(name: str) -> str:
+    """Name of the file of an adapter, in a bundle and in the folder of load."""
+    return f"adapters/{name}.safetensors"
 
 
 def read(path: Path) -> Contract:

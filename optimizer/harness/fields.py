@@ -31,6 +31,11 @@ PRODUCT = text(
     100, r"[a-z0-9][a-z0-9._-]*", "a-z, 0-9, '.', '_' and '-', 100 at most, as a recipe has it"
 )
 """Name that becomes part of paths, addresses and other tools' files."""
+ADAPTER = text(
+    60,
+    r"[A-Za-z0-9][A-Za-z0-9._-]*",
+    "A-Z, a-z, 0-9, '.', '_' and '-', 60 at most, as a recipe has it",
+)
 PROSE = text(100_000)
 SHA256 = text(64, "[0-9a-f]{64}", "64 hexadecimal digits")
 SIZE = whole(0, 1 << 50)  # bytes
@@ -73,6 +78,7 @@ GENERATION = record(
         "bos_id": null_or(whole(0, 1 << 31)),
         "chat_template": null_or(text(1 << 20)),
         "defaults": map_of(one_of(flag, number(0, 1e9))),
+        "adapters": list_of(ADAPTER, 1, 16),
     },
     closed=True,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,9 @@ def _options_file(folder: Path) -> Path:
     return file if file.is_file() else folder / "config.json"
 
 
-def generation(config: Any, tokenizer: Any, folder: Path) -> dict[str, Any]:
+def generation(
+    config: Any, tokenizer: Any, folder: Path, adapters: Sequence[str] = ()
+) -> dict[str, Any]:
     """The `generation` section of contract.json without `context`. Raises CheckpointError when no
     token ends a text, an id lies outside the vocabulary, the model has no KV cache, or an option of
     CHANGED is set."""
@@ -92,6 +95,7 @@ def generation(config: Any, tokenizer: Any, folder: Path) -> dict[str, Any]:
         "bos_id": bos,
         "chat_template": _read_template(tokenizer, folder),
         "defaults": _defaults(generation_config, _options_file(folder)),
+        **({"adapters": list(adapters)} if adapters else {}),
     }
 
 

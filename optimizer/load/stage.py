@@ -37,7 +37,7 @@ from optimizer.load import (
     source,
     weights,
 )
-from optimizer.load.adapters import adapter
+from optimizer.load.adapters import adapter, hot
 from optimizer.load.adapters.merge import leave_out, merge
 from optimizer.load.config import image_processor
 from optimizer.load.config.config import (
@@ -103,7 +103,8 @@ def run(section: Model, out: Path) -> None:
                 section = section.model_copy(update={"ignore_tensors": ()})
             else:
                 merged = leave_out(resolved, scratch)
-            _write_folder(section.model_copy(update={"adapters": ()}), merged, origin, out)
+            left = section if section.hot else section.model_copy(update={"adapters": ()})
+            _write_folder(left, merged, origin, out)
 
 
 def _check_base(
@@ -159,6 +160,7 @@ def _write_folder(
         "unused": list(pairing.unused),
     }
     write_json(out / "source.json", origin_of)
+    hot.write(section, out)
 
 
 def open_skeleton(section: Model, folder: Path) -> tuple[Any, nn.Module, Family]:
@@ -204,7 +206,7 @@ def _origin(section: Model, resolved: source.Source) -> dict[str, Any]:
         "files": adapter.describe_files(section, resolved),
         "task": section.task,
     }
-    return origin | ({"adapters": list(section.adapters)} if section.adapters else {})
+    return origin | ({"adapters": list(names)} if (names := section.adapter_sources) else {})
 
 
 def _say_incomplete(section: Model) -> None:
@@ -267,7 +269,7 @@ def estimate(section: Model, shapes: Shapes) -> Estimate:
     seconds = START + speed.digest(2 * stored) + speed.move(4 * stored)
     if section.gguf_file is not None:
         memory, seconds = memory + 4 * total, seconds + 30
-    elif 4 * total > faithful.IN_MEMORY and not section.adapters:
+    elif 4 * total > faithful.IN_MEMORY and not section.adapter_sources:
         memory = math.ceil(width * largest)
     peeked = peek_config(section, fetch=False)
     if peeked is not None and conversions.converts(str(peeked[1].get("model_type"))):
@@ -279,9 +281,9 @@ def estimate(section: Model, shapes: Shapes) -> Estimate:
     if law.compares(section) and library.fits(total):
         memory = max(memory, library.BYTES * total) + law.IMPORTS
         seconds += 20 + library.seconds(total)
-    others = None if section.adapters else _beside_linked(section)
+    others = None if section.merged else _beside_linked(section)
     disk = math.ceil(width * total) if others is None else others
-    if section.adapters:  # merged in float32, and written once beside the step
+    if section.merged:  # merged in float32, and written once beside the step
         disk = 2 * 4 * total
     return Estimate(memory=IMPORTS + memory, disk=disk, seconds=seconds)
 
@@ -311,7 +313,7 @@ STAGE = Stage(
     name="load",
     version=VERSION,
     run=run,
-    packages=("transformers", "tokenizers", "onnx", "onnxruntime"),
+    packages=("transformers", "tokenizers", "onnx", "onnxruntime", "peft"),
     files=files,
     estimate=estimate,
     shapes=headers.shapes,

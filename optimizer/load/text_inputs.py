@@ -65,7 +65,7 @@ def sections(d: Described, tokenizer: Any) -> dict[str, Any]:
             f"its beginning (tokenizer_config.json: truncation_side: {tokenizer.truncation_side})"
         )
     if d.task.generates:
-        values["generation"] = generation(d.config, tokenizer, d.files)
+        values["generation"] = generation(d.config, tokenizer, d.files, [*d.section.hot])
     embeds = "embedding" in d.task.optional
     reads_as_library = d.task.ranks or (embeds and folder.is_sentence_folder(d.root))
     if logit_score.takes(d.section, model_folder(d.root)):

@@ -30,7 +30,7 @@ from optimizer.foundation import atomic
 from optimizer.foundation.errors import MachineError, OptimizeError
 from optimizer.foundation.references import resolve
 from optimizer.harness import tasks
-from optimizer.harness.contract import Contract
+from optimizer.harness.contract import Contract, adapter_file
 from optimizer.harness.runtimes import table
 from optimizer.load import outside_task
 from optimizer.load.source import LICENCES
@@ -98,6 +98,7 @@ def run(
     rules = [t.on_fail for t in sections]
     reports = on_fail.mark_dropped(rules, [_read(b.report / "report.json") for b in built])
     _add_tokenizer(bundle, source)
+    _add_adapters(bundle, source)
     engines: list[dict[str, Any]] = []
     shipped_targets: list[TargetSection] = []
     for name, target, steps, report in zip(names, sections, built, reports, strict=True):
@@ -322,6 +323,12 @@ def _add_tokenizer(bundle: Path, source: Path) -> None:
     for name in (*TOKENIZER_FILES, *([layers] if layers else [])):
         if (source / "checkpoint" / name).is_file():
             shutil.copyfile(source / "checkpoint" / name, folder / name)
+
+
+def _add_adapters(bundle: Path, source: Path) -> None:
+    for file in sorted(source.glob(adapter_file("*"))):
+        (bundle / file.relative_to(source)).parent.mkdir(exist_ok=True)
+        shutil.copyfile(file, bundle / file.relative_to(source))
 
 
 def _add_licences(bundle: Path, source: Path) -> list[str]:

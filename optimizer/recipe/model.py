@@ -18,6 +18,28 @@ Reference = Annotated[
 Pooling = Literal["mean", "cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 
 
+AdapterName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,59}$")]
+
+
+class HotAdapters(Section):
+    """Adapters that stay apart from the compressed model, for requests to choose from."""
+
+    keep: Literal["hot"]
+    sources: dict[AdapterName, Pattern] = Field(
+        min_length=1,
+        max_length=16,
+        description="{name in requests: folder or hub id} of LoRA adapters of peft",
+    )
+
+    @model_validator(mode="after")
+    def _names_of_files(self) -> HotAdapters:
+        lowered = [name.lower() for name in self.sources]
+        twice = [name for name in self.sources if lowered.count(name.lower()) > 1]
+        if twice:
+            raise ValueError(f"{' and '.join(twice)} would be one file on some systems; rename one")
+        return self
+
+
 class Model(Section):
     """Checkpoint to compress, and its task."""
 
@@ -47,11 +69,12 @@ class Model(Section):
         None, description="a commit or tag; resolved to a commit and pinned"
     )
     subfolder: Inside | None = Field(None, description="the model's folder inside the source")
-    adapters: tuple[Pattern, ...] | None = Field(
+    adapters: Annotated[tuple[Pattern, ...], Field(max_length=16)] | HotAdapters | None = Field(
         None,
-        max_length=16,
         description="adapters of peft (LoRA, DoRA, ...), folders or hub ids, merged in this order "
-        "before anything else; default: an adapter that lies beside the weights; []: none",
+        "before anything else; default: an adapter that lies beside the weights; []: none; "
+        "{keep: hot, sources: {NAME: FOLDER}}: LoRA adapters of a text-generation model, kept "
+        "apart for requests to choose from",
     )
     model_type: Pattern | None = Field(
         None, description="architecture of a model whose config.json names none, such as bert"
@@ -132,6 +155,21 @@ class Model(Section):
     allow_pickle: bool = False
     trust_remote_code: bool = False
     base: Base = ""
+
+    @property
+    def merged(self) -> tuple[str, ...] | None:
+        """Adapters to merge; None: one that lies beside the weights."""
+        return () if isinstance(self.adapters, HotAdapters) else self.adapters
+
+    @property
+    def hot(self) -> dict[str, str]:
+        """{name: folder or hub id} of the adapters that are kept apart."""
+        return dict(self.adapters.sources) if isinstance(self.adapters, HotAdapters) else {}
+
+    @property
+    def adapter_sources(self) -> tuple[str, ...]:
+        """Folders and hub ids of all adapters."""
+        return (*(self.merged or ()), *self.hot.values())
 
     @model_serializer(mode="wrap")
     def _without_empty_source(self, serialize: Any) -> dict[str, Any]:

@@ -49,6 +49,7 @@ ONNXRUNTIME = Target(
         },
         float_products="ONNX Runtime rounds the inputs to integers, de-quantizes the blocks at "
         "every call and multiplies in float",
+        adapters_on=("cpu",),
     ),
     lower="optimizer.lower.ort.lower:lower",
     fit="optimizer.lower.ort.build:fit",

@@ -32,6 +32,7 @@ class Accepts:
     sparse_kernels: sparsity patterns for which kernels skip zeros
     float8: FP8 weights, with activations in float or FP8, and FP4 weights
     float8_cache: a KV cache in FP8 with calibrated scales
+    adapters_on: devices on which a run may choose an adapter of a decoder
     """
 
     weight_zero_point: bool = True
@@ -47,6 +48,7 @@ class Accepts:
     sparse_kernels: tuple[str, ...] = ()
     float8: bool = False
     float8_cache: bool = False
+    adapters_on: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

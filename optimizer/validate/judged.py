@@ -2,6 +2,7 @@
 
     model, engine    {file name: sha256} of the lowered model and of the built engine
     tokenizer        {file name: sha256} of the tokenizer files that the harness opens
+    adapters         {file name: sha256} of the adapters' matrices; absent without any
     contract, opened_with   sha256 of their canonical JSON: harness/trust/verify.py, judged_settings
     answered_by      {file name: sha256} of the model that answered for quality; null where none
                      did, or its runner does not name its file
@@ -27,6 +28,7 @@ from optimizer import targets
 from optimizer.data.datasets import Sample
 from optimizer.harness import tasks
 from optimizer.harness.bundle import replay
+from optimizer.harness.contract import adapter_file
 from optimizer.harness.inputs.tensors import Row
 from optimizer.harness.runtimes import table
 from optimizer.harness.trust.verify import judged_settings
@@ -71,6 +73,7 @@ def files(m: RunArtifacts, out: Path | None = None) -> dict[str, Any]:
     built = [inspected.get(name) for name in ("engine", "timing_cache")]
     opened = [contract["tokenizer"], contract.get("embedding")]
     names = [section["file"] for section in opened if section and section.get("file")]
+    adapters = [m.source / adapter_file(n) for n in m.adapters]
     engine = {
         "runtime": target.runtime,
         "device": target.device,
@@ -82,6 +85,7 @@ def files(m: RunArtifacts, out: Path | None = None) -> dict[str, Any]:
         "model": _digests(targets.of(target.runtime).model_files(m.model)),
         "engine": _digests([m.engine / name for name in built if name]),
         "tokenizer": _digests([m.source / "checkpoint" / name for name in names]),
+        **({"adapters": _digests(adapters)} if adapters else {}),
         **judged_settings(contract, engine),
     }
 

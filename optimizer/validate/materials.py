@@ -363,7 +363,8 @@ class Materials(RunArtifacts):
         traces = self.samples.with_continuations(
             [*self.simulated_traces, *self.simulated_extremes], path
         )
-        return self.in_files(pieces.run_graph(path, traces, self.compared, pieces.AS_WRITTEN))
+        opener = pieces.changed(pieces.AS_WRITTEN, self.matrices)
+        return self.in_files(pieces.run_graph(path, traces, self.compared, opener))
 
     def output_distance(
         self,

@@ -203,6 +203,18 @@ class RunArtifacts:
             self.__dict__.pop(name, None)
 
     @property
+    def matrices(self) -> Mapping[str, Any]:
+        """{input that a run of the graph may leave out: matrix} of the adapter that changes the
+        models here; {} without one."""
+        return {}
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of the adapters that a run of the model may choose."""
+        generation = self.contract.generation
+        return () if generation is None else generation.adapters
+
+    @property
     def task(self) -> Any:
         return self.contract.task
 

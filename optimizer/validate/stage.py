@@ -24,6 +24,7 @@ Writes report.json:
                   trained.json; empty without them
     quality       see quality/quality.py, for text-generation quality/perplexity.py; with a note
                   where a stand-in for the target's runtime answered
+    adapters      {name: `quality` with that adapter}; {} without adapters
     also          {name: `quality` on each further set, and report_only: true without a gate}
     speed         see timing/; null when this machine cannot run the engine
     not_measured  {section: why} for each part this machine could not carry out
@@ -63,8 +64,8 @@ from optimizer.reduce.learn.distill import texts
 from optimizer.reduce.structure import latency_table
 from optimizer.store import Artifacts, Reference, Stage
 from optimizer.targets import missing_packages
+from optimizer.validate import adapters, judged, reference_device, sense, target_runner
 from optimizer.validate import gates as gating
-from optimizer.validate import judged, reference_device, sense, target_runner
 from optimizer.validate.estimate import estimate
 from optimizer.validate.gates import Gate
 from optimizer.validate.ledger import ledger
@@ -94,8 +95,6 @@ ELSEWHERE = (
     "answers of the lowered model in ONNX Runtime on the CPU; the engine computes the same "
     "function in its own kernels"
 )
-
-
 RECOVER = "add reduce.recover, which trains the smaller model on the reference's outputs"
 
 
@@ -150,6 +149,8 @@ def run(
         gates = _judge_quality(materials, sets, reference, report, seen)
     if report["quality"] is not None:
         entries.append(seen.entry())
+    with reference_device.used(materials), one_torch_thread():
+        gates += adapters.judge(materials, sets, seen.device, entries, report)
     gates.insert(0, _ledger_gate(entries))
     with reference_device.used(materials):
         gates += search_stage.judge(materials, data, seen.device, report, out)
@@ -485,6 +486,7 @@ STAGE = Stage(
     packages=(
         "torch",
         "transformers",
+        "peft",
         "tokenizers",
         "onnxruntime",
         "onnxruntime-gpu",

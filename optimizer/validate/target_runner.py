@@ -70,7 +70,7 @@ def open_lowered(m: RunArtifacts, device: str) -> OrtRunner:
     """Open the lowered model in ONNX Runtime on `device`."""
     kind = pieces.Graph if tasks.of(m.contract).generates else OrtRunner
     threads = m.section.target.intra_op_threads
-    return kind(m.model / "model.onnx", device=device, threads=threads)
+    return kind(m.model / "model.onnx", device=device, threads=threads).adapted(m.matrices)
 
 
 def open_on_gpu_or_lowered(m: RunArtifacts, device: str) -> Any:
@@ -184,8 +184,8 @@ def fused_outputs(m: RunArtifacts, traces: Sequence[Trace]) -> list[dict[str, Ar
     """{output: array} of the uncut graph in the kernels of `piece_opener`, for each trace."""
     if targets.of(m.section.target.runtime).kernels.open:
         return engine_outputs(m, traces)
-    graph = m.model / "model.onnx"
-    return m.in_files(pieces.run_graph(graph, traces, m.compared, pieces.FUSED))
+    opener = pieces.changed(pieces.FUSED, m.matrices)
+    return m.in_files(pieces.run_graph(m.model / "model.onnx", traces, m.compared, opener))
 
 
 def engine_outputs(
@@ -228,7 +228,8 @@ def open_decoder(m: RunArtifacts, *, fuse: bool) -> Any:
     a rounded one has its own gate. fuse: False: ONNX Runtime, operator by operator as written."""
     if fuse and _engine_runs(m):
         return open_engine(m, threads=1, exact_cache=True)
-    return pieces.Graph(m.model / "model.onnx", threads=1, fuse=fuse, mapped=not fuse)
+    graph = pieces.Graph(m.model / "model.onnx", threads=1, fuse=fuse, mapped=not fuse)
+    return graph.adapted(m.matrices)
 
 
 def open_served(m: RunArtifacts) -> Any:
@@ -243,7 +244,8 @@ def open_proven(m: RunArtifacts) -> Runner:
     threads."""
     if _engine_runs(m):
         return open_engine(m)
-    return pieces.Graph(m.model / "model.onnx", threads=m.section.target.intra_op_threads)
+    threads = m.section.target.intra_op_threads
+    return pieces.Graph(m.model / "model.onnx", threads=threads).adapted(m.matrices)
 
 
 def repeats_proven_bits(m: RunArtifacts, device: str) -> bool:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import tasks
-from ..contract import Contract
+from ..contract import Contract, adapter_file
 from ..errors import BuildError, BundleError, InputError, MachineError, UnopenedError
 from ..generate import Completion, Options, Piece, generate, stream
 from ..generate.prompt_lookup import PromptLookup, measure_lookup
@@ -25,8 +25,10 @@ from ..process.closing import Closing
 from ..runtimes import table
 from ..runtimes.decoder import DecoderRunner
 from ..runtimes.machine import Machine, this_machine
+from ..runtimes.ort.adapters import read
 from ..runtimes.ort.genai import GenaiRunner
 from ..runtimes.ort.onnx_external import check_inside
+from ..runtimes.ort.run import OrtRunner
 from ..runtimes.runner import Runner
 from ..tasks import Array, decode, encode, generating
 from ..tasks.answering import Answered, Predictor, Query, answer
@@ -54,6 +56,7 @@ class Bundle(Closing):
     prompt_lookup: maximum guessed tokens per step (generate/prompt_lookup.py), of bounds.GUESSES
     cache: folder of engines built here; None: none is built
     prompt: name of the prompt before each text of a sentence embedding; None: the model's default
+    adapter: name of the adapter that changes the model in `generate` and `stream`; None: none
     embedding_type, dimensions: type and number of the numbers of a sentence embedding, of the forms
         that the bundle has; None: the model's own
 
@@ -75,6 +78,7 @@ class Bundle(Closing):
         prompt_lookup: int = 0,
         cache: Path | None = None,
         prompt: str | None = None,
+        adapter: str | None = None,
         embedding_type: str | None = None,
         dimensions: int | None = None,
     ) -> None:
@@ -101,6 +105,7 @@ class Bundle(Closing):
         self._choose(damaged, runtime, threads, workers, genai, unasked)
         if isinstance(self.decision, FallBack) and say is not None:
             say(f"falling back: {self.decision.reason}")
+        self._open_adapters(adapter, other_loop=genai or bool(prompt_lookup))
         self.lookup = self._prompt_lookup(prompt_lookup) if prompt_lookup else None
 
     def _choose(
@@ -153,6 +158,26 @@ class Bundle(Closing):
                 fix = fix or e.fix
             else:
                 return
+
+    def _open_adapters(self, chosen: str | None, *, other_loop: bool) -> None:
+        """Give the runner the bundle's adapters. other_loop: the bundle generates by another loop,
+        which takes none. Raises InputError for an adapter that the bundle does not have."""
+        names = () if self.contract.generation is None else self.contract.generation.adapters
+        if chosen is not None and (chosen not in names or other_loop):
+            self.close()
+            raise InputError(
+                f"the bundle has no adapter {chosen[:80]!r}"
+                if chosen not in names
+                else f"{chosen} with genai or prompt lookup, which are proven without adapters",
+                where="adapter",
+                accepted=", ".join(names) or "none: the bundle has no adapters",
+            )
+        self._adapted: DecoderRunner | None = None
+        if isinstance(self._open, OrtRunner):
+            files = {name: self.folder / adapter_file(name) for name in names}
+            adapted = {name: self._open.adapted(read(file)) for name, file in files.items()}
+            self._open.adapters = adapted
+            self._adapted = None if chosen is None else adapted[chosen]
 
     @property
     def reentrant(self) -> bool:
@@ -276,8 +301,9 @@ class Bundle(Closing):
 
     @property
     def decoders(self) -> DecoderRunner:
-        """Runner for text generation: onnxruntime-genai with `genai`, else `runner`."""
-        return self._genai or self.runner
+        """Runner for text generation: with an adapter, onnxruntime-genai with `genai`, else
+        `runner`."""
+        return self._adapted or self._genai or self.runner
 
     @property
     def runner(self) -> Runner:

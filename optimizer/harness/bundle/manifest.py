@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import fields, tasks
-from ..contract import Contract
+from ..contract import Contract, adapter_file
 from ..errors import BundleError
 from ..runtimes import table
 from ..runtimes.trt.header import belongs
@@ -167,6 +167,8 @@ def required(manifest: Mapping[str, Any]) -> dict[str, str]:
     layers = (manifest["contract"].get("embedding") or {}).get("file")
     if layers is not None:
         names[f"tokenizer/{layers}"] = "contract.embedding.file"
+    adapters = (manifest["contract"].get("generation") or {}).get("adapters", ())
+    names |= dict.fromkeys(map(adapter_file, adapters), "contract.generation.adapters")
     return names
 
 

@@ -31,7 +31,10 @@ NUMBERS = {
     "repetition_penalty": (float, "above 1 disfavours tokens that occurred"),
     "seed": (int, "seed of the draws (0)"),
 }
-ONLY = ("greedy", "stop", "chat", "system", "jsonl", "stream", "genai", "prompt_lookup", *NUMBERS)
+ONLY = (
+    *("greedy", "stop", "chat", "system", "jsonl", "stream", "adapter", "genai", "prompt_lookup"),
+    *NUMBERS,
+)
 PROMPT_KEYS = ("prompt", "messages")
 
 
@@ -57,6 +60,11 @@ def add_predict(command: argparse.ArgumentParser) -> None:
         "each line of output one answer",
     )
     group.add_argument("--stream", action="store_true", help="print tokens as they come")
+    group.add_argument(
+        "--adapter",
+        metavar="NAME",
+        help="adapter of the bundle that changes the model; default: none",
+    )
     group.add_argument(
         "--prompt-lookup",
         type=int,

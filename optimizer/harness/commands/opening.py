@@ -55,6 +55,7 @@ def open_bundle(
         prompt_lookup=lookup,
         cache=args.cache,
         prompt=getattr(args, "prompt", None),
+        adapter=getattr(args, "adapter", None),
         embedding_type=getattr(args, "embedding_type", None),
         dimensions=getattr(args, "dimensions", None),
     )

@@ -36,7 +36,10 @@ class Slots(Protocol):
     multiple: int
     """The rows of a step are padded to a multiple of this number; 1 if not `together`."""
 
-    def open(self, text: int) -> None: ...
+    def open(self, text: int, adapter: str = "") -> None:
+        """Reserve a slot. adapter: name of the adapter of the text, of OrtRunner.adapters; "" for
+        the model itself, which is all that other runtimes accept"""
+
     def read(self, text: int, ids: Sequence[int]) -> Array: ...
     def step(self, tokens: Mapping[int, int]) -> dict[int, Array]: ...
     def scores(self, text: int, ids: Sequence[int]) -> Array:
@@ -61,12 +64,19 @@ class SeparateDecoders:
     together = False
     multiple = 1
 
-    def __init__(self, runner: DecoderRunner, contract: Contract, capacity: int) -> None:
-        self._runner, self._contract, self._capacity = runner, contract, capacity
+    def __init__(
+        self,
+        runner: DecoderRunner,
+        contract: Contract,
+        capacity: int,
+        adapters: Mapping[str, DecoderRunner] | None = None,
+    ) -> None:
+        self._contract, self._capacity = contract, capacity
+        self._runners = {"": runner, **(adapters or {})}
         self._decoders: dict[int, Decoder] = {}
 
-    def open(self, text: int) -> None:
-        self._decoders[text] = self._runner.decoder(self._contract, self._capacity)
+    def open(self, text: int, adapter: str = "") -> None:
+        self._decoders[text] = self._runners[adapter].decoder(self._contract, self._capacity)
 
     def read(self, text: int, ids: Sequence[int]) -> Array:
         decoder = self._decoders[text]

@@ -21,12 +21,14 @@ class Prompts:
     rules: sampling rules
     n: texts per prompt; texts are numbered prompt by prompt
     logprobs: likeliest tokens reported with each token; None for no log probabilities
+    adapter: name of the adapter that answers; "" for the model itself
     """
 
     rows: Sequence[Sequence[int]]
     rules: Rules
     n: int = 1
     logprobs: int | None = None
+    adapter: str = ""
 
 
 @dataclass(frozen=True)

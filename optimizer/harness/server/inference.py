@@ -56,6 +56,8 @@ class Service:
         model = engine.model
         self.name, self.raw_name = model.name, model.name + TENSORS
         self.names = [self.name] if model.task.generates else [self.name, self.raw_name]
+        adapters = model.adapters if isinstance(model, TextModel) else ()
+        self.openai_names = [self.name, *adapters]  # names of a request's field `model`
         self._tensors = dict(model.task.tensors(model.contract))
         self.columns = model.task.inputs.fields
         self._most = model.room.texts if isinstance(model, TextModel) else model.limits.rows

@@ -10,6 +10,8 @@ from ..errors import InputError, MachineError
 from ..generate import Options
 from ..generate.grammar import Grammars
 from ..generate.row import Rules
+from ..runtimes.decoder import DecoderRunner
+from ..runtimes.ort.run import OrtRunner
 from ..runtimes.slots import Slots
 from ..tasks.text_generation import Prompt, prompt_ids
 from .options import ANSWER
@@ -56,6 +58,10 @@ class TextModel:
         self.contract, self.task = bundle.contract, bundle.task
         self.target, self.device = str(bundle.engine["target"]), str(bundle.engine["device"])
         self.encoder, self.runner = bundle.encoder, bundle.runner
+        self.adapters = self.contract.decoder.adapters
+        self.decoders: dict[str, DecoderRunner] = {"": self.runner}  # by adapter
+        if isinstance(self.runner, OrtRunner):
+            self.decoders |= self.runner.adapters
         self.room, self._bundle = room, bundle
         longest = self.contract.decoder.context
         self.context = min(room.context or longest, longest)

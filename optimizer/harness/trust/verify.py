@@ -228,6 +228,8 @@ def _other_files(
         "engine": [n for n in (engine["engine"], engine.get("timing_cache")) if n],
         "tokenizer": [f"tokenizer/{name}" for name in files],
     }
+    if adapters := (contract.get("generation") or {}).get("adapters"):
+        listed["adapters"] = [f"adapters/{name}.safetensors" for name in adapters]
     differences = []
     for kind, names in listed.items():
         expected = dict(judged[kind])

@@ -85,21 +85,22 @@ def find(section: Model, folder: Path) -> tuple[Adapter, ...]:
     Raises CheckpointError for a folder of model.adapters that is not an adapter, and for adapters
     of a GGUF file; MachineError where a hub cannot be reached.
     """
-    if section.adapters is None:
+    if section.merged is None:
         if not (folder / CONFIG).is_file():
             return ()
         return (Adapter(section.source, source.Source(folder, folder, None)),)
-    if section.adapters and section.gguf_file is not None:
+    if section.merged and section.gguf_file is not None:
         raise CheckpointError(
             "adapters cannot be merged into a GGUF file",
             where="model.adapters",
             accepted="a folder of float weights in model.source",
             fix="Set model.source to the float checkpoint that the file was made from.",
         )
-    return tuple(_open(section, name) for name in section.adapters)
+    return tuple(open_named(section, name) for name in section.merged)
 
 
-def _open(section: Model, name: str) -> Adapter:
+def open_named(section: Model, name: str) -> Adapter:
+    """Open an adapter by its folder or hub id. Raises as `find`."""
     own = _section(section, name)
     try:
         resolved = source.resolve(own)
@@ -136,8 +137,8 @@ def digests(section: Model) -> dict[str, str]:
     """{adapter: its files' digests}, the part of the load stage's key; {} without model.adapters.
     An adapter beside the weights is among the source's files."""
     taken: dict[str, str] = {}
-    for number, name in enumerate(section.adapters or ()):
-        _open(section, name)  # its messages name the key
+    for number, name in enumerate(section.adapter_sources):
+        open_named(section, name)  # its messages name the key
         own = source.digests(_section(section, name))
         taken |= {f"adapter {number}: {f}": d for f, d in own.items()}
     return taken
@@ -146,7 +147,7 @@ def digests(section: Model) -> dict[str, str]:
 def describe_files(section: Model, resolved: source.Source) -> dict[str, dict[str, Any]]:
     """{file: {"sha256", "size"}} of a source, and of its adapters as "<name>: <file>"."""
     places = [("", resolved)]
-    places += [(f"{name}: ", _open(section, name).source) for name in section.adapters or ()]
+    places += [(f"{name}: ", open_named(section, name).source) for name in section.adapter_sources]
     return {
         f"{prefix}{file.relative_to(place.folder)}": {
             "sha256": source.digest(file),

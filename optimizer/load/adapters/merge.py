@@ -50,7 +50,7 @@ def merge(
     Raises CheckpointError for an adapter that cannot be merged, does not fit the model, or has a
     tensor without a place in it; MachineError without peft.
     """
-    peft = _import()
+    peft = import_peft()
     if quantized.find(folder) is not None:
         raise CheckpointError(
             "adapters cannot be merged into quantized weights",
@@ -116,12 +116,12 @@ def leave_out(resolved: Source, scratch: Path) -> Source:
     return Source(scratch, scratch, resolved.revision)
 
 
-def _import() -> Any:
+def import_peft() -> Any:
     try:
         import peft
     except ImportError as e:
         raise MachineError(
-            f"adapters are merged by peft, which cannot be imported ({e})",
+            f"adapters are read by peft, which cannot be imported ({e})",
             where="model.adapters",
             fix="pip install 'optimize-toolchain[adapters]'; or merge them yourself: "
             "model.merge_and_unload().save_pretrained(FOLDER).",
@@ -149,7 +149,7 @@ def _merge_one(peft: Any, model: Any, adapter: Adapter) -> Any:
             where=f"{where}/{adapter_files.CONFIG}: peft_type",
             accepted="LORA (with or without use_dora), and other types that peft can merge",
         )
-    _check_all_read(peft, wrapped, header, adapter)
+    check_all_read(peft, wrapped, header, adapter)
     _check_untied(wrapped, where)
     try:
         with quiet():
@@ -166,7 +166,7 @@ def _trained_on(adapter: Adapter) -> str:
     return f"; this one names {adapter.base}" if adapter.base else ""
 
 
-def _check_all_read(peft: Any, wrapped: Any, header: Mapping[str, Entry], adapter: Adapter) -> None:
+def check_all_read(peft: Any, wrapped: Any, header: Mapping[str, Entry], adapter: Adapter) -> None:
     """Raise CheckpointError unless peft holds every tensor of the adapter's file, with its values,
     and no other for the adapter; it skips others with a warning at most."""
     with quiet():

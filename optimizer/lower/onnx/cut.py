@@ -110,10 +110,10 @@ def edges(source: Source, modules: Collection[str], summands: Collection[str] = 
     missing = sorted(set(modules) - {module_of(n) for n in products})
     if missing:
         raise OptimizeError(f"{missing[0]} has no product in the graph", where=place_of(source))
-    outputs = {n: _leaving(n) for n in products}
+    outputs = {n: leaving_of(n) for n in products}
     cuts = []
     for product in products:
-        entering = _entering(product, modules, set(outputs.values()))
+        entering = entering_of(product, modules, set(outputs.values()))
         leaving = outputs[product]
         cuts.append(
             Edge(
@@ -170,7 +170,7 @@ def has_weight(node: ir.Node) -> bool:
     return value is not None
 
 
-def _leaving(product: ir.Node) -> ir.Value:
+def leaving_of(product: ir.Node) -> ir.Value:
     """The output of the product's module: of the product, or of the rescaling and bias after it."""
     node = product
     while True:
@@ -181,7 +181,7 @@ def _leaving(product: ir.Node) -> ir.Value:
         node = users[0]
 
 
-def _entering(product: ir.Node, modules: Collection[str], leaving: set[ir.Value]) -> ir.Value:
+def entering_of(product: ir.Node, modules: Collection[str], leaving: set[ir.Value]) -> ir.Value:
     """The float tensor that the product's module reads, before a lowering's operators."""
     value = product.inputs[0]
     assert value is not None

@@ -12,8 +12,9 @@ from optimizer.foundation.progress import say
 from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
-from optimizer.lower.onnx import last_logits, onnx_lowering
+from optimizer.lower.onnx import onnx_lowering
 from optimizer.lower.onnx.onnx_lowering import Lowered
+from optimizer.lower.onnx.optional import adapters, last_logits
 from optimizer.lower.ort import (
     answer,
     encoder_attention,
@@ -52,7 +53,9 @@ def lower(section: OnnxRuntimeTarget, source: Path, state: Path, graph: Path, ou
             encoder_attention.fuse(model, biased=True)
         if left := answer.add(model, contract):
             say(f"lower: the embedding is pooled on the host, not in the graph: {left}")
-    packed = pack.pack(model) if attention else {}
+    adapted = adapters.widths(source)
+    packed = pack.pack(model) if attention and not adapted else {}
+    adapters.add(model, adapted, names.modules)
     if generates and section.provider is None and (left := last_logits.add(model)):
         say(f"lower: each step computes the logits of all its tokens: {left}")
     lowered = Lowered("ort_qdq", model, activations, packed, attention, ZEROS)

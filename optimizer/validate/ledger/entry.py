@@ -23,8 +23,9 @@ MEASURED = "correct runs of this model, each float operation rounded at random, 
 
 def statistic(hop: str) -> str:
     """Key in Distance.as_dict of the number that a hop's tolerance limits: compress has a budget
-    for all examples together, every other hop a limit for the worst example."""
-    return "relative_l2" if hop == "compress" else "worst_example"
+    for all examples together, every other hop a limit for the worst example. hop: its name, and
+    perhaps that of an adapter"""
+    return "relative_l2" if hop.partition(" ")[0] == "compress" else "worst_example"
 
 
 def judged_over(hop: str) -> str:

@@ -349,7 +349,7 @@ def _finding_lines(finding: Document) -> list[str]:
 
 def _hop_lines(hop: Document) -> list[str]:
     state = {True: "ok", False: "FAILED", None: "not run here"}[hop["ok"]]
-    lines = _wrapped(f"{hop['hop']:<9}{state}{_distance(hop)}", "")
+    lines = _wrapped(f"{hop['hop']:<8} {state}{_distance(hop)}", "")
     nearest = hop["nearest"]
     if nearest:
         place = "nearest to its limit" if _number(nearest["ratio"]) <= 1 else "furthest beyond"

@@ -82,7 +82,7 @@ def load(m: Materials) -> Entry:
     if of_file := record.is_graph(folder):
         results = _original_outputs(m)
     else:
-        original = _transformers_model(m)
+        original = transformers_model(m)
         results = [trace.run(original, b, m.outputs) for b in m.batches]
     every, computed = dict(m.float_model.named_parameters()), m.checkpoint.tensors.computed
     if m.family.batch_norms is not None and not of_file:
@@ -123,7 +123,7 @@ def _original_outputs(m: Materials) -> list[dict[str, Any]]:
     return results
 
 
-def _transformers_model(m: Materials) -> nn.Module:
+def transformers_model(m: Materials) -> nn.Module:
     """The model of the checkpoint as transformers loads it, in float32. A checkpoint in half
     precision is loaded so, and its parameters are converted one by one."""
     folder = m.source / "checkpoint"

@@ -21,6 +21,7 @@ from optimizer.load.adapters import adapter
 from optimizer.load.headers import shapes
 from optimizer.load.stage import STAGE
 from optimizer.recipe.schema import Model
+from tests.load.adapters.saved import save_adapter
 from tests.load.conftest import edit_json
 
 peft = pytest.importorskip("peft")
@@ -32,18 +33,6 @@ Load = Callable[..., Path]
 DECODER, CLASSIFIER = "text-generation", "text-classification"
 CLOSE = {"rtol": 1e-3, "atol": 1e-4}  # sums in another order; the adapters move logits by 0.1
 IDS = torch.tensor([[5, 6, 7, 8]])
-
-
-def save_adapter(model: Any, out: Path, seed: int, **options: Any) -> Any:
-    """Save an adapter with random weights of a model; return peft's model."""
-    torch.manual_seed(seed)
-    wrapped = peft.get_peft_model(model, peft.LoraConfig(r=4, lora_alpha=8, **options)).eval()
-    with torch.no_grad():
-        for parameter in wrapped.parameters():
-            if parameter.requires_grad:
-                parameter.add_(0.1 * torch.randn_like(parameter))
-    wrapped.save_pretrained(out)
-    return wrapped
 
 
 def written(out: Path, prefix: str = "") -> dict[str, Tensor]:

@@ -107,7 +107,7 @@ class Pages:
         self._grow(texts * (1 - -tokens // self._block) + companion)
         self._companion = [self._free.pop()] if companion else []
 
-    def open(self, text: int) -> None:
+    def open(self, text: int, adapter: str = "") -> None:  # noqa: ARG002
         """Add an empty text."""
         self._texts[text] = _Text()
 

@@ -35,7 +35,7 @@ class PagedSlots:
         for text in self._idle:
             self._pages.open(text)
 
-    def open(self, text: int) -> None:
+    def open(self, text: int, adapter: str = "") -> None:  # noqa: ARG002
         self._pages.open(text)
 
     def close(self, text: int) -> None:

@@ -24,7 +24,7 @@ from ..decoder import LastOfStep, check_step
 LOGITS = "logits"
 FIRST_SCORED = "first_scored"
 """Input that a run may leave out, and key of the model's metadata: the first new token whose logits
-are computed (lower/onnx/last_logits.py)."""
+are computed (lower/onnx/optional/last_logits.py)."""
 LAST = np.array([-1], np.int64)
 SHARED = ("kv_cache", "shared")  # key and value in the model's metadata
 
@@ -43,6 +43,8 @@ class BindableModel(ModelPorts, Protocol):
 
     device: str
 
+    @property
+    def adapters(self) -> Mapping[str, BindableModel]: ...
     @property
     def metadata(self) -> dict[str, str]: ...
     def binding(self) -> Any: ...

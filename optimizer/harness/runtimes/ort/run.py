@@ -15,9 +15,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from copy import copy
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -73,7 +74,8 @@ class OrtRunner(Closing):
     optimized: file that receives the graph with this session's fusions, for inspection; its weights
         go to `<optimized>.data`
     profile: prefix of the file that `end_profiling` writes, with the time of each kernel
-    Attributes: placed (nodes per provider) and on_cpu (providers.on_cpu).
+    Attributes: placed (nodes per provider) and on_cpu (providers.on_cpu); adapters, {name: this
+        model changed by an adapter}, of which `slots` takes texts, {} unless the caller sets it.
     Raises BundleError if this version cannot run the file (UnopenedError on other devices than the
     CPU), MachineError if the package or the device is missing.
     """
@@ -118,6 +120,9 @@ class OrtRunner(Closing):
         self._inputs: dict[str, tuple[Any, tuple[Any, ...]]] = {
             i.name: (DTYPES.get(i.type), tuple(i.shape)) for i in self._session.get_inputs()
         }
+        self.adapters: Mapping[str, OrtRunner] = {}
+        self._adapter: Mapping[str, Array] = {}
+        self._adapter_values: Mapping[str, Any] = {}
         self._run: Run = self._session.run
         self._divided: DividedRuns | None = None
         count = threads or cores()
@@ -145,7 +150,7 @@ class OrtRunner(Closing):
             with self._computing():
                 return self._bound.infer(arrays)
         with self._computing():
-            values = self._run(self._outputs, dict(arrays))
+            values = self._run(self._outputs, {**arrays, **self._adapter})
         return dict(zip(self._outputs, values, strict=True))
 
     @property
@@ -163,20 +168,44 @@ class OrtRunner(Closing):
         assert self._bound is not None
         return Resident(self._bound, self._bound.put(arrays))
 
+    def adapted(self, matrices: Mapping[str, Array]) -> Self:
+        """Return this model changed by an adapter, on the same session, which this one closes.
+
+        matrices: {input that a run may leave out: matrix} (adapters.py)
+
+        Raises BundleError for an input that the model does not have.
+        """
+        accepted = {i.name for i in self._session.get_overridable_initializers()}
+        if unknown := sorted(matrices.keys() - accepted):
+            raise BundleError(
+                f"the adapter changes {unknown[0]}, which the model has no input for",
+                where=str(self.model),
+                fix="Adapter and model are of different runs: package the model again.",
+            )
+        if not matrices:
+            return self
+        view = copy(self)
+        view._adapter = dict(matrices)
+        view._adapter_values = {name: self.value(array) for name, array in matrices.items()}
+        return view
+
     def decoder(self, contract: Contract, capacity: int = 0) -> OrtDecoder:
         return OrtDecoder(self, contract, capacity)
 
     def slots(self, contract: Contract, rows: int, capacity: int) -> Slots:
         if supports_slots(self):
             return OrtSlots(self, contract, rows, capacity)
-        return SeparateDecoders(self, contract, capacity)
+        return SeparateDecoders(self, contract, capacity, self.adapters)
 
     def cache_bytes(self, contract: Contract, tokens: int) -> int:
         return kv_cache.text_bytes(contract.decoder, tokens, kv_cache.itemsize(self.inputs))
 
     def binding(self) -> Any:
         """Return a new IOBinding of the session."""
-        return self._session.io_binding()
+        binding = self._session.io_binding()
+        for name, value in self._adapter_values.items():
+            binding.bind_ortvalue_input(name, value)
+        return binding
 
     def value(self, array: Array) -> Any:
         """Copy an array to this runner's device as an OrtValue."""
@@ -207,6 +236,7 @@ class OrtRunner(Closing):
             name = "cpu" if isinstance(value, np.ndarray) else self.device
             return ort.OrtDevice.make(name, 0)._get_c_device()
 
+        feeds = {**feeds, **self._adapter_values}
         inputs, outputs = vector(feeds), vector(fetches)
         devices = [device(value) for value in fetches.values()]
         with self._computing():

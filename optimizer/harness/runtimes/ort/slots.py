@@ -3,7 +3,8 @@
 Each text has a row of the shared buffers (decoder.py). Prefill runs row by row, in pieces; a decode
 step adds one token to any of the rows in one run. A row's attention_mask is 1 up to its own new
 token and 0 after it: the graph takes a row's length from its last 1 (lower/ort/attention.py, case
-8).
+8). A text of an adapter (adapters.py) runs alone in each step: beside others its float products
+round otherwise, and one run of several texts saves little (docs/decisions/0054).
 
 Law (tested, and measured by server/warm_up/generation.py before it is relied on): the logits of a
 row are equal in every bit to those of the row alone.
@@ -48,16 +49,17 @@ class OrtSlots:
         self._cache = {past: np.zeros(shape, runner.inputs[past]) for past, _ in self._names}
         self._texts: list[int | None] = [None] * rows  # by row
         self._lengths: dict[int, int] = {}  # by text
-        self._bindings: dict[tuple[int, int], Any] = {}  # by first and last row
+        self._adapters: dict[int, str] = {}  # by text; "" is the model itself
+        self._bindings: dict[tuple[str, int, int], Any] = {}  # by adapter, first and last row
         self._views: dict[tuple[int, int], dict[str, Any]] = {}  # their rows of the KV cache
 
-    def open(self, text: int) -> None:
+    def open(self, text: int, adapter: str = "") -> None:
         self._texts[self._texts.index(None)] = text
-        self._lengths[text] = 0
+        self._lengths[text], self._adapters[text] = 0, adapter
 
     def close(self, text: int) -> None:
         self._texts[self._texts.index(text)] = None
-        del self._lengths[text]
+        del self._lengths[text], self._adapters[text]
 
     def read(self, text: int, ids: Sequence[int]) -> Array:
         if not self._chooses or len(ids) == 1:
@@ -65,7 +67,7 @@ class OrtSlots:
         row, arrays = self._added(text, ids)
         inputs = self._inputs(*arrays)
         view = self._view(row, row + 1)
-        logits = run_last(self._runner, inputs, view, self._spec)
+        logits = run_last(self._model(self._adapters[text]), inputs, view, self._spec)
         self._lengths[text] += len(ids)
         return np.asarray(logits[0])
 
@@ -86,6 +88,12 @@ class OrtSlots:
         if len(tokens) == 1 and self.multiple == 1:
             ((text, token),) = tokens.items()
             return {text: self.read(text, [token])}
+        own = {text: token for text, token in tokens.items() if not self._adapters[text]}
+        scores = self._step(own) if own else {}
+        return scores | {t: self.read(t, [tokens[t]]) for t in tokens if t not in own}
+
+    def _step(self, tokens: Mapping[int, int]) -> dict[int, Array]:
+        """Decode one token of each of these texts, of the model itself, in one run."""
         self._gather(tokens)
         count = min(-(-len(tokens) // self.multiple) * self.multiple, len(self._texts))
         rows = self._texts[:count]  # an idle row writes where its next token will
@@ -129,8 +137,11 @@ class OrtSlots:
             self._texts[target], self._texts[source] = moved, other
 
     def _run(self, row: int, ids: Array, mask: Array, positions: Array) -> Array:
+        """Logits of rows from `row` on, with the adapter of the text in that row."""
         rows, sequence = ids.shape
-        binding = self._binding(row, row + rows)
+        text = self._texts[row]
+        adapter = "" if text is None else self._adapters[text]
+        binding = self._binding(adapter, row, row + rows)
         inputs = self._inputs(ids, mask, positions)
         for name, array in inputs.items():
             binding.bind_cpu_input(name, array)
@@ -139,16 +150,19 @@ class OrtSlots:
         self._runner.run_bound(binding)
         return logits
 
-    def _binding(self, first: int, last: int) -> Any:
+    def _model(self, adapter: str) -> BindableModel:
+        return self._runner.adapters[adapter] if adapter else self._runner
+
+    def _binding(self, adapter: str, first: int, last: int) -> Any:
         """Return a binding of rows first..last of the KV cache, without a copy."""
-        if (first, last) not in self._bindings:
-            binding = self._runner.binding()
+        if (adapter, first, last) not in self._bindings:
+            binding = self._model(adapter).binding()
             view = self._view(first, last)
             for past, present in self._names:
                 binding.bind_ortvalue_input(past, view[past])
                 binding.bind_ortvalue_output(present, view[past])
-            self._bindings[first, last] = binding
-        return self._bindings[first, last]
+            self._bindings[adapter, first, last] = binding
+        return self._bindings[adapter, first, last]
 
     def _view(self, first: int, last: int) -> dict[str, Any]:
         """{past: rows first..last of the KV cache}, without a copy."""

@@ -173,7 +173,7 @@ class CompletionCache:
             if vector is None:
                 self.metrics.semantic_skipped.add()
             else:
-                frame = await asyncio.to_thread(self._frame, question)
+                frame = await asyncio.to_thread(self._frame, question, request.prompts.adapter)
                 nearest = vector
                 alike = cache.get(frame, vector) if look else None
                 misses, hits = self.metrics.semantic_misses, self.metrics.semantic_hits
@@ -195,12 +195,13 @@ class CompletionCache:
     def _key(self, request: TextRequest) -> bytes:
         """Hash everything that determines the tokens."""
         prompts = request.prompts
-        parts = [prompts.rows, prompts.n, prompts.logprobs, asdict(prompts.rules.options)]
+        parts = [prompts.rows, prompts.n, prompts.logprobs, prompts.adapter]
+        parts.append(asdict(prompts.rules.options))
         text = json.dumps([*parts, request.schema], sort_keys=True)
         return cache_key(self.digest, self.model.target, [], None, TOKENS + text)
 
-    def _frame(self, question: Question) -> bytes:
+    def _frame(self, question: Question, adapter: str) -> bytes:
         """Hash everything but the question: other fields, and text of the template, as a date."""
         ids = self.model.prompts([question.blank]) if question.blank else []
-        text = json.dumps([question.around, ids], sort_keys=True)
+        text = json.dumps([question.around, ids, adapter], sort_keys=True)
         return cache_key(self.digest, self.model.target, [], None, QUESTION + text)

@@ -209,7 +209,7 @@ class App:
     async def _models(self, request: HttpRequest) -> Response:
         request.accept("v1 models", "GET")
         self.first()
-        names = [s.name for s in self.versions.current]
+        names = [name for s in self.versions.current for name in s.service.openai_names]
         return Document(openai.models(names, self._created))
 
     async def _unknown_v1(self, request: HttpRequest, rest: str) -> Response:  # noqa: ARG002

@@ -60,9 +60,9 @@ def models(names: Sequence[str], created: int) -> dict[str, Any]:
 def find_model(current: Sequence[Served], name: object) -> Served:
     """Find the model that a request names. Raises UnknownError."""
     for served in current:
-        if served.name == name:
+        if name in served.service.openai_names:
             return served
-    names = [served.name for served in current]
+    names = [each for served in current for each in served.service.openai_names]
     raise UnknownError(
         f"unknown model; here {'is' if len(names) == 1 else 'are'} {' and '.join(names)}",
         param="model",

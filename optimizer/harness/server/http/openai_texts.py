@@ -34,7 +34,8 @@ async def answer(
     client = request.client
     reading = engine.beside.run(client, partial(read, body, engine.model, chat=chat))
     generation = await request.while_connected(reading)
-    writer = Writer(generation, engine.model.name, engine.model.encoder)
+    name = generation.prompts.adapter or engine.model.name
+    writer = Writer(generation, name, engine.model.encoder)
 
     def begin() -> Answers:
         return engine.begin(generation.prompts, request)

@@ -48,6 +48,7 @@ class TextJob(GenerationJob):
 
     row: sampler of its tokens
     logprobs: number of alternatives reported per token; None: no logprobs
+    adapter: name of the adapter that answers; "" for the model itself
     begun: time at which the text got its slot
     last, sampled: newest token, and its time; 0 before the first token
     guesses: prompt lookup; None before the first token, and where nothing is guessed
@@ -58,6 +59,7 @@ class TextJob(GenerationJob):
     answers: Answers
     slot: int
     logprobs: int | None
+    adapter: str
     has_slot: bool = False
     begun: float = 0.0
     last: int = 0
@@ -88,7 +90,7 @@ class Decoding:
         self._niceness, self._guess_seconds = niceness, guessed or {}
         self._prefixes = prefixes
         if prefixes is not None:
-            scheduler.cached = lambda text: prefixes.length(text.ids)
+            scheduler.cached = lambda text: prefixes.length(text.ids, text.adapter)
         self._loop = asyncio.get_running_loop()
         self.beside = Beside()
         self._ready = threading.Condition()
@@ -129,6 +131,7 @@ class Decoding:
                     answers,
                     next(self._numbers),
                     prompts.logprobs,
+                    prompts.adapter,
                     client=request.client,
                     priority=request.priority,
                     first=request.deadline,
@@ -274,15 +277,15 @@ class Decoding:
     def _prefill(self, text: TextJob, start: int, stop: int) -> dict[int, Array]:
         """Read tokens start..stop of a prompt: {slot: scores} after its last piece, {} before."""
         if not text.has_slot:
-            self.model.slots.open(text.slot)
+            self.model.slots.open(text.slot, text.adapter)
             text.has_slot, text.begun = True, self.clock()
             if self._prefixes is not None:
-                self._prefixes.restore(text.slot, text.ids, start)
+                self._prefixes.restore(text.slot, text.ids, start, text.adapter)
                 self._loop.call_soon_threadsafe(self.metrics.prefix_hits.add, start)
                 self._loop.call_soon_threadsafe(self.metrics.prefix_queries.add, len(text.ids))
         scores = self.model.slots.read(text.slot, text.ids[start:stop])
         if self._prefixes is not None:
-            self._prefixes.keep(text.slot, text.ids, start, stop)
+            self._prefixes.keep(text.slot, text.ids, start, stop, text.adapter)
         return {text.slot: scores} if stop == len(text.ids) else {}
 
     def _sample(self, text: TextJob, scores: Array) -> Event | RequestError:

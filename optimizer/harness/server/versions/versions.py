@@ -48,6 +48,11 @@ class Served:
         return self.service.name
 
     @property
+    def every_name(self) -> set[str]:
+        """Names that a request to any path may give: of the models, and of the adapters."""
+        return {*self.service.names, *self.service.openai_names}
+
+    @property
     def version(self) -> str:
         return self.service.version
 
@@ -154,7 +159,7 @@ class Versions:
         """Raise InputError for a name or version that is taken."""
         for other in self.all:
             if other.name != served.name:
-                both = sorted({*other.service.names} & {*served.service.names})
+                both = sorted(other.every_name & served.every_name)
                 if both:
                     raise InputError(f"two models are called {both[0]!r}", where="serve")
             elif other.version == served.version:

@@ -151,10 +151,10 @@ def prompts(model: TextModel) -> list[list[int]]:
     return [repeated[i : i + n] for i, n in enumerate(lengths)]
 
 
-def alone(model: TextModel, text: Sequence[int], steps: int) -> list[Array]:
+def alone(model: TextModel, text: Sequence[int], steps: int, adapter: str = "") -> list[Array]:
     """Scores after a text, and after each of `steps` greedy tokens, as `predict` computes them."""
     contract = model.contract
-    decoder = model.runner.decoder(contract, len(text) + steps)
+    decoder = model.decoders[adapter].decoder(contract, len(text) + steps)
     scores = [prefill(decoder, arrays(contract, [text]), PREFILL)[0]]
     for n in range(steps):
         mask = np.ones((1, len(text) + n + 1), np.int64)
@@ -193,20 +193,26 @@ def prefixes_hold(model: TextModel, piece: int) -> bool:
     if not slots.together or model.room.slots < 2 or length > model.context - 2:
         return False
     (text,) = [(ids * (1 + length // len(ids)))[:length] for ids in prompts(model)[-1:]]
-    expected = alone(model, text, 1)
     prefixes = PrefixCache(slots, piece, sys.maxsize)
+    return all(_prefix_holds(model, text, prefixes, a) for a in ("", *model.adapters))
+
+
+def _prefix_holds(
+    model: TextModel, text: Sequence[int], prefixes: PrefixCache, adapter: str
+) -> bool:
+    slots, expected = model.slots, alone(model, text, 1, adapter)
     for number in (0, 1):  # the second takes another row than the first
-        slots.open(number)
-        cached = prefixes.length(text)
-        prefixes.restore(number, text, cached)
-        for start, stop in pieces(length, piece, PREFILL):
+        slots.open(number, adapter)
+        cached = prefixes.length(text, adapter)
+        prefixes.restore(number, text, cached, adapter)
+        for start, stop in pieces(len(text), prefixes.piece, PREFILL):
             if start >= cached:
                 scores = slots.read(number, text[start:stop])
-                prefixes.keep(number, text, start, stop)
+                prefixes.keep(number, text, start, stop, adapter)
     following = slots.step({1: int(scores.argmax())})[1]
     for number in (0, 1):
         slots.close(number)
-    return cached == 2 * piece and _same([[scores, following]], [expected])
+    return cached == 2 * prefixes.piece and _same([[scores, following]], [expected])
 
 
 def _same(ours: Sequence[Sequence[Array]], theirs: Sequence[Sequence[Array]]) -> bool:
@@ -263,11 +269,16 @@ def _piece(model: TextModel, read: Line, step: Line) -> int:
     if length <= piece:
         return PREFILL
     (text,) = [(ids * (1 + length // len(ids)))[:length] for ids in prompts(model)[-1:]]
-    expected = alone(model, text, 1)
-    slots = model.slots
-    slots.open(0)
-    for start, stop in pieces(length, piece, PREFILL):
+    equal = all(_equal_in_pieces(model, text, piece, a) for a in ("", *model.adapters))
+    return piece if equal else PREFILL
+
+
+def _equal_in_pieces(model: TextModel, text: Sequence[int], piece: int, adapter: str) -> bool:
+    """True if a text of an adapter has the same scores with its prompt in such pieces."""
+    slots, expected = model.slots, alone(model, text, 1, adapter)
+    slots.open(0, adapter)
+    for start, stop in pieces(len(text), piece, PREFILL):
         scores = slots.read(0, text[start:stop])
     following = slots.step({0: int(scores.argmax())})[0]
     slots.close(0)
-    return piece if _same([[scores, following]], [expected]) else PREFILL
+    return _same([[scores, following]], [expected])

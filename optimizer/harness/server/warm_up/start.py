@@ -58,6 +58,12 @@ async def start_service(
     off_loop = partial(asyncio.get_running_loop().run_in_executor, executor)
     settings = choose_settings(bundle.manifest, args)
     if bundle.task.generates:
+        if args.prompt_lookup and bundle.contract.decoder.adapters:
+            raise InputError(
+                f"{bundle.manifest['name']} has adapters, with which guessed tokens are not proven",
+                where="--prompt-lookup",
+                accepted="models without adapters",
+            )
         free = memory.free()
         prefixes = args.prefix_cache_mib << 20
         most = None if free is None else max(int(SHARE * free) - prefixes, 0)

@@ -124,7 +124,7 @@ def _each(
     has modules and random numbers of its own, so that no result depends on another call."""
 
     def call(seed: int) -> T:
-        return one(_own_modules(rounded.model), RandomRounding(rounded.arithmetic, seed))
+        return one(own_modules(rounded.model), RandomRounding(rounded.arithmetic, seed))
 
     for first in range(0, len(seeds), AT_ONCE):
         # torch's flags for modes are global: they are right after the threads only where all of
@@ -139,7 +139,7 @@ class _NoMode(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _own_modules(model: nn.Module) -> nn.Module:
+def own_modules(model: nn.Module) -> nn.Module:
     """A copy of the tree of modules with the same values: hooks, replaced modules and
     `parameter.data` of the copy do not reach the model."""
     copies = {module: copy(module) for module in model.modules()}

@@ -159,6 +159,13 @@ FUSED_FLOAT = Opener(lambda model: Graph(model, threads=1, fuse=True, mapped=Tru
 """In ONNX Runtime's fused kernels, for a float graph, whose weights are left in their file."""
 
 
+def changed(opener: Opener, matrices: Mapping[str, Array]) -> Opener:
+    """Opener of a graph that an adapter changes (OrtRunner.adapted); `opener` for no matrices."""
+    if not matrices:
+        return opener
+    return replace(opener, open=lambda model: opener.open(model).adapted(matrices))  # type: ignore[attr-defined]
+
+
 @contextmanager
 def _refusals(model: Path) -> Iterator[None]:
     try:

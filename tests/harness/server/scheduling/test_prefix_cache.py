@@ -69,6 +69,13 @@ def test_the_whole_pieces_that_two_prompts_begin_with_are_read_once() -> None:
     assert read(prefixes, slots, [99, *first[1:]]) == 0
 
 
+def test_a_prefix_of_one_adapter_is_not_given_to_another() -> None:
+    prefixes, slots = made()
+    ids = list(range(50))
+    read(prefixes, slots, ids)
+    assert (prefixes.length(ids), prefixes.length(ids, "sql")) == (48, 0)
+
+
 @pytest.mark.parametrize("length", [15, 16, 17, 18, 32, 33, 34, 48])
 def test_the_last_piece_is_always_read(length: int) -> None:
     prefixes, slots = made()

@@ -51,7 +51,7 @@ def served(name: str, version: str, chance: random.Random) -> Served:
     engine: Any = Engine(chance)
     service: Any = type("Service", (), {})()
     service.name, service.version, service.engine = name, version, engine
-    service.names = [name, f"{name}-tensors"]
+    service.names, service.openai_names = [name, f"{name}-tensors"], [name]
 
     def close() -> None:
         assert engine.draining

@@ -173,7 +173,7 @@ def test_the_copy_of_a_run_has_one_module_in_two_places_once() -> None:
     linear = nn.Linear(2, 2)
     model = nn.ModuleDict({"first": linear, "second": linear, "tied": nn.Linear(2, 2)})
     model["tied"].weight = linear.weight
-    own = monte_carlo._own_modules(model)
+    own = monte_carlo.own_modules(model)
     assert own["first"] is own["second"] is not linear
     assert own["tied"].weight is own["first"].weight is not linear.weight
 

@@ -67,6 +67,7 @@ class IntegerModel:
         self.inputs = {**dtypes, **{past: np.dtype(np.float32) for past, _ in self.names}}
         self.outputs = [LOGITS, *(present for _, present in self.names)]
         self.metadata = {**dict([SHARED]), FIRST_SCORED: ""} if shared else {}
+        self.adapters: Mapping[str, Any] = {}
         self._shared, self._watch = shared, watch
 
     def decoder(self, contract: Contract, capacity: int = 0) -> OrtDecoder:

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from optimizer.lower.onnx import last_logits
+from optimizer.lower.onnx.optional import last_logits
 from tests.lower.decoder_graphs import Decoder, text
 from tests.lower.running import difference, session
 

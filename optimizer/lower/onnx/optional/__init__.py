@@ -1,0 +1,1 @@
+"""Inputs of a decoder's graph that a run may leave out."""

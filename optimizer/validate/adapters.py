@@ -1,0 +1,154 @@
+"""Judge each adapter that stays apart from the compressed model, on inputs of the ledger and
+rows of validate.data.
+
+    adapter NAME    the float model with the adapter      against peft's own model
+    compress NAME   the de-quantized state with it        against that model, by the recipe's budget
+    lower NAME      the lowered graph given its matrices  against the state with it
+    engine NAME     the same in the runtime's kernels     against the state with it
+    harness NAME    generation, from prompt to text       against each complete text
+
+and the quality gates of the recipe, called adapter.NAME.quality..., with the float model changed by
+the adapter as the baseline. Limits are the ledger's, from correct runs of the changed models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from typing import Any
+
+from optimizer.foundation.errors import MachineError
+from optimizer.foundation.process.quiet import quiet
+from optimizer.foundation.progress import say
+from optimizer.harness.contract import adapter_file
+from optimizer.validate import target_runner
+from optimizer.validate.adapted import AdaptedMaterials
+from optimizer.validate.gates import Gate
+from optimizer.validate.ledger import hops, ledger, trace
+from optimizer.validate.ledger.breach import BUDGET, breach
+from optimizer.validate.ledger.entry import Entry, Outputs, within
+from optimizer.validate.ledger.laws.decoder import generation_laws
+from optimizer.validate.materials import Materials
+from optimizer.validate.quality import generation_quality
+from optimizer.validate.quality.engine_rows import EngineRows
+from optimizer.validate.quality.evaluation import FIRST, Rows
+
+
+def judge(
+    m: Materials, sets: Rows, device: str, entries: list[Entry], report: dict[str, Any]
+) -> list[Gate]:
+    """Return the gates of every adapter; add its hops to `entries`, and fill report["adapters"],
+    {name: its section of quality}.
+
+    sets: rows by set
+    device: device of the candidate
+    """
+    gates = list[Gate]()
+    report["adapters"] = {}
+    for name in m.adapters:
+        say(f"validate: adapter {name}")
+        adapted = materials_of(m, name)
+        entries += [replace(e, hop=f"{e.hop} {name}") for e in _entries(adapted)]
+        seen = EngineRows(adapted, device)
+        judged = generation_quality.quality(adapted, {FIRST: sets[FIRST]}, seen)
+        own, report["adapters"][name] = judged[FIRST]
+        entries.append(replace(seen.entry(), hop=f"rows {name}"))
+        gates += [
+            replace(g, name=f"adapter.{name}.{g.name}", message=f"adapter {name}: {g.message}")
+            for g in own
+        ]
+    return gates
+
+
+def materials_of(m: Materials, name: str) -> AdaptedMaterials:
+    """Materials of the run with adapter `name`."""
+    values = {f.name: getattr(m, f.name) for f in fields(Materials)}
+    return AdaptedMaterials(**values, plain=m, adapter=name)
+
+
+def _entries(m: AdaptedMaterials) -> Iterator[Entry]:
+    for hop in (adapter, compress, lower, engine, generation_laws.harness):
+        yield ledger.run_hop(hop, m)
+
+
+def adapter(m: Materials) -> Entry:
+    """Compare our reading of the adapter with peft's own model, and require that it changes the
+    model's outputs further than rounding does."""
+    assert isinstance(m, AdaptedMaterials)
+    try:
+        import peft
+    except ImportError as e:
+        raise MachineError(
+            f"adapters are judged by peft, which cannot be imported ({e})",
+            where="model.adapters",
+            fix="pip install 'optimize-toolchain[adapters]'",
+        ) from None
+    folder = (m.source / adapter_file(m.adapter)).with_suffix("")
+    with quiet():
+        wrapped = peft.PeftModel.from_pretrained(
+            hops.transformers_model(m), folder, local_files_only=True
+        ).eval()
+    results = [trace.run(wrapped.base_model.model, b, m.outputs) for b in m.batches]
+    spread = m.correct.source_outputs()
+    problems = []
+    without = [trace.run(m.plain.float_model, b, m.outputs) for b in m.batches]
+    moved = m.output_distance(without, m.float_traces)
+    if not moved.worst > max(spread.limits.values()):
+        problems.append(
+            f"the adapter changes the outputs by {moved.worst:.2g} (relative L2), which rounding "
+            "does as well: it is not trained, or not applied"
+        )
+    return within("adapter", "peft", Outputs(results, m.float_traces, spread), problems)
+
+
+def compress(m: Materials) -> Entry:
+    """Compare the state with the adapter with the float model with it, by the recipe's budget."""
+    budget = m.section.validate_.quantization_budget
+    measured = m.output_distance([t.result for t in m.simulated_traces], m.float_traces)
+    moving = [n for n in m.state.replaced if not _keeps_inputs(m, n)]
+    problems = [
+        f"{name} was changed, and with it the inputs that the adapter was trained on"
+        for name in moving
+    ]
+    if not measured.relative_l2 <= budget:
+        moved, allowed = breach(measured.relative_l2, budget)
+        problems.append(
+            f"{BUDGET} {moved} (relative L2); validate.quantization_budget is {allowed}"
+        )
+    why = "validate.quantization_budget, chosen in the recipe"
+    return Entry("compress", "float torch", budget, measured, not problems, why, tuple(problems))
+
+
+def _keeps_inputs(m: Materials, parameter: str) -> bool:
+    """True for a replaced parameter that changes no input of a linear module but by its error."""
+    head = f"{m.family.head}.weight"
+    return parameter.endswith(".bias") or parameter in m.state.pruned_floats or parameter == head
+
+
+def lower(m: Materials) -> Entry:
+    """Compare the lowered graph, given the adapter's matrices, with the state with the adapter."""
+    path = m.model / "model.onnx"
+    traces = m.samples.with_continuations([*m.simulated_traces, *m.simulated_extremes], path)
+    spread = m.correct.graph_outputs("state", m.precision)
+    return within("lower", "state in torch", Outputs(m.lowered_outputs, traces, spread), [])
+
+
+def engine(m: Materials) -> Entry:
+    """Compare the graph in the runtime's kernels, given the adapter's matrices, with the state."""
+    path = m.model / "model.onnx"
+    if m.kernel_blocks:
+        start, spread = "state in torch, inputs quantized as in kernels", m.correct.kernel_outputs()
+        quantized = m.samples.with_continuations(m.kernel_traces, path)
+        results = target_runner.fused_outputs(m, quantized)
+        entry = within("engine", start, Outputs(results, quantized, spread), [])
+        if entry.ok:
+            return entry
+    traces = m.samples.with_continuations([*m.simulated_traces, *m.simulated_extremes], path)
+    lowered = [replace(t, result=o) for t, o in zip(traces, m.lowered_outputs, strict=True)]
+    spread = (
+        m.correct.kernel_quantization()  # kernels of another processor may quantize otherwise
+        if m.kernel_blocks
+        else m.correct.graph_outputs("state", m.section.target.computes_in)
+    )
+    results = target_runner.fused_outputs(m, traces)
+    return within("engine", "lowered graph", Outputs(results, lowered, spread), [])

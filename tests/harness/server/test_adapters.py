@@ -1,0 +1,123 @@
+"""Requests choose an adapter by the model's name, and share no cache with those of others."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from safetensors.numpy import save_file
+
+from optimizer.export import onnx_file
+from optimizer.harness.bundle.bundle import Bundle
+from optimizer.harness.errors import BundleError, InputError
+from optimizer.harness.generate import Options
+from optimizer.lower.onnx.optional import adapters
+from tests.decoders import HEADS, KV_HEADS, WIDTH
+from tests.harness.server.serving import Client, Reply, on_server
+from tests.harness.server.versions.test_loader import TOKEN, on_loader
+from tests.package.bundles.small_bundle import edited
+
+NAMES = ("law", "sql")
+VALUES = WIDTH * KV_HEADS // HEADS
+MODULES = {"q0": WIDTH, "v1": VALUES}
+PROMPTS = ("a good film", "bad", "the phone was good")
+
+
+def record(manifest: Any, bundle: Path, name: str) -> None:
+    data = (bundle / name).read_bytes()
+    entry = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), "measured": False}
+    manifest["files"][name] = entry
+
+
+@pytest.fixture(scope="module")
+def adapted(decoder_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundle of a decoder with two adapters; the first changes one module. Read-only."""
+    bundle = Path(shutil.copytree(decoder_bundle, tmp_path_factory.mktemp("adapted") / "bundle"))
+    (file,) = bundle.glob("model/*/model.onnx")
+    model = onnx_file.load(file)
+    for node in model.graph:
+        if node.op_type == "MatMul" and str(node.outputs[0].name) in MODULES:
+            node.metadata_props["module"] = str(node.outputs[0].name)
+    modules = {name: (WIDTH, out) for name, out in MODULES.items()}
+    adapters.add(model, modules, MODULES)
+    ir.save(model, file)
+    (bundle / "adapters").mkdir()
+    draw = np.random.default_rng(0)
+    for rank, name in enumerate(NAMES, 2):
+        shapes = {f"{m}.lora_A": (WIDTH, rank) for m in [*MODULES][-rank + 1 :]}
+        shapes |= {f"{m.removesuffix('A')}B": (rank, MODULES[m[:2]]) for m in [*shapes]}
+        matrices = {n: draw.normal(0, 0.5, s).astype(np.float32) for n, s in shapes.items()}
+        save_file(matrices, bundle / f"adapters/{name}.safetensors")
+
+    def change(manifest: Any) -> None:
+        manifest["contract"]["generation"]["adapters"] = list(NAMES)
+        for name in (str(file.relative_to(bundle)), *(f"adapters/{n}.safetensors" for n in NAMES)):
+            record(manifest, bundle, name)
+
+    return edited(bundle, change)
+
+
+def texts(bundle: Path, adapter: str | None) -> list[str]:
+    options = Options(8, temperature=0, ignore_eos=True)
+    with Bundle(bundle, adapter=adapter) as opened:
+        return [opened.generate([prompt], options)[0].text for prompt in PROMPTS]
+
+
+def test_without_an_adapter_the_texts_are_those_of_the_model(
+    adapted: Path, decoder_bundle: Path
+) -> None:
+    assert texts(adapted, None) == texts(decoder_bundle, None)
+
+
+def test_a_server_gives_texts_of_several_adapters_at_once_as_each_alone(adapted: Path) -> None:
+    expected = {"tiny-decoder": texts(adapted, None), **{n: texts(adapted, n) for n in NAMES}}
+    assert len(set(map(tuple, expected.values()))) == 3
+
+    async def complete(client: Client, name: str, prompt: str) -> Reply:
+        options = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
+        body = {"model": name, "prompt": prompt, **options}
+        return await client.ask("POST", "/v1/completions", body, TOKEN)
+
+    async def test(client: Client, _: object) -> None:
+        asked = [(name, i) for i in range(len(PROMPTS)) for name in expected]
+        for cached in ("miss", "hit"):
+            replies = await asyncio.gather(*(complete(client, n, PROMPTS[i]) for n, i in asked))
+            for (name, i), reply in zip(asked, replies, strict=True):
+                assert reply.headers["x-cache"] == cached
+                assert reply.json["model"] == name
+                assert reply.json["choices"][0]["text"] == expected[name][i]
+        listed = (await client.ask("GET", "/v1/models", b"", TOKEN)).json["data"]
+        assert [entry["id"] for entry in listed] == [*expected]
+        unknown = await complete(client, "sq", "a")
+        assert unknown.status == 404
+        assert "tiny-decoder and law and sql" in unknown.json["error"]["message"]
+
+    on_loader(test, adapted, words=("--cache-mib", "1", "--prefix-cache-mib", "1"))
+
+
+def test_an_adapter_that_the_bundle_lacks_is_refused_with_those_it_has(adapted: Path) -> None:
+    with pytest.raises(InputError, match=r"no adapter 'sq'.*law, sql"):
+        Bundle(adapted, adapter="sq")
+
+
+def test_guessed_tokens_are_refused_with_adapters(adapted: Path) -> None:
+    with pytest.raises(InputError, match="proven without adapters"):
+        Bundle(adapted, adapter="sql", prompt_lookup=3)
+    with pytest.raises(InputError, match="guessed tokens"):
+        on_server(adapted, lambda _: asyncio.sleep(0), "--prompt-lookup", "3")
+
+
+@pytest.mark.parametrize("cut", [4, 40, -4])
+def test_a_damaged_adapter_is_refused(cut: int, adapted: Path, tmp_path: Path) -> None:
+    from optimizer.harness.runtimes.ort.adapters import read
+
+    data = (adapted / "adapters/sql.safetensors").read_bytes()
+    (tmp_path / "sql.safetensors").write_bytes(data[:cut])
+    with pytest.raises(BundleError, match="the adapter cannot be read"):
+        read(tmp_path / "sql.safetensors")

@@ -1,0 +1,161 @@
+"""Each adapter that stays apart is proven against peft, and a planted fault is caught."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from optimizer.harness.contract import adapter_file
+from optimizer.harness.runtimes.ort.adapters import read
+from optimizer.harness.runtimes.ort.run import OrtRunner
+from optimizer.harness.tasks.text_generation import next_arrays
+from optimizer.lower.stage import STAGE as LOWER
+from optimizer.recipe.schema import Model
+from optimizer.validate import adapters
+from optimizer.validate.adapted import AdaptedMaterials
+from tests.decoders import write_tiny_decoder
+from tests.load.adapters.saved import save_adapter
+from tests.validate.decoder_runs import INT4, INT8, DecoderRun, decoder_recipe, make_decoder
+
+peft = pytest.importorskip("peft")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning:transformers"),
+    pytest.mark.filterwarnings("ignore::UserWarning:peft"),
+]
+FIRST, SECOND = "model.layers.0.mlp.up_proj", "model.layers.1.mlp.up_proj"
+IDS = np.array([[5, 6, 7, 8, 9], [9, 8, 70, 6, 50]])
+MASK = np.ones_like(IDS)
+Edit = Callable[[Path], object]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> DecoderRun:
+    """A tiny llama in INT4 with two adapters; the second changes two kinds of modules."""
+    root = tmp_path_factory.mktemp("hot")
+    model = write_tiny_decoder(root / "model")
+    modules = {"sql": "all-linear", "law": ["q_proj", "v_proj"]}
+    for seed, (name, own) in enumerate(modules.items()):
+        base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+        save_adapter(base, root / name, seed, target_modules=own)
+    sources = {name: str(root / name) for name in modules}
+    quantize = {"weights": INT4, "head": INT8, "embedding": INT8}
+    recipe = decoder_recipe(str(model), root, quantize, fused=True)
+    section = {"source": str(model), "task": "text-generation"}
+    hot = Model.model_validate({**section, "adapters": {"keep": "hot", "sources": sources}})
+    return make_decoder(root / "run", recipe.model_copy(update={"model": hot}))
+
+
+def materials(run: DecoderRun, name: str = "sql") -> AdaptedMaterials:
+    return adapters.materials_of(run.materials(), name)
+
+
+@pytest.mark.parametrize("name", ["sql", "law"])
+def test_every_hop_holds_for_each_adapter(name: str, run: DecoderRun) -> None:
+    entries = list(adapters._entries(materials(run, name)))
+    assert [e.hop for e in entries] == ["adapter", "compress", "lower", "engine", "harness"]
+    assert {e.hop: e.problems for e in entries if not e.ok} == {}
+
+
+def test_the_graph_with_an_adapter_gives_the_logits_of_peft_on_the_rounded_weights(
+    run: DecoderRun,
+) -> None:
+    m = run.materials()
+    model = AutoModelForCausalLM.from_pretrained(m.source / "checkpoint", dtype=torch.float32)
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone())
+    for name, weight in m.state.weights.items():
+        model.get_parameter(name).data = weight.dequantize()
+    folder, ids = (m.source / adapter_file("sql")).with_suffix(""), torch.from_numpy(IDS)
+    with torch.no_grad():
+        plain = model(ids).logits.numpy()
+        expected = peft.PeftModel.from_pretrained(model, folder)(ids).logits.numpy()
+    with OrtRunner(m.model / "model.onnx", threads=1, fuse=False) as runner:
+        adapted = runner.adapted(read(m.source / adapter_file("sql")))
+        logits = adapted.decoder(m.contract, 8).step(next_arrays(m.contract, IDS, MASK))
+    assert np.abs(expected - plain).max() > 1e4 * np.abs(logits - expected).max()
+
+
+def test_without_an_adapter_the_bits_are_those_of_a_model_without_adapters(
+    run: DecoderRun, tmp_path: Path
+) -> None:
+    own = run.copy(tmp_path / "plain")
+    for file in own.folder("source").glob(adapter_file("*")):
+        file.unlink()
+    (tmp_path / "lower").mkdir()
+    folders = [own.folder(name) for name in ("source", "state", "graph")]
+    LOWER.run(run.section.target, *folders, out=tmp_path / "lower")
+    m = run.materials()
+    logits = []
+    for folder in (m.model, tmp_path / "lower"):
+        with OrtRunner(folder / "model.onnx", threads=1) as runner:
+            logits.append(runner.decoder(m.contract, 8).step(next_arrays(m.contract, IDS, MASK)))
+    assert logits[0].tobytes() == logits[1].tobytes()
+
+
+def change(edit: Callable[[dict[str, torch.Tensor]], object]) -> Edit:
+    """Edit of the matrices that the graph is given."""
+
+    def changed(root: Path) -> None:
+        file = root / "source" / adapter_file("sql")
+        matrices = load_file(file)
+        edit(matrices)
+        save_file(matrices, file)
+
+    return changed
+
+
+def scaled(matrices: dict[str, torch.Tensor]) -> None:
+    for name in [n for n in matrices if n.endswith("lora_B")]:
+        matrices[name] = matrices[name] * 1.01
+
+
+def swapped(matrices: dict[str, torch.Tensor]) -> None:
+    for side in ("lora_A", "lora_B"):
+        a, b = f"{FIRST}.{side}", f"{SECOND}.{side}"
+        matrices[a], matrices[b] = matrices[b], matrices[a]
+
+
+def rewired(root: Path) -> None:
+    """Let the graph read the matrices of the other layer."""
+    model = onnx.load(root / "model/model.onnx")
+    other = {f"{FIRST}.{s}": f"{SECOND}.{s}" for s in ("lora_A", "lora_B")}
+    other |= {second: first for first, second in other.items()}
+    for node in model.graph.node:
+        node.input[:] = [other.get(name, name) for name in node.input]
+    onnx.save(model, root / "model/model.onnx")
+
+
+def untrained(root: Path) -> None:
+    folder = root / "source/adapters/sql"
+    weights = load_file(folder / "adapter_model.safetensors")
+    zeros = {n: v * 0 if "lora_B" in n else v for n, v in weights.items()}
+    save_file(zeros, folder / "adapter_model.safetensors", {"format": "pt"})
+    change(lambda m: m.update({n: v * 0 for n, v in m.items() if n.endswith("lora_B")}))(root)
+
+
+FAULTS: dict[str, tuple[Edit, Callable[..., object], str]] = {
+    "scaling": (change(scaled), adapters.adapter, "is .* from peft"),
+    "other module": (change(swapped), adapters.adapter, "is .* from peft"),
+    "graph": (rewired, adapters.lower, "from state in torch"),
+    "untrained": (untrained, adapters.adapter, "not trained, or not applied"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=list(FAULTS))
+def test_a_fault_is_caught_at_its_hop(
+    fault: tuple[Edit, Callable[..., object], str], run: DecoderRun, tmp_path: Path
+) -> None:
+    edit, hop, match = fault
+    own = run.copy(tmp_path / "run")
+    edit(own.root)
+    entry = hop(materials(replace(own, section=run.section)))
+    assert entry.ok is False
+    assert re.search(match, " ".join(entry.problems))
