@@ -16,6 +16,7 @@ from optimizer.search.sequential import LOOKS, confirmation_error
 from optimizer.search.trial import Outcome, Trial, objective, with_interval
 
 HEADS = ("form", "outcome", "drop", "time / recipe", "MB")
+COST = "cost of a million"
 
 
 def document(result: Result, file: Path | None, report: Path) -> dict[str, Any]:
@@ -36,7 +37,8 @@ def document(result: Result, file: Path | None, report: Path) -> dict[str, Any]:
         "is_the_recipe": winner is not None and winner is result.trials[0],
         "timed_again": result.raced,
         "pareto": [t.label for t in result.pareto],
-        "trials": [t.as_dict() for t in result.trials],
+        "trials": [t.as_dict() | {"cost_per_million": result.cost(t)} for t in result.trials],
+        "price_per_hour": result.price,
         "confirmations": [
             {
                 "form": c.candidate.label,
@@ -74,8 +76,9 @@ def _tau(result: Result) -> float | None:
 
 def text(result: Result, document: dict[str, Any]) -> str:
     """Return the table for a terminal, and what was found."""
-    rows = [HEADS, *(_cells(t) for t in _in_order(result))]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(HEADS))]
+    heads = _heads(result)
+    rows = [heads, *(_cells(t, result) for t in _in_order(result))]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(heads))]
     lines = ["  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows]
     lines += ["", f"Pareto set (drop, {'time, ' * _timed(result)}size):"]
     lines += [f"  {t.label}" for t in result.pareto] or ["  no form surely keeps the margin"]
@@ -103,9 +106,15 @@ def _in_order(result: Result) -> list[Trial]:
     return sorted(result.trials, key=key)
 
 
-def _cells(trial: Trial) -> tuple[str, ...]:
+def _heads(result: Result) -> tuple[str, ...]:
+    return HEADS if result.price is None else (*HEADS, COST)
+
+
+def _cells(trial: Trial, result: Result) -> tuple[str, ...]:
     size = "" if trial.size is None else f"{trial.size / 1e6:.2f}"
-    return trial.label, trial.outcome, trial.drop_text, trial.ratio_text, size
+    cells = (trial.label, trial.outcome, trial.drop_text, trial.ratio_text, size)
+    cost = result.cost(trial)
+    return cells if result.price is None else (*cells, "" if cost is None else f"{cost:.3g}")
 
 
 def conclusion(result: Result, document: dict[str, Any]) -> list[str]:
@@ -191,8 +200,9 @@ def _plot(result: Result) -> Card | None:
 
 
 def _table(result: Result) -> Card:
-    rows = tuple(tuple(line(cell) for cell in _cells(t)) for t in _in_order(result))
-    return Card("Trials", tables=(Table("Trials", HEADS, rows, (2, 3, 4)),))
+    rows = tuple(tuple(line(cell) for cell in _cells(t, result)) for t in _in_order(result))
+    heads = _heads(result)
+    return Card("Trials", tables=(Table("Trials", heads, rows, tuple(range(2, len(heads)))),))
 
 
 def _lost(result: Result) -> Card:

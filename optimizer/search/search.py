@@ -54,6 +54,7 @@ class Result:
     seconds: time of the search, of its earlier runs too where it was resumed
     raced: times of the form that was found and of the recipe, timed again; None without times
     times: table from which times were predicted; "" where forms were timed here
+    price: price per hour of the machine that answers; None: no costs
     """
 
     recipe: Recipe
@@ -66,6 +67,7 @@ class Result:
     seconds: float
     raced: dict[str, Any] | None
     times: str = ""
+    price: float | None = None
 
     @property
     def exit_code(self) -> int:
@@ -80,6 +82,14 @@ class Result:
     def winner(self) -> Trial | None:
         """Trial of the form that was found."""
         return self.confirmations[-1].candidate if self.verdict == "pass" else None
+
+    def cost(self, trial: Trial) -> float | None:
+        """Cost of a million answers, from the median time of a batch; None without a time or a
+        price."""
+        if self.price is None or trial.p50 is None:
+            return None
+        answers_per_hour = self.recipe.validate_.latency.batch[0] * 3_600_000 / trial.p50
+        return 1e6 * self.price / answers_per_hour
 
     @property
     def pareto(self) -> list[Trial]:

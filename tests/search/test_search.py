@@ -181,6 +181,17 @@ def test_the_report_has_every_form_and_its_figures(result: Result) -> None:
     assert "optimize run found.yaml" in page
 
 
+def test_a_form_that_takes_half_the_time_costs_half(result: Result) -> None:
+    """Batches of one answer, 36 ms each: 100,000 an hour."""
+    slow, fast = (replace(result.trials[i], p50=ms) for i, ms in ((0, 36.0), (1, 18.0)))
+    priced = replace(result, trials=(slow, fast), price=0.2)
+    assert result.recipe.validate_.latency.batch[0] == 1
+    assert priced.cost(slow) == pytest.approx(2.0)
+    assert priced.cost(fast) == pytest.approx(1.0)
+    assert "cost of a million" in report.text(priced, {"found": "x"})
+    assert "cost of a million" not in report.text(result, {"found": "x"})
+
+
 def test_too_few_rows_are_refused_with_how_many_are_needed(tmp_path: Path, tiny_bert: Path) -> None:
     recipe = write(tmp_path, tiny_bert)
     write_rows(tmp_path / "evaluate.jsonl", 60, seed=2)

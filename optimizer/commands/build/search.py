@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -22,6 +23,12 @@ from optimizer.foundation.progress import say, show
     "Table that `optimize measure RECIPE` wrote on the machine that the model is for, in place of "
     "this machine's times."
 )
+@click.option(
+    "--price-per-hour",
+    "price",
+    type=click.FloatRange(0, min_open=True),
+    help="Price of the machine that answers, for the cost of a million answers of each form.",
+)
 @with_artifacts
 @click.pass_obj
 def search(
@@ -31,6 +38,7 @@ def search(
     store: Path,
     out: Path | None,
     times: TableFile | None,
+    price: float | None,
     artifacts: Path,
 ) -> None:
     """Search for the fastest, or smallest, form of RECIPE's model that keeps its margin.
@@ -52,6 +60,7 @@ def search(
     """
     from optimizer import checks
     from optimizer.foundation import atomic
+    from optimizer.harness import tasks
     from optimizer.recipe import file as recipe_file
     from optimizer.search import chosen_recipe, report
     from optimizer.search import search as searching
@@ -59,11 +68,16 @@ def search(
     out = out or recipe.with_name(f"{recipe.stem}.found.yaml")
     chosen_recipe.check_place(recipe, out)
     resolved, lines = checks.read(recipe, overrides, fetch=True, until="validate")
+    if price is not None and tasks.task(resolved.model.task).generates:
+        raise click.UsageError(
+            "--price-per-hour is for answers of one run, and the model generates text; omit it."
+        )
     home = artifacts / f"{resolved.name}.search"
     for folder, option in ((home, "--artifacts"), (out.parent, "--out")):
         atomic.check_writable(folder, option)  # before hours of work, not after them
     with recipe_file.located(lines):
         result = searching.run(resolved, store, times=times)
+    result = replace(result, price=price)
     document = report.document(result, out if result.chosen else None, home / "report.html")
     with atomic.disk_errors_explained(home, "--artifacts"):
         atomic.write(home / "search.json", json.dumps(document, indent=1).encode() + b"\n")
