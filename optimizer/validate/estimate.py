@@ -7,10 +7,10 @@ memory = libraries + float model + parameters that a method folded + linear weig
          + inputs of the linear modules, and logits, of two correct runs at a time
          + copies of the logits of a batch that is perturbed, or compared
          + a cut graph: read, written, held by its session, and repacked for its kernels;
-         for text-generation at least a session of the float model, where it is timed, and the
-         logits of some windows.
+         for text-generation at least the logits of some windows, or a session of the float model,
+         where it is timed.
          Weights of a graph with external data lie in mapped files (model/checkpoint/mapped.py), but
-         for transformers' own model while it is loaded
+         for those that a session transposes or repacks
 disk     outputs of the correct runs, in each arithmetic, while they are compared, and mapped files
 seconds  evaluation and timing
 
@@ -69,8 +69,9 @@ def estimate(section: Validation, shapes: Shapes) -> Estimate:
         seconds = 30 + 7e-11 * elements * (judged + 2 * rounds * tokens)
         vocabulary = max((max(s) for s in shapes.values()), default=0)
         logits = (AHEAD + 2) * 4 * settings.sequence_length * vocabulary
-        session = SESSION * 4 * (elements + _tied(shapes)) if latency.time_float else 0
-        memory = max(memory, LIBRARIES + session + logits)
+        memory = max(memory, LIBRARIES + logits)
+        if latency.time_float:
+            memory = max(memory, LIBRARIES + _session(shapes, elements))
     else:
         sets = [settings.data, *(s.data for s in settings.also.values())]
         if section.embeddings is not None:
@@ -136,9 +137,22 @@ def _ledger(section: Validation, shapes: Shapes, elements: int, generates: bool)
     in_graph = elements + (_tied(shapes) if generates else 0)
     if 4 * in_graph > onnx_file.LIMIT:
         on_disk = elements + max(elements, quantized + folded) + in_graph
-        return 4 * elements + kept, written + 4 * on_disk + REPORT
+        transposed = sum(map(math.prod, edges))  # one graph multiplies by all of these
+        return 4 * transposed + kept, written + 4 * on_disk + REPORT
     weights = elements + quantized + folded + COPIES * in_graph
     return 4 * weights + kept, written + REPORT
+
+
+def _session(shapes: Shapes, elements: int) -> int:
+    """Bytes of a session of a decoder's float graph. Of weights in a mapped file it holds those
+    that it repacks: all but the embedding."""
+    in_graph = elements + _tied(shapes)
+    if 4 * in_graph <= onnx_file.LIMIT:
+        return SESSION * 4 * in_graph
+    matrices = [s for s in shapes.values() if len(s) == 2]
+    tables = max((max(s) for s in matrices), default=0)
+    embedding = max((math.prod(s) for s in matrices if tables in s), default=0)
+    return 4 * (in_graph - embedding)
 
 
 def _tied(shapes: Shapes) -> int:
