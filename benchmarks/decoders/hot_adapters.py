@@ -1,4 +1,4 @@
-"""Time of two forms of a graph with several LoRA adapters on ONNX Runtime, beside the base alone.
+"""Time of three forms of a graph with LoRA adapters on ONNX Runtime, beside the base alone.
 
     OMP_NUM_THREADS=1 python -m benchmarks.decoders.hot_adapters
 
@@ -6,7 +6,10 @@ The graph is the linear layers of six blocks of SmolLM2-135M in INT4 with random
 products adapted by rank 16. Times are processor time of the one thread that runs, in turns, so that
 other processes change them little.
 
-    inputs    A and B of a product are inputs that a run may leave out, then of rank 0
+    inputs    A and B of a product are inputs that a run may leave out, then of rank 0: as
+              optimizer/lower/onnx/optional/adapters.py builds them
+    left      such inputs on the left of a transposed product, of rank 1 where they are left out, so
+              that each text is a product of its own
     index     A and B of four adapters are weights, and each row has the number of one; 0: zeros
 """
 
@@ -36,7 +39,7 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 class Graph:
-    """A graph being built. form: base, inputs or index."""
+    """A graph being built. form: base, inputs, left or index."""
 
     def __init__(self, form: str, seed: int = 0) -> None:
         self.form, self.random = form, np.random.default_rng(seed)
@@ -59,6 +62,8 @@ class Graph:
         y = self.node("MatMulNBits", parts, f"{name}_y", domain="com.microsoft", **options)
         if self.form == "base":
             return y
+        if self.form == "left":
+            return self._left(name, x, y, k, n)
         sides = {f"{name}_A": (k, RANK), f"{name}_B": (RANK, n)}
         for side, shape in sides.items():
             if self.form == "inputs":
@@ -75,6 +80,19 @@ class Graph:
         small = self.node("MatMul", (x, f"{name}_A"), f"{name}_m")
         change = self.node("MatMul", (small, f"{name}_B"), f"{name}_d")
         return self.node("Add", (y, change), f"{name}_z")
+
+    def _left(self, name: str, x: str, y: str, k: int, n: int) -> str:
+        sides = {f"{name}_A": ((1, k), ["rank", k]), f"{name}_B": ((n, 1), [n, "rank"])}
+        for side, (shape, axes) in sides.items():
+            self.weights[side] = np.zeros(shape, np.float32)
+            self.inputs.append(helper.make_tensor_value_info(side, TensorProto.FLOAT, axes))
+        turned = f"{x}_turned"
+        if not any(turned in node.output for node in self.nodes):
+            self.node("Transpose", (x,), turned, perm=[0, 2, 1])
+        small = self.node("MatMul", (f"{name}_A", turned), f"{name}_m")
+        change = self.node("MatMul", (f"{name}_B", small), f"{name}_d")
+        again = self.node("Transpose", (change,), f"{name}_t", perm=[0, 2, 1])
+        return self.node("Add", (y, again), f"{name}_z")
 
 
 def session(form: str) -> Any:
@@ -116,7 +134,7 @@ def bound(opened: Any, x: np.ndarray[Any, Any]) -> Callable[[], Any]:
 
 
 def main() -> None:
-    base, inputs, index = (session(form) for form in ("base", "inputs", "index"))
+    base, inputs, left, index = map(session, ("base", "inputs", "left", "index"))
     for rows, tokens in SHAPES:
         x = np.random.default_rng(2).standard_normal((rows, tokens, WIDTH)).astype(np.float32)
         none, each = np.zeros(rows, np.int64), np.arange(rows) % ADAPTERS + 1
@@ -124,10 +142,12 @@ def main() -> None:
             "base": partial(base.run, None, {"x": x}),
             "inputs left out": partial(inputs.run, None, {"x": x}),
             "inputs": bound(inputs, x),
+            "left, left out": partial(left.run, None, {"x": x}),
+            "left": bound(left, x),
             "index 0": partial(index.run, None, {"x": x, "adapter": none}),
             "index": partial(index.run, None, {"x": x, "adapter": each}),
         }
-        for name in ("inputs left out", "index 0"):
+        for name in ("inputs left out", "left, left out", "index 0"):
             assert np.array_equal(runs["base"]()[0], runs[name]()[0]), name
         times: dict[str, list[float]] = {name: [] for name in runs}
         for _ in range(ROUNDS):
