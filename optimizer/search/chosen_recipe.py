@@ -63,7 +63,8 @@ def write(recipe: Path, overrides: Sequence[str], index: int, chosen: Recipe, ou
     )
     reduce = document.pop("reduce", {})
     if chosen.reduce is not None and chosen.reduce.goal is not None:
-        document["reduce"] = {**reduce, "goal": {"keep": chosen.reduce.goal.keep}}
+        goal = chosen.reduce.goal.model_dump(mode="json", exclude_unset=True)
+        document["reduce"] = {**reduce, "goal": goal}
     _set_limits(document["validate"], chosen)
     text = HEADER.format(name=recipe.name) + yaml.safe_dump(
         document, sort_keys=False, allow_unicode=True, width=100
