@@ -37,6 +37,10 @@ class HotAdapters(Section):
         twice = [name for name in self.sources if lowered.count(name.lower()) > 1]
         if twice:
             raise ValueError(f"{' and '.join(twice)} would be one file on some systems; rename one")
+        if files := [name for name in lowered if name.endswith(".safetensors")]:
+            raise ValueError(
+                f"{files[0]} ends as a file does; name the adapter without .safetensors"
+            )
         return self
 
 

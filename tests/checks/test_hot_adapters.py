@@ -10,6 +10,7 @@ import pytest
 from optimizer.checks import hot_adapters
 from optimizer.checks.context import Context
 from optimizer.foundation.errors import OptimizeError
+from optimizer.recipe.model import HotAdapters
 from optimizer.recipe.schema import Recipe
 from tests.validate.decoder_runs import INT4, decoder_recipe
 
@@ -50,3 +51,8 @@ def test_only_a_task_that_generates_text_has_them() -> None:
     recipe = Recipe.model_construct(model=section)
     with pytest.raises(OptimizeError, match="for tasks that generate text"):
         hot_adapters._task(recipe)
+
+
+def test_a_name_that_is_another_adapters_file_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"a\.safetensors ends as a file does"):
+        HotAdapters.model_validate({"keep": "hot", "sources": {"a.safetensors": "./sql"}})

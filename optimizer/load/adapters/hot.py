@@ -41,6 +41,8 @@ OTHERS = {
 }
 """{part of a tensor's name: the kind of adapter that has it}."""
 HEADS = ("lm_head", "embed_out", "output")
+INITIAL = (True, False, None, "gaussian", "eva", "orthogonal")
+"""Values of init_lora_weights with which peft leaves the model's own weights as they are."""
 
 
 def find(section: Model) -> dict[str, Adapter]:
@@ -64,6 +66,10 @@ def _check_kind(name: str, one: Adapter) -> None:
     settings = {"use_dora": OTHERS["lora_magnitude_vector"], "lora_bias": OTHERS[".bias"]}
     named = [text for key, text in settings.items() if config.get(key)]
     named += [f"whole modules or rows beside LoRA ({saved})"] if saved else []
+    initial = config.get("init_lora_weights")
+    changes = {"init_lora_weights": initial not in INITIAL and initial}
+    changes["layer_replication"] = config.get("layer_replication")
+    named += [f"a change of the model itself ({k}: {v})" for k, v in changes.items() if v]
     for tensor in sorted(one.header):
         if not tensor.endswith((".lora_A.weight", ".lora_B.weight")):
             kind = next((text for part, text in OTHERS.items() if part in tensor), "a whole tensor")

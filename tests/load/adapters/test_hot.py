@@ -52,6 +52,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "dora": ({"use_dora": True}, "DoRA"),
     "saved module": ({"modules_to_save": ["norm"]}, r"beside LoRA.*norm"),
     "bias": ({"lora_bias": True}, "a trained bias"),
+    "changed base": ({"init_lora_weights": "olora"}, "change of the model itself.*olora"),
+    "more layers": ({"layer_replication": [[0, 2], [1, 2]]}, "change of the model itself"),
     "embedding": ({"target_modules": ["q_proj", "embed_tokens"]}, "more than LoRA"),
 }
 
