@@ -16,6 +16,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import signal
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -144,6 +145,8 @@ def peak_memory(code: str) -> int:
     done = run_python(script, Path(__file__).parents[2])
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        if done.returncode == -signal.SIGKILL:
+            last = "it was killed, as where memory is short"
         raise HarnessError(f"the measured process failed: {last}", where="peak memory")
     return int(json.loads(done.stdout.strip().splitlines()[-1]))
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from optimizer.foundation.process import freed_memory
 from optimizer.foundation.progress import say
 from optimizer.harness import contract as contracts
 from optimizer.harness.bundle import bench, bench_generation
@@ -134,6 +135,7 @@ def measure(
             measured = time_cells(timer, systems, cells, timing, floats.compared)
         if floats.figures:
             measured["floats"] = dict(floats.figures)
+        freed_memory.give_back()  # each form is measured in a process beside this one
         cell = (latency.batch[0], latency.sequence[0])
         measured["peak_memory"] = {
             name: bench.peak_memory(_program(folders[name], form, cell, threads))
