@@ -95,9 +95,15 @@ def _ties(linear: QuantLinear, x: Tensor, values: Tensor) -> Tensor:
     for the others."""
     if linear.activations is None:
         return torch.zeros_like(values, dtype=torch.float64)
+    near = NEAR * x.abs()
+    if linear.activations == "tensor":
+        assert linear.covered is not None
+        # compressed-tensors adds the zero point, in float32, before it rounds to an integer
+        factor = 1.0 if linear.factor is None else linear.factor
+        near = near + UNIT["fp32"] * (x - linear.covered.offset / factor).abs()
     changes = []
     for sign in (-1, 1):
-        moved = x * (1 + sign * NEAR)
+        moved = x + sign * near
         if linear.activations in PER_TOKEN:  # the largest value is the scale, whatever its rounding
             moved = torch.where(x.abs() < largest_values(x, linear.activations), moved, x)
         changes.append((linear.quantize_input(moved) - values).abs())
