@@ -29,7 +29,7 @@ def check(steps: Sequence[Mapping[str, Any]], store: Path, memory: int | None) -
     largest = max(running, key=lambda step: int(step["memory"]), default=None)
     if largest and memory and largest["memory"] > memory:
         validates = largest["stage"] == "validate"
-        untimed = "set validate.latency.must_beat_float and time_float to false, "
+        untimed = "set validate.latency.must_beat_float and time_float to false (text generation), "
         raise MachineError(
             f"predicted memory is {in_bytes(largest['memory'])}, and this machine has "
             f"{in_bytes(memory)}",

@@ -107,9 +107,11 @@ class RandomRounding(TorchDispatchMode):
             return value
         start = self.place() if start is None else start
         if value.is_contiguous() and value.numel() > TABLE:  # logits: their noise would be as large
-            perturbed, flat = torch.empty_like(value), value.view(-1)
-            for i, part in enumerate(perturbed.view(-1).split(TABLE)):
-                own = flat[i * TABLE : (i + 1) * TABLE]
+            perturbed = torch.empty_like(value)
+            # parts as long as the table, so the noise of each begins at the same place
+            for own, part in zip(
+                *(t.view(-1).split(TABLE) for t in (value, perturbed)), strict=True
+            ):
                 torch.addcmul(own, own, self.noise(own, start), value=by, out=part)
         else:
             perturbed = torch.addcmul(value, value, self.noise(value, start), value=by)

@@ -191,7 +191,7 @@ def _add_errors(
         # sums move each term by sqrt(n / 2) roundoffs, coarser storage moves each operand by one
         by = arithmetic.sums * math.sqrt(width / 2)
         by += math.sqrt(2) * arithmetic.unit if arithmetic.coarse else 0.0
-        rounded = arithmetic.unit + arithmetic.sums * math.sqrt(width / 3)
+        of_sum = arithmetic.unit + arithmetic.sums * math.sqrt(width / 3)
 
         def hook(module: nn.Module, args: tuple[Tensor, ...], result: Tensor) -> Tensor:
             filters = _filters(module)
@@ -201,15 +201,14 @@ def _add_errors(
             start, again = mode.place(), mode.place()
             rows = result if filters else result.reshape(-1, len(weights))
             inputs = args[0] if filters else args[0].reshape(-1, width)
-            many = max(1, TABLE // rows[0].numel())  # a head's logits are large, and so their noise
+            row = math.prod(rows.shape[1:])
+            many = max(1, TABLE // row)  # a head's logits are large, and so their noise
             for first in range(0, len(rows), many):
-                part, at = slice(first, first + many), first * rows[0].numel()
-                terms, noise = (
-                    _terms(inputs[part], filters, weights),
-                    mode.noise(rows[part], start + at),
-                )
+                part, at = slice(first, first + many), first * row
+                terms = _terms(inputs[part], filters, weights)
+                noise = mode.noise(rows[part], start + at)
                 noisy = torch.addcmul(rows[part], terms, noise, value=by)
-                rows[part] = mode.moved(noisy, rounded, again + at)
+                rows[part] = mode.moved(noisy, of_sum, again + at)
             mode.resume()
             return rows.reshape(result.shape)
 

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from optimizer.compress.methods.weights.rtn import rtn
 from optimizer.compress.simulate import QuantLinear
 from optimizer.foundation.qtensor import Scheme
-from optimizer.foundation.rounding.random_rounding import Arithmetic, RandomRounding
+from optimizer.foundation.rounding.random_rounding import TABLE, Arithmetic, RandomRounding
 from optimizer.foundation.state import Range
 from optimizer.harness.inputs.batch import Batch
 from optimizer.validate.ledger import trace
@@ -167,6 +167,22 @@ def test_runs_at_the_same_time_give_the_bits_of_one_alone(model: nn.Module) -> N
         np.testing.assert_array_equal(several[0][name], array)
     assert len({run["out"].tobytes() for run in several}) == 5
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_large_output_is_moved_in_parts_with_the_bits_of_a_small_one(
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (at_once,) = outputs(model, Arithmetic())
+    monkeypatch.setattr(monte_carlo, "TABLE", 3 * WIDTH)
+    (in_parts,) = outputs(model, Arithmetic())
+    np.testing.assert_array_equal(in_parts["out"], at_once["out"])
+
+
+def test_a_tensor_longer_than_the_table_is_moved_by_the_same_numbers() -> None:
+    value = torch.ones(TABLE + 1000)
+    one, other = (RandomRounding(Arithmetic(), 3) for _ in range(2))
+    moved = one.moved(value, 0.5)
+    torch.testing.assert_close(moved, 1 + 0.5 * other.noise(value), rtol=0, atol=0)
 
 
 def test_the_copy_of_a_run_has_one_module_in_two_places_once() -> None:
