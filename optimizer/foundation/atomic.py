@@ -211,4 +211,8 @@ def check_writable(folder: Path, option: str) -> None:
     """
     with disk_errors_explained(folder, option):
         folder.mkdir(parents=True, exist_ok=True)
-        TemporaryFile(dir=folder).close()
+        try:
+            TemporaryFile(dir=folder).close()
+        except OSError as e:
+            e.filename = str(folder)  # in place of the temporary file's
+            raise
