@@ -366,6 +366,11 @@ class Contract:
             )
         return self.generation
 
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of the adapters that a run of the model may choose."""
+        return () if self.generation is None else self.generation.adapters
+
     def to_json(self) -> dict[str, Any]:
         """Return contract.json as a document; `Contract.from_json` is its inverse."""
         document = asdict(replace(self, layer_weights=None))

@@ -6,6 +6,7 @@ rows of validate.data.
     lower NAME      the lowered graph given its matrices  against the state with it
     engine NAME     the same in the runtime's kernels     against the state with it
     harness NAME    generation, from prompt to text       against each complete text
+    rows NAME       the rows of its gates                 against the engine
 
 and the quality gates of the recipe, called adapter.NAME.quality..., with the float model changed by
 the adapter as the baseline. Limits are the ledger's, from correct runs of the changed models.
@@ -17,10 +18,10 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any
 
-from optimizer.foundation.errors import MachineError
 from optimizer.foundation.process.quiet import quiet
 from optimizer.foundation.progress import say
 from optimizer.harness.contract import adapter_file
+from optimizer.load.adapters.merge import import_peft
 from optimizer.validate import target_runner
 from optimizer.validate.adapted import AdaptedMaterials
 from optimizer.validate.gates import Gate
@@ -45,7 +46,7 @@ def judge(
     """
     gates = list[Gate]()
     report["adapters"] = {}
-    for name in m.adapters:
+    for name in m.contract.adapters:
         say(f"validate: adapter {name}")
         adapted = materials_of(m, name)
         entries += [replace(e, hop=f"{e.hop} {name}") for e in _entries(adapted)]
@@ -75,14 +76,7 @@ def adapter(m: Materials) -> Entry:
     """Compare our reading of the adapter with peft's own model, and require that it changes the
     model's outputs further than rounding does."""
     assert isinstance(m, AdaptedMaterials)
-    try:
-        import peft
-    except ImportError as e:
-        raise MachineError(
-            f"adapters are judged by peft, which cannot be imported ({e})",
-            where="model.adapters",
-            fix="pip install 'optimize-toolchain[adapters]'",
-        ) from None
+    peft = import_peft()
     folder = (m.source / adapter_file(m.adapter)).with_suffix("")
     with quiet():
         wrapped = peft.PeftModel.from_pretrained(

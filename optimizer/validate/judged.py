@@ -73,7 +73,7 @@ def files(m: RunArtifacts, out: Path | None = None) -> dict[str, Any]:
     built = [inspected.get(name) for name in ("engine", "timing_cache")]
     opened = [contract["tokenizer"], contract.get("embedding")]
     names = [section["file"] for section in opened if section and section.get("file")]
-    adapters = [m.source / adapter_file(n) for n in m.adapters]
+    adapters = [m.source / adapter_file(n) for n in m.contract.adapters]
     engine = {
         "runtime": target.runtime,
         "device": target.device,

@@ -209,12 +209,6 @@ class RunArtifacts:
         return {}
 
     @property
-    def adapters(self) -> tuple[str, ...]:
-        """Names of the adapters that a run of the model may choose."""
-        generation = self.contract.generation
-        return () if generation is None else generation.adapters
-
-    @property
     def task(self) -> Any:
         return self.contract.task
 

@@ -55,7 +55,8 @@ def overview(
 
 def _task(document: Document) -> str:
     contract = Contract.from_json(document, "contract")
-    return f"{contract.task}: {_input(contract)} in, {_output(contract)} out"
+    adapters = f"; adapters to choose: {', '.join(contract.adapters)}" if contract.adapters else ""
+    return f"{contract.task}: {_input(contract)} in, {_output(contract)} out{adapters}"
 
 
 def _input(contract: Contract) -> str:

@@ -99,13 +99,14 @@ class Bundle(Closing):
             self.contract,
             damaged=damaged,
         )
+        self._check_adapter(adapter, other_loop=genai or bool(prompt_lookup))
         engines = enumerate(self.manifest["engines"])
         others = [i for i, e in engines if target not in (None, e["target"])]
         unasked = dict.fromkeys(others, f"the target to open is {target}")
         self._choose(damaged, runtime, threads, workers, genai, unasked)
         if isinstance(self.decision, FallBack) and say is not None:
             say(f"falling back: {self.decision.reason}")
-        self._open_adapters(adapter, other_loop=genai or bool(prompt_lookup))
+        self._open_adapters(adapter)
         self.lookup = self._prompt_lookup(prompt_lookup) if prompt_lookup else None
 
     def _choose(
@@ -159,25 +160,40 @@ class Bundle(Closing):
             else:
                 return
 
-    def _open_adapters(self, chosen: str | None, *, other_loop: bool) -> None:
-        """Give the runner the bundle's adapters. other_loop: the bundle generates by another loop,
-        which takes none. Raises InputError for an adapter that the bundle does not have."""
-        names = () if self.contract.generation is None else self.contract.generation.adapters
-        if chosen is not None and (chosen not in names or other_loop):
-            self.close()
+    def _check_adapter(self, chosen: str | None, *, other_loop: bool) -> None:
+        """Raise InputError for an adapter that the bundle does not have, or that generates by
+        another loop than the proven one."""
+        if chosen is None:
+            return
+        if chosen not in self.contract.adapters:
             raise InputError(
-                f"the bundle has no adapter {chosen[:80]!r}"
-                if chosen not in names
-                else f"{chosen} with genai or prompt lookup, which are proven without adapters",
+                f"the bundle has no adapter {chosen[:80]!r}",
                 where="adapter",
-                accepted=", ".join(names) or "none: the bundle has no adapters",
+                accepted=", ".join(self.contract.adapters) or "none: the bundle has no adapters",
             )
+        if other_loop:
+            raise InputError(
+                f"{chosen} goes with neither genai nor prompt lookup, which are proven without "
+                "adapters",
+                where="adapter",
+                fix="Leave out one of the two.",
+            )
+
+    def _open_adapters(self, chosen: str | None) -> None:
+        """Give the runner the bundle's adapters. Raises BundleError for a runtime without them."""
         self._adapted: DecoderRunner | None = None
-        if isinstance(self._open, OrtRunner):
-            files = {name: self.folder / adapter_file(name) for name in names}
-            adapted = {name: self._open.adapted(read(file)) for name, file in files.items()}
-            self._open.adapters = adapted
-            self._adapted = None if chosen is None else adapted[chosen]
+        if not self.contract.adapters or self._open is None:
+            return
+        if not isinstance(self._open, OrtRunner):
+            raise BundleError(
+                f"the bundle has adapters, and {self.engine['runtime']} cannot apply them",
+                where=str(self.folder),
+                accepted="engines of onnxruntime",
+            )
+        files = {name: self.folder / adapter_file(name) for name in self.contract.adapters}
+        adapted = {name: self._open.adapted(read(file)) for name, file in files.items()}
+        self._open.adapters = adapted
+        self._adapted = None if chosen is None else adapted[chosen]
 
     @property
     def reentrant(self) -> bool:
@@ -301,8 +317,8 @@ class Bundle(Closing):
 
     @property
     def decoders(self) -> DecoderRunner:
-        """Runner for text generation: with an adapter, onnxruntime-genai with `genai`, else
-        `runner`."""
+        """Runner for text generation: the model with the chosen adapter, or onnxruntime-genai with
+        `genai`, or `runner`."""
         return self._adapted or self._genai or self.runner
 
     @property

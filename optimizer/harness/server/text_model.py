@@ -58,7 +58,7 @@ class TextModel:
         self.contract, self.task = bundle.contract, bundle.task
         self.target, self.device = str(bundle.engine["target"]), str(bundle.engine["device"])
         self.encoder, self.runner = bundle.encoder, bundle.runner
-        self.adapters = self.contract.decoder.adapters
+        self.adapters = self.contract.adapters
         self.decoders: dict[str, DecoderRunner] = {"": self.runner}  # by adapter
         if isinstance(self.runner, OrtRunner):
             self.decoders |= self.runner.adapters

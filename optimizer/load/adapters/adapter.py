@@ -53,6 +53,10 @@ class Adapter:
         """Name of the model that it was trained on; "" where its config has none."""
         return str(self.config.get("base_model_name_or_path") or "")
 
+    def other_base(self, source: str) -> str:
+        """Note that it was trained on another model than `source`; "" where both have one name."""
+        return f"; it names {self.base} as its model" if self.base not in ("", source) else ""
+
     @property
     def header(self) -> Mapping[str, Entry]:
         """{name: tensor} of its weights. Raises CheckpointError for weights that are missing, or

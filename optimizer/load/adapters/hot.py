@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from optimizer.foundation.errors import CheckpointError
 from optimizer.foundation.process.quiet import quiet
 from optimizer.foundation.progress import say
-from optimizer.foundation.reading import words
 from optimizer.harness.contract import adapter_file
 from optimizer.harness.runtimes.ort.adapters import A, B
 from optimizer.load.adapters import adapter as adapter_files
@@ -119,7 +118,8 @@ def write(section: Model, out: Path) -> None:
         for part in (CONFIG, WEIGHTS):
             shutil.copyfile(one.folder / part, own / part)
         ranks = sorted({t.shape[1] for n, t in matrices.items() if n.endswith(A)})
-        say(f"load: {name} changes {len(matrices) // 2} modules, rank {_range(ranks)}: kept hot")
+        changes = f"{name} changes {len(matrices) // 2} modules, rank {_range(ranks)}"
+        say(f"load: {changes}: kept hot{one.other_base(section.source)}")
 
 
 def _range(ranks: Sequence[int]) -> str:
@@ -129,14 +129,7 @@ def _range(ranks: Sequence[int]) -> str:
 def _read(peft: Any, model: nn.Module, one: Adapter) -> dict[str, Tensor]:
     """{name of the graph's input: matrix} of an adapter, as peft holds it."""
     where = str(one.folder)
-    try:
-        wrapped = peft.PeftModel.from_pretrained(model, one.folder, local_files_only=True)
-    except Exception as e:  # each method of peft fails differently
-        raise CheckpointError(
-            f"peft cannot load the adapter into the model ({words(e)})",
-            where=where,
-            accepted="an adapter of the model in model.source",
-        ) from e
+    wrapped = merge.wrap(peft, model, one)
     try:
         merge.check_all_read(peft, wrapped, one.header, one)
         layer = peft.tuners.lora.layer
@@ -167,4 +160,4 @@ def _read(peft: Any, model: nn.Module, one: Adapter) -> dict[str, Tensor]:
             where=where,
             fix="The adapter's training diverged: use another.",
         )
-    return {name: value.clone() for name, value in matrices.items()}
+    return matrices

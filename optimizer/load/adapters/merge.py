@@ -75,11 +75,8 @@ def merge(
     mismatched = {name for name, *_ in loading["mismatched_keys"]}
     absent = mismatched | set(loading["missing_keys"])
     for one in adapters:
-        named = (
-            f"; it names {one.base} as its model" if one.base not in ("", section.source) else ""
-        )
-        kind = one.config.get("peft_type")
-        say(f"load: merging {one.name} ({kind}) into {section.source}{named}")
+        kind, note = one.config.get("peft_type"), one.other_base(section.source)
+        say(f"load: merging {one.name} ({kind}) into {section.source}{note}")
         model = _merge_one(peft, model, one)
         absent -= {name.removeprefix(PREFIX) for name in one.header}
     if wrong := sorted(mismatched & absent):
@@ -134,15 +131,7 @@ def _merge_one(peft: Any, model: Any, adapter: Adapter) -> Any:
     where = str(adapter.folder)
     header = adapter.header
     _fit_vocabulary(model, adapter)
-    try:
-        with quiet():
-            wrapped = peft.PeftModel.from_pretrained(model, adapter.folder, local_files_only=True)
-    except Exception as e:  # each method of peft fails differently
-        raise CheckpointError(
-            f"peft cannot load the adapter into the model ({words(e)})",
-            where=where,
-            accepted=f"an adapter of the model in model.source{_trained_on(adapter)}",
-        ) from e
+    wrapped = wrap(peft, model, adapter)
     if not hasattr(wrapped.base_model, "merge_and_unload"):
         raise CheckpointError(
             f"an adapter of type {adapter.config.get('peft_type')} cannot be merged into weights",
@@ -159,6 +148,19 @@ def _merge_one(peft: Any, model: Any, adapter: Adapter) -> Any:
             f"peft cannot merge the adapter ({words(e)})",
             where=where,
             fix="If the message names NaN, the adapter's training diverged: use another.",
+        ) from e
+
+
+def wrap(peft: Any, model: Any, adapter: Adapter) -> Any:
+    """Return peft's model of `model` and the adapter. Raises CheckpointError where it has none."""
+    try:
+        with quiet():
+            return peft.PeftModel.from_pretrained(model, adapter.folder, local_files_only=True)
+    except Exception as e:  # each method of peft fails differently
+        raise CheckpointError(
+            f"peft cannot load the adapter into the model ({words(e)})",
+            where=str(adapter.folder),
+            accepted=f"an adapter of the model in model.source{_trained_on(adapter)}",
         ) from e
 
 

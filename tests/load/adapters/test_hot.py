@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from optimizer.foundation.errors import CheckpointError
 from tests.load.adapters.saved import save_adapter
+from tests.load.conftest import edit_json
 
 peft = pytest.importorskip("peft")
 pytestmark = [
@@ -46,6 +47,18 @@ def test_the_stored_matrices_make_the_change_that_peft_makes(
         torch.testing.assert_close(change, module.get_delta_weight("default").detach())
     weights = load_file(out / "checkpoint/model.safetensors")
     assert torch.equal(weights[f"{name}.weight"], module.base_layer.weight)  # not merged
+
+
+def test_an_adapter_that_names_another_model_is_kept_with_a_note(
+    tiny_llama: Path, tmp_path: Path, load: Load, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32)
+    save_adapter(base, tmp_path / "sql", 1, target_modules=["q_proj"])
+    stored(tiny_llama, tmp_path / "sql", load)
+    assert "as its model" not in capsys.readouterr().err
+    edit_json(tmp_path / "sql/adapter_config.json", base_model_name_or_path="other/model")
+    stored(tiny_llama, tmp_path / "sql", load)
+    assert "it names other/model as its model" in capsys.readouterr().err
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

@@ -73,7 +73,7 @@ class OrtSlots:
 
     def scores(self, text: int, ids: Sequence[int]) -> Array:
         row, arrays = self._added(text, ids)
-        logits = self._run(row, *arrays)
+        logits = self._run(self._adapters[text], row, *arrays)
         self._lengths[text] += len(ids)
         return np.asarray(logits[0])
 
@@ -102,7 +102,7 @@ class OrtSlots:
         ids = np.zeros((count, 1), np.int64)
         ids[: len(texts), 0] = [tokens[text] for text in texts]
         mask = (np.arange(lengths.max() + 1)[None] <= lengths[:, None]).astype(np.int64)
-        logits = self._run(0, ids, mask, lengths[:, None])
+        logits = self._run("", 0, ids, mask, lengths[:, None])
         for text in texts:
             self._lengths[text] += 1
         return {text: logits[i, -1] for i, text in enumerate(texts)}
@@ -136,11 +136,9 @@ class OrtSlots:
                     buffer[source, :, :used] = saved
             self._texts[target], self._texts[source] = moved, other
 
-    def _run(self, row: int, ids: Array, mask: Array, positions: Array) -> Array:
-        """Logits of rows from `row` on, with the adapter of the text in that row."""
+    def _run(self, adapter: str, row: int, ids: Array, mask: Array, positions: Array) -> Array:
+        """Logits of rows from `row` on, with one adapter for all."""
         rows, sequence = ids.shape
-        text = self._texts[row]
-        adapter = "" if text is None else self._adapters[text]
         binding = self._binding(adapter, row, row + rows)
         inputs = self._inputs(ids, mask, positions)
         for name, array in inputs.items():

@@ -58,7 +58,7 @@ async def start_service(
     off_loop = partial(asyncio.get_running_loop().run_in_executor, executor)
     settings = choose_settings(bundle.manifest, args)
     if bundle.task.generates:
-        if args.prompt_lookup and bundle.contract.decoder.adapters:
+        if args.prompt_lookup and bundle.contract.adapters:
             raise InputError(
                 f"{bundle.manifest['name']} has adapters, with which guessed tokens are not proven",
                 where="--prompt-lookup",
