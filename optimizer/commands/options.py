@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -129,13 +130,36 @@ def with_lock(command: F) -> F:
     return cast(F, resolved)
 
 
-with_key = click.option(
-    "--require-signature",
-    "key",
-    type=click.Path(path_type=Path),
-    metavar="KEY",
-    help="Refuse a bundle not signed with the private key of this public key (PEM).",
-)
+class FiniteRange(click.FloatRange):
+    """Range of numbers without NaN, which no comparison excludes, and infinity."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
+
+
+def with_price(text: str) -> Callable[[F], F]:
+    """Add --price-per-hour; the command gets `price`, or None. text: help"""
+    price = FiniteRange(0, min_open=True)
+    return click.option("--price-per-hour", "price", type=price, help=text)
+
+
+def _with_signature(what: str) -> Callable[[F], F]:
+    """Add --require-signature of `what`; the command gets `key`, or None."""
+    return click.option(
+        "--require-signature",
+        "key",
+        type=click.Path(path_type=Path),
+        metavar="KEY",
+        help=f"Refuse {what} not signed with the private key of this public key (PEM).",
+    )
+
+
+with_key = _with_signature("a bundle")
 
 
 def with_times(text: str) -> Callable[[F], F]:
@@ -150,15 +174,8 @@ def with_times(text: str) -> Callable[[F], F]:
             table = None if times is None else (times, key)
             return command(*arguments, times=table, **others)
 
-        signed = click.option(
-            "--require-signature",
-            "key",
-            type=click.Path(path_type=Path),
-            metavar="KEY",
-            help="Refuse --times not signed with the private key of this public key (PEM).",
-        )
         option = click.option("--times", type=click.Path(path_type=Path), help=text)
-        return cast(F, option(signed(paired)))
+        return cast(F, option(_with_signature("--times")(paired)))
 
     return decorate
 

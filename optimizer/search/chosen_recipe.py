@@ -61,7 +61,7 @@ def write(recipe: Path, overrides: Sequence[str], index: int, chosen: Recipe, ou
     document["quantize"] = chosen.quantize.model_dump(
         mode="json", by_alias=True, exclude_unset=True
     )
-    reduce = document.pop("reduce", {})
+    reduce = document.pop("reduce", None) or {}
     if chosen.reduce is not None and chosen.reduce.goal is not None:
         goal = chosen.reduce.goal.model_dump(mode="json", exclude_unset=True)
         document["reduce"] = {**reduce, "goal": goal}

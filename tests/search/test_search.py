@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from optimizer import pipeline
+from optimizer.cli import main
 from optimizer.foundation.errors import DataError, LedgerError, RecipeError
 from optimizer.recipe import file as recipe_file
 from optimizer.recipe.schema import Recipe
@@ -92,6 +94,7 @@ def test_a_smaller_model_is_judged_against_the_whole_one(
 ) -> None:
     """All drops are allowed, so that the smallest wins; its recipe makes the same form."""
     over = ["search.over={method: [rtn], precision: recipe, size: [0.75]}", "validate.max_drop=0.9"]
+    over.append("reduce=null")  # as a recipe may say that it has none
     smaller = search.run(recipe_file.read(recipe, over), store)
     whole, part = smaller.trials
     assert (whole.candidate.size, part.candidate.size) == (1.0, 0.75)
@@ -190,6 +193,13 @@ def test_a_form_that_takes_half_the_time_costs_half(result: Result) -> None:
     assert priced.cost(fast) == pytest.approx(1.0)
     assert "cost of a million" in report.text(priced, {"found": "x"})
     assert "cost of a million" not in report.text(result, {"found": "x"})
+
+
+def test_a_price_is_a_number_and_is_refused_where_nothing_is_timed(recipe: Path) -> None:
+    for price, words in (("nan", "not a finite number"), ("1", "the search minimises size")):
+        done = CliRunner().invoke(main, ["search", str(recipe), "--price-per-hour", price])
+        assert done.exit_code == 2
+        assert words in " ".join(done.output.split())
 
 
 def test_too_few_rows_are_refused_with_how_many_are_needed(tmp_path: Path, tiny_bert: Path) -> None:

@@ -8,7 +8,13 @@ from pathlib import Path
 
 import click
 
-from optimizer.commands.options import TableFile, with_artifacts, with_recipe, with_times
+from optimizer.commands.options import (
+    TableFile,
+    with_artifacts,
+    with_price,
+    with_recipe,
+    with_times,
+)
 from optimizer.foundation.progress import say, show
 
 
@@ -23,12 +29,7 @@ from optimizer.foundation.progress import say, show
     "Table that `optimize measure RECIPE` wrote on the machine that the model is for, in place of "
     "this machine's times."
 )
-@click.option(
-    "--price-per-hour",
-    "price",
-    type=click.FloatRange(0, min_open=True),
-    help="Price of the machine that answers, for the cost of a million answers of each form.",
-)
+@with_price("Price of the machine that answers, for the cost of a million answers of each form.")
 @with_artifacts
 @click.pass_obj
 def search(
@@ -71,6 +72,11 @@ def search(
     if price is not None and tasks.task(resolved.model.task).generates:
         raise click.UsageError(
             "--price-per-hour is for answers of one run, and the model generates text; omit it."
+        )
+    if price is not None and resolved.search is not None and not resolved.search.timed:
+        raise click.UsageError(
+            "--price-per-hour needs times, and the search minimises size without a limit on p99; "
+            "omit it, or set search.objective: latency."
         )
     home = artifacts / f"{resolved.name}.search"
     for folder, option in ((home, "--artifacts"), (out.parent, "--out")):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from optimizer.commands.options import with_debug_and_json
+from optimizer.commands.options import FiniteRange, with_debug_and_json
 from optimizer.foundation.progress import show
 
 EXIT = {"pass": 0, "fail": 3, "inconclusive": 4}
@@ -21,14 +21,14 @@ EXIT = {"pass": 0, "fail": 3, "inconclusive": 4}
 )
 @click.option(
     "--confidence",
-    type=click.FloatRange(0.5, 1, min_open=True, max_open=True),
+    type=FiniteRange(0.5, 1, min_open=True, max_open=True),
     default=0.95,
     show_default=True,
     help="1 - the probability of a drift where there is none.",
 )
 @click.option(
     "--least",
-    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    type=FiniteRange(0, 1, min_open=True, max_open=True),
     default=0.1,
     show_default=True,
     help="Least distance of two distributions that is a drift; the default is a choice.",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from optimizer.commands.options import DEFAULT_STORE, with_debug_and_json
+from optimizer.commands.options import DEFAULT_STORE, with_debug_and_json, with_price
 from optimizer.foundation.progress import say, show
 from optimizer.harness.bounds import BATCH, SEQUENCE
 
@@ -41,11 +41,7 @@ from optimizer.harness.bounds import BATCH, SEQUENCE
     help="Seconds of timing, about.",
 )
 @click.option("--threads", type=click.IntRange(1, 1024), help="Threads of a run.")
-@click.option(
-    "--price-per-hour",
-    type=click.FloatRange(0, min_open=True),
-    help="Price of this machine, for the cost of a million answers and tokens.",
-)
+@with_price("Price of this machine, for the cost of a million answers and tokens.")
 @click.option(
     "--key", type=click.Path(path_type=Path), help="Private key (PEM) that signs the table."
 )
@@ -65,7 +61,7 @@ def measure(
     sequence: tuple[int, ...],
     seconds: float,
     threads: int | None,
-    price_per_hour: float | None,
+    price: float | None,
     key: Path | None,
     store: Path,
 ) -> None:
@@ -96,10 +92,10 @@ def measure(
         if batch or sequence or threads:
             raise click.UsageError("--batch, --sequence and --threads of a RECIPE stand in it.")
         recipe, _ = checks.read(bundle, (), fetch=True, until="build")
-        document = kernel_times.measure(recipe, store, seconds, price_per_hour)
+        document = kernel_times.measure(recipe, store, seconds, price)
     else:
         with Bundle(bundle, threads=threads, say=say) as opened:
             batches = batch or bench_grid(opened.manifest, None, sequence or (1,), 1).batch
-            document = table.measure(opened, batches, sequence, seconds, price_per_hour)
+            document = table.measure(opened, batches, sequence, seconds, price)
     table.write(document, out, key)
     show(json.dumps(document, indent=1) if obj["json"] else table.text(document))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from optimizer.commands.options import F, with_debug_and_json
+from optimizer.commands.options import F, with_debug_and_json, with_price
 from optimizer.foundation.errors import DataError
 from optimizer.foundation.progress import say, show
 from optimizer.harness.trust.plain_file import read
@@ -85,11 +85,7 @@ def with_load(command: F) -> F:
 @click.option("--seed", type=int, default=0, help="Seed of the arrival times.")
 @click.option("--grpc", is_flag=True, help="Use gRPC for BUNDLE's server.")
 @click.option("--model", "name", help="Name of the model at a URL grpc://HOST:PORT.")
-@click.option(
-    "--price-per-hour",
-    type=click.FloatRange(0),
-    help="Price of the server's machine, for the cost per 1,000 requests.",
-)
+@with_price("Price of the server's machine, for the cost per 1,000 requests.")
 @click.option(
     "--token-file", type=click.Path(path_type=Path), help="File with a bearer token to send."
 )
@@ -126,8 +122,8 @@ def load(obj: dict[str, bool], /, target: str, rate: float | None, **options: An
         objectives = measure.Objectives(limits, options["max_refused"])
         document = measure.measure(client, lines, come, rate, objectives)
     best = rate if rate is not None else document["highest_rate"]["met"]
-    if options["price_per_hour"] is not None and best:
-        document["cost_per_1000"] = options["price_per_hour"] / 3600 / best * 1000
+    if options["price"] is not None and best:
+        document["cost_per_1000"] = options["price"] / 3600 / best * 1000
     show(json.dumps(document, indent=1) if obj["json"] else report.text_of(document))
     raise SystemExit(EXIT[document["verdict"]])
 
