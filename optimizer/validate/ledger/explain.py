@@ -231,6 +231,7 @@ def _target(report: Document, module: str | None) -> dict[str, Any]:
         "hops": hops,
         "modules": modules,
         "nodes": findings.facts(report, [] if failed is None else _faults(entries[failed])),
+        "without_nodes": findings.why_none(report),
     }
 
 
@@ -306,6 +307,8 @@ def render_text(document: Document, nodes: bool = False) -> str:
             of_node = findings.node_lines(target["nodes"], document["module"])
             lines += [line for sentence in of_node for line in _wrapped(sentence, "")]
             lines += ["", *findings.table_lines(target["nodes"])] if nodes else []
+        elif nodes:
+            lines += ["", *_wrapped(f"by node  nothing compared: {target['without_nodes']}", "")]
     return "\n".join(line.rstrip() for line in lines)
 
 

@@ -6,7 +6,8 @@
 A node matters, in this order,
     fault    where the failed hop names its module, or a part between modules that it lies in
     budget   where its output is further from the file's than validate.quantization_budget
-    largest  where its own error is the largest, if no other does
+    largest  where its own error is the largest, if no other does; of errors that hardly differ
+             other kernels may give another
 """
 
 from __future__ import annotations
@@ -39,6 +40,16 @@ def facts(report: Document, faults: Sequence[Fault]) -> dict[str, Any] | None:
     if not nodes or not nodes.get("nodes"):
         return None
     return {**nodes, "first": _first(nodes["nodes"], _budget(report), faults)}
+
+
+def why_none(report: Document) -> str:
+    """Reason for which a report has no distances by node; "" for one that has some."""
+    nodes: Document | None = report.get("nodes")
+    if nodes is None:
+        return "the model is not an ONNX file or a torch module, or its target does not read ONNX"
+    if nodes.get("nodes"):
+        return ""
+    return str(nodes.get("why") or "the file and the lowered graph share no output of an operator")
 
 
 def _budget(report: Document) -> float:
@@ -76,16 +87,19 @@ def _number(value: Any) -> float:
 
 
 def summary_lines(nodes: Document) -> list[str]:
-    """Sentences on a target's nodes."""
+    """Sentences on a target's nodes: the first that matters, unless it is but the largest."""
     rows = nodes["nodes"]
     count = f"{len(rows)} of {len(rows) + len(nodes['not_compared'])} nodes"
     first = next(row for row in rows if row["node"] == nodes["first"]["node"])
     largest = sorted(rows, key=lambda row: -_number(row["alone"]))[:LARGEST]
     listed = "; ".join(f"{_name(row)} {_digits(row['alone'])}" for row in largest)
+    matters = f"first that matters: {_name(first)}: {nodes['first']['why']}"
+    if nodes["first"]["kind"] == "largest":
+        matters = "no node is at fault or beyond validate.quantization_budget"
     return [
         f"{count} of the file compared, {nodes['rows']} rows, relative L2 from {nodes['from']}",
-        f"first that matters: {_name(first)}: {nodes['first']['why']}",
-        f"largest errors of a node's own: {listed}",
+        matters,
+        f"largest own errors of nodes: {listed}",
     ]
 
 

@@ -18,15 +18,15 @@ None for a model that is not an ONNX file, and for a target that does not read O
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
-from math import inf, sqrt
 from pathlib import Path
 from typing import Any
 
 from optimizer.foundation.errors import OptimizeError
-from optimizer.foundation.rounding.tolerance import NOWHERE, Squares, squares
+from optimizer.foundation.rounding.tolerance import Squares, relative, squares
 from optimizer.harness.errors import HarnessError
+from optimizer.harness.inputs.batch import Batch
 from optimizer.lower.onnx import by_tensor
 from optimizer.model.graph import record
 from optimizer.validate.ledger.distance import Array
@@ -53,7 +53,7 @@ def _measure(m: Materials, graph: record.Graph, lowered: Path) -> dict[str, Any]
     outputs = [name for node in graph.nodes for name in node.outputs]
     shared = set(by_tensor.float_tensors(m.source / "original" / "model.onnx")) & set(outputs)
     shared &= set(by_tensor.float_tensors(lowered))
-    apart = _apart(m, sorted(shared))
+    apart = _apart(m, shared)
     quantized = by_tensor.behind_modules(lowered, set(apart), {*m.state.modules, *m.state.summands})
     nodes, others = [], []
     for node in graph.nodes:
@@ -74,18 +74,22 @@ def _measure(m: Materials, graph: record.Graph, lowered: Path) -> dict[str, Any]
             )
         elif not node.module or node.op in (record.LINEAR, record.CONV):
             others.append(node.name)
-    rows = sum(1 for _ in _rows(m))
-    return {"from": START, "rows": rows, "nodes": nodes, "not_compared": others}
+    return {"from": START, "rows": _largest(m).rows, "nodes": nodes, "not_compared": others}
+
+
+def _largest(m: Materials) -> Batch:
+    """The batch of the ledger's inputs with the most rows."""
+    return max(m.batches, key=lambda b: b.rows)
 
 
 def _rows(m: Materials) -> Iterator[dict[str, Array]]:
-    """The ledger's inputs, row by row."""
-    batch = max(m.batches, key=lambda b: b.rows)
+    """The rows of that batch, one by one."""
+    batch = _largest(m)
     for i in range(batch.rows):
         yield {name: array[i : i + 1] for name, array in batch.items()}
 
 
-def _apart(m: Materials, shared: Sequence[str]) -> dict[str, tuple[float, float]]:
+def _apart(m: Materials, shared: Collection[str]) -> dict[str, tuple[float, float]]:
     """{tensor: (alone, through)} of the tensors that have one shape in both graphs. The tensors of
     one row are in memory at once."""
     original, lowered = m.source / "original" / "model.onnx", m.model / "model.onnx"
@@ -118,7 +122,5 @@ def _alike(expected: Array, actual: Array) -> bool:
 
 def _together(each: Sequence[Squares]) -> float:
     """Relative L2 of all rows together."""
-    square, norm = sum(s for s, _, _ in each), sum(n for _, n, _ in each)
-    if not square:
-        return 0.0
-    return sqrt(square / norm) if norm and square != NOWHERE else inf
+    apart, norms, sizes = zip(*each, strict=True)
+    return relative([(sum(apart), sum(norms), sum(sizes))])[0]
