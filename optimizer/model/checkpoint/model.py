@@ -79,8 +79,8 @@ def skeleton(checkpoint: Checkpoint, task: Task) -> nn.Module:
 
 
 UNINSTALLED = (
-    "Install the package, or take a revision that needs none (of facebook/detr-resnet-50: "
-    "model.revision: no_timm)."
+    "Install the package. Of a detector whose backbone is timm's, a revision without timm will do, "
+    "such as model.revision: no_timm of facebook/detr-resnet-50."
 )
 
 
