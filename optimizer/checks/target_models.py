@@ -31,4 +31,4 @@ def check(recipe: Recipe, context: Context) -> None:
         if record.check_model:
             resolve(record.check_model)(config, f"targets.{i}")
         if record.check_parts:
-            resolve(record.check_parts)(config, recipe.targets[i], f"targets.{i}")
+            resolve(record.check_parts)(config, recipe, recipe.targets[i], f"targets.{i}")

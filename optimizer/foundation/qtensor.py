@@ -36,8 +36,8 @@ Granularity = Literal["tensor", "channel", "group", "block"]
 ValueType = Literal["int", "float8", "float4"]
 
 GROUP_SIZES = (16, 32, 64, 128, 256)
-AT_ONCE = 1 << 24  # elements of a slice of rows
 """Group sizes of the usual kernels: powers of two."""
+AT_ONCE = 1 << 24  # elements of a slice of rows
 BLOCK = 128
 """Rows and columns of a block, as in DeepSeek-V3 and its kernels."""
 FP16_SMALLEST_NORMAL = 2.0**-14

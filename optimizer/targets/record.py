@@ -117,7 +117,7 @@ class Target:
     files: globs of the lowered files that a bundle needs, the model first
     check: (recipe, section, path of the section), further checks of a recipe
     check_model: (config with transformers' defaults, path of the section), checks of a model
-    check_parts: (the same config, section, path of the section), checks of a model's sizes
+    check_parts: (the same config, recipe, section, its path), checks of a model's sizes
     fit: (section) -> requirements on a machine that runs it (harness/bundle/fit.py); "": none
     build: (section, model, out) -> fields of engine.json (lower/build.py); "": the lowered model
            itself runs

@@ -11,6 +11,7 @@ import pytest
 from optimizer.foundation.errors import RecipeError
 from optimizer.lower.compressed_tensors import vllm
 from optimizer.recipe.targets import VllmTarget
+from tests.validate.decoder_runs import decoder_recipe
 
 
 @pytest.mark.parametrize(
@@ -29,6 +30,8 @@ def test_products_and_caches_in_fp8_need_compute_capability_8_9(
 ) -> None:
     modules = {"a": {"weight": weight, "activation": inputs}}
     document = {"modules": modules, "float8_cache": cache}
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"num_attention_heads": 4}))
     (tmp_path / "lowering.json").write_text(json.dumps(document))
     section = VllmTarget(runtime="vllm", float=float_type, tensor_parallel_size=2)
     fit = vllm.build(section, tmp_path, tmp_path)["fit"]
@@ -37,12 +40,43 @@ def test_products_and_caches_in_fp8_need_compute_capability_8_9(
     assert (fit["tensor_parallel_size"], fit["pipeline_parallel_size"]) == (2, 1)
 
 
-def test_sizes_that_do_not_divide_the_model_are_refused() -> None:
-    config = {"num_attention_heads": 6, "num_hidden_layers": 2}
-    for sizes, place in (
-        ({"tensor_parallel_size": 4}, "tensor_parallel_size.*4 does not divide the model's 6"),
-        ({"pipeline_parallel_size": 3}, "pipeline_parallel_size.*3 parts of 2 layers"),
-    ):
-        with pytest.raises(RecipeError, match=place):
-            vllm.check_parts(config, VllmTarget(runtime="vllm", **sizes), "targets.0")
-    vllm.check_parts(config, VllmTarget(runtime="vllm", tensor_parallel_size=3), "targets.0")
+CONFIG = {
+    "model_type": "llama",
+    "num_attention_heads": 12,
+    "num_key_value_heads": 6,
+    "head_dim": 64,
+    "intermediate_size": 768,
+    "num_hidden_layers": 2,
+}
+GROUPS = {"weights": {"bits": 4, "granularity": "group", "group_size": 128}}
+BLOCKS = {"weights": {"type": "float8", "granularity": "block"}}
+
+
+def check(folder: Path, quantize: dict[str, Any], **sizes: int) -> None:
+    recipe = decoder_recipe("a", folder, quantize)
+    target = VllmTarget(runtime="vllm", **sizes)
+    vllm.check_parts(CONFIG, recipe, target, "targets.0")
+
+
+@pytest.mark.parametrize(
+    ("quantize", "sizes", "message"),
+    [
+        ({}, {"tensor_parallel_size": 8}, "8 does not divide the model's 12 attention heads"),
+        ({}, {"tensor_parallel_size": 4}, r"neither .* 6 key/value heads[\s\S]*1, 2, 3, 6, 12"),
+        ({}, {"pipeline_parallel_size": 3}, "pipeline_parallel_size.*3 parts of 2 layers"),
+        (BLOCKS, {"tensor_parallel_size": 6}, r"6 gives 64 of 384 values[\s\S]*: 1, 3$"),
+        (GROUPS, {"tensor_parallel_size": 12}, r"12 gives 64 of 768 values[\s\S]*: 1, 2, 3, 6$"),
+    ],
+)
+def test_sizes_that_vllm_refuses_to_load_are_refused(
+    quantize: dict[str, Any], sizes: dict[str, int], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(RecipeError, match=message):
+        check(tmp_path, quantize, **sizes)
+
+
+def test_sizes_that_divide_the_model_are_taken(tmp_path: Path) -> None:
+    for size in (3, 6, 12):
+        check(tmp_path, {}, tensor_parallel_size=size)
+    check(tmp_path, BLOCKS, tensor_parallel_size=3)
+    check(tmp_path, {**GROUPS, "keep_float": ("*.o_proj", "*.down_proj")}, tensor_parallel_size=12)

@@ -100,8 +100,8 @@ def theirs(mode: str, x: Tensor, scale: Tensor) -> Tensor:
 
 
 def beside_ties_in(mode: str) -> Tensor:
-    """Values (tokens, WIDTH) within a few float32 neighbours of the middle between two codes, and
-    the largest code in each group."""
+    """Values (tokens, WIDTH) within a few float32 neighbours of the middle between two that are
+    exact, and the largest one in each group."""
     draw = torch.Generator().manual_seed(2)
     codes = torch.arange(-127.0, 128) if mode == "token" else CODES[CODES.isfinite()].unique()
     middles = (codes[1:] + codes[:-1]) / 2
