@@ -35,8 +35,8 @@ def rounded(monkeypatch: pytest.MonkeyPatch, by_place: bool) -> None:
     by_place: and each row's in an order of its own."""
     run = OrtSlots._run
 
-    def pairs(self: OrtSlots, row: int, ids: Any, mask: Any, positions: Any) -> Any:
-        logits = run(self, row, ids, mask, positions)
+    def pairs(self: OrtSlots, adapter: str, row: int, ids: Any, mask: Any, positions: Any) -> Any:
+        logits = run(self, adapter, row, ids, mask, positions)
         if ids.shape[1] == 1:
             together = len(ids) // 2 * 2
             steps = np.arange(1, together + 1) if by_place else np.ones(together)
@@ -94,8 +94,10 @@ def test_pieces_that_change_scores_are_those_of_predict(
 ) -> None:
     run = OrtSlots._run
 
-    def by_length(self: OrtSlots, row: int, ids: Any, mask: Any, positions: Any) -> Any:
-        logits = run(self, row, ids, mask, positions)
+    def by_length(
+        self: OrtSlots, adapter: str, row: int, ids: Any, mask: Any, positions: Any
+    ) -> Any:
+        logits = run(self, adapter, row, ids, mask, positions)
         return logits + np.float32(ROUNDING) * (ids.shape[1] < mask.shape[1]) * (ids.shape[1] > 1)
 
     monkeypatch.setattr(OrtSlots, "_run", by_length)

@@ -378,8 +378,8 @@ def test_texts_that_take_the_length_of_the_longest_are_caught(
 ) -> None:
     run = OrtSlots._run
 
-    def alike(self: OrtSlots, row: int, ids: Any, mask: Any, positions: Any) -> Any:
-        return run(self, row, ids, np.ones_like(mask), positions)
+    def alike(self: OrtSlots, adapter: str, row: int, ids: Any, mask: Any, positions: Any) -> Any:
+        return run(self, adapter, row, ids, np.ones_like(mask), positions)
 
     monkeypatch.setattr(OrtSlots, "_run", alike)
     (problem,) = ledger.run_hop(ledger.cache_laws.cache, clean["fused"]).problems
@@ -423,8 +423,8 @@ def positions_high_beyond_64(patch: pytest.MonkeyPatch) -> None:
 def positions_high_beyond_200_in_slots(patch: pytest.MonkeyPatch) -> None:
     run = OrtSlots._run
 
-    def high(self: OrtSlots, row: int, ids: Any, mask: Any, positions: Any) -> Any:
-        return run(self, row, ids, mask, positions + (positions > 200))
+    def high(self: OrtSlots, adapter: str, row: int, ids: Any, mask: Any, positions: Any) -> Any:
+        return run(self, adapter, row, ids, mask, positions + (positions > 200))
 
     patch.setattr(OrtSlots, "_run", high)
 

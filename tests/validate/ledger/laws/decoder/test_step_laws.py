@@ -77,8 +77,8 @@ def high_in_slots(length: int) -> Fault:
     def plant(patch: pytest.MonkeyPatch) -> None:
         run = OrtSlots._run
 
-        def high(self: Any, row: int, ids: Any, mask: Any, positions: Any) -> Any:
-            return run(self, row, ids, mask, positions + (positions > length))
+        def high(self: Any, adapter: str, row: int, ids: Any, mask: Any, positions: Any) -> Any:
+            return run(self, adapter, row, ids, mask, positions + (positions > length))
 
         patch.setattr(OrtSlots, "_run", high)
 
