@@ -38,8 +38,9 @@ from optimizer.validate.materials import Materials
 TARGET = "target compressed-tensors"
 ELSEWHERE = "the kernels of vLLM, which serves the folder, are not run here"
 INT8_TOKENS = (
-    "outputs are measured and not judged: to quantize inputs to int8 token by token, transformers "
-    "divides the largest value by 127.5, and the state, like vLLM, by 127"
+    "outputs are measured and not judged, only those of each module: to quantize inputs to int8 "
+    "token by token, transformers divides the largest value by 127.5, and the state, like vLLM, "
+    "by 127"
 )
 
 
@@ -67,14 +68,16 @@ def engine(m: Materials) -> Entry:
     stored = _as_stored(m)
     expected = [trace.traced(stored, batch, outputs, ()) for batch in m.batches]
     start = "state in torch, floats as stored"
-    if m.state.activations == "token":
-        measured = m.output_distance(results, expected)
-        fine = not problems and bool(np.isfinite(measured.worst))
-        return Entry(
-            "engine", start, None, measured, fine, INT8_TOKENS, tuple(problems), INT8_TOKENS
-        )
     quantized = [name for name in m.judged_alone if name in m.lowering["modules"]]
     parts = modules.judge(model, stored, quantized, [m.batches[i] for i in m.sampled])
+    if m.state.activations == "token":
+        measured = m.output_distance(results, expected)
+        problems += [p.problem for p in sorted(parts, key=lambda p: -p.ratio) if not p.fine]
+        fine = not problems and bool(np.isfinite(measured.worst))
+        why = INT8_TOKENS
+        return Entry(
+            "engine", start, None, measured, fine, why, tuple(problems), why, pieces=tuple(parts)
+        )
     spread = m.correct.graph_outputs("state", "fp32")
     entry = within("engine", start, Outputs(results, expected, spread), problems, parts)
     entry = replace(entry, why=f"{entry.why}; {ELSEWHERE}")

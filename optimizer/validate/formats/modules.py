@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from optimizer.compress.simulate import QuantLinear, largest_values
+from optimizer.compress import simulate
+from optimizer.compress.simulate import QuantLinear
 from optimizer.compress.walk.blocks import real_rows
 from optimizer.foundation.state import PER_TOKEN
 from optimizer.harness.inputs.batch import Batch
@@ -28,6 +29,11 @@ from optimizer.validate.ledger.pieces.roundoff import UNIT, Product
 NEAR = 8 * UNIT["fp32"]
 """Relative change of a value over its scale by rounding: of the largest value's quotient, its
 stored scale, a reciprocal and the product, in either of the two programs."""
+
+
+TOKEN_STEPS = 127.5
+"""Steps of int8 inputs from 0 to a token's largest value in transformers; 127 in the state and in
+vLLM."""
 
 
 def judge(
@@ -84,27 +90,43 @@ def _compare(linear: QuantLinear, x: Tensor, output: Tensor) -> list[tuple[float
     """The elements of an output (tokens, out) that are furthest from those of the state's `linear`
     for the same input x (tokens, in)."""
     with torch.no_grad():
-        values = linear.quantize_input(x)
-        ties = _ties(linear, x, values) @ linear.weight.abs().double().T
+        scaled = x if linear.factor is None else x * linear.factor
+        rounded = _rounding(linear, scaled)
+        values = rounded(scaled)
+        ties = _ties(linear, scaled, rounded) @ linear.weight.abs().double().T
     product = _product(linear)
     return furthest(values.double().numpy(), output.numpy(), product, ties.numpy())
 
 
-def _ties(linear: QuantLinear, x: Tensor, values: Tensor) -> Tensor:
-    """The change (tokens, in) float64 of each quantized input whose integer rounding may decide; 0
-    for the others."""
-    if linear.activations is None:
-        return torch.zeros_like(values, dtype=torch.float64)
-    near = NEAR * x.abs()
+def _rounding(linear: QuantLinear, scaled: Tensor) -> Callable[[Tensor], Tensor]:
+    """Function that rounds values as transformers does the input `scaled` (tokens, in): with the
+    scales of that input."""
+    mode, covered = linear.activations, linear.covered
+    if mode is None:
+        return lambda values: values
+    if mode not in PER_TOKEN:
+        assert covered is not None
+        return lambda values: simulate.fake_quantize(values, covered, mode)
+    largest = simulate.largest_values(scaled, mode)
+    if mode != "token":
+        return lambda values: simulate.fake_quantize_by_largest_float8(values, largest)
+    scale = torch.where(largest > 0, largest, torch.ones_like(largest)) / TOKEN_STEPS
+    return lambda values: (values / scale).clamp(-128, 127).round() * scale
+
+
+def _ties(linear: QuantLinear, scaled: Tensor, rounded: Callable[[Tensor], Tensor]) -> Tensor:
+    """The change (tokens, in) float64 of each quantized input whose value rounding may decide; 0
+    for the others.
+
+    rounded: result of _rounding
+    """
+    near = NEAR * scaled.abs()
     if linear.activations == "tensor":
         assert linear.covered is not None
         # compressed-tensors adds the zero point, in float32, before it rounds to an integer
-        factor = 1.0 if linear.factor is None else linear.factor
-        near = near + UNIT["fp32"] * (x - linear.covered.offset / factor).abs()
-    changes = []
-    for sign in (-1, 1):
-        moved = x + sign * near
-        if linear.activations in PER_TOKEN:  # the largest value is the scale, whatever its rounding
-            moved = torch.where(x.abs() < largest_values(x, linear.activations), moved, x)
-        changes.append((linear.quantize_input(moved) - values).abs())
+        near = near + UNIT["fp32"] * (scaled - linear.covered.offset).abs()
+    values = rounded(scaled)
+    if linear.activations is None:
+        return torch.zeros_like(values, dtype=torch.float64)
+    changes = [(rounded(scaled + sign * near) - values).abs() for sign in (-1, 1)]
     return torch.maximum(*changes).double()

@@ -17,7 +17,7 @@ from optimizer.foundation.qtensor import BLOCK, Scheme, absmax_scale, quantize
 from optimizer.foundation.rounding import float8
 from optimizer.foundation.state import STATIC as STATIC_MODES
 from optimizer.foundation.state import Range
-from optimizer.validate.formats.modules import _compare, _ties
+from optimizer.validate.formats.modules import TOKEN_STEPS, _compare, _rounding, _ties
 from tests.conftest import heavy_tailed
 
 WIDTH = 4096
@@ -55,10 +55,10 @@ def beside_ties(covered: Range) -> Tensor:
 def flips(covered: Range, x: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """(change of each value by the library's rounding, change that is allowed)."""
     module = linear(covered)
-    values = module.quantize_input(x)
+    rounded = _rounding(module, x)
     zero = torch.tensor([covered.zero_point - 128], dtype=torch.int8)
     theirs = fake_quantize(x, torch.tensor([scale]), zero, STATIC)
-    return (theirs - values).abs().double(), _ties(module, x, values)
+    return (theirs - rounded(x)).abs().double(), _ties(module, x, rounded)
 
 
 @pytest.mark.parametrize("low", [0.0, -0.17, -3.0])
@@ -83,12 +83,9 @@ def in_mode(mode: Any) -> QuantLinear:
 
 
 def scale_of(mode: str, x: Tensor) -> Tensor:
-    """Scale that the library takes for x (tokens, WIDTH); for int8 tokens the state's, absmax / 127
-    where the library divides by 127.5."""
+    """Scale that the library takes for x (tokens, WIDTH)."""
     if mode == "float8 tensor":
         return torch.tensor([COVERED.float8_scale])
-    if mode == "token":
-        return x.abs().amax(-1, keepdim=True)[None] / 127
     scale: Tensor = compute_dynamic_scales_and_zp(x[None], ARGS[mode], torch.nn.Identity())[0]
     return scale
 
@@ -107,7 +104,7 @@ def beside_ties_in(mode: str) -> Tensor:
     middles = (codes[1:] + codes[:-1]) / 2
     x = middles[torch.randint(len(middles), (32, WIDTH // BLOCK, BLOCK), generator=draw)]
     x = x * (1 + torch.randint(-32, 33, x.shape, generator=draw) * 2.0**-24)
-    x[..., 0] = codes.max()
+    x[..., 0] = TOKEN_STEPS if mode == "token" else codes.max()
     scales = torch.randn(32, WIDTH // BLOCK if mode == "float8 group" else 1, 1, generator=draw)
     if mode == "float8 tensor":
         scales = torch.tensor(COVERED.float8_scale)
@@ -115,21 +112,24 @@ def beside_ties_in(mode: str) -> Tensor:
 
 
 @pytest.mark.parametrize("mode", ARGS)
-def test_the_library_rounds_values_beside_ties_to_the_states_bits(mode: str) -> None:
+def test_the_library_rounds_values_beside_ties_to_the_same_bits(mode: str) -> None:
     x = beside_ties_in(mode)
-    rounded = theirs(mode, x, scale_of(mode, x))
-    assert torch.equal(rounded, in_mode(mode).quantize_input(x))
+    module = in_mode(mode)
+    assert torch.equal(theirs(mode, x, scale_of(mode, x)), _rounding(module, x)(x))
+    same = torch.equal(module.quantize_input(x), _rounding(module, x)(x))
+    assert same == (mode != "token")  # transformers divides the largest by 127.5, the state by 127
 
 
 @pytest.mark.parametrize("mode", ARGS)
 def test_a_flip_by_the_last_bit_of_a_scale_is_allowed(mode: str) -> None:
     x, module = beside_ties_in(mode), in_mode(mode)
-    values = module.quantize_input(x)
+    rounded = _rounding(module, x)
+    values = rounded(x)
     for times in (1 + 2.0**-23, 1 - 2.0**-23):
         changed = (theirs(mode, x, scale_of(mode, x) * times) - values).abs().double()
         flipped = changed > 2.0**-22 * values.abs()  # others differ by the scale alone
         assert int(flipped.sum()) > 100
-        assert bool((changed <= _ties(module, x, values) * (1 + 2.0**-18))[flipped].all())
+        assert bool((changed <= _ties(module, x, rounded) * (1 + 2.0**-18))[flipped].all())
 
 
 @pytest.mark.parametrize("factor", [448 / 240, 1 + 2.0**-8])
