@@ -11,7 +11,6 @@ from typing import cast
 from torch import Tensor, nn
 
 from optimizer.compress import convolutions
-from optimizer.compress.walk.blocks import inside
 from optimizer.compress.walk.model_source import ModelSource
 from optimizer.foundation.errors import RecipeError, closest
 from optimizer.foundation.qtensor import Scheme, divides, group_sizes
@@ -45,10 +44,12 @@ class Selection:
     reasons: Mapping[str, str] = field(default_factory=dict)
     pruned: Mapping[str, Sparsity] = field(default_factory=dict)
 
-    def inside(self, blocks: Collection[str]) -> tuple[dict[str, Scheme], dict[str, Sparsity]]:
+    def inside(
+        self, source: ModelSource, blocks: Collection[str]
+    ) -> tuple[dict[str, Scheme], dict[str, Sparsity]]:
         """({quantized module: scheme}, {pruned module: recipe section}) inside `blocks`."""
-        quantized = {n: s for n, s in self.quantized.items() if inside(n, blocks)}
-        return quantized, {n: s for n, s in self.pruned.items() if inside(n, blocks)}
+        quantized = {n: s for n, s in self.quantized.items() if source.inside(n, blocks)}
+        return quantized, {n: s for n, s in self.pruned.items() if source.inside(n, blocks)}
 
 
 def select(source: ModelSource, quantize: Quantize, sparsity: Sparsity | None = None) -> Selection:
@@ -128,13 +129,13 @@ def _modules_to_quantize(source: ModelSource, quantize: Quantize) -> Selection:
     rules = _rules(model, quantize)
     outside = _outside(source, quantize)
     blocks = source.blocks
-    listed = {f"{block}.{linear}" for block in blocks for linear in family.linears}
+    listed = {f"{source.around(block)}.{linear}" for block in blocks for linear in family.linears}
     quantized: dict[str, Scheme] = {}
     notes: list[Note] = []
     for name, module in model.named_modules():
         if not isinstance(module, WEIGHTED) or name in outside:
             continue
-        why = _why_float(name, module, patterns, name in listed, blocks)
+        why = _why_float(name, module, patterns, name in listed, source)
         why = why and dict(family.left_float).get(name, why)
         if why:
             notes.append(Note(name, "float", why))
@@ -231,7 +232,7 @@ def match_modules(model: nn.Module, patterns: tuple[str, ...], where: str) -> di
     absent. Raises RecipeError for a pattern that matches no module."""
     names = [name for name, _ in model.named_modules() if name]
     if isinstance(model, GraphModel):
-        names.remove(BODY)
+        names = [name for name in names if name.startswith(f"{BODY}.")]
     patterns_of: dict[str, str] = {}
     for i, pattern in enumerate(patterns):
         hits = [n for n in names if any(fnmatchcase(m, pattern) for m in names_of(n))]
@@ -262,13 +263,13 @@ def _why_float(
     module: nn.Module,
     patterns: Mapping[str, str],
     listed: bool,
-    blocks: Collection[str],
+    source: ModelSource,
 ) -> str | None:
     if name in patterns:
         return f"keep_float: {patterns[name]}"
     if isinstance(module, nn.Embedding):
         return "an embedding is looked up, not multiplied"
-    if not inside(name, blocks):
+    if not source.inside(name, source.blocks):
         return "outside the blocks: a small part of the work, and its error reaches the answer"
     if not isinstance(module, nn.Linear | nn.Conv2d):
         return f"{type(module).__name__} is not compressed, only linear and 2-D convolutions are"

@@ -294,7 +294,7 @@ def _segment(
     """Compress the blocks of some uses, and write the result into the folder."""
     quantize, selection, these = job.section.quantize, job.selection, stream.deal.processes
     blocks = _blocks(stream, uses, selection)
-    schemes, sparsity = selection.inside(blocks)
+    schemes, sparsity = selection.inside(source, blocks)
     corrections: Mapping[str, Tensor] = {}
     if job.batches:
         for block in blocks:

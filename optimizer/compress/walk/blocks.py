@@ -273,11 +273,6 @@ def sharing_of_all(group: BlockGroup, unknown: str) -> dict[str, str]:
     return leader
 
 
-def inside(module: str, blocks: Collection[str]) -> bool:
-    """True where a module lies in one of the blocks."""
-    return any(module.startswith(f"{block}.") for block in blocks)
-
-
 class _Observed(Exception):
     """Ends the run of a batch after the observed module."""
 

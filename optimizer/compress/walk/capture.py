@@ -21,6 +21,7 @@ from optimizer.compress.walk.model_source import ModelSource
 from optimizer.foundation.errors import CheckpointError
 from optimizer.harness.inputs.kind import InputKind
 from optimizer.model.checkpoint.model import materialize, release
+from optimizer.model.graph.module import GraphModel
 
 Batch = Mapping[str, Tensor]
 
@@ -46,28 +47,57 @@ def capture(
         return stream
     model, tensors = source.model, source.tensors
     lookup = source.embedding if source.decodes else ""
-    elsewhere = (*blocks, lookup, source.family.head) if source.decodes else blocks
-    outside = [
-        name
-        for name in model.state_dict(keep_vars=True)
-        if name in tensors and not any(name.startswith(b + ".") for b in elsewhere)
-    ]
-    for name in (*outside, blocks[0]):
+    filled = _filled_names(source, blocks, lookup)
+    for name in filled:
         materialize(model, name, tensors)
     forms: dict[str, Any] = {}
     with _looked_up(model, lookup, tensors):
         for batch in batches:
-            entering, uses = _record(source, blocks, batch, forms)
+            if isinstance(model, GraphModel):
+                entering, uses = _record_graph(model, blocks, batch)
+                rows = batch[model.inputs[0]]
+            else:
+                entering, uses = _record(source, blocks, batch, forms)
+                rows = entering
             stream.hidden.append(entering)
             if stream.float_reference is not None:
                 stream.float_reference.append(entering)
             stream.uses.append(uses)
-            stream.real.append(_real(source.inputs, batch, entering))
+            stream.real.append(_real(source.inputs, batch, rows))
             read = batch if source.inputs.size else {}  # of texts the ids are counted
-            stream.consumed.append(of_batch(read, entering, stream.real[-1]))
-    for name in (*outside, blocks[0]):
+            stream.consumed.append(of_batch(read, rows, stream.real[-1]))
+    for name in filled:
         release(model, name)
     return stream
+
+
+def _filled_names(source: ModelSource, blocks: Sequence[str], lookup: str) -> list[str]:
+    """Names of the parameters outside the blocks, and of the first block; for a graph the names of
+    parameters that nodes before its parts read."""
+    model = source.model
+    if isinstance(model, GraphModel):
+        return list(model.before.part.paths)
+    elsewhere = (*blocks, lookup, source.family.head) if source.decodes else blocks
+    outside = [
+        name
+        for name in model.state_dict(keep_vars=True)
+        if name in source.tensors and not any(name.startswith(b + ".") for b in elsewhere)
+    ]
+    return [*outside, blocks[0]]
+
+
+def _record_graph(
+    model: GraphModel, blocks: Sequence[str], batch: Batch
+) -> tuple[Tensor, list[Use]]:
+    """As _record, for a graph: what its parts read is computed, and no part runs."""
+    with torch.no_grad():
+        (first, *others), *later = model.arguments(batch)
+    once: dict[int, Tensor] = {}  # what several parts read is kept once
+    arguments = [
+        tuple(once.setdefault(id(value), _compact(value)) for value in read)
+        for read in (others, *later)
+    ]
+    return first, [Use(n, a, {}) for n, a in zip(blocks, arguments, strict=True)]
 
 
 def _real(kind: InputKind, batch: Batch, states: Tensor) -> Tensor:

@@ -27,6 +27,8 @@ from optimizer.model.checkpoint.model import (
     release,
     skeleton,
 )
+from optimizer.model.graph.module import GraphModel, PartModule
+from optimizer.model.graph.record import BODY
 from optimizer.recipe.schema import Task
 
 
@@ -90,10 +92,26 @@ class ModelSource:
         names = (
             name
             for block in blocks
-            for name, s in self.family.summands_of(block, modules).items()
-            if f"{block}.{s.convolution}" in quantized and (block == last or not s.last)
+            for name, s in self.family.summands_of(self.around(block), modules).items()
+            if f"{self.around(block)}.{s.convolution}" in quantized
+            and (block == last or not s.last)
+            and self.inside(name, (block,))
         )
         return tuple(n for n in names if isinstance(modules.get(n), nn.Identity))
+
+    def paths(self, block: str) -> tuple[str, ...]:
+        """Paths of the modules and parameters of a block: its own; those of a part of a graph."""
+        module = self.model.get_submodule(block)
+        return module.part.paths if isinstance(module, PartModule) else (block,)
+
+    def around(self, block: str) -> str:
+        """Prefix of the names of a block's modules: its own; for a part of a graph the graph's."""
+        return BODY if isinstance(self.model, GraphModel) else block
+
+    def inside(self, name: str, blocks: Collection[str]) -> bool:
+        """True where a module or parameter lies in one of the blocks."""
+        paths = (path for block in blocks for path in self.paths(block))
+        return any(name == path or name.startswith(f"{path}.") for path in paths)
 
     def operands(self, blocks: Collection[str]) -> tuple[str, ...]:
         """The identities in these blocks at operands of products of attention."""
@@ -117,7 +135,8 @@ class ModelSource:
     @property
     def widest(self) -> tuple[int, int]:
         """(out, in) of the first block's largest matrix."""
-        shapes = [p.shape for p in self.model.get_submodule(self.blocks[0]).parameters()]
+        first = self.blocks[:1]
+        shapes = [p.shape for n, p in self.model.named_parameters() if self.inside(n, first)]
         rows, columns = max((s for s in shapes if len(s) == 2), key=lambda s: s.numel())
         return rows, columns
 
@@ -147,12 +166,14 @@ class ModelSource:
 
     def fill(self, prefix: str, overrides: Mapping[str, Tensor] | None = None) -> None:
         """Put the parameters and buffers of the module `prefix` on the device; "": of the model."""
-        materialize(self.model, prefix, self.tensors, overrides, lambda t: t.to(self.device))
+        for path in self.paths(prefix):
+            materialize(self.model, path, self.tensors, overrides, lambda t: t.to(self.device))
         move_buffers(self.model.get_submodule(prefix), self.device)
 
     def empty(self, prefix: str) -> None:
         """Free the parameters of the module `prefix`, and put its buffers back on the CPU."""
-        release(self.model, prefix)
+        for path in self.paths(prefix):
+            release(self.model, path)
         move_buffers(self.model.get_submodule(prefix), CPU)
 
     def moved(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -27,6 +27,7 @@ from optimizer.load.onnx_model import branches
 from optimizer.load.onnx_model.draft import Array, Draft
 from optimizer.load.onnx_model.ports import ROWS, Ports
 from optimizer.model.checkpoint.model import materialize
+from optimizer.model.graph import parts
 from optimizer.model.graph.module import GraphModel, NodeError, in_onnx_runtime
 from optimizer.model.graph.record import BODY, Graph, Node
 
@@ -93,6 +94,22 @@ def runnable(graph: Graph, draft: Draft, tensors: Mapping[str, Any], ports: Port
             node = _to_file(e.node, e.arguments, protos[e.node.name], graph, name)
             _say_float(node, e.why)
             graph = _exchanged(graph, node)
+
+
+def starts(graph: Graph, tensors: Mapping[str, Any], ports: Ports) -> tuple[int, ...]:
+    """Indices of the nodes at which parts begin (model/graph/parts.py), by the sizes in a run."""
+    model, sizes = _filled(graph, tensors), dict[str, int]()
+
+    def measure(node: Node, _: list[Any], results: tuple[torch.Tensor, ...]) -> None:
+        for name, result in zip(node.outputs, results, strict=False):
+            if result.dtype == torch.float32:
+                sizes[name] = result.nbytes // ROWS
+
+    body: Any = model.get_submodule(BODY)
+    body.observe = measure
+    with torch.no_grad():
+        model(**{n: torch.from_numpy(a) for n, a in ports.draw(ROWS).items()})
+    return parts.starts(graph, sizes)
 
 
 def _filled(graph: Graph, tensors: Mapping[str, Any]) -> GraphModel:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -221,6 +221,7 @@ def run(section: Model, out: Path, origin: Origin | None = None) -> None:
             raise
         graph = exact
         compared = reference.compare(graph, tensors, opened.ports, expected, path, origin)
+    graph = replace(graph, starts=reference.starts(graph, tensors, opened.ports))
     record.write(graph, checkpoint)
     safetensors_stream.write(iter(tensors.items()), checkpoint / "model.safetensors")
     _write_json(checkpoint / "config.json", config(opened))

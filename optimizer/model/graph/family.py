@@ -1,4 +1,4 @@
-"""Facts about an ONNX graph, as of an architecture: the whole graph is one block."""
+"""Facts about an ONNX graph, as of an architecture: its parts are the blocks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from optimizer.harness.inputs.tensors import TENSORS
 from optimizer.model.architectures.family_record import Family
 from optimizer.model.architectures.residual_blocks import Summand
-from optimizer.model.graph.record import BODY, MODEL_TYPE
+from optimizer.model.graph.record import MODEL_TYPE, PARTS
 
 
 def of_config(config: Mapping[str, Any]) -> Family:
@@ -16,7 +16,7 @@ def of_config(config: Mapping[str, Any]) -> Family:
     return Family(
         model_type=MODEL_TYPE,
         base="",
-        blocks="{" + BODY + "}",  # in braces: its output has another shape than its input
+        blocks="{" + PARTS + "}",  # in braces: their inputs differ in shape
         embeddings="",
         linears=tuple(config["modules"]),
         smooth=(),

@@ -4,12 +4,14 @@ that whatever observes or replaces modules of a transformers model does the same
     model = GraphModel(graph)      parameters on the meta device
     model(**inputs) -> {output: tensor}
 
+The whole graph runs as one module; compression runs its parts (parts.py) one by one.
+
 An operator that torch does not compute here runs in ONNX Runtime, without a gradient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,8 @@ from optimizer.foundation.conv_geometry import NO_EXTRA, PaddedConvolution
 from optimizer.harness.errors import HarnessError
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.model.graph.operators import OPERATORS
-from optimizer.model.graph.record import BODY, CONV, LINEAR, Graph, Node, resolve
+from optimizer.model.graph.parts import Part, split
+from optimizer.model.graph.record import BODY, CONV, LINEAR, PARTS, Graph, Node, resolve
 
 FAILURES = (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError)
 """Errors of torch on an operator whose attributes or inputs it does not take."""
@@ -46,7 +49,7 @@ class Body(nn.Module):
         self.graph = graph
         self.observe: Callable[[Node, list[Any], tuple[Tensor, ...]], None] | None = None
         self.constants = dict(graph.constants)
-        self.last = _last_uses(graph)
+        self.last = _last_uses(graph, range(len(graph.nodes)), graph.outputs)
         self.weights = {n: n.removeprefix(f"{BODY}.") for n in graph.parameters}
         modules = [n for n in graph.nodes if n.module]
         for node in sorted(modules, key=lambda n: n.module.count(".")):
@@ -60,9 +63,20 @@ class Body(nn.Module):
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Raises NodeError for an operator that fails."""
-        graph = self.graph
-        values: dict[str, Tensor] = dict(zip(graph.inputs, inputs, strict=True))
-        for i, node in enumerate(graph.nodes):
+        values = dict(zip(self.graph.inputs, inputs, strict=True))
+        return self.run(range(len(self.graph.nodes)), values, self.last, self.graph.outputs)
+
+    def run(
+        self,
+        nodes: Iterable[int],
+        values: dict[str, Tensor],
+        last: Mapping[int, Sequence[str]],
+        outputs: Sequence[str],
+    ) -> tuple[Tensor, ...]:
+        """The tensors `outputs` of some nodes. values: tensors that they read, filled with others;
+        last: as of _last_uses. Raises NodeError for an operator that fails."""
+        for i in nodes:
+            node = self.graph.nodes[i]
             arguments = [self._value(name, values) if name else None for name in node.inputs]
             try:
                 results = self._run(node, arguments)
@@ -74,9 +88,9 @@ class Body(nn.Module):
             if self.observe is not None:
                 self.observe(node, arguments, results)
             values.update((n, r) for n, r in zip(node.outputs, results, strict=False) if n)
-            for name in self.last.get(i, ()):
+            for name in last.get(i, ()):
                 values.pop(name, None)
-        return tuple(self._value(name, values) for name in graph.outputs)
+        return tuple(self._value(name, values) for name in outputs)
 
     def _value(self, name: str, values: Mapping[str, Tensor]) -> Tensor:
         if name in values:
@@ -105,13 +119,41 @@ class Body(nn.Module):
         return result if isinstance(result, tuple) else (result,)
 
 
+class PartModule(nn.Module):
+    """Some nodes of a body: the tensors that they read -> those that they give.
+
+    The weights stay in the body, under the names of the modules there.
+    """
+
+    def __init__(self, body: Body, part: Part) -> None:
+        super().__init__()
+        self.__dict__["body"] = body  # not as a module inside this one
+        self.part = part
+        self.last = _last_uses(body.graph, part.nodes, part.gives)
+
+    def forward(self, *read: Tensor) -> tuple[Tensor, ...]:
+        """Raises NodeError for an operator that fails."""
+        values = dict(zip(self.part.reads, read, strict=True))
+        results: tuple[Tensor, ...] = self.__dict__["body"].run(
+            self.part.nodes, values, self.last, self.part.gives
+        )
+        return results
+
+
 class GraphModel(nn.Module):
-    """The model of a graph, by the interface of a transformers model."""
+    """The model of a graph, by the interface of a transformers model.
+
+    before: nodes that are computed before the parts, which are modules of the list PARTS
+    """
 
     def __init__(self, graph: Graph) -> None:
         super().__init__()
         self.inputs, self.outputs = graph.inputs, graph.outputs
-        self.add_module(BODY, Body(graph))
+        body = Body(graph)
+        self.add_module(BODY, body)
+        before, parts = split(graph)
+        self.before = PartModule(body, before)
+        self.add_module(PARTS, nn.ModuleList(PartModule(body, part) for part in parts))
 
     def forward(self, return_dict: bool = True, **inputs: Tensor) -> dict[str, Tensor]:
         """{output: tensor}. return_dict: accepted as by transformers."""
@@ -120,13 +162,24 @@ class GraphModel(nn.Module):
         results = body(*(inputs[name] for name in self.inputs))
         return dict(zip(self.outputs, results, strict=True))
 
+    def arguments(self, inputs: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, ...]]:
+        """For each part the tensors that it reads, without the one that the part before gives."""
+        gives = self.before.part.gives
+        values = dict(zip(gives, self.before(*(inputs[n] for n in self.inputs)), strict=True))
+        parts: Any = self.get_submodule(PARTS)
+        for i, module in enumerate(parts):
+            yield tuple(values[name] for name in module.part.reads[min(i, 1) :])
 
-def _last_uses(graph: Graph) -> dict[int, tuple[str, ...]]:
-    """{index of a node: names of tensors that no later node reads}."""
-    last = {name: i for i, node in enumerate(graph.nodes) for name in (*node.outputs, *node.inputs)}
+
+def _last_uses(
+    graph: Graph, nodes: Iterable[int], outputs: Sequence[str]
+) -> dict[int, tuple[str, ...]]:
+    """{index of a node: names of tensors that no later one of `nodes` reads}."""
+    each = [(i, graph.nodes[i]) for i in nodes]
+    last = {name: i for i, node in each for name in (*node.outputs, *node.inputs)}
     by_node: dict[int, tuple[str, ...]] = {}
     for name, i in last.items():
-        if name and name not in graph.outputs:
+        if name and name not in outputs:
             by_node[i] = (*by_node.get(i, ()), name)
     return by_node
 

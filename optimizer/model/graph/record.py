@@ -1,6 +1,7 @@
 """Record of an ONNX graph, and the folder that load writes it to.
 
-checkpoint/graph/graph.json             {"inputs", "outputs", "opset", "nodes": [Node, ...]}
+checkpoint/graph/graph.json             {"inputs", "outputs", "opset", "starts",
+                                        "nodes": [Node, ...]}
 checkpoint/graph/constants.safetensors  values that are not parameters: shapes, indices, scalars
 checkpoint/graph/operators/<n>.onnx     a model of one node, for each that torch does not compute
 
@@ -26,6 +27,8 @@ REFERENCE = "tensor:"
 """Beginning of an attribute that is a constant, before its name."""
 BODY = "graph"
 """Attribute of the model that holds the modules, and the prefix of their names."""
+PARTS = "parts"
+"""Attribute of the model that holds the parts (parts.py)."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ class Graph:
 
     folder: folder of the files of single nodes
     parameters: {name: shape} of the tensors of model.safetensors
+    starts: indices of the nodes at which the parts after the first begin (parts.py)
     """
 
     inputs: tuple[str, ...]
@@ -63,6 +67,7 @@ class Graph:
     constants: Mapping[str, Tensor]
     folder: Path
     parameters: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    starts: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The content of graph.json."""
@@ -70,6 +75,7 @@ class Graph:
             "inputs": list(self.inputs),
             "outputs": list(self.outputs),
             "opset": self.opset,
+            "starts": list(self.starts),
             "nodes": [asdict(node) for node in self.nodes],
         }
 
@@ -113,6 +119,7 @@ def read(checkpoint: Path, parameters: Mapping[str, tuple[int, ...]]) -> Graph:
         load_file(folder / "constants.safetensors"),
         folder,
         parameters,
+        tuple(document["starts"]),
     )
 
 

@@ -137,7 +137,7 @@ def _measure_costs(
     shapes: dict[str, tuple[int, int]] = {}
     for segment in walk.segments(stream.uses[0]):
         blocks = tuple(dict.fromkeys(stream.uses[0][use].block for use in segment))
-        schemes = {m: selection.quantized[m] for m in selection.choices if walk.inside(m, blocks)}
+        schemes = {m: selection.quantized[m] for m in selection.choices if source.inside(m, blocks)}
         group = BlockGroup(model, source.family, stream, segment, blocks, schemes)
         for block in blocks:
             source.fill(block)

@@ -26,6 +26,7 @@ from optimizer.compress.walk.products import TYPES
 from optimizer.foundation.errors import CheckpointError
 from optimizer.foundation.qtensor import QTensor
 from optimizer.harness.inputs.image import IMAGE
+from optimizer.harness.inputs.tensors import TENSORS
 from optimizer.recipe.compression.quantize import Quantize
 
 
@@ -44,7 +45,7 @@ def learn(
     modules = {name: group.linear(name) for name in start}
     weights = {name: inputs.weight(name, module) for name, module in modules.items()}
     norm_weights = {} if inputs.mode else _norm_weights(group)
-    padded = group.family.inputs != IMAGE.name
+    padded = group.family.inputs not in (IMAGE.name, TENSORS.name)
     real = stream.real if padded else None
     samples = Samples(stream.hidden, stream.float_reference, real, stream.device)
     try:

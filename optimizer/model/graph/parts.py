@@ -1,0 +1,172 @@
+"""Parts of a graph that run one after the other, so that compression holds one of them at a time.
+
+The first part begins with the tensor that the first module reads, or a residual before it. Another
+begins where of all tensors that depend on that one a single one is still read: all paths lead
+through it. Tensors that do not depend on it (masks, sizes) are computed once, before the parts, and
+any part may read them. `starts` chooses beginnings such that the weights of a part outweigh the
+tensor behind it; `split` derives the parts from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from optimizer.model.graph.record import BODY, CONV, LINEAR, Graph, Node
+
+FLOAT_BYTES = 4
+SIZES = ("Shape", "Size")
+"""Operators that read no values."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Nodes that are computed together.
+
+    nodes: indices, in the order in which they run
+    reads: tensors that other nodes or the graph's inputs make; of a part the first is the one that
+        depends on the part before
+    gives: tensors that are read elsewhere; of a part one
+    paths: modules and parameters
+    """
+
+    nodes: tuple[int, ...]
+    reads: tuple[str, ...]
+    gives: tuple[str, ...]
+    paths: tuple[str, ...]
+
+
+def starts(graph: Graph, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """Indices of the nodes at which the parts after the first begin.
+
+    sizes: {float32 tensor: bytes of one row}
+    """
+    inside, (places, last) = _inside(graph), _lives(graph)
+    closed, live = _closed(graph), {*_entering(graph)} & {*last}
+    chosen: list[int] = []
+    weight, candidate = 0, 0
+    counted: set[str] = set()
+    for i in inside:
+        node = graph.nodes[i]
+        live = {name for name in live if last[name] >= i}
+        (size, *more) = [sizes.get(name, weight + 1) for name in live] or [weight + 1]
+        if weight and i not in closed and not more and size <= weight:
+            candidate = i
+        if _multiplies(node):
+            if candidate:
+                chosen.append(candidate)
+                weight, candidate = 0, 0
+            if node.module not in counted:
+                counted.add(node.module)
+                weight += FLOAT_BYTES * prod(graph.parameters[f"{node.module}.weight"])
+        live |= {name for name in node.outputs if last.get(name, -1) > places[name]}
+    return tuple(chosen)
+
+
+def split(graph: Graph) -> tuple[Part, tuple[Part, ...]]:
+    """(what is computed before the parts, the parts)."""
+    inside = _inside(graph)
+    before = sorted({*range(len(graph.nodes))} - {*inside})
+    outer = {name for i in before for name in graph.nodes[i].outputs} | set(graph.inputs)
+    groups: list[list[int]] = [[]]
+    for i in inside:
+        if i in graph.starts:
+            groups.append([])
+        groups[-1].append(i)
+    parts: list[Part] = []
+    for group in reversed(groups):
+        gives = parts[-1].reads[:1] if parts else _answer(graph, group)
+        reads = _reads(graph, group)
+        entering = () if group is not groups[0] else _entering(graph)
+        carried = [name for name in reads if name not in outer or name in entering]
+        ordered = tuple(dict.fromkeys([*carried, *reads]))
+        parts.append(Part(tuple(group), ordered, gives, _paths(graph, group)))
+    needed = dict.fromkeys(name for part in parts for name in part.reads if name in outer)
+    first = Part(tuple(before), tuple(graph.inputs), tuple(needed), _paths(graph, before))
+    return first, tuple(parts[::-1])
+
+
+def _multiplies(node: Node) -> bool:
+    return bool(node.module) and node.op in (LINEAR, CONV)
+
+
+def _entering(graph: Graph) -> tuple[str, ...]:
+    """The tensor that the first module reads, or the earliest one that it was computed from and
+    that is read again behind modules (a residual around a norm); () for a weight or a constant."""
+    places, _ = _lives(graph)
+    names = next((n.inputs[:1] for n in graph.nodes if _multiplies(n)), ())
+    origins = {n for n in names if n not in graph.constants and n not in graph.parameters}
+    for node in reversed(graph.nodes[: min((places.get(n, -1) + 1 for n in origins), default=0)]):
+        if origins & set(node.outputs) and node.op not in SIZES:
+            origins |= {name for name in node.inputs if name in places}
+    behind = _dependent(graph, set())
+    again = {name for i in behind for name in graph.nodes[i].inputs if name in origins}
+    return tuple(sorted(again or origins, key=lambda name: places.get(name, -1))[:1])
+
+
+def _inside(graph: Graph) -> list[int]:
+    """Indices of the modules and of the nodes that depend on one or on the entering tensor."""
+    return _dependent(graph, {*_entering(graph)})
+
+
+def _dependent(graph: Graph, entering: set[str]) -> list[int]:
+    """Indices of the modules and of the nodes that depend on one or on the values of `entering`."""
+    dependent = {*entering}
+    indices = []
+    for i, node in enumerate(graph.nodes):
+        read = dependent & set(node.inputs)
+        if _multiplies(node) or (read - entering if node.op in SIZES else read):
+            dependent |= {name for name in node.outputs if name}
+            indices.append(i)
+    return indices
+
+
+def _lives(graph: Graph) -> tuple[dict[str, int], dict[str, int]]:
+    """({tensor: index of the node that makes it}, {tensor: index of the last node that reads
+    it})."""
+    places = {name: i for i, node in enumerate(graph.nodes) for name in node.outputs}
+    last = {name: i for i, node in enumerate(graph.nodes) for name in node.inputs}
+    return places, last
+
+
+def _closed(graph: Graph) -> set[int]:
+    """Indices of nodes at which no part begins: between uses of a module, and between a module and
+    the identity that quantizes its output."""
+    first: dict[str, int] = {}
+    behind: dict[str, int] = {}
+    closed: set[int] = set()
+    for i, node in enumerate(graph.nodes):
+        if _multiplies(node):
+            closed |= set(range(first.setdefault(node.module, i) + 1, i + 1))
+            behind[node.outputs[0]] = i
+        elif node.inputs and node.inputs[0] in behind:
+            start = behind[node.inputs[0]]
+            if node.module:
+                closed |= set(range(start + 1, i + 1))
+            else:
+                behind[node.outputs[0]] = start
+    return closed
+
+
+def _reads(graph: Graph, group: Sequence[int]) -> list[str]:
+    own = {name for i in group for name in graph.nodes[i].outputs}
+    read = (name for i in group for name in graph.nodes[i].inputs if name)
+    outside = (n for n in read if n not in own and n not in graph.constants)
+    return list(dict.fromkeys(n for n in outside if n not in graph.parameters))
+
+
+def _answer(graph: Graph, group: Sequence[int]) -> tuple[str, ...]:
+    """The first output of the graph that the last part makes; else what its last module does."""
+    own = {name for i in group for name in graph.nodes[i].outputs}
+    outputs = [name for name in graph.outputs if name in own]
+    modules = [graph.nodes[i].outputs[0] for i in group if _multiplies(graph.nodes[i])]
+    return tuple((outputs or modules[::-1])[:1])
+
+
+def _paths(graph: Graph, group: Iterable[int]) -> tuple[str, ...]:
+    nodes = [graph.nodes[i] for i in group]
+    modules = [n.module for n in nodes if n.module]
+    return tuple(
+        dict.fromkeys([*modules, *(p for n in nodes for p in n.inputs if p.startswith(f"{BODY}."))])
+    )

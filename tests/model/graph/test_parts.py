@@ -1,0 +1,145 @@
+"""Parts of a graph: cut where one tensor carries everything, and together the whole graph."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from onnx import helper
+from torch import Tensor, nn
+
+from optimizer.compress import stage as compress
+from optimizer.compress.walk.model_source import ModelSource, open_source
+from optimizer.foundation import state
+from optimizer.load.onnx_model import stage as load
+from optimizer.model.graph import record
+from optimizer.recipe.schema import Compression, Model, Recipe
+from tests.load.onnx_model import exported
+
+
+class Layer(nn.Module):
+    """An attention with a mask, and a feed-forward network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(32, 96), nn.Linear(32, 32)
+        self.up, self.down, self.norm = nn.Linear(32, 64), nn.Linear(64, 32), nn.LayerNorm(32)
+
+    def forward(self, x: Tensor, hidden: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.norm(x)).split(32, -1)
+        x = x + self.out((q @ k.transpose(1, 2) + hidden).softmax(-1) @ v)
+        return x + self.down(torch.relu(self.up(self.norm(x))))  # type: ignore[no-any-return]
+
+
+class Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(50, 32), nn.Linear(32, 3)
+        self.layers = nn.ModuleList(Layer() for _ in range(2))
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        x, hidden = self.embed(ids), (1 - mask.float())[:, None] * -1e4
+        for layer in self.layers:
+            x = layer(x, hidden)
+        return self.head(x[:, 0])  # type: ignore[no-any-return]
+
+
+INPUTS = {"ids": torch.randint(50, (4, 6)), "mask": torch.ones(4, 6, dtype=torch.int64)}
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("layers")
+    torch.manual_seed(0)
+    file = exported.legacy(Layers(), INPUTS, folder / "m.onnx", 17)
+    load.run(Model(source=str(file), task="tensors"), folder)
+    return folder
+
+
+def run_parts(source: ModelSource, inputs: dict[str, Tensor]) -> Tensor:
+    model: Any = source.model
+    (carried, *others), *later = model.arguments(inputs)
+    for block, read in zip(source.blocks, (others, *later), strict=True):
+        (carried,) = model.get_submodule(block)(carried, *read)
+    return carried
+
+
+def test_attention_and_feed_forward_are_parts_that_give_the_graph_s_answer(loaded: Path) -> None:
+    source = open_source("tensors", loaded)
+    modules = [
+        [p.rpartition(".")[2] for p in source.paths(block) if p.endswith(("qkv", "up", "head"))]
+        for block in source.blocks
+    ]
+    assert modules == [["qkv"], ["up"], ["qkv"], ["up"], ["head"]]
+    inputs = {**INPUTS, "mask": torch.tensor([[1, 1, 1, 1, 0, 0]]).expand(4, 6)}
+    with source.filled(), torch.no_grad():
+        assert torch.equal(run_parts(source, inputs), source.model(**inputs)["y"])
+
+
+def test_one_part_is_in_memory_at_a_time(loaded: Path) -> None:
+    source = open_source("tensors", loaded)
+    source.fill(source.blocks[1])
+    filled = {name for name, p in source.model.named_parameters() if not p.is_meta}
+    assert {n.rpartition(".")[0].rpartition(".")[2] for n in filled} == {"up", "down", "norm"}
+    source.empty(source.blocks[1])
+    assert all(p.is_meta for p in source.model.parameters())
+
+
+def section(loaded: Path, **quantize: Any) -> Compression:
+    rng = np.random.default_rng(1)
+    rows = {"ids": rng.integers(0, 50, (40, 6)), "mask": np.ones((40, 6), np.int64)}
+    np.savez(loaded / "rows.npz", **rows)
+    data = {"source": "npz", "files": (str(loaded / "rows.npz"),), "columns": {"arrays": "*"}}
+    recipe = {
+        "name": "graph",
+        "model": {"source": str(loaded / "m.onnx"), "task": "tensors"},
+        "calibrate": {"data": data, "samples": 40},
+        "quantize": quantize,
+        "targets": ({"runtime": "onnxruntime"},),
+        "validate": {"data": data, "metric": "cosine"},
+    }
+    return Recipe.model_validate(recipe).compression
+
+
+@pytest.mark.parametrize("method", ["rtn", "gptq", "autoround"])
+def test_weights_rounded_in_order_are_those_of_one_part_and_learned_ones_are_not(
+    method: str, loaded: Path, tmp_path: Path
+) -> None:
+    options = {"autoround": {"steps": 4}} if method == "autoround" else {}
+    chosen = section(loaded, method=method, weights={"bits": 4}, **options)
+    whole = tmp_path / "whole"
+    shutil.copytree(loaded, whole)
+    one = record.read(whole / "checkpoint", {})
+    record.write(record.Graph(**{**vars(one), "starts": ()}), whole / "checkpoint")
+    states = []
+    for folder in (loaded, whole):
+        out = tmp_path / f"{folder.name}-state"
+        out.mkdir()
+        compress.run(chosen, folder, out)
+        states.append(state.read(out).weights)
+    equal = {n: torch.equal(q.integers, states[1][n].integers) for n, q in states[0].items()}
+    assert len(equal) == 9
+    assert all(equal.values()) == (method != "autoround")
+
+
+def test_a_weight_that_is_read_twice_and_a_tensor_that_skips_ahead_keep_parts_together(
+    tmp_path: Path,
+) -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "a"], ["1"]),
+        helper.make_node("MatMul", ["1", "b"], ["2"]),
+        helper.make_node("MatMul", ["2", "b"], ["3"]),
+        helper.make_node("MatMul", ["3", "c"], ["4"]),
+        helper.make_node("MatMul", ["4", "d"], ["5"]),
+        helper.make_node("Add", ["4", "5"], ["y"]),
+    ]
+    arrays = {n: exported.weights(8, 8, seed=i) for i, n in enumerate("abcd")}
+    file = exported.by_hand(tmp_path / "m.onnx", nodes, arrays)
+    load.run(Model(source=str(file), task="tensors"), tmp_path)
+    source = open_source("tensors", tmp_path)
+    parts = [[p[-1] for p in source.paths(block)] for block in source.blocks]
+    assert parts == [["a"], ["b"], ["c"], ["d"]]
