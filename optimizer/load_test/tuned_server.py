@@ -54,17 +54,17 @@ class TunedServer:
     def highest(self, settings: Values) -> HighestRate:
         """Measure the highest rate that meets the objectives; HighestRate(None, None) where this
         machine cannot run the server with these settings."""
-        say(f"tune-serving: {_as_text(settings)}")
+        say(f"tune-serving: {as_text(settings)}")
         try:
             document = self._measure(settings, None, self.objectives)
         except MachineError as e:
-            say(f"tune-serving: {_as_text(settings)}: {e}")
+            say(f"tune-serving: {as_text(settings)}: {e}")
             return HighestRate(None, None)
         return HighestRate(**document["highest_rate"])
 
     def overload(self, settings: Values, rate: float) -> Verdict:
         """Return the verdict at a rate above capacity, where all requests may be refused."""
-        say(f"tune-serving: {_as_text(settings)} at {rate:.4g} requests a second")
+        say(f"tune-serving: {as_text(settings)} at {rate:.4g} requests a second")
         document = self._measure(settings, rate, replace(self.objectives, refusals=1.0))
         verdict: Verdict = document["verdict"]
         return verdict
@@ -133,7 +133,7 @@ def _longest_wait(
 
 def text_of(document: Mapping[str, Any]) -> str:
     """Return the text of every trial, then the best settings as a section of a recipe."""
-    lines = [f"  {_as_text(t['settings'])}: {_rate(t)}" for t in document["trials"]]
+    lines = [f"  {as_text(t['settings'])}: {_rate(t)}" for t in document["trials"]]
     if document["verdict"] == "fail":
         fix = "loosen them, or increase --seconds, so that lower rates can be decided"
         return "\n".join([*lines, f"no settings met the objectives at any rate tried; {fix}"])
@@ -152,5 +152,6 @@ def _rate(trial: Mapping[str, Any]) -> str:
     return f"{trial['met']:.4g} requests a second met them{missed}"
 
 
-def _as_text(settings: Values) -> str:
+def as_text(settings: Values) -> str:
+    """Return settings for people, such as "rows 8, workers 2"."""
     return ", ".join(f"{name} {value}" for name, value in settings.items())

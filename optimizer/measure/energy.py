@@ -1,57 +1,107 @@
-"""Read the energy of the processors' packages: RAPL counters of Linux, Intel's and AMD's.
+"""Read the energy of the processors' packages, and of a GPU.
 
-A counter is of a whole package, whatever programs it runs, and idle power is part of it. The kernel
-lets only root read it, unless an administrator allows others.
+Packages: RAPL counters of Linux, Intel's and AMD's, which the kernel lets only root read, unless an
+administrator allows others.
 https://www.kernel.org/doc/html/latest/power/powercap/powercap.html
+
+GPU: the counter of NVML, through pynvml (package nvidia-ml-py).
+https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html
+
+A counter is of a whole device, whatever programs it runs, and idle power is part of it.
 """
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path("/sys/class/powercap")
 
 
 @dataclass(frozen=True)
-class Package:
-    """Counter of one package. range: microjoules at which it begins again at 0."""
+class Counter:
+    """Energy of one device. microjoules: reads it; range: value at which it begins again at 0"""
 
-    file: Path
+    name: str
+    microjoules: Callable[[], int]
     range: int
 
-    def microjoules(self) -> int:
-        return int(self.file.read_text())
+
+Counters = tuple[Sequence[Counter], str]
+"""(counters, why there is none; "" where there is)."""
 
 
 class Meter:
-    """Energy of all packages since `start`. missing: why there is none, "" where there is."""
+    """Energy of all packages, and of the GPU, since `start`.
 
-    def __init__(self, root: Path = ROOT) -> None:
-        self._packages: list[Package] = []
-        self.missing = f"no {root}/*/energy_uj of a processor's package can be read"
-        try:
-            for zone in sorted(root.glob("*:*")):
-                if (zone / "name").read_text().strip().startswith("package"):
-                    most = int((zone / "max_energy_range_uj").read_text())
-                    self._packages.append(Package(zone / "energy_uj", most))
-            self.start()
-        except (OSError, ValueError) as e:
-            self._packages, self.missing = [], f"{self.missing} ({e})"
-        if self._packages:
-            self.missing = ""
+    gpu: True for a model that runs on a GPU
+    nvml: module pynvml; None: the installed one
+
+    Attributes: devices, names of the counters that are read; missing, why others are not, "" where
+    all are.
+    """
+
+    def __init__(self, root: Path = ROOT, *, gpu: bool = False, nvml: Any = None) -> None:
+        kinds = [packages(root), *([graphics(nvml)] if gpu else [])]
+        self._counters = [counter for counters, _ in kinds for counter in counters]
+        self.missing = "; ".join(why for _, why in kinds if why)
+        self.devices = [counter.name for counter in self._counters]
+        self.start()
 
     def start(self) -> None:
-        self._before = [package.microjoules() for package in self._packages]
+        self._before = [counter.microjoules() for counter in self._counters]
 
     def joules(self) -> float | None:
-        """Energy since `start`; None where it cannot be read. A counter that began again once is
-        corrected."""
-        if not self._packages:
+        """Energy since `start`; None where no counter can be read. A counter that began again once
+        is corrected."""
+        if not self._counters:
             return None
-        after = [package.microjoules() for package in self._packages]
+        after = [counter.microjoules() for counter in self._counters]
         spent = (
-            b - a if b >= a else b - a + package.range
-            for a, b, package in zip(self._before, after, self._packages, strict=True)
+            b - a if b >= a else b - a + counter.range
+            for a, b, counter in zip(self._before, after, self._counters, strict=True)
         )
         return sum(spent) / 1e6
+
+
+def packages(root: Path) -> Counters:
+    """Counters of the processors' packages by RAPL. root: folder of powercap"""
+    counters, why = list[Counter](), f"no {root}/*/energy_uj of a processor's package can be read"
+    try:
+        for zone in sorted(root.glob("*:*")):
+            name = (zone / "name").read_text().strip()
+            if name.startswith("package"):
+                most = int((zone / "max_energy_range_uj").read_text())
+                counters.append(Counter(name, _reader(zone / "energy_uj"), most))
+                counters[-1].microjoules()
+    except (OSError, ValueError) as e:
+        return [], f"{why} ({e})"
+    return counters, "" if counters else why
+
+
+def _reader(file: Path) -> Callable[[], int]:
+    return lambda: int(file.read_text())
+
+
+def graphics(nvml: Any = None) -> Counters:
+    """Counter of the GPU by NVML. A machine with several GPUs has none: a model runs on one of
+    them, and their order differs from that of CUDA."""
+    try:
+        nvml = nvml or importlib.import_module("pynvml")
+        nvml.nvmlInit()
+        count = nvml.nvmlDeviceGetCount()
+        if count != 1:
+            return [], f"NVML counts {count} GPUs, and the energy of one is read"
+        handle = nvml.nvmlDeviceGetHandleByIndex(0)
+        gpu = Counter(
+            "gpu", lambda: 1000 * nvml.nvmlDeviceGetTotalEnergyConsumption(handle), 1 << 64
+        )
+        gpu.microjoules()
+    except ImportError:
+        return [], "the GPU's energy is not readable without pynvml: pip install nvidia-ml-py"
+    except Exception as e:  # the classes of its errors are pynvml's own
+        return [], f"the GPU's energy is not readable: NVML: {e}"
+    return [gpu], ""

@@ -1,4 +1,4 @@
-"""Time the modules of a model in ONNX Runtime's profile.
+"""Time the modules of a model in ONNX Runtime's profile, beside the roofline of the machine.
 
 A node of a lowered model is named MODULE/OPERATOR, and the runtime's fusions keep that name, so the
 kernels of a profile are those of the checkpoint's modules. A node's time is the median over rounds.
@@ -7,36 +7,31 @@ Profiling slows small kernels, so that shares mean more than times.
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Mapping
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-from optimizer.harness.process.temporary import temporary_folder
 from optimizer.harness.runtimes.ort.run import OrtRunner
+from optimizer.measure import roofline
+from optimizer.measure.ort_profile import kernels, module_of, node_of
+from optimizer.measure.roofline import Rates
 
 WARMUP, ROUNDS = 5, 30
-KERNEL, FUSED = "_kernel_time", "fused "
 
 
-def measure(runner: OrtRunner, arrays: Mapping[str, Any]) -> dict[str, Any]:
+def measure(
+    runner: OrtRunner, arrays: Mapping[str, Any], rates: Rates | None = None
+) -> dict[str, Any]:
     """{rounds, ms: sum over modules, modules: [{module, ms, share}], the slowest first} of a batch.
-    runner: names the file, the device and the threads; another session is profiled."""
-    with (
-        temporary_folder("profile") as folder,
-        OrtRunner(
-            runner.model, device=runner.provider, threads=runner.threads, profile=folder / "profile"
-        ) as profiled,
-    ):
-        for _ in range(WARMUP + ROUNDS):
-            profiled.infer(arrays)
-        events = json.loads(Path(profiled.end_profiling()).read_text("utf-8"))
+
+    runner: names the file, the device and the threads; another session is profiled
+    rates: rates of this machine, for `attained` of each module: the time that its kernels take at
+        least (roofline.py) / their time; None where the work of a kernel is not known
+    """
     by_node: dict[str, list[float]] = defaultdict(list)
-    for event in events:
-        if event.get("cat") == "Node" and event["name"].endswith(KERNEL):
-            by_node[event["name"].removesuffix(KERNEL)].append(event["dur"] / 1000)
+    for event in kernels(runner, arrays, WARMUP + ROUNDS):
+        by_node[node_of(event)].append(event["dur"] / 1000)
     by_module: dict[str, float] = defaultdict(float)
     for name, times in by_node.items():
         per_round = len(times) // (WARMUP + ROUNDS)
@@ -44,11 +39,34 @@ def measure(runner: OrtRunner, arrays: Mapping[str, Any]) -> dict[str, Any]:
         by_module[module_of(name)] += median(counted) * max(per_round, 1)
     whole = sum(by_module.values())
     ordered = sorted(by_module.items(), key=lambda item: (-item[1], item[0]))
-    rows = [{"module": m, "ms": ms, "share": ms / whole if whole else 0.0} for m, ms in ordered]
+    rows: list[dict[str, Any]] = [
+        {"module": m, "ms": ms, "share": ms / whole if whole else 0.0} for m, ms in ordered
+    ]
+    if rates is not None:
+        least = _least(runner, arrays, rates, list(by_node))
+        for row in rows:
+            row["attained"] = _ratio(least[row["module"]], row["ms"])
     return {"rounds": ROUNDS, "ms": whole, "modules": rows}
 
 
-def module_of(node: str) -> str:
-    """Name of a node's module; "" for nodes of no module."""
-    module, slash, _ = node.removeprefix(FUSED).partition("/")
-    return module if slash else ""
+def _ratio(least: float | None, ms: float) -> float | None:
+    return None if least is None or not ms else least / ms
+
+
+def _least(
+    runner: OrtRunner, arrays: Mapping[str, Any], rates: Rates, nodes: list[str]
+) -> dict[str, float | None]:
+    """{module: ms that the kernels of these nodes take at least; None where that is not known of
+    one}, from a run without prepacking, whose events have the sizes of weights."""
+    of_node: dict[str, float | None] = {}
+    for event in kernels(runner, arrays, 1, packed=False):
+        work, node = roofline.work_of(event), node_of(event)
+        before = of_node.get(node, 0.0)
+        known = None if work is None or before is None else before + rates.milliseconds(work)
+        of_node[node] = known
+    by_module: dict[str, float | None] = {}
+    for node in nodes:
+        module, ms = module_of(node), of_node.get(node)
+        before = by_module.get(module, 0.0)
+        by_module[module] = None if ms is None or before is None else before + ms
+    return by_module

@@ -9,9 +9,11 @@ table.json, version 1:
     cells                   [{batch, sequence, runs, p50, p50_interval, p99, p99_interval: ms end to
                             end, forward_p50: of them in the model, answers_per_second,
                             joules_per_answer, cost_per_million}]
-    energy                  why there is none; "" where there is
+    energy                  why counters are not read; "" where all are
+    energy_of               names of the counters that are read: packages, the GPU
     modules                 module_times.py, of the first batch with the longest sequence; null for
                             other runtimes than ONNX Runtime
+    rates                   of the processor, for the roofline (roofline.py); null without
     price_per_hour          or null; cost_per_million: {answers, tokens where inputs have some} from
                             it, or null
 
@@ -39,8 +41,9 @@ from optimizer.harness.errors import BundleError
 from optimizer.harness.runtimes.machine import this_machine
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.harness.trust import signature
-from optimizer.measure import module_times
+from optimizer.measure import module_times, roofline
 from optimizer.measure.energy import Meter
+from optimizer.measure.roofline import Rates
 from optimizer.publish.documents import sign
 from optimizer.store import digest_file
 from optimizer.timing.stopping_rules import PrecisionRule
@@ -88,19 +91,30 @@ def measure(
         )
     texts, system = bundle.task.inputs.neutral(bundle.contract), bundle.system()
     grid = [(batch, sequence) for batch in batches for sequence in chosen]
-    document = of_system(system, texts, grid, bundle.threads, seconds, price)
+    gpu = bundle.engine["device"] != "cpu"
+    document = of_system(system, texts, grid, bundle.threads, seconds, price, gpu=gpu)
     for cell in document["cells"]:
         if cell["cost_per_million"] and not sized:
             del cell["cost_per_million"]["tokens"]
     if isinstance(bundle.runner, OrtRunner):
         batch, sequence = batches[0], max(chosen)
         arrays = arrays_of(system, texts, (batch, sequence))
-        document["modules"] = module_times.measure(bundle.runner, arrays)
+        rates = rates_of(bundle.runner)
+        document["rates"] = rates and rates.to_json()
+        document["modules"] = module_times.measure(bundle.runner, arrays, rates)
         document["modules"] |= {"batch": batch, "sequence": sequence}
     manifest = bundle.manifest
     named = {name: manifest[name] for name in ("name", "version", "content_digest")}
     engine = {name: bundle.engine[field] for name, field in (("engine", "target"), ("device",) * 2)}
     return {**document, "bundle": named, **engine}
+
+
+def rates_of(runner: OrtRunner) -> Rates | None:
+    """Measure the rates of a runner's processor with its threads; None on another device."""
+    if runner.provider != "cpu":
+        return None
+    say("measure: rates of this processor")
+    return roofline.measure(runner.threads)
 
 
 def arrays_of(system: System, texts: Sequence[Any], cell: tuple[int, int]) -> dict[str, Any]:
@@ -116,9 +130,15 @@ def of_system(
     threads: int,
     seconds: float,
     price: float | None,
+    *,
+    gpu: bool = False,
 ) -> dict[str, Any]:
-    """Measure the part of a table that any system has. grid: (batch, sequence) each"""
-    started, meter, at_start = time.monotonic(), Meter(), busy.describe()
+    """Measure the part of a table that any system has.
+
+    grid: (batch, sequence) each
+    gpu: True where the model runs on a GPU
+    """
+    started, meter, at_start = time.monotonic(), Meter(gpu=gpu), busy.describe()
     cells = []
     for number, cell in enumerate(grid, 1):
         cells.append(_cell(system, cell, texts, seconds / len(grid), meter, price))
@@ -132,7 +152,9 @@ def of_system(
         "busy": at_start,
         "cells": cells,
         "energy": meter.missing,
+        "energy_of": meter.devices,
         "modules": None,
+        "rates": None,
         "price_per_hour": price,
     }
 
@@ -223,28 +245,34 @@ def text(document: Mapping[str, Any]) -> str:
     """Return the table for a terminal."""
     energy, price = document["energy"], document["price_per_hour"]
     heads = ["batch", "tokens", "p50 ms", "p99 ms", "answers/s"]
-    heads += [] if energy else ["J/answer"]
+    measured = document["cells"][0]["joules_per_answer"] is not None
+    heads += ["J/answer"] * measured
     heads += [] if price is None else ["cost of a million"]
-    rows = [heads, *(_row(cell, bool(energy), price) for cell in document["cells"])]
+    rows = [heads, *(_row(cell, measured, price) for cell in document["cells"])]
     widths = [max(len(row[i]) for row in rows) for i in range(len(heads))]
     lines = ["  ".join(c.rjust(w) for c, w in zip(r, widths, strict=True)) for r in rows]
     machine, threads = document["machine"], document["threads"]
     lines.insert(
         0, f"{document['engine']} on {machine['cpu']}, {threads or machine['cores']} threads"
     )
+    lines += [f"Energy of {', '.join(document['energy_of'])}."] * measured
     lines.append("" if not energy else f"Energy is not measured: {energy}.")
     modules = document["modules"]
     if modules is None:
         return "\n".join([*lines, "Modules are timed with ONNX Runtime alone."])
-    lines.append("Time by module:")
-    lines += [
-        f"  {one['share']:6.1%}  {one['ms']:8.3f} ms  {one['module'] or 'no module'}"
-        for one in modules["modules"][:10]
-    ]
+    lines += ["Time by module:", *map(_module_line, modules["modules"][:10])]
+    if document["rates"] is not None:
+        lines += roofline.text(document["rates"])
     return "\n".join(lines)
 
 
-def _row(cell: Mapping[str, Any], no_energy: bool, price: float | None) -> list[str]:
+def _module_line(one: Mapping[str, Any]) -> str:
+    attained = one.get("attained")
+    of = "" if "attained" not in one else " " * 9 if attained is None else f"  {attained:7.1%}"
+    return f"  {one['share']:6.1%}  {one['ms']:8.3f} ms{of}  {one['module'] or 'no module'}"
+
+
+def _row(cell: Mapping[str, Any], energy: bool, price: float | None) -> list[str]:
     high = cell["p99_interval"][1]
     row = [
         str(cell["batch"]),
@@ -253,5 +281,5 @@ def _row(cell: Mapping[str, Any], no_energy: bool, price: float | None) -> list[
         f"{cell['p99']:.3f}" if high is not None else f"{cell['p99']:.3f}?",
         f"{cell['answers_per_second']:.1f}",
     ]
-    row += [] if no_energy else [f"{cell['joules_per_answer']:.4g}"]
+    row += [] if not energy else [f"{cell['joules_per_answer']:.4g}"]
     return row + ([] if price is None else [f"{cell['cost_per_million']['answers']:.4g}"])

@@ -310,7 +310,7 @@ class Recipe(Section):
     def _search_suits_the_recipe(self) -> Recipe:
         if self.search is not None:
             others = [n for n in ("qat", "sparsity") if getattr(self, n) is not None]
-            search.check(self.search, self.reduce, others)
+            search.check(self.search, self.reduce, others, slo=self.slo is not None)
         return self
 
     @property

@@ -57,6 +57,11 @@ class Over(Section):
         description="values of reduce.goal.keep, the share of the weights in the blocks; 1.0 is "
         "the model as it is; default: the recipe's own",
     )
+    server: bool = Field(
+        False,
+        description="true: also settings of the server of the form that was found, under the "
+        "objectives of section slo: serve.rows, delay_ms, workers, slots, max_wait",
+    )
 
     @field_validator("targets")
     @classmethod
@@ -135,11 +140,18 @@ class Search(Section):
         return self.objective == "latency" or self.constraints.p99_ms is not None
 
 
-def check(search: Search, reduce: Reduce | None, others: Sequence[str]) -> None:
+def check(search: Search, reduce: Reduce | None, others: Sequence[str], *, slo: bool) -> None:
     """Raise ValueError where a search cannot try other forms of this recipe.
 
     others: those of the sections qat and sparsity that the recipe has
+    slo: True where it has a section slo
     """
+    if search.over.server and not slo:
+        raise ValueError(
+            "search.over.server is true, and the recipe has no section slo, whose objectives the "
+            "settings of the server must meet; add one, such as slo: {rate: 50, p99_ms: 60}, or "
+            "remove search.over.server"
+        )
     sizes = search.over.size
     if others or (reduce is not None and sizes is None):
         hint = "" if others else ", or list the sizes to try in search.over.size"

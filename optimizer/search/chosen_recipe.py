@@ -1,8 +1,8 @@
 """Write the recipe that a search found, so that `optimize run` makes the same form.
 
-The file is the user's recipe with other sections `quantize`, `targets` and `reduce`, the limits of
-the search in `validate`, and without `search`. It lies beside the recipe, where relative paths mean
-the same.
+The file is the user's recipe with other sections `quantize`, `targets`, `reduce` and `serve`, the
+limits of the search in `validate`, and without `search`. It lies beside the recipe, where relative
+paths mean the same.
 """
 
 from __future__ import annotations
@@ -65,6 +65,8 @@ def write(recipe: Path, overrides: Sequence[str], index: int, chosen: Recipe, ou
     if chosen.reduce is not None and chosen.reduce.goal is not None:
         goal = chosen.reduce.goal.model_dump(mode="json", exclude_unset=True)
         document["reduce"] = {**reduce, "goal": goal}
+    if chosen.serve is not None:
+        document["serve"] = chosen.serve.model_dump(mode="json", exclude_unset=True)
     _set_limits(document["validate"], chosen)
     text = HEADER.format(name=recipe.name) + yaml.safe_dump(
         document, sort_keys=False, allow_unicode=True, width=100

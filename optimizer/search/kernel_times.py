@@ -87,7 +87,7 @@ def measure(recipe: Recipe, root: Path, seconds: float, price: float | None) -> 
     rows = samples(latency.data) if latency.data else ()
     texts = [alone(row, task) for row in rows] or task.inputs.neutral(contract)
     threads = target.intra_op_threads or cores()
-    profiles = {}
+    profiles, rates = {}, None
     for name, model in (("float", form.artifacts.graph), ("modules", form.artifacts.model)):
         with closing(open_onnx(target, model.path / "model.onnx", contract, threads)) as runner:
             if not isinstance(runner, OrtRunner):
@@ -96,10 +96,13 @@ def measure(recipe: Recipe, root: Path, seconds: float, price: float | None) -> 
                     where=f"target {target.name}",
                 )
             system = graph_system(runner, contract, encoder)
-            profiles[name] = module_times.measure(runner, table.arrays_of(system, texts, cell))
+            rates = rates or table.rates_of(runner)
+            arrays = table.arrays_of(system, texts, cell)
+            profiles[name] = module_times.measure(runner, arrays, rates)
             if name == "modules":
                 document = table.of_system(system, texts, [cell], threads, seconds, price)
     say(f"measure: {form.recipe.name}: {document['cells'][0]['p50']:.3g} ms")
+    document["rates"] = rates and rates.to_json()
     return {**document, **profiles, "form": _form(form), "engine": target.name}
 
 
@@ -146,6 +149,7 @@ def check_recipe(recipe: Recipe) -> None:
         ("validate.latency.must_beat_float", latency.must_beat_float, "false"),
         ("validate.latency.p99_ms", latency.p99_ms is not None, "null"),
         ("search.constraints.latency.p99_ms", limits.p99_ms is not None, "null"),
+        ("search.over.server", search.over.server, "false"),
     ):
         if needed:
             raise RecipeError(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
 from optimizer.harness import tasks
+from optimizer.load_test import tuned_server
 from optimizer.package.report import plots
 from optimizer.package.report.plots import Point
 from optimizer.package.report.templating import environment
 from optimizer.package.report.view import Card, Paragraph, Table, badge, line
+from optimizer.search import server_settings
 from optimizer.search.expectation import kendall_tau
 from optimizer.search.search import Result
 from optimizer.search.sequential import LOOKS, confirmation_error
@@ -34,6 +37,7 @@ def document(result: Result, file: Path | None, report: Path) -> dict[str, Any]:
         "report": str(report),
         "objective": search.objective,
         "form": winner.label if winner else None,
+        "server": _server_document(result),
         "is_the_recipe": winner is not None and winner is result.trials[0],
         "timed_again": result.raced,
         "pareto": [t.label for t in result.pareto],
@@ -59,6 +63,13 @@ def document(result: Result, file: Path | None, report: Path) -> dict[str, Any]:
         "times": result.times or None,
         "seconds": result.seconds,
     }
+
+
+def _server_document(result: Result) -> dict[str, Any] | None:
+    server = result.server
+    if server is None:
+        return None
+    return {"verdict": server.verdict, "why": server.why, **server.document}
 
 
 def _tau(result: Result) -> float | None:
@@ -141,7 +152,7 @@ def conclusion(result: Result, document: dict[str, Any]) -> list[str]:
             first += again
         if result.times:
             first += f". Times are predicted from {result.times}; time the form there"
-        return [*lost, first + ".", f"Next: optimize run {document['found']}"]
+        return [*lost, first + ".", *_server(result), *_next(result, document)]
     if result.verdict == "fail":
         return [*lost, _none(result)]
     undecided = [
@@ -152,6 +163,28 @@ def conclusion(result: Result, document: dict[str, Any]) -> list[str]:
         "that number."
     )
     return [*undecided, *lost, f"Inconclusive: no form was shown to keep the margin. {more}"]
+
+
+def _server(result: Result) -> list[str]:
+    """Sentence on the server of the form that was found; none without search.over.server."""
+    server = result.server
+    if server is None:
+        return []
+    if server.verdict == "pass":
+        return [server_settings.sentence(server.document)]
+    verdict = "misses" if server.verdict == "fail" else "was not shown to meet"
+    return [
+        f"Its server {verdict} section slo with the best settings that were tried: {server.why}."
+    ]
+
+
+def _next(result: Result, document: Mapping[str, Any]) -> list[str]:
+    if result.chosen is not None:
+        return [f"Next: optimize run {document['found']}"]
+    return [
+        "Next: loosen slo (a lower rate, a higher limit; more seconds where it is inconclusive), "
+        "or remove search.over.server, and search again: finished trials are reused."
+    ]
 
 
 def _none(result: Result) -> str:
@@ -167,7 +200,8 @@ def _none(result: Result) -> str:
 
 def page(result: Result, document: dict[str, Any]) -> str:
     """Return report.html."""
-    cards = [_plot(result), _table(result), _lost(result), _errors(result, document)]
+    cards = [_plot(result), _table(result), _lost(result), _settings(result)]
+    cards += [_errors(result, document)]
     content = {
         "name": f"{result.recipe.name}: search by {result.section.objective}",
         "verdict": result.verdict,
@@ -217,6 +251,25 @@ def _lost(result: Result) -> Card:
     if not rows:
         return Card("Reasons", paragraphs=(Paragraph(line("Every form keeps the margin.")),))
     return Card("Reasons", tables=(Table("Reasons", ("form", "reason"), rows),))
+
+
+def _settings(result: Result) -> Card | None:
+    """Card of the settings of the server that were tried."""
+    if result.server is None:
+        return None
+    trials = result.server.document["trials"]
+    rows = tuple(
+        (
+            line(tuned_server.as_text(trial["settings"])),
+            *(
+                line("" if trial[name] is None else f"{trial[name]:.4g}")
+                for name in ("met", "missed")
+            ),
+        )
+        for trial in trials
+    )
+    heads = ("settings", "highest rate that met slo", "lowest that was not shown to")
+    return Card("Server", tables=(Table("Requests a second", heads, rows, (1, 2)),))
 
 
 def _errors(result: Result, document: dict[str, Any]) -> Card:

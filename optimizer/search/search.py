@@ -9,6 +9,7 @@
 3. Of the candidates that keep the margins and limits, the best by the objective is judged on the
    held-out rows (sequential.py), timed again beside the recipe, and run through stage validate with
    all gates of the recipe. The first that passes is found.
+4. With search.over.server the settings of its server are tuned (server_settings.py).
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ from optimizer.foundation.progress import say
 from optimizer.foundation.verdicts import Verdict
 from optimizer.recipe.schema import Recipe
 from optimizer.recipe.search import Search
-from optimizer.search import candidates, enough_rows, kernel_times, sequential
+from optimizer.search import candidates, enough_rows, kernel_times, sequential, server_settings
 from optimizer.search.candidates import Candidate
 from optimizer.search.expectation import Expectation
 from optimizer.search.progress import Progress
 from optimizer.search.proposals import Proposals, Ranked, Sampled
 from optimizer.search.sequential import Confirmation
+from optimizer.search.server_settings import TunedForm
 from optimizer.search.stages import race
 from optimizer.search.trial import Trial, objective, pareto_set
 from optimizer.search.workbench import Workbench, deciding_gate, reason, why_refused
@@ -54,6 +56,7 @@ class Result:
     seconds: time of the search, of its earlier runs too where it was resumed
     raced: times of the form that was found and of the recipe, timed again; None without times
     times: table from which times were predicted; "" where forms were timed here
+    server: the form with tuned settings of its server; None without search.over.server
     price: price per hour of the machine that answers; None: no costs
     """
 
@@ -67,6 +70,7 @@ class Result:
     seconds: float
     raced: dict[str, Any] | None
     times: str = ""
+    server: TunedForm | None = None
     price: float | None = None
 
     @property
@@ -80,8 +84,9 @@ class Result:
 
     @property
     def winner(self) -> Trial | None:
-        """Trial of the form that was found."""
-        return self.confirmations[-1].candidate if self.verdict == "pass" else None
+        """Trial of the form that was found, also where its server misses section slo."""
+        last = self.confirmations[-1:]
+        return last[0].candidate if last and last[0].verdict == "pass" else None
 
     def cost(self, trial: Trial) -> float | None:
         """Cost of a million answers, from the median time of a batch; None without a time or a
@@ -141,6 +146,10 @@ def run(
     open_ = any(t.outcome == "undecided" for t in trials)
     open_ = open_ or any(c.verdict == "inconclusive" for c in confirmations)
     verdict: Verdict = "pass" if won else "inconclusive" if open_ else "fail"
+    server = None
+    if chosen is not None and bench.search.over.server:
+        server = server_settings.tune(chosen, store)
+        verdict, chosen = server.verdict, server.recipe if server.verdict == "pass" else None
     return Result(
         recipe,
         verdict,
@@ -152,6 +161,7 @@ def run(
         progress.seconds,
         raced or None,
         "" if known is None else f"{known.file}, of {known.machine}",
+        server,
     )
 
 

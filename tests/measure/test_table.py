@@ -20,6 +20,7 @@ from optimizer.harness.errors import BundleError
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.measure import module_times, table
 from optimizer.measure.energy import Meter
+from optimizer.measure.roofline import Rates
 from optimizer.traffic import buckets
 from tests.package.bundles import small_bundle
 
@@ -60,6 +61,8 @@ def test_a_table_has_the_cells_the_bundle_and_a_cost(folder: Path) -> None:
 
 
 def test_kernels_are_those_of_the_modules_after_which_their_nodes_are_named(tmp_path: Path) -> None:
+    """layer.0 has two products of (64, 256) and (256, 256) floats, layer.1 the only other kernel
+    with a module; by the rates below they take at least 16.8 and 1.3 ms."""
     weight = numpy_helper.from_array(np.ones((256, 256), np.float32), "w")
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["y"], "layer.0.dense/MatMul"),
@@ -75,11 +78,16 @@ def test_kernels_are_those_of_the_modules_after_which_their_nodes_are_named(tmp_
     )
     onnx.save(model, tmp_path / "model.onnx")
     with OrtRunner(tmp_path / "model.onnx", threads=1) as runner:
-        times = module_times.measure(runner, {"x": np.ones((64, 256), np.float32)})
+        rates = Rates(float32=1e9, int8=1e12, bandwidth={1 << 16: 1e12, 1 << 20: 1e8})
+        times = module_times.measure(runner, {"x": np.ones((64, 256), np.float32)}, rates)
     assert {one["module"] for one in times["modules"]} == {"layer.0.dense", "layer.1", ""}
     shares = [one["share"] for one in times["modules"]]
     assert shares == sorted(shares, reverse=True)
     assert sum(shares) == pytest.approx(1)
+    least = {one["module"]: one["ms"] * one["attained"] for one in times["modules"]}
+    product = max(2 * 64 * 256 * 256 / 1e9, 4 * (64 * 256 * 2 + 256 * 256) / 1e8)
+    assert least["layer.0.dense"] == pytest.approx(1e3 * 2 * product)
+    assert least["layer.1"] == pytest.approx(1e3 * 4 * 2 * 64 * 256 / 1e8)
 
 
 def test_a_table_of_another_key_or_that_was_changed_is_refused(folder: Path) -> None:
@@ -123,6 +131,34 @@ def test_energy_is_that_of_all_packages_also_where_a_counter_begins_again(tmp_pa
     assert (meter.joules(), meter.missing) == (pytest.approx(3.5), "")
     assert Meter(tmp_path / "none").joules() is None
     assert "can be read" in Meter(tmp_path / "none").missing
+
+
+def test_the_energy_of_one_gpu_is_read_and_that_of_several_is_not(tmp_path: Path) -> None:
+    """NVML counts millijoules."""
+
+    class Nvml:
+        count, millijoules = 1, 1000
+
+        def nvmlInit(self) -> None: ...
+
+        def nvmlDeviceGetCount(self) -> int:
+            return self.count
+
+        def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+            return index
+
+        def nvmlDeviceGetTotalEnergyConsumption(self, handle: int) -> int:
+            return self.millijoules
+
+    nvml = Nvml()
+    meter = Meter(tmp_path, gpu=True, nvml=nvml)
+    nvml.millijoules = 3500
+    assert (meter.joules(), meter.devices) == (pytest.approx(2.5), ["gpu"])
+    assert "package can be read" in meter.missing
+    nvml.count = 2
+    several = Meter(tmp_path, gpu=True, nvml=nvml)
+    assert several.joules() is None
+    assert "2 GPUs" in several.missing
 
 
 def test_a_row_costs_its_share_of_the_largest_measured_batch_up_to_the_traffics() -> None:

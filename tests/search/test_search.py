@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from optimizer import pipeline
 from optimizer.cli import main
 from optimizer.foundation.errors import DataError, LedgerError, RecipeError
+from optimizer.load_test import measure, tuned_server
 from optimizer.recipe import file as recipe_file
 from optimizer.recipe.schema import Recipe
 from optimizer.search import chosen_recipe, report, search
@@ -214,6 +215,44 @@ def test_the_recipe_found_lies_beside_the_recipe(tmp_path: Path) -> None:
     chosen_recipe.check_place(tmp_path / "recipe.yaml", tmp_path / "found.yaml")
     with pytest.raises(RecipeError, match="another folder"):
         chosen_recipe.check_place(tmp_path / "recipe.yaml", tmp_path / "other" / "found.yaml")
+
+
+@pytest.mark.parametrize("met", [True, False])
+def test_the_best_settings_of_the_winners_server_stand_in_its_recipe(
+    recipe: Path, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, met: bool
+) -> None:
+    """Tuning and the load test are replaced by results; the server with these settings starts."""
+    trial = {"settings": {"rows": 8}, "met": 90.0, "missed": 99.0}
+    tuned = {"serve": {"rows": 2, "max_wait": 0.5}, "highest_rate": {"met": 210.0}}
+    tuned |= {"verdict": "pass" if met else "fail", "trials": [trial]}
+    monkeypatch.setattr(tuned_server, "tune", lambda server: tuned)
+    loaded = {"highest_rate": {"met": 205.0, "missed": 220.0}}
+    monkeypatch.setattr(measure, "measure", lambda *arguments: loaded)
+    over = [f"slo={{p99_ms: 5, max_refused: {float(met)}}}", "serve={rows: 8, delay_ms: 1}"]
+    over.append("search.over.server=true")
+    served = search.run(recipe_file.read(recipe, over), store)
+    shown = " ".join(report.text(served, {"found": "x"}).split())
+    assert "Requests a second" in report.page(served, report.document(served, None, recipe))
+    if not met:
+        assert (served.exit_code, served.chosen) == (3, None)
+        assert "Its server misses section slo" in shown
+        return
+    assert served.chosen is not None
+    assert served.winner is not None
+    assert "Server: rows 2, max_wait 0.5; 210 requests a second meet slo, with rows 8 90." in shown
+    file = recipe.with_name("served.yaml")
+    chosen_recipe.write(recipe, over, served.winner.candidate.target, served.chosen, file)
+    again = recipe_file.read(file)
+    assert again.serve is not None
+    assert again.serve.model_dump(exclude_none=True) == {"rows": 2, "delay_ms": 1, "max_wait": 0.5}
+    run = Store(store, until="slo")
+    pipeline.run(again, run)
+    assert {step["what"] for step in run.log} == {"reused"}
+
+
+def test_settings_of_a_server_need_objectives(recipe: Path) -> None:
+    with pytest.raises(RecipeError, match="no section slo"):
+        recipe_file.read(recipe, ["search.over.server=true"])
 
 
 @pytest.fixture(scope="module")

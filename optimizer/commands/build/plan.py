@@ -85,12 +85,15 @@ def _searched(recipe: Recipe, store: Path) -> dict[str, Any]:
     each = budget.seconds_of_timing if recipe.search.timed else 0.0
     forms = [replace(c, finer=0.0) for c in space]
     seconds = sum(seconds_of[form] + each for form in forms[: budget.trials])
+    served = ""
+    if recipe.search.over.server and recipe.slo is not None:
+        served = f", then 6 to 12 runs of {recipe.slo.seconds:g} s per setting of the server tried"
     return {
         "stage": "search",
         "what": "try",
         "why": f"`optimize search`: {len(space)} forms by {recipe.search.objective}, at most "
         f"{budget.trials} trials in {budget.hours:g} hours; making and timing them takes up to "
-        f"{seconds / 60:.0f} min, answering half of validate.data with each comes on top",
+        f"{seconds / 60:.0f} min, answering half of validate.data with each comes on top" + served,
         "candidates": [candidate.label(recipe) for candidate in space],
         "search_seconds": seconds,
     }

@@ -1,0 +1,50 @@
+"""Events of the kernels in ONNX Runtime's profile of some runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from optimizer.harness.process.temporary import temporary_folder
+from optimizer.harness.runtimes.ort.run import OrtRunner
+
+Event = Mapping[str, Any]
+"""Event of a kernel: `dur` in microseconds, `args` with its operator and sizes of its arrays."""
+
+KERNEL, FUSED = "_kernel_time", "fused "
+
+
+def kernels(
+    runner: OrtRunner, arrays: Mapping[str, Any], rounds: int, *, packed: bool = True
+) -> list[Event]:
+    """Run a model `rounds` times, and return its events, in order.
+
+    runner: names the file, the device and the threads; another session is profiled
+    packed: False for a slower session whose events have the sizes of weights too
+    """
+    with (
+        temporary_folder("profile") as folder,
+        OrtRunner(
+            runner.model,
+            device=runner.provider,
+            threads=runner.threads,
+            mapped=not packed,
+            profile=folder / "profile",
+        ) as profiled,
+    ):
+        for _ in range(rounds):
+            profiled.infer(arrays)
+        events = json.loads(Path(profiled.end_profiling()).read_text("utf-8"))
+    return [e for e in events if e.get("cat") == "Node" and e["name"].endswith(KERNEL)]
+
+
+def node_of(event: Event) -> str:
+    return str(event["name"].removesuffix(KERNEL))
+
+
+def module_of(node: str) -> str:
+    """Name of a node's module; "" for nodes of no module."""
+    module, slash, _ = node.removeprefix(FUSED).partition("/")
+    return module if slash else ""

@@ -1,0 +1,92 @@
+"""Settings of the server of the form that a search found (search.over.server).
+
+The form's bundle is packaged, and the settings of its server are tried as `optimize tune-serving`
+tries them, under the objectives of section `slo` (stages/served.py). The recipe with the best
+settings is then judged by stage slo, as `optimize run` judges it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from optimizer import pipeline
+from optimizer.foundation.progress import say
+from optimizer.foundation.verdicts import Verdict
+from optimizer.load_test import stage as slo
+from optimizer.load_test import tuned_server
+from optimizer.recipe.schema import Recipe
+from optimizer.recipe.serving import Serve
+from optimizer.search.stages import served
+from optimizer.store import Store
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class TunedForm:
+    """Form with the best settings of its server.
+
+    recipe: recipe of the form, with these settings in section serve
+    why: reason of a verdict other than pass, a sentence
+    document: trials and result (load_test/tuned_server.py), with the gates of stage slo
+    """
+
+    recipe: Recipe
+    verdict: Verdict
+    why: str
+    document: Json
+
+
+def tune(recipe: Recipe, root: Path) -> TunedForm:
+    """Tune the server of a form whose gates passed, and judge it by section slo.
+
+    root: folder of the store
+
+    Raises MachineError and InputError where its server does not start on this machine.
+    """
+    assert recipe.slo is not None
+    bundle = _outcome(recipe, root, "package").bundle
+    assert bundle is not None
+    say("search: tuning the server of the form that was found")
+    section = recipe.slo.model_copy(update={"rate": None})  # the highest rate is searched
+    store = Store(root)
+    store.recipe = recipe.name
+    document = json.loads(
+        (store.step(served.STAGE, section, bundle).path / served.FILE).read_text()
+    )
+    if document["verdict"] != "pass":
+        return TunedForm(recipe, "fail", "no settings meet slo at any rate", document)
+    fields = recipe.serve.model_dump(exclude_unset=True) if recipe.serve else {}
+    serve = Serve.model_validate(fields | document["serve"])
+    recipe = recipe.model_copy(update={"serve": serve})
+    judged = _outcome(recipe, root, "slo").slo
+    assert judged is not None
+    report = json.loads((judged.path / slo.FILE).read_text("utf-8"))
+    gates = {gate["verdict"]: gate for gate in reversed(report["gates"])}
+    verdict: Verdict = report["verdict"]
+    why = "" if verdict == "pass" else f"gate {gates[verdict]['name']}: {gates[verdict]['message']}"
+    return TunedForm(recipe, verdict, why, document | {"gates": report["gates"]})
+
+
+def _outcome(recipe: Recipe, root: Path, until: str) -> pipeline.Outcome:
+    return pipeline.run(recipe, Store(root, until=until))
+
+
+def sentence(document: Mapping[str, Any]) -> str:
+    """Return a sentence on the best settings, their highest rate, and that of the recipe's own.
+
+    document: trials and result, where some settings met the objectives
+    """
+    best, trials = document["serve"], document["trials"]
+    rate = f"{document['highest_rate']['met']:.4g} requests a second meet slo"
+    settings = tuned_server.as_text(best)
+    first = trials[0]["settings"]
+    if all(best[name] == value for name, value in first.items()):
+        return f"Server: {settings}; {rate}. No other settings that were tried are better."
+    before = [t["met"] for t in trials if t["settings"] == first][-1]
+    own = "none" if before is None else f"{before:.4g}"
+    return f"Server: {settings}; {rate}, with {tuned_server.as_text(first)} {own}."
