@@ -19,7 +19,7 @@ def check(recipe: Recipe, context: Context) -> None:
     """
     records = [(i, targets.of(section.runtime)) for i, section in enumerate(recipe.targets)]
     section = recipe.model
-    if not any(record.check_model or record.check_parts for _, record in records):
+    if not any(record.check_model for _, record in records):
         return
     unread = section.gguf_file is not None or section.trust_remote_code
     if unread or not (context.fetch or source.is_local(section.source, section.base)):
@@ -29,6 +29,4 @@ def check(recipe: Recipe, context: Context) -> None:
         config = read_complete_config(model_folder(root))
     for i, record in records:
         if record.check_model:
-            resolve(record.check_model)(config, f"targets.{i}")
-        if record.check_parts:
-            resolve(record.check_parts)(config, recipe, recipe.targets[i], f"targets.{i}")
+            resolve(record.check_model)(config, f"targets.{i}", recipe, recipe.targets[i])

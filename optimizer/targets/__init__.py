@@ -154,7 +154,7 @@ VLLM = replace(
     COMPRESSED_TENSORS,
     name="vllm",
     section=VllmTarget,
-    check_parts="optimizer.lower.compressed_tensors.vllm:check_parts",
+    check_model="optimizer.lower.compressed_tensors.vllm:check_model",
     fit="optimizer.lower.compressed_tensors.vllm:fit",
     build="optimizer.lower.compressed_tensors.vllm:build",
     untimed="`optimize bench` of the bundle times vLLM on a machine that has it",

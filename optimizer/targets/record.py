@@ -116,8 +116,8 @@ class Target:
     estimate: (section, shapes) -> needs of `lower`
     files: globs of the lowered files that a bundle needs, the model first
     check: (recipe, section, path of the section), further checks of a recipe
-    check_model: (config with transformers' defaults, path of the section), checks of a model
-    check_parts: (the same config, recipe, section, its path), checks of a model's sizes
+    check_model: (config with transformers' defaults, path of the section, recipe, section), checks
+                 of a model
     fit: (section) -> requirements on a machine that runs it (harness/bundle/fit.py); "": none
     build: (section, model, out) -> fields of engine.json (lower/build.py); "": the lowered model
            itself runs
@@ -146,7 +146,6 @@ class Target:
     files: tuple[str, ...] = ("model.onnx", "model.onnx.*")
     check: str = ""
     check_model: str = ""
-    check_parts: str = ""
     fit: str = ""
     build: str = ""
     engine_files: bool = False

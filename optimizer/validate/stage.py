@@ -158,6 +158,7 @@ def run(
     report["judged"] = judged.record(materials, rows, seen.answered_by, out)
     if untimed := elsewhere or target_runner.why_not_timed(materials):
         report["not_measured"]["speed"] = untimed
+        report["size"] = target_runner.file_sizes(materials)
         gates += unmeasured(
             section.validate_.latency, untimed, latency_gain.declared_gate(materials)
         )

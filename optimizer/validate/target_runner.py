@@ -49,6 +49,18 @@ def why_not_timed(m: RunArtifacts) -> str:
     return targets.of(m.section.target.runtime).untimed
 
 
+def file_sizes(m: RunArtifacts) -> dict[str, int]:
+    """Bytes of the float model, which is the exported graph or else the checkpoint's folder, and of
+    the files that a bundle holds of the lowered one."""
+    graph = list(m.reference_graph.glob("model.onnx*"))
+    float_files = graph or (m.reference / "checkpoint").iterdir()
+    files = targets.of(m.section.target.runtime).model_files(m.model)
+    return {
+        "float_bytes": sum(f.stat().st_size for f in float_files),
+        "candidate_bytes": sum(f.stat().st_size for f in files),
+    }
+
+
 def why_not_answered(m: RunArtifacts) -> str:
     """Explain why the quality of the target cannot be measured here; "" where it can."""
     runtime = m.section.target.runtime

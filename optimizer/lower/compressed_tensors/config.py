@@ -97,7 +97,7 @@ class ModuleScheme:
         }
 
 
-def check_model(config: Mapping[str, Any], at: str) -> None:
+def check_model(config: Mapping[str, Any], at: str, *_: object) -> None:
     """Raise RecipeError in case 4.
 
     config: content of config.json

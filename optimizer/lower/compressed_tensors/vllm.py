@@ -8,29 +8,34 @@ weights and does not round the inputs, which is another model than the proven on
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from optimizer.foundation.errors import RecipeError
 from optimizer.foundation.qtensor import BLOCK
+from optimizer.lower.compressed_tensors import config as folder_config
 from optimizer.model.architectures.families import FAMILIES
 from optimizer.recipe.schema import Quantize, Recipe
 from optimizer.recipe.targets import VllmTarget
 
 Shared = tuple[int, int, int]
 """(width of a layer; most parts of it, which further GPUs repeat; values that share a scale)"""
+Form = tuple[str, int]
+"""(granularity of a weight's scales; values along a row that share one)"""
 TURING, AMPERE, ADA = "7.5", "8.0", "8.9"
 
 
-def check_parts(config: Mapping[str, Any], recipe: Recipe, section: VllmTarget, at: str) -> None:
-    """Raise RecipeError where the model has no equal parts for each GPU.
+def check_model(config: Mapping[str, Any], at: str, recipe: Recipe, section: VllmTarget) -> None:
+    """Raise RecipeError as config.check_model, and where the model has no equal parts for each GPU.
 
     config: content of config.json
     at: path of the target in the recipe
     """
-    _check_sizes(config, section, at, _shared_scales(config, recipe.quantize))
+    folder_config.check_model(config, at)
+    scales = _shared_scales(config, lambda module: _form_in_recipe(recipe.quantize, module))
+    _check_sizes(config, section, at, scales)
 
 
 def _check_sizes(
@@ -75,25 +80,50 @@ def _width(config: Mapping[str, Any]) -> str:
     return row.feed_forward.width if row and row.feed_forward else "intermediate_size"
 
 
-def _shared_scales(config: Mapping[str, Any], quantize: Quantize) -> list[Shared]:
-    """Widths that tensor parallelism divides and along which quantize.weights has scales."""
-    weights, row = quantize.weights, FAMILIES.get(str(config.get("model_type")))
-    size = BLOCK if weights.granularity == "block" else weights.group_size
-    if size is None or row is None or row.feed_forward is None:
+def _form_in_recipe(quantize: Quantize, module: str) -> Form | None:
+    """Form of a module's weight in a recipe; None where it stays float."""
+
+    def named(patterns: Sequence[str]) -> bool:
+        return any(fnmatchcase(module, p) for p in patterns)
+
+    if named(quantize.keep_float):
+        return None
+    rules = (rule.weights for rule in quantize.layers if named(rule.modules))
+    weights = next(rules, quantize.weights)
+    return weights.granularity, weights.group_size or BLOCK
+
+
+def _lowered_form(modules: Mapping[str, Mapping[str, str | None]], module: str) -> Form | None:
+    """Form of a module's weight in lowering.json, as "int4 group 64"; None where it is float."""
+    if module not in modules:
+        return None
+    _, granularity, *size = str(modules[module]["weight"]).split()
+    return granularity, int(size[0]) if granularity == "group" else BLOCK
+
+
+def _shared_scales(
+    config: Mapping[str, Any], form_of: Callable[[str], Form | None]
+) -> list[Shared]:
+    """Widths that tensor parallelism divides and along which weights have scales.
+
+    form_of: function from a module's name to the form of its weight
+    """
+    row = FAMILIES.get(str(config.get("model_type")))
+    heads, blocks = (config.get(name) for name in ("num_attention_heads", "num_hidden_layers"))
+    if row is None or row.feed_forward is None or not (heads and blocks):
         return []
-    heads, neurons = config["num_attention_heads"], config[row.feed_forward.width]
+    neurons = config[row.feed_forward.width]
     groups = config.get("num_key_value_heads") or heads
     head = config.get("head_dim") or config["hidden_size"] // heads
-    divided = {row.output: (heads * head, heads), row.feed_forward.down: (neurons, heads)}
-    if weights.granularity == "block":  # along rows too
-        divided[row.value] = groups * head, groups
-    others = [*quantize.keep_float, *(p for rule in quantize.layers for p in rule.modules)]
-    blocks = [f"{row.base_prefix}{row.blocks}.{i}" for i in range(config["num_hidden_layers"])]
-    return [
-        (width, most, size)
-        for layer, (width, most) in divided.items()
-        if not all(any(fnmatchcase(f"{b}.{layer}", p) for p in others) for b in blocks)
-    ]
+    inputs = {row.output: (heads * head, heads), row.feed_forward.down: (neurons, heads)}
+    outputs = {row.value: (groups * head, groups)}  # blocks are as high as wide
+    shared: list[Shared] = []
+    for block in range(blocks):
+        for layer, (width, most) in (inputs | outputs).items():
+            form = form_of(f"{row.base_prefix}{row.blocks}.{block}.{layer}")
+            if form and form[0] in (("group", "block") if layer in inputs else ("block",)):
+                shared.append((width, most, form[1]))
+    return list(dict.fromkeys(shared))
 
 
 def fit(section: VllmTarget) -> dict[str, Any]:
@@ -109,11 +139,11 @@ def build(section: VllmTarget, model: Path, _out: Path) -> dict[str, Any]:
     """See lower/build.py: nothing is built; `fit` gains what follows from the lowered folder."""
     lowering = json.loads((model / "lowering.json").read_text(encoding="utf-8"))
     config = json.loads((model / "model" / "config.json").read_text(encoding="utf-8"))
-    _check_sizes(
-        config, section, "targets: vllm", ()
-    )  # of a GGUF file, which `check` does not open
+    modules = lowering["modules"]
+    scales = _shared_scales(config, lambda module: _lowered_form(modules, module))
+    _check_sizes(config, section, "targets: vllm", scales)  # `check` opens no GGUF file
     least = AMPERE if section.float == "bf16" else TURING
-    if lowering["float8_cache"] or any(map(_multiplies_float8, lowering["modules"].values())):
+    if lowering["float8_cache"] or any(map(_multiplies_float8, modules.values())):
         least = ADA
     more = {
         "compute_capability": least,

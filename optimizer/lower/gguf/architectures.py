@@ -110,7 +110,7 @@ def of(config: Mapping[str, Any]) -> Architecture:
     return architecture
 
 
-def check(config: Mapping[str, Any], at: str) -> None:
+def check(config: Mapping[str, Any], at: str, *_: object) -> None:
     """Raise RecipeError as `of`, and for rows that are not whole blocks.
 
     at: path of the target in the recipe

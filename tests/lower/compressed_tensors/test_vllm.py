@@ -49,13 +49,17 @@ CONFIG = {
     "num_hidden_layers": 2,
 }
 GROUPS = {"weights": {"bits": 4, "granularity": "group", "group_size": 128}}
+ONE_LAYER = {
+    "weights": {**GROUPS["weights"], "group_size": 64},
+    "layers": ({"modules": ("*.1.mlp.down_proj",), **GROUPS},),
+}
 BLOCKS = {"weights": {"type": "float8", "granularity": "block"}}
 
 
 def check(folder: Path, quantize: dict[str, Any], **sizes: int) -> None:
     recipe = decoder_recipe("a", folder, quantize)
     target = VllmTarget(runtime="vllm", **sizes)
-    vllm.check_parts(CONFIG, recipe, target, "targets.0")
+    vllm.check_model(CONFIG, "targets.0", recipe, target)
 
 
 @pytest.mark.parametrize(
@@ -66,6 +70,7 @@ def check(folder: Path, quantize: dict[str, Any], **sizes: int) -> None:
         ({}, {"pipeline_parallel_size": 3}, "pipeline_parallel_size.*3 parts of 2 layers"),
         (BLOCKS, {"tensor_parallel_size": 6}, r"6 gives 64 of 384 values[\s\S]*: 1, 3$"),
         (GROUPS, {"tensor_parallel_size": 12}, r"12 gives 64 of 768 values[\s\S]*: 1, 2, 3, 6$"),
+        (ONE_LAYER, {"tensor_parallel_size": 12}, r"12 gives 64 of 768 values[\s\S]*: 1, 2, 3, 6$"),
     ],
 )
 def test_sizes_that_vllm_refuses_to_load_are_refused(
@@ -80,3 +85,15 @@ def test_sizes_that_divide_the_model_are_taken(tmp_path: Path) -> None:
         check(tmp_path, {}, tensor_parallel_size=size)
     check(tmp_path, BLOCKS, tensor_parallel_size=3)
     check(tmp_path, {**GROUPS, "keep_float": ("*.o_proj", "*.down_proj")}, tensor_parallel_size=12)
+
+
+def test_a_lowered_model_is_compared_with_its_own_groups(tmp_path: Path) -> None:
+    """A GGUF file is not opened by `check`, and sensitivities choose groups only in compress."""
+    down = {"weight": "int4 group 128", "activation": None}
+    document = {"modules": {"model.layers.1.mlp.down_proj": down}, "float8_cache": False}
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "lowering.json").write_text(json.dumps(document))
+    vllm.build(VllmTarget(runtime="vllm", tensor_parallel_size=6), tmp_path, tmp_path)
+    with pytest.raises(RecipeError, match="12 gives 64 of 768 values"):
+        vllm.build(VllmTarget(runtime="vllm", tensor_parallel_size=12), tmp_path, tmp_path)

@@ -98,6 +98,7 @@ def test_a_folder_is_proven_and_its_quality_judged(
     assert document["target"] == "compressed-tensors"
     assert document["quality"]["candidate"]["value"] > 0
     assert "vLLM" in document["not_measured"]["speed"]
+    assert 0 < document["size"]["candidate_bytes"] != document["size"]["float_bytes"] > 0
     assert document["verdict"] == "pass"
 
 
