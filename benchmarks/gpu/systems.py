@@ -218,6 +218,29 @@ def ort_decoder(files: Files, rehearse: bool) -> System:
     return System(start=start, about=about, close=runner.close)
 
 
+def served_decoder(files: Files, rehearse: bool) -> System:
+    """Open the model as a bundle does: a graph of each step, the newest token's logits alone."""
+    from optimizer.harness.bundle.engines import Workshop, open_decoder
+    from optimizer.harness.runtimes.machine import this_machine
+    from optimizer.harness.runtimes.ort.run import OrtRunner, version
+
+    names, contract = _contract(files)
+    warnings: list[str] = []
+    path = Path(files["onnx"])
+    shop = Workshop(path.parent, {"files": {}}, this_machine(), None, warnings.append)
+    if rehearse:
+        runner: Any = OrtRunner(path, fixed=True)
+    else:
+        runner = open_decoder(shop, contract, path, "cuda", graphs=True)
+    about = {"onnxruntime": version(), "nodes_by_provider": runner.placed, "warnings": warnings}
+
+    def start(_: int, capacity: int) -> Writer:
+        decoder = runner.decoder(contract, capacity)
+        return Writer(lambda arrays: decoder.last(of(arrays, names))[:, None])
+
+    return System(start=start, about=about, close=runner.close)
+
+
 def trt_encoder(product: str) -> Callable[[Files, bool], System]:
     def opened(files: Files, _: bool) -> System:
         runner, about = _engine(files, product)
@@ -303,7 +326,7 @@ SYSTEMS: dict[tuple[str, str], Callable[[Files, bool], System]] = {
     ("decoder", "torch-eager"): torch_decoder,
     ("decoder", "torch-compile"): torch_compiled_decoder,
     ("decoder", "onnxruntime"): ort_decoder,
-    ("decoder", "served"): ort_decoder,
+    ("decoder", "served"): served_decoder,
     ("decoder", "tensorrt-rtx"): trt_decoder("tensorrt-rtx"),
     ("decoder", "tensorrt"): trt_decoder("tensorrt"),
 }

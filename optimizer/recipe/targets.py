@@ -211,8 +211,8 @@ class OnnxRuntimeTarget(TargetSection):
     )
     cuda_graphs: bool | None = Field(
         None,
-        description="device: cuda, encoders: pad batches to powers of two and replay one CUDA "
-        "graph for each size; null: true there",
+        description="device: cuda: replay one CUDA graph for each size: of an encoder's batch, "
+        "padded to powers of two, and of a decoder's step of one token; null: true there",
     )
     divide_batches: bool = Field(
         True,

@@ -79,10 +79,17 @@ def open_candidate(m: RunArtifacts, device: str) -> Any:
 
 
 def open_lowered(m: RunArtifacts, device: str) -> OrtRunner:
-    """Open the lowered model in ONNX Runtime on `device`."""
+    """Open the lowered model in ONNX Runtime on `device`; a decoder whose steps a GPU replays takes
+    its steps from the same buffers."""
     kind = pieces.Graph if tasks.of(m.contract).generates else OrtRunner
-    threads = m.section.target.intra_op_threads
-    return kind(m.model / "model.onnx", device=device, threads=threads).adapted(m.matrices)
+    threads, fixed = m.section.target.intra_op_threads, _replays_graphs(m)
+    runner = kind(m.model / "model.onnx", device=device, threads=threads, fixed=fixed)
+    return runner.adapted(m.matrices)
+
+
+def _replays_graphs(m: RunArtifacts) -> bool:
+    fit = manifest_entry(m.section.target, m.model / "model.onnx")["fit"]
+    return bool(fit.get("cuda_graphs", False))
 
 
 def open_on_gpu_or_lowered(m: RunArtifacts, device: str) -> Any:
@@ -240,7 +247,8 @@ def open_decoder(m: RunArtifacts, *, fuse: bool) -> Any:
     a rounded one has its own gate. fuse: False: ONNX Runtime, operator by operator as written."""
     if fuse and _engine_runs(m):
         return open_engine(m, threads=1, exact_cache=True)
-    graph = pieces.Graph(m.model / "model.onnx", threads=1, fuse=fuse, mapped=not fuse)
+    model, fixed = m.model / "model.onnx", fuse and _replays_graphs(m)
+    graph = pieces.Graph(model, threads=1, fuse=fuse, mapped=not fuse, fixed=fixed)
     return graph.adapted(m.matrices)
 
 

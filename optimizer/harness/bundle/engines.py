@@ -20,6 +20,7 @@ from ..runtimes.ort import bound
 from ..runtimes.ort.run import OrtRunner
 from ..runtimes.runner import Runner
 from ..runtimes.trt.products import PRODUCTS, BuildOptions
+from ..tasks.text_generation import next_arrays
 from . import engine_cache
 from .engine_cache import Build, Say
 from .fit import How
@@ -99,9 +100,44 @@ def open_model(shop: Workshop, engine: Mapping[str, Any], _how: How, threads: in
     divide = engine["fit"].get("divide_batches", False)
     model, contract = shop.folder / engine["model"], shop.contract
     texts = contract is not None and contract.tokenizer is not None
-    if contract is None or not texts or tasks.of(contract).generates or provider != "cuda":
+    if contract is None or not texts or provider != "cuda":
         return OrtRunner(model, device=provider, threads=threads, divide=divide)
+    if tasks.of(contract).generates:
+        return open_decoder(
+            shop, contract, model, provider, engine["fit"].get("cuda_graphs", False)
+        )
     return open_on_device(shop, contract, model, provider, padded_sizes(engine, contract))
+
+
+def open_decoder(
+    shop: Workshop, contract: Contract, model: Path, device: str, graphs: bool
+) -> Runner:
+    """Open a decoder on a device.
+
+    graphs: replay one CUDA graph per step of one token; a model that cannot be captured runs
+        without, with a warning
+    """
+    if graphs:
+        try:
+            return _open_decoder_with_graphs(contract, model, device)
+        except (MachineError, BundleError) as e:
+            if shop.say is not None:
+                shop.say(f"no CUDA graph is replayed, so that each token takes longer: {e}")
+    return OrtRunner(model, device=device)
+
+
+def _open_decoder_with_graphs(contract: Contract, model: Path, device: str) -> Runner:
+    """Open a decoder and capture a step, so that one that cannot be captured is known."""
+    runner = OrtRunner(model, device=device, graphs=True)
+    try:
+        if not runner.fixes_steps:
+            raise BundleError("its past and present share no buffer", where=str(model))
+        one = np.ones((1, 1), np.int64)
+        runner.decoder(contract).last(next_arrays(contract, one, one))
+    except (MachineError, BundleError):
+        runner.close()
+        raise
+    return runner
 
 
 def padded_sizes(engine: Mapping[str, Any], contract: Contract) -> list[dict[str, Any]]:

@@ -11,6 +11,8 @@ from optimizer.harness.errors import BundleError, InputError
 from optimizer.harness.generate import Options, generate, loop, stream
 from optimizer.harness.generate.loop import prefill
 from optimizer.harness.runtimes.decoder import pieces
+from optimizer.harness.runtimes.ort import fixed_step
+from optimizer.harness.runtimes.ort.bound import UNCAPTURED
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.harness.tasks import text_generation
 from tests.decoders import write_tiny_decoder
@@ -66,6 +68,39 @@ def test_a_cache_written_in_place_gives_the_same(
 ) -> None:
     new = generate(contract, runner, tokenizer, PROMPTS, LONG)
     assert generate(contract, shared, tokenizer, PROMPTS, LONG) == new
+
+
+def test_steps_of_fixed_size_give_the_same_bits_while_the_cache_grows_and_is_used_again(
+    decoder_folder: Path, contract: Any, shared: OrtRunner, tokenizer: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(fixed_step, "SMALLEST", 8)
+    rows = [tokenizer.encode(p).ids[:6] for p in PROMPTS[:3]]
+    first = text_generation.arrays(contract, rows)
+    rng = np.random.default_rng(0)
+    graphs: list[int] = []
+
+    class Recording(OrtRunner):
+        def run_bound(self, binding: Any, graph: int = UNCAPTURED) -> None:
+            graphs.append(graph)
+            super().run_bound(binding, graph)
+
+    with Recording(decoder_folder / "shared.onnx", threads=1, fixed=True) as runner:
+        for starts in (first, {n: a[:1, -1:] for n, a in first.items()}, first):
+            decoders = [runner.decoder(contract), shared.decoder(contract)]
+            mask = np.asarray(starts["attention_mask"])
+            scores = [d.last(starts) for d in decoders]
+            for _ in range(20):
+                np.testing.assert_array_equal(*scores)
+                mask = np.concatenate([mask, np.ones_like(mask[:, :1])], 1)
+                ids = rng.integers(3, 200, (len(mask), 1))
+                step = text_generation.next_arrays(contract, ids, mask)
+                scores = [d.last(step) for d in decoders]
+            caches = [d.cache() for d in decoders]
+            for name in caches[0]:
+                np.testing.assert_array_equal(caches[0][name], caches[1][name])
+    prompts, steps = (graphs.count(UNCAPTURED), [g for g in graphs if g != UNCAPTURED])
+    assert len(steps) >= 60 > prompts
+    assert set(steps[:20]) == set(steps[-20:]) != set(steps[20:-20])
 
 
 @pytest.mark.parametrize("size", [1, 3, 7])

@@ -29,9 +29,10 @@ from ...inputs.batch import Array
 from ...process.closing import Closing
 from ..slots import SeparateDecoders, Slots
 from . import exact_integers
-from .bound import BoundSession, Buffers
+from .bound import GRAPH_ID, UNCAPTURED, BoundSession, Buffers
 from .decoder import OrtDecoder
 from .divided import DividedRuns, Run, by_rows
+from .fixed_step import FixedSteps, ReplayingDecoder, replays
 from .privacy import disable_telemetry
 from .providers import RECORD_PLACEMENT, on_cpu, placement, provider, refuse_fallback, start
 from .slots import OrtSlots, supports_slots
@@ -66,8 +67,9 @@ class OrtRunner(Closing):
         computed from a weight only until it is read, without ConstantFolding unless `optimized` is
         given. Without copies for the kernels these are slower.
     bound: run on buffers that stay on the device (bound.py).
-    graphs: also replay a CUDA graph per combination of shapes; raises UnopenedError for a model
-        that cannot be captured whole.
+    graphs: also replay a CUDA graph per combination of shapes, of a decoder per size of its step;
+        raises UnopenedError for a model that cannot be captured whole.
+    fixed: run a decoder's steps on the buffers of fixed_step.py, as with graphs
     divide: on a CPU, divide large batches among threads by rows (divided.py).
     answer: output that alone is computed where the model has it (harness/tasks/task.py:
         answer_output); "" for all outputs.
@@ -90,6 +92,7 @@ class OrtRunner(Closing):
         mapped: bool = False,
         bound: bool = False,
         graphs: bool = False,
+        fixed: bool = False,
         divide: bool = False,
         answer: str = "",
         optimized: Path | None = None,
@@ -120,6 +123,9 @@ class OrtRunner(Closing):
         self._inputs: dict[str, tuple[Any, tuple[Any, ...]]] = {
             i.name: (DTYPES.get(i.type), tuple(i.shape)) for i in self._session.get_inputs()
         }
+        self._graphs = graphs
+        steps = FixedSteps(self, self._release) if (graphs or fixed) and replays(self) else None
+        self._steps = steps
         self.adapters: Mapping[str, OrtRunner] = {}
         self._adapter: Mapping[str, Array] = {}
         self._adapter_values: Mapping[str, Any] = {}
@@ -134,6 +140,11 @@ class OrtRunner(Closing):
     def end_profiling(self) -> Path:
         """Write the profile of a session that was opened with `profile`; returns its file."""
         return Path(self._session.end_profiling())
+
+    @property
+    def fixes_steps(self) -> bool:
+        """True if a decoder's steps run on buffers of fixed size."""
+        return self._steps is not None
 
     @property
     def divided(self) -> bool:
@@ -190,6 +201,8 @@ class OrtRunner(Closing):
         return view
 
     def decoder(self, contract: Contract, capacity: int = 0) -> OrtDecoder:
+        if self._steps is not None and not self._adapter:
+            return ReplayingDecoder(self, contract, capacity, self._steps)
         return OrtDecoder(self, contract, capacity)
 
     def slots(self, contract: Contract, rows: int, capacity: int) -> Slots:
@@ -211,10 +224,23 @@ class OrtRunner(Closing):
         """Copy an array to this runner's device as an OrtValue."""
         return _import().OrtValue.ortvalue_from_numpy(array, self.device, 0)
 
-    def run_bound(self, binding: Any) -> None:
-        """Run once on a binding."""
+    def run_bound(self, binding: Any, graph: int = UNCAPTURED) -> None:
+        """Run once on a binding.
+
+        graph: gpu_graph_id of the graph that is captured, then replayed, of a session with graphs
+        """
         with self._computing():
-            self._session.run_with_iobinding(binding)
+            self._session.run_with_iobinding(binding, self._options(graph))
+
+    def _options(self, graph: int = UNCAPTURED) -> Any:
+        options = _import().RunOptions()
+        if self._graphs:
+            options.add_run_config_entry(GRAPH_ID, str(graph))
+        return options
+
+    def _release(self, graph: int) -> None:
+        if self._graphs and self._session is not None:
+            self._session.release_captured_graph(graph)
 
     def run_values(self, feeds: Mapping[str, Any], fetches: Mapping[str, Any]) -> None:
         """Run once, and write the outputs into `fetches`. Takes inputs that a graph may leave out,
@@ -241,15 +267,17 @@ class OrtRunner(Closing):
         devices = [device(value) for value in fetches.values()]
         with self._computing():
             self._session.run_with_ortvaluevector(
-                ort.RunOptions(), [*feeds], inputs, [*fetches], outputs, devices
+                self._options(), [*feeds], inputs, [*fetches], outputs, devices
             )
 
     def close(self) -> None:
         if self._bound is not None:
             self._bound.close()
+        if self._steps is not None:
+            self._steps.close()
         if self._divided is not None:
             self._divided.close()
-        self._bound = self._divided = self._session = self._run = None  # type: ignore[assignment]
+        self._bound = self._divided = self._steps = self._session = self._run = None  # type: ignore[assignment]
 
     @contextmanager
     def _computing(self) -> Iterator[None]:

@@ -25,6 +25,7 @@ import numpy as np
 
 from optimizer.foundation.rounding.tolerance import Squares, relative, squares
 from optimizer.harness.errors import HarnessError
+from optimizer.harness.runtimes.ort.bound import UNCAPTURED
 from optimizer.harness.runtimes.ort.run import OrtRunner, check_names
 from optimizer.harness.runtimes.runner import Runner
 from optimizer.lower.onnx import cut
@@ -146,9 +147,9 @@ class Graph(OrtRunner):
         with _refusals(self.model):
             return super().infer(arrays)
 
-    def run_bound(self, binding: Any) -> None:
+    def run_bound(self, binding: Any, graph: int = UNCAPTURED) -> None:
         with _refusals(self.model):
-            super().run_bound(binding)
+            super().run_bound(binding, graph)
 
 
 AS_WRITTEN = Opener(lambda model: Graph(model, threads=1, fuse=False, mapped=True))

@@ -1,0 +1,165 @@
+"""Decode steps of one size for each batch and capacity of the KV cache, replayed as a CUDA graph.
+
+A captured graph has fixed shapes and addresses (bound.py). So a step of one token per row reads
+ids, positions and a mask of the cache's whole capacity from buffers that stay on the device. The
+mask's columns after the newest token are 0, and the graph takes a row's length from its last 1
+(lower/ort/attention.py, case 8). Longer inputs, such as prompts, run as in decoder.py, uncaptured.
+
+Buffers and graph are kept for later texts, because capturing takes many steps' time. A step that is
+captured runs twice, and writes the same keys and values into the same columns.
+
+Law (tested on a CPU, without a graph): logits and cache are equal in every bit to OrtDecoder's.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from ...contract import Contract
+from ...inputs import kv_cache
+from ...inputs.batch import Array
+from ..decoder import check_step
+from .bound import BYTES
+from .decoder import LOGITS, SHARED, BindableModel, OrtDecoder
+
+SMALLEST = 256  # tokens of the least capacity; each next one is twice as large
+MASK = "attention_mask"
+
+
+class ReplayingModel(BindableModel, Protocol):
+    """Interface of a model whose runs may be captured; see OrtRunner.run_bound."""
+
+    def run_bound(self, binding: Any, graph: int = ...) -> None: ...
+
+
+class FixedStep:
+    """Buffers of one decode step.
+
+    rows, capacity: rows, and tokens per row, of the KV cache
+    graph: gpu_graph_id
+    """
+
+    def __init__(
+        self, runner: ReplayingModel, contract: Contract, rows: int, capacity: int, graph: int
+    ) -> None:
+        self.rows, self.capacity, self.graph = rows, capacity, graph
+        self._runner, spec = runner, contract.decoder
+        names = kv_cache.names(spec.layers)
+        shape = (rows, spec.kv_heads, capacity, spec.head_dim)
+        self.cache = {p: runner.value(np.zeros(shape, runner.inputs[p])) for p, _ in names}
+        self._inputs = {
+            i.name: runner.value(np.zeros((rows, capacity if i.name == MASK else 1), i.dtype))
+            for i in contract.inputs
+        }
+        self._logits = runner.value(np.zeros((rows, 1, spec.vocabulary), np.float32))
+        self._binding = runner.binding()
+        for name, value in (self._inputs | self.cache).items():
+            self._binding.bind_ortvalue_input(name, value)
+        self._binding.bind_ortvalue_output(LOGITS, self._logits)
+        for past, present in names:
+            self._binding.bind_ortvalue_output(present, self.cache[past])
+
+    @property
+    def size(self) -> int:
+        """Bytes of the KV cache."""
+        return sum(int(v.tensor_size_in_bytes()) for v in self.cache.values())
+
+    def run(self, arrays: Mapping[str, Array]) -> Array:
+        """Add a token to each row; return its logits (rows, 1, vocabulary).
+
+        arrays: inputs without the KV cache; the mask up to the new token
+        """
+        for name, value in self._inputs.items():
+            array = arrays[name]
+            if name == MASK:
+                array = np.pad(array, ((0, 0), (0, self.capacity - array.shape[1])))
+            value.update_inplace(np.ascontiguousarray(array))
+        self._runner.run_bound(self._binding, self.graph)
+        return np.array(self._logits.numpy())
+
+
+class FixedSteps:
+    """Steps of one model that no text uses now.
+
+    release: function that frees a captured graph
+    """
+
+    def __init__(self, runner: ReplayingModel, release: Callable[[int], None]) -> None:
+        self._runner, self._release = runner, release
+        self._free: list[FixedStep] = []  # the most recently used is the last
+        self._lock = threading.RLock()  # give_back may run while this thread collects garbage
+        self._count = 0
+
+    def take(self, contract: Contract, rows: int, tokens: int) -> FixedStep:
+        """Return a step for `tokens` per row or more, with any content in its KV cache."""
+        capacity = SMALLEST
+        while capacity < tokens:
+            capacity *= 2
+        capacity = max(tokens, min(capacity, contract.decoder.context))
+        with self._lock:
+            for step in self._free:
+                if (step.rows, step.capacity) == (rows, capacity):
+                    self._free.remove(step)
+                    return step
+            self._count += 1
+            return FixedStep(self._runner, contract, rows, capacity, self._count)
+
+    def give_back(self, step: FixedStep) -> None:
+        """Keep a step for later texts, and release the least recently used ones beyond BYTES."""
+        with self._lock:
+            self._free.append(step)
+            while sum(s.size for s in self._free) > BYTES:
+                self._release(self._free.pop(0).graph)
+
+    def close(self) -> None:
+        """Release the graphs of all steps."""
+        with self._lock:
+            for step in self._free:
+                self._release(step.graph)
+            self._free.clear()
+
+
+class ReplayingDecoder(OrtDecoder):
+    """Decoder on a shared KV cache whose steps of one token per row are a FixedStep."""
+
+    def __init__(
+        self, runner: ReplayingModel, contract: Contract, capacity: int, steps: FixedSteps
+    ) -> None:
+        super().__init__(runner, contract, capacity)
+        self._contract, self._steps = contract, steps
+        self._fixed: FixedStep | None = None
+        self._give_back: Callable[[], object] = lambda: None
+
+    def step(self, arrays: Mapping[str, Array]) -> Array:
+        if arrays["input_ids"].shape[1:] != (1,):
+            return super().step(arrays)
+        self._rows, _ = check_step(arrays, self._inputs, self.past, self._rows)
+        self._bind_cache(self.past + 1)
+        assert self._fixed is not None
+        logits = self._fixed.run(arrays)
+        self.past += 1
+        return logits
+
+    def _make_room(self, total: int) -> bool:
+        if self._fixed is not None and total <= self._fixed.capacity:
+            return False
+        larger = self._steps.take(self._contract, self._rows, max(total, self._capacity))
+        for name, old in self._cache.items():
+            array = larger.cache[name].numpy().copy()
+            array[:, :, : self.past] = old.numpy()[:, :, : self.past]
+            larger.cache[name].update_inplace(array)
+        self._give_back()
+        self._fixed, self._cache = larger, larger.cache
+        self._give_back = finalize = weakref.finalize(self, self._steps.give_back, larger)
+        finalize.atexit = False
+        return True
+
+
+def replays(runner: BindableModel) -> bool:
+    """Return True for a decoder whose past and present share one buffer."""
+    return runner.metadata.get(SHARED[0]) == SHARED[1]
