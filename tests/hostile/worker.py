@@ -46,13 +46,14 @@ MODULES = (
 
 
 def warm() -> None:
-    """Import what the commands import and digest the sources of stages, so that a child costs only
-    its own work."""
+    """Import what the commands import, digest the sources of stages and measure the machine, so
+    that a child costs only its own work."""
     import transformers.models.bert.modeling_bert
     import transformers.models.llama.modeling_llama  # noqa: F401
     from transformers import AutoModel, AutoTokenizer  # noqa: F401
 
     import optimizer.commands
+    from optimizer.foundation.process import machine_speed
     from optimizer.foundation.source_digest import source_digest
 
     for name in MODULES:
@@ -62,6 +63,7 @@ def warm() -> None:
     for stage in STAGES:
         import_module(f"optimizer.{stage}")
         source_digest(f"optimizer.{stage}")
+    machine_speed.measure()
     gc.freeze()  # a child's collections do not copy the parent's pages
 
 
