@@ -29,6 +29,7 @@ from optimizer.commands.bundle.compare import compare
 from optimizer.commands.bundle.doctor import doctor
 from optimizer.commands.bundle.drift import drift
 from optimizer.commands.bundle.explain import explain
+from optimizer.commands.bundle.import_profile import import_profile
 from optimizer.commands.bundle.inspect import inspect
 from optimizer.commands.bundle.measure import measure
 from optimizer.commands.bundle.predict import predict
@@ -246,6 +247,7 @@ for command in (
         explain,
         drift,
         measure,
+        import_profile,
     ),
     *(sign, attest, publish, pull, versions, promote, rollback, prune, step),
     *(seal, unseal, lock, verify_rebuild),

@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 from click.testing import CliRunner
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from onnx import TensorProto, helper, numpy_helper
 
 from optimizer.cli import main
 from optimizer.foundation.errors import DataError
@@ -22,6 +20,7 @@ from optimizer.measure import module_times, table
 from optimizer.measure.energy import Meter
 from optimizer.measure.roofline import Rates
 from optimizer.traffic import buckets
+from tests.measure.products import write_products
 from tests.package.bundles import small_bundle
 
 
@@ -63,20 +62,7 @@ def test_a_table_has_the_cells_the_bundle_and_a_cost(folder: Path) -> None:
 def test_kernels_are_those_of_the_modules_after_which_their_nodes_are_named(tmp_path: Path) -> None:
     """layer.0 has two products of (64, 256) and (256, 256) floats, layer.1 the only other kernel
     with a module; by the rates below they take at least 16.8 and 1.3 ms."""
-    weight = numpy_helper.from_array(np.ones((256, 256), np.float32), "w")
-    nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["y"], "layer.0.dense/MatMul"),
-        helper.make_node("MatMul", ["y", "w"], ["z"], "layer.0.dense/MatMul_1"),
-        helper.make_node("Relu", ["z"], ["a"], "layer.1/Relu"),
-        helper.make_node("Sin", ["a"], ["b"], "Sin"),
-    ]
-    x, b = (helper.make_tensor_value_info(n, TensorProto.FLOAT, ["rows", 256]) for n in "xb")
-    model = helper.make_model(
-        helper.make_graph(nodes, "g", [x], [b], [weight]),
-        opset_imports=[helper.make_opsetid("", 21)],
-        ir_version=10,
-    )
-    onnx.save(model, tmp_path / "model.onnx")
+    write_products(tmp_path / "model.onnx")
     with OrtRunner(tmp_path / "model.onnx", threads=1) as runner:
         rates = Rates(float32=1e9, int8=1e12, bandwidth={1 << 16: 1e12, 1 << 20: 1e8})
         times = module_times.measure(runner, {"x": np.ones((64, 256), np.float32)}, rates)
