@@ -4,7 +4,7 @@ predict   answer texts, given as arguments or one per line on standard input; on
           order, or a JSON object with --json; a text that cannot be answered has an error instead.
           A model that was judged on pairs takes --pair, or a line {"text": ..., "text_pair": ...},
           one that answers questions {"question": ..., "context": ...}, and one that chooses labels
-          {"text": ..., "candidate_labels": [...]}.
+          {"text": ..., "candidate_labels": [...]}, or takes --labels for all texts.
           text-generation accepts generation options, and --stream prints token by token
 bench     time it end to end and by stage, over the recipe's batch sizes and sequence lengths or
           others, with the ratio to float measured at build time; for text-generation, the first
@@ -107,6 +107,7 @@ def predict(folder: Path, args: argparse.Namespace) -> int:
             )
             print(line, flush=True)
 
+        queries.check_labels(args.labels, task)
         windows = queries.read_queries(args, task.inputs.name)
         if task.generates:
             summary = generation.predict(bundle, args, windows, emit)
@@ -117,7 +118,7 @@ def predict(folder: Path, args: argparse.Namespace) -> int:
                 queries.refuse_single_texts(args, names)
                 windows = (queries.parse_pairs(window, names) for window in windows)
             elif task.chooses:
-                windows = map(queries.parse_labels, windows)
+                windows = (queries.parse_labels(window, args.labels) for window in windows)
             parsed = (queries.parse_inputs(window, task) for window in windows)
             answers = (a for window in parsed for a in bundle.answer(window, args.batch_size))
             summary = output.write(answers, emit, task.inputs.name)
@@ -382,6 +383,12 @@ def _parser(program: str) -> _Parser:
                 default=[],
                 metavar="TEXT",
                 help="second text of a pair; repeatable, one per text",
+            )
+            command.add_argument(
+                "--labels",
+                metavar="LABELS",
+                help="zero-shot-classification: labels of texts that name none, with commas "
+                "between; default: those of the recipe",
             )
             _add_embedding(command)
             command.add_argument(

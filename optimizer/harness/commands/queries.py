@@ -64,20 +64,43 @@ def parse_pairs(window: Sequence[Query], names: Sequence[str]) -> list[Query]:
     return pairs
 
 
-def parse_labels(window: Sequence[Query]) -> list[Query]:
-    """Read a line that is a JSON object with `text` and labels; other lines are texts."""
+def check_labels(labels: str | None, task: Task) -> None:
+    """Raise InputError for --labels of a model that does not choose among labels of a request."""
+    from ..inputs.text import check_text
+
+    if labels is None:
+        return
+    if task.chooses:
+        check_text(labels, "--labels")
+        return
+    why = (
+        "whose labels are those of its recipe, encoded in its weights" if task.names_labels else ""
+    )
+    raise InputError(
+        f"the task is {task.name}{f', {why}' if why else ', which takes no labels'}",
+        where="--labels",
+        accepted="a model of task zero-shot-classification",
+        fix="Set model.zero_shot.candidate_labels in the recipe, and run it." if why else "",
+    )
+
+
+def parse_labels(window: Sequence[Query], labels: str | None) -> list[Query]:
+    """Read a line that is a JSON object with `text` and labels; other lines are texts.
+
+    labels: those of a text that names none; None: the contract's
+    """
     queries = []
     for one in window:
         document = None
         with suppress(ValueError, RecursionError):
             document = parse_json(one.input.encode()) if one.input.startswith("{") else None
         if isinstance(document, dict) and isinstance(document.get("text"), str):
-            labels = {n: v for n, v in document.items() if n != "text"}
-            pair = json.dumps(labels) if labels else one.pair
+            own = {n: v for n, v in document.items() if n != "text"}
+            pair = json.dumps(own) if own else one.pair
             queries.append(replace(one, input=document["text"], pair=pair))
         else:
             queries.append(one)
-    return queries
+    return [replace(one, pair=one.pair or labels) for one in queries]
 
 
 def parse_inputs(window: Sequence[Query], task: Task) -> list[Query]:

@@ -163,5 +163,5 @@ HYPOTHESIS = replace(
     encode=encode,
     full_sizes=full_lengths,
     requested=("text", NAMES[0]),
-    example='"a lovely film" --pair "cinema, sport"',
+    example='"a lovely film" --labels "cinema, sport"',
 )

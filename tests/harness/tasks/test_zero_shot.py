@@ -13,12 +13,12 @@ from pydantic import ValidationError
 
 from optimizer.foundation.errors import CheckpointError
 from optimizer.harness import tasks
-from optimizer.harness.commands.queries import parse_labels
+from optimizer.harness.commands.queries import check_labels, parse_labels
 from optimizer.harness.contract import Contract
-from optimizer.harness.errors import BundleError
+from optimizer.harness.errors import BundleError, InputError
 from optimizer.harness.server import answer_size
 from optimizer.harness.server.inference import ANSWER
-from optimizer.harness.tasks import zero_shot_classification
+from optimizer.harness.tasks import text_classification, zero_shot_classification
 from optimizer.harness.tasks.answering import Predictor, Query, answer
 from optimizer.load.stage import STAGE
 from optimizer.recipe.answers import ZeroShot
@@ -118,9 +118,19 @@ def test_calibration_reads_every_label(predictor: Predictor) -> None:
 
 def test_a_line_may_name_its_labels() -> None:
     lines = ('{"text": "a", "candidate_labels": ["b"]}', "plain", '{"other": 1}', '{"text": "a"}')
-    parsed = [(q.input, q.pair) for q in parse_labels([Query("line", line) for line in lines])]
-    assert parsed[0] == ("a", '{"candidate_labels": ["b"]}')
-    assert parsed[1:] == [("plain", None), ('{"other": 1}', None), ("a", None)]
+    for labels in (None, "c, d"):
+        queries = parse_labels([Query("line", line) for line in lines], labels)
+        parsed = [(q.input, q.pair) for q in queries]
+        assert parsed[0] == ("a", '{"candidate_labels": ["b"]}')
+        assert parsed[1:] == [("plain", labels), ('{"other": 1}', labels), ("a", labels)]
+
+
+def test_labels_are_refused_for_a_model_that_chooses_none() -> None:
+    check_labels("a, b", zero_shot_classification.TASK)
+    with pytest.raises(InputError, match="which takes no labels"):
+        check_labels("a, b", text_classification.TASK)
+    with pytest.raises(InputError, match="those of its recipe"):
+        check_labels("a, b", tasks.task("zero-shot-image-classification"))
 
 
 def test_a_server_predicts_the_size_of_the_answer(predictor: Predictor) -> None:
