@@ -114,15 +114,18 @@ def test_texts_are_continued_as_predict_does_with_the_options_of_their_request(
         expected = [opened.generate([t], Options(max_new_tokens=4))[0].text for t in TEXTS]
     with Embedded(decoder_bundle, 8) as embedded:
         options = {"max_new_tokens": 4, "not ours": 1}
-        (answer, wrong) = embedded.answer(
+        (answer, wrong, adapted) = embedded.answer(
             [
                 EmbeddedRequest(texts(*TEXTS), ["text"], options),
                 EmbeddedRequest(texts("a"), ["text"], {"max_new_tokens": 0}),
+                EmbeddedRequest(texts("a"), ["text"], {"adapter": "sql"}),
             ]
         )
     assert not isinstance(answer, RequestError)
     assert [t.decode() for t in answer["text"]] == expected
     assert isinstance(wrong, RequestError)
+    assert isinstance(adapted, RequestError)
+    assert "without adapters" in adapted.message
 
 
 def test_files_of_images_are_answered_as_predict_does_with_columns_as_the_config_has_them(

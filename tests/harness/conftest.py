@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import random
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from tests.decoders import write_decoder_tokenizer
 from tests.harness import tiny_decoder
+from tests.harness.small_model import VOCABULARY
 from tests.package.bundles import generation_bundle, small_bundle
 
 
@@ -64,3 +67,16 @@ def decoder_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bundle(made: Path, tmp_path: Path) -> Path:
     """A copy of it, to be changed."""
     return Path(shutil.copytree(made, tmp_path / "bundle"))
+
+
+@pytest.fixture(scope="session")
+def semantic(made: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """Options of serve for a cache of similar questions, with pairs of random words."""
+    words = [w for w in VOCABULARY if w.isalpha() and len(w) > 2]
+    chance, file = random.Random(0), tmp_path_factory.mktemp("pairs") / "pairs.jsonl"
+    with file.open("w") as out:
+        for i in range(30):
+            text = " ".join(chance.choices(words, k=2 + i % 5))
+            out.write(json.dumps({"text": text, "text_pair": words[i % 3], "same": False}) + "\n")
+    options = ("--semantic-encoder", str(made), "--semantic-pairs", str(file))
+    return ("--semantic-cache-mib", "1", *options, "--semantic-false-hits", "0.2")

@@ -22,6 +22,7 @@ from ..tasks.text_generation import NO_PAIRS
 from .inference import column, read_inputs
 from .model import PROMPT, Answer, Inputs, Model, failure
 from .refusals import RequestError
+from .scheduling.decoding import ADAPTER
 from .tensors import Array
 from .text_model import client_error
 from .warm_up.warm_up import warm_up
@@ -77,6 +78,7 @@ class Embedded(Closing):
 
     def _encode(self, model: Model, request: EmbeddedRequest) -> list[Encoded] | RequestError:
         try:
+            _check(request)
             inputs, pairs = read_inputs(model.task.inputs, request.inputs, (), BATCH)
             return model.encode(inputs, pairs, request.options.get(PROMPT))
         except RequestError as e:
@@ -96,6 +98,7 @@ class Embedded(Closing):
     def _generate(self, request: EmbeddedRequest) -> list[Answer | Exception] | RequestError:
         names = {f.name for f in fields(Options)}
         try:
+            _check(request)
             options = Options.from_json({n: v for n, v in request.options.items() if n in names})
             texts, pairs = read_inputs(self._bundle.task.inputs, request.inputs, (), BATCH)
             if pairs is not None:
@@ -117,3 +120,13 @@ class Embedded(Closing):
         target = str(self._bundle.engine["target"])
         right = [a for a in answers if not isinstance(a, Exception)]
         return {n: column(self._tensors, n, right, target) for n in request.outputs}
+
+
+def _check(request: EmbeddedRequest) -> None:
+    """Raise RequestError for a request that names an adapter, because the model itself answers."""
+    if ADAPTER in request.options:
+        raise RequestError(
+            f"parameter {ADAPTER}: inside another server the model answers without adapters; "
+            "serve the bundle by itself (`python -m harness serve`)",
+            param=ADAPTER,
+        )

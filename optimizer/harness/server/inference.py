@@ -25,7 +25,7 @@ from .model_config import model_config
 from .options import ANSWER as LARGEST
 from .refusals import ModelError, RequestError, TooLargeError, UnknownError
 from .request import HIT, MISS, Place, Request, Result
-from .scheduling.decoding import OPTIONS, Decoding, completion
+from .scheduling.decoding import ADAPTER, OPTIONS, Decoding, completion
 from .scheduling.engine import Engine
 from .tensors import Array, InferRequest, datatype
 from .text_model import TextModel
@@ -138,6 +138,8 @@ class Service:
             seconds = min(timeout / 1e6, seconds if seconds is not None else timeout / 1e6)
         if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority < 100:
             raise RequestError("parameter priority is not a whole number from 0 to 99")
+        if ADAPTER in parameters and not isinstance(self.engine, Decoding):
+            raise RequestError(f"parameter {ADAPTER}: {self.name} has no adapters", param=ADAPTER)
         request.priority, now = priority, self.engine.clock()
         if seconds is None:
             request.deadline = now + self.timeout
@@ -176,12 +178,11 @@ class Service:
         return result
 
     def _options(self, parameters: Mapping[str, Any]) -> str:
-        """Parameters that change an answer, as JSON for a cache key: options of text generation, or
-        the prompt of a sentence embedding; "" without any."""
+        """Parameters that change an answer, as JSON for a cache key: adapter and options of text
+        generation, or the prompt of a sentence embedding; "" without any."""
         generates = self.engine.model.task.generates
-        options = {
-            n: v for n, v in parameters.items() if n in (OPTIONS if generates else (PROMPT,))
-        }
+        names = {ADAPTER, *OPTIONS} if generates else {PROMPT}
+        options = {n: v for n, v in parameters.items() if n in names}
         if not options and not generates:
             return ""
         return json.dumps(options, sort_keys=True)

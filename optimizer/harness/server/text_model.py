@@ -15,7 +15,7 @@ from ..runtimes.ort.run import OrtRunner
 from ..runtimes.slots import Slots
 from ..tasks.text_generation import Prompt, prompt_ids
 from .options import ANSWER
-from .refusals import RequestError, TooLargeError
+from .refusals import RequestError, TooLargeError, UnknownError
 from .warm_up.sharing import ALONE
 
 if TYPE_CHECKING:
@@ -101,6 +101,20 @@ class TextModel:
             return replace(rules, grammar=self.grammars.of_schema(schema, "response_format"))
         except InputError as e:
             raise client_error(e) from None
+
+    def adapter(self, name: Any, param: str) -> str:
+        """Adapter that a request names; "" for the model itself, by its name. Raises UnknownError
+        for one that this version of the model does not have. param: field of the request"""
+        if name == self.name:
+            return ""
+        if name not in self.adapters:
+            accepted = ", ".join((self.name, *self.adapters))
+            raise UnknownError(
+                f"this version of the model has no such adapter; here are {accepted}",
+                param=param,
+                code="model_not_found",
+            )
+        return str(name)
 
     def prompts(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """Token ids per prompt. Raises RequestError for a prompt with no room for a new token."""

@@ -101,6 +101,63 @@ def test_a_server_gives_texts_of_several_adapters_at_once_as_each_alone(adapted:
     on_loader(test, adapted, words=("--cache-mib", "1", "--prefix-cache-mib", "1"))
 
 
+def test_v2_answers_with_the_adapter_of_a_parameter_and_caches_for_it_alone(adapted: Path) -> None:
+    expected = {"tiny-decoder": texts(adapted, None), **{n: texts(adapted, n) for n in NAMES}}
+
+    async def infer(client: Client, adapter: str | None, model: str = "tiny-decoder") -> Reply:
+        tensor = {"name": "text", "datatype": "BYTES", "shape": [3], "data": PROMPTS}
+        parameters = {"max_new_tokens": 8, "temperature": 0, "ignore_eos": True}
+        parameters |= {"adapter": adapter} if adapter else {}
+        body = {"inputs": [tensor], "outputs": [{"name": "text"}], "parameters": parameters}
+        return await client.ask("POST", f"/v2/models/{model}/infer", body, TOKEN)
+
+    async def test(client: Client, _: object) -> None:
+        for cached in ("miss", "hit"):
+            for name in expected:
+                reply = await infer(client, None if name == "tiny-decoder" else name)
+                assert reply.headers["x-cache"] == cached
+                assert reply.json["outputs"][0]["data"] == expected[name]
+        unknown = await infer(client, "sq")
+        assert unknown.status == 404
+        assert "tiny-decoder, law, sql" in unknown.json["error"]
+        as_model = await infer(client, None, "sql")
+        assert as_model.status == 404
+        assert "with the parameter adapter: sql" in as_model.json["error"]
+
+    on_loader(test, adapted, words=("--cache-mib", "1"))
+
+
+def test_a_model_without_adapters_refuses_the_parameter(made: Path) -> None:
+    async def test(client: Client) -> None:
+        reply = await client.infer(["good"], adapter="sql")
+        assert reply.status == 400
+        assert "tiny has no adapters" in reply.json["error"]
+
+    on_server(made, test)
+
+
+def test_a_similar_question_has_no_answer_of_another_adapter(
+    adapted: Path, semantic: tuple[str, ...]
+) -> None:
+    """The two questions are equal to the encoder, and the answers of all adapters differ."""
+
+    async def ask(client: Client, name: str, content: str) -> tuple[str, str]:
+        options = {"temperature": 0, "max_tokens": 6, "ignore_eos": True}
+        body = {"model": name, "messages": [{"role": "user", "content": content}], **options}
+        reply = await client.ask("POST", "/v1/chat/completions", body, TOKEN)
+        return reply.headers["x-cache"], reply.json["choices"][0]["message"]["content"]
+
+    async def test(client: Client, _: object) -> None:
+        names = ("tiny-decoder", *NAMES)
+        first = {name: await ask(client, name, "a good film") for name in names}
+        assert {state for state, _ in first.values()} == {"miss"}
+        assert len({text for _, text in first.values()}) == len(names)
+        for name in names:
+            assert await ask(client, name, "A  GOOD film") == ("semantic", first[name][1])
+
+    on_loader(test, adapted, words=semantic)
+
+
 def test_an_adapter_that_the_bundle_lacks_is_refused_with_those_it_has(adapted: Path) -> None:
     with pytest.raises(InputError, match=r"no adapter 'sq'.*law, sql"):
         Bundle(adapted, adapter="sq")

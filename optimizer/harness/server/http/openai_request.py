@@ -14,7 +14,7 @@ from typing import Any
 from ...bounds import TEXT as LONGEST
 from ..answer_size import LOGPROB, check_answer
 from ..answers import Prompts
-from ..refusals import RequestError, UnknownError
+from ..refusals import RequestError
 from ..text_model import TextModel
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "ignore_eos")
@@ -113,24 +113,9 @@ def read(document: Mapping[str, Any], model: TextModel, *, chat: bool) -> TextRe
         drawn = replace(rules.options, seed=secrets.randbits(62))
         rules = replace(rules, options=drawn)
     question = _question(fields, inputs, chat)
-    prompts = Prompts(rows, rules, n, count, _adapter(fields, model))
+    adapter = model.adapter(fields.get("model", model.name), "model")
+    prompts = Prompts(rows, rules, n, count, adapter)
     return TextRequest(prompts, chat, stream, usage, schema, repeatable, question, logprob_bytes)
-
-
-def _adapter(fields: Mapping[str, Any], model: TextModel) -> str:
-    """Adapter that a request names as its model; "" for the model itself. Raises UnknownError for
-    one that this version of the model does not have."""
-    name = fields.get("model", model.name)
-    if name == model.name:
-        return ""
-    if name not in model.adapters:
-        raise UnknownError(
-            f"this version of the model has no such adapter; here are "
-            f"{', '.join((model.name, *model.adapters))}",
-            param="model",
-            code="model_not_found",
-        )
-    return str(name)
 
 
 def _question(fields: Mapping[str, Any], inputs: Sequence[Any], chat: bool) -> Question | None:

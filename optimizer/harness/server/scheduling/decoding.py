@@ -39,7 +39,9 @@ from .fair_queue import Refused
 from .prefix_cache import PrefixCache
 from .slots import GenerationJob, SlotScheduler, Step
 
-OPTIONS = frozenset(f.name for f in fields(Options))  # parameters of a request that are used
+ADAPTER = "adapter"
+OPTIONS = frozenset(f.name for f in fields(Options))
+"""Parameters of a request that are used, with ADAPTER."""
 
 
 @dataclass(eq=False)
@@ -171,7 +173,8 @@ class Decoding:
         parameters: Mapping[str, Any] | None = None,
     ) -> Result:
         """Result with the answer of `predict` to each text, in order. Raises RequestError.
-        parameters: parameters of the request; generation options are used, others ignored."""
+        parameters: parameters of the request; the adapter and generation options are used, others
+        ignored."""
         prompts = await self.prompts(texts, pairs, parameters, request.client)
         completions, answers = await self.complete(prompts, request)
         tokens = sum(c.prompt_tokens + len(c.tokens) for c in completions)
@@ -193,8 +196,11 @@ class Decoding:
         """Tokenize a request's prompts off the event loop; see `answer`. Raises RequestError."""
         if pairs is not None:
             raise RequestError(NO_PAIRS)
-        options = {n: v for n, v in (parameters or {}).items() if n in OPTIONS}
-        return Prompts(*await self.beside.run(client, partial(self.model.read, texts, options)))
+        given = parameters or {}
+        adapter = self.model.adapter(given.get(ADAPTER, self.model.name), ADAPTER)
+        options = {n: v for n, v in given.items() if n in OPTIONS}
+        rows, rules = await self.beside.run(client, partial(self.model.read, texts, options))
+        return Prompts(rows, rules, adapter=adapter)
 
     async def infer(self, arrays: Mapping[str, Any], request: Request) -> Result:  # noqa: ARG002
         """Raise UnknownError: the KV cache stays on the server."""

@@ -122,6 +122,12 @@ class Versions:
         matching = [s for s in versions if version in ("", s.version)]
         if matching:
             return matching[0]
+        adapted = [s.name for s in self.all if name in s.service.openai_names]
+        if adapted and not versions:
+            raise UnknownError(
+                f"{name} is an adapter of model {adapted[0]}; ask that model, with the parameter "
+                f"adapter: {name}"
+            )
         here = versions or self.all
         names = sorted({n for s in here for n in s.service.names})
         numbers = [s.version for s in versions]

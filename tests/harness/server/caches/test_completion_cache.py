@@ -5,8 +5,6 @@ is marked, stays within its frame, and goes with its version.
 from __future__ import annotations
 
 import asyncio
-import json
-import random
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -20,7 +18,6 @@ from optimizer.harness.server.answers import Event
 from optimizer.harness.server.caches.completion_cache import RecordingStream
 from tests.harness.server.serving import Client, Reply
 from tests.harness.server.versions.test_loader import TOKEN, on_loader, turn
-from tests.harness.small_model import VOCABULARY
 from tests.package.bundles.small_bundle import edited
 
 EXACT = ("--cache-mib", "1")
@@ -29,19 +26,6 @@ SYSTEM = {"role": "system", "content": "short"}
 ALIKE = "A  GOOD film"  # of which the encoder sees the same as of the next
 QUESTION = "a good film"
 Test = Callable[[Client], Awaitable[None]]
-
-
-@pytest.fixture(scope="module")
-def semantic(made: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    """The options, with pairs of random words."""
-    words = [w for w in VOCABULARY if w.isalpha() and len(w) > 2]
-    chance, file = random.Random(0), tmp_path_factory.mktemp("pairs") / "pairs.jsonl"
-    with file.open("w") as out:
-        for i in range(30):
-            text = " ".join(chance.choices(words, k=2 + i % 5))
-            out.write(json.dumps({"text": text, "text_pair": words[i % 3], "same": False}) + "\n")
-    options = ("--semantic-encoder", str(made), "--semantic-pairs", str(file))
-    return ("--semantic-cache-mib", "1", *options, "--semantic-false-hits", "0.2")
 
 
 def on(test: Test, bundle: Path, *words: str) -> None:
