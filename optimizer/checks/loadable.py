@@ -79,7 +79,10 @@ def _check_contents(
         files = completed(folder, section.model_type, scratch)
     else:
         loaded = provider(section, folder).read(section, folder, config, scratch)
-        stored = adapter.replace_tensors(loaded.weights, adapter.find(section, folder))
+        merged = adapter.find(section, folder)
+        for one in merged:
+            adapter.check_trained(one, str(one.folder))
+        stored = adapter.replace_tensors(loaded.weights, merged)
         pairing = weights.match(stored, model, section)
         files = loaded.files
     checkpoint = scratch / "checkpoint"

@@ -17,7 +17,7 @@ from optimizer.foundation.errors import CheckpointError
 from optimizer.harness import tasks
 from optimizer.load import source
 from optimizer.load.weights import Stored
-from optimizer.model.checkpoint.checkpoint import Entry, read_header, read_json
+from optimizer.model.checkpoint.checkpoint import Entry, read_entry, read_header, read_json
 from optimizer.recipe.schema import Model
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -25,6 +25,8 @@ PICKLE = "adapter_model.bin"
 PREFIX = "base_model.model."
 """Beginning of every name in an adapter's file."""
 FILES = (CONFIG, WEIGHTS, PICKLE)
+SIDES = (".lora_A.", ".lora_B.")
+"""Parts of the names of LoRA's two matrices."""
 HEADS = ("classifier.weight", "score.weight", "classifier.out_proj.weight")
 """Endings of the names of a classifier's last weight, (labels, width)."""
 
@@ -53,9 +55,12 @@ class Adapter:
         """Name of the model that it was trained on; "" where its config has none."""
         return str(self.config.get("base_model_name_or_path") or "")
 
-    def other_base(self, source: str) -> str:
-        """Note that it was trained on another model than `source`; "" where both have one name."""
-        return f"; it names {self.base} as its model" if self.base not in ("", source) else ""
+    def other_base(self, section: Model) -> str:
+        """Note that it was trained on another model than `section`; "" where both have one name, or
+        are one folder."""
+        own = Path(section.base, section.source).resolve()
+        same = self.base in ("", section.source) or Path(self.base).resolve() == own
+        return "" if same else f"; it names {self.base} as its model"
 
     @property
     def header(self) -> Mapping[str, Entry]:
@@ -123,6 +128,26 @@ def open_named(section: Model, name: str) -> Adapter:
             fix="Give the folder that peft's save_pretrained wrote.",
         )
     return Adapter(name, resolved)
+
+
+def check_trained(one: Adapter, where: str) -> None:
+    """Raise CheckpointError for LoRA matrices that change nothing, because one of each two is zero,
+    as peft initializes them. Reads the matrices."""
+    header = one.header
+    pairs = {name: name.replace(*SIDES) for name in header if SIDES[0] in name}
+    if not pairs or len(header) > 2 * len(pairs):  # it has more than matrices
+        return
+    for first, second in pairs.items():
+        sides = [header[name] for name in (second, first) if name in header]
+        if len(sides) < 2 or all(read_entry(side).any() for side in sides):
+            return
+    raise CheckpointError(
+        f"it changes nothing: a matrix of each of its {len(pairs)} products is all zero, as before "
+        "training",
+        where=where,
+        accepted="an adapter that was trained",
+        fix="Give the folder that was saved after training.",
+    )
 
 
 def _section(section: Model, name: str) -> Model:

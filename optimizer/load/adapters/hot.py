@@ -85,6 +85,7 @@ def _check_kind(name: str, one: Adapter) -> None:
         raise CheckpointError(
             f"it changes the head ({heads[0]})", where=where, accepted=ACCEPTED, fix=MERGE
         )
+    adapter_files.check_trained(one, where)
 
 
 def write(section: Model, out: Path) -> None:
@@ -119,7 +120,7 @@ def write(section: Model, out: Path) -> None:
             shutil.copyfile(one.folder / part, own / part)
         ranks = sorted({t.shape[1] for n, t in matrices.items() if n.endswith(A)})
         changes = f"{name} changes {len(matrices) // 2} modules, rank {_range(ranks)}"
-        say(f"load: {changes}: kept hot{one.other_base(section.source)}")
+        say(f"load: {changes}: kept hot{one.other_base(section)}")
 
 
 def _range(ranks: Sequence[int]) -> str:

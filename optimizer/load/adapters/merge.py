@@ -75,7 +75,7 @@ def merge(
     mismatched = {name for name, *_ in loading["mismatched_keys"]}
     absent = mismatched | set(loading["missing_keys"])
     for one in adapters:
-        kind, note = one.config.get("peft_type"), one.other_base(section.source)
+        kind, note = one.config.get("peft_type"), one.other_base(section)
         say(f"load: merging {one.name} ({kind}) into {section.source}{note}")
         model = _merge_one(peft, model, one)
         absent -= {name.removeprefix(PREFIX) for name in one.header}
@@ -130,6 +130,7 @@ def _merge_one(peft: Any, model: Any, adapter: Adapter) -> Any:
     """Return `model` with the adapter merged into its parameters."""
     where = str(adapter.folder)
     header = adapter.header
+    adapter_files.check_trained(adapter, where)
     _fit_vocabulary(model, adapter)
     wrapped = wrap(peft, model, adapter)
     if not hasattr(wrapped.base_model, "merge_and_unload"):

@@ -26,7 +26,9 @@ PATTERNS = {"rank_pattern": {"k_proj": 2}, "alpha_pattern": {"down_proj": 3}, "u
 
 
 def stored(model: Path, adapter: Path, load: Load) -> Path:
-    return load(model, DECODER, adapters={"keep": "hot", "sources": {"sql": str(adapter)}})
+    return load(
+        model, DECODER, adapters={"keep": "hot", "sources": {"sql": {"source": str(adapter)}}}
+    )
 
 
 def test_the_stored_matrices_make_the_change_that_peft_makes(
@@ -59,6 +61,18 @@ def test_an_adapter_that_names_another_model_is_kept_with_a_note(
     edit_json(tmp_path / "sql/adapter_config.json", base_model_name_or_path="other/model")
     stored(tiny_llama, tmp_path / "sql", load)
     assert "it names other/model as its model" in capsys.readouterr().err
+
+
+def test_an_adapter_that_was_never_trained_is_refused(
+    tiny_llama: Path, tmp_path: Path, load: Load
+) -> None:
+    base = AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32)
+    config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
+    peft.get_peft_model(base, config).save_pretrained(tmp_path / "sql")
+    with pytest.raises(CheckpointError, match=r"changes nothing.*as before training"):
+        stored(tiny_llama, tmp_path / "sql", load)
+    with pytest.raises(CheckpointError, match=r"changes nothing.*as before training"):
+        load(tiny_llama, DECODER, adapters=(str(tmp_path / "sql"),))
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
