@@ -70,7 +70,7 @@ def run(recipe: Recipe, store: Store) -> Outcome:
         return step(export, section, checkpoint, *state) if section else checkpoint
 
     with suppress(Stopped):
-        reference = smaller = base = step(load, recipe.model)
+        reference = smaller = base = step(load, recipe.model.without_data)
         if reference.done:  # not yet, in a first `optimize plan`
             check_inputs(recipe.validation(recipe.targets[0]), reference.path)
         table = step(latencies, recipe.latencies, reference) if recipe.latencies else None

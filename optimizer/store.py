@@ -71,13 +71,14 @@ def lowered_bytes(shapes: Shapes, width: int) -> int:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Predicted needs of a step: peak memory in bytes, disk in bytes, seconds; and the bytes of GPU
-    memory where it runs on one, 0 for a step that does not."""
+    """Predicted needs of a step: peak memory in bytes, disk in bytes, seconds; the bytes of GPU
+    memory where it runs on one, 0 for a step that does not; and a comment of `optimize plan`."""
 
     memory: int = 0
     disk: int = 0
     seconds: float = 0.0
     device_memory: int = 0
+    comment: str = ""
 
 
 @dataclass(frozen=True)

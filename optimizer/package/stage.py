@@ -229,6 +229,10 @@ def data_digests(recipe: Recipe) -> dict[str, str]:
         "queries": recipe.embeddings.queries if recipe.embeddings else None,
         "documents": recipe.embeddings.documents if recipe.embeddings else None,
         **{f"also.{name}": part.data for name, part in recipe.validate_.also.items()},
+        **{
+            f"adapter.{name}": spec or recipe.validate_.data
+            for name, spec in recipe.model.adapter_data.items()
+        },
     }
     return {use: datasets.digest(spec) for use, spec in used.items() if spec is not None}
 

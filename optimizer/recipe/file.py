@@ -122,6 +122,8 @@ def _read_document(path: Path, overrides: Sequence[str]) -> tuple[dict[str, Any]
         is_typed = any(loc[: len(keys)] == keys for keys in typed)
         return Path.cwd() if is_typed else path.parent.resolve()
 
+    adapters = _mapping(_at(document, ("model", "adapters", "sources")))
+    adapters |= {n: {"source": one} for n, one in adapters.items() if isinstance(one, str)}
     for field in (*DATA_FIELDS, *_further_sets(document)):
         _inline_data(document, field, start, lines)
     _set_base(document.get("model"), start("model", "source"), lines, ("model",))
@@ -247,10 +249,14 @@ def _short(override: str) -> str:
 
 
 def _further_sets(document: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Return the data fields of validate.also, one per name."""
-    section = document.get("validate")
-    also = section.get("also") if isinstance(section, dict) else None
-    return [("validate", "also", name, "data") for name in also] if isinstance(also, dict) else []
+    """Return the data fields of validate.also and of model.adapters.sources, one per name."""
+    parts = [("validate", "also"), ("model", "adapters", "sources")]
+    return [(*part, name, "data") for part in parts for name in _mapping(_at(document, part))]
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    """Return a mapping as it is, and {} for any other value."""
+    return value if isinstance(value, dict) else {}
 
 
 def _inline_data(

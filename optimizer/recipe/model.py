@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_serializer, model_validator
+from pydantic import (
+    Field,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from optimizer.foundation.sections.fields import PATH, Base, Inside, Length, Pattern
 from optimizer.foundation.sections.section import Section
 from optimizer.recipe.answers import SpanAnswers, ZeroShot, split_template
+from optimizer.recipe.data import DataSpec
 from optimizer.recipe.stage_sections import Task
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -16,19 +22,36 @@ Reference = Annotated[
     str, Field(max_length=PATH, pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")
 ]
 Pooling = Literal["mean", "cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
-
-
 AdapterName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,59}$")]
+
+
+class HotAdapter(Section):
+    """An adapter that requests choose, and the texts that judge it."""
+
+    source: Pattern = Field(description="folder or hub id of a LoRA adapter of peft")
+    data: DataSpec | None = Field(
+        None,
+        description="texts that the adapter is for, on which its gates are judged; default: "
+        "validate.data",
+    )
+
+
+def _or_source(schema: dict[str, Any]) -> None:
+    """Let the schema of {name: section} take its source alone, as recipe/file.py does."""
+    for pattern, section in schema["patternProperties"].items():
+        schema["patternProperties"][pattern] = {"anyOf": [{"type": "string"}, section]}
 
 
 class HotAdapters(Section):
     """Adapters that stay apart from the compressed model, for requests to choose from."""
 
     keep: Literal["hot"]
-    sources: dict[AdapterName, Pattern] = Field(
+    sources: dict[AdapterName, HotAdapter] = Field(
         min_length=1,
         max_length=16,
-        description="{name in requests: folder or hub id} of LoRA adapters of peft",
+        description="{name in requests: folder or hub id, or a section with source and data} of "
+        "LoRA adapters of peft",
+        json_schema_extra=_or_source,
     )
 
     @model_validator(mode="after")
@@ -168,7 +191,25 @@ class Model(Section):
     @property
     def hot(self) -> dict[str, str]:
         """{name: folder or hub id} of the adapters that are kept apart."""
-        return dict(self.adapters.sources) if isinstance(self.adapters, HotAdapters) else {}
+        return {name: one.source for name, one in self._kept_apart.items()}
+
+    @property
+    def adapter_data(self) -> dict[str, DataSpec | None]:
+        """{name: texts that judge it} of these adapters; None: those of validate.data."""
+        return {name: one.data for name, one in self._kept_apart.items()}
+
+    @property
+    def without_data(self) -> Model:
+        """Section without texts that judge adapters, which the load stage does not read."""
+        if not isinstance(self.adapters, HotAdapters):
+            return self
+        sources = {name: HotAdapter(source=source) for name, source in self.hot.items()}
+        adapters = self.adapters.model_copy(update={"sources": sources})
+        return self.model_copy(update={"adapters": adapters})
+
+    @property
+    def _kept_apart(self) -> dict[str, HotAdapter]:
+        return self.adapters.sources if isinstance(self.adapters, HotAdapters) else {}
 
     @property
     def adapter_sources(self) -> tuple[str, ...]:

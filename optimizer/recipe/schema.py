@@ -397,12 +397,13 @@ class Recipe(Section):
             target=target,
             sparsity=self.sparsity,
             embeddings=self.embeddings,
+            adapters=self.model.adapter_data,
         )
 
     @property
     def data_specs(self) -> dict[str, DataSpec]:
         """{path in the recipe: data set} of every data set."""
-        others = (self.reduce, self.qat, self.slo, self.embeddings)
+        others = (self.reduce, self.qat, self.slo, self.embeddings, self.model.adapter_data)
         return data_specs(self.calibrate, self.validate_, *others)
 
     @property

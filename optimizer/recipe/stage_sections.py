@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
@@ -45,6 +47,14 @@ LEARNING = ("calibrate", "reduce.calibrate", "reduce.recover.data", "qat.data")
 """Data sets to learn from, by their paths in the recipe, which judge nothing."""
 
 
+ADAPTERS = "model.adapters.sources."
+
+
+def adapter_place(name: str) -> str:
+    """Path in the recipe of the texts that judge an adapter kept apart."""
+    return f"{ADAPTERS}{name}.data"
+
+
 def data_specs(
     calibrate: Calibrate | None,
     validate: Validate,
@@ -52,6 +62,7 @@ def data_specs(
     qat: Qat | None = None,
     slo: Slo | None = None,
     embeddings: Embeddings | None = None,
+    adapters: Mapping[str, DataSpec | None] = MappingProxyType({}),
 ) -> dict[str, DataSpec]:
     """Return {path in the recipe: data set} of every data set."""
     own = reduce.calibrate if reduce else None
@@ -68,6 +79,7 @@ def data_specs(
         "slo.data": slo.data if slo else None,
         "embeddings.queries": embeddings.queries if embeddings else None,
         "embeddings.documents": embeddings.documents if embeddings else None,
+        **{adapter_place(name): spec for name, spec in adapters.items()},
     }
     return {place: spec for place, spec in named.items() if spec is not None}
 
@@ -256,6 +268,10 @@ class Validation(Section):
     target: AnyTarget
     sparsity: Sparsity | None = None
     embeddings: Embeddings | None = None
+    adapters: dict[str, DataSpec | None] = Field(
+        default_factory=dict,
+        description="texts that judge each adapter kept apart; None: those of validate.data",
+    )
 
 
 class LeftOut(Section):

@@ -1,5 +1,5 @@
 """Judge each adapter that stays apart from the compressed model, on inputs of the ledger and
-rows of validate.data.
+its own texts, else those of validate.data.
 
     adapter NAME    the float model with the adapter      against peft's own model
     compress NAME   the de-quantized state with it        against that model, by the recipe's budget
@@ -22,7 +22,9 @@ from optimizer.foundation.process.quiet import quiet
 from optimizer.foundation.progress import say
 from optimizer.harness.contract import adapter_file
 from optimizer.load.adapters.merge import import_peft
-from optimizer.validate import target_runner
+from optimizer.recipe.schema import Validation
+from optimizer.recipe.stage_sections import adapter_place
+from optimizer.validate import sense, target_runner
 from optimizer.validate.adapted import AdaptedMaterials
 from optimizer.validate.gates import Gate
 from optimizer.validate.ledger import hops, ledger, trace
@@ -36,12 +38,12 @@ from optimizer.validate.quality.evaluation import FIRST, Rows
 
 
 def judge(
-    m: Materials, sets: Rows, device: str, entries: list[Entry], report: dict[str, Any]
+    m: Materials, data: Rows, device: str, entries: list[Entry], report: dict[str, Any]
 ) -> list[Gate]:
     """Return the gates of every adapter; add its hops to `entries`, and fill report["adapters"],
     {name: its section of quality}.
 
-    sets: rows by set
+    data: rows by their place in the recipe
     device: device of the candidate
     """
     gates = list[Gate]()
@@ -50,15 +52,24 @@ def judge(
         say(f"validate: adapter {name}")
         adapted = materials_of(m, name)
         entries += [replace(e, hop=f"{e.hop} {name}") for e in _entries(adapted)]
-        seen = EngineRows(adapted, device)
-        judged = generation_quality.quality(adapted, {FIRST: sets[FIRST]}, seen)
-        own, report["adapters"][name] = judged[FIRST]
+        place = place_of(m.section, name)
+        seen = EngineRows(adapted, device, place=place)
+        judged = generation_quality.quality(adapted, {FIRST: data[place]}, seen)
+        own, section = judged[FIRST]
+        sensed = sense.check_comparison(adapted, own, section, place)
+        report["adapters"][name] = {**section, "data": place, **sensed}
         entries.append(replace(seen.entry(), hop=f"rows {name}"))
         gates += [
             replace(g, name=f"adapter.{name}.{g.name}", message=f"adapter {name}: {g.message}")
             for g in own
         ]
     return gates
+
+
+def place_of(section: Validation, name: str) -> str:
+    """Path in the recipe of the texts that judge an adapter."""
+    place = adapter_place(name)
+    return "validate.data" if section.adapters.get(name) is None else place
 
 
 def materials_of(m: Materials, name: str) -> AdaptedMaterials:

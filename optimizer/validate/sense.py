@@ -107,11 +107,16 @@ def check_reference(
 
 
 def check_comparison(
-    m: RunArtifacts, judged: Sequence[Gate], quality: dict[str, Any]
+    m: RunArtifacts, judged: Sequence[Gate], quality: dict[str, Any], place: str = "validate.data"
 ) -> dict[str, Any]:
     """{"reference": section} of text-generation, which needs the comparison; {} for other tasks.
-    Raises DataError where all examples are copies of one. judged: the quality gates."""
-    check_examples_differ(judged, quality["examples"])
+    Raises DataError where all examples are copies of one.
+
+    judged: the quality gates
+    quality: their section of the report
+    place: path in the recipe of the rows
+    """
+    check_examples_differ(judged, quality["examples"], place)
     if not tasks.of(m.contract).generates:
         return {}
     section = judge_perplexity(quality, m.contract.decoder.vocabulary)
@@ -396,7 +401,9 @@ def judge_perplexity(section: dict[str, Any], vocabulary: int) -> dict[str, Any]
     }
 
 
-def check_examples_differ(gates: Sequence[Gate], examples: int) -> None:
+def check_examples_differ(
+    gates: Sequence[Gate], examples: int, place: str = "validate.data"
+) -> None:
     """Raise DataError where a quality gate measured a loss with an interval of no width: all
     examples are then copies of one. No loss in any example is accepted."""
     for gate in gates:
@@ -407,7 +414,7 @@ def check_examples_differ(gates: Sequence[Gate], examples: int) -> None:
             raise DataError(
                 f"all {examples} examples measure {gate.measured:.6g} for {gate.name}, so the "
                 "interval has no width: they are copies of one example",
-                where="validate.data",
+                where=place,
                 accepted="examples that differ",
                 fix="Give other rows, and check that the tokenizer is the model's own.",
             )

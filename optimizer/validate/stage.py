@@ -24,7 +24,8 @@ Writes report.json:
                   trained.json; empty without them
     quality       see quality/quality.py, for text-generation quality/perplexity.py; with a note
                   where a stand-in for the target's runtime answered
-    adapters      {name: `quality` with that adapter}; {} without adapters
+    adapters      {name: `quality` with that adapter, `data`: path in the recipe of its rows, and
+                  `reference` as in `sense`}; {} without adapters
     also          {name: `quality` on each further set, and report_only: true without a gate}
     speed         see timing/; null when this machine cannot run the engine
     not_measured  {section: why} for each part this machine could not carry out
@@ -48,24 +49,20 @@ from typing import Any
 import torch
 
 from optimizer import targets
-from optimizer.data import conversations
-from optimizer.data.datasets import Sample, alone, calibration_rows, digest, samples
-from optimizer.data.same_rows import check_disjoint, drop_repeated
+from optimizer.data.datasets import Sample, alone, digest
 from optimizer.foundation.progress import say
 from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
-from optimizer.harness.contract import Contract
-from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.harness.runtimes.machine import this_machine
 from optimizer.recipe.compression import methods
-from optimizer.recipe.schema import DataSpec, Validation, data_specs
-from optimizer.recipe.stage_sections import LEARNING
+from optimizer.recipe.schema import Validation
 from optimizer.reduce.learn.distill import texts
 from optimizer.reduce.structure import latency_table
 from optimizer.store import Artifacts, Reference, Stage
 from optimizer.targets import missing_packages
 from optimizer.validate import adapters, judged, reference_device, sense, target_runner
 from optimizer.validate import gates as gating
+from optimizer.validate.data import read_data, specs
 from optimizer.validate.estimate import estimate
 from optimizer.validate.gates import Gate
 from optimizer.validate.ledger import ledger
@@ -150,7 +147,7 @@ def run(
     if report["quality"] is not None:
         entries.append(seen.entry())
     with reference_device.used(materials), one_torch_thread():
-        gates += adapters.judge(materials, sets, seen.device, entries, report)
+        gates += adapters.judge(materials, data, seen.device, entries, report)
     gates.insert(0, _ledger_gate(entries))
     with reference_device.used(materials):
         gates += search_stage.judge(materials, data, seen.device, report, out)
@@ -284,40 +281,6 @@ def _machine() -> dict[str, Any]:
         "torch_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
     }
-
-
-def specs(section: Validation) -> dict[str, DataSpec]:
-    """Data sets of a section by their place in the recipe."""
-    by_place = data_specs(section.calibrate, section.validate_, section.reduce)
-    if section.recovery:
-        by_place["reduce.recover.data"] = section.recovery.data
-    if section.training:
-        by_place["qat.data"] = section.training.data
-    return by_place
-
-
-def read_data(section: Validation, source: Path, contract: Contract) -> dict[str, list[Sample]]:
-    """Read the rows of every set, conversations as texts. Raises DataError where a row of one
-    purpose occurs in another; a model may learn from the texts of validate.train, which judge
-    nothing. source: folder of load"""
-    task = tasks.of(contract)
-    tokenizer = load_tokenizer(source / "checkpoint", contract) if contract.tokenizer else None
-    ids = tokenizer.ids if tokenizer else None
-    read = {n: samples(spec) for n, spec in specs(section).items()}
-    if section.calibrate:
-        read["calibrate"] = calibration_rows(section.calibrate, task)
-    if section.reduce and section.reduce.calibrate:
-        read["reduce.calibrate"] = calibration_rows(section.reduce.calibrate, task)
-    rows = {n: conversations.render(some, contract, tokenizer) for n, some in read.items()}
-    for name in [n for n in rows if n not in ("calibrate", "reduce.calibrate")]:
-        rows[name] = drop_repeated(rows[name], f"{name} data", ids)
-    learning = [name for name in LEARNING if name in rows]  # these may overlap each other
-    calibrating = [name for name in learning if "calibrate" in name]
-    for names, beside in ((learning, "validate.train"), (calibrating, "")):
-        together = {" or ".join(names): [r for name in names for r in rows[name]]}
-        others = {n: rows[n] for n in rows if n not in learning and n != beside}
-        check_disjoint({**together, **others}, ids, ranks=task.ranks, extracts=task.extracts)
-    return rows
 
 
 def _calibration(m: Materials) -> dict[str, Any]:

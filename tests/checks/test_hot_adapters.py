@@ -35,7 +35,7 @@ def test_it_says_what_adapters_do_not_go_with(
     document = decoder_recipe("none", tmp_path, {"weights": INT4}).model_dump(
         by_alias=True, exclude_unset=True
     )
-    document["model"]["adapters"] = {"keep": "hot", "sources": {"sql": "./sql"}}
+    document["model"]["adapters"] = {"keep": "hot", "sources": {"sql": {"source": "./sql"}}}
     hot_adapters.check(Recipe.model_validate(document), Context())
     with pytest.raises(OptimizeError, match=match):
         hot_adapters.check(Recipe.model_validate(document | change), Context())
@@ -46,7 +46,7 @@ def test_only_a_task_that_generates_text_has_them() -> None:
 
     model = {"source": "none", "task": "feature-extraction"}
     section = Model.model_validate(
-        {**model, "adapters": {"keep": "hot", "sources": {"sql": "./sql"}}}
+        {**model, "adapters": {"keep": "hot", "sources": {"sql": {"source": "./sql"}}}}
     )
     recipe = Recipe.model_construct(model=section)
     with pytest.raises(OptimizeError, match="for tasks that generate text"):
@@ -55,4 +55,6 @@ def test_only_a_task_that_generates_text_has_them() -> None:
 
 def test_a_name_that_is_another_adapters_file_is_refused() -> None:
     with pytest.raises(ValueError, match=r"a\.safetensors ends as a file does"):
-        HotAdapters.model_validate({"keep": "hot", "sources": {"a.safetensors": "./sql"}})
+        HotAdapters.model_validate(
+            {"keep": "hot", "sources": {"a.safetensors": {"source": "./sql"}}}
+        )

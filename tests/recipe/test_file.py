@@ -114,6 +114,18 @@ def test_further_evaluation_sets_are_read_from_their_files(tmp_path: Path) -> No
     assert novels.data.base == str(tmp_path.resolve())
 
 
+def test_adapters_are_named_alone_or_with_texts_that_judge_them(tmp_path: Path) -> None:
+    (tmp_path / "sql.yaml").write_text("{source: text, files: [c.txt]}")
+    kept = "{keep: hot, sources: {law: ./law, sql: {source: ./sql, data: sql.yaml}}}"
+    recipe = read(tmp_path, GOOD.replace("model:\n", f"model:\n  adapters: {kept}\n"))
+    assert recipe.model.hot == {"law": "./law", "sql": "./sql"}
+    spec = recipe.data_specs["model.adapters.sources.sql.data"]
+    assert (spec.files, spec.base) == (("c.txt",), str(tmp_path.resolve()))
+    section = recipe.validation(recipe.targets[0])
+    assert section.adapters == {"law": None, "sql": spec}
+    assert recipe.model.without_data.adapter_data == {"law": None, "sql": None}
+
+
 @pytest.mark.parametrize(
     ("data", "more", "message"),
     [

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,14 +15,18 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from optimizer.data.datasets import windows
+from optimizer.foundation.errors import DataError
 from optimizer.harness.contract import adapter_file
 from optimizer.harness.runtimes.ort.adapters import read
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.harness.tasks.text_generation import next_arrays
 from optimizer.lower.stage import STAGE as LOWER
-from optimizer.recipe.schema import Model
+from optimizer.recipe.schema import DataSpec, Model
 from optimizer.validate import adapters
 from optimizer.validate.adapted import AdaptedMaterials
+from optimizer.validate.data import read_data
+from tests.conftest import write_rows
 from tests.decoders import write_tiny_decoder
 from tests.load.adapters.saved import save_adapter
 from tests.validate.decoder_runs import INT4, INT8, DecoderRun, decoder_recipe, make_decoder
@@ -46,7 +51,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> DecoderRun:
     for seed, (name, own) in enumerate(modules.items()):
         base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
         save_adapter(base, root / name, seed, target_modules=own)
-    sources = {name: str(root / name) for name in modules}
+    sources = {name: {"source": str(root / name)} for name in modules}
     quantize = {"weights": INT4, "head": INT8, "embedding": INT8}
     recipe = decoder_recipe(str(model), root, quantize, fused=True)
     section = {"source": str(model), "task": "text-generation"}
@@ -98,6 +103,34 @@ def test_without_an_adapter_the_bits_are_those_of_a_model_without_adapters(
         with OrtRunner(folder / "model.onnx", threads=1) as runner:
             logits.append(runner.decoder(m.contract, 8).step(next_arrays(m.contract, IDS, MASK)))
     assert logits[0].tobytes() == logits[1].tobytes()
+
+
+def test_an_adapter_is_judged_on_its_own_texts_which_another_may_share(
+    run: DecoderRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapters, "_entries", lambda _: ())  # hops: the tests above
+    files = (str(write_rows(tmp_path / "own.jsonl", 30, 11)),)
+    own = DataSpec(source="json", files=files, columns={"text": "text"})
+    section = run.section.model_copy(update={"adapters": {"sql": own, "law": own}})
+    m = replace(run, section=section).materials()
+    rows = read_data(section, m.source, m.contract)
+    report: dict[str, Any] = {}
+    gates = adapters.judge(m, rows, "cpu", [], report)
+    assert {g.name for g in gates} == {f"adapter.{n}.quality.perplexity" for n in ("sql", "law")}
+    place = "model.adapters.sources.sql.data"
+    count = len(windows(rows[place], m.encoder, m.contract, 48))
+    assert report["adapters"]["sql"]["examples"] == count
+    assert report["adapters"]["sql"]["data"] == place
+    assert count != len(windows(rows["validate.data"], m.encoder, m.contract, 48))
+
+
+def test_no_text_that_judges_an_adapter_calibrates(run: DecoderRun) -> None:
+    section = run.section
+    assert section.calibrate is not None
+    section = section.model_copy(update={"adapters": {"sql": section.calibrate.data}})
+    m = run.materials()
+    with pytest.raises(DataError, match="also in the calibrate data"):
+        read_data(section, m.source, m.contract)
 
 
 def change(edit: Callable[[dict[str, torch.Tensor]], object]) -> Edit:

@@ -65,7 +65,7 @@ def _entry(logged: dict[str, Any], root: Path, recipe: str, shapes: Shapes) -> d
     return {
         **entry,
         "what": "run",
-        "why": "; ".join(filter(None, (why, remark))),
+        "why": "; ".join(filter(None, (why, remark, estimate.comment))),
         "memory": estimate.memory,
         "disk": estimate.disk,
         "seconds": estimate.seconds,

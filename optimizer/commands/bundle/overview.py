@@ -1,5 +1,7 @@
 """Describe a bundle in six lines for `optimize inspect`: bundle, task, quality, latency, size, runs
-here. Figures are those of the target that runs on this machine, else of the first."""
+here; a line on adapters where requests choose from some.
+
+Figures are those of the target that runs on this machine, else of the first."""
 
 from __future__ import annotations
 
@@ -41,12 +43,14 @@ def overview(
     report: Document = next((r for r in reports if r.get("target") == target), {})
     several = f"{target}: " if len(manifest["engines"]) > 1 else ""
     source, licence = manifest["source"]["source"], manifest.get("licence") or "unknown"
+    adapters = _adapters(report)
     return {
         "bundle": f"{manifest['name']} version {manifest['version']}: "
         f"{quantized(manifest['recipe'])} of {source}, licence {licence}, "
         f"verdict {manifest['verdict']}",
         "task": _task(manifest["contract"]),
         "quality": several + (_quality(report) if report else unread),
+        **({"adapters": several + adapters} if adapters else {}),
         "latency": several + (_latency(report) if report else unread),
         "size": several + _size(manifest, report),
         "runs here": _runs_here(runs, fits),
@@ -107,13 +111,22 @@ def _output(contract: Contract) -> str:
     return " and ".join(sizes) or ", ".join(spec.name for spec in contract.outputs)
 
 
-def _quality(report: Document) -> str:
+def _adapters(report: Document) -> str:
+    """Quality with each adapter that requests may choose; "" without any."""
+    sections = part(report, "adapters")
+    judged = {name: {**report, "quality": part(sections, name)} for name in sections}
+    return "; ".join(f"{n}: {_quality(one, f'adapter.{n}.')}" for n, one in judged.items())
+
+
+def _quality(report: Document, gates: str = "") -> str:
+    """Quality in the report. gates: beginning of the names of its gates"""
     generates = generation.generates(report)
     row = (generation.quality_rows if generates else quality_rows)(report)[0]
     if row.unmeasured:
         return _unmeasured(row)
     verdict = next(
-        (g for g in parts(report, "gates") if str(g.get("name")).startswith("quality.")), {}
+        (g for g in parts(report, "gates") if str(g.get("name")).startswith(f"{gates}quality.")),
+        {},
     )
     margin = part(report, "quality").get("margin")
     text = f"{row.name.lower()} {_cell(row, 'after')}, float {row.before.text}, "

@@ -56,6 +56,8 @@ def _smaller(report: Document) -> list[Row]:
 
 
 def further(report: Document) -> dict[str, Document]:
-    """Return {further evaluation set: the report with that set's section as "quality"}."""
-    sets = part(report, "also")
-    return {name: {**report, "quality": part(sets, name)} for name in sets}
+    """Return {further evaluation set, or "adapter NAME": the report with its section of quality as
+    "quality"}."""
+    also, adapters = part(report, "also"), part(report, "adapters")
+    sections = {**also, **{f"adapter {name}": section for name, section in adapters.items()}}
+    return {name: {**report, "quality": part(sections, name)} for name in sections}

@@ -72,7 +72,8 @@ def _note(cell: Cell) -> str:
 
 def _line(name: str, *cells: str) -> str:
     first, *rest = COLUMNS
-    return f"{name:<{first}}" + "".join(f" {c:>{w}}" for c, w in zip(cells, rest, strict=True))
+    above = f"{name}\n{'':<{first}}" if len(name) > first else f"{name:<{first}}"
+    return above + "".join(f" {c:>{w}}" for c, w in zip(cells, rest, strict=True))
 
 
 def _wrapped(text: str, indent: str) -> list[str]:

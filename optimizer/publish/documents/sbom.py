@@ -183,8 +183,18 @@ def data_spec(recipe: Mapping[str, Any], use: str) -> Mapping[str, Any]:
         "latency": (validate.get("latency") or {}).get("data"),
         **{n: (recipe.get("embeddings") or {}).get(n) for n in ("queries", "documents")},
         **{f"also.{n}": part.get("data") for n, part in (validate.get("also") or {}).items()},
+        **{f"adapter.{n}": spec or validate.get("data") for n, spec in _adapters(recipe)},
     }
     return sections.get(use) or {}
+
+
+def _adapters(recipe: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """(name, its data section or None) of each adapter that is kept apart."""
+    adapters = (recipe.get("model") or {}).get("adapters")
+    sources = adapters.get("sources") or {} if isinstance(adapters, Mapping) else {}
+    return [
+        (n, one.get("data") if isinstance(one, Mapping) else None) for n, one in sources.items()
+    ]
 
 
 def _package(name: str, version: str) -> Json:

@@ -9,7 +9,7 @@ are compared as means of one number per example.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,8 @@ from optimizer.validate.quality.significance import Decision, Floats, paired_mea
 Each = Mapping[str, Any]
 UNITS = {"nats": " nats per token", "log_likelihood": " nats per token"}
 """{kind of a per-example result: unit of a difference}."""
+FIRST = "validate"
+"""Use of validate.data, a key of the manifest's calibration."""
 
 
 @dataclass(frozen=True)
@@ -63,19 +65,25 @@ def compare(
         for use in after:
             if use in before:
                 same_rows = rows[0].get(use) is not None and rows[0].get(use) == rows[1].get(use)
-                compared.append(_compare(target, before[use], after[use], same_rows))
+                where = target if use == FIRST else f"{target}, {use}"
+                result = _compare(where, before[use], after[use], same_rows)
+                compared.append(replace(result, target=target))
     return tuple(compared)
 
 
 def _sections(report: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Return {use of a data set, a key of the manifest's calibration: quality section}."""
-    also = {f"also.{name}": part for name, part in (report.get("also") or {}).items()}
-    return {use: s for use, s in {"validate": report.get("quality"), **also}.items() if s}
+    sections = {FIRST: report.get("quality")}
+    for prefix, sets in (("also.", "also"), ("adapter.", "adapters")):
+        sections |= {f"{prefix}{name}": part for name, part in (report.get(sets) or {}).items()}
+    return {use: section for use, section in sections.items() if section}
 
 
 def _compare(
     target: str, old: Mapping[str, Any], new: Mapping[str, Any], same_rows: bool
 ) -> Comparison:
+    """Compare two sections of quality. target: name of the target, and of the set beside the first,
+    for the message"""
     metric = str(new["metric"])
     a, b = (section.get("each") or {} for section in (old, new))
     why, decision = _incomparable(old, new, same_rows), None

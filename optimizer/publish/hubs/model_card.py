@@ -76,7 +76,8 @@ def _licence(name: str) -> dict[str, str]:
 def _results(report: Document, manifest: Document, pipeline: str) -> list[dict[str, Any]]:
     """Return the quality of this model on each evaluation set, as the model-index lists it."""
     sections = {"validate": report.get("quality")}
-    sections |= {f"also.{name}": part for name, part in (report.get("also") or {}).items()}
+    for prefix, sets in (("also.", "also"), ("adapter.", "adapters")):
+        sections |= {f"{prefix}{name}": part for name, part in (report.get(sets) or {}).items()}
     results = []
     for use, quality in sections.items():
         value = ((quality or {}).get("candidate") or {}).get("value")

@@ -20,12 +20,13 @@ from optimizer.harness import contract as contracts
 from optimizer.recipe.schema import Validation
 from optimizer.store import Stage
 from optimizer.validate import reference_device
+from optimizer.validate.data import read_data, specs
 from optimizer.validate.quality import answers, evaluation
 from optimizer.validate.quality.evaluation import FIRST
 from optimizer.validate.quality.images.observed import METRICS
 from optimizer.validate.quality.quality import Answers
 from optimizer.validate.run_artifacts import RunArtifacts
-from optimizer.validate.stage import one_torch_thread, read_data, specs
+from optimizer.validate.stage import one_torch_thread
 
 ROWS, TRAIN = "rows.npz", "train.npz"
 ARRAYS = ("text", "pair", "words")

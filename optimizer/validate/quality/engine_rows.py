@@ -41,12 +41,14 @@ class EngineRows:
     device: device that the candidate was opened on
     answered_by: digests as from judged.files_of
     problems: sentences, one per violation
+    place: path in the recipe of the rows of the first set
     """
 
     m: RunArtifacts
     device: str
     answered_by: dict[str, str] | None = None
     problems: list[str] = field(default_factory=list)
+    place: str = "validate.data"
 
     def check_files(self, runner: Any) -> None:
         """Add a problem for each file of `runner`, the candidate's, that is not the target's."""
@@ -101,14 +103,14 @@ class EngineRows:
     def _identical(self, alike: bool, where: str, name: str) -> None:
         if not alike:
             self.problems.append(
-                f"{where} of {name or 'validate.data'} was judged with other bits than the engine "
+                f"{where} of {name or self.place} was judged with other bits than the engine "
                 "gives: quality was measured with another model than the target's"
             )
 
     def _not_float(self, alike: bool, rows: int, name: str) -> None:
         if alike and changed(self.m):
             self.problems.append(
-                f"all {rows} rows of {name or 'validate.data'} have the float model's answers bit "
+                f"all {rows} rows of {name or self.place} have the float model's answers bit "
                 "for bit, although compression changed the model: the candidate did not answer them"
             )
 

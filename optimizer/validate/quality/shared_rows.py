@@ -16,13 +16,14 @@ from optimizer.data.datasets import Sample
 from optimizer.foundation.errors import DataError
 from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
+from optimizer.recipe.stage_sections import ADAPTERS
 
 FITTED = (
     *("calibrate", "reduce.calibrate", "reduce.recover.data", "qat.data"),
     "validate.train",
 )
 """Sets to which ranges, scales, weights or a probe are fitted, by their place in the recipe."""
-JUDGED, FURTHER = "validate.data", "validate.also."
+JUDGED, FURTHER = "validate.data", ("validate.also.", ADAPTERS)
 
 
 def count(

@@ -60,6 +60,15 @@ def test_figures_are_those_of_the_report_with_their_intervals(bundle: Path) -> N
     assert lines["size"].startswith("model file 58.9 MB, 0.65× of float; folder ")
 
 
+def test_each_adapter_has_its_quality(bundle: Path) -> None:
+    judged = report()
+    gates = [{"name": "adapter.sql.quality.probe_accuracy", "verdict": "fail"}]
+    sections = {"sql": judged["quality"]}
+    changed = {**judged, "adapters": sections, "gates": [*judged["gates"], *gates]}
+    lines = lines_of(bundle, [changed], HERE)
+    assert lines["adapters"] == "sql: " + lines["quality"].replace(": pass", ": fail")
+
+
 def test_without_an_engine_or_a_report_the_lines_say_why(bundle: Path) -> None:
     fits = [{"target": "tensorrt-rtx-cuda", "how": None, "why": "gpu: no GPU was found"}]
     lines = lines_of(bundle, [], fits)

@@ -92,6 +92,16 @@ def test_a_further_evaluation_set_has_a_card_and_a_row_of_its_own() -> None:
     assert ", novels" in summary(made)
 
 
+def test_an_adapter_has_a_card_and_a_row_of_its_own() -> None:
+    made = document()
+    section = copy.deepcopy(made["reports"][0]["quality"])
+    made["reports"][0]["adapters"] = {"sql": {**section, "data": "model.adapters.sources.sql.data"}}
+    page = Reader(render(made)).text
+    assert "as good as float with adapter sql?" in page
+    assert "Judged on the rows of model.adapters.sources.sql.data." in page
+    assert ", adapter sql" in summary(made)
+
+
 def test_the_page_asks_nothing_of_the_network() -> None:
     page = render(document())
     for tag, attributes in Reader(page).elements:

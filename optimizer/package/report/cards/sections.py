@@ -90,9 +90,11 @@ def _cell(cell: Cell) -> Line:
 
 
 def quality(report: Document, recipe: Any, name: str = "") -> Card:
-    """Return the card on the quality difference and margin; name: further evaluation set, or ""."""
+    """Return the card on the quality difference and margin; name: further evaluation set or adapter
+    (rows.further), or ""."""
     section = part(report, "quality")
-    title = f"Is {quantized(recipe)} as good as float" + (f" on {name}?" if name else "?")
+    on = "with" if section.get("data") else "on"  # an adapter's section names its data
+    title = f"Is {quantized(recipe)} as good as float" + (f" {on} {name}?" if name else "?")
     if not section.get("metric"):
         return unmeasured(title, "Quality", report, "quality")
     metric = str(section["metric"])
@@ -123,16 +125,18 @@ def quality(report: Document, recipe: Any, name: str = "") -> Card:
         paragraphs.append(Paragraph(line(f"{whole(section['needed'])} examples would decide it.")))
     if section.get("note"):
         paragraphs.append(Paragraph(line(str(section["note"])), "hint"))
-    paragraphs += [Paragraph(line(text), "hint") for text in _rows_judged(report, name)]
+    place = f"validate.also.{name}.data" if name else "validate.data"
+    place = str(section.get("data") or place)
+    paragraphs += [Paragraph(line(text), "hint") for text in _rows_judged(report, place, name)]
     tables = (*_cosines(section), *generation.agreement(section))
     return Card(title, hint, chart, paragraphs=tuple(paragraphs), tables=tables)
 
 
-def _rows_judged(report: Document, name: str) -> list[str]:
+def _rows_judged(report: Document, place: str, name: str) -> list[str]:
     """Return sentences on rows also used for fitting, and on rows that the bundle answers."""
-    sentences = []
-    place, shared = f"validate.also.{name}.data" if name else "validate.data", "shared_rows"
-    if counts := [f"{whole(of.get(place))} in {n}" for n, of in part(report, shared).items()]:
+    sentences = [f"Judged on the rows of {place}."] if name else []
+    shared = part(report, "shared_rows")
+    if counts := [f"{whole(of.get(place))} in {n}" for n, of in shared.items()]:
         sentences.append(f"Rows that the model was also fitted to: {', '.join(counts)}.")
     again = part(part(report, "judged"), "answers")
     if again.get("rows") and not name:

@@ -1,0 +1,52 @@
+"""Rows of the data sets that validate reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from optimizer.data import conversations
+from optimizer.data.datasets import Sample, calibration_rows, samples
+from optimizer.data.same_rows import check_disjoint, drop_repeated
+from optimizer.harness import tasks
+from optimizer.harness.contract import Contract
+from optimizer.harness.inputs.text import load_tokenizer
+from optimizer.recipe.schema import DataSpec, Validation, data_specs
+from optimizer.recipe.stage_sections import ADAPTERS, LEARNING
+
+
+def specs(section: Validation) -> dict[str, DataSpec]:
+    """Data sets of a section by their place in the recipe."""
+    by_place = data_specs(
+        section.calibrate, section.validate_, section.reduce, adapters=section.adapters
+    )
+    if section.recovery:
+        by_place["reduce.recover.data"] = section.recovery.data
+    if section.training:
+        by_place["qat.data"] = section.training.data
+    return by_place
+
+
+def read_data(section: Validation, source: Path, contract: Contract) -> dict[str, list[Sample]]:
+    """Read the rows of every set, conversations as texts. Raises DataError where a row of one
+    purpose occurs in another; a model may learn from the texts of validate.train, which judge
+    nothing, and adapters may be judged on the same texts. source: folder of load"""
+    task = tasks.of(contract)
+    tokenizer = load_tokenizer(source / "checkpoint", contract) if contract.tokenizer else None
+    ids = tokenizer.ids if tokenizer else None
+    read = {n: samples(spec) for n, spec in specs(section).items()}
+    if section.calibrate:
+        read["calibrate"] = calibration_rows(section.calibrate, task)
+    if section.reduce and section.reduce.calibrate:
+        read["reduce.calibrate"] = calibration_rows(section.reduce.calibrate, task)
+    rows = {n: conversations.render(some, contract, tokenizer) for n, some in read.items()}
+    for name in [n for n in rows if n not in ("calibrate", "reduce.calibrate")]:
+        rows[name] = drop_repeated(rows[name], f"{name} data", ids)
+    learning = [name for name in LEARNING if name in rows]  # these may overlap each other
+    calibrating = [name for name in learning if "calibrate" in name]
+    apart = [name for name in rows if name.startswith(ADAPTERS)]
+    for names, beside in ((learning, "validate.train"), (calibrating, "")):
+        together = {" or ".join(names): [r for name in names for r in rows[name]]}
+        others = {n: rows[n] for n in rows if n not in (*learning, *apart) and n != beside}
+        for judging in (others, *({name: rows[name]} for name in apart)):
+            check_disjoint({**together, **judging}, ids, ranks=task.ranks, extracts=task.extracts)
+    return rows
