@@ -12,6 +12,7 @@ from optimizer.data.pictures import Picture
 from optimizer.foundation.errors import DataError
 from optimizer.harness.contract import Contract
 from optimizer.harness.inputs.text import TextTokenizer, load_tokenizer
+from optimizer.validate import data as validate_data
 from optimizer.validate import stage
 from optimizer.validate.quality import shared_rows
 from tests.harness import small_model
@@ -86,7 +87,7 @@ def test_a_check_of_overlaps_that_is_off_hides_nothing(
     run = Run(classifier_run.root, section.model_copy(update={"calibrate": calibrate}))
     with pytest.raises(DataError, match="is also in the"):
         judge(run, tmp_path)
-    monkeypatch.setattr(stage, "check_disjoint", lambda *_, **__: None)
+    monkeypatch.setattr(validate_data, "check_disjoint", lambda *_, **__: None)
     with pytest.raises(
         DataError,
         match=r"validate.data: \d+ of 64 rows give the model the same input as rows of calibrate",

@@ -196,9 +196,9 @@ class Decoding:
         """Tokenize a request's prompts off the event loop; see `answer`. Raises RequestError."""
         if pairs is not None:
             raise RequestError(NO_PAIRS)
-        given = parameters or {}
-        adapter = self.model.adapter(given.get(ADAPTER, self.model.name), ADAPTER)
-        options = {n: v for n, v in given.items() if n in OPTIONS}
+        chosen = parameters or {}
+        adapter = self.model.adapter(chosen.get(ADAPTER, self.model.name), ADAPTER)
+        options = {n: v for n, v in chosen.items() if n in OPTIONS}
         rows, rules = await self.beside.run(client, partial(self.model.read, texts, options))
         return Prompts(rows, rules, adapter=adapter)
 
