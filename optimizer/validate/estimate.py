@@ -46,6 +46,8 @@ CACHED = ("k_proj.weight", "v_proj.weight")
 BLOCK = re.compile(r"\.(\d+)\.")
 REFERENCE = 2  # assumed size of the reference / size of a smaller model; both are in memory
 REPORT = 1 << 20
+SECONDS = 7e-11  # of a decoder, per parameter and token
+FORMS = 2  # of an adapter's model that the ledger runs: float, and compressed
 TOKENS = 512  # assumed length of the longest text
 LONGEST = 128  # tokens of a ledger input, at most
 CHARACTERS = 4  # characters per token of English, about
@@ -66,7 +68,7 @@ def estimate(section: Validation, shapes: Shapes) -> Estimate:
         tokens = sum(latency.sequence) / len(latency.sequence) + 10 * latency.new_tokens
         sets = [settings.data, *(s.data for s in settings.also.values())]
         judged = 2 * sum(map(_text_tokens, sets))
-        seconds = 30 + 7e-11 * elements * (judged + 2 * rounds * tokens)
+        seconds = 30 + SECONDS * elements * (judged + 2 * rounds * tokens)
         vocabulary = max((max(s) for s in shapes.values()), default=0)
         logits = (AHEAD + 2) * 4 * settings.sequence_length * vocabulary
         memory = max(memory, LIBRARIES + logits)
@@ -78,7 +80,25 @@ def estimate(section: Validation, shapes: Shapes) -> Estimate:
             sets += [section.embeddings.queries, section.embeddings.documents]
         rows = sum(data.samples or ROWS for data in sets)
         seconds = 10 + 2e-9 * elements * (2 * rows + 12 * rounds)
-    return Estimate(memory, disk, seconds, device_memory(section, shapes))
+    adapters, comment = _adapter_seconds(section, shapes, elements), ""
+    if adapters:
+        count = len(section.adapters)
+        comment = f"of which {adapters / 60:.1f} min for {count} adapter{'s' * (count > 1)}"
+    gpu = device_memory(section, shapes)
+    return Estimate(memory, disk, seconds + adapters, gpu, comment)
+
+
+def _adapter_seconds(section: Validation, shapes: Shapes, elements: int) -> float:
+    """Seconds for the adapters that are kept apart: texts of their gates in both models, and the
+    ledger's inputs in the correct runs of each, with the models that these are compared with."""
+    if not section.adapters:
+        return 0.0
+    sets = [spec or section.validate_.data for spec in section.adapters.values()]
+    widths = 4 * sum(sum(s) for s in shapes.values() if len(s) == 2)
+    _, usual = decoder_batches.positions(widths)
+    inputs_of_hops = usual + sum(decoder_batches.extreme_positions(widths, inputs.ROWS))
+    runs = FORMS * (1 + RUNS) * inputs_of_hops * len(sets)
+    return SECONDS * elements * (2 * sum(map(_text_tokens, sets)) + runs)
 
 
 def device_memory(section: Validation, shapes: Shapes) -> int:

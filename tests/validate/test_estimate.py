@@ -57,6 +57,21 @@ def test_a_decoder_takes_longer_for_more_held_out_text(runs: dict[str, Run], tmp
     assert estimate(two, shapes).seconds > estimate(one, shapes).seconds
 
 
+def test_each_adapter_takes_time_that_is_told_and_more_of_it_for_more_texts(
+    runs: dict[str, Run], tmp_path: Any
+) -> None:
+    shapes = {"layer.0.weight": (8 * WIDTH, 8 * WIDTH), "embeddings.weight": (TABLE, WIDTH)}
+    plain = changed(runs["w8"], metric="perplexity").section
+    section = plain.model_copy(update={"adapters": {"sql": None, "law": None}})
+    own = further(tmp_path, 50).data.model_copy(update={"samples": 1})
+    fewer = plain.model_copy(update={"adapters": {"sql": None, "law": own}})
+    without, two, less = (estimate(s, shapes) for s in (plain, section, fewer))
+    assert without.comment == ""
+    assert two.seconds > less.seconds > without.seconds
+    minutes = (two.seconds - without.seconds) / 60
+    assert two.comment == f"of which {minutes:.1f} min for 2 adapters"
+
+
 def test_correct_runs_of_a_decoder_are_on_disk_and_two_are_held_at_once(
     runs: dict[str, Run],
 ) -> None:
