@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -89,9 +90,7 @@ def test_one_part_is_in_memory_at_a_time(loaded: Path) -> None:
     assert all(p.is_meta for p in source.model.parameters())
 
 
-def section(loaded: Path, **quantize: Any) -> Compression:
-    rng = np.random.default_rng(1)
-    rows = {"ids": rng.integers(0, 50, (40, 6)), "mask": np.ones((40, 6), np.int64)}
+def section(loaded: Path, rows: dict[str, Any], **quantize: Any) -> Compression:
     np.savez(loaded / "rows.npz", **rows)
     data = {"source": "npz", "files": (str(loaded / "rows.npz"),), "columns": {"arrays": "*"}}
     recipe = {
@@ -110,7 +109,9 @@ def test_weights_rounded_in_order_are_those_of_one_part_and_learned_ones_are_not
     method: str, loaded: Path, tmp_path: Path
 ) -> None:
     options = {"autoround": {"steps": 4}} if method == "autoround" else {}
-    chosen = section(loaded, method=method, weights={"bits": 4}, **options)
+    rng = np.random.default_rng(1)
+    rows = {"ids": rng.integers(0, 50, (40, 6)), "mask": np.ones((40, 6), np.int64)}
+    chosen = section(loaded, rows, method=method, weights={"bits": 4}, **options)
     whole = tmp_path / "whole"
     shutil.copytree(loaded, whole)
     one = record.read(whole / "checkpoint", {})
@@ -143,3 +144,30 @@ def test_a_weight_that_is_read_twice_and_a_tensor_that_skips_ahead_keep_parts_to
     source = open_source("tensors", tmp_path)
     parts = [[p[-1] for p in source.paths(block)] for block in source.blocks]
     assert parts == [["a"], ["b"], ["c"], ["d"]]
+
+
+def test_autoround_learns_what_a_gradient_reaches_and_leaves_the_rest_at_the_nearest(
+    tmp_path: Path,
+) -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.before, self.gates = nn.Linear(32, 16), nn.GRU(16, 16, batch_first=True)
+            self.head = nn.Linear(16, 32)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.gates(self.before(x))[0])  # type: ignore[no-any-return]
+
+    exported.legacy(Recurrent(), {"x": torch.randn(2, 5, 32)}, tmp_path / "m.onnx", 17)
+    load.run(Model(source=str(tmp_path / "m.onnx"), task="tensors"), tmp_path)
+    rows = {"x": np.random.default_rng(1).standard_normal((40, 5, 32)).astype(np.float32)}
+    options = {"weights": {"bits": 4}, "autoround": {"steps": 4}}
+    chosen = section(tmp_path, rows, method="autoround", **options)
+    compress.run(chosen, tmp_path, tmp_path)
+    notes = {
+        row["module"]: row["note"] for row in json.loads((tmp_path / "modules.json").read_text())
+    }
+    assert {name: "learned" in note for name, note in notes.items()} == {
+        "graph.before": False,
+        "graph.head": True,
+    }

@@ -24,6 +24,7 @@ from optimizer.compress.methods.weights.tuned import Tuned
 from optimizer.compress.walk.blocks import BlockGroup
 from optimizer.compress.walk.products import TYPES
 from optimizer.foundation.errors import CheckpointError
+from optimizer.foundation.progress import say
 from optimizer.foundation.qtensor import QTensor
 from optimizer.harness.inputs.image import IMAGE
 from optimizer.harness.inputs.tensors import TENSORS
@@ -61,6 +62,12 @@ def learn(
         raise CheckpointError(
             str(e), where=group.blocks[0], fix="Use fewer steps, or methods: [gptq]."
         ) from e
+    left = [name for name in start if name not in tuned.weights]
+    if left:
+        say(
+            f"compress: autoround leaves {', '.join(left[:3])}{' and others' * (len(left) > 3)} at "
+            "the nearest integers: no gradient reaches them from the output of their block"
+        )
     share = tuned.after / tuned.before if tuned.before else 1.0
     return tuned, f"learned: the block's error is {share:.3f} of what it was"
 

@@ -117,7 +117,8 @@ def learn_rounding(
     start: {module: quantized weight}
     dtype: type of the products
 
-    The losses in the result are squared error over the target's energy, on all samples. Raises
+    A module that the output does not depend on, or only through an operator without a gradient, is
+    not in the result. Its losses are squared error over the target's energy, on all samples. Raises
     ValueError when `start` does not name exactly the modules, or a loss is not finite.
     """
     run, modules, norm_weights = block.output, block.modules, block.norm_weights
@@ -146,7 +147,8 @@ def learn_rounding(
             if step in at and (now := _loss(run, samples, dtype)) < best.loss:
                 integers = {n: r.quantized() for n, r in rounding.items()}
                 best = _State(now, integers, copy_norm_weights(norm_weights))
-    return Tuned(best.weights, best.norm_weights, before, best.loss)
+    learned = {n: q for n, q in best.weights.items() if rounding[n].learned or not steps}
+    return Tuned(learned, best.norm_weights, before, best.loss)
 
 
 @dataclass(frozen=True)
@@ -169,7 +171,7 @@ class _Latent:
         integers = start.integers.float().reshape(*self.scale.shape, -1)
         exact = weight.detach().float().reshape(integers.shape) / self.scale[..., None]
         self.latent = integers + OFFSET * (exact + self.zero - integers).clamp(-0.5, 0.5)
-        self.integers = integers
+        self.integers, self.learned = integers, False
 
     def place(self) -> None:
         """Give the module its present de-quantized values, as a leaf with a gradient."""
@@ -180,7 +182,9 @@ class _Latent:
 
     def step(self, integers: float, scales: float) -> None:
         """Move latents and scales against the sign of their gradient, and place the result."""
-        assert self.module.weight.grad is not None
+        if self.module.weight.grad is None:
+            return
+        self.learned = True
         gradient = self.module.weight.grad.float().reshape(self.integers.shape)
         slope = (gradient * (self.integers - self.zero)).sum(-1)
         sign = self.scale.sign()
@@ -222,7 +226,9 @@ def _gradients(
 ) -> None:
     """Backpropagate the mean squared error of batch i; only signs are used."""
     with torch.enable_grad():
-        torch.autograd.backward([_deviation(run, samples, i, dtype).square().mean()])
+        error = _deviation(run, samples, i, dtype).square().mean()
+        if error.requires_grad:
+            torch.autograd.backward([error])
 
 
 def _loss(run: Callable[[int, Tensor], Tensor], samples: Samples, dtype: torch.dtype) -> float:
