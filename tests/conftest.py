@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, settings
 from optimizer.foundation import errors
 from optimizer.harness.bundle.fit_columns import SATURATES
 from optimizer.harness.errors import MachineError
+from tests.measured_once import measure_once
 from tests.traced_once import trace_once
 
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # for tests that import ONNX Runtime themselves
@@ -58,15 +59,18 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _traces(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[None]:
+@pytest.fixture(scope="session")
+def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of what is computed once for all workers."""
     folder = tmp_path_factory.getbasetemp()
-    if hasattr(request.config, "workerinput"):
-        folder = folder.parent  # of all workers
+    return folder.parent if hasattr(request.config, "workerinput") else folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _once(shared: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        trace_once(patch, folder / "traces")
+        trace_once(patch, shared / "traces")
+        measure_once(patch, shared / "measured")
         yield
 
 

@@ -1,4 +1,5 @@
-"""Runs recipes in forked children and kills them: python -m tests.killable, one JSON line a job.
+"""Runs recipes in forked children and kills them: python -m tests.killable FOLDER, one JSON line a
+job. FOLDER has what is computed once for all tests (traced_once.py, measured_once.py).
 
 The parent imports every heavy package once, and digests the sources, so that a child costs only
 its own work. A job is
@@ -10,6 +11,7 @@ training saves its state every keep_seconds; "search" runs `optimize search`. Th
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -17,6 +19,11 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+
+import pytest
+
+from tests.measured_once import measure_once
+from tests.traced_once import trace_once
 
 
 def work(job: dict[str, Any]) -> int:
@@ -53,6 +60,7 @@ def warm() -> None:
     import datasets  # noqa: F401
     import onnxruntime  # noqa: F401
     import onnxscript.optimizer  # noqa: F401
+    import scipy.stats  # noqa: F401
     import torch
     import torch.onnx._internal.exporter._core
     import transformers.models.bert.modeling_bert
@@ -79,11 +87,15 @@ def warm() -> None:
         source_digest(module)  # kept, and so known to the children
     assert transformers
     assert torch
+    gc.freeze()  # a child's collections do not copy the parent's pages
 
 
 def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     warm()
+    folder, patch = Path(sys.argv[1]), pytest.MonkeyPatch()
+    trace_once(patch, folder / "traces")
+    measure_once(patch, folder / "measured")
     print("ready", flush=True)
     for line in sys.stdin:
         job = json.loads(line)

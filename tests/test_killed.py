@@ -26,12 +26,16 @@ CHAINS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 2
 
 
 class Runner:
-    """Talks to tests/killable.py. options: more of its job's fields."""
+    """Talks to tests/killable.py.
 
-    def __init__(self, recipe: Path, **options: Any) -> None:
+    shared: folder of what is computed once for all tests
+    options: more of its job's fields
+    """
+
+    def __init__(self, recipe: Path, shared: Path, **options: Any) -> None:
         self.recipe, self.options = recipe, options
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.killable"],
+            [sys.executable, "-m", "tests.killable", str(shared)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -66,15 +70,26 @@ class Runner:
 
 
 @pytest.fixture(scope="module")
-def runner(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Iterator[Runner]:
-    started = Runner(write_tiny_recipe(tmp_path_factory.mktemp("recipe"), tiny_bert))
+def runner(
+    tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path, shared: Path
+) -> Iterator[Runner]:
+    started = Runner(write_tiny_recipe(tmp_path_factory.mktemp("recipe"), tiny_bert), shared)
     yield started
     started.close()
 
 
 @pytest.fixture(scope="module")
-def undisturbed(runner: Runner, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run nobody killed."""
+def first(runner: Runner, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run nobody killed. It computes what later runs find in the shared folder."""
+    home = tmp_path_factory.mktemp("first")
+    assert runner.run(home) == 0
+    return home
+
+
+@pytest.fixture(scope="module")
+def undisturbed(runner: Runner, first: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of another such run, as long as those that are killed."""
+    assert first.is_dir()
     home = tmp_path_factory.mktemp("undisturbed")
     assert runner.run(home) == 0
     return home
@@ -127,16 +142,13 @@ def killed(
     return True
 
 
-def test_the_same_recipe_twice_gives_the_same_bundle(
-    runner: Runner, undisturbed: Path, tmp_path: Path
-) -> None:
-    assert runner.run(tmp_path) == 0
-    one, two = manifest(undisturbed), manifest(tmp_path)
+def test_the_same_recipe_twice_gives_the_same_bundle(first: Path, undisturbed: Path) -> None:
+    one, two = manifest(first), manifest(undisturbed)
     assert one["content_digest"] == two["content_digest"]
     fixed = [n for n, f in one["files"].items() if not f["measured"]]
     assert any(n.endswith(".onnx") for n in fixed)
     for name in fixed:
-        assert digest_file(tmp_path / "artifacts/tiny/1" / name) == one["files"][name]["sha256"]
+        assert digest_file(undisturbed / "artifacts/tiny/1" / name) == one["files"][name]["sha256"]
 
 
 @pytest.mark.parametrize("seed", CHAINS)

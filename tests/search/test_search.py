@@ -256,8 +256,8 @@ def test_settings_of_a_server_need_objectives(recipe: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def runner(recipe: Path) -> Iterator[Runner]:
-    started = Runner(recipe, search=True)
+def runner(recipe: Path, shared: Path) -> Iterator[Runner]:
+    started = Runner(recipe, shared, search=True)
     yield started
     started.close()
 

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from optimizer.harness.bounds import fewest
 from optimizer.harness.bundle import bench
 from optimizer.harness.bundle.bench import System, percentile, percentile_interval
 from optimizer.harness.errors import HarnessError, InputError
+from tests import measured_once
 
 
 class Recorder:
@@ -164,3 +166,12 @@ def test_systems_of_fewer_rounds_have_percentiles_of_their_own() -> None:
     assert made["cells"][0]["runs"] == len(timed["candidate"]["end_to_end"]["samples"]) == 8
     assert len(timed["torch-float"]["end_to_end"]["samples"]) >= fewest(50)
     assert sum(name == "candidate" for name, *_ in log) == 9
+
+
+def test_tests_measure_equal_programs_once_and_larger_models_anew(tmp_path: Path) -> None:
+    keys = []
+    for name, size in (("one", 5), ("same", 5), ("larger", 6)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.onnx").write_bytes(bytes(size))
+        keys.append(measured_once.key(f"open('{tmp_path / name}/model.onnx')"))
+    assert keys[0] == keys[1] != keys[2]

@@ -1,0 +1,48 @@
+"""Measure the memory of equal programs once per run of tests: most are processes that import torch.
+
+The programs that the timing of a run measures differ by the place of their model alone. The key is
+the program with the names and sizes of a model's files, and its config, in place of their place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from optimizer.harness.bundle import bench
+
+PLACE = re.compile(r"(?<=['\"])/[^'\"\\]+")
+
+
+def key(code: str) -> str:
+    return hashlib.sha256(
+        PLACE.sub(lambda place: _content(Path(place[0])), code).encode()
+    ).hexdigest()
+
+
+def _content(place: Path) -> str:
+    """Names and sizes of the files of a folder, or of an ONNX file and its weights."""
+    files = place.rglob("*") if place.is_dir() else place.parent.glob(f"{place.name}*")
+    found = sorted(f for f in files if f.is_file())
+    sizes = [(f.relative_to(place.parent).parts[1:], f.stat().st_size) for f in found]
+    return repr((sizes, [f.read_text() for f in found if f.name == "config.json"]))
+
+
+def measure_once(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Keep measured bytes in a folder, which every worker reads."""
+    folder.mkdir(exist_ok=True)
+    measure = bench.peak_memory
+
+    def peak_memory(code: str) -> int:
+        file = folder / key(code)
+        if not file.exists():
+            part = file.with_suffix(f".{os.getpid()}")
+            part.write_text(str(measure(code)))
+            part.replace(file)
+        return int(file.read_text())
+
+    patch.setattr(bench, "peak_memory", peak_memory)
