@@ -125,14 +125,27 @@ class Budget(Section):
 
 class Search(Section):
     over: Over = Over()
-    objective: Literal["latency", "size"] = Field(
+    objective: Literal["latency", "size", "quality"] = Field(
         "latency",
         description="figure that is minimised: latency: time end to end, or between tokens, "
-        "in the first cell of validate.latency; size: bytes of the model's files",
+        "in the first cell of validate.latency; size: bytes of the model's files; quality: drop of "
+        "the metric (of perplexity: nats), under a limit on size, p99 or memory",
     )
     constraints: Constraints = Constraints()
     budget: Budget = Budget()
     seed: Seed = 0
+
+    @model_validator(mode="after")
+    def _quality_has_a_limit(self) -> Search:
+        limits = self.constraints
+        if self.objective == "quality" and not (
+            limits.size_mb or limits.p99_ms or limits.memory_mb
+        ):
+            raise ValueError(
+                "objective: quality without a limit would find the form with the most float; add "
+                "constraints.size_mb, latency.p99_ms or memory_mb"
+            )
+        return self
 
     @property
     def timed(self) -> bool:

@@ -55,12 +55,25 @@ class Expectation:
         return max(slope, 0.0) * self.error(candidate) ** 2
 
     def objectives(self, candidates: Sequence[Candidate]) -> list[float]:
-        """Objective of each candidate / the recipe's."""
-        own = objective(self.trials[0], self.name) if self.trials else None
+        """Objective of each candidate / the recipe's; by quality the expected drop / the recipe's,
+        as large for every method and target."""
+        if self.name == "quality":
+            own = self.error(self.trials[0].candidate) if self.trials else 0.0
+            return [(self.error(c) / own) ** 2 if own else 1.0 for c in candidates]
+        return self._ratios(candidates, self.name)
+
+    def sizes(self, candidates: Sequence[Candidate]) -> list[float]:
+        """Bytes of each candidate; 0 before any trial."""
+        own = self.trials[0].size if self.trials else None
+        return [(own or 0) * ratio for ratio in self._ratios(candidates, "size")]
+
+    def _ratios(self, candidates: Sequence[Candidate], name: str) -> list[float]:
+        """Time or size of each candidate / the recipe's."""
+        own = objective(self.trials[0], name) if self.trials else None
         known = [
             (t.candidate, math.log(value / own))
             for t in self.trials
-            if own and (value := objective(t, self.name))
+            if own and (value := objective(t, name))
         ]
         columns = sorted({c for t in (*candidates, *(k for k, _ in known)) for c in _constants(t)})
 

@@ -12,6 +12,7 @@ an earlier recipe or data.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -41,15 +42,17 @@ class Proposals(Protocol):
 
 @dataclass
 class Ranked:
-    """All candidates, the best expected first: those expected within the margin, by objective.
+    """All candidates, the best expected first: those expected within the limits, by objective.
 
     expect: trials -> predictions
     margin: largest drop allowed
+    most: largest bytes allowed
     """
 
     space: Sequence[Candidate]
     expect: Expect
     margin: float
+    most: float = math.inf
 
     def propose(self, trials: Sequence[Trial]) -> Candidate | None:
         tried = {t.candidate for t in trials}
@@ -57,10 +60,10 @@ class Ranked:
         if not left:
             return None
         expected = self.expect(trials)
-        objectives = expected.objectives(left)
+        objectives, sizes = expected.objectives(left), expected.sizes(left)
 
         def key(i: int) -> tuple[bool, float, float, int]:
-            within = expected.drop(left[i]) <= self.margin
+            within = expected.drop(left[i]) <= self.margin and sizes[i] <= self.most
             return (not within, round(objectives[i], 6), expected.error(left[i]), i)
 
         return left[min(range(len(left)), key=key)]

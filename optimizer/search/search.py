@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -182,7 +183,9 @@ def _try_all(bench: Workbench, space: list[Candidate], progress: Progress) -> li
     def expect(trials: Any) -> Expectation:
         return Expectation(bench.sensitivities, kept, trials, name)
 
-    ranked = Ranked(space, expect, bench.margin)
+    limit = bench.search.constraints.size_mb
+    most = math.inf if limit is None else limit * 1e6
+    ranked = Ranked(space, expect, bench.margin, most)
     proposals: Proposals = ranked
     if len(space) > budget.trials:
         proposals = Sampled(ranked, budget.trials // 2, name, bench.search.seed)

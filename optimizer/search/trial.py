@@ -81,7 +81,7 @@ def with_interval(value: float, interval: Sequence[float | None], digits: int) -
 
 def objective(trial: Trial, name: str) -> float | None:
     """Figure that the search minimises. name: search.objective"""
-    return {"latency": trial.ratio, "size": trial.size}[name]
+    return {"latency": trial.ratio, "size": trial.size, "quality": trial.drop}[name]
 
 
 def pareto_set(trials: Sequence[Trial]) -> list[Trial]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from optimizer.search.candidates import SHARES, Candidate
@@ -46,6 +48,18 @@ def test_all_candidates_are_tried_once_and_those_expected_to_fail_last() -> None
     assert outcomes.index("kept") < len(outcomes) - outcomes[::-1].index("stopped")
     kept = [t.ratio for t in trials[8:] if t.outcome == "kept"]
     assert kept == sorted(kept, key=lambda r: r or 0.0)
+
+
+def test_by_quality_the_finest_form_that_fits_is_tried_first() -> None:
+    """Before other trials a share s is expected to take 2^s of the recipe's bytes."""
+
+    def by_quality(trials: list[Trial]) -> Expectation:
+        return replace(expect(trials), name="quality")
+
+    proposals = Ranked(SPACE, by_quality, 1.0, most=2 ** (1 / 8) + 0.01)
+    first = proposals.propose([measured(SPACE[0])])
+    assert first is not None
+    assert first.finer == 1 / 8
 
 
 def test_the_same_results_give_the_same_trials_whatever_was_searched_before() -> None:

@@ -90,6 +90,18 @@ def test_the_smallest_form_is_found_and_every_step_of_its_recipe_is_finished(
     assert {step["what"] for step in run.log} == {"reused"}
 
 
+def test_by_quality_the_form_with_the_lowest_drop_is_found(
+    recipe: Path, store: Path, result: Result
+) -> None:
+    over = ["search.objective=quality", "search.constraints={size_mb: 100}"]
+    best = search.run(recipe_file.read(recipe, over), store)
+    assert [t.drop for t in best.trials] == [t.drop for t in result.trials]
+    kept = [t for t in best.trials if t.outcome == "kept"]
+    assert best.confirmations[0].candidate.drop == min(t.drop or 0.0 for t in kept)
+    with pytest.raises(RecipeError, match="objective: quality without a limit"):
+        recipe_file.read(recipe, over[:1])
+
+
 def test_a_smaller_model_is_judged_against_the_whole_one(
     recipe: Path, store: Path, result: Result
 ) -> None:

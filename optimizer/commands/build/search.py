@@ -42,7 +42,7 @@ def search(
     price: float | None,
     artifacts: Path,
 ) -> None:
-    """Search for the fastest, or smallest, form of RECIPE's model that keeps its margin.
+    """Search for the fastest, smallest or best form of RECIPE's model that keeps its margin.
 
     Tries the choices of section `search`: methods, precision per module, targets. Every form is
     made, judged and timed on this machine; the one found is judged again on rows that the search
@@ -75,8 +75,8 @@ def search(
         )
     if price is not None and resolved.search is not None and not resolved.search.timed:
         raise click.UsageError(
-            "--price-per-hour needs times, and the search minimises size without a limit on p99; "
-            "omit it, or set search.objective: latency."
+            f"--price-per-hour needs times, and the search minimises {resolved.search.objective} "
+            "without a limit on p99; omit it, or set search.objective: latency."
         )
     home = artifacts / f"{resolved.name}.search"
     for folder, option in ((home, "--artifacts"), (out.parent, "--out")):
