@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from optimizer.data import conversations
-from optimizer.data.datasets import Sample, calibration_rows, samples
+from optimizer.data.datasets import Sample, calibration_rows, samples, windows
 from optimizer.data.same_rows import check_disjoint, drop_repeated
+from optimizer.foundation.errors import DataError
 from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.recipe.schema import DataSpec, Validation, data_specs
 from optimizer.recipe.stage_sections import ADAPTERS, LEARNING
+from optimizer.validate.quality.shared_rows import JUDGED
 
 
 def specs(section: Validation) -> dict[str, DataSpec]:
@@ -50,3 +54,17 @@ def read_data(section: Validation, source: Path, contract: Contract) -> dict[str
         for judging in (others, *({name: rows[name]} for name in apart)):
             check_disjoint({**together, **judging}, ids, ranks=task.ranks, extracts=task.extracts)
     return rows
+
+
+def check_windows(
+    section: Validation, data: Mapping[str, Sequence[Sample]], contract: Contract, encoder: Any
+) -> None:
+    """Raise DataError for texts of a gate on perplexity that fill no window. data: rows by their
+    place in the recipe"""
+    if not tasks.of(contract).generates:
+        return
+    for place in (name for name in data if name.startswith(JUDGED)):
+        try:
+            windows(data[place], encoder, contract, section.validate_.sequence_length)
+        except DataError as e:
+            raise DataError(e.problem, where=place, accepted=e.accepted, fix=e.fix) from e

@@ -62,7 +62,7 @@ from optimizer.store import Artifacts, Reference, Stage
 from optimizer.targets import missing_packages
 from optimizer.validate import adapters, judged, reference_device, sense, target_runner
 from optimizer.validate import gates as gating
-from optimizer.validate.data import read_data, specs
+from optimizer.validate.data import check_windows, read_data, specs
 from optimizer.validate.estimate import estimate
 from optimizer.validate.gates import Gate
 from optimizer.validate.ledger import ledger
@@ -325,6 +325,7 @@ def check_inputs(section: Validation, source: Path) -> None:
     encoder = tasks.of(contract).inputs.open(source / "checkpoint", contract)
     shared_rows.count(data, contract, encoder)
     evaluation.check(section.validate_, data, contract)
+    check_windows(section, data, contract, encoder)
     if tasks.of(contract).in_parts:
         answers.encode_parts(contract, encoder, data["validate.data"])
     search_stage.read(section, source, contract, data)

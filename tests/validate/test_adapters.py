@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from optimizer.data.datasets import windows
+from optimizer.data.datasets import Sample, windows
 from optimizer.foundation.errors import DataError
 from optimizer.harness.contract import adapter_file
 from optimizer.harness.runtimes.ort.adapters import read
@@ -25,7 +25,7 @@ from optimizer.lower.stage import STAGE as LOWER
 from optimizer.recipe.schema import DataSpec, Model
 from optimizer.validate import adapters
 from optimizer.validate.adapted import AdaptedMaterials
-from optimizer.validate.data import read_data
+from optimizer.validate.data import check_windows, read_data
 from tests.conftest import write_rows
 from tests.decoders import write_tiny_decoder
 from tests.load.adapters.saved import save_adapter
@@ -131,6 +131,16 @@ def test_no_text_that_judges_an_adapter_calibrates(run: DecoderRun) -> None:
     m = run.materials()
     with pytest.raises(DataError, match="also in the calibrate data"):
         read_data(section, m.source, m.contract)
+
+
+def test_texts_that_fill_no_window_are_refused_by_the_name_of_their_adapter(
+    run: DecoderRun,
+) -> None:
+    m = run.materials()
+    data = {"validate.data": [Sample("good " * 60)], "model.adapters.sources.sql.data": []}
+    with pytest.raises(DataError, match="one window needs 48") as refused:
+        check_windows(run.section, data, m.contract, m.encoder)
+    assert refused.value.where == "model.adapters.sources.sql.data"
 
 
 def change(edit: Callable[[dict[str, torch.Tensor]], object]) -> Edit:

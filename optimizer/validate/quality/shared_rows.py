@@ -23,7 +23,8 @@ FITTED = (
     "validate.train",
 )
 """Sets to which ranges, scales, weights or a probe are fitted, by their place in the recipe."""
-JUDGED, FURTHER = "validate.data", ("validate.also.", ADAPTERS)
+JUDGED = ("validate.data", "validate.also.", ADAPTERS)
+"""Beginnings of the places of rows that gates judge."""
 
 
 def count(
@@ -36,7 +37,7 @@ def count(
     encoder: encoder of the kind of input
     """
     digests = {name: _digests(rows, contract, encoder) for name, rows in data.items()}
-    judged = [n for n in data if n == JUDGED or n.startswith(FURTHER)]
+    judged = [n for n in data if n.startswith(JUDGED)]
     shared: dict[str, dict[str, int]] = {}
     for fitted in [name for name in FITTED if name in data]:
         seen = set().union(*digests[fitted])
