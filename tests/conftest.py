@@ -60,17 +60,17 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session")
-def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of what is computed once for all workers."""
     folder = tmp_path_factory.getbasetemp()
     return folder.parent if hasattr(request.config, "workerinput") else folder
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _once(shared: Path) -> Iterator[None]:
+def _once(shared_folder: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        trace_once(patch, shared / "traces")
-        measure_once(patch, shared / "measured")
+        trace_once(patch, shared_folder / "traces")
+        measure_once(patch, shared_folder / "measured")
         yield
 
 

@@ -71,9 +71,9 @@ class Runner:
 
 @pytest.fixture(scope="module")
 def runner(
-    tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path, shared: Path
+    tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path, shared_folder: Path
 ) -> Iterator[Runner]:
-    started = Runner(write_tiny_recipe(tmp_path_factory.mktemp("recipe"), tiny_bert), shared)
+    started = Runner(write_tiny_recipe(tmp_path_factory.mktemp("recipe"), tiny_bert), shared_folder)
     yield started
     started.close()
 

@@ -23,14 +23,14 @@ SECTIONS = (
 
 
 @pytest.fixture(scope="module")
-def runner(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> Iterator[Runner]:
+def runner(tmp_path_factory: pytest.TempPathFactory, shared_folder: Path) -> Iterator[Runner]:
     folder = tmp_path_factory.mktemp("learning")
     file = write_tiny_recipe(folder / "recipe", write_tiny_bert(folder / "model", layers=3))
     write_rows(file.parent / "learn.jsonl", 100, seed=9)
     text = file.read_text().replace("max_drop: 0.1", "max_drop: 0.9")
     text = text.replace("onnxruntime, device: cpu, threads: 1", "compressed-tensors, float: fp32")
     file.write_text(text.replace("quantize:\n", f"{SECTIONS}quantize:\n"))
-    started = Runner(file, shared, keep_seconds=0)
+    started = Runner(file, shared_folder, keep_seconds=0)
     yield started
     started.close()
 

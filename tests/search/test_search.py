@@ -268,8 +268,8 @@ def test_settings_of_a_server_need_objectives(recipe: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def runner(recipe: Path, shared: Path) -> Iterator[Runner]:
-    started = Runner(recipe, shared, search=True)
+def runner(recipe: Path, shared_folder: Path) -> Iterator[Runner]:
+    started = Runner(recipe, shared_folder, search=True)
     yield started
     started.close()
 
