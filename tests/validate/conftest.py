@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
+import pickle
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from tempfile import mkdtemp
+from typing import TypeVar
 
 import pytest
 
@@ -21,11 +25,30 @@ SAME_GRAPH = (
     "w4a8",
 )  # nothing is folded into the float graph: one export serves all
 
+Made = TypeVar("Made")
+
+
+def make_once(folder: Path, name: str, make_in: Callable[[Path], Made]) -> Made:
+    """make_in(folder) of the worker that asks first. The others wait for it and read it.
+
+    folder: shared by all workers
+    """
+    with (folder / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        file = folder / f"{name}.pickle"
+        if not file.exists():
+            file.write_bytes(pickle.dumps(make_in(Path(mkdtemp(prefix=name, dir=folder)))))
+        made: Made = pickle.loads(file.read_bytes())
+        return made
+
 
 @pytest.fixture(scope="session")
-def runs(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+def runs(tiny_bert: Path, shared_folder: Path) -> dict[str, Run]:
     """{scheme: run} of the tiny encoder. Read-only: copy one before damaging it."""
-    root = tmp_path_factory.mktemp("runs")
+    return make_once(shared_folder, "runs", lambda root: make_runs(tiny_bert, root))
+
+
+def make_runs(tiny_bert: Path, root: Path) -> dict[str, Run]:
     made: dict[str, Run] = {}
     for name, quantize in SCHEMES.items():
         data = root / name / "data"
@@ -60,9 +83,14 @@ def proven(
 
 
 @pytest.fixture(scope="session")
-def classifier_run(tiny_classifier: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def classifier_run(tiny_classifier: Path, shared_folder: Path) -> Run:
     """Run whose labels are the float model's answers, except every eighth."""
-    root = tmp_path_factory.mktemp("classifier_run")
+    return make_once(
+        shared_folder, "classifier_run", lambda root: make_classifier(tiny_classifier, root)
+    )
+
+
+def make_classifier(tiny_classifier: Path, root: Path) -> Run:
     data, model = root / "data", root / "classifier"
     data.mkdir()
     wanted = recipe(str(model), data, SCHEMES["static"], "text-classification", metric="accuracy")
@@ -72,9 +100,12 @@ def classifier_run(tiny_classifier: Path, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture(scope="session")
-def decoder_runs(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+def decoder_runs(tiny_llama: Path, shared_folder: Path) -> dict[str, Run]:
     """{scheme: run} of the tiny decoder; nothing is folded, so one export serves all."""
-    root = tmp_path_factory.mktemp("decoder_runs")
+    return make_once(shared_folder, "decoder_runs", lambda root: make_decoders(tiny_llama, root))
+
+
+def make_decoders(tiny_llama: Path, root: Path) -> dict[str, Run]:
     made: dict[str, Run] = {}
     for name, quantize in decoders.SCHEMES.items():
         data = root / name / "data"
