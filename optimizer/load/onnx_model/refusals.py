@@ -48,12 +48,19 @@ def check_nodes(model: ModelProto, path: Path) -> None:
         _check_node(node, path)
     for tensor in tensors(model):
         if tensor.data_type in UNREAD:
+            name = tensor.name or _owner(tensor, model)
             raise CheckpointError(
-                f"{tensor.name!r} is {TensorProto.DataType.Name(tensor.data_type).lower()}",
+                f"{name!r} is {TensorProto.DataType.Name(tensor.data_type).lower()}",
                 where=str(path),
                 accepted="weights in float32 or float16",
                 fix="Export the model in float32.",
             )
+
+
+def _owner(tensor: TensorProto, model: ModelProto) -> str:
+    """The output of the node that has this tensor without a name as an attribute; "" for none."""
+    nodes = (n for n in model.graph.node for a in n.attribute if a.HasField("t") and a.t == tensor)
+    return next((str(node.output[0]) for node in nodes), "")
 
 
 def check_random(draft: Draft, path: Path) -> None:

@@ -139,6 +139,7 @@ def test_an_operator_that_torch_lacks_runs_in_onnx_runtime(
     assert "node 'memory' (LSTM) stays float" in capsys.readouterr().err
 
 
+DOUBLE = onnx.TensorProto(data_type=onnx.TensorProto.DOUBLE, dims=[1], double_data=[1.0])
 LINEAR = [node("MatMul", ["x", "W"], ["h"], name="first"), node("Relu", ["h"], ["y"])]
 
 
@@ -148,6 +149,7 @@ LINEAR = [node("MatMul", ["x", "W"], ["h"], name="first"), node("Relu", ["h"], [
         (LINEAR, {"W": weights(8, 4) * np.nan}, {}, "'W' holds NaN.*node 'first' .MatMul"),
         (LINEAR, {"W": weights(8, 0)}, {}, "'W' has shape .8, 0."),
         (LINEAR, {"W": weights(8, 4).astype(np.float64)}, {}, "'W' is double"),
+        ([node("Constant", [], ["c"], value=DOUBLE), *LINEAR], {}, {}, "'c' is double"),
         (LINEAR, {"W": weights(8, 4)}, {"shape": ("n", 0)}, "axis has size 0"),
         (
             LINEAR,

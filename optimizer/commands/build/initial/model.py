@@ -367,7 +367,8 @@ def _no_task(head: str, file: Path) -> RecipeError:
         accepted=f"{', '.join(h for t in _headed() for h in t.heads)}, no head",
         fix=f"Name the task if it is one of {', '.join(tasks.names())}. For hidden states save the "
         "model without its head: transformers.AutoModel.from_pretrained(MODEL).save_pretrained("
-        "FOLDER), with its tokenizer.",
+        "FOLDER), with its tokenizer. To keep the head, export the model to ONNX and give that "
+        "file: task tensors answers its arrays.",
     )
 
 
