@@ -50,11 +50,13 @@ def _read_graph(path: Path, read: int) -> ir.Model:
     model = onnx_file.load(path)
     pack.unpack(model)
     ranks = {**RANKS, KEEPS_RANK: (read,)}
+    half = any(v.dtype == ir.DataType.FLOAT16 for v in model.graph.initializers.values())
+    kind = ir.TensorType(ir.DataType.FLOAT16 if half else ir.DataType.FLOAT)
     for node in model.graph:
         for value, rank in zip(node.outputs, ranks.get(node.op_type, ()), strict=False):
             if value.shape is None:
                 value.shape = ir.Shape([None] * rank)
-            value.type = value.type or ir.TensorType(ir.DataType.FLOAT)
+            value.type = value.type or kind
     ShapeInferencePass()(model)
     return model
 

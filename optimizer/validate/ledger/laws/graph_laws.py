@@ -197,7 +197,8 @@ def buffers(m: Materials, graph: Source) -> list[str]:
 
 
 def angles(m: Materials, graph: Source) -> list[str]:
-    """Law 4: tables further off than rounding of the angle and ULPS of its cosine allow."""
+    """Law 4: tables further off than rounding of the angle, ULPS of its cosine and rounding to the
+    table's float type allow."""
     problems = []
     for name, table in cut.initializers_among(graph, TABLES).items():
         far = []
@@ -207,8 +208,10 @@ def angles(m: Materials, graph: Source) -> list[str]:
                 continue
             scale = float(getattr(owner, "attention_scaling", 1.0))
             angle = np.arange(len(table))[:, None] * frequencies.detach().double().numpy()
-            bound = UNIT["fp32"] * (angle + 2 * ULPS + 1)
-            error = np.abs(table.astype(np.float64) / scale - TABLES[name](angle))
+            exact = TABLES[name](angle)
+            stored = UNIT["fp16"] * np.abs(exact) if table.dtype == np.float16 else 0
+            bound = UNIT["fp32"] * (angle + 2 * ULPS + 1) + stored
+            error = np.abs(table.astype(np.float64) / scale - exact)
             far.append((float((error / bound).max()), buffer))
         if far and not min(far)[0] <= 1:
             problems.append(
