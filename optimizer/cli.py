@@ -54,6 +54,7 @@ from optimizer.foundation.errors import (
     error_document,
     of_the_system,
 )
+from optimizer.foundation.process import library_settings
 from optimizer.foundation.process.portable_kernels import ENVIRONMENT
 from optimizer.foundation.progress import leave, say, show
 from optimizer.harness.errors import ExplainedError
@@ -257,21 +258,9 @@ main.add_command(compare, "diff")  # the name that registries use
 
 
 def _quiet_libraries() -> None:
-    """Turn off progress bars and telemetry of libraries, and let cuBLAS repeat its sums; they read
-    these variables at import.
-    datasets counts each load of a local file at s3.amazonaws.com."""
-    for name, value in (
-        ("HF_HUB_DISABLE_TELEMETRY", "1"),
-        ("HF_UPDATE_DOWNLOAD_COUNTS", "0"),
-        ("ORT_DISABLE_TELEMETRY", "1"),
-        ("MLFLOW_DISABLE_TELEMETRY", "true"),
-        ("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true"),
-        ("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false"),
-        ("HF_HUB_DISABLE_PROGRESS_BARS", "0" if sys.stderr.isatty() else "1"),
-        ("TOKENIZERS_PARALLELISM", "false"),
-        ("TRANSFORMERS_VERBOSITY", "error"),
-        ("CUBLAS_WORKSPACE_CONFIG", ":4096:8"),  # with which cuBLAS sums alike in every run
-    ):
+    """Set the variables of foundation/process/library_settings.py that the user has not set."""
+    bars = {library_settings.PROGRESS_BARS: "0" if sys.stderr.isatty() else "1"}
+    for name, value in {**library_settings.ENVIRONMENT, **bars}.items():
         os.environ.setdefault(name, value)
 
 

@@ -60,7 +60,7 @@ class AnswerError(HarnessError):
 
     exit_code = 2
 
-    def __init__(self, problem: str, *, where: str) -> None:
+    def __init__(self, problem: str, *, where: str = "") -> None:
         super().__init__(
             problem,
             where=where,

@@ -58,7 +58,7 @@ class Progress:
 
     def begin(self, form: str) -> str:
         """Record that a trial begins; return the reason to skip it, "" where there is none."""
-        steps = sum(1 for _ in self._root.glob(f"*/*/{MADE_FROM}"))
+        steps = finished_steps(self._root)
         running = self._state["running"] or {}
         same = running.get("form") == form
         ends = running["ends"] + 1 if same and running["steps"] == steps else int(same)
@@ -86,3 +86,8 @@ class Progress:
         with atomic.disk_errors_explained(self._file.parent, "--store"):
             self._file.parent.mkdir(parents=True, exist_ok=True)
             atomic.write(self._file, json.dumps(self._state).encode())
+
+
+def finished_steps(root: Path) -> int:
+    """Count the finished steps of a store."""
+    return sum(1 for _ in root.glob(f"*/*/{MADE_FROM}"))

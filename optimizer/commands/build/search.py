@@ -29,6 +29,20 @@ from optimizer.foundation.progress import say, show
     "Table that `optimize measure RECIPE` wrote on the machine that the model is for, in place of "
     "this machine's times."
 )
+@click.option(
+    "--on",
+    type=click.Choice(["ray"]),
+    help="Search as one task of the Ray cluster of RAY_ADDRESS or of this machine; its nodes share "
+    "--store and the files of the recipe.",
+)
+@click.option(
+    "--ray-resource",
+    "resources",
+    multiple=True,
+    metavar="NAME",
+    help="Resource of Ray that the node must have which makes and times the forms, such as "
+    "accelerator_type:H100; repeatable.  [default: CPU]",
+)
 @with_price("Price of the machine that answers, for the cost of a million answers of each form.")
 @with_artifacts
 @click.pass_obj
@@ -39,6 +53,8 @@ def search(
     store: Path,
     out: Path | None,
     times: TableFile | None,
+    on: str | None,
+    resources: tuple[str, ...],
     price: float | None,
     artifacts: Path,
 ) -> None:
@@ -54,6 +70,7 @@ def search(
     Examples:
       optimize search recipes/minilm-int8.yaml --set search={}
       optimize search my.yaml --out my.fast.yaml --set search.budget.hours=0.5
+      optimize search my.yaml --on ray --ray-resource jetson --store /nfs/store
 
     \b
     Exit code: 0 a form was found, at worst the recipe itself; 3 nothing keeps the margin;
@@ -63,9 +80,11 @@ def search(
     from optimizer.foundation import atomic
     from optimizer.harness import tasks
     from optimizer.recipe import file as recipe_file
-    from optimizer.search import chosen_recipe, report
+    from optimizer.search import chosen_recipe, on_ray, report
     from optimizer.search import search as searching
 
+    if resources and on is None:
+        raise click.UsageError("--ray-resource is for --on ray.")
     out = out or recipe.with_name(f"{recipe.stem}.found.yaml")
     chosen_recipe.check_place(recipe, out)
     resolved, lines = checks.read(recipe, overrides, fetch=True, until="validate")
@@ -82,7 +101,11 @@ def search(
     for folder, option in ((home, "--artifacts"), (out.parent, "--out")):
         atomic.check_writable(folder, option)  # before hours of work, not after them
     with recipe_file.located(lines):
-        result = searching.run(resolved, store, times=times)
+        result = (
+            searching.run(resolved, store, times=times)
+            if on is None
+            else on_ray.run(resolved, store, times, resources)
+        )
     result = replace(result, price=price)
     document = report.document(result, out if result.chosen else None, home / "report.html")
     with atomic.disk_errors_explained(home, "--artifacts"):

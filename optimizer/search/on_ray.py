@@ -1,0 +1,231 @@
+"""Run a search as one task of a Ray cluster, on a node of the kind that it times.
+
+A search is one sequence: the results of all trials so far propose the next, which is timed while
+nothing else runs. So the whole search is one task, with all processors of its node, and its store
+is a folder that the nodes share. The task of a node that dies starts again on another one, and
+finds the steps that were finished.
+
+The keys of answers and times name the kind of machine (Machine.key): a search that continues on
+another kind judges and times all forms again there.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from optimizer.foundation import atomic
+from optimizer.foundation.errors import MachineError, closest
+from optimizer.foundation.process import library_settings
+from optimizer.foundation.progress import say
+from optimizer.harness.errors import ExplainedError
+from optimizer.recipe.schema import Recipe
+from optimizer.search.progress import ENDS, finished_steps
+
+if TYPE_CHECKING:
+    from optimizer.search.search import Result, Table
+
+OPTION = "--ray-resource"
+SETTINGS = {**library_settings.ENVIRONMENT, library_settings.PROGRESS_BARS: "1"}
+ELSEWHERE = (
+    "Give --store a folder that every node mounts under the same path (NFS, Lustre, EFS, "
+    "Filestore), or name one machine's nodes with --ray-resource."
+)
+Node = dict[str, Any]
+
+
+def run(
+    recipe: Recipe, store: Path, times: Table | None = None, resources: Sequence[str] = ()
+) -> Result:
+    """Search on the cluster that RAY_ADDRESS names, or on this machine's.
+
+    times: as of search.run; its files are read on the node
+    resources: names that the search's node must all have, such as accelerator_type:H100
+
+    Raises MachineError without Ray, a cluster, a node with the resources, or a shared store, and
+    where the search's process ends again and again; and what search.run raises.
+    """
+    ray = _package()
+    with _connected(ray), _mark(store) as mark, redirect_stdout(sys.stderr):
+        nodes = _admitted(ray, resources)
+        _check_nodes(ray, nodes, mark)
+        table = None if times is None else tuple(p and p.resolve() for p in times)
+        outcome = _until_done(ray, _task(ray, nodes, resources), store, (recipe, mark, table))
+    if isinstance(outcome, ExplainedError):
+        raise outcome
+    result: Result = outcome
+    return result
+
+
+def _package() -> Any:
+    try:
+        import ray
+    except ImportError:
+        raise MachineError(
+            "Ray is not installed",
+            where="command line: --on ray",
+            fix="pip install 'optimize-toolchain[ray]', in the version of the cluster.",
+        ) from None
+    return ray
+
+
+@contextmanager
+def _connected(ray: Any) -> Iterator[None]:
+    """Inside, the process is connected to the cluster; one that was connected before stays so."""
+    if ray.is_initialized():
+        yield
+        return
+    try:
+        ray.init(address="auto", logging_level=logging.WARNING)
+    except (ConnectionError, RuntimeError, ValueError) as e:
+        raise MachineError(
+            f"no Ray cluster can be joined ({str(e).splitlines()[0]})",
+            where="command line: --on ray",
+            fix="Run the command on a machine of the cluster, such as one where `ray start --head` "
+            "or `ray start --address=HEAD:6379` ran, or as a job (`ray job submit`).",
+        ) from e
+    try:
+        yield
+    finally:
+        ray.shutdown()  # which also prints the last lines of the task
+
+
+@contextmanager
+def _mark(store: Path) -> Iterator[Path]:
+    """Inside, a file in the store by which a node can tell that it mounts this store."""
+    with atomic.disk_errors_explained(store, "--store"):
+        mark = store.resolve() / "search" / f"{uuid.uuid4().hex}.shared"
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        atomic.write(mark, b"")
+    try:
+        yield mark
+    finally:
+        mark.unlink(missing_ok=True)
+
+
+def _admitted(ray: Any, resources: Sequence[str]) -> list[Node]:
+    """Return the living nodes with all resources; without any, those with a processor."""
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    names = resources or ("CPU",)
+    admitted = [n for n in nodes if all(n["Resources"].get(name, 0) > 0 for name in names)]
+    if not admitted:
+        known = sorted({name for node in nodes for name in _resources(node)})
+        near = "".join(closest(name, known) for name in names if name not in known)
+        raise MachineError(
+            f"no node of the Ray cluster has {' and '.join(map(repr, names))}{near}",
+            where=f"command line: {OPTION}",
+            accepted="; ".join(
+                f"{_name(node)}: " + (", ".join(_resources(node)) or "nothing") for node in nodes
+            ),
+            fix="Name a resource of the node that is to time, or start one with it: ray start "
+            f"--address=HEAD:6379 --resources='{{\"{names[-1]}\": 1}}'.",
+        )
+    return admitted
+
+
+def _resources(node: Node) -> list[str]:
+    """Names that a user can give; without those by which Ray names nodes and memory."""
+    own = ("node:", "memory", "object_store_memory")
+    return sorted(name for name in node["Resources"] if not name.startswith(own))
+
+
+def _name(node: Node) -> str:
+    return f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
+
+
+def _check_nodes(ray: Any, nodes: Sequence[Node], mark: Path) -> None:
+    """Refuse nodes that do not see the store, or do not run this version of the package."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    look = ray.remote(_why_not)
+    answers = []
+    for node in nodes:
+        there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        options = {"num_cpus": 0, "scheduling_strategy": there, "max_retries": 0}
+        answers.append(look.options(**options).remote(mark, _version()))
+    for node, answer in zip(nodes, answers, strict=True):
+        try:
+            why, fix = ray.get(answer)
+        except ray.exceptions.RayError as e:
+            why = f"a task of this package fails there: {str(e).strip().splitlines()[-1]}"
+            fix = f"Install optimize-toolchain {_version()} on every node."
+        if why:
+            raise MachineError(why, where=f"node {_name(node)}", fix=fix)
+
+
+def _version() -> str:
+    from optimizer import __version__
+
+    return __version__
+
+
+def _why_not(mark: Path, version: str) -> tuple[str, str]:
+    """(reason not to search on this machine, fix); ("", "") without a reason."""
+    if _version() != version:
+        return (
+            f"it has version {_version()} of optimize-toolchain, and this machine {version}",
+            "Install the same version on every node.",
+        )
+    if not mark.is_file():
+        return f"its folder {mark.parent.parent} is not the store of this machine", ELSEWHERE
+    return "", ""
+
+
+def _task(ray: Any, nodes: Sequence[Node], resources: Sequence[str]) -> Any:
+    """Return the task of a search, which takes all of what the smallest of `nodes` has, so that
+    no other task of the cluster disturbs its times."""
+    names = dict.fromkeys(("CPU", "GPU", *resources))
+    takes = {name: min(node["Resources"].get(name, 0) for node in nodes) for name in names}
+    say(
+        f"search: one task on any of {len(nodes)} nodes ({', '.join(map(_name, nodes))}); "
+        "it starts when all processors of one are free"
+    )
+    return ray.remote(_search).options(
+        name="search",
+        num_cpus=takes.pop("CPU"),
+        num_gpus=takes.pop("GPU"),
+        resources=takes,
+        max_retries=0,
+        runtime_env={"env_vars": SETTINGS},
+    )
+
+
+def _search(recipe: Recipe, mark: Path, times: Table | None) -> Result | ExplainedError:
+    """Search on this node. An error of ours is returned, since Ray would wrap a raised one."""
+    from optimizer.search import search
+
+    why, fix = _why_not(mark, _version())
+    if why:
+        return MachineError(why, where="the node of the search", fix=fix)
+    try:
+        return search.run(recipe, mark.parent.parent, times=times)
+    except ExplainedError as e:
+        return e
+
+
+def _until_done(ray: Any, task: Any, store: Path, arguments: tuple[Any, ...]) -> Any:
+    """Run the task, again where its node died, and where its process ended: search/progress.py
+    then skips the form. A process that ends thrice without a finished step is not tried again."""
+    ended, steps = 0, -1
+    while True:
+        try:
+            return ray.get(task.remote(*arguments))
+        except ray.exceptions.NodeDiedError:
+            say("search: its node died; it continues on another one, or waits for one")
+        except (ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError) as e:
+            now = finished_steps(store)
+            ended, steps = ended + 1 if now == steps else 1, now
+            if ended > ENDS:
+                raise MachineError(
+                    f"the process of the search ended {ended} times without finishing a step in "
+                    f"between ({type(e).__name__})",
+                    where="node of the search",
+                    fix="It mostly lacked memory; name a larger node with --ray-resource. "
+                    "Finished steps are kept.",
+                ) from e
+            say("search: its process ended, as for want of memory; it starts again")

@@ -1,0 +1,109 @@
+"""A search on a real Ray cluster of this machine whose node is killed, and what it refuses."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from click.testing import CliRunner
+
+from optimizer.cli import main
+from optimizer.foundation.errors import MachineError
+from optimizer.recipe import file as recipe_file
+from optimizer.search import on_ray, search
+from tests.search.test_search import write
+
+MEMORY = 80 << 20  # bytes of a node's object store, nearly the least
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """Cluster of two nodes with the resource `target`, and a head that runs no tasks."""
+    ray = pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": MEMORY}
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+        options = {"num_cpus": 1, "resources": {"target": 1}, "object_store_memory": MEMORY}
+        for _ in range(2):
+            cluster.add_node(**options)
+        ray.init(address=cluster.address)
+        yield cluster
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def runs_search(node: Any) -> bool:
+    """True for a node with a process that runs a search."""
+    (raylet,) = node.all_processes["raylet"]
+    children = psutil.Process(raylet.process.pid).children()
+    return any("ray::search" in " ".join(child.cmdline()) for child in children)
+
+
+def kill(cluster: Any, stage: Path, killed: list[Any]) -> None:
+    """Kill the node of the search once it is in a stage."""
+    while not any(stage.glob("*.partial")):
+        time.sleep(0.01)
+    (node,) = (node for node in cluster.worker_nodes if runs_search(node))
+    cluster.remove_node(node, allow_graceful=False)
+    killed.append(node)
+
+
+@pytest.mark.slow
+def test_a_search_whose_node_is_killed_ends_with_the_same_pareto_set(
+    cluster: Any, tmp_path: Path, tiny_bert: Path
+) -> None:
+    recipe, killed = recipe_file.read(write(tmp_path, tiny_bert)), list[Any]()
+    store = tmp_path / "store"
+    killer = threading.Thread(target=kill, args=(cluster, store / "lower", killed), daemon=True)
+    killer.start()
+    found = on_ray.run(recipe, store, resources=("target",))
+    killer.join()
+    assert len(killed) == 1
+    alone = search.run(recipe, tmp_path / "other")
+    assert (found.trials, found.pareto) == (alone.trials, alone.pareto)
+    assert found.chosen == alone.chosen
+    assert not list((store / "search").glob("*.shared"))
+
+
+@pytest.mark.slow
+def test_a_resource_that_no_node_has_is_refused_with_those_of_the_nodes(
+    cluster: Any, tmp_path: Path, tiny_bert: Path
+) -> None:
+    recipe = recipe_file.read(write(tmp_path, tiny_bert))
+    with pytest.raises(MachineError, match=r'has .targe.; did you mean "target".*CPU, target'):
+        on_ray.run(recipe, tmp_path / "store", resources=("targe",))
+
+
+def test_a_node_that_does_not_mount_the_store_is_named_with_what_it_needs(tmp_path: Path) -> None:
+    with on_ray._mark(tmp_path / "store") as mark:
+        assert on_ray._why_not(mark, on_ray._version()) == ("", "")
+        assert (
+            "its folder" in on_ray._why_not(tmp_path / "x" / "y" / mark.name, on_ray._version())[0]
+        )
+        assert "version 0" in on_ray._why_not(mark, "0")[0]
+
+
+def test_without_ray_it_says_what_to_install(
+    tmp_path: Path, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    recipe = write(tmp_path, tiny_bert)
+    words = ["search", str(recipe), "--on", "ray", "--store", str(tmp_path / "store")]
+    done = CliRunner().invoke(main, [*words, "--artifacts", str(tmp_path)])
+    assert done.exit_code == 5
+    assert "pip install 'optimize-toolchain[ray]'" in done.output
+
+
+def test_a_resource_without_a_cluster_is_refused(tmp_path: Path) -> None:
+    done = CliRunner().invoke(main, ["search", str(tmp_path), "--ray-resource", "target"])
+    assert done.exit_code == 2
+    assert "--ray-resource is for --on ray" in done.output
