@@ -1,7 +1,10 @@
-"""Run a recipe for a language model under a cap of memory, and kill each stage once.
+r"""Run a recipe for a language model under a cap of memory, and kill each stage once.
 
     python -m benchmarks.capped.run recipes/llama-3.2-1b-int4.yaml --shape 1B --cap-gb 8
     python -m benchmarks.capped.run recipes/qwen3-4b-int4.yaml --shape 4B --cap-gb 16
+    python -m benchmarks.capped.run recipes/llama-3.2-1b-int4.yaml --shape 8B --cap-gb 16 \
+      --until build --set 'quantize.methods=[rtn]' --set quantize.weights.group_size=32 \
+      --set quantize.head.group_size=32 --set 'targets=[{runtime: onnxruntime}, {runtime: gguf}]'
 
 The model is a checkpoint of random weights (benchmarks/decoders/scale.py), so the gates of quality
 and speed get values that such a model can pass (GATES); all else is the recipe's. All stages run in
@@ -118,10 +121,10 @@ def kill_after(cap: Cap, stage: Path, seconds: float, ended: threading.Event) ->
         cap.kill()
 
 
-def measure(recipe: Recipe, cap: Cap) -> dict[str, Any]:
-    """Kill and finish each stage; {stage: figures}."""
+def measure(recipe: Recipe, cap: Cap, last: str) -> dict[str, Any]:
+    """Kill and finish each stage up to `last`; {stage: figures}."""
     predicted, stages = recipe.plan(), {}
-    for stage in STAGES:
+    for stage in STAGES[: STAGES.index(last) + 1]:
         after, ended = max(SOONEST, SHARE * predicted.get(stage, 0.0)), threading.Event()
         arguments = (cap, recipe.work / "store" / stage, after, ended)
         killer = threading.Thread(target=kill_after, args=arguments)
@@ -155,7 +158,7 @@ def page(result: Mapping[str, Any]) -> str:
         "of files included. Memory is the highest sum of anonymous memory of both runs of a stage.",
     ]
     for name, cell in result["cells"].items():
-        lines += ["", f"## {name}: {cell['shape']} within {cell['cap_gb']:g} GB", ""]
+        lines += ["", f"## {name} within {cell['cap_gb']:g} GB", ""]
         lines.append(stage_table(cell["stages"]))
     return "\n".join(lines) + "\n"
 
@@ -184,6 +187,7 @@ def main(words: Iterable[str] | None = None) -> None:
     parser.add_argument("--shape", choices=[*SHAPES], required=True)
     parser.add_argument("--cap-gb", type=float, required=True)
     parser.add_argument("--work", type=Path, default=ROOT / "artifacts" / "capped")
+    parser.add_argument("--until", choices=STAGES, default=STAGES[-1], help="last stage")
     parser.add_argument("--set", action="append", default=[], metavar="A.B=C")
     parser.add_argument("--results", action="store_true", help="write benchmarks/results/capped.*")
     options = parser.parse_args(None if words is None else list(words))
@@ -199,14 +203,14 @@ def main(words: Iterable[str] | None = None) -> None:
     changes = [f"model.source={source}", *GATES, *options.set]
     cap = Cap.make(int(options.cap_gb * 1e9))
     try:
-        stages = measure(Recipe(options.recipe, work, changes), cap)
+        stages = measure(Recipe(options.recipe, work, changes), cap, options.until)
     finally:
         cap.remove()
     print(stage_table(stages))
     if options.results:
         file = RESULTS / "capped.json"
         cells = json.loads(file.read_text())["cells"] if file.is_file() else {}
-        cells[name] = {"shape": options.shape, "cap_gb": options.cap_gb, "stages": stages}
+        cells[f"{name} {options.shape}"] = {"cap_gb": options.cap_gb, "stages": stages}
         result = {"conditions": conditions(load_before, rounds=1, clock="wall"), "cells": cells}
         write(result, page(result), RESULTS, "capped")
 
