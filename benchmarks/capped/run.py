@@ -3,8 +3,8 @@ r"""Run a recipe for a language model under a cap of memory, and kill each stage
     python -m benchmarks.capped.run recipes/llama-3.2-1b-int4.yaml --shape 1B --cap-gb 8
     python -m benchmarks.capped.run recipes/qwen3-4b-int4.yaml --shape 4B --cap-gb 16
     python -m benchmarks.capped.run recipes/llama-3.2-1b-int4.yaml --shape 8B --cap-gb 16 \
-      --until build --set 'quantize.methods=[rtn]' --set quantize.weights.group_size=32 \
-      --set quantize.head.group_size=32 --set 'targets=[{runtime: onnxruntime}, {runtime: gguf}]'
+      --until build --label GGUF --set 'quantize.methods=[rtn]' --set 'targets=[{runtime: gguf}]' \
+      --set quantize.weights.group_size=32 --set quantize.head.group_size=32
 
 The model is a checkpoint of random weights (benchmarks/decoders/scale.py), so the gates of quality
 and speed get values that such a model can pass (GATES); all else is the recipe's. All stages run in
@@ -159,6 +159,8 @@ def page(result: Mapping[str, Any]) -> str:
     ]
     for name, cell in result["cells"].items():
         lines += ["", f"## {name} within {cell['cap_gb']:g} GB", ""]
+        changes = [f"`{change}`" for change in cell["set"]]
+        lines += [f"Changed beside the gates: {', '.join(changes)}.", ""] if changes else []
         lines.append(stage_table(cell["stages"]))
     return "\n".join(lines) + "\n"
 
@@ -188,6 +190,7 @@ def main(words: Iterable[str] | None = None) -> None:
     parser.add_argument("--cap-gb", type=float, required=True)
     parser.add_argument("--work", type=Path, default=ROOT / "artifacts" / "capped")
     parser.add_argument("--until", choices=STAGES, default=STAGES[-1], help="last stage")
+    parser.add_argument("--label", default="", help="told in the heading, such as: GGUF")
     parser.add_argument("--set", action="append", default=[], metavar="A.B=C")
     parser.add_argument("--results", action="store_true", help="write benchmarks/results/capped.*")
     options = parser.parse_args(None if words is None else list(words))
@@ -210,7 +213,8 @@ def main(words: Iterable[str] | None = None) -> None:
     if options.results:
         file = RESULTS / "capped.json"
         cells = json.loads(file.read_text())["cells"] if file.is_file() else {}
-        cells[f"{name} {options.shape}"] = {"cap_gb": options.cap_gb, "stages": stages}
+        key = " ".join(filter(None, [name, options.shape, options.label]))
+        cells[key] = {"cap_gb": options.cap_gb, "set": options.set, "stages": stages}
         result = {"conditions": conditions(load_before, rounds=1, clock="wall"), "cells": cells}
         write(result, page(result), RESULTS, "capped")
 
