@@ -12,7 +12,8 @@ memory = libraries + float model + parameters that a method folded + linear weig
          Weights of a graph with external data lie in mapped files (model/checkpoint/mapped.py), but
          for those that a session transposes or repacks
 disk     outputs of the correct runs, in each arithmetic, while they are compared, and mapped files
-seconds  evaluation and timing
+seconds  for text-generation the ledger, evaluation and timing, at the measured speed of this
+         machine; else evaluation and timing
 
 Bytes follow from shapes; LIBRARIES and COPIES are measured (benchmarks/ledger/validate_memory.py).
 """
@@ -24,10 +25,12 @@ import re
 
 from optimizer.data.datasets import samples
 from optimizer.export import onnx_file
+from optimizer.foundation.process import machine_speed
 from optimizer.foundation.process.torch_device import CONTEXT
 from optimizer.foundation.rounding.tolerance import RUNS
 from optimizer.load.image_inputs import positions
 from optimizer.recipe.schema import DataSpec, Validation
+from optimizer.recipe.validate import Depth
 from optimizer.store import NARROWEST, Estimate, Shapes
 from optimizer.validate.ledger import decoder_batches, inputs
 from optimizer.validate.ledger.depth import choose, default_of
@@ -46,8 +49,12 @@ CACHED = ("k_proj.weight", "v_proj.weight")
 BLOCK = re.compile(r"\.(\d+)\.")
 REFERENCE = 2  # assumed size of the reference / size of a smaller model; both are in memory
 REPORT = 1 << 20
-SECONDS = 7e-11  # of a decoder, per parameter and token
 FORMS = 2  # of an adapter's model that the ledger runs: float, and compressed
+START = 30  # seconds: imports, models and sessions
+PASSES: dict[Depth, float] = {"full": 115, "sampled": 72, "end_to_end": 68}
+"""Time of the ledger on a decoder, in passes of its tokens through the float weights on one thread
+(measured on 0.13B, beside 70 on 1B and 125 on 0.5B)."""
+EVALUATED = 3.2  # multiply-adds per weight and token of held-out text, in two models (measured)
 TOKENS = 512  # assumed length of the longest text
 LONGEST = 128  # tokens of a ledger input, at most
 CHARACTERS = 4  # characters per token of English, about
@@ -65,10 +72,7 @@ def estimate(section: Validation, shapes: Shapes) -> Estimate:
     latency = settings.latency
     rounds = len(latency.batch) * len(latency.sequence) * latency.iterations
     if generates:
-        tokens = sum(latency.sequence) / len(latency.sequence) + 10 * latency.new_tokens
-        sets = [settings.data, *(s.data for s in settings.also.values())]
-        judged = 2 * sum(map(_text_tokens, sets))
-        seconds = 30 + SECONDS * elements * (judged + 2 * rounds * tokens)
+        seconds = _decoder_seconds(section, shapes, elements)
         vocabulary = max((max(s) for s in shapes.values()), default=0)
         logits = (AHEAD + 2) * 4 * settings.sequence_length * vocabulary
         memory = max(memory, LIBRARIES + logits)
@@ -94,11 +98,28 @@ def _adapter_seconds(section: Validation, shapes: Shapes, elements: int) -> floa
     if not section.adapters:
         return 0.0
     sets = [spec or section.validate_.data for spec in section.adapters.values()]
-    widths = 4 * sum(sum(s) for s in shapes.values() if len(s) == 2)
-    _, usual = decoder_batches.positions(widths)
-    inputs_of_hops = usual + sum(decoder_batches.extreme_positions(widths, inputs.ROWS))
-    runs = FORMS * (1 + RUNS) * inputs_of_hops * len(sets)
-    return SECONDS * elements * (2 * sum(map(_text_tokens, sets)) + runs)
+    runs = FORMS * (1 + RUNS) * _ledger_tokens(shapes) * len(sets)
+    speed = machine_speed.measure()
+    read = EVALUATED * sum(map(_text_tokens, sets))
+    return elements * runs / speed.products + speed.multiply(elements * read)
+
+
+def _decoder_seconds(section: Validation, shapes: Shapes, elements: int) -> float:
+    """Predict the time of the ledger, of held-out text and of timing, on a quiet machine."""
+    settings, speed = section.validate_, machine_speed.measure()
+    depth = default_of(settings.ledger, elements)
+    alone = PASSES[depth] * elements * _ledger_tokens(shapes) / speed.products
+    sets = [settings.data, *(s.data for s in settings.also.values())]
+    read = EVALUATED * sum(map(_text_tokens, sets)) * elements
+    latency = settings.latency
+    generations = latency.iterations * sum(latency.batch) * len(latency.sequence)
+    prompt = elements * sum(latency.sequence) / len(latency.sequence)
+    token = speed.move(section.quantize.weights.bits / 8 * elements)  # a step reads all weights
+    systems = 1
+    if latency.time_float:
+        systems, token = 2, token + speed.move(4 * elements)
+    generated = speed.multiply(systems * prompt) + latency.new_tokens * token
+    return START + alone + speed.multiply(read) + generations * generated
 
 
 def device_memory(section: Validation, shapes: Shapes) -> int:
@@ -126,9 +147,8 @@ def _ledger(section: Validation, shapes: Shapes, elements: int, generates: bool)
     linear = {n: s for n, s in matrices.items() if max(s) < tables or images}
     quantized = sum(map(math.prod, linear.values()))
     folded = quantized if any(m.folds for m in section.quantize.chosen) else 0
-    if generates:  # the head is a linear module
-        width = max((min(s) for s in matrices.values() if tables in s), default=0)
-        linear["head"] = (tables, width)
+    if generates:
+        linear["head"] = _head(matrices)
     per_token = 4 * sum(map(sum, linear.values()))
     depth = default_of(section.validate_.ledger, elements)
     edges = [linear[name] for name in choose(depth, list(linear), "")]
@@ -156,11 +176,26 @@ def _ledger(section: Validation, shapes: Shapes, elements: int, generates: bool)
     written += RUNS * longest * ARITHMETICS * answer
     in_graph = elements + (_tied(shapes) if generates else 0)
     if 4 * in_graph > onnx_file.LIMIT:
-        on_disk = elements + max(elements, quantized + folded) + in_graph
+        on_disk = 2 * elements + folded  # the float model, and the one that quantizes it
         transposed = sum(map(math.prod, edges))  # one graph multiplies by all of these
         return 4 * transposed + kept, written + 4 * on_disk + REPORT
     weights = elements + quantized + folded + COPIES * in_graph
     return 4 * weights + kept, written + REPORT
+
+
+def _head(matrices: Shapes) -> tuple[int, int]:
+    """Shape of a decoder's head, a linear module: (vocabulary, width)."""
+    vocabulary = max((max(s) for s in matrices.values()), default=0)
+    return vocabulary, max((min(s) for s in matrices.values() if vocabulary in s), default=0)
+
+
+def _ledger_tokens(shapes: Shapes) -> int:
+    """Tokens of all batches that the ledger gives to a decoder, padding included."""
+    matrices = {n: s for n, s in shapes.items() if len(s) == 2}
+    head = _head(matrices)
+    per_token = 4 * (sum(sum(s) for s in matrices.values() if max(s) < head[0]) + sum(head))
+    usual = decoder_batches.positions(per_token)[1]
+    return usual + sum(decoder_batches.extreme_positions(per_token, inputs.ROWS))
 
 
 def _session(shapes: Shapes, elements: int) -> int:

@@ -142,8 +142,13 @@ def transformers_model(m: Materials) -> nn.Module:
         buffers = [b for b in model.buffers() if b.is_floating_point()]
         if all(b.dtype == torch.float32 for b in buffers):  # else computed in half precision
             break
-    for parameter in model.parameters():
-        parameter.data = m.mapped(parameter.data.float())
+    ours = dict(m.float_model.named_parameters(remove_duplicate=False))
+    for name, parameter in model.named_parameters():
+        value, same = parameter.data.float(), ours.get(name)
+        # equal values need one file only, as large as the model
+        parameter.data = (
+            same.data if same is not None and torch.equal(value, same) else m.mapped(value)
+        )
     join_outputs(model, m.task)
     return model.eval().requires_grad_(False)
 
