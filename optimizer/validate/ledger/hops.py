@@ -124,16 +124,14 @@ def _original_outputs(m: Materials) -> list[dict[str, Any]]:
 
 
 def transformers_model(m: Materials) -> nn.Module:
-    """The model of the checkpoint as transformers loads it, in float32. A checkpoint in half
-    precision is loaded so, and its parameters are converted one by one."""
+    """Load the checkpoint by transformers, in its stored precision, and convert it to float32."""
     folder = m.source / "checkpoint"
     types = {m.checkpoint.tensors.entry(n).dtype for n in m.checkpoint.tensors.as_written}
     stored = next(iter(types)) if len(types) == 1 else torch.float32
+    kind = auto_class(m.task, m.checkpoint.config.get("model_type"))
     for dtype in dict.fromkeys((stored, torch.float32)):
         with quiet():
-            model: nn.Module = auto_class(
-                m.task, m.checkpoint.config.get("model_type")
-            ).from_pretrained(
+            model: nn.Module = kind.from_pretrained(
                 folder,
                 attn_implementation="eager",
                 dtype=dtype,
@@ -144,11 +142,8 @@ def transformers_model(m: Materials) -> nn.Module:
             break
     ours = dict(m.float_model.named_parameters(remove_duplicate=False))
     for name, parameter in model.named_parameters():
-        value, same = parameter.data.float(), ours.get(name)
-        # equal values need one file only, as large as the model
-        parameter.data = (
-            same.data if same is not None and torch.equal(value, same) else m.mapped(value)
-        )
+        value, same = parameter.data.float(), ours.get(name, torch.empty(0)).data
+        parameter.data = same if torch.equal(value, same) else m.mapped(value)  # one file for both
     join_outputs(model, m.task)
     return model.eval().requires_grad_(False)
 
