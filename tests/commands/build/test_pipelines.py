@@ -44,6 +44,12 @@ def commands() -> Iterator[list[str]]:
     (task,) = documents("tekton/task.yaml")
     first = task["spec"]["steps"][0]
     yield [*first["command"], *first["args"]]
+    (ray,) = documents("ray/rayjob.yaml")
+    yield shlex.split(ray["spec"]["entrypoint"])
+    (queued,) = documents("kueue/search-job.yaml")
+    (container,) = queued["spec"]["template"]["spec"]["containers"]
+    yield [*container["command"], *container["args"]]
+    yield shlex.split(documents("skypilot/search.yaml")[0]["run"])
     for file in PYTHON:
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.List) and node.elts and plain(node.elts[0]) == "optimize":
@@ -111,7 +117,7 @@ def test_no_input_of_a_pipeline_becomes_text_of_a_script() -> None:
         for document in yaml.safe_load_all(file.read_text())
         for script in scripts(document)
     ]
-    assert len(found) == 3  # GitHub, GitLab, Tekton
+    assert len(found) == 4  # GitHub, GitLab, Tekton, SkyPilot
     pasted = re.compile(r"\$\{\{|\$\[\[|\{\{|\$\((params|inputs|workspaces)")
     assert [script for script in found if pasted.search(script)] == []
     fields = [ast.literal_eval(f"'x{sign}'") for sign in ("${{ inputs.a }}", "$[[ inputs.a ]]")]
