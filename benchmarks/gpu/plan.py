@@ -147,6 +147,7 @@ BEYOND = (
     "smollm2-int4-gguf",
     "smollm2-int4-openvino",
     "smollm2-int8",
+    "smollm2-search",
     "minilm-int8-fastest",
     "minilm-int8-openvino",
     "minilm-int8-search",

@@ -109,8 +109,8 @@ class ModelSource:
         return BODY if isinstance(self.model, GraphModel) else block
 
     def inside(self, name: str, blocks: Collection[str]) -> bool:
-        """True where a module or parameter lies in one of the blocks."""
-        paths = (path for block in blocks for path in self.paths(block))
+        """True where a module or parameter lies in one of the blocks; a block is not in itself."""
+        paths = (path for block in blocks if name != block for path in self.paths(block))
         return any(name == path or name.startswith(f"{path}.") for path in paths)
 
     def operands(self, blocks: Collection[str]) -> tuple[str, ...]:

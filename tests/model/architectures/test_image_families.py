@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from optimizer.compress.walk.blocks import inside
 from optimizer.compress.walk.model_source import ModelSource
 from optimizer.harness.inputs.image import IMAGE
 from optimizer.load import weights
@@ -63,7 +62,7 @@ def test_a_row_of_unequal_blocks_names_the_weighted_modules_that_any_of_them_has
     source = ModelSource(model, {}, facts, facts.prefix(task))
     assert len(source.blocks) == 4
     weighted = [n for n, m in model.named_modules() if isinstance(m, nn.Conv2d | nn.Linear)]
-    outside = {n for n in weighted if not inside(n, source.blocks)}
+    outside = {n for n in weighted if not source.inside(n, source.blocks)}
     assert all(source.embedding in n or n.startswith("classifier") for n in outside)
     listed = {f"{block}.{name}" for block in source.blocks for name in facts.linears}
     gates = {n for n in weighted if ".attention." in n}  # of RegNet Y: they stay float
