@@ -155,7 +155,9 @@ def page(result: Mapping[str, Any]) -> str:
         "",
         f"{when['when']}, {when['machine'].get('cpu', 'unknown processor')}. Random weights; "
         "made by `python -m benchmarks.capped.run`. The kernel limits all memory of the run, pages "
-        "of files included. Memory is the highest sum of anonymous memory of both runs of a stage.",
+        "of files included. Memory is the highest sum of anonymous memory of both runs of a stage. "
+        "Seconds include the start of the command, beside other work. A stage that is absent was "
+        "in the store.",
     ]
     for name, cell in result["cells"].items():
         lines += ["", f"## {name} within {cell['cap_gb']:g} GB", ""]
