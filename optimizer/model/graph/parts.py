@@ -69,6 +69,7 @@ def split(graph: Graph) -> tuple[Part, tuple[Part, ...]]:
     inside = _inside(graph)
     before = sorted({*range(len(graph.nodes))} - {*inside})
     outer = {name for i in before for name in graph.nodes[i].outputs} | set(graph.inputs)
+    entering = _entering(graph)  # several parts may read it
     groups: list[list[int]] = [[]]
     for i in inside:
         if i in graph.starts:
@@ -77,8 +78,7 @@ def split(graph: Graph) -> tuple[Part, tuple[Part, ...]]:
     parts: list[Part] = []
     for group in reversed(groups):
         gives = parts[-1].reads[:1] if parts else _answer(graph, group)
-        reads = _reads(graph, group)
-        entering = () if group is not groups[0] else _entering(graph)
+        reads = _reads(graph, group, gives)
         carried = [name for name in reads if name not in outer or name in entering]
         ordered = tuple(dict.fromkeys([*carried, *reads]))
         parts.append(Part(tuple(group), ordered, gives, _paths(graph, group)))
@@ -149,10 +149,11 @@ def _closed(graph: Graph) -> set[int]:
     return closed
 
 
-def _reads(graph: Graph, group: Sequence[int]) -> list[str]:
+def _reads(graph: Graph, group: Sequence[int], gives: Sequence[str]) -> list[str]:
+    """Tensors that the nodes of a part read, or that it passes on, and that others make."""
     own = {name for i in group for name in graph.nodes[i].outputs}
-    read = (name for i in group for name in graph.nodes[i].inputs if name)
-    outside = (n for n in read if n not in own and n not in graph.constants)
+    read = [name for i in group for name in graph.nodes[i].inputs if name]
+    outside = (n for n in (*gives, *read) if n not in own and n not in graph.constants)
     return list(dict.fromkeys(n for n in outside if n not in graph.parameters))
 
 

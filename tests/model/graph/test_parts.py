@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from onnx import helper
@@ -144,6 +145,34 @@ def test_a_weight_that_is_read_twice_and_a_tensor_that_skips_ahead_keep_parts_to
     source = open_source("tensors", tmp_path)
     parts = [[p[-1] for p in source.paths(block)] for block in source.blocks]
     assert parts == [["a"], ["b"], ["c"], ["d"]]
+
+
+def test_heads_that_read_one_tensor_are_parts_that_pass_it_on(tmp_path: Path) -> None:
+    """The second head reads it behind a tensor of the other input, which no part makes."""
+    nodes = [
+        helper.make_node("Relu", ["x"], ["r"]),
+        helper.make_node("MatMul", ["r", "a"], ["z"]),
+        helper.make_node("MatMul", ["m", "b"], ["w"]),
+        helper.make_node("Concat", ["m", "r"], ["wide"], axis=1),
+        helper.make_node("MatMul", ["wide", "c"], ["y"]),
+    ]
+    arrays = {"a": exported.weights(8, 8), "b": exported.weights(64, 8)}
+    arrays["c"] = exported.weights(72, 8)
+    file = exported.by_hand(tmp_path / "m.onnx", nodes, arrays)
+    model = onnx.load(file)
+    for values, name, width in (
+        (model.graph.input, "m", 64),
+        (model.graph.output, "z", 8),
+        (model.graph.output, "w", 8),
+    ):
+        values.append(helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["n", width]))
+    onnx.save(model, file)
+    load.run(Model(source=str(file), task="tensors"), tmp_path)
+    source = open_source("tensors", tmp_path)
+    assert len(source.blocks) == 3
+    inputs = {"x": torch.randn(3, 8), "m": torch.randn(3, 64)}
+    with source.filled(), torch.no_grad():
+        assert torch.equal(run_parts(source, inputs), source.model(**inputs)["y"])
 
 
 def test_autoround_learns_what_a_gradient_reaches_and_leaves_the_rest_at_the_nearest(
