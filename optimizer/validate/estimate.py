@@ -20,12 +20,15 @@ Bytes follow from shapes; LIBRARIES and COPIES are measured (benchmarks/ledger/v
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 
+from optimizer import targets
 from optimizer.data.datasets import samples
 from optimizer.export import onnx_file
 from optimizer.foundation.process import machine_speed
+from optimizer.foundation.process.machine_speed import MachineSpeed
 from optimizer.foundation.process.torch_device import CONTEXT
 from optimizer.foundation.rounding.tolerance import RUNS
 from optimizer.load.image_inputs import positions
@@ -52,9 +55,9 @@ REPORT = 1 << 20
 FORMS = 2  # of an adapter's model that the ledger runs: float, and compressed
 START = 30  # seconds: imports, models and sessions
 PASSES: dict[Depth, float] = {"full": 115, "sampled": 72, "end_to_end": 68}
-"""Time of the ledger on a decoder, in passes of its tokens through the float weights on one thread
-(measured on 0.13B, beside 70 on 1B and 125 on 0.5B)."""
-EVALUATED = 3.2  # multiply-adds per weight and token of held-out text, in two models (measured)
+"""Time of the ledger on a decoder, in passes of its tokens through the float weights on one thread.
+Measured on 0.13B at each depth; 0.5B took 125 at its default (full), and 1B 70 (sampled)."""
+EVALUATED = 3.2  # time of held-out text in two models, in passes of its tokens (measured)
 TOKENS = 512  # assumed length of the longest text
 LONGEST = 128  # tokens of a ledger input, at most
 CHARACTERS = 4  # characters per token of English, about
@@ -105,21 +108,33 @@ def _adapter_seconds(section: Validation, shapes: Shapes, elements: int) -> floa
 
 
 def _decoder_seconds(section: Validation, shapes: Shapes, elements: int) -> float:
-    """Predict the time of the ledger, of held-out text and of timing, on a quiet machine."""
+    """Predict the time of the ledger, of held-out text and of timing, without other work beside."""
     settings, speed = section.validate_, machine_speed.measure()
     depth = default_of(settings.ledger, elements)
     alone = PASSES[depth] * elements * _ledger_tokens(shapes) / speed.products
     sets = [settings.data, *(s.data for s in settings.also.values())]
     read = EVALUATED * sum(map(_text_tokens, sets)) * elements
-    latency = settings.latency
-    generations = latency.iterations * sum(latency.batch) * len(latency.sequence)
-    prompt = elements * sum(latency.sequence) / len(latency.sequence)
-    token = speed.move(section.quantize.weights.bits / 8 * elements)  # a step reads all weights
-    systems = 1
+    if section.reduce:  # one of the two models is the reference
+        read *= (1 + REFERENCE) / 2
+    return START + alone + speed.multiply(read) + _generation_seconds(section, elements, speed)
+
+
+def _generation_seconds(section: Validation, elements: int, speed: MachineSpeed) -> float:
+    """Seconds for the fewest rounds of timing; 0 for a target that is not timed. Each step reads
+    all weights once, for all rows of a batch."""
+    if targets.of(section.target.runtime).untimed:
+        return 0.0
+    latency, quantize = section.validate_.latency, section.quantize
+    systems = [(elements, 4 if quantize.leaves_float else quantize.weights.bits / 8)]
     if latency.time_float:
-        systems, token = 2, token + speed.move(4 * elements)
-    generated = speed.multiply(systems * prompt) + latency.new_tokens * token
-    return START + alone + speed.multiply(read) + generations * generated
+        systems.append((elements * (REFERENCE if section.reduce else 1), 4))
+    seconds = 0.0
+    for batch, prompt in itertools.product(latency.batch, latency.sequence):
+        for weights, bytes_ in systems:
+            multiplied = speed.multiply(batch * weights)
+            token = max(speed.move(bytes_ * weights), multiplied)
+            seconds += prompt * multiplied + latency.new_tokens * token
+    return latency.iterations * seconds
 
 
 def device_memory(section: Validation, shapes: Shapes) -> int:
