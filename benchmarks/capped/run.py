@@ -122,10 +122,10 @@ def kill_after(cap: Cap, stage: Path, seconds: float, ended: threading.Event) ->
 
 
 def measure(recipe: Recipe, cap: Cap, last: str) -> dict[str, Any]:
-    """Kill and finish each stage up to `last`; {stage: figures}."""
+    """Kill and finish each stage up to `last` that is not in the store; {stage: figures}."""
     predicted, stages = recipe.plan(), {}
-    for stage in STAGES[: STAGES.index(last) + 1]:
-        after, ended = max(SOONEST, SHARE * predicted.get(stage, 0.0)), threading.Event()
+    for stage in (s for s in STAGES[: STAGES.index(last) + 1] if s in predicted):
+        after, ended = max(SOONEST, SHARE * predicted[stage]), threading.Event()
         arguments = (cap, recipe.work / "store" / stage, after, ended)
         killer = threading.Thread(target=kill_after, args=arguments)
         killer.start()
@@ -192,7 +192,7 @@ def main(words: Iterable[str] | None = None) -> None:
     parser.add_argument("--cap-gb", type=float, required=True)
     parser.add_argument("--work", type=Path, default=ROOT / "artifacts" / "capped")
     parser.add_argument("--until", choices=STAGES, default=STAGES[-1], help="last stage")
-    parser.add_argument("--label", default="", help="told in the heading, such as: GGUF")
+    parser.add_argument("--label", default="", help="end of the heading, such as: GGUF")
     parser.add_argument("--set", action="append", default=[], metavar="A.B=C")
     parser.add_argument("--results", action="store_true", help="write benchmarks/results/capped.*")
     options = parser.parse_args(None if words is None else list(words))
