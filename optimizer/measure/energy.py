@@ -68,18 +68,25 @@ class Meter:
 
 
 def packages(root: Path) -> Counters:
-    """Counters of the processors' packages by RAPL. root: folder of powercap"""
-    counters, why = list[Counter](), f"no {root}/*/energy_uj of a processor's package can be read"
+    """Counters of the processors' packages by RAPL, one for each name: newer processors of Intel
+    have the same package twice, in intel-rapl:0 and in intel-rapl-mmio:0.
+
+    root: folder of powercap
+    """
+    counters, why = (
+        dict[str, Counter](),
+        f"no {root}/*/energy_uj of a processor's package can be read",
+    )
     try:
         for zone in sorted(root.glob("*:*")):
             name = (zone / "name").read_text().strip()
             if name.startswith("package"):
                 most = int((zone / "max_energy_range_uj").read_text())
-                counters.append(Counter(name, _reader(zone / "energy_uj"), most))
-                counters[-1].microjoules()
+                counters[name] = Counter(name, _reader(zone / "energy_uj"), most)
+                counters[name].microjoules()
     except (OSError, ValueError) as e:
         return [], f"{why} ({e})"
-    return counters, "" if counters else why
+    return list(counters.values()), "" if counters else why
 
 
 def _reader(file: Path) -> Callable[[], int]:

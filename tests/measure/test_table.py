@@ -102,6 +102,8 @@ def test_a_table_with_a_time_that_cannot_be_one_is_refused(
 
 
 def test_energy_is_that_of_all_packages_also_where_a_counter_begins_again(tmp_path: Path) -> None:
+    """intel-rapl-mmio counts the energy of package-0 too."""
+
     def write(zone: str, **files: object) -> None:
         (tmp_path / zone).mkdir(exist_ok=True)
         for name, value in files.items():
@@ -110,7 +112,10 @@ def test_energy_is_that_of_all_packages_also_where_a_counter_begins_again(tmp_pa
     write("intel-rapl:0", name="package-0", max_energy_range_uj=10_000_000, energy_uj=9_000_000)
     write("intel-rapl:1", name="package-1", max_energy_range_uj=10_000_000, energy_uj=1_000_000)
     write("intel-rapl:0:0", name="core", max_energy_range_uj=10_000_000, energy_uj=5)
+    mmio = {"name": "package-0", "max_energy_range_uj": 10_000_000}
+    write("intel-rapl-mmio:0", energy_uj=9_000_000, **mmio)
     meter = Meter(tmp_path)
+    write("intel-rapl-mmio:0", energy_uj=2_000_000)
     write("intel-rapl:0", energy_uj=2_000_000)
     write("intel-rapl:1", energy_uj=1_500_000)
     write("intel-rapl:0:0", energy_uj=9_000_000)
