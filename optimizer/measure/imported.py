@@ -4,10 +4,10 @@
     torch            `torch.profiler.profile().export_chrome_trace(file)`
     ONNX Runtime     the file that a session with enable_profiling writes
 
-A kernel belongs to the innermost range around its launch, on the launching thread, whose name is
-that of a module: `encoder.layer.0` or, as TensorRT and ONNX Runtime name their layers,
-`encoder.layer.0/MatMul`. A fused kernel belongs to the first module in its name. Without a range it
-belongs to no module, "".
+A kernel belongs to the innermost range around its launch, on the launching thread, whose name has
+the form of a module's: `encoder.layer.0` or, as TensorRT and ONNX Runtime name their layers,
+`encoder.layer.0/MatMul`. A fused kernel belongs to the first module in its name. Without a range,
+or without a record of its launch, it belongs to no module, "".
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 from urllib.parse import quote
 
 from optimizer.foundation.errors import DataError
-from optimizer.measure.ort_profile import KERNEL, module_of, node_of
+from optimizer.measure.ort_profile import kernels_of, module_of, node_of
 
 SQLITE = b"SQLite format 3\0"
 KERNELS, LAUNCHES, RANGES, STRINGS = (
@@ -34,6 +34,7 @@ KERNELS, LAUNCHES, RANGES, STRINGS = (
     "StringIds",
 )
 NESTED = (59, 60)  # NVTX_EVENTS.eventType of push/pop and of start/end ranges
+CPU = "CPUExecutionProvider"
 NAME = re.compile(r"\w+(\.\w+)*")
 ACCEPTED = (
     "a database of `nsys export --type sqlite`, a trace of torch's export_chrome_trace, or a "
@@ -120,8 +121,9 @@ def _of_nsight(file: Path) -> Times:
                 fix="Record with nsys profile --trace=cuda,nvtx, and export again.",
             )
         launched = base.execute(
-            f"SELECT r.globalTid, r.start, k.end - k.start FROM {KERNELS} k JOIN {LAUNCHES} r ON "
-            "r.correlationId = k.correlationId AND r.globalTid >> 24 = k.globalPid >> 24"
+            f"SELECT r.globalTid, COALESCE(r.start, k.start), k.end - k.start FROM {KERNELS} k "
+            f"LEFT JOIN {LAUNCHES} r ON r.correlationId = k.correlationId "
+            "AND r.globalTid >> 24 = k.globalPid >> 24"
         )
         launches = defaultdict(list)
         for thread, start, duration in launched:
@@ -166,11 +168,19 @@ def _of_torch(events: Iterable[Any]) -> Times:
 
 
 def _of_onnx_runtime(events: Iterable[Any]) -> Times:
-    """Times in microseconds."""
+    """Times in microseconds. Raises DataError for kernels of a GPU: their events end with the
+    launch, not with the kernel."""
     times = defaultdict(list)
-    for e in events:
-        if isinstance(e, dict) and e.get("cat") == "Node" and str(e["name"]).endswith(KERNEL):
-            times[module_of(node_of(e))].append(e["dur"])
+    for e in kernels_of(events):
+        provider = e.get("args", {}).get("provider", "an unknown provider")
+        if provider != CPU:
+            raise DataError(
+                f"kernels of {provider} are timed by their launches in a profile of ONNX Runtime",
+                where=node_of(e),
+                accepted=f"kernels of {CPU} alone",
+                fix="Record with nsys profile --trace=cuda,nvtx, and export to SQLite.",
+            )
+        times[module_of(node_of(e))].append(e["dur"])
     return times
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ Event = Mapping[str, Any]
 """Event of a kernel: `dur` in microseconds, `args` with its operator and sizes of its arrays."""
 
 KERNEL, FUSED = "_kernel_time", "fused "
+CONTAINERS = frozenset({"If", "Loop", "Scan"})
+"""Operators whose time is that of the kernels inside them, which have events of their own."""
 
 
 def kernels(
@@ -37,7 +39,19 @@ def kernels(
         for _ in range(rounds):
             profiled.infer(arrays)
         events = json.loads(Path(profiled.end_profiling()).read_text("utf-8"))
-    return [e for e in events if e.get("cat") == "Node" and e["name"].endswith(KERNEL)]
+    return kernels_of(events)
+
+
+def kernels_of(events: Iterable[Any]) -> list[Event]:
+    """Return the events of kernels among those of a profile."""
+    return [
+        e
+        for e in events
+        if isinstance(e, dict)
+        and e.get("cat") == "Node"
+        and str(e["name"]).endswith(KERNEL)
+        and e.get("args", {}).get("op_name") not in CONTAINERS
+    ]
 
 
 def node_of(event: Event) -> str:

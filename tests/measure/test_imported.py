@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -74,16 +75,20 @@ def nsight(tmp_path: Path) -> Path:
                 "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, 0, 7, ?, ?, 0)",
                 (500, 500 + duration, number, PROCESS),
             )
+        base.execute(  # launched before the recording began
+            "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (50, 16000050, 0, 7, 99, ?, 0)",
+            (PROCESS,),
+        )
         base.commit()
     return file
 
 
 def test_a_kernel_belongs_to_the_innermost_module_around_its_launch(nsight: Path) -> None:
     document = imported.read(nsight)
-    assert shares(document) == {"layer.0": 1.0, "layer.1": 2.0, "layer.2": 4.0, "": 8.0}
-    assert document["kernels"] == 4
+    assert shares(document) == {"layer.0": 1.0, "layer.1": 2.0, "layer.2": 4.0, "": 24.0}
+    assert document["kernels"] == 5
     done = CliRunner().invoke(main, ["import-profile", str(nsight)])
-    assert "53.3%       8.000 ms  no module" in done.stdout
+    assert "77.4%      24.000 ms  no module" in done.stdout
 
 
 def test_a_profile_without_kernels_is_refused_with_how_to_record_them(tmp_path: Path) -> None:
@@ -122,3 +127,18 @@ def test_nodes_of_onnx_runtime_belong_to_the_modules_in_their_names(tmp_path: Pa
         runner.infer({"x": np.ones((64, 256), np.float32)})
         document = imported.read(runner.end_profiling())
     assert shares(document).keys() == {"layer.0.dense", "layer.1", ""}
+
+
+def test_the_time_of_a_loop_counts_once_and_launches_on_a_gpu_are_no_times(tmp_path: Path) -> None:
+    def event(node: str, operator: str, dur: int, provider: str) -> dict[str, Any]:
+        about = {"op_name": operator, "provider": f"{provider}ExecutionProvider"}
+        return {"cat": "Node", "name": f"{node}_kernel_time", "dur": dur, "args": about}
+
+    events = [event("layer.0/MatMul", "MatMul", 2000, "CPU"), event("Loop", "Loop", 2100, "CPU")]
+    file = tmp_path / "profile.json"
+    file.write_text(json.dumps(events))
+    assert shares(imported.read(file)) == {"layer.0": 2.0}
+    events.append(event("Cast", "Cast", 4, "CUDA"))
+    file.write_text(json.dumps(events))
+    with pytest.raises(DataError, match="CUDAExecutionProvider are timed by their launches"):
+        imported.read(file)
