@@ -21,6 +21,7 @@ from optimizer.load_test import tuned_server
 from optimizer.recipe.schema import Recipe
 from optimizer.recipe.serving import Serve
 from optimizer.search.stages import served
+from optimizer.search.workbench import deciding_gate
 from optimizer.store import Store
 
 Json = dict[str, Any]
@@ -66,9 +67,9 @@ def tune(recipe: Recipe, root: Path) -> TunedForm:
     judged = _outcome(recipe, root, "slo").slo
     assert judged is not None
     report = json.loads((judged.path / slo.FILE).read_text("utf-8"))
-    gates = {gate["verdict"]: gate for gate in reversed(report["gates"])}
     verdict: Verdict = report["verdict"]
-    why = "" if verdict == "pass" else f"gate {gates[verdict]['name']}: {gates[verdict]['message']}"
+    gate = deciding_gate(report["gates"], verdict)
+    why = "" if verdict == "pass" else f"gate {gate['name']}: {gate['message']}"
     return TunedForm(recipe, verdict, why, document | {"gates": report["gates"]})
 
 
