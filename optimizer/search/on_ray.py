@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optimizer.foundation import atomic
-from optimizer.foundation.errors import MachineError, closest
+from optimizer.foundation.errors import MachineError, closest, of_the_system
 from optimizer.foundation.process import library_settings
 from optimizer.foundation.progress import say
 from optimizer.harness.errors import ExplainedError
@@ -36,6 +36,7 @@ ELSEWHERE = (
     "Give --store a folder that every node mounts under the same path (NFS, Lustre, EFS, "
     "Filestore), or name one machine's nodes with --ray-resource."
 )
+MEMORY = ("memory", "object_store_memory")  # resources of Ray that no task can ask for by name
 Node = dict[str, Any]
 
 
@@ -51,7 +52,7 @@ def run(
     where the search's process ends again and again; and what search.run raises.
     """
     ray = _package()
-    with _connected(ray), _mark(store) as mark, redirect_stdout(sys.stderr):
+    with redirect_stdout(sys.stderr), _connected(ray), _mark(store) as mark:
         nodes = _admitted(ray, resources)
         _check_nodes(ray, nodes, mark)
         table = None if times is None else tuple(p and p.resolve() for p in times)
@@ -112,7 +113,11 @@ def _admitted(ray: Any, resources: Sequence[str]) -> list[Node]:
     """Return the living nodes with all resources; without any, those with a processor."""
     nodes = [node for node in ray.nodes() if node["Alive"]]
     names = resources or ("CPU",)
-    admitted = [n for n in nodes if all(n["Resources"].get(name, 0) > 0 for name in names)]
+    admitted = [
+        n
+        for n in nodes
+        if all(n["Resources"].get(name, 0) > 0 and name not in MEMORY for name in names)
+    ]
     if not admitted:
         known = sorted({name for node in nodes for name in _resources(node)})
         near = "".join(closest(name, known) for name in names if name not in known)
@@ -129,9 +134,10 @@ def _admitted(ray: Any, resources: Sequence[str]) -> list[Node]:
 
 
 def _resources(node: Node) -> list[str]:
-    """Names that a user can give; without those by which Ray names nodes and memory."""
-    own = ("node:", "memory", "object_store_memory")
-    return sorted(name for name in node["Resources"] if not name.startswith(own))
+    """Names that a user can give; without those by which Ray names nodes."""
+    return sorted(
+        name for name in node["Resources"] if not name.startswith("node:") and name not in MEMORY
+    )
 
 
 def _name(node: Node) -> str:
@@ -196,7 +202,8 @@ def _task(ray: Any, nodes: Sequence[Node], resources: Sequence[str]) -> Any:
 
 
 def _search(recipe: Recipe, mark: Path, times: Table | None) -> Result | ExplainedError:
-    """Search on this node. An error of ours is returned, since Ray would wrap a raised one."""
+    """Search on this node. An error of ours, or of the system, such as a full disk, is returned:
+    Ray would wrap a raised one, without its number."""
     from optimizer.search import search
 
     why, fix = _why_not(mark, _version())
@@ -206,6 +213,10 @@ def _search(recipe: Recipe, mark: Path, times: Table | None) -> Result | Explain
         return search.run(recipe, mark.parent.parent, times=times)
     except ExplainedError as e:
         return e
+    except Exception as e:
+        if explained := of_the_system(e):
+            return explained
+        raise
 
 
 def _until_done(ray: Any, task: Any, store: Path, arguments: tuple[Any, ...]) -> Any:

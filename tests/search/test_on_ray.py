@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import threading
 import time
@@ -14,8 +15,9 @@ import pytest
 from click.testing import CliRunner
 
 from optimizer.cli import main
-from optimizer.foundation.errors import MachineError
+from optimizer.foundation.errors import MachineError, StoreError
 from optimizer.recipe import file as recipe_file
+from optimizer.recipe.schema import Recipe
 from optimizer.search import on_ray, search
 from tests.search.test_search import write
 
@@ -81,6 +83,8 @@ def test_a_resource_that_no_node_has_is_refused_with_those_of_the_nodes(
     recipe = recipe_file.read(write(tmp_path, tiny_bert))
     with pytest.raises(MachineError, match=r'has .targe.; did you mean "target".*CPU, target'):
         on_ray.run(recipe, tmp_path / "store", resources=("targe",))
+    with pytest.raises(MachineError, match="has 'memory'"):
+        on_ray.run(recipe, tmp_path / "store", resources=("memory",))
 
 
 def test_a_node_that_does_not_mount_the_store_is_named_with_what_it_needs(tmp_path: Path) -> None:
@@ -90,6 +94,19 @@ def test_a_node_that_does_not_mount_the_store_is_named_with_what_it_needs(tmp_pa
             "its folder" in on_ray._why_not(tmp_path / "x" / "y" / mark.name, on_ray._version())[0]
         )
         assert "version 0" in on_ray._why_not(mark, "0")[0]
+
+
+def test_a_full_disk_of_the_node_has_the_exit_code_of_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: Any, **options: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "/store/x")
+
+    monkeypatch.setattr(search, "run", full)
+    with on_ray._mark(tmp_path) as mark:
+        error = on_ray._search(Recipe.model_construct(), mark, None)
+    assert isinstance(error, StoreError)
+    assert (error.exit_code, error.where) == (5, "/store/x")
 
 
 def test_without_ray_it_says_what_to_install(
