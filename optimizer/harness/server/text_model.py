@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -66,14 +67,19 @@ class TextModel:
         longest = self.contract.decoder.context
         self.context = min(room.context or longest, longest)
         self.most_tokens = room.slots * self.context  # of all texts of a request
-        self.cache_bytes = room.slots * self.runner.cache_bytes(self.contract, self.context)
+
+        def cache_bytes(tokens: int) -> int:
+            return room.slots * self.runner.cache_bytes(self.contract, tokens)
+
+        self.cache_bytes = cache_bytes(self.context)
         if memory is not None and self.cache_bytes > memory:
-            fitting = self.context * memory // self.cache_bytes
+            fitting = bisect_right(range(1, self.context), memory, key=cache_bytes)
+            shorter = f", or --context {fitting} at most" if fitting else ""
             raise MachineError(
                 f"{room.slots} slots of {self.context:,} tokens take {self.cache_bytes >> 20:,} "
                 f"MiB of KV cache, and {memory >> 20:,} MiB of memory may be taken",
                 where="serve",
-                fix=f"Give fewer --slots, or --context {fitting} at most.",
+                fix=f"Give fewer --slots{shorter}.",
             )
         self.slots: Slots = self.runner.slots(self.contract, room.slots, self.context)
         self.sharing = ALONE

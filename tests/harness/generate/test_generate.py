@@ -103,6 +103,37 @@ def test_steps_of_fixed_size_give_the_same_bits_while_the_cache_grows_and_is_use
     assert set(steps[:20]) == set(steps[-20:]) != set(steps[20:-20])
 
 
+def test_a_kept_cache_holds_nothing_of_an_earlier_text(
+    decoder_folder: Path, contract: Any, shared: OrtRunner
+) -> None:
+    """Kernels for a GPU may multiply values under the mask by 0, and 0 * NaN is NaN."""
+    one = np.ones((1, 1))
+    step = text_generation.next_arrays(contract, one, one)
+    with OrtRunner(decoder_folder / "shared.onnx", threads=1, fixed=True) as runner:
+        decoder: Any = runner.decoder(contract)
+        decoder.last(step)
+        kept = list(decoder._cache.values())
+        for value in kept:
+            value.update_inplace(np.full(value.shape(), np.nan, np.float32))
+        decoder = runner.decoder(contract)
+        as_int32 = {name: array.astype(np.int32) for name, array in step.items()}
+        np.testing.assert_array_equal(decoder.last(as_int32), shared.decoder(contract).last(step))
+        assert list(decoder._cache.values()) == kept
+        assert all(np.isfinite(value.numpy()).all() for value in kept)
+
+
+def test_the_bytes_of_a_cache_are_those_of_its_steps_of_fixed_size(
+    decoder_folder: Path, contract: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(fixed_step, "SMALLEST", 8)
+    one = np.ones((1, 1))
+    with OrtRunner(decoder_folder / "shared.onnx", threads=1, fixed=True) as runner:
+        for tokens in (3, 17, contract.decoder.context):
+            decoder: Any = runner.decoder(contract, tokens)
+            decoder.last(text_generation.next_arrays(contract, one, one))
+            assert decoder._fixed.size == runner.cache_bytes(contract, tokens)
+
+
 @pytest.mark.parametrize("size", [1, 3, 7])
 def test_a_batch_in_pieces_gives_what_it_gives_whole(
     size: int, contract: Any, runner: OrtRunner, tokenizer: Any

@@ -48,13 +48,14 @@ class FixedStep:
         self, runner: ReplayingModel, contract: Contract, rows: int, capacity: int, graph: int
     ) -> None:
         self.rows, self.capacity, self.graph = rows, capacity, graph
+        self._dtypes = {i.name: i.dtype for i in contract.inputs}
         self._runner, spec = runner, contract.decoder
         names = kv_cache.names(spec.layers)
         shape = (rows, spec.kv_heads, capacity, spec.head_dim)
         self.cache = {p: runner.value(np.zeros(shape, runner.inputs[p])) for p, _ in names}
         self._inputs = {
-            i.name: runner.value(np.zeros((rows, capacity if i.name == MASK else 1), i.dtype))
-            for i in contract.inputs
+            name: runner.value(np.zeros((rows, capacity if name == MASK else 1), dtype))
+            for name, dtype in self._dtypes.items()
         }
         self._logits = runner.value(np.zeros((rows, 1, spec.vocabulary), np.float32))
         self._binding = runner.binding()
@@ -78,9 +79,17 @@ class FixedStep:
             array = arrays[name]
             if name == MASK:
                 array = np.pad(array, ((0, 0), (0, self.capacity - array.shape[1])))
-            value.update_inplace(np.ascontiguousarray(array))
+            value.update_inplace(np.ascontiguousarray(array, self._dtypes[name]))
         self._runner.run_bound(self._binding, self.graph)
         return np.array(self._logits.numpy())
+
+
+def capacity_of(tokens: int, context: int) -> int:
+    """Capacity of a KV cache for `tokens` per row, of a model that reads `context` at most."""
+    capacity = SMALLEST
+    while capacity < tokens:
+        capacity *= 2
+    return max(tokens, min(capacity, context))
 
 
 class FixedSteps:
@@ -97,10 +106,7 @@ class FixedSteps:
 
     def take(self, contract: Contract, rows: int, tokens: int) -> FixedStep:
         """Return a step for `tokens` per row or more, with any content in its KV cache."""
-        capacity = SMALLEST
-        while capacity < tokens:
-            capacity *= 2
-        capacity = max(tokens, min(capacity, contract.decoder.context))
+        capacity = capacity_of(tokens, contract.decoder.context)
         with self._lock:
             for step in self._free:
                 if (step.rows, step.capacity) == (rows, capacity):
@@ -149,10 +155,13 @@ class ReplayingDecoder(OrtDecoder):
         if self._fixed is not None and total <= self._fixed.capacity:
             return False
         larger = self._steps.take(self._contract, self._rows, max(total, self._capacity))
-        for name, old in self._cache.items():
-            array = larger.cache[name].numpy().copy()
-            array[:, :, : self.past] = old.numpy()[:, :, : self.past]
-            larger.cache[name].update_inplace(array)
+        for name, value in larger.cache.items():
+            # 0 in every other column: a kernel may multiply those under the mask by 0, and an
+            # earlier text's NaN would stay NaN
+            array = np.zeros(value.shape(), self._runner.inputs[name])
+            if name in self._cache:
+                array[:, :, : self.past] = self._cache[name].numpy()[:, :, : self.past]
+            value.update_inplace(array)
         self._give_back()
         self._fixed, self._cache = larger, larger.cache
         self._give_back = finalize = weakref.finalize(self, self._steps.give_back, larger)

@@ -32,7 +32,7 @@ from . import exact_integers
 from .bound import GRAPH_ID, UNCAPTURED, BoundSession, Buffers
 from .decoder import OrtDecoder
 from .divided import DividedRuns, Run, by_rows
-from .fixed_step import FixedSteps, ReplayingDecoder, replays
+from .fixed_step import FixedSteps, ReplayingDecoder, capacity_of, replays
 from .privacy import disable_telemetry
 from .providers import RECORD_PLACEMENT, on_cpu, placement, provider, refuse_fallback, start
 from .slots import OrtSlots, supports_slots
@@ -211,6 +211,8 @@ class OrtRunner(Closing):
         return SeparateDecoders(self, contract, capacity, self.adapters)
 
     def cache_bytes(self, contract: Contract, tokens: int) -> int:
+        if self._steps is not None:
+            tokens = capacity_of(tokens, contract.decoder.context)
         return kv_cache.text_bytes(contract.decoder, tokens, kv_cache.itemsize(self.inputs))
 
     def binding(self) -> Any:
