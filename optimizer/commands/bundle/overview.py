@@ -154,7 +154,7 @@ def _latency(report: Document) -> str:
 def _size(manifest: Document, report: Document) -> str:
     files = [file["size"] for file in manifest["files"].values()]
     folder = f"folder {size(sum(files))} in {len(files)} files"
-    sizes = part(part(report, "speed"), "size")
+    sizes = part(part(report, "speed"), "size") or part(report, "size")
     if not sizes:
         return folder
     before, after = sizes.get("float_bytes"), sizes.get("candidate_bytes")

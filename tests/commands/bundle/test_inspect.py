@@ -60,6 +60,13 @@ def test_figures_are_those_of_the_report_with_their_intervals(bundle: Path) -> N
     assert lines["size"].startswith("model file 58.9 MB, 0.65× of float; folder ")
 
 
+def test_the_size_of_a_target_that_is_not_timed_is_its_reports(bundle: Path) -> None:
+    judged = report()
+    sizes = judged.pop("speed")["size"]
+    lines = lines_of(bundle, [{**judged, "speed": None, "size": sizes}], HERE)
+    assert lines["size"].startswith("model file 58.9 MB, 0.65× of float; folder ")
+
+
 def test_each_adapter_has_its_quality(bundle: Path) -> None:
     judged = report()
     gates = [{"name": "adapter.sql.quality.probe_accuracy", "verdict": "fail"}]
