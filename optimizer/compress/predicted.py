@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from fnmatch import fnmatchcase
 
+from optimizer.compress.selection import matches
 from optimizer.foundation.state import owner_of
 from optimizer.recipe.compression.quantize import Weights
 from optimizer.recipe.schema import Compression
@@ -23,10 +23,10 @@ def shapes(section: Compression, model: Shapes) -> Shapes:
     integers = {}
     for name, shape in model.items():
         module = owner_of(name)
-        if len(shape) < 2 or any(fnmatchcase(module, p) for p in quantize.keep_float):
+        if len(shape) < 2 or matches(module, quantize.keep_float):
             continue
         if BLOCK.search(name):
-            rules = (r.weights for r in quantize.layers if _matches(module, r.modules))
+            rules = (r.weights for r in quantize.layers if matches(module, r.modules))
             integers[name] = (shape, _width(next(rules, quantize.weights), shape))
     outside = {n: s for n, s in model.items() if len(s) == 2 and not BLOCK.search(n)}
     rows = max((s[0] for s in outside.values()), default=0)
@@ -39,10 +39,6 @@ def shapes(section: Compression, model: Shapes) -> Shapes:
     if tied is not None and isinstance(quantize.head, Weights):
         integers[HEAD] = (tied, _width(quantize.head, tied))
     return CompressedShapes(model, integers)
-
-
-def _matches(module: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatchcase(module, pattern) for pattern in patterns)
 
 
 def _width(weights: Weights, shape: tuple[int, ...]) -> float:

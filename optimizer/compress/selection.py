@@ -227,6 +227,13 @@ def names_of(module: str) -> tuple[str, ...]:
     return module, module.removeprefix(f"{BODY}.")
 
 
+def matches(module: str, patterns: Collection[str]) -> bool:
+    """True where a pattern names the module, or a module around it."""
+    parts = module.split(".")
+    around = [n for i in range(len(parts)) for n in names_of(".".join(parts[: i + 1]))]
+    return any(fnmatchcase(name, pattern) for name in around for pattern in patterns)
+
+
 def match_modules(model: nn.Module, patterns: tuple[str, ...], where: str) -> dict[str, str]:
     """{module: first pattern that matches the module or a module around it}; unmatched modules are
     absent. Raises RecipeError for a pattern that matches no module."""

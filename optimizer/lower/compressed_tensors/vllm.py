@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from optimizer.compress.selection import matches
 from optimizer.foundation.errors import RecipeError
 from optimizer.foundation.qtensor import BLOCK
 from optimizer.lower.compressed_tensors import config as folder_config
@@ -49,6 +49,7 @@ def _check_sizes(
             f"{shares} {why}",
             where=f"{at}.tensor_parallel_size",
             accepted=", ".join(map(str, equal)),
+            fix="" if equal else "No size does: change quantize.weights, or quantize.layers.",
         )
     if isinstance(layers, int) and stages > layers:
         raise RecipeError(
@@ -82,13 +83,9 @@ def _width(config: Mapping[str, Any]) -> str:
 
 def _form_in_recipe(quantize: Quantize, module: str) -> Form | None:
     """Form of a module's weight in a recipe; None where it stays float."""
-
-    def named(patterns: Sequence[str]) -> bool:
-        return any(fnmatchcase(module, p) for p in patterns)
-
-    if named(quantize.keep_float):
+    if matches(module, quantize.keep_float):
         return None
-    rules = (rule.weights for rule in quantize.layers if named(rule.modules))
+    rules = (rule.weights for rule in quantize.layers if matches(module, rule.modules))
     weights = next(rules, quantize.weights)
     return weights.granularity, weights.group_size or BLOCK
 
@@ -117,6 +114,7 @@ def _shared_scales(
     head = config.get("head_dim") or config["hidden_size"] // heads
     inputs = {row.output: (heads * head, heads), row.feed_forward.down: (neurons, heads)}
     outputs = {row.value: (groups * head, groups)}  # blocks are as high as wide
+    outputs |= dict.fromkeys(row.feed_forward.up, (neurons, heads))
     shared: list[Shared] = []
     for block in range(blocks):
         for layer, (width, most) in (inputs | outputs).items():

@@ -51,9 +51,11 @@ CONFIG = {
 GROUPS = {"weights": {"bits": 4, "granularity": "group", "group_size": 128}}
 ONE_LAYER = {
     "weights": {**GROUPS["weights"], "group_size": 64},
-    "layers": ({"modules": ("*.1.mlp.down_proj",), **GROUPS},),
+    "layers": ({"modules": ("*.1.mlp",), **GROUPS},),
 }
 BLOCKS = {"weights": {"type": "float8", "granularity": "block"}}
+GATES = {**BLOCKS, "keep_float": ("*_attn.?_proj", "*.down_proj")}
+WIDE = {"weights": {**GROUPS["weights"], "group_size": 512}}
 
 
 def check(folder: Path, quantize: dict[str, Any], **sizes: int) -> None:
@@ -69,6 +71,8 @@ def check(folder: Path, quantize: dict[str, Any], **sizes: int) -> None:
         ({}, {"tensor_parallel_size": 4}, r"neither .* 6 key/value heads[\s\S]*1, 2, 3, 6, 12"),
         ({}, {"pipeline_parallel_size": 3}, "pipeline_parallel_size.*3 parts of 2 layers"),
         (BLOCKS, {"tensor_parallel_size": 6}, r"6 gives 64 of 384 values[\s\S]*: 1, 3$"),
+        (GATES, {"tensor_parallel_size": 12}, r"12 gives 64 of 768 values[\s\S]*: 1, 2, 3, 6$"),
+        (WIDE, {}, r"1 gives 768 of 768 values[\s\S]*512 share a scale. No size does"),
         (GROUPS, {"tensor_parallel_size": 12}, r"12 gives 64 of 768 values[\s\S]*: 1, 2, 3, 6$"),
         (ONE_LAYER, {"tensor_parallel_size": 12}, r"12 gives 64 of 768 values[\s\S]*: 1, 2, 3, 6$"),
     ],
@@ -84,7 +88,8 @@ def test_sizes_that_divide_the_model_are_taken(tmp_path: Path) -> None:
     for size in (3, 6, 12):
         check(tmp_path, {}, tensor_parallel_size=size)
     check(tmp_path, BLOCKS, tensor_parallel_size=3)
-    check(tmp_path, {**GROUPS, "keep_float": ("*.o_proj", "*.down_proj")}, tensor_parallel_size=12)
+    for around in (("*.o_proj", "*.down_proj"), ("model.layers.?",)):
+        check(tmp_path, {**GROUPS, "keep_float": around}, tensor_parallel_size=12)
 
 
 def test_a_lowered_model_is_compared_with_its_own_groups(tmp_path: Path) -> None:

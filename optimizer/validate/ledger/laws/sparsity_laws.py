@@ -24,15 +24,12 @@ caught     a wrong mask of floats or integers, a kept weight changed, a mask cho
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from fnmatch import fnmatchcase
-
 import torch
 from torch import Tensor
 
 from optimizer.compress.methods.pruning.magnitude import magnitude
 from optimizer.compress.methods.pruning.masks import keep_highest
-from optimizer.compress.selection import names_of
+from optimizer.compress.selection import matches
 from optimizer.foundation.qtensor import QTensor
 from optimizer.foundation.sparsity import Pattern, broken
 from optimizer.foundation.state import owner_of
@@ -80,17 +77,10 @@ def parameters(m: Materials, sparsity: Sparsity | None) -> list[str]:
         for name in m.parameters
         if name.startswith(inside)
         and any(name.endswith(f".{linear}.weight") for linear in m.family.linears)
-        and _matches(owner_of(name), sparsity.modules)
-        and not _matches(owner_of(name), dense)
+        and matches(owner_of(name), sparsity.modules)
+        and not matches(owner_of(name), dense)
     ]
     return names
-
-
-def _matches(module: str, patterns: Collection[str]) -> bool:
-    """True where a pattern names the module, or a module around it."""
-    parts = module.split(".")
-    around = [n for i in range(len(parts)) for n in names_of(".".join(parts[: i + 1]))]
-    return any(fnmatchcase(name, pattern) for name in around for pattern in patterns)
 
 
 def _one(q: QTensor | Tensor, weight: Tensor, sparsity: Sparsity, nearest: bool) -> str:
