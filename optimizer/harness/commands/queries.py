@@ -87,8 +87,10 @@ def check_labels(labels: str | None, task: Task) -> None:
 def parse_labels(window: Sequence[Query], labels: str | None) -> list[Query]:
     """Read a line that is a JSON object with `text` and labels; other lines are texts.
 
-    labels: those of a text that names none; None: the contract's
+    labels: those of a text that names none, as in a request; None: the contract's
     """
+    from ..inputs.hypothesis import add_labels
+
     queries = []
     for one in window:
         document = None
@@ -100,7 +102,7 @@ def parse_labels(window: Sequence[Query], labels: str | None) -> list[Query]:
             queries.append(replace(one, input=document["text"], pair=pair))
         else:
             queries.append(one)
-    return [replace(one, pair=one.pair or labels) for one in queries]
+    return [replace(one, pair=add_labels(one.pair, labels)) for one in queries]
 
 
 def parse_inputs(window: Sequence[Query], task: Task) -> list[Query]:

@@ -87,13 +87,10 @@ def read_settings(default: ZeroShotSettings, named: str | None) -> tuple[ZeroSho
     """Return (the settings of a request, "" or the reason why they cannot be read)."""
     if named is None:
         return default, ""
-    value: Any = named
-    if named.lstrip().startswith(("[", "{")):
-        try:
-            value = json.loads(named)
-        except (ValueError, RecursionError):
-            return default, "the labels are not JSON"
-    options = value if isinstance(value, dict) else {NAMES[0]: value}
+    try:
+        options = _options(named)
+    except (ValueError, RecursionError):
+        return default, "the labels are not JSON"
     if set(options) - set(NAMES):
         return default, f"the labels have another field than {', '.join(NAMES)}"
     names = options.get(NAMES[0], list(default.candidate_labels))
@@ -110,6 +107,26 @@ def read_settings(default: ZeroShotSettings, named: str | None) -> tuple[ZeroSho
     if not isinstance(several, bool):
         return default, "multi_label is not true or false"
     return ZeroShotSettings(tuple(names), template, several, default.entailment), ""
+
+
+def add_labels(named: str | None, labels: str | None) -> str | None:
+    """Return the labels of a text, with the fields of `labels` that it lacks. Of the two, one that
+    is not JSON is returned as it is, so that the text is refused for it."""
+    if named is None or labels is None:
+        return labels if named is None else named
+    read = []
+    for one in (labels, named):
+        try:
+            read.append(_options(one))
+        except (ValueError, RecursionError):
+            return one
+    return json.dumps(read[0] | read[1])
+
+
+def _options(named: str) -> dict[str, Any]:
+    """Return the fields of labels. Raises ValueError or RecursionError where they are not JSON."""
+    value: Any = json.loads(named) if named.lstrip().startswith(("[", "{")) else named
+    return value if isinstance(value, dict) else {NAMES[0]: value}
 
 
 def _encoded(

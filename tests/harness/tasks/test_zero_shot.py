@@ -125,6 +125,16 @@ def test_a_line_may_name_its_labels() -> None:
         assert parsed[1:] == [("plain", labels), ('{"other": 1}', labels), ("a", labels)]
 
 
+def test_a_line_with_other_settings_alone_has_the_labels_of_all_texts(predictor: Predictor) -> None:
+    line = '{"text": "good", "multi_label": true}'
+    for labels in ("c, d", '["c", "d"]', '{"candidate_labels": "c, d", "multi_label": false}'):
+        (one,) = parse_labels([Query("line", line)], labels)
+        (answer,) = ask(predictor, (one.input, one.pair))
+        assert answer.answer is not None
+        assert set(answer.answer["labels"]) == {"c", "d"}
+        assert sum(answer.answer["scores"]) != pytest.approx(1)  # each label by itself
+
+
 def test_labels_are_refused_for_a_model_that_chooses_none() -> None:
     check_labels("a, b", zero_shot_classification.TASK)
     with pytest.raises(InputError, match="which takes no labels"):
