@@ -18,7 +18,7 @@ def metrics(reports: Sequence[Report]) -> dict[str, float]:
         flat[f"{target}/passed"] = float(report.get("verdict") == "pass")
         flat[f"{target}/gates"] = len(gates)
         flat[f"{target}/gates_passed"] = gates.count("pass")
-        adapters = {f"adapter.{n}": q for n, q in (report.get("adapters") or {}).items()}
+        adapters = {f"adapter/{n}": q for n, q in (report.get("adapters") or {}).items()}
         sections = {"": report.get("quality"), **(report.get("also") or {}), **adapters}
         for name, quality in sections.items():
             if quality:

@@ -187,6 +187,13 @@ def test_what_is_no_finite_number_is_no_metric(value: object) -> None:
     assert "t/accuracy" not in flat
 
 
+def test_metrics_of_an_adapter_are_apart_from_those_of_a_set_of_like_name() -> None:
+    first, second, third = ({"metric": "m", "candidate": {"value": v}} for v in (1.0, 2.0, 3.0))
+    sections = {"quality": first, "also": {"adapter.sql": second}, "adapters": {"sql": third}}
+    flat = metrics([{**report(), **sections}])
+    assert [flat[f"t/{n}m"] for n in ("", "adapter.sql/", "adapter/sql/")] == [1.0, 2.0, 3.0]
+
+
 def test_a_label_can_hold_any_text() -> None:
     line = step_formats.prometheus({'a"\\\nb/c': 1.0}).splitlines()[2]
     assert line == 'optimize{target="a\\"\\\\\\nb",metric="c"} 1.0'
