@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from optimizer.recipe.schema import DataSpec, Model
 from optimizer.validate import adapters
 from optimizer.validate.adapted import AdaptedMaterials
 from optimizer.validate.data import check_windows, read_data
+from optimizer.validate.ledger.entry import Entry
+from optimizer.validate.materials import Materials
 from tests.conftest import write_rows
 from tests.decoders import write_tiny_decoder
 from tests.load.adapters.saved import save_adapter
@@ -105,23 +108,43 @@ def test_without_an_adapter_the_bits_are_those_of_a_model_without_adapters(
     assert logits[0].tobytes() == logits[1].tobytes()
 
 
-def test_an_adapter_is_judged_on_its_own_texts_which_another_may_share(
+def losses_of_peft(m: Materials, name: str, texts: Sequence[Any]) -> tuple[float, float]:
+    """Mean nats per token with the adapter, and without it."""
+    base = AutoModelForCausalLM.from_pretrained(m.source / "checkpoint", dtype=torch.float32)
+    model = peft.PeftModel.from_pretrained(base, (m.source / adapter_file(name)).with_suffix(""))
+    rows = [torch.from_numpy(t)[None] for t in texts]
+
+    def loss() -> float:
+        return float(np.mean([model(ids, labels=ids).loss.item() for ids in rows]))
+
+    with torch.no_grad(), model.disable_adapter():
+        without = loss()
+    with torch.no_grad():
+        return loss(), without
+
+
+def test_an_adapter_is_judged_on_its_own_texts_of_which_another_may_share_some(
     run: DecoderRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(adapters, "_entries", lambda _: ())  # hops: the tests above
-    files = (str(write_rows(tmp_path / "own.jsonl", 30, 11)),)
-    own = DataSpec(source="json", files=files, columns={"text": "text"})
-    section = run.section.model_copy(update={"adapters": {"sql": own, "law": own}})
+    own = {}
+    for name, count in {"sql": 30, "law": 20}.items():
+        files = (str(write_rows(tmp_path / f"{name}.jsonl", count, 11)),)
+        own[name] = DataSpec(source="json", files=files, columns={"text": "text"})
+    section = run.section.model_copy(update={"adapters": own})
     m = replace(run, section=section).materials()
     rows = read_data(section, m.source, m.contract)
-    report: dict[str, Any] = {}
-    gates = adapters.judge(m, rows, "cpu", [], report)
-    assert {g.name for g in gates} == {f"adapter.{n}.quality.perplexity" for n in ("sql", "law")}
-    place = "model.adapters.sources.sql.data"
-    count = len(windows(rows[place], m.encoder, m.contract, 48))
-    assert report["adapters"]["sql"]["examples"] == count
-    assert report["adapters"]["sql"]["data"] == place
-    assert count != len(windows(rows["validate.data"], m.encoder, m.contract, 48))
+    entries, report = list[Entry](), dict[str, Any]()
+    gates = adapters.judge(m, rows, "cpu", entries, report)
+    assert {g.name for g in gates} == {f"adapter.{n}.quality.perplexity" for n in own}
+    assert [(e.hop, e.ok) for e in entries] == [("rows sql", True), ("rows law", True)]
+    for name in own:
+        place, judged = f"model.adapters.sources.{name}.data", report["adapters"][name]
+        texts = windows(rows[place], m.encoder, m.contract, 48)
+        assert (judged["data"], judged["examples"]) == (place, len(texts))
+        loss, without = losses_of_peft(m, name, texts)
+        assert abs(loss - without) > 1e3 * abs(math.log(judged["baseline"]["value"]) - loss)
+    assert report["adapters"]["sql"]["examples"] != report["adapters"]["law"]["examples"]
 
 
 def test_no_text_that_judges_an_adapter_calibrates(run: DecoderRun) -> None:

@@ -19,6 +19,8 @@ from optimizer.harness.errors import BundleError, InputError
 from optimizer.harness.generate import Options
 from optimizer.lower.onnx.optional import adapters
 from tests.decoders import HEADS, KV_HEADS, WIDTH
+from tests.harness.server.grpc.test_stream import asked, column, sent
+from tests.harness.server.over_grpc import Ask, needs_grpc, over_grpc
 from tests.harness.server.serving import Client, Reply, on_server
 from tests.harness.server.versions.test_loader import TOKEN, on_loader
 from tests.package.bundles.small_bundle import edited
@@ -125,6 +127,21 @@ def test_v2_answers_with_the_adapter_of_a_parameter_and_caches_for_it_alone(adap
         assert "with the parameter adapter: sql" in as_model.json["error"]
 
     on_loader(test, adapted, words=("--cache-mib", "1"))
+
+
+@needs_grpc
+def test_over_grpc_texts_and_streams_are_those_of_the_adapter(adapted: Path) -> None:
+    async def test(client: Client, ask: Ask) -> None:
+        options = {"max_new_tokens": 8, "temperature": 0.0, "ignore_eos": True}
+        for name in NAMES:
+            expected = texts(adapted, name)[0]
+            request = asked(PROMPTS[0], 0, "text", adapter=name, **options)
+            whole = await ask("ModelInfer", request)
+            assert whole.raw_output_contents[0][4:].decode() == expected
+            pieces = await sent(ask.stream(), request)
+            assert b"".join(column(p, "text") for p in pieces).decode() == expected
+
+    over_grpc(adapted, test)
 
 
 def test_a_model_without_adapters_refuses_the_parameter(made: Path) -> None:

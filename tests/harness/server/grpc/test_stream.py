@@ -21,12 +21,18 @@ from tests.harness.server.serving import Client
 
 pytestmark = needs_grpc
 FINAL = "triton_final_response"
+KINDS = {
+    bool: "bool_param",
+    int: "int64_param",
+    float: "double_param",
+    str: "string_param",
+}
 
 
 def asked(prompt: str, number: int = 0, *outputs: str, **options: Any) -> Any:
     request = texts_request([prompt.encode()], model_name="tiny-decoder", id=str(number))
     for name, value in options.items():
-        kind = {bool: "bool_param", int: "int64_param", float: "double_param"}[type(value)]
+        kind = KINDS[type(value)]
         setattr(request.parameters[name], kind, value)
     for name in outputs:
         request.outputs.add(name=name)
