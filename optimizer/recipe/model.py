@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    Field,
-    field_validator,
-    model_serializer,
-    model_validator,
-)
+from pydantic import Field, field_validator, model_serializer, model_validator
 
 from optimizer.foundation.sections.fields import PATH, Base, Inside, Length, Pattern
 from optimizer.foundation.sections.section import Section

@@ -9,7 +9,7 @@ are compared as means of one number per example.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -65,9 +65,7 @@ def compare(
         for use in after:
             if use in before:
                 same_rows = rows[0].get(use) is not None and rows[0].get(use) == rows[1].get(use)
-                where = target if use == FIRST else f"{target}, {use}"
-                result = _compare(where, before[use], after[use], same_rows)
-                compared.append(replace(result, target=target))
+                compared.append(_compare(target, use, before[use], after[use], same_rows))
     return tuple(compared)
 
 
@@ -80,11 +78,11 @@ def _sections(report: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def _compare(
-    target: str, old: Mapping[str, Any], new: Mapping[str, Any], same_rows: bool
+    target: str, use: str, old: Mapping[str, Any], new: Mapping[str, Any], same_rows: bool
 ) -> Comparison:
-    """Compare two sections of quality. target: name of the target, and of the set beside the first,
-    for the message"""
+    """Compare two sections of quality. use: of their data set, as in _sections"""
     metric = str(new["metric"])
+    where = f"{target}, {metric}" if use == FIRST else f"{target}, {use}, {metric}"
     a, b = (section.get("each") or {} for section in (old, new))
     why, decision = _incomparable(old, new, same_rows), None
     if not why:
@@ -93,9 +91,9 @@ def _compare(
         except (KeyError, TypeError, ValueError, IndexError, OverflowError) as e:
             why = f"the results for each example cannot be read ({type(e).__name__}: {e})"
     if decision is None:
-        message = f"{target}, {metric}: cannot be told: {why}"
+        message = f"{where}: cannot be told: {why}"
         return Comparison(target, metric, "inconclusive", message)
-    message = f"{target}, {metric}: {sentence(decision, UNITS.get(b['kind'], ''))}"
+    message = f"{where}: {sentence(decision, UNITS.get(b['kind'], ''))}"
     return Comparison(target, metric, decision.verdict, message, decision.drop, decision.interval)
 
 

@@ -41,7 +41,7 @@ from .slots import GenerationJob, SlotScheduler, Step
 
 ADAPTER = "adapter"
 OPTIONS = frozenset(f.name for f in fields(Options))
-"""Parameters of a request that are used, with ADAPTER."""
+"""Parameters of a request that are options of generation."""
 
 
 @dataclass(eq=False)
