@@ -24,6 +24,7 @@ from typing import Any
 from urllib.parse import quote
 
 from optimizer.foundation.errors import DataError
+from optimizer.foundation.reading import reading
 from optimizer.measure.ort_profile import kernels_of, module_of, node_of
 
 SQLITE = b"SQLite format 3\0"
@@ -66,14 +67,12 @@ class Launch:
 def read(file: Path) -> dict[str, Any]:
     """{source, ms, kernels, modules: [{module, ms, share, kernels}], the slowest first} of a file.
     Raises DataError for another file, or one without kernels."""
-    try:
+    with reading(file, accepted=ACCEPTED, error=DataError, own_faults=True):
         with file.open("rb") as opened:
             database = opened.read(len(SQLITE)) == SQLITE
         if database:
             return _document("Nsight Systems", _of_nsight(file), 1e6)
         content = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError, sqlite3.DatabaseError) as e:
-        raise DataError(f"cannot be read ({e})", where=str(file), accepted=ACCEPTED) from None
     if isinstance(content, dict) and isinstance(content.get("traceEvents"), list):
         return _document("torch", _of_torch(content["traceEvents"]), 1e3)
     if isinstance(content, list):

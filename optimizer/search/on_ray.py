@@ -121,6 +121,7 @@ def _admitted(ray: Any, resources: Sequence[str]) -> list[Node]:
     if not admitted:
         known = sorted({name for node in nodes for name in _resources(node)})
         near = "".join(closest(name, known) for name in names if name not in known)
+        named = "target" if names[-1] in MEMORY else names[-1]
         raise MachineError(
             f"no node of the Ray cluster has {' and '.join(map(repr, names))}{near}",
             where=f"command line: {OPTION}",
@@ -128,7 +129,7 @@ def _admitted(ray: Any, resources: Sequence[str]) -> list[Node]:
                 f"{_name(node)}: " + (", ".join(_resources(node)) or "nothing") for node in nodes
             ),
             fix="Name a resource of the node that is to time, or start one with it: ray start "
-            f"--address=HEAD:6379 --resources='{{\"{names[-1]}\": 1}}'.",
+            f"--address=HEAD:6379 --resources='{{\"{named}\": 1}}'.",
         )
     return admitted
 
