@@ -122,18 +122,6 @@ def test_a_kept_cache_holds_nothing_of_an_earlier_text(
         assert all(np.isfinite(value.numpy()).all() for value in kept)
 
 
-def test_the_bytes_of_a_cache_are_those_of_its_steps_of_fixed_size(
-    decoder_folder: Path, contract: Any, monkeypatch: Any
-) -> None:
-    monkeypatch.setattr(fixed_step, "SMALLEST", 8)
-    one = np.ones((1, 1))
-    with OrtRunner(decoder_folder / "shared.onnx", threads=1, fixed=True) as runner:
-        for tokens in (3, 17, contract.decoder.context):
-            decoder: Any = runner.decoder(contract, tokens)
-            decoder.last(text_generation.next_arrays(contract, one, one))
-            assert decoder._fixed.size == runner.cache_bytes(contract, tokens)
-
-
 @pytest.mark.parametrize("size", [1, 3, 7])
 def test_a_batch_in_pieces_gives_what_it_gives_whole(
     size: int, contract: Any, runner: OrtRunner, tokenizer: Any

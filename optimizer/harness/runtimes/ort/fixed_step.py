@@ -40,19 +40,20 @@ class ReplayingModel(BindableModel, Protocol):
 class FixedStep:
     """Buffers of one decode step.
 
-    rows, capacity: rows, and tokens per row, of the KV cache
+    cache: {name of the past: OrtValue of (rows, kv_heads, capacity, head_dim)}
     graph: gpu_graph_id
+    rows, capacity: rows, and tokens per row, of the KV cache
     """
 
     def __init__(
-        self, runner: ReplayingModel, contract: Contract, rows: int, capacity: int, graph: int
+        self, runner: ReplayingModel, contract: Contract, cache: Mapping[str, Any], graph: int
     ) -> None:
-        self.rows, self.capacity, self.graph = rows, capacity, graph
+        self.cache, self.graph = dict(cache), graph
         self._dtypes = {i.name: i.dtype for i in contract.inputs}
         self._runner, spec = runner, contract.decoder
         names = kv_cache.names(spec.layers)
-        shape = (rows, spec.kv_heads, capacity, spec.head_dim)
-        self.cache = {p: runner.value(np.zeros(shape, runner.inputs[p])) for p, _ in names}
+        rows, _, capacity, _ = self.cache[names[0][0]].shape()
+        self.rows, self.capacity = rows, capacity
         self._inputs = {
             name: runner.value(np.zeros((rows, capacity if name == MASK else 1), dtype))
             for name, dtype in self._dtypes.items()
@@ -112,8 +113,19 @@ class FixedSteps:
                 if (step.rows, step.capacity) == (rows, capacity):
                     self._free.remove(step)
                     return step
+        spec = contract.decoder
+        shape = (rows, spec.kv_heads, capacity, spec.head_dim)
+        names = [past for past, _ in kv_cache.names(spec.layers)]
+        runner = self._runner
+        return self.make(
+            contract, {past: runner.value(np.zeros(shape, runner.inputs[past])) for past in names}
+        )
+
+    def make(self, contract: Contract, cache: Mapping[str, Any]) -> FixedStep:
+        """Return a new step on a KV cache of the caller's."""
+        with self._lock:
             self._count += 1
-            return FixedStep(self._runner, contract, rows, capacity, self._count)
+            return FixedStep(self._runner, contract, cache, self._count)
 
     def give_back(self, step: FixedStep) -> None:
         """Keep a step for later texts, and release the least recently used ones beyond BYTES."""

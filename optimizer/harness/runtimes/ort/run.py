@@ -31,8 +31,9 @@ from ..slots import SeparateDecoders, Slots
 from . import exact_integers
 from .bound import GRAPH_ID, UNCAPTURED, BoundSession, Buffers
 from .decoder import OrtDecoder
+from .device_slots import DeviceSlots
 from .divided import DividedRuns, Run, by_rows
-from .fixed_step import FixedSteps, ReplayingDecoder, capacity_of, replays
+from .fixed_step import FixedSteps, ReplayingDecoder, replays
 from .privacy import disable_telemetry
 from .providers import RECORD_PLACEMENT, on_cpu, placement, provider, refuse_fallback, start
 from .slots import OrtSlots, supports_slots
@@ -206,13 +207,22 @@ class OrtRunner(Closing):
         return OrtDecoder(self, contract, capacity)
 
     def slots(self, contract: Contract, rows: int, capacity: int) -> Slots:
+        if self._steps is not None:
+            try:
+                return DeviceSlots(self, contract, rows, capacity, self._steps)
+            except Exception as e:  # the binding raises a dozen unrelated classes
+                size = rows * self.cache_bytes(contract, capacity)
+                raise MachineError(
+                    f"{rows} slots of {capacity:,} tokens take {size >> 20:,} MiB of KV cache, "
+                    f"which the device {self.provider} does not allocate ({_first_line(e)})",
+                    where=str(self.model),
+                    fix="Give fewer --slots, or a smaller --context.",
+                ) from e
         if supports_slots(self):
             return OrtSlots(self, contract, rows, capacity)
         return SeparateDecoders(self, contract, capacity, self.adapters)
 
     def cache_bytes(self, contract: Contract, tokens: int) -> int:
-        if self._steps is not None:
-            tokens = capacity_of(tokens, contract.decoder.context)
         return kv_cache.text_bytes(contract.decoder, tokens, kv_cache.itemsize(self.inputs))
 
     def binding(self) -> Any:

@@ -46,7 +46,7 @@ class OrtSlots:
         check_graph(runner, list(self._dtypes), self._names)
         self._chooses = FIRST_SCORED in runner.metadata
         shape = (rows, self._spec.kv_heads, capacity, self._spec.head_dim)
-        self._cache = {past: np.zeros(shape, runner.inputs[past]) for past, _ in self._names}
+        self._cache: dict[str, Any] = self._allocate(shape)  # by name of the past
         self._texts: list[int | None] = [None] * rows  # by row
         self._lengths: dict[int, int] = {}  # by text
         self._adapters: dict[int, str] = {}  # by text; "" is the model itself
@@ -94,18 +94,16 @@ class OrtSlots:
 
     def _step(self, tokens: Mapping[int, int]) -> dict[int, Array]:
         """Decode one token of each of these texts, of the model itself, in one run."""
-        self._gather(tokens)
-        count = min(-(-len(tokens) // self.multiple) * self.multiple, len(self._texts))
-        rows = self._texts[:count]  # an idle row writes where its next token will
-        texts = [text for text in rows[: len(tokens)] if text is not None]
+        rows = self._texts[: self._gather(tokens)]  # an idle row writes where its next token will
+        texts = {t: row for row, t in enumerate(rows) if t is not None and t in tokens}
         lengths = np.array([0 if text is None else self._lengths[text] for text in rows])
-        ids = np.zeros((count, 1), np.int64)
-        ids[: len(texts), 0] = [tokens[text] for text in texts]
+        ids = np.zeros((len(rows), 1), np.int64)
+        ids[list(texts.values()), 0] = [tokens[text] for text in texts]
         mask = (np.arange(lengths.max() + 1)[None] <= lengths[:, None]).astype(np.int64)
         logits = self._run("", 0, ids, mask, lengths[:, None])
         for text in texts:
             self._lengths[text] += 1
-        return {text: logits[i, -1] for i, text in enumerate(texts)}
+        return {text: logits[row, -1] for text, row in texts.items()}
 
     def undo(self, text: int, tokens: int = 1) -> None:
         self._lengths[text] -= tokens
@@ -121,8 +119,12 @@ class OrtSlots:
             buffer[row, :, start:stop] = array
         self._lengths[text] = stop
 
-    def _gather(self, tokens: Mapping[int, int]) -> None:
-        """Swap the texts into the first rows."""
+    def _allocate(self, shape: tuple[int, ...]) -> dict[str, Any]:
+        """{name of the past: zeros}."""
+        return {past: np.zeros(shape, self._runner.inputs[past]) for past, _ in self._names}
+
+    def _gather(self, tokens: Mapping[int, int]) -> int:
+        """Swap the texts into the first rows; return the rows of their step."""
         count = len(tokens)
         outside = [i for i, t in enumerate(self._texts) if i >= count and t in tokens]
         inside = [i for i, t in enumerate(self._texts[:count]) if t not in tokens]
@@ -135,6 +137,7 @@ class OrtSlots:
                 if saved is not None:
                     buffer[source, :, :used] = saved
             self._texts[target], self._texts[source] = moved, other
+        return min(-(-count // self.multiple) * self.multiple, len(self._texts))
 
     def _run(self, adapter: str, row: int, ids: Array, mask: Array, positions: Array) -> Array:
         """Logits of rows from `row` on, with one adapter for all."""
@@ -165,9 +168,11 @@ class OrtSlots:
     def _view(self, first: int, last: int) -> dict[str, Any]:
         """{past: rows first..last of the KV cache}, without a copy."""
         if (first, last) not in self._views:
-            values = {past: array[first:last] for past, array in self._cache.items()}
-            self._views[first, last] = {p: self._runner.value(a) for p, a in values.items()}
+            self._views[first, last] = {p: self._part(p, first, last) for p in self._cache}
         return self._views[first, last]
+
+    def _part(self, past: str, first: int, last: int) -> Any:
+        return self._runner.value(self._cache[past][first:last])
 
     def _inputs(self, ids: Array, mask: Array, positions: Array) -> dict[str, Array]:
         arrays = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}

@@ -1,0 +1,145 @@
+"""Continuous batching in a shared KV cache that stays on the device.
+
+Texts keep their rows. A step of several texts runs all rows, idle ones too, and a step of one text
+runs its row alone. Both are a FixedStep (fixed_step.py), which a GPU replays as one CUDA graph:
+a decode step reads all weights whatever the number of rows, so idle rows take little time. Prompts,
+and texts of adapters, run uncaptured on the text's row.
+
+Law (tested on a CPU, without a graph): logits are equal in every bit to OrtSlots' of as many rows.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...contract import Contract
+from ...inputs.batch import Array
+from .fixed_step import FixedStep, FixedSteps, ReplayingModel
+from .slots import OrtSlots
+
+
+class DeviceSlots(OrtSlots):
+    """Slots over buffers on the runner's device; see slots.Slots.
+
+    rows: maximum number of texts
+    capacity: tokens per text, prompt and answer; the memory is allocated at once
+    steps: maker of captured steps, which also releases them
+    """
+
+    def __init__(
+        self,
+        runner: ReplayingModel,
+        contract: Contract,
+        rows: int,
+        capacity: int,
+        steps: FixedSteps,
+    ) -> None:
+        super().__init__(runner, contract, rows, capacity)
+        self._contract, self._steps, self._capacity = contract, steps, capacity
+        self._fixed: dict[tuple[int, int], FixedStep] = {}  # by first and last row
+        self._written = [0] * rows  # columns of each row that are not 0
+
+    def close(self, text: int) -> None:
+        """Free the slot, and write 0 into its row: a kernel may multiply values under the mask by
+        0, and NaN would stay NaN for the next text."""
+        row = self._texts.index(text)
+        stop = min(1 + max(self._written[row], self._lengths[text]), self._capacity)
+        zeros = np.zeros((self._spec.kv_heads, stop, self._spec.head_dim))
+        self._write(row, 0, [zeros] * len(self._cache))
+        self._written[row] = 0
+        super().close(text)
+
+    def undo(self, text: int, tokens: int = 1) -> None:
+        row = self._texts.index(text)
+        self._written[row] = max(self._written[row], self._lengths[text])
+        super().undo(text, tokens)
+
+    def copied(self, text: int, start: int, stop: int) -> list[Array]:
+        row = self._texts.index(text)
+        return [
+            np.stack([part.numpy() for part in self._heads(past, row, start, stop)])
+            for past in self._cache
+        ]
+
+    def append(self, text: int, arrays: Sequence[Array]) -> None:
+        self._write(self._texts.index(text), self._lengths[text], arrays)
+        self._lengths[text] += arrays[0].shape[1]
+
+    def _allocate(self, shape: tuple[int, ...]) -> dict[str, Any]:
+        return {p: self._runner.value(a) for p, a in super()._allocate(shape).items()}
+
+    def _gather(self, tokens: Mapping[int, int]) -> int:  # noqa: ARG002
+        return len(self._texts)
+
+    def _run(self, adapter: str, row: int, ids: Array, mask: Array, positions: Array) -> Array:
+        rows, sequence = ids.shape
+        if adapter or sequence > 1:
+            return super()._run(adapter, row, ids, mask, positions)
+        if (row, row + rows) not in self._fixed:
+            view = self._view(row, row + rows)
+            self._fixed[row, row + rows] = self._steps.make(self._contract, view)
+        return self._fixed[row, row + rows].run(self._inputs(ids, mask, positions))
+
+    def _part(self, past: str, first: int, last: int) -> Any:
+        shape = self._cache[past].shape()
+        return part_of(
+            self._cache[past], first * int(np.prod(shape[1:])), [last - first, *shape[1:]]
+        )
+
+    def _heads(self, past: str, row: int, start: int, stop: int) -> list[Any]:
+        """Tokens start..stop of a row, one OrtValue (tokens, head_dim) per head."""
+        value = self._cache[past]
+        _, heads, capacity, width = value.shape()
+        return [
+            part_of(value, ((row * heads + head) * capacity + start) * width, [stop - start, width])
+            for head in range(heads)
+        ]
+
+    def _write(self, row: int, start: int, arrays: Sequence[Array]) -> None:
+        """Write keys and values, (kv_heads, tokens, head_dim) each, into a row from `start` on."""
+        for past, array in zip(self._cache, arrays, strict=True):
+            array = np.ascontiguousarray(array, self._runner.inputs[past])
+            for part, head in zip(
+                self._heads(past, row, start, start + array.shape[1]), array, strict=True
+            ):
+                part.update_inplace(head)
+
+
+class _Tensor(ctypes.Structure):
+    """DLTensor of the DLPack ABI, https://dmlc.github.io/dlpack/latest/c_api.html."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+    )
+
+
+def part_of(value: Any, start: int, shape: Sequence[int]) -> Any:
+    """Consecutive elements of an OrtValue, as an OrtValue on the same memory, which it keeps alive.
+
+    ONNX Runtime has no function for it, so the tensor is exchanged with itself by DLPack, and the
+    address and shape are changed on the way.
+
+    start: index of the first element
+    """
+    capsule = value.__dlpack__()
+    address = _pointer(capsule, b"dltensor")
+    tensor = ctypes.cast(address, ctypes.POINTER(_Tensor)).contents
+    sizes = (ctypes.c_int64 * len(shape))(*shape)  # read by from_dlpack, and not after it
+    tensor.data += start * tensor.bits // 8
+    tensor.ndim, tensor.shape = len(shape), sizes
+    return type(value).from_dlpack(capsule)
+
+
+_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
