@@ -89,10 +89,13 @@ class Here:
     no_cuda: Mapping[str, str] = field(default_factory=dict)
 
 
-def served(kind: str, form: str) -> Part:
-    """A model for ONNX Runtime CUDA, run as a bundle runs it."""
+def served(kind: str, form: str, system: str = "served") -> Part:
+    """A model for ONNX Runtime CUDA, run as a bundle runs it.
+
+    system: "served", or "slots" with continuous batching
+    """
     needs = ("onnxruntime",)
-    return Part(f"{kind}:served:{form}", 14, 40, needs, needs, (f"prepare:{kind}",))
+    return Part(f"{kind}:{system}:{form}", 14, 40, needs, needs, (f"prepare:{kind}",))
 
 
 def peer(kind: str, system: str, least: int, most: int, *needs: str, gpu: bool = False) -> Part:
@@ -182,6 +185,7 @@ PARTS = (
     peer("decoder", "torch-eager", 14, 40, "torch", "transformers"),
     peer("decoder", "onnxruntime", 14, 40, "onnxruntime"),
     *(served("decoder", form) for form in ("cuda", "cuda-lowered")),
+    served("decoder", "cuda-lowered", "slots"),
     *(engine("decoder", p, f) for p in (RTX, "tensorrt") for f in ("float", "lowered")),
     peer("encoder", "torch-compile", 110, 200, "torch", "transformers", gpu=True),
     peer("decoder", "torch-compile", 110, 200, "torch", "transformers", gpu=True),

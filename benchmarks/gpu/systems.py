@@ -220,11 +220,48 @@ def ort_decoder(files: Files, rehearse: bool) -> System:
 
 def served_decoder(files: Files, rehearse: bool) -> System:
     """Open the model as a bundle does: a graph of each step, the newest token's logits alone."""
+    runner, contract, about = _served(files, rehearse)
+    names = [i.name for i in contract.inputs]
+
+    def start(_: int, capacity: int) -> Writer:
+        decoder = runner.decoder(contract, capacity)
+        return Writer(lambda arrays: decoder.last(of(arrays, names))[:, None])
+
+    return System(start=start, about=about, close=runner.close)
+
+
+def served_slots(files: Files, rehearse: bool) -> System:
+    """Open the model as `serve --batching padded` does: prompts one by one, then a graph of each
+    step of all texts."""
+    import numpy as np
+
+    runner, contract, about = _served(files, rehearse)
+
+    def start(batch: int, capacity: int) -> Writer:
+        slots = runner.slots(contract, batch, capacity)
+        for text in range(batch):
+            slots.open(text)
+
+        def step(arrays: Arrays) -> Any:
+            ids = arrays["input_ids"]
+            if ids.shape[1] > 1:
+                logits = {text: slots.read(text, row.tolist()) for text, row in enumerate(ids)}
+            else:
+                logits = slots.step({text: int(row[0]) for text, row in enumerate(ids)})
+            return np.stack([logits[text] for text in range(batch)])[:, None]
+
+        return Writer(step)
+
+    return System(start=start, about=about, close=runner.close)
+
+
+def _served(files: Files, rehearse: bool) -> tuple[Any, Any, dict[str, Any]]:
+    """(runner as a bundle opens it, contract, facts)."""
     from optimizer.harness.bundle.engines import Workshop, open_decoder
     from optimizer.harness.runtimes.machine import this_machine
     from optimizer.harness.runtimes.ort.run import OrtRunner, version
 
-    names, contract = _contract(files)
+    _, contract = _contract(files)
     warnings: list[str] = []
     path = Path(files["onnx"])
     shop = Workshop(path.parent, {"files": {}}, this_machine(), None, warnings.append)
@@ -233,12 +270,7 @@ def served_decoder(files: Files, rehearse: bool) -> System:
     else:
         runner = open_decoder(shop, contract, path, "cuda", graphs=True)
     about = {"onnxruntime": version(), "nodes_by_provider": runner.placed, "warnings": warnings}
-
-    def start(_: int, capacity: int) -> Writer:
-        decoder = runner.decoder(contract, capacity)
-        return Writer(lambda arrays: decoder.last(of(arrays, names))[:, None])
-
-    return System(start=start, about=about, close=runner.close)
+    return runner, contract, about
 
 
 def trt_encoder(product: str) -> Callable[[Files, bool], System]:
@@ -327,6 +359,7 @@ SYSTEMS: dict[tuple[str, str], Callable[[Files, bool], System]] = {
     ("decoder", "torch-compile"): torch_compiled_decoder,
     ("decoder", "onnxruntime"): ort_decoder,
     ("decoder", "served"): served_decoder,
+    ("decoder", "slots"): served_slots,
     ("decoder", "tensorrt-rtx"): trt_decoder("tensorrt-rtx"),
     ("decoder", "tensorrt"): trt_decoder("tensorrt"),
 }

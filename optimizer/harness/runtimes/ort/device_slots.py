@@ -5,7 +5,7 @@ runs its row alone. Both are a FixedStep (fixed_step.py), which a GPU replays as
 a decode step reads all weights whatever the number of rows, so idle rows take little time. Prompts,
 and texts of adapters, run uncaptured on the text's row.
 
-Law (tested on a CPU, without a graph): logits are equal in every bit to OrtSlots' of as many rows.
+Law (tested on a CPU, without a graph): the logits of a text are equal in every bit to OrtSlots'.
 """
 
 from __future__ import annotations
