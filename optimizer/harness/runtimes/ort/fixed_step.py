@@ -82,7 +82,8 @@ class FixedStep:
                 array = np.pad(array, ((0, 0), (0, self.capacity - array.shape[1])))
             value.update_inplace(np.ascontiguousarray(array, self._dtypes[name]))
         self._runner.run_bound(self._binding, self.graph)
-        return np.array(self._logits.numpy())
+        logits = self._logits.numpy()  # the buffer itself on the CPU, a copy on a GPU
+        return np.array(logits, copy=self._runner.device == "cpu")
 
 
 def capacity_of(tokens: int, context: int) -> int:
