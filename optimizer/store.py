@@ -288,11 +288,11 @@ class Store:
         made_from: dict[str, Any],
     ) -> None:
         partial = step.path.with_suffix(".partial")
-        if not (stage.resumable and partial.is_dir()):
+        # A run that was killed may have left there the finished folder that it replaced.
+        if not (stage.resumable and partial.is_dir()) or (partial / MADE_FROM).is_file():
             remove(partial)
-        # A measurement stays until the new one replaces it: another run may be reading it. A
-        # resumable stage must not find it in its partial folder afterwards.
-        if not step.done or stage.name not in self.again or stage.resumable:
+        # A measurement stays until the new one replaces it: another run may be reading it.
+        if not step.done or stage.name not in self.again:
             _discard(step.path)
         partial.mkdir(exist_ok=True)
         say(f"{stage.name}: running {step.key[:12]}")

@@ -113,6 +113,21 @@ def test_a_resumable_stage_finds_its_own_partial_work(tmp_path: Path) -> None:
     assert (store.step(stage, Package()).path / "done").read_text() == "1"
 
 
+def test_a_resumable_stage_does_not_continue_in_a_finished_folder(tmp_path: Path) -> None:
+    """A run that is killed right after it replaced a finished folder leaves that one."""
+    found = []
+
+    def run(section: Package, out: Path) -> None:
+        found.extend(out.iterdir())
+        (out / "done").touch()
+
+    stage = Stage("s", 1, run, resumable=True)
+    step = Store(tmp_path).step(stage, Package())
+    shutil.copytree(step.path, step.path.with_suffix(".partial"))
+    Store(tmp_path, again=frozenset({"s"})).step(stage, Package())
+    assert found == []
+
+
 def test_a_folder_damaged_after_it_was_finished_is_made_again(tmp_path: Path) -> None:
     store = Store(tmp_path)
     step = store.step(COUNT, Package())

@@ -50,6 +50,7 @@ import torch
 
 from optimizer import targets
 from optimizer.data.datasets import Sample, alone, digest
+from optimizer.foundation.atomic import remove
 from optimizer.foundation.progress import say
 from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
@@ -92,6 +93,7 @@ ELSEWHERE = (
     "answers of the lowered model in ONNX Runtime on the CPU; the engine computes the same "
     "function in its own kernels"
 )
+PASSED = "passed-hops"  # folder for the ledger's hops, while the stage runs
 RECOVER = "add reduce.recover, which trains the smaller model on the reference's outputs"
 
 
@@ -112,6 +114,7 @@ def run(
     task = tasks.of(contract)
     data = read_data(section, artifacts.base, contract)
     inputs = select_inputs(data["validate.data"], task)
+    _clear(out)
     materials = _materials(section, artifacts, original, inputs, out)
     sets = evaluation.sets(section.validate_, data, contract)
     reference_device.check(materials)
@@ -121,7 +124,7 @@ def run(
         shared = shared_rows.count(data, contract, materials.encoder)
         reference = answers.reference(materials, rows, data.get("validate.train"))
         sensed = sense.check_reference(materials, data, rows, reference)
-        entries = ledger.run(materials)
+        entries = ledger.run(materials, out / PASSED)
     report: dict[str, Any] = {
         "target": section.target.name,
         "machine": machine,
@@ -168,8 +171,17 @@ def run(
     report["gates"] = [g.as_dict() for g in gates]
     text = json.dumps(_finite(report), indent=1, ensure_ascii=False, allow_nan=False)
     (out / "report.json").write_text(text, encoding="utf-8")
+    remove(out / PASSED)
     for gate in gates:
         say(f"validate: {gate.verdict}: {gate.name}: {gate.message}")
+
+
+def _clear(out: Path) -> None:
+    """Remove all that a killed run left, but for the hops that passed."""
+    for path in [*out.iterdir()]:
+        if path.name != PASSED:
+            remove(path)
+    (out / PASSED).mkdir(exist_ok=True)
 
 
 def _materials(
@@ -461,4 +473,5 @@ STAGE = Stage(
     files=files,
     measured=True,
     estimate=estimate,
+    resumable=True,
 )

@@ -5,11 +5,16 @@ hop, outputs, problems, pieces -> Entry -> report.json, read by `optimize explai
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
+from pydantic import TypeAdapter
+
+from optimizer.foundation import atomic
 from optimizer.validate.ledger.breach import CORRECT_RUNS, breach
 from optimizer.validate.ledger.distance import WHOLE, Distance
 from optimizer.validate.ledger.limits.spread import Alone, Spread, against, judge_alone
@@ -86,6 +91,17 @@ class Entry:
             "pieces": [p.as_dict() for p in self.pieces],
             "spread": self.spread,
         }
+
+    def write(self, file: Path) -> None:
+        """Write all fields, to be read by `read`."""
+        atomic.write(file, json.dumps(FIELDS.dump_python(self)).encode())
+
+    @staticmethod
+    def read(file: Path) -> Entry:
+        return FIELDS.validate_python(json.loads(file.read_text("utf-8")))
+
+
+FIELDS = TypeAdapter(Entry)
 
 
 @dataclass(frozen=True)

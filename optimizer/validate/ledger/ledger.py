@@ -28,11 +28,12 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from optimizer import targets
 from optimizer.foundation.errors import LedgerError, MachineError, OptimizeError
 from optimizer.foundation.process import freed_memory
-from optimizer.foundation.progress import bar, overdue
+from optimizer.foundation.progress import bar, overdue, say
 from optimizer.foundation.references import resolve
 from optimizer.harness import errors as harness
 from optimizer.harness import tasks
@@ -74,14 +75,25 @@ LAST_USED = {
 """{hop: large attributes of Materials that no later hop reads}."""
 
 
-def run(materials: Materials) -> list[Entry]:
+def run(materials: Materials, passed: Path | None = None) -> list[Entry]:
     """Run every hop in order, also after one that failed. A fault of the artefacts never raises: a
-    hop that cannot be carried out has failed, except where this machine is the reason."""
+    hop that cannot be carried out has failed, except where this machine is the reason.
+
+    passed: folder with the entries of hops that passed in a run that was killed, which are not run
+        again; None: no such folder is kept
+    """
     entries = []
     with _collecting_new_objects_only():
-        for hop in bar(hops_of(materials), "ledger"):
+        for i, hop in enumerate(bar(hops_of(materials), "ledger")):
+            file = passed / f"{i}-{hop.__name__}.json" if passed else None
+            if file and file.is_file():
+                entries.append(Entry.read(file))
+                say(f"ledger: hop {hop.__name__} passed before this run was stopped; not run again")
+                continue
             with overdue(f"ledger: hop {hop.__name__}"):
                 entries.append(run_hop(hop, materials))
+            if file and entries[-1].ok:
+                entries[-1].write(file)
             materials.drop(LAST_USED.get(hop.__name__, ()))
             gc.collect()  # graphs and models have reference cycles, and are as large as the weights
             freed_memory.give_back()  # the next hop's arrays do not fit this one's holes

@@ -45,15 +45,48 @@ def test_other_clean_models_raise_nothing(tmp_path: Path, seed: int) -> None:
 
 
 def test_every_entry_is_plain_json_and_what_no_later_hop_reads_is_dropped(
-    runs: dict[str, Run],
+    runs: dict[str, Run], tmp_path: Path
 ) -> None:
     materials = runs["w8"].materials()
-    for entry in ledger.run(materials):
+    for entry in ledger.run(materials, tmp_path):
         json.dumps(entry.as_dict(), allow_nan=False)
+        (file,) = tmp_path.glob(f"*-{entry.hop}.json")
+        assert Entry.read(file) == entry
     known = set(dir(materials))
     for names in ledger.LAST_USED.values():
         assert set(names) <= known
         assert not set(names) & set(vars(materials))
+
+
+def test_hops_that_passed_before_a_kill_are_not_run_again(
+    runs: dict[str, Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hop that failed, or could not run here, is run again."""
+    ran = []
+
+    def hop(name: str, ok: bool | None) -> ledger.Hop:
+        def run(_: Materials) -> Entry:
+            ran.append(name)
+            if name == "lower" and ran.count(name) == 1:
+                raise KeyboardInterrupt
+            return Entry(name, "", None, None, ok, "")
+
+        run.__name__ = name
+        return run
+
+    made = (hop("load", True), hop("fold", None), hop("export", False), hop("lower", True))
+    monkeypatch.setattr(ledger, "hops_of", lambda _: made)
+    materials = runs["w8"].materials()
+    with pytest.raises(KeyboardInterrupt):
+        ledger.run(materials, tmp_path)
+    entries = ledger.run(materials, tmp_path)
+    assert ran == ["load", "fold", "export", "lower", "fold", "export", "lower"]
+    assert [(e.hop, e.ok) for e in entries] == [
+        ("load", True),
+        ("fold", None),
+        ("export", False),
+        ("lower", True),
+    ]
 
 
 def test_only_what_graphs_are_cut_at_is_kept_of_a_trace(runs: dict[str, Run]) -> None:
