@@ -17,10 +17,18 @@ class HighestRate:
 
     met: highest rate at which the objectives were met; None: no rate that was tried
     missed: lowest rate that was tried and not shown to meet them; None: all tried rates met them
+    undecided: True if the run at `missed` was too short to show that it misses them
     """
 
     met: float | None
     missed: float | None
+    undecided: bool = False
+
+    @property
+    def verdict(self) -> Verdict:
+        if self.met is not None:
+            return "pass"
+        return "inconclusive" if self.undecided else "fail"
 
 
 def search(measure: Callable[[float], Verdict], start: float, least: float = LOWEST) -> HighestRate:
@@ -31,20 +39,22 @@ def search(measure: Callable[[float], Verdict], start: float, least: float = LOW
     least: lowest rate to try
     """
     met = missed = None
-    rate = max(start, least)
+    undecided, rate = False, max(start, least)
     while met is None or missed is None:
-        if measure(rate) == "pass":
+        verdict = measure(rate)
+        if verdict == "pass":
             met = rate
             rate = 2 * rate if missed is None else rate
         else:
-            missed = rate
+            missed, undecided = rate, verdict == "inconclusive"
             rate = max(rate / 2, least) if met is None else rate
         if (missed == least and met is None) or rate > HIGHEST:
-            return HighestRate(met, missed)
+            return HighestRate(met, missed, undecided)
     while missed / met > PRECISION:
         rate = (met * missed) ** 0.5
-        if measure(rate) == "pass":
+        verdict = measure(rate)
+        if verdict == "pass":
             met = rate
         else:
-            missed = rate
-    return HighestRate(met, missed)
+            missed, undecided = rate, verdict == "inconclusive"
+    return HighestRate(met, missed, undecided)

@@ -161,7 +161,7 @@ async def _measure(
             least = _lowest_rate(schedule, objectives)
             highest = await asyncio.to_thread(highest_rate.search, run_at, start, least)
             document |= {"highest_rate": asdict(highest), "least_rate": least}
-            verdict = "fail" if highest.met is None else "pass"
+            verdict = highest.verdict
     return {
         **document,
         "machine_of_the_client": this_machine().to_json(),

@@ -62,8 +62,11 @@ def gates(document: Mapping[str, Any], section: Slo) -> list[Gate]:
     return [_answered_gate(run, section), *(_p99_gate(run, *x) for x in section.limits.items())]
 
 
-def _rate_gate(highest: Mapping[str, float | None]) -> Gate:
+def _rate_gate(highest: Mapping[str, Any]) -> Gate:
     met, missed = highest["met"], highest["missed"]
+    if met is None and highest["undecided"]:
+        message = f"a run at {missed:.4g} requests a second does not decide; increase slo.seconds"
+        return Gate("slo.rate", "inconclusive", None, None, None, message)
     if met is None:
         message = "no rate meets the objectives; loosen them, or serve a smaller model"
         return Gate("slo.rate", "fail", 0.0, None, None, message)

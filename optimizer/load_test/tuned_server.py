@@ -16,7 +16,7 @@ from optimizer.load_test.highest_rate import HighestRate
 from optimizer.load_test.http_client import HttpClient
 from optimizer.load_test.measure import Objectives, Schedule
 from optimizer.load_test.server import run_server
-from optimizer.load_test.tuning import OVERLOAD, Tuning, Values, longest_wait
+from optimizer.load_test.tuning import OVERLOAD, Tuning, TuningTrial, Values, longest_wait
 
 BATCHES = ("rows", "delay_ms", "workers")
 FULL = {"rows": "full_batch_ms", "slots": "full_step_ms"}  # fields of the log line warmed_up
@@ -92,14 +92,15 @@ def arguments(settings: Values) -> list[str]:
 def tune(server: TunedServer) -> dict[str, Any]:
     """Search for the best settings. Returns {"serve": best settings, "verdict", "highest_rate",
     "trials": [{settings, met, missed}], "overload": {rate, kept}, "objectives", "machine"}; verdict
-    "fail": no settings met the objectives at any rate. Raises what `run_server` and
+    "fail": no settings met the objectives at any rate; "inconclusive": none did, and runs of some
+    were too short to decide. Raises what `run_server` and
     measure.measure raise."""
     start = server.start()
     tuning = Tuning(server.highest, server.most_workers)
     best = tuning.best(start)
     document: dict[str, Any] = {
         "serve": dict(best.settings),
-        "verdict": "fail" if best.highest.met is None else "pass",
+        "verdict": _verdict(best, tuning.trials),
         "highest_rate": {"met": best.highest.met, "missed": best.highest.missed},
         "trials": [
             {"settings": dict(t.settings), "met": t.highest.met, "missed": t.highest.missed}
@@ -118,6 +119,11 @@ def tune(server: TunedServer) -> dict[str, Any]:
     return document
 
 
+def _verdict(best: TuningTrial, trials: Sequence[TuningTrial]) -> Verdict:
+    undecided = any(t.highest.undecided for t in trials)
+    return replace(best.highest, undecided=undecided).verdict
+
+
 def _longest_wait(
     server: TunedServer, settings: Values, rate: float, limit: float
 ) -> tuple[float | None, bool]:
@@ -134,6 +140,9 @@ def _longest_wait(
 def text_of(document: Mapping[str, Any]) -> str:
     """Return the text of every trial, then the best settings as a section of a recipe."""
     lines = [f"  {as_text(t['settings'])}: {_rate(t)}" for t in document["trials"]]
+    if document["verdict"] == "inconclusive":
+        fix = "increase --seconds"
+        return "\n".join([*lines, f"runs were too short to decide if objectives are met; {fix}"])
     if document["verdict"] == "fail":
         fix = "loosen them, or increase --seconds, so that lower rates can be decided"
         return "\n".join([*lines, f"no settings met the objectives at any rate tried; {fix}"])

@@ -59,8 +59,11 @@ def tune(recipe: Recipe, root: Path) -> TunedForm:
     document = json.loads(
         (store.step(served.STAGE, section, bundle).path / served.FILE).read_text()
     )
-    if document["verdict"] != "pass":
+    if document["verdict"] == "fail":
         return TunedForm(recipe, "fail", "no settings meet slo at any rate", document)
+    if document["verdict"] == "inconclusive":
+        why = "runs were too short to decide if settings meet slo; increase slo.seconds"
+        return TunedForm(recipe, "inconclusive", why, document)
     fields = recipe.serve.model_dump(exclude_unset=True) if recipe.serve else {}
     serve = Serve.model_validate(fields | document["serve"])
     recipe = recipe.model_copy(update={"serve": serve})

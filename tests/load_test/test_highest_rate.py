@@ -28,6 +28,12 @@ def test_a_server_that_never_meets_them_has_no_rate() -> None:
     assert highest == HighestRate(met=None, missed=LOWEST)
 
 
+def test_runs_that_decide_nothing_are_not_a_missed_objective() -> None:
+    assert search(lambda _: "inconclusive", start=10.0).verdict == "inconclusive"
+    assert search(lambda _: "fail", start=10.0).verdict == "fail"
+    assert search(lambda r: "pass" if r < 2 else "inconclusive", start=10.0).verdict == "pass"
+
+
 def test_a_server_that_always_meets_them_is_asked_no_more_than_can_be_sent() -> None:
     assert search(lambda _: "pass", start=10.0) == HighestRate(met=81920.0, missed=None)
     assert HIGHEST < 2 * 81920

@@ -59,8 +59,13 @@ def test_fast_answers_do_not_compensate_for_wrong_or_missing_ones(
 
 def test_without_a_rate_one_must_be_met() -> None:
     section = Slo(p99_ms=50.0)
-    for met, verdict in ((12.0, "pass"), (None, "fail")):
-        (gate,) = stage.gates({"highest_rate": {"met": met, "missed": 13.0}}, section)
+    for met, undecided, verdict in (
+        (12.0, True, "pass"),
+        (None, False, "fail"),
+        (None, True, "inconclusive"),
+    ):
+        highest = {"met": met, "missed": 13.0, "undecided": undecided}
+        (gate,) = stage.gates({"highest_rate": highest}, section)
         assert (gate.name, gate.verdict) == ("slo.rate", verdict)
 
 

@@ -26,7 +26,7 @@ class Server(TunedServer):
     """Best with 16 rows; under overload answers keep 100 ms where requests wait for 20 ms at most.
     met: True where some rate meets the objectives."""
 
-    met = True
+    met, undecided = True, False
 
     def __init__(self) -> None:
         super().__init__(
@@ -39,7 +39,11 @@ class Server(TunedServer):
 
     def highest(self, settings: Any) -> HighestRate:
         met = 10.0 * min(settings["rows"], 16) - settings["delay_ms"]
-        return HighestRate(met, PRECISION * met) if self.met else HighestRate(None, 1.0)
+        return (
+            HighestRate(met, PRECISION * met)
+            if self.met
+            else HighestRate(None, 1.0, self.undecided)
+        )
 
     def overload(self, settings: Any, rate: float) -> Any:
         assert rate == 3 * 160
@@ -61,11 +65,12 @@ def test_what_is_found_is_a_section_of_a_recipe_and_a_settings_file(tmp_path: Pa
     assert by_file == by_option == Settings(rows=16, max_wait=0.0225)
 
 
-def test_where_no_rate_meets_the_objectives_nothing_is_found() -> None:
+@pytest.mark.parametrize("undecided", [False, True])
+def test_where_no_rate_meets_the_objectives_nothing_is_found(undecided: bool) -> None:
     server = Server()
-    server.met = False
+    server.met, server.undecided = False, undecided
     document = tuned_server.tune(server)
-    assert document["verdict"] == "fail"
+    assert document["verdict"] == ("inconclusive" if undecided else "fail")
     assert "serve:" not in tuned_server.text_of(document)
 
 

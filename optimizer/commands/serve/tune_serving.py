@@ -38,7 +38,8 @@ def tune_serving(obj: dict[str, bool], /, bundle: Path, out: Path | None, **opti
       optimize tune-serving artifacts/smollm2-int4/1 --first-token-p99-ms 500 --between-p99-ms 80
 
     \b
-    Exit code: 0 settings found, 3 no settings meet the objectives at any rate.
+    Exit code: 0 settings found, 3 no settings meet the objectives at any rate, 4
+    inconclusive: runs were too short to decide (--seconds).
     """
     from optimizer.foundation import atomic
     from optimizer.load_test import tuned_server
