@@ -134,6 +134,24 @@ def test_tokens_copied_from_one_slot_to_another_give_its_scores(
     np.testing.assert_array_equal(slots.read(2, one[2 * PIECE :]), scores)
 
 
+def test_a_full_text_that_is_idle_changes_no_score(batching: OrtRunner, contract: Contract) -> None:
+    one, other, more = prompts(contract.decoder.vocabulary)[:3]
+    scores = []
+    for first in (other, one):
+        slots = batching.slots(contract, 2, len(one))
+        slots.multiple = 2
+        read(slots, 0, first)
+        read(slots, 1, more)
+        scores.append(slots.step({1: 3})[1])
+    np.testing.assert_array_equal(*scores)
+    slots.undo(0)
+    full = slots.step({0: one[-1]})[0]
+    again = batching.slots(contract, 2, len(one))
+    again.multiple = 2
+    read(again, 0, one[:-1])
+    np.testing.assert_allclose(again.step({0: one[-1]})[0], full, atol=2e-5)  # other pieces
+
+
 def test_a_step_on_the_device_is_one_graph_for_one_text_and_one_for_several(
     decoder_folder: Path, contract: Contract
 ) -> None:

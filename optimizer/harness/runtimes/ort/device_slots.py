@@ -39,7 +39,7 @@ class DeviceSlots(OrtSlots):
         steps: FixedSteps,
     ) -> None:
         super().__init__(runner, contract, rows, capacity)
-        self._contract, self._steps, self._capacity = contract, steps, capacity
+        self._contract, self._steps = contract, steps
         self._fixed: dict[tuple[int, int], FixedStep] = {}  # by first and last row
         self._written = [0] * rows  # columns of each row that are not 0
 

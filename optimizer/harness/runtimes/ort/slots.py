@@ -40,7 +40,7 @@ class OrtSlots:
     multiple = 1  # rows of a step are padded to a multiple of it by idle rows
 
     def __init__(self, runner: BindableModel, contract: Contract, rows: int, capacity: int) -> None:
-        self._runner, self._spec = runner, contract.decoder
+        self._runner, self._spec, self._capacity = runner, contract.decoder, capacity
         self._dtypes = {i.name: i.dtype for i in contract.inputs}
         self._names = kv_cache.names(self._spec.layers)
         check_graph(runner, list(self._dtypes), self._names)
@@ -94,9 +94,12 @@ class OrtSlots:
 
     def _step(self, tokens: Mapping[int, int]) -> dict[int, Array]:
         """Decode one token of each of these texts, of the model itself, in one run."""
-        rows = self._texts[: self._gather(tokens)]  # an idle row writes where its next token will
+        rows = self._texts[: self._gather(tokens)]
         texts = {t: row for row, t in enumerate(rows) if t is not None and t in tokens}
-        lengths = np.array([0 if text is None else self._lengths[text] for text in rows])
+        lengths = np.array([0 if t is None else self._lengths[t] for t in rows])
+        idle = [row for row, text in enumerate(rows) if text not in tokens]
+        # An idle row writes where its next token will; a full one where it will after `undo`.
+        lengths[idle] = np.minimum(lengths[idle], self._capacity - 1)
         ids = np.zeros((len(rows), 1), np.int64)
         ids[list(texts.values()), 0] = [tokens[text] for text in texts]
         mask = (np.arange(lengths.max() + 1)[None] <= lengths[:, None]).astype(np.int64)
