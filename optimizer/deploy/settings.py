@@ -95,8 +95,9 @@ def changed_options(arguments: Sequence[str], ignored: Sequence[str]) -> list[st
 
 
 def check_scaling(settings: DeployOptions) -> None:
-    """Raises RecipeError unless --max-replicas, at least --replicas, has one scaling signal
-    (--cpu-percent, or --waiting with --prometheus), or there is neither."""
+    """Check the options of autoscaling. Raises RecipeError where --max-replicas is below --replicas
+    or has not exactly one signal (--cpu-percent, or --waiting with --prometheus), and for a signal
+    without --max-replicas."""
     most, least = settings.max_replicas, settings.replicas or 1
     signals = {
         "--cpu-percent": settings.cpu_percent is not None,

@@ -342,7 +342,7 @@ def _equal(one: Stored, other: Stored) -> bool:
 
 
 def values_of(entry: Stored) -> Tensor:
-    """The tensor of `entry`: read from its file, de-quantized, or `entry` itself."""
+    """Return the tensor of an entry: read from its file, de-quantized, or the entry itself."""
     if isinstance(entry, QuantizedWeight):
         return entry.dequantize()
     return read_entry(entry) if isinstance(entry, Entry) else entry

@@ -54,7 +54,8 @@ def check(recipe_file: Path, recipe: Recipe, against: Path) -> None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read a lock or a bundle's manifest.json. Raises RecipeError for a file that is neither."""
+    """Read a file of `optimize lock`, or a bundle's manifest.json, which has the same fields.
+    Raises RecipeError for any other file."""
     accepted = "a file written by `optimize lock`, or a bundle's manifest.json"
     try:
         if path.stat().st_size > LARGEST:

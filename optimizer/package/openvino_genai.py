@@ -99,8 +99,11 @@ def _add_tokenizer(checkpoint: Path, folder: Path, contract: Contract) -> None:
 
 
 def _check_model(onnx: Path, written: Path, settings: OpenVinoSettings, contract: Contract) -> None:
-    """Raise LedgerError where logits of the two models differ in a bit, for a prefill and one
-    decode step. Both run with the KV cache as a state, as in the written model."""
+    """Compare the OpenVINO model that a bundle ships with the ONNX file: a prefill and one decode
+    step, the KV cache as a state. Raises LedgerError where logits differ in a bit.
+
+    onnx, written: paths of the two models
+    """
     ids = np.arange(ASKED, dtype=np.int64)[None] % contract.decoder.vocabulary
     answers = []
     for path in (onnx, written):

@@ -100,7 +100,8 @@ def add(part: Packed) -> None:
 
 
 def limit_of(report: Mapping[str, Any], hop: str, output: str) -> float:
-    """Return the limit of an output's distance at a hop of the ledger; OptimizeError without it."""
+    """Return the limit by which the web page judges its output: that of a hop in the report.
+    Raises OptimizeError where the hop has none."""
     for entry in report["ledger"]:
         outputs = (entry.get("spread") or {}).get("outputs") or {}
         if entry["hop"] == hop and (limit := (outputs.get(output) or {}).get("limit")):

@@ -59,8 +59,8 @@ def read_data(section: Validation, source: Path, contract: Contract) -> dict[str
 def check_windows(
     section: Validation, data: Mapping[str, Sequence[Sample]], contract: Contract, encoder: Any
 ) -> None:
-    """Raise DataError for texts of a gate on perplexity that fill no window. data: rows by their
-    place in the recipe"""
+    """Raise DataError where the texts that validate computes perplexity on do not fill one window.
+    data: rows by their place in the recipe"""
     if not tasks.of(contract).generates:
         return
     for place in (name for name in data if name.startswith(JUDGED)):

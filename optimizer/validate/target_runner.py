@@ -126,7 +126,7 @@ def open_onnx(
     contract: Contract | None = None,
     threads: int | None = None,
 ) -> Runner:
-    """Open an ONNX file with the target's runtime, precision, properties and threads.
+    """Open an ONNX file for validation, with the target's runtime, precision and properties.
 
     model: path of the ONNX file
     threads: number of threads; None: the section's
@@ -156,8 +156,9 @@ def manifest_entry(section: TargetSection, model: Path) -> dict[str, Any]:
 
 
 def _engine_entry(m: RunArtifacts) -> dict[str, Any]:
-    """Describe the engine as a manifest lists it. Its files are intact: this run made them, or the
-    store compared their digests before it used them again."""
+    """Describe the built engine as a manifest would, so that validation opens it as a bundle does.
+    Its files are intact: this run made them, or the store compared their digests before it used
+    them again."""
     document = m.inspected
     return {
         **manifest_entry(m.section.target, m.model / "model.onnx"),

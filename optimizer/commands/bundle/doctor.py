@@ -1,4 +1,4 @@
-"""Command `optimize doctor`."""
+"""Command `optimize doctor`: list the targets, and a bundle's engines, that run on this machine."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class Processes:
         return self.sums(numbers if self.first else [0.0] * len(numbers))
 
     def copy_first(self, tensors: Iterable[Tensor]) -> None:
-        """Replace each tensor by the first process's."""
+        """Replace each tensor by that of the first process."""
         if self.count == 1:
             return
         from accelerate.utils import broadcast

@@ -43,7 +43,8 @@ def _framed(document: dict[str, Any], lines: list[str]) -> str:
 
 
 def processor(document: Mapping[str, Any]) -> str:
-    """Name the processor that computed: the GPU with its driver, or the CPU with its threads."""
+    """Name the processor that a bench ran on: the GPU with its driver, or the CPU with its threads.
+    document: result of `bench`"""
     machine = document["machine"]
     if document["device"] != "cpu" and machine["gpu"] is not None:
         return f"{machine['gpu']['name']}, driver {machine['gpu']['driver']}"

@@ -31,7 +31,7 @@ CONNECTIONS = 1000  # maximum connections to a server, and calls over gRPC
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
-    """Add the options of serve to a command."""
+    """Add the options of `serve` to its parser in the harness's command line."""
     add = command.add_argument
     add("--host", default="127.0.0.1", help="address to listen on; default: %(default)s")
     add(

@@ -230,8 +230,8 @@ def is_causal(config: Any) -> bool:
 
 
 def is_language_model(config: Any) -> bool:
-    """True for an architecture that transformers has as a causal language model and not as a masked
-    one. Its sequence classifier reads the last token whose id is not config.pad_token_id."""
+    """True for a decoder-only architecture: transformers has a causal language model of it, and no
+    masked one. Its sequence classifier reads the last token whose id is not config.pad_token_id."""
     from transformers.models.auto import modeling_auto as auto
 
     return (

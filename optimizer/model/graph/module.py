@@ -120,9 +120,9 @@ class Body(nn.Module):
 
 
 class PartModule(nn.Module):
-    """Some nodes of a body: the tensors that they read -> those that they give.
+    """Torch module of some nodes of an ONNX graph: their input tensors -> their output tensors.
 
-    The weights stay in the body, under the names of the modules there.
+    body: module of the whole graph, which keeps the weights under its own names
     """
 
     def __init__(self, body: Body, part: Part) -> None:

@@ -391,7 +391,8 @@ def _ending(name: str, most: int = 38) -> str:
 
 
 def _blocks(names: Sequence[str], width: float, floor: float) -> list[Shape]:
-    """Return separators between blocks, and block numbers, at most 12, under their middles."""
+    """Return the axis of a chart over modules: separators between the model's blocks, and at most
+    12 block numbers under the middles of their blocks."""
     numbers = [m.group(1) if (m := re.search(r"\.(\d+)(?:\.|$)", n)) else "" for n in names]
     starts = [i for i, b in enumerate(numbers) if i == 0 or b != numbers[i - 1]]
     every = max(math.ceil(len(starts) / 12), 1)

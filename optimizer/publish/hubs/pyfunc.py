@@ -73,5 +73,5 @@ def import_harness(folder: Path) -> str:
 
 
 def _load_pyfunc(data_path: str) -> Answers:
-    """Entry point of MLflow: load the bundle at a path."""
+    """Open the published bundle at a path. mlflow.pyfunc.load_model calls this function by name."""
     return Answers(Path(data_path))

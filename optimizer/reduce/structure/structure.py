@@ -61,7 +61,11 @@ class Part:
 
 
 def spread(units: Tensor, each: int) -> Tensor:
-    """Indices of the rows or columns of `units`, where every unit has `each` adjacent ones."""
+    """Return the indices of the rows (or columns) of the given units of a weight, such as heads.
+
+    units: numbers of the units
+    each: adjacent rows of one unit
+    """
     return (units[:, None] * each + torch.arange(each)).reshape(-1)
 
 

@@ -222,7 +222,8 @@ def _look_at_base(name: str, task: str | None, alone: adapter.Adapter) -> ModelF
 
 
 def _root(name: str) -> Path:
-    """Return the folder of a model's files; of a hub's model those of its config."""
+    """Return the folder of the files that `init` reads of a model; from a hub only its config is
+    fetched."""
     try:
         return source.peek(Model(source=name, task=feature_extraction.TASK.name)).folder
     except MachineError as e:
@@ -240,8 +241,8 @@ def _root(name: str) -> Path:
 def _kind(
     raw: dict[str, Any], file: Path, stored: Mapping[str, weights.Stored]
 ) -> tuple[str, list[str], list[str]]:
-    """Return (model_type, settings of the recipe, sentences about it); "" where it is not
-    certain."""
+    """Find the model_type. Returns (model_type, or "" where it is not certain; lines that `init`
+    writes into the recipe; sentences that it prints)."""
     if _named(raw):
         return str(raw.get("model_type")), [], []
     kinds = model_type.candidates(raw, stored)

@@ -1,4 +1,4 @@
-"""Keep the weights with the highest scores of a pattern."""
+"""Make a pruning mask: the weights with the highest scores stay, as many as the pattern leaves."""
 
 from __future__ import annotations
 

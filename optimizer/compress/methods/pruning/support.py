@@ -97,7 +97,11 @@ def rechoose_units(
 
 
 def _best(c: Tensor, D: Tensor, every: Tensor) -> Tensor:
-    """Values (unit, out) of the choice that lowers the error most; every (choices, kept)."""
+    """Values (unit, out) of the choice that lowers the error most, per output.
+
+    c: right-hand sides of the normal equations D v = c (unit, out)
+    every: inputs of the unit that each choice keeps (choices, kept)
+    """
     some = D[every[:, :, None], every[:, None, :]]
     parts = torch.linalg.solve(some, c[every])  # (choices, kept, out)
     gain = (parts * c[every]).sum(1)

@@ -86,8 +86,12 @@ class SemanticCache:
         return len(self._entries)
 
     def get(self, frame: bytes, vector: Vectors) -> tuple[Any, float] | None:
-        """Return the value of the most similar question, and the similarity; None without a hit.
-        vector: normalized embedding."""
+        """Return (cached answer of the most similar question, its cosine similarity); None where no
+        question is as similar as the threshold.
+
+        frame: digest of everything in the request but its question
+        vector: normalized embedding of the question
+        """
         questions = self._frames.get(frame)
         if questions is None:
             return None

@@ -90,7 +90,7 @@ class Method(NamedTuple):
 
 
 def methods() -> dict[str, Method]:
-    """Message classes of METHODS and STREAM, in a new descriptor pool."""
+    """Make the message classes of every gRPC method, {name of the method: its two classes}."""
     from google.protobuf import (  # type: ignore[import-untyped]
         descriptor_pool,
         message_factory,

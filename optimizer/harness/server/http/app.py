@@ -54,8 +54,8 @@ class App:
     versions: models that are served; empty until the first model is ready
     load: function that reloads the model of a name; None while models are first loaded
     security: limits of every request
-    say: function that writes a log line of its arguments
-    tracer: makes spans of requests, see server/observe/tracing.py
+    say: function that writes its arguments as one log line
+    tracer: tracer of the requests' spans, see server/observe/tracing.py; None: no spans
     active: requests that are being answered
     """
 
