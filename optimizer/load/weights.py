@@ -127,7 +127,7 @@ def find(folder: Path, section: Model) -> dict[str, Stored]:
     if single.is_file():
         entries = read_header(single)
         if not entries:
-            raise CheckpointError("it holds no tensor", where=str(single), fix=GET_AGAIN)
+            raise CheckpointError("it holds no tensors", where=str(single), fix=GET_AGAIN)
         return dict(entries)
     pickled = sorted(folder.glob("pytorch_model*.bin"))
     if pickled and not section.allow_pickle:

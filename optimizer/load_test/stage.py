@@ -95,7 +95,8 @@ def _p99_gate(run: Mapping[str, Any], kind: str, limit: float) -> Gate:
     verdict = figures.within(p99, limit)
     what = f"p99 of {report.NAMES[kind]}"
     if p99 is None:
-        return Gate(f"slo.{kind}", verdict, None, limit, None, f"{what}: nothing was answered")
+        message = f"{what} is unknown: no request was answered"
+        return Gate(f"slo.{kind}", verdict, None, limit, None, message)
     value, low, high = p99
     ends = f"{_ms(low)} to {_ms(high)}"
     message = f"{what} is {value:.1f} ms ({ends}) at {run['rate']:g} requests a second"

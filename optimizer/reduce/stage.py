@@ -97,9 +97,7 @@ def _write(
     section = layout.section
     left_out = depth.choose(layout, batches, progress)
     for gone in left_out:
-        say(
-            f"reduce: {gone.block} is left out ({section.reduce.depth_importance} {gone.value:.4g})"
-        )
+        say(f"reduce: {gone.block} is removed ({section.reduce.depth_importance} {gone.value:.4g})")
     blocks = [b for b in layout.blocks if b not in {gone.block for gone in left_out}]
     gradients: width.Gradients = {}
     if section.reduce.importance == "fisher" and width.thinned(layout, blocks[0]):

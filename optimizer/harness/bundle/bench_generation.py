@@ -105,7 +105,9 @@ def _checked(
             raise InputError("none were given", where=name)
     if new_tokens < 2 or iterations < 1:
         raise InputError(
-            f"{new_tokens} new tokens, {iterations} rounds", accepted="2 and 1 or more"
+            f"{new_tokens} new tokens and {iterations} rounds are too few",
+            where="new_tokens, iterations",
+            accepted="2 new tokens or more, and 1 round or more",
         )
     longest = max(lengths) + new_tokens
     if longest > spec.context or min(lengths) < 1:

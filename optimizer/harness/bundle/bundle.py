@@ -210,7 +210,7 @@ class Bundle(Closing):
     def _open_genai(self, folder: Path) -> GenaiRunner:
         if not self.task.generates:
             raise InputError(
-                f"the model does {self.task.name}", where="genai", accepted=", ".join(generating())
+                f"the task is {self.task.name}", where="genai", accepted=", ".join(generating())
             )
         return GenaiRunner(folder)
 
@@ -218,10 +218,13 @@ class Bundle(Closing):
         """Measure prompt lookup. Raises InputError for a task without generation, MachineError if
         texts would depend on guessed tokens."""
         if not self.task.generates or self._genai is not None:
+            problem = f"the task is {self.task.name}"
+            if self._genai is not None:
+                problem = "onnxruntime-genai (genai) has no prompt lookup"
             raise InputError(
-                f"the model does {self.task.name}" if self._genai is None else "with genai",
+                problem,
                 where="prompt_lookup",
-                accepted=f"{', '.join(generating())}, by the harness's own loop",
+                accepted=f"a model for {', '.join(generating())}, without genai",
             )
         try:
             return measure_lookup(

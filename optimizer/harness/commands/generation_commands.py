@@ -23,13 +23,13 @@ if TYPE_CHECKING:  # only to check types: the command line must open without num
     from ..tasks.text_generation import Prompt
 
 NUMBERS = {
-    "max_new_tokens": (int, "tokens to generate, at most (128)"),
-    "temperature": (float, "0 takes the likeliest token"),
-    "top_k": (int, "draw among the k likeliest"),
-    "top_p": (float, "draw among the likeliest that sum to p"),
-    "min_p": (float, "draw among those p times as likely as the likeliest"),
-    "repetition_penalty": (float, "above 1 disfavours tokens that occurred"),
-    "seed": (int, "seed of the draws (0)"),
+    "max_new_tokens": (int, "maximum tokens to generate; default: 128"),
+    "temperature": (float, "0: always the likeliest token"),
+    "top_k": (int, "sample among the k likeliest tokens"),
+    "top_p": (float, "sample among the likeliest tokens, whose probabilities sum to p"),
+    "min_p": (float, "sample among tokens at least p times as likely as the likeliest"),
+    "repetition_penalty": (float, "above 1: tokens that occurred become less likely"),
+    "seed": (int, "seed of the sampling; default: 0"),
 }
 ONLY = (
     *("greedy", "stop", "chat", "system", "jsonl", "stream", "adapter", "genai", "prompt_lookup"),
@@ -40,7 +40,9 @@ PROMPT_KEYS = ("prompt", "messages")
 
 def add_predict(command: argparse.ArgumentParser) -> None:
     """Add the options of predict, as a group."""
-    group = command.add_argument_group("text-generation only; defaults are the makers' advice")
+    group = command.add_argument_group(
+        "text-generation only; other defaults: those of the model's generation_config.json"
+    )
     for name, (kind, text) in NUMBERS.items():
         group.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar="N", help=text)
     group.add_argument("--greedy", action="store_true", help="always the likeliest token")
@@ -56,8 +58,8 @@ def add_predict(command: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--jsonl",
         action="store_true",
-        help='each line of input is {"prompt": text} or {"messages": [...]}, with options by name; '
-        "each line of output one answer",
+        help='each line of input is {"prompt": text} or {"messages": [...]}, which may hold these '
+        "options by name; each line of output is one answer",
     )
     group.add_argument("--stream", action="store_true", help="print tokens as they come")
     group.add_argument(

@@ -158,7 +158,7 @@ def read_token(path: Path, warn: Callable[[str], None]) -> str:
     try:
         text = read_secret(path, warn, LARGEST_TOKEN).decode("utf-8").strip()
     except UnicodeDecodeError as e:
-        raise InputError(f"cannot be read ({e})", where=where, accepted=accepted) from None
+        raise InputError(f"it is not UTF-8 ({e})", where=where, accepted=accepted) from None
     if not text:
         raise InputError("it is empty", where=where, accepted=accepted)
     return text

@@ -18,8 +18,8 @@ def model_folder(root: Path) -> Path:
         kinds = [str(module.get("type", "")) for module in modules]
         if modules and not any(kind.endswith(TRANSFORMERS) for kind in kinds):
             raise CheckpointError(
-                f"its modules are {', '.join(kind.rpartition('.')[2] for kind in kinds)}, of which "
-                "none is one transformer that reads every text",
+                f"its modules are {', '.join(kind.rpartition('.')[2] for kind in kinds)}, and none "
+                "of them is a Transformer, which reads every text",
                 where=str(root / "modules.json"),
                 accepted="a list that begins with Transformer",
             )

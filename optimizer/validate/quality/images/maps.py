@@ -94,9 +94,9 @@ def depths(values: Floats, right: Array, name: str) -> Depths:
     known = np.isfinite(truth) & (truth > 0)
     if known.sum() < 2:
         raise DataError(
-            f"{name} has {int(known.sum())} values above 0",
+            f"the depth map {name} has {int(known.sum())} values above 0",
             where="validate.data: columns.depth",
-            accepted="a value above 0 wherever depth is known",
+            accepted="2 or more values above 0; 0 where the depth is unknown",
         )
     x, y = values[known].astype(np.float64), truth[known]
     spread = float(x.var())
