@@ -10,7 +10,8 @@ The model is a checkpoint of random weights (benchmarks/decoders/scale.py), so t
 and speed get values that such a model can pass (GATES); all else is the recipe's. All stages run in
 one control group, whose memory, pages of files included, the kernel limits: it kills what exceeds
 that. Each stage is killed after a third of the time that `optimize plan` predicts for it, and then
-run again to its end. A stage that ends earlier is not killed, and the table says so.
+run again to its end. A stage that ends earlier is not killed, and the table says so; nor is any
+with --no-kill.
 
 Needs root, for the control group. Finished stages stay in --work.
 """
@@ -121,21 +122,24 @@ def kill_after(cap: Cap, stage: Path, seconds: float, ended: threading.Event) ->
         cap.kill()
 
 
-def measure(recipe: Recipe, cap: Cap, last: str) -> dict[str, Any]:
-    """Kill and finish each stage up to `last` that is not in the store; {stage: figures}."""
+def measure(recipe: Recipe, cap: Cap, last: str, kill: bool) -> dict[str, Any]:
+    """Kill, if wanted, and finish each stage up to `last` that is not in the store; {stage:
+    figures}."""
     predicted, stages = recipe.plan(), {}
     for stage in (s for s in STAGES[: STAGES.index(last) + 1] if s in predicted):
         after, ended = max(SOONEST, SHARE * predicted[stage]), threading.Event()
         arguments = (cap, recipe.work / "store" / stage, after, ended)
         killer = threading.Thread(target=kill_after, args=arguments)
+        if not kill:
+            ended.set()
         killer.start()
-        first = recipe.run(cap, stage, f"{stage}-killed")
+        first = recipe.run(cap, stage, f"{stage}-killed" if kill else stage)
         ended.set()
         killer.join()
-        killed = first.exit_code == -signal.SIGKILL
+        killed = kill and first.exit_code == -signal.SIGKILL
         second = recipe.run(cap, stage, stage) if killed else first
         if second.exit_code not in JUDGED:
-            log = (recipe.work / f"{stage}.log") if killed else recipe.work / f"{stage}-killed.log"
+            log = recipe.work / (f"{stage}-killed.log" if kill and not killed else f"{stage}.log")
             sys.exit(f"{stage}: exit {second.exit_code}\n{log.read_text()[-2000:]}")
         stages[stage] = {
             "killed_after": after if killed else None,
@@ -172,7 +176,7 @@ def stage_table(stages: Mapping[str, Any]) -> str:
     rows = [
         [
             name,
-            "it ended earlier" if s["killed_after"] is None else f"{s['killed_after']:,.1f}",
+            "not killed" if s["killed_after"] is None else f"{s['killed_after']:,.1f}",
             f"{s['seconds']:,.1f}",
             f"{s['anonymous'] / 1e6:,.0f}",
             str(s["exit_code"]),
@@ -192,6 +196,7 @@ def main(words: Iterable[str] | None = None) -> None:
     parser.add_argument("--cap-gb", type=float, required=True)
     parser.add_argument("--work", type=Path, default=ROOT / "artifacts" / "capped")
     parser.add_argument("--until", choices=STAGES, default=STAGES[-1], help="last stage")
+    parser.add_argument("--no-kill", action="store_true", help="run each stage once")
     parser.add_argument("--label", default="", help="end of the heading, such as: GGUF")
     parser.add_argument("--set", action="append", default=[], metavar="A.B=C")
     parser.add_argument("--results", action="store_true", help="write benchmarks/results/capped.*")
@@ -208,7 +213,8 @@ def main(words: Iterable[str] | None = None) -> None:
     changes = [f"model.source={source}", *GATES, *options.set]
     cap = Cap.make(int(options.cap_gb * 1e9))
     try:
-        stages = measure(Recipe(options.recipe, work, changes), cap, options.until)
+        recipe = Recipe(options.recipe, work, changes)
+        stages = measure(recipe, cap, options.until, not options.no_kill)
     finally:
         cap.remove()
     print(stage_table(stages))
