@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from optimizer.foundation.buckets.objects import BUCKET, PREFIX
 from optimizer.foundation.errors import RecipeError
 from optimizer.harness.shown import has_credentials
 
@@ -42,11 +43,8 @@ MODEL = r"(?P<name>[A-Za-z0-9_][A-Za-z0-9._-]{0,199})"
 SERVER = r"((?P<host>[a-z][a-z0-9+]*:[^#?@\s]+)#)?"
 MLFLOW = re.compile(f"(?P<store>mlflow):{SERVER}{MODEL}{TAG}{DIGEST}")
 LAYOUT = re.compile(f"(oci-layout:|file://(?=/))(?P<folder>.+?){TAG}{DIGEST}")
-BUCKET = "[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]"
-PREFIX = "(/[A-Za-z0-9_][A-Za-z0-9._-]*)+"
 STORE = re.compile(f"(?P<store>s3|gs|az)://(?P<name>{BUCKET}{PREFIX}){TAG}{DIGEST}")
-"""Names and tags follow the grammar of the OCI distribution specification; prefixes hold only
-characters that need no escape in any store."""
+"""Names and tags follow the grammar of the OCI distribution specification."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from optimizer.foundation.buckets.blob import Blob, digest_of
 from optimizer.harness import tasks
 from optimizer.harness.errors import BundleError
 from optimizer.harness.trust.verify import MANIFEST, entries, name_problem, parse
@@ -20,9 +21,7 @@ from optimizer.publish.registries.place import (
     EMPTY_TYPE,
     LARGEST_MANIFEST,
     MANIFEST_TYPE,
-    Blob,
     Json,
-    digest_of,
     document,
     encode,
 )

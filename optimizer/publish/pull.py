@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from optimizer.foundation import atomic
+from optimizer.foundation.buckets.blob import digest_of
 from optimizer.foundation.errors import RecipeError, closest
 from optimizer.foundation.progress import bar, say
 from optimizer.harness.bundle.manifest import REPORT, read_manifest
@@ -23,7 +24,7 @@ from optimizer.publish.address import Address
 from optimizer.publish.attachments import ATTACHMENTS, PROVENANCE, SBOM, SIGNATURE, beside
 from optimizer.publish.documents.signatures import find_attachments, find_signature
 from optimizer.publish.model_pack import read_layers
-from optimizer.publish.registries.place import Json, Releases, digest_of, document
+from optimizer.publish.registries.place import Json, Releases, document
 from optimizer.publish.small_files import SWAPPED, fetch_small
 from optimizer.store import digest_file
 

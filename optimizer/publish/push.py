@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from optimizer.foundation.buckets.blob import Blob, digest_of
 from optimizer.foundation.errors import RecipeError
 from optimizer.foundation.progress import bar
 from optimizer.harness.bundle.manifest import read_manifest, read_reports
@@ -27,7 +28,7 @@ from optimizer.publish.attachments import (
 from optimizer.publish.environments.history import SUFFIX
 from optimizer.publish.hubs.folders import BundleFolder, Folders, attachment_name
 from optimizer.publish.model_pack import Artifact, build_artifact, build_referrer
-from optimizer.publish.registries.place import EMPTY, Blob, Json, Place, descriptor, digest_of
+from optimizer.publish.registries.place import EMPTY, Json, Place, descriptor
 from optimizer.publish.same_model import check_same_model
 
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from optimizer.foundation.buckets.blob import digest_of
 from optimizer.foundation.errors import MachineError, RecipeError
 from optimizer.harness.errors import BundleError
 from optimizer.harness.trust import verify
 from optimizer.publish.environments.history import SUFFIX
 from optimizer.publish.model_pack import read_layers
-from optimizer.publish.registries.place import Json, Releases, digest_of, document
+from optimizer.publish.registries.place import Json, Releases, document
 from optimizer.publish.small_files import fetch_small
 
 MOST = 20  # bundles that a new one is compared with

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from optimizer.foundation.buckets.blob import digest_of
 from optimizer.harness.errors import BundleError
 from optimizer.harness.process.temporary import temporary_folder
 from optimizer.harness.trust import verify
-from optimizer.publish.registries.place import Json, Releases, digest_of
+from optimizer.publish.registries.place import Json, Releases
 
 SWAPPED = "Do not use it: its bytes are not those of the manifest. Get it elsewhere."
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from optimizer.foundation import atomic
+from optimizer.foundation.buckets.blob import digest_of
 from optimizer.foundation.errors import RecipeError
 from optimizer.foundation.progress import say
 from optimizer.harness.bundle.manifest import read_manifest
@@ -22,7 +23,7 @@ from optimizer.publish.address import Address, parse
 from optimizer.publish.hubs.folders import Folders
 from optimizer.publish.push import Receipt, push
 from optimizer.publish.registries.layout import Layout
-from optimizer.publish.registries.place import Json, Place, digest_of
+from optimizer.publish.registries.place import Json, Place
 from optimizer.publish.registries.places import check_installed
 
 OpenPlace = Callable[[str], AbstractContextManager[tuple[Address, Place | Folders]]]

@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from optimizer.cli import main
+from optimizer.foundation.buckets.blob import Blob, digest_of
 from optimizer.foundation.errors import MachineError
 from optimizer.harness.errors import BundleError
 from optimizer.publish.address import Address
@@ -22,7 +23,7 @@ from optimizer.publish.environments.environments import promote
 from optimizer.publish.model_pack import build_referrer
 from optimizer.publish.pull import pull
 from optimizer.publish.push import push
-from optimizer.publish.registries.place import Blob, descriptor, digest_of
+from optimizer.publish.registries.place import descriptor
 from optimizer.publish.registries.registry import MOST_PAGES
 from tests.hostile.cases import VALUES
 from tests.publish.servers import oci_server

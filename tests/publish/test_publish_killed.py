@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from optimizer.foundation.buckets.blob import digest_of
 from optimizer.publish.attachments import SIGNATURE, beside
 from optimizer.publish.documents.sign import sign
 from optimizer.publish.pull import pull
 from optimizer.publish.push import push
 from optimizer.publish.registries.layout import Layout
-from optimizer.publish.registries.place import digest_of
 from tests import killing
 from tests.package.bundles import small_bundle
 from tests.publish.registries.test_registry import address, contents

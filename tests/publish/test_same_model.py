@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from optimizer.cli import main
+from optimizer.foundation.buckets.blob import digest_of
 from optimizer.foundation.errors import MachineError, RecipeError
 from optimizer.harness.bundle.manifest import read_manifest
 from optimizer.harness.errors import BundleError
@@ -22,7 +23,6 @@ from optimizer.publish.pull import pull
 from optimizer.publish.push import push
 from optimizer.publish.registries import index as indexes
 from optimizer.publish.registries.layout import Layout
-from optimizer.publish.registries.place import digest_of
 from optimizer.publish.same_model import differences
 from tests.package.bundles import small_bundle
 from tests.publish.servers.keys import write_keys

@@ -18,13 +18,13 @@ from optimizer.checks.context import Context
 from optimizer.cli import main
 from optimizer.commands.build import outcome
 from optimizer.commands.release.publish import Access, open_place
+from optimizer.foundation.buckets import objects
+from optimizer.foundation.buckets.blob import digest_of
 from optimizer.foundation.errors import MachineError, RecipeError
 from optimizer.publish import stage
 from optimizer.publish.attachments import SIGNATURE, beside
 from optimizer.publish.documents.sign import sign
-from optimizer.publish.registries import places
 from optimizer.publish.registries.layout import Layout
-from optimizer.publish.registries.place import digest_of
 from optimizer.recipe import file as recipe_file
 from optimizer.recipe.schema import Recipe
 from optimizer.store import Built, Step, Store
@@ -147,7 +147,7 @@ REFUSED: dict[str, tuple[list[str], type[Exception], str]] = {
 def test_what_cannot_be_published_to_is_known_before_any_work(
     why: str, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(places, "find_spec", lambda name: None)
+    monkeypatch.setattr(objects, "find_spec", lambda name: None)
     listed, error, message = REFUSED[why]
     recipe = recipe_file.read(write_tiny_recipe(tmp_path, tiny_bert))
     listing = recipe.model_copy(update={"publish": tuple(listed)})

@@ -182,7 +182,7 @@ def versions(obj: dict[str, bool], address: str, access: Access) -> None:
     Example:
       optimize versions oci://localhost:5000/minilm
     """
-    from optimizer.publish.registries.place import digest_of
+    from optimizer.foundation.buckets.blob import digest_of
 
     with open_place(address, access) as (_, place):
         tags = [tag for tag in place.tags() if not tag.endswith(".history")]

@@ -16,6 +16,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from optimizer.foundation.buckets.blob import digest_of
 from optimizer.foundation.errors import GateError, InconclusiveError, RecipeError
 from optimizer.harness.errors import BundleError
 from optimizer.harness.trust import verify
@@ -26,7 +27,7 @@ from optimizer.publish.environments.history import SUFFIX, digests_in, history_m
 from optimizer.publish.hubs.folders import Folders
 from optimizer.publish.model_pack import read_layers
 from optimizer.publish.pull import resolve
-from optimizer.publish.registries.place import EMPTY, Json, Releases, digest_of
+from optimizer.publish.registries.place import EMPTY, Json, Releases
 from optimizer.publish.same_model import differences
 from optimizer.publish.small_files import fetch_small
 

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from optimizer.foundation.buckets.blob import Blob, digest_of
 from optimizer.foundation.errors import MachineError, RecipeError
 from optimizer.harness.trust import verify
 from optimizer.publish.attachments import ATTACHMENTS, Attachment
 from optimizer.publish.environments.history import SUFFIX, digests_in, history_manifest
 from optimizer.publish.model_pack import build_manifest, build_referrer, read_layers
-from optimizer.publish.registries.place import Blob, Json, descriptor, digest_of
+from optimizer.publish.registries.place import Json, descriptor
 
 NAME_LENGTH = 16  # hexadecimal digits of an attachment's digest in its name
 

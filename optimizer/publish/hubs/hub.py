@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from optimizer.foundation.buckets.blob import digest_of
 from optimizer.foundation.errors import MachineError, RecipeError
 from optimizer.foundation.progress import say
 from optimizer.harness.errors import BundleError
@@ -27,7 +28,7 @@ from optimizer.harness.trust import verify
 from optimizer.publish.hubs.folders import BundleFolder
 from optimizer.publish.hubs.model_card import model_card
 from optimizer.publish.model_pack import build_manifest
-from optimizer.publish.registries.place import LARGEST_MANIFEST, digest_of
+from optimizer.publish.registries.place import LARGEST_MANIFEST
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

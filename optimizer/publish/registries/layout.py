@@ -18,17 +18,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from optimizer.foundation import atomic
+from optimizer.foundation.buckets.blob import Blob, digest_of
+from optimizer.foundation.buckets.objects import LARGEST_READ, changed_error, too_large
 from optimizer.foundation.errors import MachineError, RecipeError
 from optimizer.harness.errors import BundleError
 from optimizer.publish.registries import index as indexes
-from optimizer.publish.registries.objects import LARGEST_READ, changed_error, too_large
 from optimizer.publish.registries.place import (
     LARGEST_MANIFEST,
-    Blob,
     Json,
     add_referrer,
     descriptor,
-    digest_of,
     document,
     fallback_tag,
     is_fallback_tag,

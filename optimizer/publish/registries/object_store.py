@@ -23,17 +23,16 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from optimizer.foundation.buckets.blob import Blob, digest_of
+from optimizer.foundation.buckets.objects import Objects
 from optimizer.foundation.errors import MachineError
 from optimizer.harness.errors import BundleError
 from optimizer.publish.registries import index as indexes
-from optimizer.publish.registries.objects import NO_VERSION, Objects
 from optimizer.publish.registries.place import (
     LARGEST_MANIFEST,
-    Blob,
     Json,
     add_referrer,
     descriptor,
-    digest_of,
     document,
     encode,
     fallback_tag,
@@ -42,7 +41,6 @@ from optimizer.publish.registries.place import (
 )
 
 BLOBS = "blobs/sha256"
-PIECE = 64 << 20  # bytes fetched at a time
 ROUNDS = 60
 """Maximum attempts at a change of an index that other writers change too."""
 WAIT = 0.05  # seconds; upper bound of the wait before the second attempt, doubled for each further
@@ -75,15 +73,7 @@ class ObjectStore:
         self.objects.put(self._blob(blob.digest), blob)
 
     def receive(self, digest: str, size: int, into: Path) -> None:
-        with into.open("ab") as f:
-            while (start := f.tell()) < size:
-                data = self.objects.part(self._blob(digest), start, min(start + PIECE, size))
-                if not data:
-                    raise BundleError(
-                        f"the store has no blob {digest} of {size:,} bytes",
-                        where=self.objects.where,
-                    )
-                f.write(data[: size - start])
+        self.objects.receive(self._blob(digest), size, into)
 
     def read_manifest(self, reference: str) -> bytes | None:
         is_digest = reference.startswith("sha256:")
@@ -257,23 +247,10 @@ class ObjectStore:
             )
 
     def _check_conditions(self) -> None:
-        """Try conditional writes on the object whose bytes never change.
-
-        Raises MachineError for a store that ignores conditions, where a write would be lost.
-        """
-        if self._conditions_hold:
-            return
-        name, data = indexes.MARK, indexes.MARK_CONTENT
-        self.objects.write(name, data, None)
-        if self.objects.write(name, data, None) or self.objects.write(name, data, NO_VERSION):
-            raise MachineError(
-                "the store ignores the conditions of writes (If-None-Match, If-Match), so that one "
-                "of two simultaneous writes would be lost",
-                where=self.objects.where,
-                accepted="Amazon S3, or a store with conditional writes",
-                fix="Publish to a registry (oci://) or to a disk (file://).",
-            )
-        self._conditions_hold = True
+        if not self._conditions_hold:
+            fix = "Publish to a registry (oci://) or to a disk (file://)."
+            self.objects.check_conditions(indexes.MARK, indexes.MARK_CONTENT, fix)
+            self._conditions_hold = True
 
     def _send_missing(self, blob: Blob) -> None:
         if not self.has(blob):

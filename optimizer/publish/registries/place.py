@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from optimizer.foundation.buckets.blob import Blob, digest_of
 from optimizer.harness.errors import BundleError
 from optimizer.harness.trust.verify import parse
 
@@ -17,26 +16,6 @@ MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 EMPTY_TYPE = "application/vnd.oci.empty.v1+json"
 LARGEST_MANIFEST = 4 << 20  # bytes; the OCI specification asks registries to accept this size
-
-
-def digest_of(data: bytes) -> str:
-    return f"sha256:{hashlib.sha256(data).hexdigest()}"
-
-
-@dataclass(frozen=True)
-class Blob:
-    """Bytes with their digest, "sha256:..."; content: the bytes, or the file that holds them."""
-
-    digest: str
-    size: int
-    content: Path | bytes
-
-    @classmethod
-    def of(cls, data: bytes) -> Blob:
-        return cls(digest_of(data), len(data), data)
-
-    def read(self) -> bytes:
-        return self.content if isinstance(self.content, bytes) else self.content.read_bytes()
 
 
 EMPTY = Blob.of(b"{}")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 
-from optimizer.foundation.errors import MachineError, RecipeError
+from optimizer.foundation.buckets import objects
+from optimizer.foundation.buckets.objects import STORES, Objects
+from optimizer.foundation.errors import RecipeError
 from optimizer.publish.address import Address, refuse_credentials
 from optimizer.publish.environments.prune import Prunable
 from optimizer.publish.hubs.folders import Folders
@@ -15,7 +16,6 @@ from optimizer.publish.hubs.mlflow import RegisteredModel
 from optimizer.publish.registries.credentials import read_basic
 from optimizer.publish.registries.layout import Layout
 from optimizer.publish.registries.object_store import ObjectStore
-from optimizer.publish.registries.objects import STORES, Objects
 from optimizer.publish.registries.place import Place
 from optimizer.publish.registries.registry import Registry
 from optimizer.publish.registries.transport import Transport
@@ -26,13 +26,7 @@ PACKAGES = {**{name: store.packages for name, store in STORES.items()}, "mlflow"
 
 def check_installed(address: Address) -> None:
     """Raises MachineError for a missing package that the address needs."""
-    missing = [p for p in PACKAGES.get(address.store, ()) if find_spec(p) is None]
-    if missing:
-        raise MachineError(
-            f"{missing[0]} is not installed",
-            where=str(address),
-            fix=f"pip install 'optimize-toolchain[{address.store}]'",
-        )
+    objects.check_installed(PACKAGES.get(address.store, ()), address.store, str(address))
 
 
 def make_place(

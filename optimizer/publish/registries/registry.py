@@ -13,17 +13,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+from optimizer.foundation.buckets.blob import Blob, digest_of
 from optimizer.foundation.errors import MachineError
 from optimizer.harness.errors import BundleError
 from optimizer.publish.registries.place import (
     INDEX_TYPE,
     LARGEST_MANIFEST,
     MANIFEST_TYPE,
-    Blob,
     Json,
     add_referrer,
     descriptor,
-    digest_of,
     document,
     encode,
     fallback_tag,

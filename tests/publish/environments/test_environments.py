@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from optimizer.cli import main
+from optimizer.foundation.buckets.blob import digest_of
 from optimizer.foundation.errors import GateError, InconclusiveError, RecipeError
 from optimizer.harness.errors import BundleError
 from optimizer.package import manifest as manifests
@@ -28,7 +29,7 @@ from optimizer.publish.environments.environments import promote, rollback
 from optimizer.publish.hubs.folders import Folders
 from optimizer.publish.push import push
 from optimizer.publish.registries.layout import Layout
-from optimizer.publish.registries.place import Place, Releases, digest_of
+from optimizer.publish.registries.place import Place, Releases
 from tests import killing
 from tests.publish.servers import hub_server, oci_server, s3_server
 from tests.publish.servers.keys import write_keys

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from optimizer.cli import main
+from optimizer.foundation.buckets.blob import digest_of
 from optimizer.foundation.errors import MachineError
 from optimizer.publish.address import Address
 from optimizer.publish.attachments import SIGNATURE, beside
@@ -20,7 +21,6 @@ from optimizer.publish.pull import pull
 from optimizer.publish.push import push
 from optimizer.publish.registries.index import referenced_digests
 from optimizer.publish.registries.layout import Layout
-from optimizer.publish.registries.place import digest_of
 from tests import killing
 from tests.publish.environments.test_environments import version
 from tests.publish.servers.keys import write_keys

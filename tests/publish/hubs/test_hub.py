@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from huggingface_hub import ModelCard, snapshot_download
 
 from optimizer.cli import main
+from optimizer.foundation.buckets.blob import digest_of
 from optimizer.foundation.errors import MachineError, RecipeError
 from optimizer.harness.errors import BundleError
 from optimizer.harness.trust import verify
@@ -25,7 +26,6 @@ from optimizer.publish.environments.environments import promote, rollback
 from optimizer.publish.hubs.folders import Folders
 from optimizer.publish.pull import pull
 from optimizer.publish.push import push
-from optimizer.publish.registries.place import digest_of
 from tests import killing
 from tests.package.bundles import small_bundle
 from tests.publish.environments.test_environments import named, quality, version

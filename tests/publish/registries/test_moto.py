@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from optimizer.foundation.buckets.blob import Blob, digest_of
+from optimizer.foundation.buckets.objects import Objects
 from optimizer.harness.errors import BundleError
 from optimizer.publish.attachments import SIGNATURE, beside
 from optimizer.publish.documents.sign import sign
@@ -23,8 +25,6 @@ from optimizer.publish.environments.prune import prune
 from optimizer.publish.pull import pull
 from optimizer.publish.push import push
 from optimizer.publish.registries.object_store import ObjectStore
-from optimizer.publish.registries.objects import Objects
-from optimizer.publish.registries.place import Blob, digest_of
 from tests import killing
 from tests.publish.environments.test_environments import named, version
 from tests.publish.registries.test_object_store import at

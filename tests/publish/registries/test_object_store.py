@@ -13,6 +13,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from optimizer.cli import main
+from optimizer.foundation.buckets import objects
+from optimizer.foundation.buckets.blob import Blob, digest_of
+from optimizer.foundation.buckets.objects import Objects
 from optimizer.foundation.errors import MachineError, RecipeError
 from optimizer.harness.errors import BundleError
 from optimizer.publish.address import Address, parse
@@ -20,11 +23,8 @@ from optimizer.publish.environments.environments import promote, rollback
 from optimizer.publish.environments.prune import prune
 from optimizer.publish.pull import pull
 from optimizer.publish.push import push
-from optimizer.publish.registries import places
 from optimizer.publish.registries.layout import Layout
 from optimizer.publish.registries.object_store import MARK_LAPSES, ObjectStore
-from optimizer.publish.registries.objects import Objects
-from optimizer.publish.registries.place import Blob, digest_of
 from tests import killing
 from tests.publish.environments.test_environments import version
 from tests.publish.registries.test_registry import contents
@@ -318,6 +318,6 @@ def test_no_message_holds_a_secret(bundle: Path, server: s3_server.Server) -> No
 
 
 def test_a_missing_package_is_named_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places, "find_spec", lambda name: None)
+    monkeypatch.setattr(objects, "find_spec", lambda name: None)
     result = optimize("versions", AT)
     assert (result.exit_code, "optimize-toolchain[s3]" in result.stderr) == (5, True)

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from optimizer.foundation.buckets.blob import Blob, digest_of
+from optimizer.foundation.buckets.objects import NO_VERSION, Objects
 from optimizer.foundation.errors import MachineError
 from optimizer.harness.errors import BundleError
 from optimizer.publish.address import parse
@@ -26,8 +28,6 @@ from optimizer.publish.environments.prune import prune
 from optimizer.publish.pull import pull
 from optimizer.publish.push import push
 from optimizer.publish.registries.object_store import ObjectStore
-from optimizer.publish.registries.objects import NO_VERSION, Objects
-from optimizer.publish.registries.place import Blob, digest_of
 from tests.publish.environments.test_environments import version
 from tests.publish.registries.test_registry import contents
 from tests.publish.servers import gs_server, s3_server

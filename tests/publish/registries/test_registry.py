@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from optimizer.cli import main
+from optimizer.foundation.buckets.blob import digest_of
 from optimizer.foundation.errors import MachineError, RecipeError
 from optimizer.harness.errors import BundleError
 from optimizer.publish.address import Address, parse
@@ -27,7 +28,7 @@ from optimizer.publish.hubs.folders import Folders
 from optimizer.publish.pull import pull
 from optimizer.publish.push import push
 from optimizer.publish.registries.layout import Layout
-from optimizer.publish.registries.place import Place, digest_of
+from optimizer.publish.registries.place import Place
 from optimizer.publish.registries.places import make_place
 from tests import killing
 from tests.package.bundles import small_bundle

@@ -22,8 +22,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from optimizer.foundation.buckets.objects import Objects
 from optimizer.publish.registries.object_store import ObjectStore
-from optimizer.publish.registries.objects import Objects
 from tests.publish.servers.loopback import QuietHandler, answering, url
 
 KIND = pytest.param(

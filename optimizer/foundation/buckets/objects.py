@@ -10,22 +10,27 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
+from optimizer.foundation.buckets.blob import Blob, digest_of
 from optimizer.foundation.errors import MachineError
 from optimizer.harness.errors import BundleError
-from optimizer.publish.registries.place import Blob, digest_of
 
 T = TypeVar("T")
+BUCKET = "[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]"
+PREFIX = "(/[A-Za-z0-9_][A-Za-z0-9._-]*)+"
+"""Prefixes hold only characters that need no escape in any store."""
 LARGEST_READ = 64 << 20  # bytes of an object that is read into memory: an index, a manifest
 PART = 32 << 20  # bytes; a larger file is sent in parts of this size
 MOST_PARTS = 10_000  # of one object, in S3
 CONCURRENT_PARTS = 4
+PIECE = 64 << 20  # bytes fetched at a time
 CLIENT = {"allow_http": True, "timeout": "15m", "read_timeout": "60s"}
 RETRIES: dict[str, Any] = {"max_retries": 4}
 CREDENTIAL_SECONDS = 300  # until S3 credentials are read from botocore again, which refreshes them
@@ -146,6 +151,35 @@ class Objects:
         return self._request(
             lambda: bytes(obstore.get(self._client(), name, options=options).bytes()), "416"
         )
+
+    def receive(self, name: str, size: int, into: Path) -> None:
+        """Append the missing bytes of an object of `size` bytes to a file; the caller checks the
+        digest. Raises BundleError for a missing or shorter object."""
+        with into.open("ab") as f:
+            while (start := f.tell()) < size:
+                data = self.part(name, start, min(start + PIECE, size))
+                if not data:
+                    raise BundleError(
+                        f"the store has no object of {size:,} bytes here",
+                        where=f"{self.where}/{name}",
+                    )
+                f.write(data[: size - start])
+
+    def check_conditions(self, name: str, data: bytes, fix: str) -> None:
+        """Try conditional writes on an object whose bytes never change; it is written if missing.
+
+        Raises MachineError, with the advice `fix`, for a store that ignores conditions, where one
+        of two simultaneous writes would be lost.
+        """
+        self.write(name, data, None)
+        if self.write(name, data, None) or self.write(name, data, NO_VERSION):
+            raise MachineError(
+                "the store ignores the conditions of writes (If-None-Match, If-Match), so that one "
+                "of two simultaneous writes would be lost",
+                where=self.where,
+                accepted="Amazon S3, or a store with conditional writes",
+                fix=fix,
+            )
 
     def sizes(self, folder: str) -> dict[str, int]:
         """Return {name: bytes} of the objects whose names begin with "folder/"."""
@@ -300,6 +334,17 @@ STORES = {
     ),
 }
 """Object stores by the scheme of an address."""
+
+
+def check_installed(packages: Sequence[str], extra: str, where: str) -> None:
+    """Raise MachineError for a missing package. extra: name of the extra that installs them"""
+    missing = [name for name in packages if find_spec(name) is None]
+    if missing:
+        raise MachineError(
+            f"{missing[0]} is not installed",
+            where=where,
+            fix=f"pip install 'optimize-toolchain[{extra}]'",
+        )
 
 
 def _read_and_check(blob: Blob, file: BinaryIO, size: int) -> Iterator[bytes]:
