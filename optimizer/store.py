@@ -13,6 +13,9 @@ Laws (tested):
     with its size and sha256.
  4. A finished folder is reused only if every file has its recorded digest; else it is made again.
  5. A resumable stage continues in its partial folder; every other starts with an empty one.
+
+With a bucket as its root, the folder is that of this machine, whose steps are those of the bucket
+(shared_store.py).
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ from optimizer.foundation.process import freed_memory
 from optimizer.foundation.progress import overdue, say
 from optimizer.foundation.source_digest import source_digest
 from optimizer.recipe.schema import Section, TargetSection
+from optimizer.shared_store import Root, SharedStep, SharedStore, folder_of, folder_option
 
 MADE_FROM = "made_from.json"
 STAGES = (
@@ -111,22 +115,26 @@ class Stage:
 
 @dataclass(frozen=True)
 class Step:
-    """Stage applied to a section and inputs. `path` exists once it is done."""
+    """Stage applied to a section and inputs. `path` exists once it is done.
+
+    unfetched: files that only the bucket has, {relative name: {size, sha256}}; of a dry store
+    """
 
     stage: str
     key: str
     path: Path
     measured: bool = False
+    unfetched: Mapping[str, Any] | None = field(default=None, compare=False)
 
     @property
     def identity(self) -> str:
         """Digest in the keys of steps that read this step: its key; if measured, its content's."""
-        files = recorded_files(self.path) if self.measured else None
+        files = (self.unfetched or recorded_files(self.path)) if self.measured else None
         return self.key if files is None else digest_json(files)
 
     @property
     def done(self) -> bool:
-        return recorded_files(self.path) is not None
+        return self.unfetched is None and recorded_files(self.path) is not None
 
 
 T = TypeVar("T")
@@ -208,7 +216,7 @@ class Stopped(Exception):  # not an error
 
 @dataclass
 class Store:
-    """Folder of finished steps.
+    """Folder of finished steps, alone or with a bucket.
 
     dry: True computes keys and logs which steps would run (`optimize plan`), and writes nothing
     again: names of stages to run even where they are finished, such as a measurement
@@ -217,9 +225,10 @@ class Store:
     recipe: name of the recipe, recorded in each folder; not part of a key
     predicted: {key of a step: seconds that it is predicted to take}
     log: steps in order, for the report and --json
+    folder: folder of the steps on this machine
     """
 
-    root: Path
+    root: Root
     dry: bool = False
     again: frozenset[str] = frozenset()
     until: str | None = None
@@ -227,12 +236,19 @@ class Store:
     recipe: str = ""
     predicted: Mapping[str, float] = field(default_factory=dict)
     log: list[dict[str, Any]] = field(default_factory=list)
+    folder: Path = field(init=False)
     _verified: set[Path] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        with disk_errors_explained(self.root, "--store"):
-            self.root = self.root.resolve()  # stages start processes in other working directories
-            self.root.exists()
+        folder = folder_of(self.root)
+        with disk_errors_explained(folder, folder_option(self.root)):
+            self.folder = folder.resolve()  # stages start processes in other working directories
+            self.folder.exists()
+
+    @property
+    def bucket(self) -> SharedStore | None:
+        """Bucket that has the steps of all machines."""
+        return None if isinstance(self.root, Path) else self.root
 
     def reaches(self, stage: str) -> bool:
         """Return True where a stage is not after `until`."""
@@ -250,8 +266,11 @@ class Store:
         steps = steps_of(inputs)
         made_from = self._made_from(stage, section, steps)
         key = digest_json(made_from)[:32]
-        step = Step(stage.name, key, self.root / stage.name / key, stage.measured)
+        step = Step(stage.name, key, self.folder / stage.name / key, stage.measured)
         if self.dry:
+            there = self.bucket.find(stage.name, key) if self.bucket else None
+            if there and there.files not in (None, recorded_files(step.path)):
+                step = replaced(step, unfetched=there.files)
             self.log.append(
                 {
                     "stage": stage.name,
@@ -265,19 +284,65 @@ class Store:
             )
             return step
         started = time.monotonic()
-        with disk_errors_explained(self.root, "--store"):
-            _make_home(step.path.parent)
+        with disk_errors_explained(self.folder, folder_option(self.root)):
+            _make_home(step.path.parent, folder_option(self.root))
             with lock(step.path.with_suffix(".lock")):
                 restore(step.path)
-                reused = stage.name not in self.again and self._usable(step)
-                if not reused:
+                there = self.bucket.find(stage.name, key) if self.bucket else None
+                what = self._find(stage, step, there)
+                if what == "ran":
                     self._make(stage, section, inputs, step, made_from)
-        self._record(stage, step, "reused" if reused else "ran", time.monotonic() - started)
+                same = there is not None and there.files == recorded_files(step.path)
+                if self.bucket and (what == "ran" or not same):
+                    self._share(self.bucket, step, there)
+        self._record(stage, step, what, time.monotonic() - started)
         say(
-            f"{stage.name}: {'reused' if reused else 'done'} {step.key[:12]} "
+            f"{stage.name}: {'done' if what == 'ran' else what} {step.key[:12]} "
             f"({time.monotonic() - started:.1f} s)"
         )
         return step
+
+    def _find(self, stage: Stage, step: Step, there: SharedStep | None) -> str:
+        """Return "reused" for a step that is here, "fetched" for one that was only in the bucket,
+        and "ran" for one to be made. A step in the bucket stands before another one here."""
+        if stage.name in self.again:
+            return "ran"
+        if there is not None and there.files is not None:
+            if there.files == recorded_files(step.path) and self._usable(step):
+                return "reused"
+            if self._fetch(step, there):
+                return "fetched"
+            say(f"{stage.name}: the step is damaged in the bucket; it is replaced")
+        return "reused" if self._usable(step) else "ran"
+
+    def _fetch(self, step: Step, there: SharedStep) -> bool:
+        """Put a step of the bucket in its place; False where it is damaged."""
+        assert self.bucket is not None
+        partial = step.path.with_suffix(".fetching")
+        remove(partial)
+        partial.mkdir()
+        good = self.bucket.fetch(there, partial)
+        if good:
+            (partial / MADE_FROM).write_bytes(there.data)
+            replace(partial, step.path)
+            self._verified.add(step.path)
+        remove(partial)
+        return good
+
+    def _share(self, bucket: SharedStore, step: Step, there: SharedStep | None) -> None:
+        """Send a step to the bucket, in place of `there`. Where another machine sent it meanwhile,
+        take that one's files: the steps after it are made from the same bytes on all machines."""
+        data, version = (step.path / MADE_FROM).read_bytes(), there.version if there else None
+        if bucket.send(step.stage, step.key, step.path, data, version):
+            return
+        there = bucket.find(step.stage, step.key)
+        same = there is not None and there.files == recorded_files(step.path)
+        if not same and (there is None or there.files is None or not self._fetch(step, there)):
+            raise StoreError(
+                "another machine sent this step meanwhile, and its files cannot be read",
+                where=f"{bucket.address}: {step.stage} {step.key}",
+                fix="Run the same command again; finished steps are kept.",
+            )
 
     def _make(
         self,
@@ -399,13 +464,13 @@ def recorded_files(folder: Path) -> dict[str, Any] | None:
     return files if isinstance(files, dict) else None
 
 
-def _make_home(folder: Path) -> None:
+def _make_home(folder: Path, option: str) -> None:
     """Create a folder. Raises MachineError where none can be made (/proc, a missing mount)."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileNotFoundError as e:
         raise MachineError(
-            "no folder can be created here", where=str(folder), fix="Point --store elsewhere."
+            "no folder can be created here", where=str(folder), fix=f"Point {option} elsewhere."
         ) from e
 
 

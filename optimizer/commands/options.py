@@ -10,8 +10,10 @@ from typing import Any, TypeVar, cast
 
 import click
 
+from optimizer.shared_store import Root, SharedStore
+
 F = TypeVar("F", bound=Callable[..., Any])
-DEFAULT_STORE = "artifacts/store"
+DEFAULT_STORE, DEFAULT_CACHE = "artifacts/store", "artifacts/store-cache"
 TableFile = tuple[Path, Path | None]
 """(file of a table of `optimize measure`, public key that must have signed it)."""
 
@@ -46,8 +48,47 @@ def with_debug_and_json(command: F) -> F:
     )(command)
 
 
+def with_store(text: str) -> Callable[[F], F]:
+    """Add --store and --store-cache; the command gets `store`. text: start of --store's help"""
+
+    def decorate(command: F) -> F:
+        @wraps(command)
+        def located(*arguments: Any, store: str, store_cache: Path | None, **others: Any) -> Any:
+            return command(*arguments, store=_located(store, store_cache), **others)
+
+        for decorate in (
+            click.option(
+                "--store-cache",
+                type=click.Path(path_type=Path),
+                metavar="FOLDER",
+                help="Folder for the steps of a --store in a bucket, on this machine.  [default: "
+                f"{DEFAULT_CACHE}]",
+            ),
+            click.option(
+                "--store",
+                default=DEFAULT_STORE,
+                show_default=True,
+                metavar="FOLDER|ADDRESS",
+                help=f"{text}; or s3://BUCKET/PREFIX, gs:// or az:// (docs/store.md).",
+            ),
+        ):
+            located = decorate(located)
+        return cast(F, located)
+
+    return decorate
+
+
+def _located(store: str, cache: Path | None) -> Root:
+    if "://" in store:
+        return SharedStore(store, cache or Path(DEFAULT_CACHE))
+    if cache is not None:
+        raise click.UsageError("--store-cache is for a --store in a bucket, such as s3://NAME/x.")
+    return Path(store)
+
+
 def with_recipe(command: F) -> F:
-    """Add RECIPE, --set, --deterministic (an override), --store, --debug and --json."""
+    """Add RECIPE, --set, --deterministic (an override), with_store's options, --debug and
+    --json."""
 
     @wraps(command)
     def overridden(
@@ -75,13 +116,7 @@ def with_recipe(command: F) -> F:
                 help="Make the same compressed model on every x86-64 processor, bit for bit; about "
                 "twice as slow. Same as --set compress.deterministic=true.",
             ),
-            click.option(
-                "--store",
-                type=click.Path(path_type=Path),
-                default=DEFAULT_STORE,
-                show_default=True,
-                help="Folder of finished steps.",
-            ),
+            with_store("Folder of finished steps"),
         )
     ):
         decorated = decorate(decorated)

@@ -37,6 +37,7 @@ from optimizer.measure import module_times, table
 from optimizer.recipe.schema import Recipe
 from optimizer.search import candidates
 from optimizer.search.workbench import Form, Workbench
+from optimizer.shared_store import Root
 from optimizer.validate.target_runner import open_onnx
 from optimizer.validate.timing.batch_timing import graph_system, grid
 
@@ -72,7 +73,7 @@ class KernelTimes:
         return {"ratio": ratio, "ratio_interval": (ratio, ratio), "p50": ratio * self.p50}
 
 
-def measure(recipe: Recipe, root: Path, seconds: float, price: float | None) -> Json:
+def measure(recipe: Recipe, root: Root, seconds: float, price: float | None) -> Json:
     """Make the recipe's form, and measure its table on this machine. Raises MachineError where
     ONNX Runtime does not run it, RecipeError for text generation."""
     first = candidates.space(recipe)[0]

@@ -2,8 +2,8 @@
 
 A search is one sequence: the results of all trials so far propose the next, which is timed while
 nothing else runs. So the whole search is one task, with all processors of its node, and its store
-is a folder that the nodes share. The task of a node that dies starts again on another one, and
-finds the steps that were finished.
+is a folder that the nodes share, or a bucket. The task of a node that dies starts again on another
+one, and finds the steps that were finished.
 
 The keys of answers and times name the kind of machine (Machine.key): a search that continues on
 another kind judges and times all forms again there.
@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optimizer.foundation import atomic
-from optimizer.foundation.errors import MachineError, closest, of_the_system
+from optimizer.foundation.errors import MachineError, StoreError, closest, of_the_system
 from optimizer.foundation.process import library_settings
 from optimizer.foundation.progress import say
 from optimizer.harness.errors import ExplainedError
 from optimizer.recipe.schema import Recipe
 from optimizer.search.progress import ENDS, finished_steps
+from optimizer.shared_store import Root, SharedStore
 
 if TYPE_CHECKING:
     from optimizer.search.search import Result, Table
@@ -34,14 +35,16 @@ OPTION = "--ray-resource"
 SETTINGS = {**library_settings.ENVIRONMENT, library_settings.PROGRESS_BARS: "1"}
 ELSEWHERE = (
     "Give --store a folder that every node mounts under the same path (NFS, Lustre, EFS, "
-    "Filestore), or name one machine's nodes with --ray-resource."
+    "Filestore) or an address in a bucket, or name one machine's nodes with --ray-resource."
 )
 MEMORY = ("memory", "object_store_memory")  # resources of Ray that no task can ask for by name
 Node = dict[str, Any]
+Mark = Path | tuple[SharedStore, bytes]
+"""Sign by which a node can tell that it reaches this store: a file, or the identity of a bucket."""
 
 
 def run(
-    recipe: Recipe, store: Path, times: Table | None = None, resources: Sequence[str] = ()
+    recipe: Recipe, store: Root, times: Table | None = None, resources: Sequence[str] = ()
 ) -> Result:
     """Search on the cluster that RAY_ADDRESS names, or on this machine's.
 
@@ -97,8 +100,11 @@ def _connected(ray: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _mark(store: Path) -> Iterator[Path]:
-    """Inside, a file in the store by which a node can tell that it mounts this store."""
+def _mark(store: Root) -> Iterator[Mark]:
+    """Yield the mark of a store; the file is removed afterwards."""
+    if isinstance(store, SharedStore):
+        yield store, store.identity()
+        return
     with atomic.disk_errors_explained(store, "--store"):
         mark = store.resolve() / "search" / f"{uuid.uuid4().hex}.shared"
         mark.parent.mkdir(parents=True, exist_ok=True)
@@ -145,7 +151,7 @@ def _name(node: Node) -> str:
     return f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
 
 
-def _check_nodes(ray: Any, nodes: Sequence[Node], mark: Path) -> None:
+def _check_nodes(ray: Any, nodes: Sequence[Node], mark: Mark) -> None:
     """Refuse nodes that do not see the store, or do not run this version of the package."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -171,16 +177,28 @@ def _version() -> str:
     return __version__
 
 
-def _why_not(mark: Path, version: str) -> tuple[str, str]:
+def _why_not(mark: Mark, version: str) -> tuple[str, str]:
     """(reason not to search on this machine, fix); ("", "") without a reason."""
     if _version() != version:
         return (
             f"it has version {_version()} of optimize-toolchain, and this machine {version}",
             "Install the same version on every node.",
         )
-    if not mark.is_file():
-        return f"its folder {mark.parent.parent} is not the store of this machine", ELSEWHERE
-    return "", ""
+    store = _store_of(mark)
+    if isinstance(mark, Path):
+        if not mark.is_file():
+            return f"its folder {store} is not the store of this machine", ELSEWHERE
+        return "", ""
+    bucket, identity = mark
+    try:
+        same = bucket.identity() == identity
+    except StoreError as e:
+        return f"{e.where}: {e.problem}", e.fix
+    return ("", "") if same else (f"{store} is another store there", "Give it the same endpoint.")
+
+
+def _store_of(mark: Mark) -> Root:
+    return mark.parent.parent if isinstance(mark, Path) else mark[0]
 
 
 def _task(ray: Any, nodes: Sequence[Node], resources: Sequence[str]) -> Any:
@@ -202,7 +220,7 @@ def _task(ray: Any, nodes: Sequence[Node], resources: Sequence[str]) -> Any:
     )
 
 
-def _search(recipe: Recipe, mark: Path, times: Table | None) -> Result | ExplainedError:
+def _search(recipe: Recipe, mark: Mark, times: Table | None) -> Result | ExplainedError:
     """Search on this node. An error of ours, or of the system, such as a full disk, is returned:
     Ray would wrap a raised one, without its number."""
     from optimizer.search import search
@@ -211,7 +229,7 @@ def _search(recipe: Recipe, mark: Path, times: Table | None) -> Result | Explain
     if why:
         return MachineError(why, where="the node of the search", fix=fix)
     try:
-        return search.run(recipe, mark.parent.parent, times=times)
+        return search.run(recipe, _store_of(mark), times=times)
     except ExplainedError as e:
         return e
     except Exception as e:
@@ -220,7 +238,7 @@ def _search(recipe: Recipe, mark: Path, times: Table | None) -> Result | Explain
         raise
 
 
-def _until_done(ray: Any, task: Any, store: Path, arguments: tuple[Any, ...]) -> Any:
+def _until_done(ray: Any, task: Any, store: Root, arguments: tuple[Any, ...]) -> Any:
     """Run the task, again where its node died, and where its process ended: search/progress.py
     then skips the form. A process that ends thrice without a finished step is not tried again."""
     ended, steps = 0, -1

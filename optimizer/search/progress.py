@@ -1,7 +1,7 @@
 """Progress of a search, kept beside its steps, so that a resumed one counts its time on, and does
 not try a form again that ends the process.
 
-<store>/search/<recipe's name>.json
+<store>/search/<recipe's name>.json, in a bucket where the store is one
     of         digest of the recipe and of its model's answers: progress of another search is unread
     finished   trials that have ended
     seconds    time of the search at the end of the last of them
@@ -18,10 +18,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from optimizer.foundation import atomic
+from optimizer.shared_store import Root, SharedStore
 from optimizer.store import MADE_FROM
 
 ENDS = 2
@@ -35,14 +35,18 @@ class Progress:
     """Progress of one search. of: see the module. started: reading of the clock at its start."""
 
     def __init__(
-        self, root: Path, name: str, of: str, clock: Callable[[], float], started: float
+        self, root: Root, name: str, of: str, clock: Callable[[], float], started: float
     ) -> None:
-        self._root, self._file = root, root / "search" / f"{name}.json"
+        self._root, self._name = root, f"search/{name}.json"
         self._clock, self._since = clock, started
         fresh: dict[str, Any] = {"finished": 0, "seconds": 0.0, "running": None, "skipped": []}
         self._state = {"of": of, **fresh}
         with suppress(OSError, ValueError, LookupError, TypeError):
-            read = json.loads(self._file.read_text("utf-8"))
+            if isinstance(root, SharedStore):
+                data = root.read(self._name) or b""
+            else:
+                data = (root / self._name).read_bytes()
+            read = json.loads(data)
             if read["of"] == of and set(read) == set(self._state):
                 self._state = read
 
@@ -67,7 +71,7 @@ class Progress:
         skipped = form in self._state["skipped"]
         self._state["running"] = None if skipped else {"form": form, "steps": steps, "ends": ends}
         self._write()
-        return WHY.format(file=self._file) if skipped else ""
+        return WHY.format(file=f"{self._root}/{self._name}") if skipped else ""
 
     def end(self, number: int) -> None:
         """Record that trial 1, 2, ... has ended. One that was finished before costs no time."""
@@ -83,11 +87,18 @@ class Progress:
         self._write()
 
     def _write(self) -> None:
-        with atomic.disk_errors_explained(self._file.parent, "--store"):
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            atomic.write(self._file, json.dumps(self._state).encode())
+        data = json.dumps(self._state).encode()
+        if isinstance(self._root, SharedStore):
+            self._root.write(self._name, data)
+            return
+        file = self._root / self._name
+        with atomic.disk_errors_explained(file.parent, "--store"):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            atomic.write(file, data)
 
 
-def finished_steps(root: Path) -> int:
+def finished_steps(root: Root) -> int:
     """Count the finished steps of a store."""
+    if isinstance(root, SharedStore):
+        return root.count_steps()
     return sum(1 for _ in root.glob(f"*/*/{MADE_FROM}"))

@@ -39,6 +39,7 @@ from optimizer.search.server_settings import TunedForm
 from optimizer.search.stages import race
 from optimizer.search.trial import Trial, objective, pareto_set
 from optimizer.search.workbench import Workbench, deciding_gate, reason, why_refused
+from optimizer.shared_store import Root
 from optimizer.store import Store, digest_file
 
 Table = tuple[Path, Path | None]
@@ -104,7 +105,7 @@ class Result:
 
 def run(
     recipe: Recipe,
-    store: Path,
+    store: Root,
     clock: Callable[[], float] = time.monotonic,
     times: Table | None = None,
 ) -> Result:

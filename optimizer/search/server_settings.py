@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from optimizer import pipeline
@@ -22,6 +21,7 @@ from optimizer.recipe.schema import Recipe
 from optimizer.recipe.serving import Serve
 from optimizer.search.stages import served
 from optimizer.search.workbench import deciding_gate
+from optimizer.shared_store import Root
 from optimizer.store import Store
 
 Json = dict[str, Any]
@@ -42,10 +42,10 @@ class TunedForm:
     document: Json
 
 
-def tune(recipe: Recipe, root: Path) -> TunedForm:
+def tune(recipe: Recipe, root: Root) -> TunedForm:
     """Tune the server of a form whose gates passed, and judge it by section slo.
 
-    root: folder of the store
+    root: place of the store
 
     Raises MachineError and InputError where its server does not start on this machine.
     """
@@ -76,7 +76,7 @@ def tune(recipe: Recipe, root: Path) -> TunedForm:
     return TunedForm(recipe, verdict, why, document | {"gates": report["gates"]})
 
 
-def _outcome(recipe: Recipe, root: Path, until: str) -> pipeline.Outcome:
+def _outcome(recipe: Recipe, root: Root, until: str) -> pipeline.Outcome:
     return pipeline.run(recipe, Store(root, until=until))
 
 

@@ -24,6 +24,7 @@ from optimizer.search.stages import answered, judging, race, sensitivity
 from optimizer.search.stages.sections import Judging, Race
 from optimizer.search.stages.split import Part
 from optimizer.search.trial import Interval, Outcome, Trial
+from optimizer.shared_store import Root
 from optimizer.store import Artifacts, Step, Store
 from optimizer.validate.timing.cells import CANDIDATE
 
@@ -51,7 +52,7 @@ class Workbench:
     """
 
     recipe: Recipe
-    root: Path
+    root: Root
     first: Candidate
     times: Predicted | None = None
     sensitivities: Mapping[str, Mapping[str, float]] = field(default_factory=dict)

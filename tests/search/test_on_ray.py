@@ -19,24 +19,28 @@ from optimizer.foundation.errors import MachineError, StoreError
 from optimizer.recipe import file as recipe_file
 from optimizer.recipe.schema import Recipe
 from optimizer.search import on_ray, search
+from optimizer.shared_store import SharedStore, folder_of
+from tests.publish.servers import s3_server
 from tests.search.test_search import write
 
 MEMORY = 80 << 20  # bytes of a node's object store, nearly the least
+NODE = {"num_cpus": 1, "resources": {"target": 1}, "object_store_memory": MEMORY}
+ADDRESS = f"s3://{s3_server.BUCKET}/steps"
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """Cluster of two nodes with the resource `target`, and a head that runs no tasks."""
+    """Cluster of two nodes with the resource `target`, and a head that runs no tasks; all find the
+    credentials of a local S3 server in their environment."""
     ray = pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
-    with pytest.MonkeyPatch.context() as patched:
+    with s3_server.serving(), pytest.MonkeyPatch.context() as patched:
         patched.setenv("RAY_USAGE_STATS_ENABLED", "0")
         head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": MEMORY}
         cluster = Cluster(initialize_head=True, head_node_args=head)
-        options = {"num_cpus": 1, "resources": {"target": 1}, "object_store_memory": MEMORY}
         for _ in range(2):
-            cluster.add_node(**options)
+            cluster.add_node(**NODE)
         ray.init(address=cluster.address)
         yield cluster
         ray.shutdown()
@@ -50,30 +54,46 @@ def runs_search(node: Any) -> bool:
     return any("ray::search" in " ".join(child.cmdline()) for child in children)
 
 
-def kill(cluster: Any, stage: Path, killed: list[Any]) -> None:
-    """Kill the node of the search once it is in a stage."""
-    while not any(stage.glob("*.partial")):
+def kill(cluster: Any, folder: Path, killed: list[Any], lose: bool) -> None:
+    """Kill the node of the search once it is in stage lower. lose: remove its folder too"""
+    while not any(folder.glob("lower/*.partial")):
         time.sleep(0.01)
     (node,) = (node for node in cluster.worker_nodes if runs_search(node))
     cluster.remove_node(node, allow_graceful=False)
+    if lose:
+        folder.rename(folder.with_name("lost"))
     killed.append(node)
+    cluster.add_node(**NODE)
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Recipe:
+    return recipe_file.read(write(tmp_path_factory.mktemp("recipe"), tiny_bert))
+
+
+@pytest.fixture(scope="module")
+def alone(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> search.Result:
+    """Return the result of the search on one machine."""
+    return search.run(recipe, tmp_path_factory.mktemp("alone"))
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["folder", s3_server.KIND])
 def test_a_search_whose_node_is_killed_ends_with_the_same_pareto_set(
-    cluster: Any, tmp_path: Path, tiny_bert: Path
+    cluster: Any, tmp_path: Path, recipe: Recipe, alone: search.Result, kind: str
 ) -> None:
-    recipe, killed = recipe_file.read(write(tmp_path, tiny_bert)), list[Any]()
-    store = tmp_path / "store"
-    killer = threading.Thread(target=kill, args=(cluster, store / "lower", killed), daemon=True)
+    """On S3 the next node has none of the folders of the first."""
+    store = tmp_path / "store" if kind == "folder" else SharedStore(ADDRESS, tmp_path / "cache")
+    killed = list[Any]()
+    arguments = (cluster, folder_of(store), killed, kind != "folder")
+    killer = threading.Thread(target=kill, args=arguments, daemon=True)
     killer.start()
     found = on_ray.run(recipe, store, resources=("target",))
     killer.join()
     assert len(killed) == 1
-    alone = search.run(recipe, tmp_path / "other")
     assert (found.trials, found.pareto) == (alone.trials, alone.pareto)
     assert found.chosen == alone.chosen
-    assert not list((store / "search").glob("*.shared"))
+    assert not list((folder_of(store) / "search").glob("*.shared"))
 
 
 @pytest.mark.slow

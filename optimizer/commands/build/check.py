@@ -12,6 +12,7 @@ from optimizer.commands.harness import harness
 from optimizer.commands.options import with_key, with_recipe, with_version
 from optimizer.foundation.progress import show
 from optimizer.harness.shown import one_line
+from optimizer.shared_store import Root
 
 
 def is_bundle(path: Path) -> bool:
@@ -35,7 +36,7 @@ def check(
     obj: dict[str, bool],
     recipe: Path,
     overrides: tuple[str, ...],
-    store: Path,
+    store: Root,
     key: Path | None,
     signature: Path | None,
     at_least: str | None,

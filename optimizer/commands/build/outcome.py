@@ -19,6 +19,7 @@ from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.errors import ExplainedError
 from optimizer.recipe.schema import Recipe
+from optimizer.shared_store import Root
 from optimizer.store import Step, Store
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class Result:
 
 def finish(
     recipe: Recipe,
-    store_root: Path,
+    store_root: Root,
     artifacts: Path,
     *,
     until: str,

@@ -13,6 +13,7 @@ import click
 from optimizer.commands.options import with_recipe
 from optimizer.commands.release.publish import Access, open_place, with_registry
 from optimizer.foundation.progress import say, show
+from optimizer.shared_store import Root, folder_of
 
 if TYPE_CHECKING:
     from optimizer.recipe.schema import Recipe
@@ -26,7 +27,7 @@ def plan(
     obj: dict[str, bool],
     recipe: Path,
     overrides: tuple[str, ...],
-    store: Path,
+    store: Root,
     access: Access,
 ) -> None:
     """Predict the steps, memory, disk and time of RECIPE.
@@ -66,7 +67,7 @@ def plan(
     show(json.dumps(entries, indent=1) if obj["json"] else predictions.text(entries))
 
 
-def _searched(recipe: Recipe, store: Path) -> dict[str, Any]:
+def _searched(recipe: Recipe, store: Root) -> dict[str, Any]:
     """Entry on the candidates of `optimize search`, and the time in which all would be made."""
     from optimizer import pipeline
     from optimizer.commands.build import predictions
@@ -79,7 +80,7 @@ def _searched(recipe: Recipe, store: Path) -> dict[str, Any]:
     for candidate in space:
         form = replace(candidate, finer=0.0)
         if form not in seconds_of:
-            dry = Store(store / "nothing-finished", dry=True, until="build")
+            dry = Store(folder_of(store) / "nothing-finished", dry=True, until="build")
             pipeline.run(candidates.derived(recipe, candidate), dry)
             seconds_of[form] = sum(e.get("seconds", 0.0) for e in predictions.document(dry))
     each = budget.seconds_of_timing if recipe.search.timed else 0.0

@@ -21,8 +21,8 @@ BRIEF = 30
 
 
 def document(store: Store) -> list[dict[str, Any]]:
-    """Return per step {stage, key, what: "reuse" or "run", why} and, to run, memory, disk, seconds,
-    and device_memory on a GPU.
+    """Return per step {stage, key, what: "reuse", "fetch" or "run", why}; to fetch, disk; to run,
+    memory, disk, seconds, and device_memory on a GPU.
 
     store: dry store after `pipeline.run`
 
@@ -37,7 +37,7 @@ def document(store: Store) -> list[dict[str, Any]]:
         read = next((i for i in inputs if isinstance(i, CompressedShapes)), next(iter(inputs), {}))
         own = stage.shapes(logged["section"], *inputs) if stage.shapes else read
         written[logged["key"]] = own
-        entries.append(_entry(logged, store.root, store.recipe, read if inputs else own))
+        entries.append(_entry(logged, store, read if inputs else own))
     return entries
 
 
@@ -54,14 +54,17 @@ def _refuse_misfits(store: Store) -> None:
         check(compress["section"], compress["inputs"][0].path)
 
 
-def _entry(logged: dict[str, Any], root: Path, recipe: str, shapes: Shapes) -> dict[str, Any]:
+def _entry(logged: dict[str, Any], store: Store, shapes: Shapes) -> dict[str, Any]:
     step, stage = logged["step"], logged["of"]
     entry = {"stage": step.stage, "key": step.key, "what": "reuse", "why": "finished before"}
+    if step.unfetched is not None:
+        size = sum(file["size"] for file in step.unfetched.values())
+        return {**entry, "what": "fetch", "why": "finished on another machine", "disk": size}
     if step.done:
         return entry
     estimate = stage.estimate(logged["section"], shapes) if stage.estimate else Estimate()
     remark = stage.remark(logged["section"]) if stage.remark else ""
-    why = _why(logged["made_from"], root / step.stage, recipe)
+    why = _why(logged["made_from"], store.folder / step.stage, store.recipe)
     return {
         **entry,
         "what": "run",
@@ -126,14 +129,14 @@ def text(entries: list[dict[str, Any]]) -> str:
         need = (
             f"{in_bytes(e['memory']):>9}{in_bytes(e['disk']):>9}{_seconds(e['seconds']):>9}"
             if e["what"] == "run"
-            else f"{'-':>9}{'-':>9}{'-':>9}"
+            else f"{'-':>9}{in_bytes(e['disk']) if 'disk' in e else '-':>9}{'-':>9}"
         )
         rows.append(f"{e['stage']:<10}{e['what']:<8}{need}  {e['why']}")
     running = [e for e in entries if e["what"] == "run"]
     rows.append(
         f"{'total':<10}{len(running)} to run"
         f"{in_bytes(max((e['memory'] for e in running), default=0)):>9}"
-        f"{in_bytes(sum(e['disk'] for e in running)):>9}"
+        f"{in_bytes(sum(e.get('disk', 0) for e in entries)):>9}"
         f"{_seconds(sum(e['seconds'] for e in running)):>9}  (memory: the highest peak)"
     )
     on_gpu: dict[str, int] = {}

@@ -17,6 +17,7 @@ from optimizer.foundation.errors import (
     OptimizeError,
     RecipeError,
 )
+from optimizer.shared_store import Root, options
 
 if TYPE_CHECKING:
     from optimizer.commands.build.outcome import Result
@@ -39,7 +40,7 @@ class Request:
 
     recipe: Path
     overrides: tuple[str, ...]
-    store: Path
+    store: Root
     artifacts: Path
     lock: Path | None = None
     until: str = "package"
@@ -93,7 +94,7 @@ def _compute_portably(request: Request, last: str) -> None:
     until = min(request.until, last, key=STAGES.index)
     words = ["--json", "--portable-kernels", "run", str(request.recipe), "--ignore-estimate"]
     words += [word for override in request.overrides for word in ("--set", override)]
-    words += ["--store", str(request.store), "--artifacts", str(request.artifacts)]
+    words += [*options(request.store), "--artifacts", str(request.artifacts)]
     code = f"from optimizer.cli import main\nmain({[*words, '--until', until]!r})"
     done = run_python(code, Path.cwd(), show_errors=True)
     if done.returncode == 0:

@@ -9,6 +9,7 @@ from typing import Any
 
 from optimizer.commands.build.predictions import in_bytes
 from optimizer.foundation.errors import MachineError
+from optimizer.shared_store import Root, folder_of, folder_option
 
 PHYSICAL = Path("/proc/meminfo")
 LIMITS = (  # limits of the control group of a container
@@ -18,9 +19,9 @@ LIMITS = (  # limits of the control group of a container
 ANYWAY = "To run anyway: --ignore-estimate."
 
 
-def check(steps: Sequence[Mapping[str, Any]], store: Path, memory: int | None) -> None:
+def check(steps: Sequence[Mapping[str, Any]], store: Root, memory: int | None) -> None:
     """Raise MachineError where a step is predicted to need more than `memory`, or all steps
-    together more disk than is free below `store`.
+    together, those to be fetched included, more disk than is free below `store`.
 
     steps: entries of predictions.document
     memory: bytes of memory of this machine; None: unknown
@@ -38,12 +39,13 @@ def check(steps: Sequence[Mapping[str, Any]], store: Path, memory: int | None) -
             "compress.memory_gb or the numbers of samples; `optimize plan` shows each stage. "
             f"{ANYWAY}",
         )
-    disk, free = sum(int(step["disk"]) for step in running), shutil.disk_usage(_there(store)).free
+    disk = sum(int(step.get("disk", 0)) for step in steps)
+    free = shutil.disk_usage(_there(folder_of(store))).free
     if disk > free:
         raise MachineError(
             f"predicted disk use is {in_bytes(disk)}, and {in_bytes(free)} are free",
-            where=str(store),
-            fix=f"Free space, or point --store at another disk. {ANYWAY}",
+            where=str(folder_of(store)),
+            fix=f"Free space, or point {folder_option(store)} at another disk. {ANYWAY}",
         )
 
 

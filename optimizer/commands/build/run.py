@@ -10,6 +10,7 @@ import click
 from optimizer.commands.options import with_artifacts, with_lock, with_recipe
 from optimizer.commands.release.publish import Access, with_registry
 from optimizer.foundation.progress import show
+from optimizer.shared_store import Root
 
 
 @click.command()
@@ -40,7 +41,7 @@ def run(
     obj: dict[str, bool],
     recipe: Path,
     overrides: tuple[str, ...],
-    store: Path,
+    store: Root,
     until: str,
     artifacts: Path,
     lock: Path | None,

@@ -16,6 +16,7 @@ from optimizer.commands.options import (
     with_times,
 )
 from optimizer.foundation.progress import say, show
+from optimizer.shared_store import Root
 
 
 @click.command()
@@ -33,7 +34,7 @@ from optimizer.foundation.progress import say, show
     "--on",
     type=click.Choice(["ray"]),
     help="Search as one task of the Ray cluster of RAY_ADDRESS or of this machine; its nodes share "
-    "--store and the files of the recipe.",
+    "--store, a folder or an address in a bucket, and the files of the recipe.",
 )
 @click.option(
     "--ray-resource",
@@ -50,7 +51,7 @@ def search(
     obj: dict[str, bool],
     recipe: Path,
     overrides: tuple[str, ...],
-    store: Path,
+    store: Root,
     out: Path | None,
     times: TableFile | None,
     on: str | None,

@@ -12,6 +12,7 @@ import click
 from optimizer.commands.options import with_artifacts, with_lock, with_recipe
 from optimizer.commands.release.publish import Access, with_registry
 from optimizer.foundation.progress import show
+from optimizer.shared_store import Root
 
 if TYPE_CHECKING:
     from optimizer.commands.build.outcome import Result
@@ -55,7 +56,7 @@ def step(
     obj: dict[str, bool],
     recipe: Path,
     overrides: tuple[str, ...],
-    store: Path,
+    store: Root,
     outputs: Path,
     outputs_to: str | None,
     run_id: str | None,

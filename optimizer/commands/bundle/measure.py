@@ -7,9 +7,10 @@ from pathlib import Path
 
 import click
 
-from optimizer.commands.options import DEFAULT_STORE, with_debug_and_json, with_price
+from optimizer.commands.options import with_debug_and_json, with_price, with_store
 from optimizer.foundation.progress import say, show
 from optimizer.harness.bounds import BATCH, SEQUENCE
+from optimizer.shared_store import Root
 
 
 @click.command()
@@ -45,13 +46,7 @@ from optimizer.harness.bounds import BATCH, SEQUENCE
 @click.option(
     "--key", type=click.Path(path_type=Path), help="Private key (PEM) that signs the table."
 )
-@click.option(
-    "--store",
-    type=click.Path(path_type=Path),
-    default=DEFAULT_STORE,
-    show_default=True,
-    help="Folder of finished steps, for RECIPE.",
-)
+@with_store("Folder of finished steps, for RECIPE")
 @click.pass_obj
 def measure(
     obj: dict[str, bool],
@@ -63,7 +58,7 @@ def measure(
     threads: int | None,
     price: float | None,
     key: Path | None,
-    store: Path,
+    store: Root,
 ) -> None:
     """Measure BUNDLE, or RECIPE's form, on this machine, the one that it is for; write a table.
 

@@ -9,6 +9,7 @@ import click
 
 from optimizer.commands.options import lock_beside, with_recipe
 from optimizer.foundation.progress import show
+from optimizer.shared_store import Root
 
 
 @click.command()
@@ -31,7 +32,7 @@ def lock(
     obj: dict[str, bool],
     recipe: Path,
     overrides: tuple[str, ...],
-    store: Path,
+    store: Root,
     out: Path | None,
     against: Path | None,
 ) -> None:
