@@ -172,7 +172,7 @@ class SharedStore:
         """Write a finished step: its files, then its list.
 
         data: bytes of made_from.json
-        version: version of the list to be replaced; None: there is no list
+        version: version of the list to be replaced; None: the list is missing
 
         Returns False where another machine wrote the list meanwhile.
         """
