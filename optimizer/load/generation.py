@@ -252,5 +252,8 @@ def _read_template(tokenizer: Any, folder: Path) -> str | None:
             f"the chat template cannot be rendered ({words(e)})", where=where, fix=fix
         ) from e
     except Rejected as e:  # it may require other messages
-        say(f"load: the chat template refuses a single user message ({words(e)})")
+        say(
+            f"load: the chat template refuses a single user message ({words(e)}); "
+            "conversations must have the messages that it requires"
+        )
     return str(template)

@@ -399,11 +399,14 @@ def _parser(program: str) -> _Parser:
             )
             generation.add_predict(command)
         if run is bench:
-            for option, most in (("--batch", bounds.BATCH), ("--sequence", bounds.SEQUENCE)):
+            for option, most, noun in (
+                ("--batch", bounds.BATCH, "batch sizes"),
+                ("--sequence", bounds.SEQUENCE, "lengths in tokens"),
+            ):
                 size = bounds.whole(1, most)
-                command.add_argument(option, type=size, nargs="+", help=RECORDED)
+                command.add_argument(option, type=size, nargs="+", help=f"{noun}; {RECORDED}")
             rounds = bounds.whole(1, bounds.ITERATIONS)
-            command.add_argument("--iterations", type=rounds, help=RECORDED)
+            command.add_argument("--iterations", type=rounds, help=f"timed rounds; {RECORDED}")
             command.add_argument(
                 "--texts-file", type=Path, help="texts to time, or paths of images, one per line"
             )

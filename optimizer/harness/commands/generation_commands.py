@@ -94,7 +94,7 @@ def refuse_generation_options(args: argparse.Namespace, task: Task) -> None:
         value = getattr(args, name, None)
         if value is not None and value is not False and value != []:
             raise InputError(
-                f"the model does {task.name}",
+                f"the task is {task.name}",
                 where=f"--{name.replace('_', '-')}",
                 accepted=", ".join(generating()),
             )

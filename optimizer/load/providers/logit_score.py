@@ -34,8 +34,8 @@ def read(section: Model, folder: Path, config: Any, scratch: Path) -> Loaded:
     CheckpointError as weights.find, and for a head with a bias."""
     if quantized.find(folder) is not None or conversions.converts(config.model_type):
         raise CheckpointError(
-            "the head of a causal language model that ranks is read from float weights under "
-            "transformers' names",
+            "its scores are logits of the language model's head, which is read from float weights "
+            "under transformers' names only; these are quantized, or have other names",
             where=str(folder),
             accepted="the float checkpoint of an architecture such as Qwen3, Llama or Gemma",
         )

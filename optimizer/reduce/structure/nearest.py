@@ -78,7 +78,8 @@ def choose(
         mean = sum(distances) / len(distances)
         if not math.isfinite(mean):
             raise CheckpointError(
-                f"{sizes}: the distance of its answers from the reference's is {mean}",
+                f"{sizes}: the distance of its answers from the reference's is {mean}; its answers "
+                "are not finite",
                 where=str(layout.folder),
                 fix="Ask for less of reduce.goal, or use another reduce.importance.",
             )

@@ -122,10 +122,13 @@ def find_width(service: Service) -> int:
     model = service.engine.model
     fields = model.task.tensors(model.contract)
     if FIELD not in fields:
-        raise UnknownError(f"the model does {model.task.name}; ask /v2/models/{service.name}/infer")
+        raise UnknownError(
+            f"the model's task is {model.task.name}; its path is /v2/models/{service.name}/infer"
+        )
     if model.contract.input_kind != "text":
         raise UnknownError(
-            f"the model takes {model.contract.input_kind}s; ask /v2/models/{service.name}/infer"
+            f"the model takes {model.contract.input_kind}s; its path is "
+            f"/v2/models/{service.name}/infer"
         )
     return int(fields[FIELD][1][0])
 

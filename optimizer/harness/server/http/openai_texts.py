@@ -29,7 +29,9 @@ async def answer(
     engine = service.engine
     if not isinstance(engine, Decoding):
         task = engine.model.task.name
-        raise UnknownError(f"the model does {task}; ask /v2/models/{service.name}/infer")
+        raise UnknownError(
+            f"the model's task is {task}; its path is /v2/models/{service.name}/infer"
+        )
     service.set_limits(request, {}, request.timeout())
     client = request.client
     reading = engine.beside.run(client, partial(read, body, engine.model, chat=chat))

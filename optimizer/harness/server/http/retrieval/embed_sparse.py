@@ -27,7 +27,9 @@ async def answer(service: Service, body: Mapping[str, Any], request: HttpRequest
     """Answer a request. body: its JSON. Raises RequestError."""
     model = service.engine.model
     if not isinstance(model, Model) or not model.task.weighs:
-        raise UnknownError(f"the model does {model.task.name}; ask /v2/models/{service.name}/infer")
+        raise UnknownError(
+            f"the model's task is {model.task.name}; its path is /v2/models/{service.name}/infer"
+        )
     service.set_limits(request, {}, request.timeout())
     fields = {name: value for name, value in body.items() if value is not None}
     if unknown := set(fields) - set(FIELDS):

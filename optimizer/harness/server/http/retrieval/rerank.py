@@ -59,7 +59,9 @@ async def answer(
     """Answer a request. body: its JSON. version: of the API, "" without. Raises RequestError."""
     model = service.engine.model
     if not isinstance(model, Model) or not model.task.ranks:
-        raise UnknownError(f"the model does {model.task.name}; ask /v2/models/{service.name}/infer")
+        raise UnknownError(
+            f"the model's task is {model.task.name}; its path is /v2/models/{service.name}/infer"
+        )
     service.set_limits(request, {}, request.timeout())
     query = read(body, model.limits.rows, model.contract.text.max_length)
     size = ROW * (1 + len(query.documents))
