@@ -220,7 +220,7 @@ def _say_incomplete(section: Model) -> None:
 
 
 def write_json(file: Path, document: Mapping[str, Any]) -> None:
-    """Write a document, indented, to a file."""
+    """Write a JSON file of the stage's folder, indented."""
     file.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

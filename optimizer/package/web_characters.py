@@ -34,7 +34,8 @@ def signature(tokenizer: Any, character: str) -> str:
 
 
 def table(tokenizer: Any) -> dict[str, list[Any]]:
-    """Return {"signatures", "runs"}, as above, of the code points in RECORDED."""
+    """Return the table for the web page: {"signatures", "runs"}, as above, of the code points in
+    RECORDED. tokenizer: a tokenizers.Tokenizer"""
     indices: dict[str, int] = {}
     runs: list[list[int]] = []
     previous = -1

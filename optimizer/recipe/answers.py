@@ -63,14 +63,14 @@ class ZeroShot(Section):
         return template
 
     def template(self, task: tasks.Task) -> str:
-        """The sentence about an input of a task."""
+        """Return the sentence about an input, with {} in place of the label."""
         default = "This is a photo of {}." if task.names_labels else "This example is {}."
         return self.hypothesis_template or default
 
 
 def split_template(template: str) -> list[str]:
-    """Parts of a template around its query and its document. Raises ValueError where these do not
-    stand in it once each, in this order."""
+    """Split a template of the recipe at the places of the query and the document; returns the three
+    parts. Raises ValueError unless each stands in it once, in this order."""
     before, first, rest = template.partition(SLOTS[0])
     between, second, after = rest.partition(SLOTS[1])
     if not (first and second) or any(template.count(slot) != 1 for slot in SLOTS):

@@ -141,8 +141,8 @@ def _open_decoder_with_graphs(contract: Contract, model: Path, device: str) -> R
 
 
 def padded_sizes(engine: Mapping[str, Any], contract: Contract) -> list[dict[str, Any]]:
-    """Optimization profiles that an engine's texts or images are padded to; [] where it takes any
-    size. engine: its entry in the manifest."""
+    """Optimization profiles of a bundle's engine, to whose sizes texts or images are padded; [] for
+    an engine that takes any size. engine: its entry in the manifest."""
     task = tasks.of(contract)
     if task.generates:
         return []

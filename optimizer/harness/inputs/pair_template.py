@@ -64,7 +64,8 @@ def render(contract: Contract, query: str, document: str | None) -> str:
 
 
 def suffix(contract: Contract, tokenizer: TextTokenizer) -> list[int]:
-    """Return the ids of the tokens behind a document; [] where the template has none."""
+    """Return the ids of the template's tokens after the document, the same for every pair; [] for a
+    template that ends with the document."""
     rows = [render(contract, *pair) for pair in (SHORT, LONG)]
     one, other = (encoding.ids for encoding in tokenize(tokenizer, rows, special=False))
     count = 0

@@ -144,7 +144,8 @@ def has_sdpa(model: nn.Module) -> bool:
 
 
 def _culprit(config: Any) -> str:
-    """The path of config.json, with pad_token_id if its value is outside the vocabulary."""
+    """Name the likely cause of a model that transformers cannot build: the path of config.json, and
+    pad_token_id where its value is outside the vocabulary."""
     file = str(Path(str(config.name_or_path or "")) / "config.json")
     pad, rows = getattr(config, "pad_token_id", None), getattr(config, "vocab_size", None)
     if isinstance(pad, int) and isinstance(rows, int) and not -rows <= pad < rows:

@@ -34,7 +34,7 @@ from optimizer.recipe.schema import Reduction
 from optimizer.reduce.structure import structure
 from optimizer.reduce.structure.layout import BlockChoice, Layout, opened
 from optimizer.reduce.structure.states import applied, opened_stream
-from optimizer.reduce.structure.structure import prod_of
+from optimizer.reduce.structure.structure import count_values
 from optimizer.reduce.structure.width import best
 from optimizer.reduce.structure.write import write
 
@@ -84,7 +84,7 @@ def goal(layout: Layout) -> int:
     for name in layout.shapes:
         part = inside if name.startswith(tuple(f"{b}." for b in layout.blocks)) else outside
         cut = structure.channel_axis(name, family, layout.prefix) is not None
-        part[cut] += prod_of(layout.shapes, name)
+        part[cut] += count_values(layout.shapes, name)
     limits = layout.section.reduce.goal
     assert limits is not None
     limit = limits.parameters or 0.0

@@ -89,8 +89,8 @@ class Layout:
         for name in self.shapes:
             block = next((b for b in self.blocks if name.startswith(f"{b}.")), None)
             if block is not None:
-                own[block] += structure.prod_of(self.shapes, name)
-        total = sum(structure.prod_of(self.shapes, name) for name in self.shapes)
+                own[block] += structure.count_values(self.shapes, name)
+        total = sum(structure.count_values(self.shapes, name) for name in self.shapes)
         full = Sizes(len(self.blocks), ffn.count if ffn else 0, heads.count if heads else 0)
         each = {kind: part.weights(self.shapes) for kind, part in first.items()}
         some = self.section.reduce

@@ -81,7 +81,7 @@ class Outputs:
         numbers, or 1 - cosine."""
         keep = real if reference.shape[1] == real.shape[1] else real.any(1, keepdim=True)
         one, other = reference[keep], answers[keep]
-        if self.numbers:
+        if self.is_regression:
             return (one - other).square().sum(-1)
         if self.contract.multi_label:
             each = kullback_leibler(with_absence(one), with_absence(other))
@@ -92,7 +92,7 @@ class Outputs:
         """Sum over texts of the log-likelihood of answers drawn from the model itself: classes or
         tokens of a categorical distribution, vectors of a Gaussian of variance 1. So the mean
         square of its gradient is the Fisher information and not an estimate from labels."""
-        if self.numbers or not self.classifies:
+        if self.is_regression or not self.classifies:
             noise = torch.randn(answers.shape, generator=generator)
             weights = real[..., None] if answers.shape[1] == real.shape[1] else torch.tensor(1.0)
             return (answers * noise * weights).sum()
@@ -105,8 +105,8 @@ class Outputs:
         return log_chances.gather(-1, drawn[:, None]).sum()
 
     @property
-    def numbers(self) -> bool:
-        """True where answers are the numbers of a regression."""
+    def is_regression(self) -> bool:
+        """True for a regression, whose outputs are numbers and not logits."""
         one = len(self.contract.labels or ()) == 1
         return self.contract.activation == "identity" or one
 

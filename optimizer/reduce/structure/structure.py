@@ -56,8 +56,10 @@ class Part:
 
     def weights(self, shapes: Shapes) -> int:
         """Number of weights and biases of one unit."""
-        rows = [prod_of(shapes, f"{r.linear}.{p}") for r in self.rows for p in ("weight", "bias")]
-        return (sum(rows) + prod_of(shapes, f"{self.down}.weight")) // self.count
+        rows = [
+            count_values(shapes, f"{r.linear}.{p}") for r in self.rows for p in ("weight", "bias")
+        ]
+        return (sum(rows) + count_values(shapes, f"{self.down}.weight")) // self.count
 
 
 def spread(units: Tensor, each: int) -> Tensor:
@@ -74,7 +76,7 @@ def multiples(full: int, of: int) -> tuple[int, ...]:
     return tuple(sorted({*range(of, full + 1, of), full}))
 
 
-def prod_of(shapes: Shapes, name: str) -> int:
+def count_values(shapes: Shapes, name: str) -> int:
     """Number of values of the tensor `name`; 0 where `shapes` lacks `name`."""
     return int(torch.Size(shapes[name]).numel()) if name in shapes else 0
 
