@@ -2,41 +2,33 @@
 
 from __future__ import annotations
 
-import ast
 from pathlib import Path
 
-import pytest
-
 import optimizer
+from tests.house import facts
 
 PACKAGE = Path(optimizer.__file__).parent
 MOST = 6
-FILES = sorted(
-    f for part in ("reduce", "compress", "validate") for f in (PACKAGE / part).rglob("*.py")
-)
+ROOMS = ("reduce", "compress", "validate")
 LINES = 80
 
 
 def test_no_function_is_longer_than_eighty_lines() -> None:
     long = [
-        f"{file.relative_to(PACKAGE)}: {node.name}"
+        f"{file.relative_to(PACKAGE)}: {function.name}"
         for file in sorted(PACKAGE.rglob("*.py"))
-        for node in ast.walk(ast.parse(file.read_text()))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and (node.end_lineno or 0) - node.lineno >= LINES
+        for function in facts.of(file).functions
+        if function.lines >= LINES
     ]
     assert long == []
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda f: f"{f.parent.name}/{f.name}")
-def test_no_function_takes_more_than_six_parameters(file: Path) -> None:
-    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+def test_no_function_of_the_computing_parts_takes_more_than_six_parameters() -> None:
     long = {
-        node.name: len(names)
-        for node in ast.walk(ast.parse(file.read_text()))
-        if isinstance(node, functions) and node.name != "__init__"
-        for arguments in [node.args]
-        for names in [[*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]]
-        if len([a for a in names if a.arg not in ("self", "cls")]) > MOST
+        f"{file.relative_to(PACKAGE)}: {function.name}": function.parameters
+        for room in ROOMS
+        for file in sorted((PACKAGE / room).rglob("*.py"))
+        for function in facts.of(file).functions
+        if function.name != "__init__" and len(function.parameters) > MOST
     }
     assert long == {}

@@ -12,7 +12,7 @@ import functools
 import io
 import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -90,9 +90,10 @@ def python_texts(source: str, docstrings_only: bool) -> Iterator[tuple[int, str]
 
     docstrings_only: leaves out strings that are values, such as the cases of a test.
     """
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            yield token.start[0], token.string.lstrip("# ")
+    if is_any_broken(comment_candidates(source)):  # few files: to tokenize all takes seconds
+        for token in tokenize.generate_tokens(io.StringIO(source).readline):
+            if token.type == tokenize.COMMENT:
+                yield token.start[0], token.string.lstrip("# ")
     tree = ast.parse(source)
     statements = {n.value for n in ast.walk(tree) if isinstance(n, ast.Expr)}
     for node in ast.walk(tree):
@@ -101,6 +102,15 @@ def python_texts(source: str, docstrings_only: bool) -> Iterator[tuple[int, str]
         if " " in node.value and (node in statements or not docstrings_only):
             for number, line in enumerate(node.value.splitlines(), node.lineno):
                 yield number, line.strip()
+
+
+def comment_candidates(source: str) -> Iterator[str]:
+    """The rest of a line from each # on, whether it begins a comment or stands in a string."""
+    for line in source.splitlines():
+        start = line.find("#")
+        while start >= 0:
+            yield line[start:].lstrip("# ")
+            start = line.find("#", start + 1)
 
 
 def page_texts(source: str) -> Iterator[tuple[int, str]]:
@@ -118,14 +128,22 @@ def rules_broken(text: str) -> list[str]:
     return [name for name, (expression, _, _) in RULES.items() if re.search(expression, text)]
 
 
+def is_any_broken(texts: Iterable[str]) -> bool:
+    """Return True if a rule finds something in one of the lines, searched as one text."""
+    whole = "\n".join(texts)
+    return any(re.search(expression, whole, re.M) for expression, _, _ in RULES.values())
+
+
 @functools.cache
 def lapses(file: Path) -> list[tuple[int, str, str]]:
     """(line number, rule, text) of each line of a file that breaks a rule."""
     source = file.read_text(encoding="utf-8")
     if file.suffix == ".md":
-        texts = page_texts(source)
+        texts = [*page_texts(source)]
     else:
-        texts = python_texts(source, docstrings_only=file not in PRODUCT)
+        texts = [*python_texts(source, docstrings_only=file not in PRODUCT)]
+    if not is_any_broken(text for _, text in texts):
+        return []
     right = {n for n, line in enumerate(source.splitlines(), 1) if "# prose: ok" in line}
     return [
         (number, rule, text)

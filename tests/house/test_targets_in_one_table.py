@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +25,7 @@ FILES = sorted(
 )
 NAMES = {*TARGETS, *RUNTIMES}
 SECTIONS = {t.section.__name__ for t in TARGETS.values()}
+NAMED = re.compile("|".join((*map(re.escape, NAMES), *SECTIONS, "PRODUCTS", "getattr")))
 KNOWN_BY_NAME = {"section", "target", "targets", "sections"}
 
 
@@ -44,9 +46,14 @@ def exceptions(tree: ast.AST) -> Iterator[str]:
                 yield f"{node.lineno}: {ast.unparse(node)}"
 
 
-@pytest.mark.parametrize("name", [f for f in FILES if f not in RECORDS])
-def test_no_code_asks_which_runtime_a_target_is(name: str) -> None:
-    assert list(exceptions(ast.parse((ROOT / name).read_text()))) == []
+def exceptions_in(source: str) -> list[str]:
+    """Exceptions in a file's text; a text without any of the names is not parsed."""
+    return list(exceptions(ast.parse(source))) if NAMED.search(source) else []
+
+
+def test_no_code_asks_which_runtime_a_target_is() -> None:
+    found = {f: exceptions_in((ROOT / f).read_text()) for f in FILES if f not in RECORDS}
+    assert {file: lines for file, lines in found.items() if lines} == {}
 
 
 @pytest.mark.parametrize(
@@ -60,7 +67,7 @@ def test_no_code_asks_which_runtime_a_target_is(name: str) -> None:
     ],
 )
 def test_what_would_ask_it_is_seen(code: str) -> None:
-    assert list(exceptions(ast.parse(code)))
+    assert exceptions_in(code)
 
 
 def test_what_a_record_names_exists() -> None:

@@ -16,22 +16,34 @@ HOLE = "…"
 
 
 @cache
-def strings() -> str:
-    """Every string in the product, one a line, values of an f-string written as a hole."""
+def sources() -> dict[Path, str]:
+    """{file of the product: its text}."""
+    return {f: f.read_text(encoding="utf-8") for f in (ROOT / "optimizer").rglob("*.py")}
+
+
+@cache
+def strings(file: Path) -> str:
+    """Every string in a file, one a line, values of an f-string written as a hole."""
     lines = []
-    for file in sorted((ROOT / "optimizer").rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.JoinedStr):
-                parts = [v.value if isinstance(v, ast.Constant) else HOLE for v in node.values]
-                lines.append("".join(map(str, parts)))
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                lines.append(node.value)
+    for node in ast.walk(ast.parse(sources()[file])):
+        if isinstance(node, ast.JoinedStr):
+            parts = [v.value if isinstance(v, ast.Constant) else HOLE for v in node.values]
+            lines.append("".join(map(str, parts)))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            lines.append(node.value)
     return "\n".join(line.replace("\n", " ") for line in lines)
 
 
 def expression(message: str) -> str:
     """The fixed words of a message in their order, within one string."""
     return ".*".join(re.escape(part.strip()) for part in message.split(HOLE))
+
+
+def is_of_the_product(message: str) -> bool:
+    """Return True if a string has the message. Only files with all of its words are parsed."""
+    words = re.findall(r"\w{4,}", message)
+    files = (f for f, source in sources().items() if all(word in source for word in words))
+    return any(re.search(expression(message), strings(file)) for file in files)
 
 
 def test_the_page_has_the_messages_that_a_user_meets_most() -> None:
@@ -41,8 +53,8 @@ def test_the_page_has_the_messages_that_a_user_meets_most() -> None:
 
 @pytest.mark.parametrize("message", MESSAGES)
 def test_a_quoted_message_is_one_of_the_product(message: str) -> None:
-    assert re.search(expression(message), strings()), "reworded: correct the page"
+    assert is_of_the_product(message), "reworded: correct the page"
 
 
 def test_words_that_no_message_has_are_not_found() -> None:
-    assert not re.search(expression("the moon is … and this machine has"), strings())
+    assert not is_of_the_product("the moon is … and this machine has")
