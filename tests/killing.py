@@ -38,13 +38,12 @@ def start(
         if kill_at is not None:
             left = [kill_at]
 
-            def count(event: str, arguments: tuple[object, ...]) -> None:
-                if event.startswith(watched) and any(below in str(a) for a in arguments or [""]):
-                    left[0] -= 1
-                    if left[0] == -1:
-                        os.kill(os.getpid(), signal.SIGKILL)
+            def call() -> None:
+                left[0] -= 1
+                if left[0] == -1:
+                    os.kill(os.getpid(), signal.SIGKILL)
 
-            sys.addaudithook(count)
+            _watch(call, below, watched)
         work()
         sys.stderr.flush()
         code = 0
@@ -54,6 +53,36 @@ def start(
             sys.stderr.flush()
     finally:
         os._exit(code)
+
+
+def calls(work: Callable[[], object], below: str = "", watched: tuple[str, ...] = WATCHED) -> int:
+    """The number of calls at which `start` could kill a child that does `work`."""
+    read, write = os.pipe()
+
+    def counted() -> None:
+        made = [0]
+
+        def call() -> None:
+            made[0] += 1
+
+        _watch(call, below, watched)
+        work()
+        os.write(write, str(made[0]).encode())
+
+    assert wait(start(counted)) == 0
+    os.close(write)
+    with os.fdopen(read) as answer:
+        return int(answer.read())
+
+
+def _watch(call: Callable[[], None], below: str, watched: tuple[str, ...]) -> None:
+    """Call `call` before each of the watched calls of this process, until it ends."""
+
+    def hook(event: str, arguments: tuple[object, ...]) -> None:
+        if event.startswith(watched) and any(below in str(a) for a in arguments or [""]):
+            call()
+
+    sys.addaudithook(hook)
 
 
 def start_clean(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,15 +49,13 @@ def test_a_push_that_is_killed_leaves_the_tag_on_a_whole_bundle(
     with oci_server.serving() as server:
         first = push(old, server.client(), "1").digest
         before = dict(server.blobs), dict(server.manifests)
+        work = lambda: push(new, server.client(), "1", replace=True)  # noqa: E731
+        requests = killing.calls(work, watched=SENT)  # a connection, and a send or two for each
         second = push(new, server.client(), "1", replace=True).digest
-        requests = 2 * (89 + 8)  # a connection, and a send or two for each
         ends = set()
         for instant in instants(requests, count):
             server.blobs, server.manifests = map(dict, before)
-            pid = killing.start(
-                lambda: push(new, server.client(), "1", replace=True), instant, watched=SENT
-            )
-            assert killing.wait(pid) in (0, -9)
+            assert killing.wait(killing.start(work, instant, watched=SENT)) == -9
             digest = digest_of(server.manifests["1"][1])
             ends.add(digest)
             into = tmp_path / f"pulled {instant}"
@@ -77,11 +76,13 @@ def test_a_push_to_a_layout_that_is_killed_leaves_the_tag_on_a_whole_bundle(
     old, new, public = versions
     whole = Layout(tmp_path / "whole")
     first = push(old, whole, "1").digest
-    for instant in instants(700, count):
+    work = lambda at: push(new, at, "1", replace=True)  # noqa: E731
+    again = Path(shutil.copytree(whole.folder, tmp_path / "again"))
+    made = killing.calls(partial(work, Layout(again)), str(again))
+    for instant in instants(made, count):
         folder = Path(shutil.copytree(whole.folder, tmp_path / f"layout {instant}"))
         layout = Layout(folder)
-        work = lambda at=layout: push(new, at, "1", replace=True)  # noqa: E731
-        assert killing.wait(killing.start(work, instant, str(folder))) in (0, -9)
+        assert killing.wait(killing.start(partial(work, layout), instant, str(folder))) == -9
         data: Any = layout.read_manifest("1")
         into = tmp_path / f"pulled {instant}"
         pull(layout, address_of(folder), into, public)
@@ -105,11 +106,12 @@ def test_a_pull_that_is_killed_leaves_nothing_or_the_bundle_and_the_next_one_goe
     whole = push(bundle, layout, "1").sent
     at = address_of(layout.folder)
     saved = 0
-    for instant in instants(900, count):
+    work = lambda to: pull(layout, at, to, public)  # noqa: E731
+    made = killing.calls(partial(work, tmp_path / "once" / "pulled"), str(tmp_path / "once"))
+    for instant in instants(made, count):
         into = tmp_path / str(instant) / "pulled"
         into.parent.mkdir()
-        work = lambda to=into: pull(layout, at, to, public)  # noqa: E731
-        assert killing.wait(killing.start(work, instant, str(into.parent))) in (0, -9)
+        assert killing.wait(killing.start(partial(work, into), instant, str(into.parent))) == -9
         if into.exists():
             assert contents(into) == contents(bundle)
             assert beside(into, SIGNATURE).is_file()

@@ -94,14 +94,15 @@ def name_problem(name: object) -> str:
 def entries(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
     """List (name, lstat) of everything below the folder except folders; links are not followed.
     Raises OSError for a folder that cannot be listed."""
-    waiting = [folder]
+    waiting = [(str(folder), "")]
     while waiting:
-        with os.scandir(waiting.pop()) as listing:
+        place, above = waiting.pop()
+        with os.scandir(place) as listing:
             for entry in listing:
+                name = f"{above}{entry.name}"
                 if entry.is_dir(follow_symlinks=False):
-                    waiting.append(Path(entry.path))
+                    waiting.append((entry.path, f"{name}/"))
                 else:
-                    name = Path(entry.path).relative_to(folder).as_posix()
                     yield name, entry.stat(follow_symlinks=False)
 
 
@@ -116,17 +117,19 @@ def unlisted(folder: Path, files: Mapping[str, Any]) -> dict[str, str]:
 
 def problem(folder: Path, name: str, entry: Mapping[str, Any]) -> str:
     """Describe how a listed file differs from its entry, {sha256, size}; "" if it does not."""
-    parts = PurePosixPath(name).parts
+    path, status = str(folder), None
     try:
-        if any((folder.joinpath(*parts[: i + 1])).is_symlink() for i in range(len(parts))):
-            return "is a link, or lies behind one"
-        path = folder / name
-        status = path.lstat()
+        for part in name.split("/"):
+            path = os.path.join(path, part)
+            status = os.lstat(path)
+            if stat.S_ISLNK(status.st_mode):
+                return "is a link, or lies behind one"
+        assert status is not None
         if not stat.S_ISREG(status.st_mode):
             return f"is {_kind(name, status)}"
         if status.st_size != entry["size"]:
             return f"has {status.st_size} bytes, the manifest says {entry['size']}"
-        with path.open("rb") as f:
+        with open(path, "rb", buffering=0) as f:
             actual = hashlib.file_digest(f, "sha256").hexdigest()
     except (FileNotFoundError, NotADirectoryError):
         return "is missing"

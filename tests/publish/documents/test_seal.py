@@ -188,13 +188,13 @@ def test_existing_files_are_not_replaced(bundle: Path, tmp_path: Path) -> None:
         seal(bundle, (recipient,), bundle / "x.age")
 
 
-def test_the_commands_seal_and_open(bundle: Path, tmp_path: Path) -> None:
+def test_the_commands_seal_and_open(whole_bundle: Path, tmp_path: Path) -> None:
     identity, recipient = device(tmp_path)
     recipients = tmp_path / "recipients.txt"
     recipients.write_text(f"# devices\n{recipient}\n")
-    assert optimize("seal", bundle, "--recipient", recipients).exit_code == 0
+    assert optimize("seal", whole_bundle, "--recipient", recipients).exit_code == 0
     result = optimize(
-        *("open", f"{bundle}.age", "--identity", identity, "--to", tmp_path / "opened")
+        *("open", f"{whole_bundle}.age", "--identity", identity, "--to", tmp_path / "opened")
     )
     assert result.exit_code == 0, result.stderr
     done = small_bundle.python(tmp_path / "opened", "-m", "harness", "predict", "a good film")

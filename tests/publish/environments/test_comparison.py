@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,12 @@ def metric(name: str, old: float, new: float) -> Metric:
     return rank_correlation(SCORES + old * NOISE, SCORES + new * NOISE, SCORES)
 
 
+@cache
+def judged(name: str, old: float, new: float) -> tuple[Decision, dict[str, Any]]:
+    """Decision of the quality gate and its section of the report."""
+    return quality.judge(name, metric(name, old, new), EXAMPLES, MARGIN, CONFIDENCE, None)
+
+
 def compared(old: dict[str, Any], new: dict[str, Any]) -> Comparison:
     manifest = {"calibration": {"validate": "digest"}}
     reports = ([json.loads(json.dumps({"target": "t", "quality": q}))] for q in (old, new))
@@ -69,10 +76,8 @@ def test_the_comparison_is_the_gate_with_the_old_bundle_for_the_float_model(
     name: str, old: float, new: float, verdict: str
 ) -> None:
     """An equal model passes, a worse one fails, as in the quality gate."""
-    decision, section = quality.judge(
-        name, metric(name, old, new), EXAMPLES, MARGIN, CONFIDENCE, None
-    )
-    _, before = quality.judge(name, metric(name, old, old), EXAMPLES, MARGIN, CONFIDENCE, None)
+    decision, section = judged(name, old, new)
+    _, before = judged(name, old, old)
     comparison = compared(before, section)
     low, high = decision.interval
     assert comparison.verdict == decision.verdict == verdict

@@ -202,7 +202,7 @@ def test_a_pull_resumes_after_a_broken_connection(
     assert resumed == [1000]
 
 
-@pytest.mark.parametrize("name", ["model/onnxruntime-cpu/model.onnx", "harness/bundle/fit.py"])
+@pytest.mark.parametrize("name", ["model/onnxruntime-cpu/model.onnx", "harness/bundle/__init__.py"])
 def test_a_file_that_was_swapped_is_refused_and_nothing_appears(
     bundle: Path, tmp_path: Path, server: hub_server.Server, name: str
 ) -> None:

@@ -124,10 +124,10 @@ def get(uri: str, path: str) -> Any:
 
 
 def test_a_release_goes_forward_and_back_as_in_any_other_registry(
-    bundle: Path, tmp_path: Path, uri: str, client: Client
+    whole_bundle: Path, tmp_path: Path, uri: str, client: Client
 ) -> None:
     private, public = write_keys(tmp_path)
-    folders = [version(bundle, name, quality(360)) for name in "12"]
+    folders = [version(whole_bundle, name, quality(360)) for name in "12"]
     for folder in folders:
         sign(folder, private, beside(folder, SIGNATURE))
         assert client.run("publish", folder, "mlflow:release")[0] == 0
@@ -157,9 +157,9 @@ def test_a_release_goes_forward_and_back_as_in_any_other_registry(
 
 
 def test_the_server_has_figures_recipe_report_and_a_model_that_answers(
-    bundle: Path, uri: str, client: Client
+    whole_bundle: Path, uri: str, client: Client
 ) -> None:
-    folder = version(bundle, "1", quality(360))
+    folder = version(whole_bundle, "1", quality(360))
     assert client.run("publish", folder, "mlflow:answers")[0] == 0
     assert client.run("promote", "mlflow:answers:1", "--to", "production")[0] == 0
     model = get(uri, "registered-models/get?name=answers")["registered_model"]
@@ -181,7 +181,7 @@ def test_the_server_has_figures_recipe_report_and_a_model_that_answers(
         [client.python, "-c", code], env=client.environment, capture_output=True, text=True
     )
     texts = ("a good film", "a bad one")
-    own = small_bundle.python(bundle, "-m", "harness", "predict", "--json", *texts).stdout
+    own = small_bundle.python(whole_bundle, "-m", "harness", "predict", "--json", *texts).stdout
     expected = [json.loads(line)["embedding"] for line in own.splitlines()]
     assert answered.returncode == 0, answered.stderr
     for answer, embedding in zip(json.loads(answered.stdout), expected, strict=True):
@@ -189,9 +189,9 @@ def test_the_server_has_figures_recipe_report_and_a_model_that_answers(
 
 
 def test_a_publish_that_is_killed_leaves_no_half_and_the_rerun_sends_the_rest(
-    bundle: Path, tmp_path: Path, client: Client
+    whole_bundle: Path, tmp_path: Path, client: Client
 ) -> None:
-    old, new = version(bundle, "1", None), version(bundle, "2", None)
+    old, new = version(whole_bundle, "1", None), version(whole_bundle, "2", None)
     chosen = random.Random(0)
     resumed = 0
     for number in range(4):
@@ -212,10 +212,10 @@ def test_a_publish_that_is_killed_leaves_no_half_and_the_rerun_sends_the_rest(
 
 
 def test_killed_at_any_request_the_alias_names_the_old_or_the_new(
-    bundle: Path, client: Client
+    whole_bundle: Path, client: Client
 ) -> None:
     for name in "12":
-        folder = version(bundle, name, quality(360))
+        folder = version(whole_bundle, name, quality(360))
         assert client.run("publish", folder, "mlflow:moved")[0] == 0
     listed = client.run("versions", "mlflow:moved")[1]["versions"]
     assert client.run("promote", "mlflow:moved:1", "--to", "production")[0] == 0
@@ -235,9 +235,9 @@ def test_killed_at_any_request_the_alias_names_the_old_or_the_new(
 
 
 def test_of_two_that_publish_one_version_at_once_one_wins_at_most(
-    bundle: Path, tmp_path: Path, uri: str
+    whole_bundle: Path, tmp_path: Path, uri: str
 ) -> None:
-    one = version(bundle, "1", None)
+    one = version(whole_bundle, "1", None)
     other = Path(shutil.copytree(one, tmp_path / "other"))
     small_bundle.edited(other, lambda m: m.update(licence="mit"))
     folders = [one, other]
@@ -253,11 +253,13 @@ def test_of_two_that_publish_one_version_at_once_one_wins_at_most(
     assert contents(into) == contents(folders[again.index(0)])
 
 
-def test_a_server_that_does_not_answer_is_named(tmp_path: Path, bundle: Path, uri: str) -> None:
+def test_a_server_that_does_not_answer_is_named(
+    tmp_path: Path, whole_bundle: Path, uri: str
+) -> None:
     client = Client("http://user:secret@127.0.0.1:1")
     client.environment["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
     client.close()
-    command = [client.python, "-m", "optimizer", "publish", str(bundle), "mlflow:x"]
+    command = [client.python, "-m", "optimizer", "publish", str(whole_bundle), "mlflow:x"]
     refused = subprocess.run(
         command, env=client.environment, cwd=ROOT, capture_output=True, text=True
     )

@@ -25,8 +25,8 @@ TEXTS = ["a good film", "a bad one"]
 
 
 @pytest.fixture
-def answers(bundle: Path) -> Iterator[Any]:
-    loaded = pyfunc._load_pyfunc(str(bundle))
+def answers(whole_bundle: Path) -> Iterator[Any]:
+    loaded = pyfunc._load_pyfunc(str(whole_bundle))
     yield loaded
     loaded.bundle.close()
 
@@ -43,8 +43,8 @@ class Frame:
         return [dict(zip(self.columns, row, strict=True)) for row in rows]
 
 
-def test_the_loader_answers_as_the_bundles_own_harness(bundle: Path, answers: Any) -> None:
-    lines = small_bundle.python(bundle, "-m", "harness", "predict", "--json", *TEXTS).stdout
+def test_the_loader_answers_as_the_bundles_own_harness(whole_bundle: Path, answers: Any) -> None:
+    lines = small_bundle.python(whole_bundle, "-m", "harness", "predict", "--json", *TEXTS).stdout
     expected = [json.loads(line)["embedding"] for line in lines.splitlines()]
     nothing = float("nan")
     for given in (TEXTS, [{"text": t} for t in TEXTS], Frame(text=TEXTS, text_pair=[nothing] * 2)):
@@ -60,12 +60,13 @@ def test_the_loader_says_which_input_it_takes(answers: Any, given: Any) -> None:
         answers.predict(TEXTS, {"temperature": 1})
 
 
-def test_the_loader_refuses_sources_that_were_changed(bundle: Path) -> None:
-    small_bundle.edited(bundle, lambda m: m.update(licence="mit"))  # imported by no other test
-    with (bundle / "harness" / "bundle" / "bundle.py").open("a") as f:
+def test_the_loader_refuses_sources_that_were_changed(whole_bundle: Path) -> None:
+    # imported by no other test
+    small_bundle.edited(whole_bundle, lambda m: m.update(licence="mit"))
+    with (whole_bundle / "harness" / "bundle" / "bundle.py").open("a") as f:
         f.write("# changed\n")
     with pytest.raises(ImportError, match=r"harness/bundle/bundle.py is damaged"):
-        pyfunc._load_pyfunc(str(bundle))
+        pyfunc._load_pyfunc(str(whole_bundle))
 
 
 def test_the_loader_imports_the_standard_library_only() -> None:

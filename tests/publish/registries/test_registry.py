@@ -271,13 +271,13 @@ def test_a_tag_that_was_set_back_to_an_older_signed_version_is_refused(
     pull(registry(server), address(server, "2"), tmp_path / "pulled", public, "1")
 
 
-def test_what_was_pulled_answers_by_its_own_harness(bundle: Path, tmp_path: Path) -> None:
+def test_what_was_pulled_answers_by_its_own_harness(whole_bundle: Path, tmp_path: Path) -> None:
     layout = Address("1", "", folder=tmp_path / "layout")
-    push(bundle, make_place(layout, tmp_path), "1")
+    push(whole_bundle, make_place(layout, tmp_path), "1")
     folder = pull(make_place(layout, tmp_path), layout, tmp_path / "pulled").folder
     here, there = (
         small_bundle.python(at, "-m", "harness", "predict", "--json", "a good film")
-        for at in (bundle, folder)
+        for at in (whole_bundle, folder)
     )
     assert (there.returncode, there.stdout) == (0, here.stdout)
 
