@@ -14,6 +14,7 @@ from pathlib import Path
 
 BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")  # where statements hold statements
 PACKAGE = __name__.partition(".")[0]
+FOLDER = Path(__file__).parents[1]  # of the package
 
 
 @cache
@@ -42,11 +43,21 @@ def source_digest(module: str, own: bool = False) -> str:
 
 
 def _file(module: str) -> Path | None:
+    if _top(module) == PACKAGE:
+        return _own_file(module)
     try:
         spec = find_spec(module)
     except ModuleNotFoundError:  # "package.module.name" where name is not a module
         return None
     return Path(spec.origin) if spec and spec.origin else None
+
+
+@cache
+def _own_file(module: str) -> Path | None:
+    """File of a module of this package, by its name: find_spec would import the packages above."""
+    path = FOLDER.joinpath(*module.split(".")[1:])
+    files = (path / "__init__.py", path.with_name(f"{path.name}.py"))
+    return next((file for file in files if file.is_file()), None)
 
 
 @cache
