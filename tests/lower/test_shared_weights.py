@@ -24,35 +24,10 @@ from optimizer.lower.ort.inspection import inspect
 from optimizer.lower.trt import qdq as trt_qdq
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
 from optimizer.model.checkpoint.model import torch_model
-from tests.conftest import heavy_tailed, write_tokenizer
-from tests.export.folders import Exported, exported, loaded
+from tests.export.folders import Exported
 from tests.export.graphs import graph
 from tests.lower.running import ORT, TRT, answer, difference, lowered, session, tokens
 from tests.lower.states import PER_CHANNEL, SCHEMES, rounded, state_of
-
-
-@pytest.fixture(scope="module")
-def albert(tmp_path_factory: pytest.TempPathFactory) -> Exported:
-    """A random ALBERT: two layers, one set of weights."""
-    from transformers import AlbertConfig, AlbertModel
-
-    folder = tmp_path_factory.mktemp("albert")
-    (folder / "model").mkdir()
-    config = AlbertConfig(
-        vocab_size=write_tokenizer(folder / "model"),
-        embedding_size=32,
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=128,
-        max_position_embeddings=64,
-    )
-    model = AlbertModel(config)
-    with torch.no_grad():
-        for i, parameter in enumerate(model.parameters()):
-            parameter.copy_(heavy_tailed(tuple(parameter.shape), i, 0.08))
-    model.save_pretrained(folder / "model")
-    return exported(loaded(folder / "model", folder / "load"), folder / "export")
 
 
 def test_a_shared_layer_is_lowered_wherever_it_is_used(albert: Exported, tmp_path: Path) -> None:

@@ -30,9 +30,8 @@ from optimizer.lower.ort import answer
 from optimizer.recipe.schema import OnnxRuntimeTarget
 from optimizer.validate.ledger.pieces.roundoff import UNIT
 from optimizer.validate.timing.float_forms import float_file
-from tests.conftest import write_tokenizer
 from tests.decoders import write_tiny_decoder
-from tests.export.folders import Exported, exported, loaded, loaded_decoder
+from tests.export.folders import Exported, exported, loaded_decoder
 from tests.lower.decoder_graphs import answers, text
 from tests.lower.running import difference, lowered, session, tokens
 
@@ -192,21 +191,12 @@ def test_the_float_baseline_on_a_gpu_is_lowered_as_the_candidate_is(
 
 
 def test_layers_that_share_a_module_are_fused_under_names_of_their_own(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    albert: Exported, tmp_path: Path
 ) -> None:
-    from transformers import AlbertConfig, AlbertModel
-
-    model = tmp_path / "model"
-    model.mkdir()
-    rows = write_tokenizer(model)
-    sizes = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
-    config = AlbertConfig(vocab_size=rows, embedding_size=16, num_hidden_layers=3, **sizes)
-    AlbertModel(config, add_pooling_layer=False).save_pretrained(model)
-    source = loaded(model, tmp_path / "load", "feature-extraction")
-    made = exported(source, tmp_path / "export")
-    graph = onnx.load(lowered(made, CompressedState({}), CUDA32, tmp_path) / "model.onnx").graph
+    folder = lowered(albert, CompressedState({}), CUDA32, tmp_path)
+    graph = onnx.load(folder / "model.onnx").graph
     names = [n.name for n in graph.node if n.op_type == "MultiHeadAttention"]
-    assert len(set(names)) == len(names) == 3
+    assert len(set(names)) == len(names) == 2
 
 
 def test_a_text_that_ends_at_its_last_token_is_padded_with_the_models_own_padding(
