@@ -167,7 +167,8 @@ def _escape_message(error: click.ClickException) -> click.ClickException:
 
 
 def _check_text(argument: str) -> None:
-    """Refuse text that is not UTF-8 or has a NUL, which libraries and the system do not take."""
+    """Refuse an argument of the command line that is not UTF-8 or has a NUL, which libraries and
+    the system do not take."""
     if "\0" in argument:
         raise click.UsageError(f"{argument!a:.200} contains a NUL character; remove it.")
     try:

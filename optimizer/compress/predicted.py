@@ -42,7 +42,7 @@ def shapes(section: Compression, model: Shapes) -> Shapes:
 
 
 def _width(weights: Weights, shape: tuple[int, ...]) -> float:
-    """Bytes per value of a weight, with its scales in float32."""
+    """Predict the bytes per value of a compressed weight, its float32 scales included."""
     bits = 8 if weights.bits == 8 else 4
     if weights.granularity in ("tensor", "block"):
         return bits / 8

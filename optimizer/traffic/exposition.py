@@ -69,7 +69,7 @@ class Exposition:
             return fitting[0]
         listed = ", ".join(f"{one['model']} {one['version']}" for one in there)
         raise DataError(
-            f"{name} of {len(fitting)} models" if fitting else f"{name} has not this model",
+            f"{len(fitting)} models have {name}" if fitting else f"{name} of this model is missing",
             where=self.where,
             accepted=listed or f"/metrics of an `optimize serve` that counts {name}",
             fix="Name one with --model." if fitting else "",

@@ -220,7 +220,7 @@ def _document(
 
 
 def _add_gates(report: dict[str, Any], slo: dict[str, Any]) -> None:
-    """Add the gates of the load test to the report of the target that served it."""
+    """Add the gates of the load test to the report that `run` prints of the target that served."""
     report["gates"] = [*report["gates"], *slo["gates"]]
     report["verdict"] = worst((report["verdict"], slo["verdict"]))
 

@@ -258,7 +258,8 @@ def _figures(one: Description) -> dict[str, Any]:
 
 
 def _candidate(cell: Document) -> Document:
-    """Return the candidate's times of a cell: end to end, or of one generated token."""
+    """Return the candidate's times that `inspect` and `compare` show of a cell: end to end, or of
+    one generated token."""
     system = part(part(cell, "systems"), "candidate")
     return part(system, "inter_token" if "prompt" in cell else "end_to_end")
 

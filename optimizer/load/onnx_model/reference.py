@@ -127,7 +127,8 @@ def _say_float(node: Node, why: str) -> None:
 
 
 def _to_file(node: Node, values: Sequence[Any], proto: Any, graph: Graph, file: str) -> Node:
-    """Write the model of one node to `file` below the graph's folder; return the node with it.
+    """Write an ONNX model of one node, which torch cannot compute, to `file` below the graph's
+    folder; returns the node with that file.
 
     values: inputs of the node
     """

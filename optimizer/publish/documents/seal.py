@@ -61,7 +61,9 @@ def seal(bundle: Path, recipients: tuple[str, ...], into: Path, *, replace: bool
     if differences:
         raise BundleError(f"it differs from its manifest: {differences[0]}", where=str(bundle))
     if into.resolve().is_relative_to(bundle.resolve()):
-        raise RecipeError("inside the bundle", where=str(into), fix="Give another: --to FILE.")
+        raise RecipeError(
+            "the file would lie inside the bundle", where=str(into), fix="Give another: --to FILE."
+        )
     attached = [beside(bundle, a) for a, _ in read_attachments(bundle) if a in ATTACHMENTS]
     with (
         atomic.disk_errors_explained(into, "--to"),

@@ -148,7 +148,7 @@ def _data_name(manifest: Document, use: str) -> str:
 
 
 def _escape(text: object) -> str:
-    """Return the text on one line, its markup escaped."""
+    """Return a text of the model card on one line, its markdown escaped."""
     return MARKUP.sub(r"\\\1", " ".join(str(text).split()))
 
 
