@@ -375,7 +375,7 @@ def _parser(program: str) -> _Parser:
             serving.add_options(command)
             command.set_defaults(genai=False)
         if run is predict:
-            command.add_argument("texts", nargs="*", metavar="TEXT", help="an input")
+            command.add_argument("texts", nargs="*", metavar="TEXT", help="a text or a file's path")
             command.add_argument("--text", action="append", default=[], help="a text; repeatable")
             command.add_argument(
                 "--pair",
