@@ -14,9 +14,9 @@ from optimizer.foundation.errors import StoreError
 from optimizer.foundation.progress import say
 from optimizer.foundation.verdicts import Verdict
 from optimizer.harness.errors import ExplainedError
-from optimizer.recipe.schema import Recipe
+from optimizer.recipe.schema import Export, Recipe
 from optimizer.recipe.stage_sections import LeftOut
-from optimizer.store import Artifacts, Built, Reference, Step, Stopped, Store
+from optimizer.store import Artifacts, Built, LabelTexts, Reference, Step, Stopped, Store
 
 
 @dataclass
@@ -63,6 +63,7 @@ def run(recipe: Recipe, store: Store) -> Outcome:
     outcome, step, targets = Outcome(), store.step, _Targets(recipe)
     store.recipe = recipe.name
     sections = [target.without_on_fail for target in recipe.targets]
+    side_of_texts = recipe.model.side_of_texts
 
     def graph(i: int, checkpoint: Step, *state: Step) -> Step:
         """Export the graph of a target; one without a graph is lowered from the checkpoint."""
@@ -70,6 +71,7 @@ def run(recipe: Recipe, store: Store) -> Outcome:
         return step(export, section, checkpoint, *state) if section else checkpoint
 
     with suppress(Stopped):
+        reader = step(load, side_of_texts) if side_of_texts else None
         reference = smaller = base = step(load, recipe.model.without_data)
         if reference.done:  # not yet, in a first `optimize plan`
             check_inputs(recipe.validation(recipe.targets[0]), reference.path)
@@ -85,6 +87,7 @@ def run(recipe: Recipe, store: Store) -> Outcome:
         if recipe.qat:
             base = state = step(qat, recipe.training, reference, base, state)
 
+        texts = LabelTexts(reader, step(export, Export(), reader)) if reader else None
         graphs = targets.each("export", lambda i: graph(i, base, state))
         models = targets.each("lower", lambda i: step(lower, sections[i], base, state, graphs[i]))
         engines = targets.each("build", lambda i: step(build, sections[i], models[i]))
@@ -107,7 +110,7 @@ def run(recipe: Recipe, store: Store) -> Outcome:
         outcome.left_out = targets.left_out
         if verdict(outcome.built) == "pass":
             packaging = recipe.packaging.model_copy(update={"left_out": outcome.left_out})
-            outcome.bundle = step(package, packaging, base, state, outcome.built)
+            outcome.bundle = step(package, packaging, base, state, outcome.built, texts)
             if recipe.slo:
                 outcome.slo = step(slo, recipe.slo, outcome.bundle)
     return outcome

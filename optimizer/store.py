@@ -186,6 +186,15 @@ class Built(Generic[T]):
     report: T
 
 
+@dataclass(frozen=True)
+class LabelTexts(Generic[T]):
+    """Steps (to a stage: folders) of the model that reads the labels of requests for images: those
+    of load and export."""
+
+    checkpoint: T
+    graph: T
+
+
 Input = Any
 """Input of a stage: a Step, None, one of the records above, or a tuple of such inputs."""
 

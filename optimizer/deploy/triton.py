@@ -79,8 +79,7 @@ def version_folder(source: Source) -> str:
 def columns(source: Source) -> tuple[list[Column], list[Column]]:
     """Return the inputs and the outputs as (name, dtype, shape of one row), as our server has."""
     task = tasks.of(source.contract)
-    names = task.inputs.fields if task.pairs_together else task.inputs.fields[:1]
-    inputs: list[Column] = [(n, "object", ()) for n in names]
+    inputs: list[Column] = [(n, "object", ()) for n in task.fields(source.contract)]
     outputs = [(n, d, s) for n, (d, s) in task.tensors(source.contract).items()]
     return inputs, [*outputs, (ANSWER, "object", ())]
 

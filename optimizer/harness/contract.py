@@ -25,6 +25,7 @@ contract.json, version 3:
      "template": ["Query: ", " Document: ", " Relevant:"] | null,
      "zero_shot": {"candidate_labels": ["sport", "politics"], "hypothesis_template": "About {}.",
                    "multi_label": false, "entailment": 2} | null,
+     "label_texts": {"hypothesis_template": "A photo of {}.", "scale": 100.0, "bias": 0.0} | null,
      "answers": {"doc_stride": 128, "max_answer_len": 15, "handle_impossible_answer": false,
                  "top_k": 1} | null,
      "generation": {"layers": 30, "kv_heads": 3, "head_dim": 64, "vocabulary": 49152,
@@ -57,6 +58,8 @@ template: texts before a query, between it and its document, and behind both, fo
 sparse: pooling of a sparse embedding (sparse_settings.py); its prompts stand in embedding.
 answers: windows and spans of question-answering (span_settings.py).
 zero_shot: labels and hypothesis of zero-shot-classification (zero_shot_settings.py).
+label_texts: settings of labels that come with a request, of zero-shot-image-classification; null
+    for a bundle that answers with the recipe's labels alone.
 generation: KV cache, special tokens, sampling defaults, and adapters (absent without any), for
     text-generation.
 A section that the task does not use is null; one of OPTIONAL is missing instead. Version 1 had no
@@ -85,14 +88,16 @@ from .image_settings import ImageSettings
 from .span_settings import SpanSettings
 from .sparse_settings import SparseSettings
 from .trust.verify import parse
-from .zero_shot_settings import ZeroShotSettings
+from .zero_shot_settings import LabelTexts, ZeroShotSettings
 
 VERSION = 3
 READABLE = (1, 2, 3)  # versions
 POOLINGS = ("mean", "cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 ACTIVATIONS = ("identity", "sigmoid")
 SECTIONS = ("tokenizer", "image", "pooling", "normalize", "labels", "generation")
-OPTIONAL = ("embedding", "answers", "aggregation", "zero_shot", "sparse", "template")
+OPTIONAL = (
+    *("embedding", "answers", "aggregation", "zero_shot", "label_texts", "sparse", "template"),
+)
 """Sections that a task of Task.optional may lack."""
 SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 DTYPES = ("int64", "int32", "float32", "float16")
@@ -229,6 +234,7 @@ class Contract:
     aggregation: str | None = None
     template: tuple[str, ...] | None = None
     zero_shot: ZeroShotSettings | None = None
+    label_texts: LabelTexts | None = None
     sparse: SparseSettings | None = None
     version: int = VERSION
     layer_weights: Any = field(default=None, repr=False, compare=False)
@@ -415,6 +421,8 @@ class Contract:
                 settings = fields["zero_shot"]
                 names = tuple(settings["candidate_labels"])
                 fields["zero_shot"] = ZeroShotSettings(**{**settings, "candidate_labels": names})
+            if fields.get("label_texts") is not None:
+                fields["label_texts"] = LabelTexts(**fields["label_texts"])
             for key in ("labels", "thresholds", "template"):
                 if fields.get(key) is not None:
                     fields[key] = tuple(fields[key])

@@ -155,6 +155,10 @@ ZERO_SHOT = record(
     },
     closed=True,
 )
+LABEL_TEXTS = record(
+    {"hypothesis_template": text(1000), "scale": number(0, 1e6), "bias": number(-1e6, 1e6)},
+    closed=True,
+)
 CONTRACT = record(
     {
         "task": NAME,
@@ -174,6 +178,7 @@ CONTRACT = record(
         "thresholds": null_or(list_of(number(0, 1), 2)),
         "answers": null_or(ANSWERS),
         "zero_shot": null_or(ZERO_SHOT),
+        "label_texts": null_or(LABEL_TEXTS),
         "sparse": null_or(SPARSE),
         "template": null_or(list_of(text(100_000), 3, 3)),
         "aggregation": null_or(choice("none", "simple", "first", "average", "max")),

@@ -1,5 +1,5 @@
-"""Settings of zero-shot classification: the section `zero_shot` of a contract, with the names that
-transformers' pipeline gives them."""
+"""Settings of zero-shot classification: the sections `zero_shot` (of texts) and `label_texts` (of
+images) of a contract, with the names that transformers' pipelines give them."""
 
 from __future__ import annotations
 
@@ -40,3 +40,24 @@ class ZeroShotSettings:
 
     def hypothesis(self, label: str) -> str:
         return self.hypothesis_template.replace(SLOT, label)
+
+
+@dataclass(frozen=True)
+class LabelTexts:
+    """Settings of labels of images that come with a request: the model in the bundle's folder
+    `texts` (bundle/label_encoder.py) reads a sentence for each.
+
+    logit of a label = scale * cosine of the vectors of image and sentence + bias
+
+    hypothesis_template: sentence about an image, with SLOT in place of a label
+    scale, bias: the pair's
+    """
+
+    hypothesis_template: str
+    scale: float
+    bias: float
+
+    def __post_init__(self) -> None:
+        template = self.hypothesis_template
+        accepted = f"a sentence with one {SLOT}"
+        require(is_template(template), "label_texts.hypothesis_template", template, accepted)

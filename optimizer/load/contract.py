@@ -7,9 +7,11 @@ from typing import Any
 from optimizer.foundation.errors import CheckpointError, RecipeError, closest
 from optimizer.harness.contract import SECTIONS, VERSION
 from optimizer.harness.inputs.text import TEXT
+from optimizer.harness.tasks.images.zero_shot_image_classification import VECTOR
 from optimizer.harness.tasks.text_classification import THRESHOLD
 from optimizer.load.config.model_folder import model_folder
 from optimizer.load.preparation import Described, Preparation
+from optimizer.load.providers import pairs
 from optimizer.load.sentence import cross_encoder, logit_score
 from optimizer.model.architectures.towers import TOWERS
 
@@ -20,6 +22,7 @@ def build_contract(d: Described, preparation: Preparation, conversion: Any) -> d
     sections: dict[str, Any] = dict.fromkeys(SECTIONS)
     sections |= preparation.sections(d, conversion)
     widths = dict(preparation.widths(d, sections))
+    outputs = {d.task.output: d.task.axes, **d.task.beside}
     if "labels" in d.task.sections:
         sections["labels"] = _labels(d.config, distinct=d.task.classifies)
     if d.task.classifies:
@@ -28,6 +31,10 @@ def build_contract(d: Described, preparation: Preparation, conversion: Any) -> d
             sections["aggregation"] = d.section.aggregation
         if d.task.names_labels:
             sections |= _of_named_labels(d, sections["labels"])
+            if d.section.side_of_texts is not None:
+                sections["label_texts"] = pairs.label_texts(d)
+                widths["width"] = TOWERS[d.config.model_type].width(d.config)
+                outputs[VECTOR] = ("batch", "width")
         elif not d.task.per_position:
             scored = logit_score.takes(d.section, model_folder(d.root))
             cross_encoder.check(d.root, templated="template" in sections, scored=scored)
@@ -45,7 +52,7 @@ def build_contract(d: Described, preparation: Preparation, conversion: Any) -> d
         ],
         "outputs": [
             {"name": name, "dtype": "float32", "axes": [widths.get(axis, axis) for axis in axes]}
-            for name, axes in {d.task.output: d.task.axes, **d.task.beside}.items()
+            for name, axes in outputs.items()
         ],
         **sections,
     }

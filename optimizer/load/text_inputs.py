@@ -267,8 +267,12 @@ def _zero_shot(d: Described) -> dict[str, Any]:
         )
     assert d.section.zero_shot is not None  # the recipe was checked
     settings = d.section.zero_shot
-    chosen = {"hypothesis_template": settings.template(d.task), "entailment": numbers[0]}
-    return {**settings.model_dump(), **chosen}
+    return {
+        "candidate_labels": list(settings.candidate_labels),
+        "hypothesis_template": settings.template(d.task),
+        "multi_label": settings.multi_label,
+        "entailment": numbers[0],
+    }
 
 
 def _mask(tokenizer: Any, folder: Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ Writes out/bundle/ and, unless package.tar is false, out/<name>-<version>.tar:
                                     that onnxruntime-genai opens the folder
     engines/<target>/               engine.json, and the engine where the runtime has one
     tokenizer/                      tokenizer files that the harness loads
+    texts/                          the model that reads labels of requests, see label_texts.py
     harness/  requirements.txt      code that runs the bundle, and its pinned packages
     requirements-serve.txt          packages of `serve`, where installed here
     verify.py                       compares all files with the manifest before any code runs
@@ -34,13 +35,14 @@ from optimizer.harness.contract import Contract, adapter_file
 from optimizer.harness.runtimes import table
 from optimizer.load import outside_task
 from optimizer.load.source import LICENCES
+from optimizer.package import label_texts, on_fail, shipped, tokenizer_check
 from optimizer.package import manifest as manifests
-from optimizer.package import on_fail, shipped, tokenizer_check
 from optimizer.package.genai_config import TOKENIZER_FILES
 from optimizer.recipe.schema import Packaging, Recipe, TargetSection
 from optimizer.store import (
     Built,
     Estimate,
+    LabelTexts,
     Shapes,
     Stage,
     digest_file,
@@ -83,12 +85,14 @@ def run(
     source: Path,
     state: Path,  # noqa: ARG001
     built: Sequence[Built[Path]],
+    texts: LabelTexts[Path] | None = None,
     *,
     out: Path,
 ) -> None:
     """Write the bundle into `out`. built: folders of each finished target, in the recipe's order.
 
     state: not read; an input so that the bundle's key depends on it
+    texts: the model that reads the labels of requests
 
     Raises GateError where the finished bundle differs from what was judged (shipped.py).
     """
@@ -99,6 +103,8 @@ def run(
     reports = on_fail.mark_dropped(rules, [_read(b.report / "report.json") for b in built])
     _add_tokenizer(bundle, source)
     _add_adapters(bundle, source)
+    if texts is not None:
+        label_texts.add(bundle, texts, source)
     engines: list[dict[str, Any]] = []
     shipped_targets: list[TargetSection] = []
     for name, target, steps, report in zip(names, sections, built, reports, strict=True):
@@ -112,8 +118,9 @@ def run(
             )
     licences = _add_licences(bundle, source)
     _add_harness(bundle, section.recipe.model.task)
+    names_of_texts = label_texts.PACKAGES if texts is not None else ()
     (bundle / "requirements.txt").write_text(
-        requirements(shipped_targets, section.recipe.model.task)
+        requirements(shipped_targets, section.recipe.model.task, names_of_texts)
     )
     if serve := serve_requirements():
         (bundle / "requirements-serve.txt").write_text(serve)
@@ -173,12 +180,12 @@ def left_out(section: Packaging) -> list[dict[str, str]]:
     ]
 
 
-def requirements(sections: Sequence[TargetSection], task: str) -> str:
+def requirements(sections: Sequence[TargetSection], task: str, others: Sequence[str] = ()) -> str:
     """Return the text of requirements.txt: packages that the harness imports for a task and the
-    bundle's targets, at the versions installed here."""
+    bundle's targets, and others, at the versions installed here."""
     known = tasks.task(task)
     packages = ["numpy", *known.inputs.requires]
-    packages += sorted({p for s in sections for p in s.harness_packages})
+    packages += sorted({p for s in sections for p in s.harness_packages} | set(others))
     packages += known.requires
     superseded = {SUPERSEDED.get(name) for name in packages}
     return "".join(f"{n}=={_version(n)}\n" for n in packages if n not in superseded)

@@ -54,6 +54,11 @@ class ZeroShot(Section):
         'have: "This example is {}." of a text, "This is a photo of {}." of an image',
     )
     multi_label: bool = Field(False, description="texts only; true: each label is judged by itself")
+    labels_of_requests: bool = Field(
+        False,
+        description="images only; true: a request may bring other labels, which the side of texts "
+        "reads: the bundle then holds it too, in float32",
+    )
 
     @field_validator("hypothesis_template")
     @classmethod
@@ -66,6 +71,15 @@ class ZeroShot(Section):
         """Return the sentence about an input, with {} in place of the label."""
         default = "This is a photo of {}." if task.names_labels else "This example is {}."
         return self.hypothesis_template or default
+
+
+def check_zero_shot(task: tasks.Task, section: ZeroShot | None) -> None:
+    """Raise ValueError for an option that belongs to another kind of input."""
+    if section is not None and section.labels_of_requests and not task.names_labels:
+        raise ValueError(
+            "model.zero_shot.labels_of_requests is for images; a request to a model of texts may "
+            "always bring its labels; remove it"
+        )
 
 
 def split_template(template: str) -> list[str]:

@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_serializer, model_validator
 
 from optimizer.foundation.sections.fields import PATH, Base, Inside, Length, Pattern
 from optimizer.foundation.sections.section import Section
+from optimizer.harness.tasks.embeddings import sentence_embedding
 from optimizer.recipe.answers import SpanAnswers, ZeroShot, split_template
 from optimizer.recipe.data import DataSpec
 from optimizer.recipe.stage_sections import Task
@@ -138,7 +139,7 @@ class Model(Section):
         "whose entities are then the answer; default: words, and entities of words",
     )
     zero_shot: ZeroShot | None = Field(
-        None, description="zero-shot-classification only: labels and hypothesis"
+        None, description="zero-shot tasks only: labels, and the sentence about an input"
     )
     max_active_dims: int | None = Field(
         None,
@@ -201,6 +202,14 @@ class Model(Section):
         sources = {name: HotAdapter(source=source) for name, source in self.hot.items()}
         adapters = self.adapters.model_copy(update={"sources": sources})
         return self.model_copy(update={"adapters": adapters})
+
+    @property
+    def side_of_texts(self) -> Model | None:
+        """Section of the model that reads the labels of requests; None without them."""
+        if self.zero_shot is None or not self.zero_shot.labels_of_requests:
+            return None
+        other = {"task": sentence_embedding.TASK.name, "zero_shot": None, "normalize": True}
+        return self.model_copy(update=other)
 
     @property
     def _kept_apart(self) -> dict[str, HotAdapter]:

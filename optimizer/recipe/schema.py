@@ -228,6 +228,7 @@ class Recipe(Section):
         present = [name for name in names if getattr(self.model, name) is not None]
         others = [name for name in ("reduce", "qat", "slo") if getattr(self, name) is not None]
         answers.check(tasks.task(self.model.task), present, others)
+        answers.check_zero_shot(tasks.task(self.model.task), self.model.zero_shot)
         return self
 
     @model_validator(mode="after")

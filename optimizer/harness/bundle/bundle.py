@@ -37,6 +37,7 @@ from ..tasks.text_generation import NO_PAIRS, Prompt
 from .bench import System
 from .engines import Workshop
 from .fit import Decision, FallBack, Rebuild, Refuse, decide
+from .label_encoder import LabelEncoder
 from .manifest import MANIFEST, read_manifest, refuse_damage
 
 BATCH = 8
@@ -90,6 +91,9 @@ class Bundle(Closing):
         self.contract = contract.opened(self.folder / "tokenizer").with_prompt(prompt)
         self.contract = with_form(self.contract, embedding_type, dimensions)
         self.encoder = self.task.inputs.open(self.folder / "tokenizer", self.contract)
+        if self.contract.label_texts is not None:
+            threads_of_texts = 0 if threads is None else threads
+            self.encoder = LabelEncoder(self.folder, self.manifest["files"], threads_of_texts)
         self._shop = Workshop(
             self.folder,
             self.manifest,
@@ -361,6 +365,8 @@ class Bundle(Closing):
         return sum(self.manifest["files"][n]["size"] for n in names)
 
     def close(self) -> None:
-        for runner in (self._open, self._genai):
-            if runner is not None:
-                runner.close()
+        for opened in (self._open, self._genai):
+            if opened is not None:
+                opened.close()
+        if isinstance(self.encoder, LabelEncoder):
+            self.encoder.close()

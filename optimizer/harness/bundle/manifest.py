@@ -46,6 +46,7 @@ from ..runtimes import table
 from ..runtimes.trt.header import belongs
 from ..schema import refuse
 from ..trust.verify import LARGEST, MANIFEST, REPORT, canonical, digest, parse, problem, unlisted
+from . import label_encoder
 
 __all__ = ["MANIFEST", "REPORT", "canonical", "digest"]
 
@@ -167,6 +168,11 @@ def required(manifest: Mapping[str, Any]) -> dict[str, str]:
     layers = (manifest["contract"].get("embedding") or {}).get("file")
     if layers is not None:
         names[f"tokenizer/{layers}"] = "contract.embedding.file"
+    if manifest["contract"].get("label_texts") is not None:
+        names |= dict.fromkeys(
+            (f"{label_encoder.FOLDER}/{n}" for n in (label_encoder.CONTRACT, label_encoder.MODEL)),
+            "contract.label_texts",
+        )
     adapters = (manifest["contract"].get("generation") or {}).get("adapters", ())
     names |= dict.fromkeys(map(adapter_file, adapters), "contract.generation.adapters")
     return names

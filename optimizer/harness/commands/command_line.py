@@ -4,7 +4,7 @@ predict   answer texts, given as arguments or one per line on standard input; on
           order, or a JSON object with --json; a text that cannot be answered has an error instead.
           A model that was judged on pairs takes --pair, or a line {"text": ..., "text_pair": ...},
           one that answers questions {"question": ..., "context": ...}, and one that chooses labels
-          {"text": ..., "candidate_labels": [...]}, or takes --labels for all texts.
+          {"text": ..., "candidate_labels": [...]} ("image": a path), or takes --labels for all.
           text-generation accepts generation options, and --stream prints token by token
 bench     time it end to end and by stage, over the recipe's batch sizes and sequence lengths or
           others, with the ratio to float measured at build time; for text-generation, the first
@@ -107,7 +107,7 @@ def predict(folder: Path, args: argparse.Namespace) -> int:
             )
             print(line, flush=True)
 
-        queries.check_labels(args.labels, task)
+        queries.check_labels(args.labels, bundle.contract)
         windows = queries.read_queries(args, task.inputs.name)
         if task.generates:
             summary = generation.predict(bundle, args, windows, emit)
@@ -117,8 +117,9 @@ def predict(folder: Path, args: argparse.Namespace) -> int:
                 names = task.inputs.fields
                 queries.refuse_single_texts(args, names)
                 windows = (queries.parse_pairs(window, names) for window in windows)
-            elif task.chooses:
-                windows = (queries.parse_labels(window, args.labels) for window in windows)
+            elif queries.takes_labels(bundle.contract):
+                field = task.inputs.fields[0]
+                windows = (queries.parse_labels(w, args.labels, field) for w in windows)
             parsed = (queries.parse_inputs(window, task) for window in windows)
             answers = (a for window in parsed for a in bundle.answer(window, args.batch_size))
             summary = output.write(answers, emit, task.inputs.name)
@@ -387,8 +388,8 @@ def _parser(program: str) -> _Parser:
             command.add_argument(
                 "--labels",
                 metavar="LABELS",
-                help="zero-shot-classification: labels of texts that name none, with commas "
-                "between; default: those of the recipe",
+                help="zero-shot: labels of inputs that name none, with commas between; default: "
+                "those of the recipe",
             )
             _add_embedding(command)
             command.add_argument(

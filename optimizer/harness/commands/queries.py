@@ -10,11 +10,13 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
+from .. import tasks
 from ..errors import InputError
 from ..trust.verify import parse as parse_json
 
 if TYPE_CHECKING:
     from ..bundle.bundle import Bundle
+    from ..contract import Contract
     from ..inputs.lines import Source
     from ..tasks.answering import Query
     from ..tasks.task import Task
@@ -64,30 +66,40 @@ def parse_pairs(window: Sequence[Query], names: Sequence[str]) -> list[Query]:
     return pairs
 
 
-def check_labels(labels: str | None, task: Task) -> None:
+def check_labels(labels: str | None, contract: Contract) -> None:
     """Raise InputError for --labels of a model that does not choose among labels of a request."""
     from ..inputs.text import check_text
 
     if labels is None:
         return
-    if task.chooses:
+    if takes_labels(contract):
         check_text(labels, "--labels")
         return
+    task = tasks.of(contract)
     why = (
         "whose labels are those of its recipe, encoded in its weights" if task.names_labels else ""
     )
     raise InputError(
         f"the task is {task.name}{f', {why}' if why else ', which takes no labels'}",
         where="--labels",
-        accepted="a model of task zero-shot-classification",
-        fix="Set model.zero_shot.candidate_labels in the recipe, and run it." if why else "",
+        accepted="a model of task zero-shot-classification, or of zero-shot-image-classification "
+        "with labels_of_requests",
+        fix="Set model.zero_shot.labels_of_requests: true in the recipe, and run it."
+        if why
+        else "",
     )
 
 
-def parse_labels(window: Sequence[Query], labels: str | None) -> list[Query]:
-    """Read a line that is a JSON object with `text` and labels; other lines are texts.
+def takes_labels(contract: Contract) -> bool:
+    """Tell if a request may name the labels of its answer."""
+    return tasks.of(contract).chooses or contract.label_texts is not None
 
-    labels: those of a text that names none, as in a request; None: the contract's
+
+def parse_labels(window: Sequence[Query], labels: str | None, field: str) -> list[Query]:
+    """Read a line that is a JSON object with an input and labels; other lines are inputs.
+
+    labels: those of an input that names none, as in a request; None: the contract's
+    field: name of the input in such a line: text or image
     """
     from ..inputs.hypothesis import add_labels
 
@@ -96,22 +108,18 @@ def parse_labels(window: Sequence[Query], labels: str | None) -> list[Query]:
         document = None
         with suppress(ValueError, RecursionError):
             document = parse_json(one.input.encode()) if one.input.startswith("{") else None
-        if isinstance(document, dict) and isinstance(document.get("text"), str):
-            own = {n: v for n, v in document.items() if n != "text"}
+        if isinstance(document, dict) and isinstance(document.get(field), str):
+            own = {n: v for n, v in document.items() if n != field}
             pair = json.dumps(own) if own else one.pair
-            queries.append(replace(one, input=document["text"], pair=pair))
+            queries.append(replace(one, input=document[field], pair=pair))
         else:
             queries.append(one)
     return [replace(one, pair=add_labels(one.pair, labels)) for one in queries]
 
 
 def parse_inputs(window: Sequence[Query], task: Task) -> list[Query]:
-    """Parse lines of text into inputs of the task's kind."""
-    parse = task.inputs.parse
-    return [
-        replace(a, input=parse(a.input), pair=None if a.pair is None else parse(a.pair))
-        for a in window
-    ]
+    """Parse lines of text into inputs of the task's kind. A pair is a text for every kind."""
+    return [replace(a, input=task.inputs.parse(a.input)) for a in window]
 
 
 def read_queries(args: argparse.Namespace, noun: str) -> Iterator[list[Query]]:

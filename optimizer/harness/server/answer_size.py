@@ -95,6 +95,11 @@ def predict_field_bytes(
                     size += words * (AGGREGATED + longest) + BYTE_LEVEL * _escaped_bytes(text)
                     continue
                 size += 2 * (words * (ENTRY + longest) + _escaped_bytes(text))
+        elif task.names_labels and pairs is not None:  # as above, and the best label once more
+            names = json.dumps(contract.labels)
+            for own in pairs:
+                named = names if own is None else str(own)
+                size += 2 * _escaped_bytes(named) + (named.count(",") + 1) * SCORE
         else:
             size += rows * (len(labels) * SCORE + (1 + contract.multi_label) * sum(labels))
     return size

@@ -59,7 +59,7 @@ class Service:
         adapters = model.adapters if isinstance(model, TextModel) else ()
         self.openai_names = [self.name, *adapters]  # names of a request's field `model`
         self._tensors = dict(model.task.tensors(model.contract))
-        self.columns = model.task.inputs.fields
+        self.columns = model.task.fields(model.contract)
         self._most = model.room.texts if isinstance(model, TextModel) else model.limits.rows
         self.cache: Cache | None = None
         self.completion_cache: CompletionCache | None = None  # for text generation
@@ -84,8 +84,7 @@ class Service:
             inputs = [_describe(s.name, s.dtype, s.axes) for s in model.contract.inputs]
             outputs = [_describe(s.name, s.dtype, s.axes) for s in model.contract.outputs]
         else:
-            columns = self.columns if model.task.pairs_together else self.columns[:1]
-            inputs = [_describe(n, "object", ("batch", 1)) for n in columns]
+            inputs = [_describe(n, "object", ("batch", 1)) for n in self.columns]
             outputs = [_describe(n, d, ("batch", *s)) for n, (d, s) in self._tensors.items()]
             outputs.append(_describe(ANSWER, "object", ("batch",)))
         return {
@@ -276,8 +275,8 @@ def read_inputs(
     rows = arrays[first].size
     if not 0 < rows <= most:
         raise TooLargeError(f"{rows} inputs; accepted: 1 to {most}")
-    columns = [
-        _decode_column(name, arrays[name], kind.received, name in textual)
+    columns = [  # a pair is a text for every kind
+        _decode_column(name, arrays[name], kind.received if name == first else _utf8, textual)
         for name in kind.fields
         if name in arrays
     ]
@@ -309,8 +308,12 @@ def _describe(name: str, dtype: str, axes: Sequence[str | int]) -> dict[str, Any
     return {"name": name, "datatype": datatype(dtype), "shape": shape}
 
 
+def _utf8(data: bytes, _textual: bool) -> str:
+    return data.decode()
+
+
 def _decode_column(
-    name: str, array: Array, received: Callable[[bytes, bool], Any], textual: bool
+    name: str, array: Array, received: Callable[[bytes, bool], Any], textual: Collection[str]
 ) -> list[Any]:
     if array.dtype != object or array.ndim not in (1, 2) or array.shape[1:] not in ((), (1,)):
         raise RequestError(f"input '{name}' is not BYTES of shape [{name}s] or [{name}s, 1]")
@@ -318,7 +321,7 @@ def _decode_column(
     for i, element in enumerate(array.reshape(-1)):
         where = f"input '{name}', element {i}"
         try:
-            inputs.append(received(element, textual))
+            inputs.append(received(element, name in textual))
         except UnicodeDecodeError as e:
             raise RequestError(f"{where}: byte {e.start + 1} is not UTF-8") from None
         except ValueError:

@@ -191,6 +191,11 @@ def check(contract: Contract, where: str = "contract.json") -> Task:
     if contract.zero_shot is not None:
         last, number = len(contract.labels or ()) - 1, contract.zero_shot.entailment
         require(0 < last >= number, f"{where}: zero_shot.entailment", number, f"0 to {last}")
+    if contract.label_texts is not None:
+        name = zero_shot_image_classification.VECTOR
+        require(
+            name in outputs, f"{where}: outputs", outputs, f"one called {name}, for label_texts"
+        )
     masked = contract.tokenizer is not None and contract.tokenizer.mask_id is not None
     require(masked or not record.fills, f"{where}: tokenizer.mask_id", None, "the id of a mask")
     return record
@@ -272,7 +277,10 @@ def decode(contract: Contract, outputs: Mapping[str, Array], inputs: Mapping[str
     real = record.inputs.real(inputs)
     _check_finite(record.output or "of the model", raw, real)
     pooled = inputs.pooled if isinstance(inputs, Batch) and inputs.skipped else real
-    return record.decode(contract, raw, pooled)
+    values = record.decode(contract, raw, pooled)
+    if not isinstance(inputs, Batch):
+        return values
+    return record.of_request(contract, values, outputs, inputs)
 
 
 def _output(contract: Contract, outputs: Mapping[str, Array], rows: int) -> Array:

@@ -34,6 +34,13 @@ def _as_it_is(contract: Contract, value: Any) -> Any:
     return value
 
 
+def _of_recipe(
+    contract: Contract, values: Array, outputs: Mapping[str, Array], batch: Batch
+) -> Array:
+    del contract, outputs, batch
+    return values
+
+
 def unchanged(contract: Contract, values: Array, real: Array) -> Array:
     """Return the model's output as it is, for `Task.decode`."""
     del contract, real
@@ -75,12 +82,14 @@ class Task:
     ranks: True if an input is a query and its pair a document, and the answers order the documents
         of a query; the model has one label, and labels of the data are relevance.
     names_labels: True if the recipe names the labels, whose texts are encoded while the model is
-        loaded, and a bundle answers with these labels alone.
+        loaded; a bundle answers with others only where its contract has `label_texts`.
     calibration_items: "rows", one input each; or "windows" of one length, cut from all rows joined.
     check: (contract, encoded input) -> (reason why it cannot be answered, though the model could
         read it, and the remedy), "" where it can.
     merge: (contract, answers to the parts of an input) -> the answer to the input.
     ask: (contract, input of a data set) -> input that can be answered, e.g. with a mask.
+    of_request: (contract, array of `decode`, outputs of the model by name, batch) -> array of the
+        task with what inputs of the batch bring along, such as labels of their own.
     requires: packages needed besides numpy, the tokenizer and a runtime.
     bytes: (contract, input) -> maximum bytes of the answer as JSON, besides those of `tensors` and
         of labels; None: none.
@@ -117,6 +126,7 @@ class Task:
     check: Callable[[Contract, Encoded], tuple[str, str]] = _no_problem
     merge: Callable[[Contract, Sequence[Mapping[str, Any]]], dict[str, Any]] = _only
     ask: Callable[[Contract, Any], Any] = _as_it_is
+    of_request: Callable[[Contract, Array, Mapping[str, Array], Batch], Array] = _of_recipe
     requires: tuple[str, ...] = ()
     bytes: Callable[[Contract, Any], int] | None = None
     multiline: bool = False
@@ -163,6 +173,12 @@ class Task:
     def chooses(self) -> bool:
         """Return True if an input names the labels of its answer."""
         return "zero_shot" in self.optional
+
+    def fields(self, contract: Contract) -> tuple[str, ...]:
+        """Return the names of the inputs of a request: of an input, and of its pair if the model
+        reads one."""
+        several = self.pairs_together or contract.label_texts is not None
+        return self.inputs.fields if several else self.inputs.fields[:1]
 
     @property
     def needs_labels(self) -> bool:

@@ -21,6 +21,8 @@ from optimizer.foundation.reading import reading
 from optimizer.harness import tasks
 from optimizer.harness.process.temporary import temporary_folder
 from optimizer.load import faithful, weights
+from optimizer.load.config.model_folder import model_folder
+from optimizer.load.preparation import Described
 from optimizer.load.providers.provider import Loaded, Provider
 from optimizer.load.weights import Weights
 from optimizer.model.architectures.towers import PAIRS, TOWERS, Tower, of_pair
@@ -30,6 +32,7 @@ from optimizer.recipe.schema import Model
 
 TEXT_LENGTH = 64  # tokens to which transformers' pipeline pads texts for SigLIP
 WEIGHTS = (".safetensors", ".bin", ".index.json")
+SCALE, BIAS = "logit_scale", "logit_bias"  # parameters of the pair
 COMPUTED = (f"{LABELS}.weight", f"{LABELS}.bias")
 
 
@@ -59,6 +62,8 @@ def config(section: Model, folder: Path) -> Any:
     if hasattr(whole, "projection_dim"):  # the pair's own decides, as in transformers
         side.projection_dim = whole.projection_dim
     if tasks.task(section.task).names_labels and section.zero_shot is not None:
+        if section.side_of_texts is not None:
+            _side(whole.model_type, section.side_of_texts, file)
         labels = dict(enumerate(section.zero_shot.candidate_labels))
         side.id2label, side.label2id = labels, {n: i for i, n in labels.items()}
     side.name_or_path = str(folder)
@@ -123,6 +128,21 @@ def read(section: Model, folder: Path, model_config: Any, out: Path) -> Loaded:
     if tasks.task(section.task).names_labels:
         stored |= dict(zip(COMPUTED, _encode_labels(section, folder, tower), strict=True))
     return Loaded(out, stored)
+
+
+def label_texts(d: Described) -> dict[str, Any]:
+    """Section `label_texts` of a contract, with the temperature and bias of the pair's files."""
+    assert d.section.zero_shot is not None
+    stored = weights.find(model_folder(d.root), d.section)
+
+    def number(name: str) -> Tensor:
+        return weights.values_of(stored[name]).float().reshape(())
+
+    return {
+        "hypothesis_template": d.section.zero_shot.template(d.task),
+        "scale": float(number(SCALE).exp()),
+        "bias": float(number(BIAS)) if BIAS in stored else 0.0,
+    }
 
 
 def _encode_labels(section: Model, folder: Path, tower: Tower) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ unit length: its weights are the vectors of the labels' texts, which load comput
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
@@ -20,10 +21,16 @@ LABELS = "candidate_labels"  # name of the linear layer
 
 def tower_class(model_type: str, task: Task) -> Any:
     """transformers' class of a tower, with the output of the task: for a zero-shot classifier
-    logits; else hidden states, of images one position, the vector, and of texts the projection of
-    each position."""
+    logits and the vector of unit length; else hidden states, of images one position, the vector,
+    and of texts the projection of each position."""
     import transformers
-    from transformers.modeling_outputs import BaseModelOutput, ImageClassifierOutput
+    from transformers.modeling_outputs import BaseModelOutput
+    from transformers.utils import ModelOutput
+
+    @dataclass
+    class ComparedImage(ModelOutput):
+        logits: Tensor | None = None
+        image_embeds: Tensor | None = None
 
     tower, classifies = TOWERS[model_type], tasks.task(task).names_labels
     base: Any = getattr(transformers, tower.model)
@@ -49,7 +56,7 @@ def tower_class(model_type: str, task: Task) -> Any:
             vector: Tensor = super().forward(*inputs, **named)[tower.output]
             if classifies:
                 unit = vector / vector.norm(dim=-1, keepdim=True)
-                return ImageClassifierOutput(logits=getattr(self, LABELS)(unit))
+                return ComparedImage(logits=getattr(self, LABELS)(unit), image_embeds=unit)
             return BaseModelOutput(last_hidden_state=vector[:, None])
 
     return Side

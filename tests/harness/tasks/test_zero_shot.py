@@ -18,8 +18,9 @@ from optimizer.harness.contract import Contract
 from optimizer.harness.errors import BundleError, InputError
 from optimizer.harness.server import answer_size
 from optimizer.harness.server.inference import ANSWER
-from optimizer.harness.tasks import text_classification, zero_shot_classification
+from optimizer.harness.tasks import zero_shot_classification
 from optimizer.harness.tasks.answering import Predictor, Query, answer
+from optimizer.harness.zero_shot_settings import LabelTexts
 from optimizer.load.stage import STAGE
 from optimizer.recipe.answers import ZeroShot
 from optimizer.recipe.schema import Model
@@ -119,7 +120,7 @@ def test_calibration_reads_every_label(predictor: Predictor) -> None:
 def test_a_line_may_name_its_labels() -> None:
     lines = ('{"text": "a", "candidate_labels": ["b"]}', "plain", '{"other": 1}', '{"text": "a"}')
     for labels in (None, "c, d"):
-        queries = parse_labels([Query("line", line) for line in lines], labels)
+        queries = parse_labels([Query("line", line) for line in lines], labels, "text")
         parsed = [(q.input, q.pair) for q in queries]
         assert parsed[0] == ("a", '{"candidate_labels": ["b"]}')
         assert parsed[1:] == [("plain", labels), ('{"other": 1}', labels), ("a", labels)]
@@ -128,7 +129,7 @@ def test_a_line_may_name_its_labels() -> None:
 def test_a_line_with_other_settings_alone_has_the_labels_of_all_texts(predictor: Predictor) -> None:
     line = '{"text": "good", "multi_label": true}'
     for labels in ("c, d", '["c", "d"]', '{"candidate_labels": "c, d", "multi_label": false}'):
-        (one,) = parse_labels([Query("line", line)], labels)
+        (one,) = parse_labels([Query("line", line)], labels, "text")
         (answer,) = ask(predictor, (one.input, one.pair))
         assert answer.answer is not None
         assert set(answer.answer["labels"]) == {"c", "d"}
@@ -136,11 +137,16 @@ def test_a_line_with_other_settings_alone_has_the_labels_of_all_texts(predictor:
 
 
 def test_labels_are_refused_for_a_model_that_chooses_none() -> None:
-    check_labels("a, b", zero_shot_classification.TASK)
+    def contract(task: str) -> Contract:
+        return Contract.from_json(small_model.contract(task))
+
+    check_labels("a, b", contract("zero-shot-classification"))
     with pytest.raises(InputError, match="which takes no labels"):
-        check_labels("a, b", text_classification.TASK)
+        check_labels("a, b", contract("text-classification"))
+    images = contract("zero-shot-image-classification")
     with pytest.raises(InputError, match="those of its recipe"):
-        check_labels("a, b", tasks.task("zero-shot-image-classification"))
+        check_labels("a, b", images)
+    check_labels("a, b", replace(images, label_texts=LabelTexts("{}", 1.0, 0.0)))
 
 
 def test_a_server_predicts_the_size_of_the_answer(predictor: Predictor) -> None:
