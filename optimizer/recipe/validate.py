@@ -31,6 +31,8 @@ Metric = Literal[
     "spearman",
     "probe_accuracy",
     "retrieval",
+    "recall_at_1",
+    "recall_at_5",
     "ndcg",
     "mrr",
     "cosine",

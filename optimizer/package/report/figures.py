@@ -15,7 +15,7 @@ NOT_A_NUMBER = "not a number"
 SHARES = frozenset(
     {
         *("accuracy", "top5_accuracy", "agreement", "f1", "micro_f1", "exact_match"),
-        *("probe_accuracy", "retrieval"),
+        *("probe_accuracy", "retrieval", "recall_at_1", "recall_at_5"),
     }
 )
 

@@ -205,5 +205,6 @@ _TESTS: Mapping[str, Callable[[Each, Each, Mapping[str, Any]], Decision]] = {
     "ndcg": _means,
     "mrr": _means,
     "overlap": _means,
+    "recall": _means,
 }
 """{kind of a per-example result: its test}."""

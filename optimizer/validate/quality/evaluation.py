@@ -22,7 +22,13 @@ from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.recipe.schema import DataSpec, Validate
 from optimizer.validate.gates import Gate
-from optimizer.validate.quality.metrics import RANKING, Ranking, rank_queries
+from optimizer.validate.quality.metrics import (
+    RANKING,
+    RECALL,
+    Integers,
+    Ranking,
+    rank_queries,
+)
 
 FIRST = ""
 """Name of validate.data."""
@@ -57,6 +63,11 @@ def check(settings: Validate, rows: Rows, contract: Contract) -> None:
     if settings.metric in RANKING:
         for name, part in by_name.items():
             ranking(settings.metric, part, f"validate.also.{name}" if name else "validate.data")
+    if settings.metric in RECALL:
+        for part in by_name.values():
+            check_pairs(
+                settings.metric, np.array([r.label for r in part]), len(contract.labels or ())
+            )
     together, labels = tasks.of(contract).pairs_together, contract.labels or ()
     metric = settings.metric
     _check_labels(metric, rows["validate.data"], contract)
@@ -133,6 +144,30 @@ def check_classes(labels: Sequence[int | None]) -> None:
             f"all {len(labels)} rows have label {labels[0]}",
             where="validate.train",
             accepted="rows of two labels or more",
+        )
+
+
+def check_pairs(metric: str, texts: Integers, outputs: int) -> None:
+    """Raise DataError for a text with several images, and for too few of either to choose from.
+
+    metric: metric of RECALL
+    texts: label id of each image
+    outputs: number of labels
+    """
+    numbers, counts = np.unique(texts, return_counts=True)
+    if counts.max() > 1:
+        raise DataError(
+            f"label {numbers[counts.argmax()]} has {counts.max()} images, and metric {metric} "
+            "reads pairs of an image and its text",
+            where="validate.data",
+            accepted="each label in one row; accuracy for labels with several images",
+        )
+    if min(len(texts), outputs) <= RECALL[metric]:
+        raise DataError(
+            f"there are {len(texts)} images and {outputs} texts: the best {RECALL[metric]} always "
+            "include the right one",
+            where="validate.data",
+            accepted=f"more than {RECALL[metric]} of both",
         )
 
 

@@ -267,6 +267,32 @@ def mean_of_examples(
     )
 
 
+RECALL = {"recall_at_1": 1, "recall_at_5": 5}
+"""{metric: number of texts or images among which the right one counts}."""
+
+
+def recall_metric(
+    name: str, texts: Integers, baseline: Floats, candidate: Floats, confidence: float
+) -> Metric:
+    """Mean over pairs, of an image and its text, of two outcomes: the text is among the best for
+    the image, and the image among the best for the text.
+
+    name: metric of RECALL
+    texts: column of each image's text, each once
+    baseline, candidate: scores (images, texts)
+    """
+    a, b = (_recall(scores, texts, RECALL[name]) for scores in (baseline, candidate))
+    return mean_of_examples(a, b, 1.0, confidence, per_example.values("recall", b))
+
+
+def _recall(scores: Floats, texts: Integers, best: int) -> Floats:
+    """0, 0.5 or 1 of each pair. Others with an equal score count as better."""
+    own = scores[np.arange(len(texts)), texts]
+    to_text = (scores >= own[:, None]).sum(1) <= best
+    to_image = (scores[:, texts] >= own[None]).sum(0) <= best
+    return np.asarray((to_text + to_image.astype(np.float64)) / 2)
+
+
 def span_metric(
     name: str,
     right: Sequence[tuple[str, ...]],

@@ -10,6 +10,7 @@ Two bundles that were judged on the same rows are compared by it, example by exa
     nats      nats per token of each window
     ndcg, mrr the metric of each query
     overlap   F1 of the words of each answer
+    recall    0, 0.5 or 1 of each pair of an image and a text
     labels    string of label ids for each example: "0 3 3"      the right label ids, likewise
     sets      string of ascending label ids for each example     the right label ids, likewise
     scores    numbers whose order counts                         the scores of the data

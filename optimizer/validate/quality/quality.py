@@ -11,6 +11,8 @@ weighted examples for the bootstrap.
     spearman         rank correlation of the pair's cosine (or of a regression's value) with score;
                      of a regression with several outputs the mean of theirs
     probe_accuracy   accuracy of a ridge classifier fitted to the baseline's embeddings of `train`
+    recall_at_1, recall_at_5  of pairs of an image and a text: mean of two shares, of images whose
+                     text is among the 1 or 5 that fit best, and of texts whose image is
     retrieval        with text_pair: share of texts whose nearest pair text is their own;
                      else with label: share whose nearest other text has the same label
     ndcg, mrr        mean over queries of nDCG@10, or of the reciprocal rank of the first relevant
@@ -40,10 +42,11 @@ import numpy as np
 from optimizer.data.datasets import Sample
 from optimizer.foundation.errors import DataError
 from optimizer.validate.quality import per_example, significance
-from optimizer.validate.quality.evaluation import check_classes, ranking
+from optimizer.validate.quality.evaluation import check_classes, check_pairs, ranking
 from optimizer.validate.quality.images.observed import COLUMNS, METRICS
 from optimizer.validate.quality.metrics import (
     RANKING,
+    RECALL,
     Booleans,
     Integers,
     Metric,
@@ -54,6 +57,7 @@ from optimizer.validate.quality.metrics import (
     mean_log_likelihood,
     rank_correlation,
     ranking_metric,
+    recall_metric,
     sets_f1,
     shares,
     span_metric,
@@ -233,6 +237,11 @@ def compare(
     if name == "agreement":
         same = _first(baseline) == _first(candidate)
         return shares(np.ones_like(same), same)
+    if name in RECALL:
+        texts = np.array(_need(rows, "label", name))
+        check_pairs(name, texts, len(baseline.text[0]))
+        before, after = np.stack(baseline.text), np.stack(candidate.text)
+        return recall_metric(name, texts, before, after, confidence)
     if name == "top5_accuracy":
         labels = np.array(_need(rows, "label", name))
         _check_labels(labels, len(baseline.text[0]))

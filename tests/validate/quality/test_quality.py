@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -48,6 +50,28 @@ def test_top5_accuracy_equals_scikit_learns() -> None:
 def test_top5_accuracy_of_no_more_than_five_labels_says_nothing_and_is_refused() -> None:
     with pytest.raises(DataError, match="3 labels"):
         both("top5_accuracy", ROWS, answers(LOGITS), answers(WORSE))
+
+
+@pytest.mark.parametrize("best", [1, 5])
+def test_recall_of_pairs_is_scikit_learns_in_both_directions(best: int) -> None:
+    judge = pytest.importorskip("sklearn.metrics", reason="scikit-learn judges it")
+    texts, columns, name = RNG.permutation(40), np.arange(40), f"recall_at_{best}"
+    rows = [Sample(f"image {i}", label=int(text)) for i, text in enumerate(texts)]
+    one, other = (np.eye(40)[texts] + RNG.standard_normal((40, 40)) * s for s in (0.4, 0.6))
+    one[:, :8] += 1  # texts that many images are near to, so that the directions differ
+    expected = [
+        judge.top_k_accuracy_score(truth, scores, k=best, labels=columns)
+        for x in (one, other)
+        for truth, scores in ((texts, x), (np.argsort(texts), x.T))
+    ]
+    assert expected[0] != expected[1]
+    found = both(name, rows, answers(one), answers(other))
+    assert found == pytest.approx((np.mean(expected[:2]), np.mean(expected[2:])))
+    assert both(name, rows, answers(0 * one), answers(other))[0] == 0  # all alike: none found
+    with pytest.raises(DataError, match="label 1 has 2 images"):
+        both(name, [replace(r, label=(r.label or 1) % 39) for r in rows], *2 * [answers(one)])
+    with pytest.raises(DataError, match=f"the best {best} always"):
+        both(name, rows[:best], *2 * [answers(one[:best])])
 
 
 def test_agreement_needs_no_labels_and_is_the_share_of_answers_that_stay() -> None:

@@ -68,6 +68,11 @@ TASK = replace(
     image_classification.TASK,
     name="zero-shot-image-classification",
     inputs=LABELLED_IMAGE,
+    metrics={
+        **image_classification.TASK.metrics,
+        "recall_at_1": (("label",),),
+        "recall_at_5": (("label",),),
+    },
     answers=answers,
     tensors=tensors,
     of_request=of_request,
