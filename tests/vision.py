@@ -31,7 +31,9 @@ TASKS = {  # of other kinds: image-classification
     "segformer": "image-segmentation",
     "dpt": "depth-estimation",
     "depth_anything": "depth-estimation",
+    "vitpose": "keypoint-detection",
 }
+KEYPOINTS = tuple(f"joint {i}" for i in range(17))
 
 
 OWN_CODE = Path(__file__).parents[1] / "calibration" / "efficientnet_lite.py"
@@ -82,6 +84,8 @@ def config(kind: str, **changes: Any) -> Any:
         shape |= {"patch_sizes": [7, 3], "strides": [4, 2], "decoder_hidden_size": 16}
     if kind in ("dpt", "depth_anything"):
         return depth(kind, shape, **changes)
+    if kind == "vitpose":
+        return pose(shape, **changes)
     if kind in ("detr", "table-transformer"):
         backbone = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]}
         backbone |= {"layer_type": "basic", "out_features": ["stage2"]}
@@ -93,6 +97,17 @@ def config(kind: str, **changes: Any) -> Any:
         shape["architectures"] = ["DeiTForImageClassification"]
     named = {"id2label": dict(enumerate(LABELS)), "label2id": {n: i for i, n in enumerate(LABELS)}}
     return AutoConfig.for_model(kind, **{**shape, **named, **changes})
+
+
+def pose(shape: dict[str, Any], **changes: Any) -> Any:
+    """A model of keypoints, of images that are higher than wide."""
+    from transformers import AutoConfig
+
+    own = {"image_size": [SIDE + 16, SIDE], "patch_size": [8, 8], "mlp_ratio": 2}
+    own |= {"out_features": ["stage2"]}
+    backbone = AutoConfig.for_model("vitpose_backbone", **{**shape, **own})
+    named = {"id2label": dict(enumerate(KEYPOINTS)), "scale_factor": 2}
+    return AutoConfig.for_model("vitpose", backbone_config=backbone, **{**named, **changes})
 
 
 def depth(kind: str, shape: dict[str, Any], **changes: Any) -> Any:
@@ -180,6 +195,8 @@ def own_processor(kind: str) -> Any:
         return processor(kind, size={"height": SIDE + 32, "width": SIDE + 32}, **each)
     if kind in ("dpt", "depth_anything"):
         return processor("dpt", size={"height": SIDE, "width": SIDE}, ensure_multiple_of=8, **each)
+    if kind == "vitpose":
+        return processor(kind, size={"height": SIDE + 16, "width": SIDE}, **each)
     if kind == "mobilenet_v2":  # of an odd size behind two convolutions of stride 2
         crop = {"height": SIDE + 4, "width": SIDE + 4}
         return processor(kind, size={"shortest_edge": SIDE + 8}, crop_size=crop, **each)
@@ -191,9 +208,15 @@ def recipe(folder: Path, kind: str, quantize: dict[str, Any], **changes: Any) ->
     write(folder / kind, kind, **changes)
     for i in range(16):
         (folder / f"{i}.png").write_bytes(encoded(picture(35, 40, seed=100 + i)))
-    rows = "".join(json.dumps({"image": f"{i}.png"}) + "\n" for i in range(16))
-    (folder / "rows.jsonl").write_text(rows)
-    data = {"source": "json", "files": ("rows.jsonl",), "columns": {"image": "image"}}
+    rows: list[dict[str, Any]] = [{"image": f"{i}.png"} for i in range(16)]
+    columns = {"image": "image"}
+    if kind == "vitpose":  # one box, or two of which one is partly outside
+        columns["keypoints"] = "poses"
+        for i, row in enumerate(rows):
+            boxes = [[3.5, 2, 20, 25], [-2, 10, 30, 40 - i]]
+            row["poses"] = [{"bbox": box} for box in boxes[: 1 + i % 2]]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {"source": "json", "files": ("rows.jsonl",), "columns": columns}
     made = Recipe.model_validate(
         {
             "name": f"tiny-{kind}",

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from optimizer.data import arrays, conversations
 from optimizer.data.answers import read_answers
 from optimizer.data.image_truth.objects import in_model, read_objects
+from optimizer.data.image_truth.poses import check_count, read_poses
 from optimizer.data.labels import (
     ids_in_model,
     ids_of_names,
@@ -44,7 +45,8 @@ from optimizer.recipe.schema import Calibrate, DataSpec
 Window = npt.NDArray[np.int64]
 FIELDS = (
     *("text", "text_pair", "image", "messages", "arrays"),
-    *("label", "labels", "score", "tags", "answers", "objects", "mask", "depth"),
+    *("label", "labels", "score", "tags", "answers", "objects"),
+    *("keypoints", "mask", "depth"),
 )
 INPUTS = ("text", "image", "messages", "arrays")
 PICTURES = ("mask", "depth")
@@ -132,6 +134,7 @@ def map_labels(
     id are not among the model's, and for names without an order where the model has none.
     """
     where = where_of(spec)
+    check_count([pose for r in rows for pose in r.keypoints or ()], labels or (), where)
     if any(r.objects is not None for r in rows):
         names = spec.labels
         return [
@@ -282,7 +285,8 @@ def _load(spec_json: str, base: str, _fingerprint: str) -> _Rows:
 def _parse_rows(
     spec: DataSpec, table: Any, columns: Mapping[str, str], names: tuple[str, ...]
 ) -> Iterator[Sample | None]:
-    """Yield a Sample for each row of `table` in order; None for a row with a null or empty text."""
+    """Yield a Sample for each row of `table` in order; None for a row with a null or empty text, or
+    without a pose to look for."""
     for field in [f for f in ("image", *PICTURES) if f in columns]:
         table = disable_decoding(table, columns[field])
     for i, row in enumerate(_rows_of(table, where_of(spec))):
@@ -294,7 +298,8 @@ def _parse_rows(
             values["labels"] = []  # an empty cell
         if spec.source == "csv" and values.get("answers", "") is None:
             values["answers"] = []
-        yield _sample(values, names, spec, i) if _usable(values) else None
+        sample = _sample(values, names, spec, i) if _usable(values) else None
+        yield None if sample is not None and sample.boxes == () else sample
 
 
 def _rows_of(table: Any, where: str) -> Iterator[dict[str, Any]]:
@@ -368,6 +373,9 @@ def _sample(
         else None,
         answers=read_answers(values["answers"], f"{row}: answers") if "answers" in values else None,
         objects=read_objects(values["objects"], f"{row}: objects") if "objects" in values else None,
+        keypoints=read_poses(values["keypoints"], f"{row}: keypoints")
+        if "keypoints" in values
+        else None,
         **{
             field: read_picture(values[field], spec.base, f"{row}: {field}")
             for field in PICTURES

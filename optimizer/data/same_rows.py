@@ -72,7 +72,7 @@ def text_keys(texts: Sequence[str], ids: TokenIds | None) -> dict[str, str | byt
 
 def _answers(row: Sample) -> tuple[object, ...]:
     named = row.label, row.labels, row.score, row.scores, row.tags, row.answers
-    return *named, row.objects, *(p and p.sha256 for p in (row.mask, row.depth))
+    return *named, row.objects, row.keypoints, *(p and p.sha256 for p in (row.mask, row.depth))
 
 
 def drop_repeated(rows: Sequence[Sample], where: str, ids: TokenIds | None = None) -> list[Sample]:

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from optimizer.data.image_truth.objects import Labelled
+from optimizer.data.image_truth.poses import Pose
 from optimizer.data.pictures import Picture
+from optimizer.harness.inputs.boxes.boxed_image import Boxed
+from optimizer.harness.inputs.boxes.warp import Box
 from optimizer.harness.inputs.tensors import Row
 
 LATER = (
     *("labels", "scores", "messages", "answers", "arrays"),
-    *("objects", "mask", "depth", "reduced"),
+    *("objects", "keypoints", "mask", "depth", "reduced"),
 )
 """Fields that as_row omits where they are None."""
 
@@ -37,6 +40,7 @@ class Sample:
     messages: tuple[Mapping[str, str], ...] | None = None
     arrays: Row | None = None  # arrays of the model's inputs
     objects: tuple[Labelled, ...] | None = None  # of an image; () where there is none
+    keypoints: tuple[Pose, ...] | None = None  # of the poses in an image
     mask: Picture | None = None  # a label id for each pixel
     depth: Picture | None = None  # a number for each pixel
     reduced: bool | None = None  # True: values of `mask` are label ids plus 1, and 0 is ignored
@@ -44,10 +48,19 @@ class Sample:
 
     @property
     def input(self) -> Any:
-        """The row's text, image or arrays, as the harness takes it."""
+        """The row's text, image (perhaps with boxes) or arrays, as the harness takes it."""
         if self.arrays is not None:
             return self.arrays
+        if self.image is not None and self.boxes is not None:
+            return Boxed(self.image.source, self.boxes)
         return self.text if self.image is None else self.image.source
+
+    @property
+    def boxes(self) -> tuple[Box, ...] | None:
+        """Boxes of the image in which the model looks for keypoints."""
+        if self.keypoints is None:
+            return None
+        return tuple(pose.box for pose in self.keypoints if pose.read)
 
     def as_row(self) -> dict[str, Any]:
         """The row as JSON, with the digest of an image or of arrays in place of them."""
@@ -62,4 +75,6 @@ class Sample:
                 row[field] = row[field].sha256
         if self.objects is not None:
             row["objects"] = [vars(one) for one in self.objects]
+        if self.keypoints is not None:
+            row["keypoints"] = [vars(one) for one in self.keypoints]
         return row if image is None else {**row, "image": image.sha256}

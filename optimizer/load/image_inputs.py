@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from optimizer.foundation.errors import CheckpointError, RecipeError
 from optimizer.foundation.reading import words
 from optimizer.harness.image_settings import ImageSettings
+from optimizer.harness.inputs.boxes.boxed_image import BOXED_IMAGE
 from optimizer.harness.inputs.image import ARRAY
 from optimizer.load.config import image_processor
 from optimizer.load.preparation import Described, Preparation
@@ -26,7 +27,9 @@ CLASS_TOKEN = "cls_token"  # transformers' name of the parameter at the first po
 def convert(d: Described, out: Path) -> ImageSettings:
     """The settings of the checkpoint's processor, all for the contract; nothing goes to `out`."""
     del out
-    return image_processor.settings(d.files, int(getattr(d.config, "num_channels", 3)))
+    channels = int(getattr(d.config, "num_channels", 3))
+    boxes = d.task.inputs is BOXED_IMAGE
+    return image_processor.settings(d.files, channels, boxes)
 
 
 def sections(d: Described, settings: ImageSettings) -> dict[str, Any]:

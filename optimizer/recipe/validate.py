@@ -43,6 +43,8 @@ Metric = Literal[
     "miou",
     "abs_rel",
     "delta1",
+    "oks_map",
+    "pck",
 ]
 
 Depth = Literal["full", "sampled", "end_to_end"]

@@ -29,6 +29,7 @@ from optimizer.data.datasets import Sample
 from optimizer.harness import tasks
 from optimizer.harness.bundle import replay
 from optimizer.harness.contract import adapter_file
+from optimizer.harness.inputs.boxes.boxed_image import Boxed
 from optimizer.harness.inputs.tensors import Row
 from optimizer.harness.runtimes import table
 from optimizer.harness.trust.verify import judged_settings
@@ -134,10 +135,13 @@ def _sample(m: RunArtifacts, rows: Sequence[Sample]) -> list[dict[str, Any]]:
     at = np.unique(np.linspace(0, len(ordered) - 1, ROWS).round().astype(int))
     chosen = [ordered[i] for i in at]
     paired = task.pairs_together and any(r.text_pair for r in chosen)
-    return [
-        {"input": _plain(task.ask(m.contract, r.input)), "pair": r.text_pair if paired else None}
-        for r in chosen
-    ]
+    sampled = []
+    for row in chosen:
+        value, pair = task.ask(m.contract, row.input), row.text_pair if paired else None
+        if isinstance(value, Boxed):
+            value, pair = value.image, value.as_text
+        sampled.append({"input": _plain(value), "pair": pair})
+    return sampled
 
 
 def _plain(value: Any) -> Any:

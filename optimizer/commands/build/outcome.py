@@ -18,6 +18,7 @@ from optimizer.foundation.verdicts import worst
 from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.errors import ExplainedError
+from optimizer.harness.inputs.boxes.boxed_image import Boxed
 from optimizer.recipe.schema import Recipe
 from optimizer.shared_store import Root
 from optimizer.store import Step, Store
@@ -175,12 +176,12 @@ def _example(recipe: Recipe, manifest: Mapping[str, Any]) -> str:
     task, value = tasks.task(recipe.model.task), row.input
     if task.fills:
         value = task.ask(Contract.from_json(manifest["contract"]), value)
-    together = task.pairs_together and row.text_pair is not None
-    words = [str(value), *(["--pair", str(row.text_pair)] if together else [])]
+    pair = row.text_pair if task.pairs_together else None
+    if isinstance(value, Boxed):
+        value, pair = value.image, value.as_text
+    words = [str(value), *(["--pair", pair] if pair is not None else [])]
     typed = (
-        isinstance(row.input, str | Path)
-        and row.messages is None
-        and max(map(len, words)) <= EXAMPLE
+        isinstance(value, str | Path) and row.messages is None and max(map(len, words)) <= EXAMPLE
     )
     return shlex.join(words) if typed and all(map(str.isprintable, words)) else ""
 

@@ -36,41 +36,55 @@ def read_objects(cell: Any, where: str) -> tuple[Labelled, ...]:
 
     where: the row, for messages
     """
+    each = enumerate(rows_of(cell, where, ACCEPTED, "objects"))
+    return tuple(_object(one, f"{where}[{i}]") for i, one in each)
+
+
+def rows_of(cell: Any, where: str, accepted: str, noun: str) -> list[Mapping[str, Any]]:
+    """The annotations in a cell: a list of objects, or an object with lists of one length. Raises
+    DataError for other values."""
     if isinstance(cell, Mapping):
         columns = {name: values for name, values in cell.items() if isinstance(values, list)}
         counts = {len(values) for values in columns.values()}
         if len(counts) > 1 or not columns:
             raise DataError(
-                f"{str(cell)[:80]} has no lists of one length", where=where, accepted=ACCEPTED
+                f"{str(cell)[:80]} has no lists of one length", where=where, accepted=accepted
             )
         rows = zip(*columns.values(), strict=True)
         cell = [dict(zip(columns, values, strict=True)) for values in rows]
     if not isinstance(cell, list) or not all(isinstance(one, Mapping) for one in cell):
-        raise DataError(
-            f"{str(cell)[:80]} is not a list of objects", where=where, accepted=ACCEPTED
-        )
-    return tuple(_object(one, f"{where}[{i}]") for i, one in enumerate(cell))
+        raise DataError(f"{str(cell)[:80]} is not a list of {noun}", where=where, accepted=accepted)
+    return cell
 
 
-def _object(fields: Mapping[str, Any], where: str) -> Labelled:
+def read_box(
+    fields: Mapping[str, Any], where: str, accepted: str
+) -> tuple[float, float, float, float]:
+    """Left, top, width and height of an annotation. Raises DataError for other values."""
     box = next((fields[name] for name in BOXES if fields.get(name) is not None), None)
-    label = next((fields[name] for name in LABELS if fields.get(name) is not None), None)
-    if not isinstance(box, Sequence) or len(box) != 4 or not all(map(_number, box)):
-        raise DataError(f"{str(box)[:80]} is not a box", where=where, accepted=ACCEPTED)
+    if not isinstance(box, Sequence) or len(box) != 4 or not all(map(number, box)):
+        raise DataError(f"{str(box)[:80]} is not a box", where=where, accepted=accepted)
     if min(box[2:]) < 0:
         raise DataError(
             f"the box {list(box)} has a side below 0",
             where=where,
-            accepted=ACCEPTED,
+            accepted=accepted,
             fix="Boxes of two corners become [left, top, right - left, bottom - top].",
         )
+    left, top, width, height = map(float, box)
+    return left, top, width, height
+
+
+def _object(fields: Mapping[str, Any], where: str) -> Labelled:
+    box = read_box(fields, where, ACCEPTED)
+    label = next((fields[name] for name in LABELS if fields.get(name) is not None), None)
     if isinstance(label, bool) or not isinstance(label, str | int):
         raise DataError(f"{str(label)[:80]} is not a label", where=where, accepted=ACCEPTED)
-    left, top, width, height = map(float, box)
-    return Labelled(label, (left, top, width, height), bool(fields.get("iscrowd")))
+    return Labelled(label, box, bool(fields.get("iscrowd")))
 
 
-def _number(value: Any) -> bool:
+def number(value: Any) -> bool:
+    """True for a finite number."""
     known = isinstance(value, int | float) and not isinstance(value, bool)
     return known and math.isfinite(value)
 

@@ -120,6 +120,9 @@ def predict(folder: Path, args: argparse.Namespace) -> int:
             elif queries.takes_labels(bundle.contract):
                 field = task.inputs.fields[0]
                 windows = (queries.parse_labels(w, args.labels, field) for w in windows)
+            elif task.pairs_together and bundle.contract.image is not None:
+                boxes = task.inputs.fields
+                windows = (queries.parse_objects(window, boxes) for window in windows)
             parsed = (queries.parse_inputs(window, task) for window in windows)
             answers = (a for window in parsed for a in bundle.answer(window, args.batch_size))
             summary = output.write(answers, emit, task.inputs.name)

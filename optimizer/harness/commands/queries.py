@@ -122,6 +122,21 @@ def parse_inputs(window: Sequence[Query], task: Task) -> list[Query]:
     return [replace(a, input=task.inputs.parse(a.input)) for a in window]
 
 
+def parse_objects(window: Sequence[Query], names: Sequence[str]) -> list[Query]:
+    """Read a line that is a JSON object with the fields `names`; other lines are first inputs."""
+    queries, (first, second) = [], names
+    for one in window:
+        document = None
+        with suppress(ValueError, RecursionError):
+            document = parse_json(one.input.encode()) if one.input.startswith("{") else None
+        if isinstance(document, dict) and isinstance(document.get(first), str):
+            pair = json.dumps(document[second]) if second in document else one.pair
+            queries.append(replace(one, input=document[first], pair=pair))
+        else:
+            queries.append(one)
+    return queries
+
+
 def read_queries(args: argparse.Namespace, noun: str) -> Iterator[list[Query]]:
     """Yield windows of texts from the command line, or from standard input as they come. Raises
     InputError for a text that cannot be read, and for pairs that are not one per text.

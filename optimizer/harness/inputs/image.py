@@ -39,11 +39,16 @@ def encode(
     """
     del size
     import_pillow()
-    if not len(images):
-        raise InputError("no image was given", where="images", accepted="one image or more")
+    check_some(images)
     if pairs is not None and any(pair is not None for pair in pairs):
         raise InputError("pairs of images are not supported", where="pairs")
     return [_encoded(contract.images, image) for image in images]
+
+
+def check_some(images: Sequence[Any]) -> None:
+    """Raise InputError without images."""
+    if not len(images):
+        raise InputError("no image was given", where="images", accepted="one image or more")
 
 
 def _encoded(settings: ImageSettings, source: Any) -> Encoded:

@@ -24,6 +24,7 @@ Arrays returned by decode:
     object-detection            (batch, queries, classes + 4): logits, then boxes of 0 to 1
     image-segmentation          (batch, classes, rows, columns) logits, smaller than the image
     depth-estimation            (batch, rows, columns), of the model's size
+    keypoint-detection          (boxes, keypoints, rows, columns) heatmaps
     tensors                     (batch, numbers) all outputs, flattened and joined
 
 Text generation runs the model many times: text_generation.arrays encodes the prompt, generate/ does
@@ -70,6 +71,7 @@ from .images import (
     image_classification,
     image_feature_extraction,
     image_segmentation,
+    keypoint_detection,
     object_detection,
     zero_shot_image_classification,
 )
@@ -111,6 +113,7 @@ TASKS: dict[str, Task] = {
         object_detection.TASK,
         image_segmentation.TASK,
         depth_estimation.TASK,
+        keypoint_detection.TASK,
     )
 }
 

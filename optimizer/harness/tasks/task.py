@@ -62,7 +62,7 @@ class Task:
     axes: axes of `output`: "batch", perhaps "sequence" or "positions" (of an image's patches),
         and its width: "width" (hidden size), "labels", "vocabulary" or "ends" (start and end); or
         "queries" and "classes" of objects; or "rows" and "columns" of pixels, perhaps after
-        "classes".
+        "classes" or "keypoints".
     beside: further outputs of the model, {name: axes}, with the axes of `output` but the last.
         `decode` gets all of them joined along that axis. In a graph they stay separate, so that
         each has a limit of its own in the ledger, whatever the sizes of their values.

@@ -53,7 +53,15 @@ def peek_config(section: Model, *, fetch: bool) -> tuple[Path, dict[str, Any]] |
 
 def refuse_uncovered(raw: Mapping[str, Any], file: Path) -> None:
     """Raise CheckpointError for an architecture of UNCOVERED. raw: content of config.json."""
-    if uncovered := UNCOVERED.get(str(raw.get("model_type"))):
+    backbone = raw.get("backbone_config")
+    experts = backbone.get("num_experts", 1) if isinstance(backbone, dict) else 1
+    uncovered = UNCOVERED.get(str(raw.get("model_type")))
+    if raw.get("model_type") == "vitpose" and experts != 1:
+        uncovered = (
+            f"it has {experts} experts, of which each request names one (dataset_index)",
+            "Use a VitPose without experts (num_experts: 1), such as vitpose-base-simple.",
+        )
+    if uncovered:
         raise CheckpointError(
             f"architecture {raw['model_type']!r} is not covered: {uncovered[0]}",
             where=f"{file}: model_type",
@@ -136,7 +144,7 @@ def check_task(config: Any, section: Model, folder: Path) -> None:
         alone = task.headless and families.has_encoder(config.model_type)
         what = "" if alone or config.model_type in families.FAMILIES else "an encoder-decoder"
         fix = "Use an encoder, or for hidden states and embeddings the encoder of a T5."
-        if what and task.inputs is IMAGE:
+        if what and task.inputs.name == IMAGE.name:
             what = "an encoder-decoder whose queries or boxes follow from values before them"
             fix = "Use a detector with learned queries: DETR or YOLOS."
     elif causal and task.ranks and _predicts_tokens(config, section, folder):

@@ -8,6 +8,7 @@ processors share the steps of one base class, except those in STEPS.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from optimizer.foundation.reading import reading
 from optimizer.harness.errors import HarnessError
 from optimizer.harness.image_settings import FILTERS, ImageSettings
 from optimizer.harness.inputs import image_file
+from optimizer.harness.inputs.boxes.warp import UNIT
 from optimizer.model.checkpoint.checkpoint import read_json
 
 FILES = ("preprocessor_config.json", "processor_config.json")
@@ -29,9 +31,13 @@ FIX = (
 )
 
 
-def settings(files: Path, channels: int) -> ImageSettings:
-    """The image settings of the processor in `files`. channels: the model's. Raises CheckpointError
-    for a processor with other steps, or one that makes images of different sizes."""
+def settings(files: Path, channels: int, boxes: bool = False) -> ImageSettings:
+    """The image settings of the processor in `files`. Raises CheckpointError for a processor with
+    other steps, or one that makes images of different sizes.
+
+    channels: the model's
+    boxes: True for a task that reads boxes of an image
+    """
     where = next((files / name for name in FILES if (files / name).is_file()), None)
     if where is None:
         raise CheckpointError(
@@ -48,6 +54,14 @@ def settings(files: Path, channels: int) -> ImageSettings:
             where=f"{where}: image_processor_type",
             accepted=f"{', '.join(STEPS)}, and processors that only set values",
             fix=FIX,
+        )
+    if (steps is _boxed) != boxes:
+        does = "reads no boxes" if boxes else "makes an image of each box"
+        raise CheckpointError(
+            f"{_name(processor)} {does}",
+            where=f"{where}: image_processor_type",
+            accepted="VitPoseImageProcessor for task keypoint-detection, others for other tasks",
+            fix="Use the processor that the model was trained with.",
         )
     unused = () if steps is _warped else ("do_pad", REDUCED)  # it pads nothing
     for name in ("do_flip_channel_order", *unused):
@@ -159,6 +173,26 @@ def _warped(processor: Any, channels: int, where: Path) -> ImageSettings:
     return _settings(processor, channels, {"height": sides[0], "width": sides[1]}, None)
 
 
+def _boxed(processor: Any, channels: int, where: Path) -> ImageSettings:
+    """Settings of VitPose's processor, which warps each box to one size (inputs/boxes/warp.py)."""
+    if find_spec("scipy") is None:
+        raise MachineError(
+            "transformers' image processor of VitPose needs scipy",
+            where=str(where),
+            fix="Install it: pip install scipy.",
+        )
+    if not processor.do_affine_transform:
+        raise _uncovered(where, "do_affine_transform", "false was found", "true")
+    if processor.normalize_factor != UNIT:
+        found = f"{processor.normalize_factor} was found"
+        raise _uncovered(where, "normalize_factor", found, f"{UNIT:g}, which keypoints are read by")
+    size = _size(processor, "size", where)
+    if sorted(size) != ["height", "width"]:
+        raise _uncovered(where, "size", f"{size} was found", "height and width")
+    processor.resample = FILTERS.index("bilinear")
+    return _settings(processor, channels, size, None)
+
+
 def _settings(
     processor: Any,
     channels: int,
@@ -204,6 +238,7 @@ def _uncovered(where: Path, field: str, problem: str, accepted: str) -> Checkpoi
 STEPS: Mapping[str, Callable[[Any, int, Path], ImageSettings]] = {
     "ConvNextImageProcessor": _convnext,
     "EfficientNetImageProcessor": _efficientnet,
+    "VitPoseImageProcessor": _boxed,
     "MobileNetV2ImageProcessor": _steps,
     **dict.fromkeys(
         (

@@ -234,6 +234,20 @@ _DPT = replace(
     reads_blocks=True,
 )
 
+# The head reads one stage of the backbone, in released models the last, through a norm.
+_VITPOSE = replace(
+    _DPT,
+    model_type="vitpose",
+    base="backbone",
+    linears=(
+        *(f"attention.attention.{n}" for n in _QKV),
+        "attention.output.dense",
+        "mlp.fc1",
+        "mlp.fc2",
+    ),
+    smooth=(*_DPT.smooth[:2], SmoothPair("layernorm_after", ("mlp.fc1",))),
+)
+
 # A stage is a block: it ends with an image that the next one reads in patches. Keys and values read
 # the norm through a convolution, so that norm has no pair. The longest stage of a released model
 # (B5) has 40 layers.
@@ -305,6 +319,7 @@ IMAGE_FAMILIES = (
     replace(
         _DINOV2, model_type="depth_anything", base="backbone", any_size=True, reads_blocks=True
     ),
+    _VITPOSE,
     _SEGFORMER,
     _DETR,
     replace(

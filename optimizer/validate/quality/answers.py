@@ -149,39 +149,47 @@ def _filled(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) ->
 
 def _in_parts(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) -> Answers:
     """Answers of a task that reads an input in several rows: logits of all windows of a question
-    with its answer, or the evidence for each candidate label. Raises DataError for a row that
-    cannot be answered."""
+    with its answer, the evidence for each candidate label, or heatmaps of all boxes.
+    Raises DataError for a row that cannot be answered."""
     task, size = tasks.of(m.contract), m.section.validate_.batch_size
     vectors: list[Any] = []
     spans: list[str] = []
+    seen: list[Any] = []
+    observe = OBSERVE.get(task.name)
     for start in bar(range(0, len(rows), size), label):
-        encoded = encode_parts(m.contract, m.encoder, rows[start : start + size])
+        chosen = rows[start : start + size]
+        encoded = encode_parts(m.contract, m.encoder, chosen)
         windows = [part for one in encoded for part in one.parts]
-        logits, answered = list[Any](), list[Any]()
+        logits, answered, raw = list[Any](), list[Any](), list[Any]()
         for first in range(0, len(windows), size):
             batch = task.inputs.collate(m.contract, windows[first : first + size])
             values = tasks.decode(m.contract, runner.infer(batch), batch)
             logits += _vectors(values, batch)
             answered += tasks.answers(m.contract, values, batch)
-        left = iter(zip(logits, answered, strict=True))
-        for one in encoded:
-            own, parts = zip(*(next(left) for _ in one.parts), strict=True)
+            raw += [*values]
+        left = iter(zip(logits, answered, raw, strict=True))
+        for row, one in zip(chosen, encoded, strict=True):
+            own, parts, whole = zip(*(next(left) for _ in one.parts), strict=True)
             if task.chooses:
                 vectors.append(zero_shot_classification.evidence(parts))
                 continue
             vectors.append(np.concatenate(own))
-            spans.append(task.merge(m.contract, parts)["answer"])
-    return Answers(tuple(vectors), spans=tuple(spans) or None)
+            if observe is not None:
+                seen.append(observe(m.contract, np.stack(whole), one.sides, row))
+            else:
+                spans.append(task.merge(m.contract, parts)["answer"])
+    return Answers(tuple(vectors), spans=tuple(spans) or None, seen=tuple(seen) or None)
 
 
 def encode_parts(contract: Contract, encoder: Any, rows: Sequence[Sample]) -> list[Encoded]:
     """Encode rows that the model reads in several. Raises DataError for one that cannot be
     answered."""
     pairs = None if tasks.of(contract).chooses else [r.text_pair for r in rows]
-    encoded = tasks.encode_each(contract, encoder, [r.text for r in rows], pairs)
+    encoded = tasks.encode_each(contract, encoder, [r.input for r in rows], pairs)
     for row, one in zip(rows, encoded, strict=True):
         if one.problem:
-            where = f"validate data: row {row.text[:80]!r}"
+            name = row.text[:80] if row.image is None else row.image.name
+            where = f"validate data: row {name!r}"
             raise DataError(one.problem, where=where, fix=one.fix)
     return encoded
 

@@ -16,7 +16,7 @@ from optimizer.foundation.errors import DataError
 from optimizer.harness.inputs.image import IMAGE
 
 LOOKED_AT = 1_000  # rows from which columns are proposed
-OF_IMAGES = ("objects", *PATHS)
+OF_IMAGES = ("objects", "keypoints", *PATHS)
 """Fields of what is right about an image."""
 NOTHING_RIGHT = (
     "no column {} was found, so the metric compares with the float model; to judge the answers "
@@ -48,6 +48,7 @@ NAMES = {  # field: usual names of its column, most usual first
     "answers": ("answers", "answer", "answer_text", "label", "target"),
     "image": ("image", "img", "file", "path", "filename", "file_name"),
     "objects": ("objects", "annotations", "boxes"),
+    "keypoints": ("keypoints", "poses", "persons", "annotations", "objects"),
     "mask": ("mask", "label", "segmentation", "annotation", "labels"),
     "depth": ("depth", "depth_map", "disparity"),
     "tags": ("tags", "ner_tags", "labels", "pos_tags"),
@@ -76,7 +77,7 @@ def propose(table: Any, file: Path, model: ModelFacts) -> tuple[dict[str, str], 
     """Return ({our field: column}, sentences about columns that are not certain)."""
     head, decisions = table[:LOOKED_AT], []
     first, second = _pair_names(model)
-    if model.task.inputs is IMAGE:
+    if model.task.inputs.name == IMAGE.name:
         first = _named("image", [n for n in head if _is_image(table, n, head[n])], head)
         fields = {"image": first}
         beside = [n for n in head if n != first]
@@ -103,7 +104,7 @@ def propose(table: Any, file: Path, model: ModelFacts) -> tuple[dict[str, str], 
             f"no column of {model.task.inputs.name}s was found",
             where=f"--data {file}",
             accepted="a column of "
-            + ("paths or images" if model.task.inputs is IMAGE else "strings, e.g. text"),
+            + ("paths or images" if model.task.inputs.name == IMAGE.name else "strings, e.g. text"),
             fix=f"It has the columns {', '.join(table.column_names)}.",
         )
     others = [n for n in head if n not in fields.values()]

@@ -318,7 +318,9 @@ def _task(
             return sentence_embedding.TASK.name, ""
         if has_encoder(kind) and named and not named.endswith(ENCODER):
             raise _no_task(named, file)
-        of_images = (t.name for t in _headed() if t.inputs is IMAGE and named.endswith(t.heads))
+        of_images = (
+            t.name for t in _headed() if t.inputs.name == IMAGE.name and named.endswith(t.heads)
+        )
         return next(of_images, feature_extraction.TASK.name), ""  # refused when it is opened
     own = Model(
         source=str(file.parent),

@@ -192,7 +192,7 @@ def starter_recipe(
     settings = [f"gguf_file: {quoted(model.gguf_file)}"] if model.gguf_file else []
     if model.adapter is not None:
         settings.append(f"adapters: [{quoted(_source(model.adapter, folder))}]")
-    known = ("text", "text_pair", "image", "messages", "arrays")
+    known = ("text", "text_pair", "image", "keypoints", "messages", "arrays")
     inputs = [field for field in data.columns if field in known]
     head = MODEL.format(
         name=named,
@@ -208,7 +208,7 @@ def starter_recipe(
         **_part(data, "calibrate"),
     )
     sections, margin = (DECODER, DECODER_MARGIN) if generates else (ENCODER, ENCODER_MARGIN)
-    if task.inputs in (IMAGE, TENSORS):
+    if task.inputs.name in (IMAGE.name, TENSORS.name):
         quantize = {True: FILTERS, False: QUANTIZE, None: UNKNOWN}[model.convolves]
         sections, margin = f"  samples: SAMPLES\n\n{quantize}{OF_IMAGES}", IMAGE_MARGIN
     labels = f"    labels: [{', '.join(map(quoted, data.labels))}]\n" if data.labels else ""

@@ -23,6 +23,7 @@ The references by task:
                             law 2 of contract_laws.py, in float64
     object-detection, image-segmentation, depth-estimation
                             the pipelines of these names: pipeline_answers.py
+    keypoint-detection      the image processor's post_process_pose_estimation: pose_answers.py
     feature-extraction      the model's own numbers
     text-generation         `generated`: the text, by transformers' tokenizer; the other fields
 """
@@ -59,12 +60,17 @@ from optimizer.harness.tasks import (
     zero_shot_image_classification,
 )
 from optimizer.harness.tasks.answering import Answered, Predictor, Query, answer
-from optimizer.harness.tasks.images import depth_estimation, image_segmentation, object_detection
+from optimizer.harness.tasks.images import (
+    depth_estimation,
+    image_segmentation,
+    keypoint_detection,
+    object_detection,
+)
 from optimizer.load.config.image_processor import transformers_processor
 from optimizer.validate.ledger import inputs as ledger_inputs
 from optimizer.validate.ledger.laws import contract_laws
 from optimizer.validate.ledger.laws.answer_fields import FREE, Judged, Near, OneOf, differences
-from optimizer.validate.ledger.laws.images import pipeline_answers
+from optimizer.validate.ledger.laws.images import pipeline_answers, pose_answers
 from optimizer.validate.ledger.pieces.roundoff import SMALLEST, UNIT
 from optimizer.validate.materials import Materials
 
@@ -376,6 +382,7 @@ EXPECTED: Mapping[str, Expected] = {
     object_detection.TASK.name: pipeline_answers.detected,
     image_segmentation.TASK.name: pipeline_answers.segmented,
     depth_estimation.TASK.name: pipeline_answers.measured,
+    keypoint_detection.TASK.name: pose_answers.posed,
 }
 PIPELINES = {
     text_classification.TASK.name: "TextClassificationPipeline",
@@ -442,6 +449,8 @@ def answers(m: Materials, served: Contract, encoder: Any, runner: Runner) -> lis
     for query, one in zip(queries, answered, strict=True):
         alone = tasks.encode(m.contract, m.encoder, [query.input])
         row = _row(alone, runs)
+        if tasks.of(m.contract).in_parts:
+            alone, row = _rows_of_parts(m, query.input, runs)
         if row is None or one.answer is None:
             problems.append(f"{query.where}: it has no answer, or no batch holds it")
             continue
@@ -450,6 +459,18 @@ def answers(m: Materials, served: Contract, encoder: Any, runner: Runner) -> lis
         if kind.size:
             problems += [f"{query.where}: {d}" for d in _counts(reference, query.input, one)]
     return problems
+
+
+def _rows_of_parts(
+    m: Materials, value: Any, runs: Sequence[tuple[Mapping[str, Array], Array]]
+) -> tuple[Batch, Array | None]:
+    """(the parts of an input as a batch, their outputs (parts, ...); None where one has none)."""
+    kind = tasks.of(m.contract).inputs
+    (encoded,) = kind.encode(m.contract, m.encoder, [value])
+    rows = [_row(kind.collate(m.contract, [part]), runs) for part in encoded.parts]
+    own = [row for row in rows if row is not None]
+    whole = np.stack(own) if len(own) == len(rows) else None
+    return kind.collate(m.contract, encoded.parts), whole
 
 
 def _row(alone: Batch, runs: Sequence[tuple[Mapping[str, Array], Array]]) -> Array | None:

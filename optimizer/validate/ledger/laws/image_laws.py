@@ -24,6 +24,7 @@ import numpy as np
 from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.inputs import image_file
+from optimizer.harness.inputs.boxes.boxed_image import BOXED_IMAGE, Boxed
 from optimizer.load.config.image_processor import transformers_processor
 from optimizer.model.architectures.families import FAMILIES
 from optimizer.validate.ledger.distance import Array
@@ -31,6 +32,9 @@ from optimizer.validate.ledger.distance import Array
 SIDES = ((1, 1), (3, 50), (61, 40), (200, 333))
 """Sizes that distinguish processors: one pixel, odd proportions, smaller and larger than most
 models read."""
+BOXES = ((1.5, 2.0, 17.25, 9.0), (-3.0, 1.0, 20.0, 90.5))
+"""Boxes of each size: off whole pixels, and partly outside."""
+AXES = 3  # rows up to which VitPose's processor takes those of an image for its channels
 
 
 def pixels(
@@ -39,11 +43,19 @@ def pixels(
     """Law 1: sentences on images with other arrays. Arguments as in contract_laws.tokens."""
     processor = transformers_processor(checkpoint)
     mode = image_file.MODES[source.images.channels]
-    broken = []
-    for i, image in enumerate([*images, *map(_strange, SIDES)]):
-        expected = processor(by_pillow(image, mode), return_tensors="np")["pixel_values"]
+    kind, broken = tasks.of(served).inputs, []
+    strange: list[Any] = [*map(_strange, SIDES)]
+    if kind is BOXED_IMAGE:
+        strange = [Boxed(_strange(sides), BOXES) for sides in SIDES if sides[0] > AXES]
+    for i, image in enumerate([*images, *strange]):
+        (encoded,) = kind.encode(served, encoder, [image])
+        options: dict[str, Any] = {}
+        if kind is BOXED_IMAGE:
+            options["boxes"] = [[part.encoding.box for part in encoded.parts]]
+        opened = by_pillow(image, mode)
+        expected = processor(opened, return_tensors="np", **options)["pixel_values"]
         expected = np.asarray(expected, np.float32)
-        for name, array in tasks.encode(served, encoder, [image]).items():
+        for name, array in kind.collate(served, encoded.parts).items():
             if array.shape == expected.shape and np.array_equal(array, expected):
                 continue
             broken.append(f"{name} of image {i + 1}: {_difference(array, expected)}")
@@ -75,6 +87,7 @@ def by_pillow(image: Any, mode: str) -> Any:
     """The image as transformers opens it: turned as EXIF says, transparency laid on white."""
     from PIL import Image, ImageOps
 
+    image = image.image if isinstance(image, Boxed) else image
     if isinstance(image, np.ndarray):
         return Image.fromarray(image).convert(mode)
     opened = Image.open(io.BytesIO(image) if isinstance(image, bytes) else image)

@@ -62,7 +62,7 @@ def match(objects: Objects, truth: Sequence[Labelled] | None) -> Found:
         theirs = sorted((t for t in truth or () if t.label == label), key=lambda t: t.crowd)
         crowd = np.array([t.crowd for t in theirs], bool)
         overlaps = _overlaps(objects.boxes[mine], np.array([t.box for t in theirs]), crowd)
-        hit, left_out = _matched(overlaps, crowd)
+        hit, left_out = matched(overlaps, crowd, crowd)
         labels.append(np.full(len(mine), label))
         scores.append(objects.scores[mine].astype(np.float64))
         hits.append(hit)
@@ -97,20 +97,25 @@ def _overlaps(boxes: Floats, truth: Floats, crowd: Booleans) -> Floats:
     return np.asarray(np.divide(inside, union, out=np.zeros_like(inside), where=union > 0))
 
 
-def _matched(overlaps: Floats, crowd: Booleans) -> tuple[Booleans, Booleans]:
-    """(hit, ignored), each (IOUS, objects). overlaps: (objects, truth), crowds last."""
+def matched(overlaps: Floats, crowd: Booleans, left_out: Booleans) -> tuple[Booleans, Booleans]:
+    """(hit, ignored), each (IOUS, objects).
+
+    overlaps: (objects, truth), those that are left out last
+    crowd: True for what several objects may match
+    left_out: True for what does not count
+    """
     hit, ignored = (np.zeros((len(IOUS), len(overlaps)), bool) for _ in range(2))
     for t, least in enumerate(IOUS):
         free = np.ones(overlaps.shape[1], bool)
         for d, row in enumerate(overlaps):
             best, at = min(least, 1 - 1e-10), -1
             for g in np.flatnonzero(free | crowd):
-                if crowd[g] and at >= 0 and not crowd[at]:
-                    break  # a right object is better than a crowd
+                if left_out[g] and at >= 0 and not left_out[at]:
+                    break  # a right object is better than one that does not count
                 if row[g] >= best:
                     best, at = row[g], int(g)
             if at >= 0:
-                hit[t, d], ignored[t, d] = not crowd[at], crowd[at]
+                hit[t, d], ignored[t, d] = not left_out[at], left_out[at]
                 free[at] = False
     return hit, ignored
 

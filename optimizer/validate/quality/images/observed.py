@@ -1,6 +1,7 @@
 """Tables of the observations that metrics read of an image's answer, and of these metrics.
 
-OBSERVE   values of the task's `decode`, sides of the image, row of the data -> observation
+OBSERVE   values of the task's `decode` (of all boxes, where it reads several), sides of the image,
+          row of the data -> observation
 METRICS   observations of two systems -> Metric
 """
 
@@ -17,8 +18,14 @@ from optimizer.data.image_truth.maps import read_map
 from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.inputs.batch import Array
-from optimizer.harness.tasks.images import depth_estimation, image_segmentation, object_detection
-from optimizer.validate.quality.images import detection, maps
+from optimizer.harness.tasks.images import (
+    depth_estimation,
+    image_segmentation,
+    keypoint_detection,
+    object_detection,
+)
+from optimizer.harness.tasks.images.heatmaps import keypoints
+from optimizer.validate.quality.images import detection, maps, poses
 from optimizer.validate.quality.metrics import Metric
 
 Observe = Callable[[Contract, Array, tuple[int, ...], Sample], Any]
@@ -48,10 +55,23 @@ def _depths(contract: Contract, values: Array, sides: tuple[int, ...], row: Samp
     return maps.depths(depth_estimation.depth_map(values, sides), right, row.depth.name)
 
 
+def _poses(contract: Contract, values: Array, sides: tuple[int, ...], row: Sample) -> Any:
+    image = contract.images
+    whole = (0.0, 0.0, float(sides[1]), float(sides[0]))
+    boxes = [whole] if row.boxes is None else row.boxes
+    each = [
+        keypoints(heatmaps, box, image.height, image.width)
+        for heatmaps, box in zip(values, boxes, strict=True)
+    ]
+    places, scores = (np.stack(part) for part in zip(*each, strict=True))
+    return poses.match(places, scores, row.keypoints)
+
+
 OBSERVE: Mapping[str, Observe] = {
     object_detection.TASK.name: _objects,
     image_segmentation.TASK.name: _labels,
     depth_estimation.TASK.name: _depths,
+    keypoint_detection.TASK.name: _poses,
 }
 METRICS: Mapping[tuple[type, str], Compare] = {
     (detection.Found, "map"): partial(detection.compare_precision, ious=len(detection.IOUS)),
@@ -61,6 +81,8 @@ METRICS: Mapping[tuple[type, str], Compare] = {
     (maps.Labels, "agreement"): maps.same_labels,
     (maps.Depths, "abs_rel"): maps.relative_error,
     (maps.Depths, "delta1"): maps.near_depths,
+    (poses.Poses, "oks_map"): poses.average_precision,
+    (poses.Poses, "pck"): lambda a, b, _confidence: poses.near_keypoints(a, b),
 }
 """{(type of an observation, metric): function of both systems' observations}."""
 COLUMNS = {

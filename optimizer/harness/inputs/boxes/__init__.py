@@ -1,0 +1,1 @@
+"""Images with boxes, of which the model reads each by itself."""
