@@ -21,7 +21,7 @@ class Pose:
 
     box: left, top, width and height in pixels
     keypoints: (x, y, v) each, v 0 where the place is not known; () where none was given
-    area: of the segment, in pixels; the box's where the data have none
+    area: pixels of the segment; of the box where the data have none
     crowd: True for COCO's iscrowd, a group that is not counted
     """
 
