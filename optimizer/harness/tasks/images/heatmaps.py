@@ -72,7 +72,7 @@ def _newton(logs: Array, places: Array) -> Array:
     def near(x: int, y: int) -> Array:
         """Values beside the places; of place -1 in the first heatmap those of the last, as
         transformers reads them."""
-        return np.take(flat, index + x + y * columns, mode="wrap")
+        return np.asarray(flat.take(index + x + y * columns, mode="wrap"))
 
     here = near(0, 0)
     dx, dy = 0.5 * (near(1, 0) - near(-1, 0)), 0.5 * (near(0, 1) - near(0, -1))
