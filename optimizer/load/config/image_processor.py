@@ -184,8 +184,9 @@ def _boxed(processor: Any, channels: int, where: Path) -> ImageSettings:
     if not processor.do_affine_transform:
         raise _uncovered(where, "do_affine_transform", "false was found", "true")
     if processor.normalize_factor != UNIT:
-        found = f"{processor.normalize_factor} was found"
-        raise _uncovered(where, "normalize_factor", found, f"{UNIT:g}, which keypoints are read by")
+        problem = f"{processor.normalize_factor} was found"
+        accepted = f"{UNIT:g}, by which keypoints are read"
+        raise _uncovered(where, "normalize_factor", problem, accepted)
     size = _size(processor, "size", where)
     if sorted(size) != ["height", "width"]:
         raise _uncovered(where, "size", f"{size} was found", "height and width")

@@ -71,6 +71,7 @@ from optimizer.validate.ledger import inputs as ledger_inputs
 from optimizer.validate.ledger.laws import contract_laws
 from optimizer.validate.ledger.laws.answer_fields import FREE, Judged, Near, OneOf, differences
 from optimizer.validate.ledger.laws.images import pipeline_answers, pose_answers
+from optimizer.validate.ledger.laws.rows.own_outputs import Run, output_of, rows_of_parts
 from optimizer.validate.ledger.pieces.roundoff import SMALLEST, UNIT
 from optimizer.validate.materials import Materials
 
@@ -433,7 +434,7 @@ def answers(m: Materials, served: Contract, encoder: Any, runner: Runner) -> lis
     texts = list(dict.fromkeys(m.texts))
     inputs = texts[:: -(-len(texts) // ANSWERED)]
     inputs += [ledger_inputs.overlong(m.contract, texts)] if kind.size else []
-    runs: list[tuple[Mapping[str, Array], Array]] = []
+    runs: list[Run] = []
 
     def infer(arrays: Mapping[str, Array]) -> Mapping[str, Array]:
         outputs = runner.infer(arrays)
@@ -448,9 +449,9 @@ def answers(m: Materials, served: Contract, encoder: Any, runner: Runner) -> lis
     problems: list[str] = []
     for query, one in zip(queries, answered, strict=True):
         alone = tasks.encode(m.contract, m.encoder, [query.input])
-        row = _row(alone, runs)
+        row = output_of(alone, runs)
         if tasks.of(m.contract).in_parts:
-            alone, row = _rows_of_parts(m, query.input, runs)
+            alone, row = rows_of_parts(m, query.input, runs)
         if row is None or one.answer is None:
             problems.append(f"{query.where}: it has no answer, or no batch holds it")
             continue
@@ -459,30 +460,6 @@ def answers(m: Materials, served: Contract, encoder: Any, runner: Runner) -> lis
         if kind.size:
             problems += [f"{query.where}: {d}" for d in _counts(reference, query.input, one)]
     return problems
-
-
-def _rows_of_parts(
-    m: Materials, value: Any, runs: Sequence[tuple[Mapping[str, Array], Array]]
-) -> tuple[Batch, Array | None]:
-    """(the parts of an input as a batch, their outputs (parts, ...); None where one has none)."""
-    kind = tasks.of(m.contract).inputs
-    (encoded,) = kind.encode(m.contract, m.encoder, [value])
-    rows = [_row(kind.collate(m.contract, [part]), runs) for part in encoded.parts]
-    own = [row for row in rows if row is not None]
-    whole = np.stack(own) if len(own) == len(rows) else None
-    return kind.collate(m.contract, encoded.parts), whole
-
-
-def _row(alone: Batch, runs: Sequence[tuple[Mapping[str, Array], Array]]) -> Array | None:
-    """The output of the first row in `runs` with the input `alone`, without padding; or None."""
-    for arrays, output in runs:
-        real = np.asarray(arrays["attention_mask"]) if alone.real.ndim > 1 else None
-        for i, out in enumerate(output):
-            size = None if real is None else int(real[i].sum())
-            if all(np.array_equal(a[i][:size], alone[n][0]) for n, a in arrays.items()):
-                per_position = size is not None and out.ndim == 2
-                return np.ascontiguousarray(out[:size] if per_position else out)
-    return None
 
 
 def _counts(reference: ReferencePipeline, text: str, one: Answered) -> Iterator[str]:

@@ -1,0 +1,37 @@
+"""Find the outputs that a model gave an input, among those of whole batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from optimizer.harness import tasks
+from optimizer.harness.inputs.batch import Array, Batch
+from optimizer.validate.materials import Materials
+
+Run = tuple[Mapping[str, Array], Array]
+"""The input arrays of a batch, and the task's output for it."""
+
+
+def rows_of_parts(m: Materials, value: Any, runs: Sequence[Run]) -> tuple[Batch, Array | None]:
+    """(the parts of an input as a batch, their outputs (parts, ...); None where one has none)."""
+    kind = tasks.of(m.contract).inputs
+    (encoded,) = kind.encode(m.contract, m.encoder, [value])
+    rows = [output_of(kind.collate(m.contract, [part]), runs) for part in encoded.parts]
+    own = [row for row in rows if row is not None]
+    whole = np.stack(own) if len(own) == len(rows) else None
+    return kind.collate(m.contract, encoded.parts), whole
+
+
+def output_of(alone: Batch, runs: Sequence[Run]) -> Array | None:
+    """The output of the first row in `runs` with the input `alone`, without padding; or None."""
+    for arrays, output in runs:
+        real = np.asarray(arrays["attention_mask"]) if alone.real.ndim > 1 else None
+        for i, out in enumerate(output):
+            size = None if real is None else int(real[i].sum())
+            if all(np.array_equal(a[i][:size], alone[n][0]) for n, a in arrays.items()):
+                per_position = size is not None and out.ndim == 2
+                return np.ascontiguousarray(out[:size] if per_position else out)
+    return None
