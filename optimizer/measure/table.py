@@ -113,7 +113,7 @@ def rates_of(runner: OrtRunner) -> Rates | None:
     """Measure the rates of a runner's processor with its threads; None on another device."""
     if runner.provider != "cpu":
         return None
-    say("measure: rates of this processor")
+    say("measure: measuring the peak rates of this processor")
     return roofline.measure(runner.threads)
 
 

@@ -123,7 +123,7 @@ def _say_candidates(candidates: Sequence[Sizes], *, compared: bool) -> None:
     how = "making the one nearest to the reference"
     if not compared:
         how = "making the first, which removes least: the recipe has no text to compare them on"
-    say(f"reduce: fast enough are {several}: {how}")
+    say(f"reduce: these sizes meet the latency goal: {several}; {how}")
 
 
 def _say(layout: Layout) -> None:

@@ -122,7 +122,7 @@ def _show(done: Move, as_json: bool) -> None:
     "--keep",
     type=click.IntRange(1),
     required=True,
-    help="Number of versions to keep, the last tagged.",
+    help="Number of versions to keep: those tagged last.",
 )
 @click.option(
     "--delete", is_flag=True, help="Delete; without this, only list what would be deleted."

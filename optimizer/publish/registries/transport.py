@@ -76,8 +76,8 @@ class Sink:
     def write(self, data: bytes) -> None:
         if self.tell() + len(data) > self._size:
             raise BundleError(
-                f"it has more than the {self._size:,} bytes in the manifest",
-                where="blob",
+                f"the registry sends more than the {self._size:,} bytes that the manifest lists",
+                where="a file of the bundle",
                 fix="Do not use it; get the bundle elsewhere.",
             )
         self._file.write(data)
