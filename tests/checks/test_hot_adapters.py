@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from optimizer.recipe.model import HotAdapters
 from optimizer.recipe.schema import Recipe
 from tests.validate.decoder_runs import INT4, decoder_recipe
 
-pytest.importorskip("peft")
+pytestmark = pytest.mark.skipif(find_spec("peft") is None, reason="pip install peft")
 
 ROWS = {"source": "json", "files": ("rows.jsonl",), "columns": {"text": "text"}}
 CASES: dict[str, tuple[dict[str, Any], str]] = {

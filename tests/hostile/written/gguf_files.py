@@ -137,27 +137,33 @@ def header(*fields: bytes, tensors: tuple[bytes, ...] = (), **counts: int) -> by
     return b"GGUF" + struct.pack("<IQQ", 3, *named) + b"".join((*fields, *tensors)) + b"\0" * 1000
 
 
-HEADERS: dict[str, bytes] = {
-    "an array of 2**28 strings": header(field(b"a", 9, array(8, 2**28))),
-    "an array of 2**33 bytes": header(field(b"a", 9, array(0, 2**33))),
-    "an array of 2**60 numbers": header(field(b"a", 9, array(12, 2**60))),
-    "an array whose bytes overflow": header(field(b"a", 9, array(12, 2**61 + 1))),
-    "an array of arrays": header(field(b"a", 9, array(9, 2, array(9, 2)))),
-    "an array of an unknown type": header(field(b"a", 9, array(99, 2))),
-    "a value of an unknown type": header(field(b"a", 99, b"")),
-    "a million keys": header(fields_named=10**6),
-    "a million keys that are there": header(*[field(b"%d" % i, 7, b"\1") for i in range(10**6)]),
-    "a million tensors": header(tensors_named=10**6),
-    "a million tensors of nothing": header(tensors=(tensor(b""),) * 10**6),
-    "three million elements": header(field(b"a", 9, array(0, 3 * 10**6, b"\0" * 3 * 10**6))),
-    "a string of 2**63 bytes": header(field(b"a", 8, struct.pack("<Q", 2**63))),
-    "a key of 1 MB": header(field(b"k" * 10**6, 7, b"\1")),
-    "a tensor of 2**62 numbers": header(tensors=(tensor(b"t", 2**31, 2**31),)),
-    "a tensor whose size overflows": header(tensors=(tensor(b"t", 2**32, 2**32, 2**32, 2**32),)),
-    "a tensor of a million axes": header(tensors=(tensor(b"t", 1, count=10**6),)),
-    "a tensor beyond the end": header(tensors=(tensor(b"t", 8, offset=2**63),)),
-    "a tensor of an unknown type": header(tensors=(tensor(b"t", 8, kind=999),)),
-    "a thousand tensors in one place": header(
+HEADERS: dict[str, Callable[[], bytes]] = {
+    "an array of 2**28 strings": lambda: header(field(b"a", 9, array(8, 2**28))),
+    "an array of 2**33 bytes": lambda: header(field(b"a", 9, array(0, 2**33))),
+    "an array of 2**60 numbers": lambda: header(field(b"a", 9, array(12, 2**60))),
+    "an array whose bytes overflow": lambda: header(field(b"a", 9, array(12, 2**61 + 1))),
+    "an array of arrays": lambda: header(field(b"a", 9, array(9, 2, array(9, 2)))),
+    "an array of an unknown type": lambda: header(field(b"a", 9, array(99, 2))),
+    "a value of an unknown type": lambda: header(field(b"a", 99, b"")),
+    "a million keys": lambda: header(fields_named=10**6),
+    "a million keys that are there": lambda: header(
+        *[field(b"%d" % i, 7, b"\1") for i in range(10**6)]
+    ),
+    "a million tensors": lambda: header(tensors_named=10**6),
+    "a million tensors of nothing": lambda: header(tensors=(tensor(b""),) * 10**6),
+    "three million elements": lambda: header(
+        field(b"a", 9, array(0, 3 * 10**6, b"\0" * 3 * 10**6))
+    ),
+    "a string of 2**63 bytes": lambda: header(field(b"a", 8, struct.pack("<Q", 2**63))),
+    "a key of 1 MB": lambda: header(field(b"k" * 10**6, 7, b"\1")),
+    "a tensor of 2**62 numbers": lambda: header(tensors=(tensor(b"t", 2**31, 2**31),)),
+    "a tensor whose size overflows": lambda: header(
+        tensors=(tensor(b"t", 2**32, 2**32, 2**32, 2**32),)
+    ),
+    "a tensor of a million axes": lambda: header(tensors=(tensor(b"t", 1, count=10**6),)),
+    "a tensor beyond the end": lambda: header(tensors=(tensor(b"t", 8, offset=2**63),)),
+    "a tensor of an unknown type": lambda: header(tensors=(tensor(b"t", 8, kind=999),)),
+    "a thousand tensors in one place": lambda: header(
         tensors=tuple(tensor(b"t%d" % i, 250) for i in range(1000))
     ),
 }
@@ -198,7 +204,7 @@ def cases() -> list[Case]:
     made = {f"field: {n}": fields(c) for n, c in FIELDS.items()}
     made |= {f"without {n}": fields({}, (n,)) for n in LEFT_OUT}
     made |= {f"bytes: {n}": raw(c) for n, c in BYTES.items()}
-    made |= {f"header: {n}": raw(lambda _, b=b: b) for n, b in HEADERS.items()}
+    made |= {f"header: {n}": raw(lambda _, b=b: b()) for n, b in HEADERS.items()}
     return [
         Case(
             f"gguf {n}",

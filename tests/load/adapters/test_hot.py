@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from optimizer.foundation.errors import CheckpointError
 from tests.load.adapters.saved import save_adapter
 from tests.load.conftest import edit_json
 
-peft = pytest.importorskip("peft")
 pytestmark = [
+    pytest.mark.skipif(find_spec("peft") is None, reason="pip install peft"),
     pytest.mark.filterwarnings("ignore::FutureWarning:transformers"),
     pytest.mark.filterwarnings("ignore::UserWarning:peft"),
 ]
@@ -66,6 +67,8 @@ def test_an_adapter_that_names_another_model_is_kept_with_a_note(
 def test_an_adapter_that_was_never_trained_is_refused(
     tiny_llama: Path, tmp_path: Path, load: Load
 ) -> None:
+    import peft
+
     base = AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32)
     config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
     peft.get_peft_model(base, config).save_pretrained(tmp_path / "sql")

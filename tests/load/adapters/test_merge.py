@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,8 @@ from optimizer.recipe.schema import Model
 from tests.load.adapters.saved import save_adapter
 from tests.load.conftest import edit_json
 
-peft = pytest.importorskip("peft")
 pytestmark = [
+    pytest.mark.skipif(find_spec("peft") is None, reason="pip install peft"),
     pytest.mark.filterwarnings("ignore::FutureWarning:transformers"),
     pytest.mark.filterwarnings("ignore::UserWarning:peft"),
 ]
@@ -87,6 +88,8 @@ def test_an_adapter_of_untied_embeddings_is_merged(
 
 
 def test_two_adapters_are_merged_in_order(tiny_llama: Path, tmp_path: Path, load: Load) -> None:
+    import peft
+
     for number in (1, 2):
         base = AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32)
         save_adapter(base, tmp_path / str(number), number, target_modules=["q_proj"])
@@ -197,6 +200,8 @@ def test_an_adapter_that_does_not_fit_is_refused(
 def test_a_type_without_weights_to_merge_is_refused(
     tiny_llama: Path, tmp_path: Path, load: Load
 ) -> None:
+    import peft
+
     base = AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32)
     config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
     peft.get_peft_model(base, config).save_pretrained(tmp_path / "adapter")

@@ -22,7 +22,7 @@ def test_a_header_that_names_too_much_is_refused_in_little_memory(
     name: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "a.gguf"
-    file.write_bytes(HEADERS[name])
+    file.write_bytes(HEADERS[name]())
     tracemalloc.start()
     try:
         with pytest.raises(CheckpointError) as refused:
@@ -89,7 +89,7 @@ def test_a_changed_header_is_refused_or_opens_in_little_memory(seed: int, tmp_pa
 def test_the_package_opens_no_file_that_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "a.gguf").write_bytes(HEADERS["an array of 2**28 strings"])
+    (tmp_path / "a.gguf").write_bytes(HEADERS["an array of 2**28 strings"]())
     monkeypatch.setattr("gguf.GGUFReader", lambda _: pytest.fail("it was opened"))
     section = Model(source=str(tmp_path), task="text-generation", gguf_file="a.gguf")
     for read in (gguf.config, gguf.file_of):

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from cyclonedx.schema import SchemaVersion
-from cyclonedx.validation.json import JsonStrictValidator
 
 from optimizer.cli import main
 from optimizer.harness.bundle.manifest import read_manifest
@@ -50,6 +48,9 @@ SOURCE = {
 
 
 def validate(text: str) -> object:
+    from cyclonedx.schema import SchemaVersion  # reads a grammar for seconds
+    from cyclonedx.validation.json import JsonStrictValidator
+
     return JsonStrictValidator(SchemaVersion.V1_6).validate_str(text)
 
 
