@@ -34,8 +34,9 @@ demo-vision: $(STAMP)  ## EfficientNet-Lite0 with its ImageNet weights, to a pro
 	$(BIN)/python calibration/make_photographs.py
 	$(BIN)/optimize recipes/efficientnet-lite0-int8.yaml
 
+# many tests start processes, each of which would compile our sources anew without bytecode
 test: $(STAMP)  ## everything this machine can run
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
 check: $(STAMP)  ## lint, format, types
 	$(BIN)/ruff check .
