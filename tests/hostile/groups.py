@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import tempfile
 import time
@@ -34,14 +35,29 @@ def decoder_folder(folder: Path) -> Path:
     return folder
 
 
+TIMED = "    data: {source: json, files: [time.jsonl]}\n"
+
+
+def untimed(good: Path) -> Path:
+    """A copy whose recipe times no texts: in cases of the model's files, a command reads the other
+    data alone, which takes it a fifth less."""
+    folder = good.with_name(f"{good.name}-untimed")
+    if not folder.exists():
+        shutil.copytree(good, folder)
+        recipe = folder / "recipe.yaml"
+        assert TIMED in recipe.read_text()
+        recipe.write_text(recipe.read_text().replace(TIMED, ""))
+    return folder
+
+
 def groups(encoder: Path, decoder: Path) -> dict[str, tuple[Path, list[Case]]]:
     return {
         "recipes": (encoder, recipes.cases(encoder)),
-        "encoders": (encoder, checkpoints.encoder(encoder)),
-        "decoders": (decoder, checkpoints.decoder(decoder)),
+        "encoders": (untimed(encoder), checkpoints.encoder(encoder)),
+        "decoders": (untimed(decoder), checkpoints.decoder(decoder)),
         "data": (encoder, data.cases()),
-        "oddities": (encoder, oddities.cases(encoder)),
-        "gguf": (decoder, gguf_files.cases()),
+        "oddities": (untimed(encoder), oddities.cases(encoder)),
+        "gguf": (untimed(decoder), gguf_files.cases()),
     }
 
 
