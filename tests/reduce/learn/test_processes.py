@@ -28,9 +28,9 @@ from optimizer.recipe.recover import LossWeights, Recover
 from optimizer.recipe.schema import DataSpec, Recovery
 from optimizer.reduce.learn import processes, recover
 from optimizer.reduce.learn.processes import launch
-from optimizer.reduce.learn.training import Curve, train
 from tests.conftest import write_rows
-from tests.reduce.learn.test_training import OPTIONS, Regression, killed_at
+from tests.reduce.learn.shared_regression import Shared, regress
+from tests.reduce.learn.test_training import Regression, killed_at
 from tests.reduce.smaller import loaded, reduced
 
 SECTION = Recover(
@@ -85,29 +85,6 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
     return Prepared(tmp_path_factory.mktemp("processes"))
-
-
-class Shared(Regression):
-    """The same data, of whose batches each process has a share."""
-
-    def __init__(self, these: Processes) -> None:
-        super().__init__()
-        self.these = these
-
-    def backward(self, step: int) -> float:
-        rows = list(range(step * 16 % 300, step * 16 % 300 + 16))
-        own = self.these.share(rows)
-        loss = (self.x[own] @ self.weight - self.y[own]).abs().mean() * (len(own) / len(rows))
-        loss.backward()
-        return float(loss.detach())
-
-    def train_shared(self, folder: Path) -> Curve:
-        options = replace(OPTIONS, processes=2)
-        return train(self.parameters, self.backward, self.held_out, options, folder, self.these)
-
-
-def regress(these: Processes, folder: Path) -> None:
-    Shared(these).train_shared(folder)
 
 
 def test_two_processes_follow_the_gradient_of_the_whole_batch(tmp_path: Path) -> None:

@@ -1,0 +1,33 @@
+"""Regression that several processes share: a new process imports this, and little else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from optimizer.foundation.process.launch import Processes
+from optimizer.reduce.learn.training import Curve, train
+from tests.reduce.learn.test_training import OPTIONS, Regression
+
+
+class Shared(Regression):
+    """The same data, of whose batches each process has a share."""
+
+    def __init__(self, these: Processes) -> None:
+        super().__init__()
+        self.these = these
+
+    def backward(self, step: int) -> float:
+        rows = list(range(step * 16 % 300, step * 16 % 300 + 16))
+        own = self.these.share(rows)
+        loss = (self.x[own] @ self.weight - self.y[own]).abs().mean() * (len(own) / len(rows))
+        loss.backward()
+        return float(loss.detach())
+
+    def train_shared(self, folder: Path) -> Curve:
+        options = replace(OPTIONS, processes=2)
+        return train(self.parameters, self.backward, self.held_out, options, folder, self.these)
+
+
+def regress(these: Processes, folder: Path) -> None:
+    Shared(these).train_shared(folder)
