@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import time
 from collections.abc import Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +21,8 @@ from tests.measured_once import measure_once
 from tests.traced_once import trace_once
 
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # for tests that import ONNX Runtime themselves
+# and datasets, which else asks the hub at each load, and waits 5 s for a name server now and then
+os.environ["HF_UPDATE_DOWNLOAD_COUNTS"] = "0"
 
 # other work on the machine decides how long one example takes
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -51,12 +54,39 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path not in FIRST)
 
 
+class Collections:
+    """Seconds of the last full garbage collection of this process."""
+
+    started = seconds = 0.0
+
+    def __call__(self, phase: str, about: dict[str, int]) -> None:
+        if about["generation"] == 2:
+            if phase == "start":
+                self.started = time.thread_time()
+            else:
+                self.seconds = time.thread_time() - self.started
+
+
+COLLECTIONS = Collections()
+gc.callbacks.append(COLLECTIONS)
+SLOW = 0.1  # seconds
+
+
 def pytest_collection_finish() -> None:
     """Freeze imported objects: collections after each hop of a ledger would search them.
 
     They took a tenth of the time of all tests.
     """
     gc.freeze()
+
+
+def pytest_runtest_logstart() -> None:
+    """Freeze what was imported since, too, once a collection has searched it for long: some code
+    collects at each call (harness/process/collection.py)."""
+    if COLLECTIONS.seconds > SLOW:
+        gc.collect()
+        gc.freeze()
+        COLLECTIONS.seconds = 0.0
 
 
 @pytest.fixture(scope="session")
