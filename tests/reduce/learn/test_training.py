@@ -147,10 +147,10 @@ def test_a_machine_that_becomes_slower_ends_in_time_all_the_same(tmp_path: Path)
     backward = task.backward
 
     def slower(step: int) -> float:
-        time.sleep(0.05 if step > 40 else 0)
+        time.sleep(0.02 if step > 40 else 0)
         return backward(step)
 
-    options = TrainingOptions(steps=400, learning_rate=0.05, max_seconds=5, patience=400)
+    options = TrainingOptions(steps=400, learning_rate=0.05, max_seconds=2, patience=400)
     curve = train(task.parameters, slower, task.held_out, options, tmp_path)
     assert curve.steps < 400
     assert curve.held_out[-1][0] == curve.steps
