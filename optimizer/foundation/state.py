@@ -62,6 +62,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, cast, get_args
@@ -109,7 +110,7 @@ class Range:
         scale = _grid(absmax / 127.0)
         return cls(-128 * scale, 127 * scale)
 
-    @property
+    @cached_property
     def scale(self) -> float:
         """Size of one step, on the scale grid."""
         return _grid((self.high - self.low) / 255.0)
@@ -119,7 +120,7 @@ class Range:
         """The integer that stands for 0, in 0..255."""
         return min(255, max(0, round(-self.low / self.scale)))
 
-    @property
+    @cached_property
     def float8_scale(self) -> float:
         """Scale, on the grid, with which E4M3 values cover the range."""
         return _grid(max(-self.low, self.high) / float8.LARGEST)
@@ -180,6 +181,12 @@ class CompressedState:
         """{identity in front of a residual add, a product of attention or a KV cache: range}."""
         ranges = ((owner_of(site), covered) for site, covered in self.ranges.items())
         return {name: r for name, r in ranges if weight_name(name) not in self.weights}
+
+    def scheme(self, parameter: str) -> Scheme:
+        """The scheme of a quantized parameter, whose integers are not read from their file."""
+        if isinstance(self.weights, _LazyWeights):
+            return self.weights.scheme(parameter)
+        return self.weights[parameter].scheme
 
     def weight_of(self, module: str) -> QTensor:
         """The quantized weight of a module. Raises KeyError where the weight is not quantized."""
@@ -313,11 +320,13 @@ class _LazyWeights(Mapping[str, QTensor]):
         self._file, self._sparsity = file, document["sparsity"]
         self._schemes: dict[str, dict[str, object]] = document["schemes"]
 
+    def scheme(self, parameter: str) -> Scheme:
+        return scheme_of(self._schemes[parameter])
+
     def __getitem__(self, parameter: str) -> QTensor:
         from safetensors import safe_open
 
-        entry = self._schemes[parameter]
-        scheme = scheme_of(entry)
+        entry, scheme = self._schemes[parameter], self.scheme(parameter)
         with safe_open(self._file, "pt") as f:
             integers = f.get_tensor(f"{parameter}.codes")
             scale = f.get_tensor(f"{parameter}.scale")

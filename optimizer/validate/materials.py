@@ -25,6 +25,7 @@ from optimizer.foundation.state import owner_of
 from optimizer.harness import tasks
 from optimizer.harness.inputs.batch import Batch
 from optimizer.harness.tasks import text_generation
+from optimizer.lower.onnx.graph_source import OpenGraph, open_graph
 from optimizer.model.checkpoint.model import materialize, skeleton
 from optimizer.recipe.data import Calibrate
 from optimizer.recipe.validate import Depth
@@ -296,7 +297,7 @@ class Materials(RunArtifacts):
 
     def rounding(self, parameter: str) -> Rounding:
         """Bounds of the method that chose the integers of the weight `parameter`."""
-        bits = self.state.weights[parameter].scheme.bits
+        bits = self.state.scheme(parameter).bits
         if parameter in self.rounded_alone:
             return rounding_limits.alone(bits)
         return rounding_limits.of(self.section.quantize, self.section.calibrate, bits)
@@ -311,10 +312,11 @@ class Materials(RunArtifacts):
 
     def kept_weight(self, parameter: str) -> Tensor:
         """`rounded_weight` with 0 where the weight was pruned."""
-        weight, q = self.rounded_weight(parameter), self.state.weights[parameter]
-        if parameter not in self.state.sparsity or q.integers.shape != weight.shape:
+        weight = self.rounded_weight(parameter)
+        if parameter not in self.state.sparsity:
             return weight
-        return weight * q.nonzero()
+        q = self.state.weights[parameter]
+        return weight * q.nonzero() if q.integers.shape == weight.shape else weight
 
     @cached_property
     def offset_biases(self) -> dict[str, Tensor]:
@@ -335,10 +337,10 @@ class Materials(RunArtifacts):
     @cached_property
     def kernel_blocks(self) -> dict[str, int]:
         """{weight-only module: inputs per int8 block}, in which its kernel quantizes its inputs."""
-        modules = {owner_of(n): q.scheme for n, q in self.state.weights.items()}
+        schemes = {owner_of(name): self.state.scheme(name) for name in self.state.weights}
         blocks = {
             name: self.section.target.kernel_block(scheme.group_size or 0)
-            for name, scheme in modules.items()
+            for name, scheme in schemes.items()
             if name in self.names.modules and self.state.activations_of(name) is None
         }
         return {name: block for name, block in blocks.items() if block}
@@ -355,6 +357,10 @@ class Materials(RunArtifacts):
     def signed(self) -> bool:
         """True where the lowered graph's integers are signed and have no zero point."""
         return bool(self.lowering["dialect"] != "ort_qdq")
+
+    @cached_property
+    def lowered_graph(self) -> OpenGraph:
+        return open_graph(self.model / "model.onnx")
 
     @cached_property
     def lowered_outputs(self) -> list[dict[str, Any]]:

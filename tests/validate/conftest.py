@@ -12,11 +12,21 @@ from typing import TypeVar
 
 import pytest
 
-from optimizer.validate.ledger import ledger
+from optimizer.validate.ledger import hops, ledger
 from optimizer.validate.materials import Materials
 from tests.conftest import sentences
 from tests.validate import decoder_runs as decoders
-from tests.validate.runs import SCHEMES, Run, balanced, for_tensorrt, label, make, recipe
+from tests.validate.runs import (
+    SCHEMES,
+    Run,
+    balanced,
+    for_tensorrt,
+    label,
+    lowered_again,
+    make,
+    prove,
+    recipe,
+)
 
 SAME_GRAPH = (
     "token",
@@ -69,17 +79,26 @@ def proven(
     """
 
     @cache
-    def prove(scheme: str) -> Materials:
+    def proven_run(scheme: str) -> Materials:
         if scheme == "tensorrt":
             run = for_tensorrt(runs["static"], tmp_path_factory.mktemp(scheme))
-        else:
-            run = runs[scheme]
-        materials = run.materials()
-        entries = ledger.run(materials)
-        assert [(e.hop, e.problems) for e in entries if e.ok is False] == []
+            return prove(lowered_again(proven_run("static"), run), "lower")
+        return prove(runs[scheme].materials())
+
+    return proven_run
+
+
+@pytest.fixture(scope="session")
+def loaded(runs: dict[str, Run]) -> Callable[[str], Materials]:
+    """scheme -> Materials whose source is proven: a copy with another state shares its model."""
+
+    @cache
+    def loaded_run(scheme: str) -> Materials:
+        materials = runs[scheme].materials()
+        assert ledger.run_hop(hops.load, materials).ok
         return materials
 
-    return prove
+    return loaded_run
 
 
 @pytest.fixture(scope="session")

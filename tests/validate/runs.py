@@ -10,10 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from optimizer.compress.stage import STAGE as COMPRESS
 from optimizer.export.stage import STAGE as EXPORT
+from optimizer.harness.inputs.batch import Batch
 from optimizer.load.stage import STAGE as LOAD
 from optimizer.lower.build import STAGE as BUILD
 from optimizer.lower.stage import STAGE as LOWER
@@ -26,6 +28,8 @@ from optimizer.recipe.schema import (
     Validation,
 )
 from optimizer.store import Artifacts
+from optimizer.validate import target_runner
+from optimizer.validate.ledger import ledger
 from optimizer.validate.materials import Materials
 from tests.conftest import sentences, write_rows
 
@@ -162,19 +166,94 @@ def make(
     return run
 
 
-def damaged(clean: Materials, root: Path, edit: Callable[[Run], None]) -> Materials:
-    """As `clean`, with a graph, a lowered model and an engine of its own, which `edit` changed.
+def prove(materials: Materials, first: str = "load") -> Materials:
+    """The materials of a run that no hop refuses, with all that torch computed of it.
 
-    The hops before `export` read none of them.
+    first: name of the first hop to run
     """
-    made = copy.copy(clean)
-    for name in ("graph", "model", "engine"):
-        shutil.copytree(getattr(clean, name), root / name)
-        setattr(made, name, root / name)
+    entries = [ledger.run_hop(hop, materials) for hop in hops_from(materials, first)]
+    unrun = ["engine"] if target_runner.why_not_run(materials) else []
+    assert [e.hop for e in entries if e.ok is None] == unrun
+    assert [(e.hop, e.problems) for e in entries if e.ok is False] == []
+    return materials
+
+
+def hops_from(materials: Materials, first: str) -> list[ledger.Hop]:
+    """The hops of the run's target, from `first` on."""
+    hops = ledger.hops_of(materials)
+    return list(hops[[hop.__name__ for hop in hops].index(first) :])
+
+
+READERS = {"state": "fold", "graph": "export", "model": "lower", "engine": "engine"}
+"""{folder: the first hop that reads it}"""
+OF_SOURCE = (
+    *("checkpoint", "contract", "encoder", "family", "float_model", "parameters"),
+    *("batches", "float_traces"),
+)
+OF_STATE = (
+    *("state", "corrections", "folded_model", "folded_parameters", "simulated_model"),
+    *("folded_traces", "unpruned_traces", "simulated_traces", "names"),
+)
+OF_EXTREMES = ("extremes", "folded_extremes", "simulated_extremes")
+
+
+def damaged(clean: Materials, root: Path, edit: Callable[[Run], None]) -> Materials:
+    """As `clean`, with a state, a graph, a lowered model and an engine of its own, which `edit`
+    changed. What torch computed of folders that it left as they were is that of `clean`."""
+    return damage(clean, root, edit)[0]
+
+
+def damage(clean: Materials, root: Path, edit: Callable[[Run], None]) -> tuple[Materials, str]:
+    """(see `damaged`, name of the first hop that reads a folder which `edit` changed)."""
+    before = {"state": clean.state_folder, **{n: getattr(clean, n) for n in FOLDERS[2:]}}
+    for name, folder in before.items():
+        shutil.copytree(folder, root / name)
     edit(Run(root, clean.section))
-    for name in ("lowered_outputs", "names", "lowering", "inspected"):
-        made.__dict__.pop(name, None)
+    changed = [name for name, folder in before.items() if _content(folder) != _content(root / name)]
+    first = READERS[changed[0]] if changed else "harness"
+    if first == "fold":
+        made = replace(clean, state_folder=root / "state")
+        _share(clean, made, OF_SOURCE)
+    else:
+        made = copy.copy(clean)
+        for name in ("lowered_graph", "lowered_outputs", "names", "lowering", "inspected"):
+            made.__dict__.pop(name, None)
+    made.graph, made.model, made.engine = (root / name for name in FOLDERS[2:])
+    return made, first
+
+
+def _content(folder: Path) -> dict[str, bytes]:
+    return {f.name: f.read_bytes() for f in folder.rglob("*") if f.is_file()}
+
+
+def _share(clean: Materials, made: Materials, names: Sequence[str]) -> None:
+    made.__dict__ |= {n: clean.__dict__[n] for n in names if n in clean.__dict__}
+
+
+def first_refused(clean: Materials, root: Path, edit: Callable[[Run], None]) -> str:
+    """Name of the hop that refuses a damaged copy of a proven run; "none" where all pass. Hops
+    before the first that reads a changed folder are not run again."""
+    made, first = damage(clean, root, edit)
+    hops = hops_from(made, first)
+    return next((h.__name__ for h in hops if ledger.run_hop(h, made).ok is False), "none")
+
+
+def lowered_again(clean: Materials, run: Run) -> Materials:
+    """Materials of `run`, the state of a proven run in another dialect, with what torch computed of
+    that. Hops from `lower` on read what differs."""
+    folders = {name: run.folder(name) for name in FOLDERS[2:]}
+    made = replace(clean, section=run.section, **folders)
+    _share(clean, made, (*OF_SOURCE, *OF_STATE))
+    assert clean.precision == made.precision
+    if all(_equal(a, b) for a, b in zip(clean.extremes, made.extremes, strict=True)):
+        _share(clean, made, OF_EXTREMES)
+        made.correct._cached |= clean.correct._cached
+        made.correct._module_inputs |= clean.correct._module_inputs
     return made
+
+
+def _equal(a: Batch, b: Batch) -> bool:
+    return all(np.array_equal(a[name], b[name]) for name in {*a, *b})
 
 
 def for_target(run: Run, root: Path, target: TargetSection) -> Run:

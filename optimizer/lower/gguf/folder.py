@@ -102,7 +102,7 @@ def _document(model: Model, entries: list[Entry], words: Vocabulary) -> dict[str
         "error": error,
         "modules": {
             owner_of(e.parameter): {
-                "weight": str(weights[e.parameter].scheme),
+                "weight": str(model.state.scheme(e.parameter)),
                 "type": e.kind,
                 "activation": None,
             }
@@ -128,7 +128,7 @@ def _notes(model: Model, error: float, quantized: bool) -> Iterator[str]:
             "asymmetric weights: Q4_1 stores -(zero point + 8) * scale in fp16, which shifts the "
             f"values of a block by up to {error:.2g} of a step"
         )
-    if any(q.scheme.bits == 3 for q in model.state.weights.values()):
+    if any(model.state.scheme(name).bits == 3 for name in model.state.weights):
         yield "3 bits are stored as 4, so they make the file no smaller"
     if model.state.sparsity:
         yield f"{len(model.state.sparsity)} weights are sparse, and stored dense"

@@ -342,8 +342,12 @@ def _float(value: ir.Value) -> bool:
 
 
 def changed_initializers(before: Source, after: Source, names: Iterable[str]) -> list[str]:
-    """Sorted `names` that are initializers of both graphs with different values or types."""
-    a, b = (model_of(p).graph.initializers for p in (before, after))
+    """Sorted `names` that are initializers of both graphs with different values or types.
+
+    before: graph without packed products
+    """
+    model = before.model if isinstance(before, OpenGraph) else onnx_file.load(before)
+    a, b = model.graph.initializers, model_of(after).graph.initializers
     wrong = []
     for name in sorted(set(names) & set(a) & set(b)):
         x, y = a[name].const_value, b[name].const_value

@@ -56,7 +56,7 @@ def write(
     parameter_of = names.parameter_of
     modules = {
         name: {
-            "weight": str(state.weights[parameter_of[name]].scheme),
+            "weight": str(state.scheme(parameter_of[name])),
             "activation": activation,
             "codes": lowered.packed.get(name, codes_name(parameter_of[name])),
         }

@@ -130,7 +130,7 @@ def _load(m: Materials) -> tuple[nn.Module, list[str]]:
 
 def _dequantizes(m: Materials) -> bool:
     """Tell if loading the folder de-quantizes the weights into its float type."""
-    schemes = [q.scheme for q in m.state.weights.values()]
+    schemes = [m.state.scheme(name) for name in m.state.weights]
     return any(not s.symmetric or s.type == "float4" for s in schemes)
 
 

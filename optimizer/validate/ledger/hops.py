@@ -350,7 +350,7 @@ def _modules_named(parts: Sequence[pieces.Piece]) -> Iterator[None]:
 def lower(m: Materials) -> Entry:
     """Compare the lowered graph, each operator as written, with the state de-quantized in torch."""
     path = m.model / "model.onnx"
-    graph = open_graph(path)
+    graph = m.lowered_graph
     problems = graph_laws.interface(m, graph)
     quantized = set(m.state.modules)
     lowered = set(m.lowering["modules"])
@@ -402,7 +402,7 @@ def engine(m: Materials) -> Entry:
         results = target_runner.engine_outputs(m, traces)
         entry = within("engine", "lowered graph", Outputs(results, lowered, spread), problems)
         return replace(entry, why=f"{entry.why}; {UNCUT}").with_unproven(UNCUT, m.untested_sizes)
-    graph, opener = open_graph(path), target_runner.piece_opener(m)
+    graph, opener = m.lowered_graph, target_runner.piece_opener(m)
     with m.work_folder() as work:
         at = _judged_edges(m, cut.edges(graph, m.modules, m.state.summands))
         sample = m.samples.of_pieces(m.simulated_traces, path)

@@ -61,6 +61,7 @@ DECODER_HOPS: tuple[Hop, ...] = (
 
 LAST_USED = {
     "export": ("float_traces", "folded_traces", "folded_extremes", "unpruned_traces"),
+    "engine": ("lowered_graph",),
     "harness": (
         "simulated_traces",
         "simulated_extremes",

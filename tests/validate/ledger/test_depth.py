@@ -9,7 +9,7 @@ import pytest
 
 from optimizer.recipe.validate import Depth
 from optimizer.validate.ledger import depth, ledger
-from optimizer.validate.ledger.entry import Entry
+from optimizer.validate.materials import Materials
 from tests.validate.ledger.faults.mutations import OUTPUT, values
 from tests.validate.runs import Run
 
@@ -17,11 +17,10 @@ BLOCKS = 20
 MODULES = [f"layers.{i}.{kind}" for i in range(BLOCKS) for kind in ("q", "fc")] + ["head"]
 
 
-def judged(run: Run, chosen: Depth) -> dict[str, Entry]:
+def at_depth(run: Run, chosen: Depth) -> Materials:
     settings = run.section.validate_.model_copy(update={"ledger": chosen})
     section = run.section.model_copy(update={"validate_": settings})
-    entries = ledger.run(replace(run, section=section).materials())
-    return {e.hop: e for e in entries}
+    return replace(run, section=section).materials()
 
 
 def test_a_sample_has_the_first_the_last_and_others_of_each_kind() -> None:
@@ -56,7 +55,7 @@ def test_the_default_follows_from_the_size(parameters: int, expected: Depth) -> 
 
 @pytest.mark.parametrize("chosen", ["sampled", "end_to_end"])
 def test_a_clean_run_passes_and_says_what_was_left_out(runs: dict[str, Run], chosen: Depth) -> None:
-    entries = judged(runs["static"], chosen)
+    entries = {e.hop: e for e in ledger.run(at_depth(runs["static"], chosen))}
     assert [(e.hop, e.problems) for e in entries.values() if e.ok is not True] == []
     for hop in ("export", "lower", "engine"):
         assert f"validate.ledger is {chosen}" in entries[hop].unproven
@@ -67,5 +66,5 @@ def test_a_clean_run_passes_and_says_what_was_left_out(runs: dict[str, Run], cho
 def test_a_sampled_module_is_judged_alone(runs: dict[str, Run], tmp_path: Path) -> None:
     run = runs["static"].copy(tmp_path)
     values("graph", f"{OUTPUT}.weight", lambda w: 1.001 * w)(run)
-    found = judged(run, "sampled")["export"]
+    found = ledger.run_hop(ledger.hops.export, at_depth(run, "sampled"))
     assert [p.module for p in found.pieces if not p.fine] == [OUTPUT]

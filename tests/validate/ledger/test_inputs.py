@@ -18,7 +18,7 @@ from optimizer.validate.ledger import hops, inputs, ledger
 from optimizer.validate.materials import Materials
 from tests.validate.ledger.faults import mutations as m
 from tests.validate.ledger.faults.test_mutants import assert_caught
-from tests.validate.runs import Run, damaged
+from tests.validate.runs import Run, damage
 
 FAR = 40  # a position that none of the ledger's usual texts reaches
 
@@ -56,9 +56,8 @@ def test_a_graph_that_reads_one_position_for_all_later_ones_is_caught(
     short: Materials, tmp_path: Path, folder: str
 ) -> None:
     assert ledger.run_hop(hops.export, short).ok
-    edit = m.edit_onnx(folder, every_later_position_is(FAR))
-    planted = "export" if folder == "graph" else "lower"
-    assert_caught(damaged(short, tmp_path, edit), planted, first="export")
+    made, first = damage(short, tmp_path, m.edit_onnx(folder, every_later_position_is(FAR)))
+    assert_caught(made, "export" if folder == "graph" else "lower", first)
 
 
 def test_an_engine_that_answers_large_batches_otherwise_is_caught(

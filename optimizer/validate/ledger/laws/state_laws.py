@@ -68,11 +68,11 @@ def weights(
         if q.integers.shape != value.shape:
             broken.append(f"{name}: integers {tuple(q.integers.shape)} for {tuple(value.shape)}")
             continue
-        left = kept(name)
-        fault = _first_fault(q, left, rounding(name), value)
+        left, bounds = kept(name), rounding(name)
+        fault = _first_fault(q, left, bounds, value)
         if fault:
             broken.append(f"{name}: {fault}")
-        elif rounding(name).compared:
+        elif bounds.compared:
             suspects += _suspects(name, q, left)
     return broken, suspects
 

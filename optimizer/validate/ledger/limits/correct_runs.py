@@ -10,7 +10,7 @@ derives the limit. Made by materials.py, read by the hops and by the laws of dec
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import combinations, product
 from pathlib import Path
@@ -44,6 +44,7 @@ class Samples:
     compared: Sequence[str]  # names of a graph's outputs, a decoder's KV cache included
     continues: bool  # a decoder's graph also runs on the end of a text after a KV cache
     scratch: Path | None  # folder for arrays on disk; None: the folder for temporary files
+    by_column: dict[Path, bool] = field(default_factory=dict)  # cut.GraphSummary's, of graphs read
 
     def looks(self, *, extremes: bool = True) -> int:
         """The number of comparisons of each output with its limit."""
@@ -61,7 +62,9 @@ class Samples:
         """
         if not self.continues:
             return list(traces), []
-        by_column = cut.summarize(model).by_column
+        if model not in self.by_column:
+            self.by_column[model] = cut.summarize(model).by_column
+        by_column = self.by_column[model]
         read = [replace(t, by_column=by_column) for t in traces]
         lengths = [(i, read[i].mask.shape[1]) for i in range(min(len(read), 1 if by_column else 2))]
         return read, [(i, past) for i, n in lengths for past in (n // 3, n - 1) if 0 < past < n]

@@ -177,7 +177,7 @@ def _rounded_again(
     quantize = m.section.quantize
     sparsity = m.section.sparsity if parameter in m.state.sparsity else None
     if parameter in m.state.weights:
-        scheme, method = m.state.weights[parameter].scheme, quantize.block_rounding
+        scheme, method = m.state.scheme(parameter), quantize.block_rounding
         weights = [FloatWeight(module, weight, scheme, H, P, False, sparsity) for H, P in sums]
         return [prune_and_round(w, method, quantize)[0] for w in weights]
     assert sparsity is not None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 from torch import Tensor
@@ -66,6 +67,7 @@ def of_lowered_graph(m: Materials, fused: bool) -> Callable[[str], Linear]:
     fused: True for the kernels that operators are fused to; False as written
     """
 
+    @cache  # a quantizer is read for every trace; no Linear holds a weight
     def linear(module: str) -> Linear:
         name = f"{module}.weight"
         if module in m.state.summands:

@@ -17,7 +17,7 @@ from optimizer.validate.ledger.entry import Entry
 from optimizer.validate.materials import Materials
 from tests.validate.ledger.faults import mutations as m
 from tests.validate.ledger.faults.mutations import KEY, NORM, OUTPUT, QUERY
-from tests.validate.runs import Run, damaged
+from tests.validate.runs import Run, damage
 
 EMBEDDINGS = "embeddings.word_embeddings.weight"
 POSITIONS = "embeddings.position_embeddings.weight"
@@ -119,15 +119,15 @@ def assert_caught(materials: Any, planted: str, first: str = "load") -> Entry:
 
 @pytest.mark.parametrize("fault", MUTANTS)
 def test_a_planted_fault_is_caught_at_its_hop(
-    runs: dict[str, Run], proven: Callable[[str], Materials], tmp_path: Path, fault: str
+    loaded: Callable[[str], Materials],
+    proven: Callable[[str], Materials],
+    tmp_path: Path,
+    fault: str,
 ) -> None:
     scheme, planted, edit = MUTANTS[fault]
-    if planted in ("fold", "compress"):
-        run = runs[scheme].copy(tmp_path)
-        edit(run)
-        assert_caught(run.materials(), planted)
-    else:
-        assert_caught(damaged(proven(scheme), tmp_path, edit), planted, first="export")
+    clean = (loaded if planted in ("fold", "compress") else proven)(scheme)
+    made, first = damage(clean, tmp_path, edit)
+    assert_caught(made, planted, first)
 
 
 def labels_swapped(document: dict[str, Any]) -> None:

@@ -120,12 +120,10 @@ STATES: dict[str, tuple[str, str, str, m.Edit]] = {
 
 @pytest.mark.parametrize("fault", STATES)
 def test_a_subtle_fault_of_the_state_is_caught_at_its_hop_and_named(
-    runs: dict[str, Run], tmp_path: Path, fault: str
+    loaded: Callable[[str], Materials], tmp_path: Path, fault: str
 ) -> None:
     scheme, hop, part, edit = STATES[fault]
-    run = runs[scheme].copy(tmp_path)
-    edit(run)
-    entry = ledger.run_hop(getattr(hops, hop), run.materials())
+    entry = ledger.run_hop(getattr(hops, hop), damaged(loaded(scheme), tmp_path, edit))
     assert entry.ok is False
     assert part in entry.problems[0]
 

@@ -19,10 +19,11 @@ from optimizer.foundation.state import CompressedState, Range
 from optimizer.model.checkpoint import batch_norms, checkpoint
 from optimizer.recipe.schema import TensorRTTarget
 from optimizer.validate.ledger import ledger
+from optimizer.validate.materials import Materials
 from tests.lower.running import session
 from tests.validate.ledger.faults import mutations as m
-from tests.validate.ledger.models.test_images import materials, refused
-from tests.validate.runs import Run, for_target, make
+from tests.validate.ledger.models.test_images import materials
+from tests.validate.runs import Run, first_refused, for_target, lowered_again, make, prove
 from tests.vision import recipe
 
 BLOCK = "regnet.encoder.stages.1.layers.0"
@@ -43,12 +44,17 @@ def rtx(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return for_target(run, tmp_path_factory.mktemp("rtx") / "run", target)
 
 
-def test_a_correct_run_passes_on_onnx_runtime(run: Run) -> None:
-    entries = ledger.run(materials(run))
-    assert refused(entries) == []
-    pieces = {e.hop: len(e.pieces) for e in entries}
+@pytest.fixture(scope="module")
+def proven(run: Run, rtx: Run) -> dict[str, Materials]:
+    """{dialect: materials that hold at every hop}."""
+    clean = prove(materials(run))
+    return {"run": clean, "rtx": prove(lowered_again(clean, rtx), "lower")}
+
+
+def test_a_correct_run_passes_on_onnx_runtime(proven: dict[str, Materials]) -> None:
+    entry = ledger.run_hop(ledger.hops.engine, proven["run"])
     # 11 convolutions and 6 summands, of which 3 read integers of another; and the classifier
-    assert pieces["engine"] == (11 - 2) + (6 - 1) + (11 + 1)
+    assert len(entry.pieces) == (11 - 2) + (6 - 1) + (11 + 1)
 
 
 def test_a_residual_add_between_convolutions_is_of_integers(run: Run, tmp_path: Path) -> None:
@@ -62,8 +68,8 @@ def test_a_residual_add_between_convolutions_is_of_integers(run: Run, tmp_path: 
     assert len(read) == len(set(read))
 
 
-def test_a_correct_run_passes_in_the_other_dialect(rtx: Run) -> None:
-    assert refused(ledger.run(materials(rtx))) == []
+def test_a_correct_run_passes_in_the_other_dialect(proven: dict[str, Materials]) -> None:
+    assert proven["rtx"].signed
 
 
 def padded_by(value: Any) -> Callable[[onnx.GraphProto], None]:
@@ -117,16 +123,9 @@ MUTANTS: dict[str, tuple[str, str, m.Edit]] = {
 
 @pytest.mark.parametrize(("dialect", "hop", "edit"), MUTANTS.values(), ids=MUTANTS.keys())
 def test_a_fault_is_caught_at_its_hop(
-    request: pytest.FixtureRequest, tmp_path: Path, dialect: str, hop: str, edit: m.Edit
+    proven: dict[str, Materials], tmp_path: Path, dialect: str, hop: str, edit: m.Edit
 ) -> None:
-    damaged = request.getfixturevalue(dialect).copy(tmp_path / "damaged")
-    edit(damaged)
-    assert first_refused(damaged) == hop
-
-
-def first_refused(run: Run) -> str:
-    entries = ledger.run(materials(run))
-    return next((e.hop for e in entries if e.ok is False), "none")
+    assert first_refused(proven[dialect], tmp_path, edit) == hop
 
 
 def test_another_epsilon_of_the_norms_is_caught_where_the_checkpoint_is_loaded(
@@ -139,7 +138,7 @@ def test_another_epsilon_of_the_norms_is_caught_where_the_checkpoint_is_loaded(
         return right(weight, bias, norm, 1e-3)
 
     monkeypatch.setattr(checkpoint, "fold", wrong)
-    assert first_refused(run) == "load"
+    assert ledger.run_hop(ledger.hops.load, materials(run)).ok is False
 
 
 def test_what_stays_float_is_said_with_the_reason(run: Run) -> None:

@@ -17,12 +17,22 @@ from optimizer.recipe.compression.sparsity import Sparsity
 from optimizer.recipe.schema import TensorRTTarget
 from optimizer.validate.ledger import ledger
 from optimizer.validate.ledger.laws import sparsity_laws
+from optimizer.validate.materials import Materials
 from tests.harness.runtimes.openvino import integer_sums
 from tests.lower.running import session
 from tests.validate.ledger.faults import mutations as m
-from tests.validate.ledger.models.test_convolutions import first_refused, one_doubled
-from tests.validate.ledger.models.test_images import materials, refused
-from tests.validate.runs import Run, for_openvino, for_target, make
+from tests.validate.ledger.models.test_convolutions import one_doubled
+from tests.validate.ledger.models.test_images import materials
+from tests.validate.runs import (
+    Run,
+    first_refused,
+    for_openvino,
+    for_target,
+    hops_from,
+    lowered_again,
+    make,
+    prove,
+)
 from tests.vision import recipe
 
 STATIC: dict[str, Any] = {"method": "rtn", "activations": {"range": "minmax"}}
@@ -52,12 +62,19 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return call
 
 
+@pytest.fixture(scope="module")
+def proven(made: Made) -> Callable[[str], Materials]:
+    """proven(architecture) -> materials of its run that hold at every hop."""
+    return cache(lambda kind: prove(materials(made(kind))))
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_correct_run_passes_in_both_dialects(made: Made, tmp_path: Path, kind: str) -> None:
-    assert refused(ledger.run(materials(made(kind)))) == []
+def test_a_correct_run_passes_in_both_dialects(
+    made: Made, proven: Callable[[str], Materials], tmp_path: Path, kind: str
+) -> None:
     target = TensorRTTarget(runtime="tensorrt-rtx", float="fp32")
-    other = materials(for_target(made(kind), tmp_path / "rtx", target))
-    assert refused(ledger.run(other)) == []
+    other = for_target(made(kind), tmp_path / "rtx", target)
+    prove(lowered_again(proven(kind), other), "lower")
 
 
 INTEGERS = {
@@ -84,10 +101,14 @@ def test_onnx_runtime_runs_every_quantized_module_in_integers(
     assert {name: kernels.count(name) for name in INTEGERS[kind]} == INTEGERS[kind]
 
 
-def test_openvino_runs_every_quantized_convolution_in_integers(made: Made, tmp_path: Path) -> None:
+def test_openvino_runs_every_quantized_convolution_in_integers(
+    made: Made, proven: Callable[[str], Materials], tmp_path: Path
+) -> None:
     """The build stage refuses modules in higher precision."""
-    found = materials(for_openvino(made("efficientnet"), tmp_path / "openvino"))
-    assert integer_sums.misjudged(e for e in ledger.run(found) if e.ok is not None) == []
+    run = for_openvino(made("efficientnet"), tmp_path / "openvino")
+    other = lowered_again(proven("efficientnet"), run)
+    entries = [ledger.run_hop(hop, other) for hop in hops_from(other, "lower")]
+    assert integer_sums.misjudged(e for e in entries if e.ok is not None) == []
 
 
 def test_what_stays_float_is_said_with_the_reason(made: Made) -> None:
@@ -191,8 +212,6 @@ MUTANTS: dict[str, tuple[str, str, m.Edit]] = {
 
 @pytest.mark.parametrize(("kind", "hop", "edit"), MUTANTS.values(), ids=MUTANTS.keys())
 def test_a_fault_is_caught_at_its_hop(
-    made: Made, tmp_path: Path, kind: str, hop: str, edit: m.Edit
+    proven: Callable[[str], Materials], tmp_path: Path, kind: str, hop: str, edit: m.Edit
 ) -> None:
-    damaged = made(kind).copy(tmp_path / "damaged")
-    edit(damaged)
-    assert first_refused(damaged) == hop
+    assert first_refused(proven(kind), tmp_path, edit) == hop

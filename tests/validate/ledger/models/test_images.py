@@ -19,12 +19,20 @@ from optimizer.harness.contract import Contract
 from optimizer.harness.image_settings import ImageSettings
 from optimizer.harness.inputs import image as images
 from optimizer.recipe.schema import TensorRTTarget
-from optimizer.validate.ledger import hops, ledger
+from optimizer.validate.ledger import hops
 from optimizer.validate.ledger.laws import contract_laws
 from optimizer.validate.materials import Materials
 from tests.harness import small_model
 from tests.validate.ledger.faults import mutations as m
-from tests.validate.runs import FOLDERS, Run, for_target, make
+from tests.validate.runs import (
+    FOLDERS,
+    Run,
+    first_refused,
+    for_target,
+    lowered_again,
+    make,
+    prove,
+)
 from tests.vision import encoded, picture, recipe
 
 PHOTOGRAPHS = [encoded(picture(30 + i % 7, 40, seed=i)) for i in range(12)]
@@ -48,10 +56,15 @@ def refused(entries: list[Any]) -> list[str]:
     return [f"{e.hop}: {e.problems}" for e in entries if e.ok is False]
 
 
-def test_a_correct_run_passes_in_both_dialects(run: Run, tmp_path: Path) -> None:
-    assert refused(ledger.run(materials(run))) == []
+@pytest.fixture(scope="module")
+def proven(run: Run) -> Materials:
+    return prove(materials(run))
+
+
+def test_a_correct_run_passes_in_both_dialects(proven: Materials, run: Run, tmp_path: Path) -> None:
     target = TensorRTTarget(runtime="tensorrt-rtx", float="fp32")
-    assert refused(ledger.run(materials(for_target(run, tmp_path / "rtx", target)))) == []
+    other = lowered_again(proven, for_target(run, tmp_path / "rtx", target))
+    prove(other, "lower")
 
 
 def queries_are_keys(graph: onnx.GraphProto) -> None:
@@ -73,11 +86,9 @@ def one_head(graph: onnx.GraphProto) -> None:
 
 @pytest.mark.parametrize("fault", [queries_are_keys, scaled_by_less, one_head])
 def test_a_fault_of_an_attention_in_one_operator_is_caught_where_it_is_lowered(
-    run: Run, tmp_path: Path, fault: Callable[[onnx.GraphProto], None]
+    proven: Materials, tmp_path: Path, fault: Callable[[onnx.GraphProto], None]
 ) -> None:
-    damaged = run.copy(tmp_path / "damaged")
-    m.edit_onnx("model", fault)(damaged)
-    assert refused(ledger.run(materials(damaged)))[0].startswith("lower")
+    assert first_refused(proven, tmp_path, m.edit_onnx("model", fault)) == "lower"
 
 
 def test_what_stays_float_is_said_with_the_reason(run: Run) -> None:

@@ -18,11 +18,12 @@ from optimizer.foundation.qtensor import QTensor
 from optimizer.foundation.state import CompressedState, Range
 from optimizer.recipe.schema import TensorRTTarget
 from optimizer.validate.ledger import ledger
+from optimizer.validate.materials import Materials
 from tests.lower.running import session
 from tests.validate.ledger.faults import mutations as m
-from tests.validate.ledger.models.test_convolutions import first_refused, one_doubled
+from tests.validate.ledger.models.test_convolutions import one_doubled
 from tests.validate.ledger.models.test_images import materials, refused
-from tests.validate.runs import Run, for_target, make
+from tests.validate.runs import Run, first_refused, for_target, lowered_again, make, prove
 from tests.vision import recipe
 
 STRIDED = "efficientnet_lite.stages.2.layers.0.depthwise.convolution"
@@ -43,9 +44,15 @@ def rtx(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return for_target(run, tmp_path_factory.mktemp("rtx") / "run", target)
 
 
-def test_a_correct_run_passes_in_both_dialects(run: Run, rtx: Run) -> None:
-    assert refused(ledger.run(materials(run))) == []
-    assert refused(ledger.run(materials(rtx))) == []
+@pytest.fixture(scope="module")
+def proven(run: Run, rtx: Run) -> dict[str, Materials]:
+    """{dialect: materials that hold at every hop}."""
+    clean = prove(materials(run))
+    return {"run": clean, "rtx": prove(lowered_again(clean, rtx), "lower")}
+
+
+def test_a_correct_run_passes_in_both_dialects(proven: dict[str, Materials]) -> None:
+    assert {name: each.signed for name, each in proven.items()} == {"run": False, "rtx": True}
 
 
 def test_a_correct_run_passes_where_the_convolutions_that_cost_most_stay_float(
@@ -68,12 +75,17 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return make(root / "run", recipe(root, "efficientnet_lite", LEARNED))
 
 
+@pytest.fixture(scope="module")
+def learned_proven(learned: Run) -> Materials:
+    return prove(materials(learned))
+
+
 def test_a_correct_run_of_learned_rounding_passes_in_both_dialects(
-    learned: Run, tmp_path: Path
+    learned: Run, learned_proven: Materials, tmp_path: Path
 ) -> None:
-    assert refused(ledger.run(materials(learned))) == []
     target = TensorRTTarget(runtime="tensorrt-rtx", float="fp32")
-    assert refused(ledger.run(materials(for_target(learned, tmp_path / "rtx", target)))) == []
+    other = for_target(learned, tmp_path / "rtx", target)
+    prove(lowered_again(learned_proven, other), "lower")
 
 
 def negated(q: QTensor) -> QTensor:
@@ -97,12 +109,11 @@ def rounded_away(q: QTensor) -> QTensor:
 
 @pytest.mark.parametrize("edit", [negated, scaled, rounded_away])
 def test_what_no_learning_can_do_to_a_channel_is_caught_where_it_is_compressed(
-    learned: Run, tmp_path: Path, edit: Callable[[QTensor], QTensor]
+    learned_proven: Materials, tmp_path: Path, edit: Callable[[QTensor], QTensor]
 ) -> None:
-    damaged = learned.copy(tmp_path / "damaged")
-    m.weight(STRIDED, edit)(damaged)
+    refused_at = first_refused(learned_proven, tmp_path, m.weight(STRIDED, edit))
     # biases are multiples of a scale, and `fold` checks them first
-    assert first_refused(damaged) == ("fold" if edit is scaled else "compress")
+    assert refused_at == ("fold" if edit is scaled else "compress")
 
 
 def test_onnx_runtime_runs_every_convolution_and_the_add_in_integers(
@@ -164,8 +175,6 @@ MUTANTS: dict[str, tuple[str, str, m.Edit]] = {
 
 @pytest.mark.parametrize(("dialect", "hop", "edit"), MUTANTS.values(), ids=MUTANTS.keys())
 def test_a_fault_is_caught_at_its_hop(
-    request: pytest.FixtureRequest, tmp_path: Path, dialect: str, hop: str, edit: m.Edit
+    proven: dict[str, Materials], tmp_path: Path, dialect: str, hop: str, edit: m.Edit
 ) -> None:
-    damaged = request.getfixturevalue(dialect).copy(tmp_path / "damaged")
-    edit(damaged)
-    assert first_refused(damaged) == hop
+    assert first_refused(proven[dialect], tmp_path, edit) == hop
