@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Literal
 
 import torch
@@ -39,8 +40,16 @@ EXACT = {
 }
 """Operators that move or create values without rounding."""
 ELEMENTARY = {"gelu", "silu", "tanh", "erf", "sigmoid", "exp", "log", "sin", "cos", "softplus"}
-TABLE = (1 << 21) - 19  # random numbers drawn for all runs; no width divides it
+TABLE = (1 << 21) - 19  # random numbers, drawn once for all runs; no width divides it
 ULPS = 4  # an elementary function of a vector library is within 4 units in the last place
+
+
+@cache
+def _numbers() -> Tensor:
+    """TABLE uniform numbers in [-1, 1], twice: a slice that begins near the end continues at the
+    start. Every run reads them from places of its own."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.empty(TABLE).uniform_(-1, 1, generator=generator).repeat(2)
 
 
 @dataclass(frozen=True)
@@ -79,8 +88,6 @@ class RandomRounding(TorchDispatchMode):
         super().__init__()
         self.arithmetic, self._paused = arithmetic, False
         self.generator = torch.Generator().manual_seed(seed)
-        table = torch.empty(TABLE).uniform_(-1, 1, generator=self.generator)
-        self._table = table.repeat(2)  # a slice that begins near the end continues at the start
 
     def place(self) -> int:
         """A random place in the table, where the noise of one array starts."""
@@ -94,8 +101,9 @@ class RandomRounding(TorchDispatchMode):
         """
         start = self.place() if start is None else start % TABLE
         count = like.numel()
-        repeated = -(-(count + start) // len(self._table))
-        table = self._table.repeat(repeated) if repeated > 1 else self._table
+        table = _numbers()
+        repeated = -(-(count + start) // len(table))
+        table = table.repeat(repeated) if repeated > 1 else table
         return table[start : start + count].reshape(like.shape).to(like.dtype)
 
     def moved(self, value: Tensor, by: float, start: int | None = None) -> Tensor:

@@ -62,7 +62,10 @@ def in_chunks(actual: Array, expected: Array) -> Iterator[tuple[Floats, Floats]]
     overwrite. The logits of a text take hundreds of megabytes: whole copies would go to memory and
     back."""
     f, e = actual.reshape(-1), expected.reshape(-1)
-    copies = np.empty((2, min(CHUNK, e.size)))
+    if 0 < e.size <= CHUNK:
+        yield f.astype(np.float64), e.astype(np.float64)
+        return
+    copies = np.empty((2, CHUNK))
     for start in range(0, e.size, CHUNK):
         parts = copies[:, : e.size - start]
         parts[0], parts[1] = f[start : start + CHUNK], e[start : start + CHUNK]

@@ -206,21 +206,23 @@ def resampled(
     """
     alpha = 1 - confidence
     estimate = float(drop(np.ones((1, examples)))[0])
-    jackknife = leave_one_out(drop, examples)
     tail = expanded_alpha(CAUTION * alpha, examples)
 
-    def bound(statistic: WeightedDrop, tail: float) -> float:
+    def resample(statistic: WeightedDrop) -> tuple[Floats, float, Floats]:
         replicates = bootstrap(statistic, examples, draws.seed, draws.resamples)
         centre = float(statistic(np.ones((1, examples)))[0])
-        return bca_bound(replicates, centre, leave_one_out(statistic, examples), tail)
+        return replicates, centre, leave_one_out(statistic, examples)
 
     lost, won = imagined or (drop, drop)
-    lower, upper = bound(won, tail), bound(lost, 1 - tail)
+    of_lost = resample(lost)
+    of_won = of_lost if won is lost else resample(won)
+    lower, upper = bca_bound(*of_won, tail), bca_bound(*of_lost, 1 - tail)
     verdict: Verdict = "inconclusive"
     if examples >= FEWEST_RESAMPLED:
         verdict = "pass" if upper < margin else "fail" if lower > margin else "inconclusive"
     needed = None
     if verdict == "inconclusive":
+        jackknife = of_lost[2] if lost is drop else leave_one_out(drop, examples)
         spread = float(np.std(jackknife)) * (examples - 1)
         reach = upper - estimate if estimate < margin else estimate - lower
         centre = float((lost if estimate < margin else won)(np.ones((1, examples)))[0])

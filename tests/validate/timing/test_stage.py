@@ -32,7 +32,7 @@ def recipe(folder: Path, gain: float, iterations: int = 6) -> Path:
     goal = f"{{goal: {{latency_gain: {gain}}}, multiple_of: 64}}"
     text = file.read_text().replace("quantize:\n", f"reduce: {goal}\nquantize:\n", 1)
     text = text.replace("max_drop: 0.1", "max_drop: 0.9")
-    file.write_text(text.replace("iterations: 5", f"iterations: {iterations}\n    max_seconds: 4"))
+    file.write_text(text.replace("iterations: 5", f"iterations: {iterations}\n    max_seconds: 1"))
     return file
 
 

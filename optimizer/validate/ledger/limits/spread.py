@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,6 @@ from optimizer.foundation.rounding.tolerance import (
     CONFIDENCE,
     MISSED,
     Squares,
-    lengths,
     relative,
     squares,
     upper_bound,
@@ -79,25 +79,28 @@ def spread(
     examples: number of comparisons of each output with its limit
     """
     medians, limits = {}, {}
-    others = first if second is None else second
-    pairs = [
-        (a, b)
-        for i, a in enumerate(first)
-        for j, b in enumerate(others)
-        if second is not None or i < j
-    ]
+    pairs = list(product(first, second) if second is not None else combinations(first, 2))
     for name in names:
-        apart = [d for a, b in pairs for d in _distances(a, b, traces, name)]
+        apart = [d for each in _distances(pairs, traces, name) for d in each]
         independent = max(len(apart) // max(len(pairs), 1), 1) * max(len(first) // 2, 1)
         medians[name] = float(np.median(apart)) if apart else 0.0
         limits[name] = upper_bound(apart, independent, examples * len(names), unit)
     return Spread(len(first), unit, medians, limits)
 
 
-def _distances(a: Run, b: Run, traces: Sequence[Trace], name: str) -> list[float]:
-    """The distance of each example, as the hops measure it."""
-    together = zip(a, b, traces, strict=True)
-    return lengths(pair for x, y, one in together for pair in one.pairs(x[name], y[name]))
+def _distances(
+    pairs: Sequence[tuple[Run, Run]], traces: Sequence[Trace], name: str
+) -> list[list[float]]:
+    """The distance of each example of each pair of runs, as the hops measure it. Two arrays are in
+    memory at a time, and consecutive pairs share the first."""
+    each: list[list[Squares]] = [[] for _ in pairs]
+    for i, one in enumerate(traces):
+        last: Run | None = None
+        for (a, b), of_pair in zip(pairs, each, strict=True):
+            if a is not last:
+                last, x = a, a[i][name]
+            of_pair += [squares(*pair) for pair in one.pairs(x, b[i][name])]
+    return [relative(of_pair) for of_pair in each]
 
 
 @dataclass(frozen=True)
