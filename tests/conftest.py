@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 from optimizer.foundation import errors
 from optimizer.harness.bundle.fit_columns import SATURATES
 from optimizer.harness.errors import MachineError
+from tests.made_once import Made, once
 from tests.measured_once import measure_once
 from tests.traced_once import trace_once
 
@@ -99,6 +100,7 @@ def shared_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
 @pytest.fixture(scope="session", autouse=True)
 def _once(shared_folder: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Made, "root", shared_folder / f"made-{os.getpid()}")
         trace_once(patch, shared_folder / "traces")
         measure_once(patch, shared_folder / "measured")
         yield
@@ -155,6 +157,7 @@ def write_tokenizer(folder: Path) -> int:
     return len(vocab)
 
 
+@once
 def write_tiny_bert(
     folder: Path, *, labels: tuple[str, ...] = (), layers: int = 2, seed: int = 0
 ) -> Path:

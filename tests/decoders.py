@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from tests.made_once import once
+
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -85,6 +87,7 @@ def _config(kind: str, vocabulary: int, layers: int, tied: bool) -> Any:
     )
 
 
+@once
 def write_tiny_decoder(
     folder: Path,
     kind: str = "llama",

@@ -15,6 +15,7 @@ from optimizer.reduce import stage
 from tests.compress.checkpoints import write_albert
 from tests.conftest import write_rows, write_tiny_bert
 from tests.decoders import write_tiny_decoder
+from tests.made_once import once
 
 ENCODERS, DECODERS = ("bert", "albert"), ("llama", "qwen2", "gpt2", "opt")
 TASKS = {"encoder": "sentence-embedding", "decoder": "text-generation"}
@@ -31,13 +32,17 @@ def write_model(kind: str, folder: Path, layers: int = 3) -> Path:
 
 def loaded(kind: str, root: Path, layers: int = 3) -> Path:
     """Folder of load with a model of a family, and calibration rows next to it."""
+    return _load(root, kind, layers) / "reference"
+
+
+@once
+def _load(root: Path, kind: str, layers: int) -> None:
     out = root / "reference"
     out.mkdir(parents=True)
     task = TASKS["encoder" if kind in ENCODERS else "decoder"]
     model = write_model(kind, root / "model", layers)
     LOAD.run(Model(source=str(model), task=task), out=out)
     write_rows(root / "reference.jsonl", 160, seed=1)
-    return out
 
 
 def copied(reference: Path, folder: Path) -> Path:
