@@ -13,10 +13,11 @@ import pytest
 from optimizer.recipe.targets import GgufTarget
 from optimizer.validate.formats import gguf
 from optimizer.validate.ledger import ledger
+from optimizer.validate.materials import Materials
 from optimizer.validate.stage import STAGE as VALIDATE
 from tests.decoders import write_tiny_decoder
 from tests.validate.decoder_runs import INT4, INT8, decoder_recipe
-from tests.validate.runs import Run, make
+from tests.validate.runs import Run, damaged, make
 
 ASYMMETRIC = {**INT4, "symmetric": False}
 KINDS: dict[str, tuple[dict[str, Any], Any]] = {
@@ -139,13 +140,21 @@ def test_a_fault_of_the_file_is_named_by_its_reader(
     assert problem in entry.problems[0]
 
 
+@pytest.fixture(scope="module")
+def clean(files: dict[str, Run]) -> Materials:
+    """Materials of a file that transformers runs within its limit."""
+    materials = files["llama"].materials()
+    assert ledger.run_hop(gguf.engine, materials).ok
+    return materials
+
+
 @pytest.mark.parametrize("name", [n for n in FAULTS if n not in ("split", "nibbles swapped")])
 def test_a_model_that_computes_otherwise_is_out_of_its_limit(
-    name: str, files: dict[str, Run], tmp_path: Path
+    name: str, clean: Materials, tmp_path: Path
 ) -> None:
-    run = files["llama"].copy(tmp_path)
-    rewritten(run, *FAULTS[name][:2])
-    assert ledger.run_hop(gguf.engine, run.materials()).ok is False
+    fields, tensors, _ = FAULTS[name]
+    made = damaged(clean, tmp_path, lambda run: rewritten(run, fields, tensors))
+    assert ledger.run_hop(gguf.engine, made).ok is False
 
 
 def test_a_file_rewritten_as_it_was_is_right(files: dict[str, Run], tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tests.validate.runs import Run
 def opt_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     root = tmp_path_factory.mktemp("opt_run")
     (root / "data").mkdir()
-    model = write_tiny_decoder(root / "opt", "opt")
+    model = write_tiny_decoder(root / "opt", "opt", layers=1)
     return make_decoder(root, decoder_recipe(str(model), root / "data", SCHEMES["fused"], True))
 
 

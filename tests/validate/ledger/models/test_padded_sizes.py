@@ -29,7 +29,8 @@ CUDA = OnnxRuntimeTarget(runtime="onnxruntime", device="cuda", on_missing="defer
 def clean(tmp_path_factory: pytest.TempPathFactory) -> Materials:
     """A decoder that classifies by the last token whose id is not that of padding, for CUDA."""
     root = tmp_path_factory.mktemp("padded")
-    model = write_tiny_decoder(root / "model", "gpt2", task=TASK, pad_token_id=PAD, num_labels=3)
+    fields = {"pad_token_id": PAD, "num_labels": 3}
+    model = write_tiny_decoder(root / "model", "gpt2", layers=1, task=TASK, **fields)
     (root / "data").mkdir()
     weights = {"weights": {"bits": 8, "granularity": "channel"}}
     section = recipe(str(model), root / "data", weights, TASK)
