@@ -145,7 +145,8 @@ def check_task(config: Any, section: Model, folder: Path) -> None:
         what = "" if alone or config.model_type in families.FAMILIES else "an encoder-decoder"
         fix = "Use an encoder, or for hidden states and embeddings the encoder of a T5."
         if what and task.inputs.name == IMAGE.name:
-            what = "an encoder-decoder whose queries or boxes follow from values before them"
+            what = "an encoder-decoder whose queries or boxes follow from values before them: "
+            what += "rounding exchanges them, so no distance of outputs could judge it"
             fix = "Use a detector with learned queries: DETR or YOLOS."
     elif causal and task.ranks and _predicts_tokens(config, section, folder):
         what, fix = (
