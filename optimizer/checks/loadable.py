@@ -80,10 +80,12 @@ def _check_contents(
     else:
         loaded = provider(section, folder).read(section, folder, config, scratch)
         merged = adapter.find(section, folder)
-        for one in merged:
-            adapter.check_trained(one, str(one.folder))
         stored = adapter.replace_tensors(loaded.weights, merged)
         pairing = weights.match(stored, model, section)
+        named, own = pairing.source_names.items(), loaded.weights
+        for one in merged:
+            base = {parameter: own[name] for parameter, name in named if name in own}
+            adapter.check_trained(one, str(one.folder), base)
         files = loaded.files
     checkpoint = scratch / "checkpoint"
     checkpoint.mkdir()

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from optimizer.foundation.errors import CheckpointError
 from optimizer.harness import tasks
 from optimizer.load import source
-from optimizer.load.weights import Stored
+from optimizer.load.weights import Stored, values_of
 from optimizer.model.checkpoint.checkpoint import Entry, read_entry, read_header, read_json
 from optimizer.recipe.schema import Model
 
@@ -27,6 +29,8 @@ PREFIX = "base_model.model."
 FILES = (CONFIG, WEIGHTS, PICKLE)
 SIDES = (".lora_A.", ".lora_B.")
 """Parts of the names of LoRA's two matrices."""
+MAGNITUDE = ".lora_magnitude_vector"
+"""Ending of the name of DoRA's norms of a weight's rows."""
 HEADS = ("classifier.weight", "score.weight", "classifier.out_proj.weight")
 """Endings of the names of a classifier's last weight, (labels, width)."""
 
@@ -130,24 +134,57 @@ def open_named(section: Model, name: str) -> Adapter:
     return Adapter(name, resolved)
 
 
-def check_trained(one: Adapter, where: str) -> None:
-    """Raise CheckpointError for LoRA matrices that change nothing, because one of each two is zero,
-    as peft initializes them. Reads the matrices."""
-    header = one.header
+def check_trained(one: Adapter, where: str, base: Mapping[str, Stored]) -> None:
+    """Raise CheckpointError for an adapter that changes nothing: one of the two matrices of each
+    product is zero, as peft initializes them, or lora_alpha is; DoRA's magnitudes are the norms of
+    the model's rows; and tensors saved whole are the model's. Reads the tensors that decide.
+
+    base: {parameter: tensor} of the model; an adapter's tensor without one changes it
+    """
+    header, config, saved = one.header, one.config, one.replaced
     pairs = {name: name.replace(*SIDES) for name in header if SIDES[0] in name}
-    if not pairs or len(header) > 2 * len(pairs):  # it has more than matrices
+    others = header.keys() - pairs.keys() - set(pairs.values())
+    magnitudes = [name for name in others if MAGNITUDE in name]
+    if not pairs or len(others) > len(magnitudes) + len(saved):  # another kind of adapter
         return
-    for first, second in pairs.items():
+    alphas = (config.get("lora_alpha"), *(config.get("alpha_pattern") or {}).values())
+    for first, second in pairs.items() if any(alphas) else ():
         sides = [header[name] for name in (second, first) if name in header]
         if len(sides) < 2 or all(read_entry(side).any() for side in sides):
             return
+    rows = {n: base.get(n.removeprefix(PREFIX).split(MAGNITUDE)[0] + ".weight") for n in magnitudes}
+    same = all(_are_norms(header[name], weight) for name, weight in rows.items())
+    if not same or not all(_is_equal(entry, base.get(name)) for name, entry in saved.items()):
+        return
+    zero = "a matrix of each is all zero, as before training" if any(alphas) else "lora_alpha is 0"
+    also = f", and its other {len(others)} tensors are the model's own" if others else ""
     raise CheckpointError(
-        f"it changes nothing: a matrix of each of its {len(pairs)} products is all zero, as before "
-        "training",
+        f"it changes nothing: of its {len(pairs)} products {zero}{also}",
         where=where,
         accepted="an adapter that was trained",
         fix="Give the folder that was saved after training.",
     )
+
+
+def _is_equal(entry: Entry, own: Stored | None) -> bool:
+    """Compare a tensor that an adapter replaces whole with the model's."""
+    if own is None or tuple(own.shape) != entry.shape:
+        return False
+    return torch.equal(read_entry(entry).float(), values_of(own).float())
+
+
+def _are_norms(entry: Entry, weight: Stored | None) -> bool:
+    """True for the norms of a weight's rows, within the rounding of a sum of n squares, at most
+    n / 2 + 2 units (Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 3.1), and
+    of the coarser of both types."""
+    if weight is None or len(weight.shape) != 2 or entry.shape != tuple(weight.shape)[:1]:
+        return False
+    values = values_of(weight)
+    magnitudes, coarser = read_entry(entry), torch.finfo(values.dtype).eps
+    coarser = max(coarser, torch.finfo(magnitudes.dtype).eps)
+    limit = coarser + (values.shape[1] / 2 + 2) * torch.finfo(torch.float32).eps / 2
+    norms = values.double().norm(dim=1)
+    return bool(((magnitudes.double() - norms).abs() <= limit * norms).all())
 
 
 def _section(section: Model, name: str) -> Model:

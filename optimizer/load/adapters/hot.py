@@ -85,7 +85,7 @@ def _check_kind(name: str, one: Adapter) -> None:
         raise CheckpointError(
             f"it changes the head ({heads[0]})", where=where, accepted=ACCEPTED, fix=MERGE
         )
-    adapter_files.check_trained(one, where)
+    adapter_files.check_trained(one, where, {})
 
 
 def write(section: Model, out: Path) -> None:

@@ -130,7 +130,7 @@ def _merge_one(peft: Any, model: Any, adapter: Adapter) -> Any:
     """Return `model` with the adapter merged into its parameters."""
     where = str(adapter.folder)
     header = adapter.header
-    adapter_files.check_trained(adapter, where)
+    adapter_files.check_trained(adapter, where, model.state_dict())
     _fit_vocabulary(model, adapter)
     wrapped = wrap(peft, model, adapter)
     if not hasattr(wrapped.base_model, "merge_and_unload"):

@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from optimizer.foundation.errors import CheckpointError, MachineError
 from optimizer.load.adapters import adapter
 from optimizer.load.headers import shapes
+from optimizer.load.source import Source
 from optimizer.load.stage import STAGE
 from optimizer.recipe.schema import Model
 from tests.load.adapters.saved import save_adapter
@@ -62,6 +63,42 @@ def test_logits_are_those_of_peft(
         expected, found = reference(IDS).logits, ours(IDS).logits
     torch.testing.assert_close(found, expected, **CLOSE)
     assert (found - before).abs().max() > 100 * (found - expected).abs().max()
+
+
+UNTRAINED: dict[str, dict[str, Any]] = {
+    "dora": {"use_dora": True},
+    "saved module": {"modules_to_save": ["norm"]},
+    "alpha": {"lora_alpha": 0, "init_lora_weights": False},
+    "all": {"use_dora": True, "modules_to_save": ["norm"], "lora_alpha": 0},
+}
+
+
+@pytest.mark.parametrize("options", UNTRAINED.values(), ids=list(UNTRAINED))
+def test_an_adapter_that_changes_nothing_is_refused_and_one_changed_number_is_not(
+    options: dict[str, Any], tiny_llama: Path, tmp_path: Path
+) -> None:
+    import peft
+
+    base = AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32)
+    own = {name: tensor.clone() for name, tensor in base.state_dict().items()}
+    config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], **options)
+    peft.get_peft_model(base, config).save_pretrained(tmp_path)
+    one = adapter.Adapter("one", Source(tmp_path, tmp_path, None))
+    with pytest.raises(CheckpointError, match="changes nothing"):
+        adapter.check_trained(one, "here", own)
+    file = tmp_path / adapter.WEIGHTS
+    tensors = load_file(file)
+    changing = [n for n in tensors if adapter.MAGNITUDE in n or "norm" in n]
+    if config.lora_alpha:
+        changing.append(next(n for n in tensors if adapter.SIDES[1] in n))
+    for name in changing:
+        changed = tensors[name].clone()
+        changed.view(-1)[0] += 0.01
+        save_file({**tensors, name: changed}, file)
+        adapter.check_trained(one, "here", own)
+    if not changing:
+        edit_json(tmp_path / adapter.CONFIG, alpha_pattern={"q_proj": 1})
+        adapter.check_trained(one, "here", own)
 
 
 def test_an_adapter_of_tied_embeddings_is_refused(
