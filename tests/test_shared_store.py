@@ -43,7 +43,7 @@ def server(running: s3_server.Server) -> s3_server.Server:
 @pytest.fixture(scope="module")
 def objects(running: s3_server.Server) -> Objects:
     """Return the client of all stores: a connection takes longer than a test."""
-    return Objects("s3", s3_server.BUCKET, KEY)
+    return Objects("s3", s3_server.BUCKET, KEY, part_size=30_000)
 
 
 @pytest.fixture
@@ -65,10 +65,11 @@ class Counting:
 
     def run(self, section: Package | None, *inputs: Path, out: Path) -> None:
         self.runs += 1
+        count = f"{self.runs}"  # `during` may run another
         self.during()
         (out / "part").mkdir()
-        (out / "part" / "a.txt").write_text(f"{self.runs}")
-        (out / "b.txt").write_text(f"{self.runs}")
+        (out / "part" / "a.txt").write_text(count)
+        (out / "b.txt").write_text(count)
 
 
 def text(step: Step) -> str:
@@ -99,16 +100,15 @@ def test_the_list_of_files_is_written_last(
     assert sorted(server.objects) == sorted({*server.sent()})
 
 
-def write_one(out: Path, section: Package | None = None) -> None:
+def write_one(section: Package | None, out: Path) -> None:
     (out / "x").write_text("x")
 
 
-def run_write(section: Package | None, out: Path) -> None:
-    write_one(out)
+ONE = Stage("s", 1, write_one)
 
 
 def make_one(cache: Path) -> None:
-    Store(SharedStore(ADDRESS, cache)).step(Stage("s", 1, run_write), None)
+    Store(SharedStore(ADDRESS, cache)).step(ONE, None)
 
 
 @pytest.mark.parametrize("after", [False, True])
@@ -128,7 +128,7 @@ def test_a_machine_killed_while_it_sends_leaves_a_whole_step_or_none(
         store = Store(SharedStore(ADDRESS, tmp_path / cache))
         if cache == "one":
             assert finished_steps(store.root) == after
-        step = store.step(Stage("s", 1, run_write), None)
+        step = store.step(ONE, None)
         assert (store.log[0]["what"], (step.path / "x").read_text()) == (what, "x")
 
 
@@ -210,25 +210,39 @@ def test_a_list_that_names_a_file_outside_of_the_step_is_not_followed(
     assert not list(machines[1].cache.rglob("out"))
 
 
+CONTENT = bytes(range(256)) * 400
+
+
+def write_large(section: Package | None, out: Path) -> None:
+    (out / "large").write_bytes(CONTENT)
+
+
+LARGE = Stage("large", 1, write_large)
+
+
 def test_large_files_travel_in_parts(
     machines: tuple[SharedStore, SharedStore],
     server: s3_server.Server,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    content = bytes(range(256)) * 400
     one, two = machines
-    one._objects = Objects("s3", s3_server.BUCKET, KEY, part_size=30_000)
     monkeypatch.setattr("optimizer.foundation.buckets.objects.PIECE", 40_000)
-
-    def run(section: Package | None, out: Path) -> None:
-        (out / "large").write_bytes(content)
-
-    stage = Stage("large", 1, run)
-    Store(one).step(stage, None)
+    Store(one).step(LARGE, None)
     assert [size for method, _, _, size in server.log if method == "PUT"].count(30_000) == 3
-    step = Store(two).step(stage, None)
-    assert (step.path / "large").read_bytes() == content
+    step = Store(two).step(LARGE, None)
+    assert (step.path / "large").read_bytes() == CONTENT
     assert sum(method == "GET" and "/files/" in key for method, key, _, _ in server.log) == 3
+
+
+def test_a_damaged_file_that_was_sent_in_parts_is_replaced(
+    machines: tuple[SharedStore, SharedStore], server: s3_server.Server
+) -> None:
+    """Its ETag is not its MD5, so that it looks the same without a read."""
+    Store(machines[0]).step(LARGE, None)
+    (name,) = (n for n in server.objects if "/files/" in n)
+    server.objects[name] = alter(CONTENT)
+    step = Store(machines[1]).step(LARGE, None)
+    assert (step.path / "large").read_bytes() == CONTENT == server.objects[name]
 
 
 def test_a_plan_names_the_bytes_to_fetch_and_writes_nothing(
