@@ -20,6 +20,8 @@ from optimizer.search.trial import Outcome, Trial, objective, with_interval
 
 HEADS = ("form", "outcome", "drop", "time / recipe", "MB")
 COST = "cost of a million"
+NO_MODULE = "no module"  # operators between modules
+NAMED, ROWS = 3, 15  # modules in a sentence, and in a table
 
 
 def document(result: Result, file: Path | None, report: Path) -> dict[str, Any]:
@@ -200,7 +202,7 @@ def _none(result: Result) -> str:
 
 def page(result: Result, document: dict[str, Any]) -> str:
     """Return report.html."""
-    cards = [_plot(result), _table(result), _lost(result), _settings(result)]
+    cards = [_plot(result), _table(result), _lost(result), _modules(result), _settings(result)]
     cards += [_errors(result, document)]
     content = {
         "name": f"{result.recipe.name}: search by {result.section.objective}",
@@ -245,12 +247,49 @@ def _lost(result: Result) -> Card:
     reasons = [(t.label, t.why) for t in result.trials if t.why]
     reasons += [(c.candidate.label, c.why) for c in result.confirmations if c.why]
     winner = result.winner
+    reasons += [(t.label, why) for t in result.trials if winner and (why := _slower(t, winner))]
     if winner is not None and winner.kept:
         reasons.append((winner.label, f"kept finer: {', '.join(winner.kept)}"))
     rows = tuple((line(name), line(why)) for name, why in reasons)
     if not rows:
         return Card("Reasons", paragraphs=(Paragraph(line("Every form keeps the margin.")),))
     return Card("Reasons", tables=(Table("Reasons", ("form", "reason"), rows),))
+
+
+def _slower(trial: Trial, winner: Trial) -> str:
+    """Sentence on the modules in which a slower form takes the most time beyond the winner; ""
+    where that is unknown."""
+    if trial is winner or not trial.modules or not winner.modules:
+        return ""
+    if trial.ratio is None or winner.ratio is None or trial.ratio <= winner.ratio:
+        return ""
+    added = _differences(trial.modules, winner.modules)
+    named = [f"{name or NO_MODULE} (+{ms:.3f} ms)" for name, ms in added[:NAMED] if ms > 0]
+    return f"slower than the found form, most in {', '.join(named)}" if named else ""
+
+
+def _differences(one: Mapping[str, float], other: Mapping[str, float]) -> list[tuple[str, float]]:
+    """(module, ms in `one` - ms in `other`), the largest first."""
+    added = {name: one.get(name, 0.0) - other.get(name, 0.0) for name in {**one, **other}}
+    return sorted(added.items(), key=lambda item: (-item[1], item[0]))
+
+
+def _modules(result: Result) -> Card | None:
+    """Card of the time by module of the found form beside the recipe's."""
+    first, winner = result.trials[0], result.winner
+    if winner is None or winner is first or not first.modules or not winner.modules:
+        return None
+    own, found = first.modules, winner.modules
+    changed = sorted(_differences(own, found), key=lambda item: -abs(item[1]))[:ROWS]
+    cells = [(name or NO_MODULE, own.get(name, 0.0), found.get(name, 0.0)) for name, _ in changed]
+    cells.append(("all modules", sum(own.values()), sum(found.values())))
+    rows = tuple((line(name), line(f"{a:.3f}"), line(f"{b:.3f}")) for name, a, b in cells)
+    heads = ("module", "the recipe, ms", "the found form, ms")
+    hint = (
+        f"The {len(changed)} modules that change most, in ONNX Runtime's profile of each form. "
+        "Profiling slows small kernels: the ratio of whole times above is measured without it."
+    )
+    return Card("Time by module", hint, tables=(Table("Time by module", heads, rows, (1, 2)),))
 
 
 def _settings(result: Result) -> Card | None:

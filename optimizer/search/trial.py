@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -25,6 +25,7 @@ class Trial:
     gates: those that were judged on these rows
     ratio, ratio_interval: time / the recipe's time, timed in turns
     p50, p99: milliseconds
+    modules: {module: ms} in ONNX Runtime's profile
     expected: figures that the model of the search predicted: {"objective", "error"}
     """
 
@@ -43,6 +44,7 @@ class Trial:
     ratio_interval: Interval = (None, None)
     p50: float | None = None
     p99: float | None = None
+    modules: Mapping[str, float] | None = None
     expected: dict[str, float] | None = None
 
     def as_dict(self) -> dict[str, Any]:

@@ -257,6 +257,7 @@ def _times(raced: Json) -> Json:
         "ratio_interval": interval,
         "p50": own["p50"],
         "p99": own["p99"],
+        "modules": raced["modules"],
     }
 
 

@@ -197,6 +197,24 @@ def test_the_report_has_every_form_and_its_figures(result: Result) -> None:
     assert "optimize run found.yaml" in page
 
 
+def test_the_page_names_the_modules_in_which_a_form_takes_its_time(result: Result) -> None:
+    slow, fast = (
+        replace(trial, ratio=ratio, ratio_interval=(ratio, ratio), modules=modules)
+        for trial, ratio, modules in zip(
+            result.trials,
+            (1.0, 0.8),
+            ({"q": 1.0, "k": 2.0, "": 0.5}, {"q": 0.4, "k": 1.9, "": 0.6}),
+            strict=True,
+        )
+    )
+    won = replace(result, trials=(slow, fast), confirmations=(Confirmation(fast, "pass"),))
+    page = report.page(won, report.document(won, Path("found.yaml"), Path("report.html")))
+    assert "most in q (+0.600 ms), k (+0.100 ms)" in page
+    assert page.index(">q<") < page.index(">k<") < page.index(">all modules<")
+    untimed = report.page(result, report.document(result, None, Path("report.html")))
+    assert "Time by module" not in untimed
+
+
 def test_a_form_that_takes_half_the_time_costs_half(result: Result) -> None:
     """Batches of one answer, 36 ms each: 100,000 an hour."""
     slow, fast = (replace(result.trials[i], p50=ms) for i, ms in ((0, 36.0), (1, 18.0)))

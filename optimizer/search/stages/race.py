@@ -6,6 +6,8 @@ out/race.json   batch, sequence, runs
                 to_recipe, to_best   {median, interval} of the candidate's time / the other's, from
                             ratios of single rounds, at the confidence of the last look; null where
                             that one was not timed too
+                modules     {module: ms} of the candidate in that cell (measure/module_times.py);
+                            null for text-generation and other runtimes than ONNX Runtime on a CPU
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
 from optimizer.harness.bundle import bench
 from optimizer.harness.runtimes.machine import this_machine
-from optimizer.harness.runtimes.ort.run import cores
+from optimizer.harness.runtimes.ort.run import OrtRunner, cores
+from optimizer.measure import module_times, table
 from optimizer.search.stages.sections import Race
 from optimizer.store import Stage
 from optimizer.timing.stopping_rules import QuantileQuestion, SequentialTest, confidence_of
@@ -61,6 +64,9 @@ def run(section: Race, base: Path, models: tuple[Path, ...], out: Path) -> None:
             systems[name] = runner if task.generates else graph_system(runner, contract, encoder)
         baseline = RECIPE if several else ""
         measured = timer.time(systems, cell, baseline, turns.more if several else None)
+        modules = None  # the last runner is the candidate's
+        if isinstance(runner, OrtRunner) and runner.provider == "cpu" and not task.generates:
+            modules = _modules(runner, table.arrays_of(systems[CANDIDATE], texts, cell))
     (timed,) = measured["cells"]
     times = {name: dict(system[timer.percentiles]) for name, system in timed["systems"].items()}
     document = {
@@ -70,8 +76,14 @@ def run(section: Race, base: Path, models: tuple[Path, ...], out: Path) -> None:
         "systems": {name: {k: end[k] for k in FIGURES} for name, end in times.items()},
         "to_recipe": turns.ratio(RECIPE),
         "to_best": turns.ratio(BEST),
+        "modules": modules,
     }
     (out / FILE).write_text(json.dumps(document, indent=1), encoding="utf-8")
+
+
+def _modules(runner: OrtRunner, arrays: Mapping[str, Any]) -> dict[str, float]:
+    rows = module_times.measure(runner, arrays)["modules"]
+    return {row["module"]: row["ms"] for row in rows}
 
 
 class _Turns:
@@ -119,4 +131,4 @@ def files(section: Race) -> dict[str, str]:
     }
 
 
-STAGE = Stage("raced", 1, run, packages=("onnxruntime", "numpy"), files=files, measured=True)
+STAGE = Stage("raced", 2, run, packages=("onnxruntime", "numpy"), files=files, measured=True)
