@@ -1,8 +1,13 @@
 """Stopping rules of timing: take as few rounds as decide a speed gate, within a bound of seconds.
 
-A gate asks if a quantile (the median of a ratio, the 99th percentile of a time) lies below its
-limit. It is decided when the limit lies outside the quantile's interval between two order
-statistics (harness/bundle/bench.py). Until then timing continues.
+A gate asks if a quantile (such as the 99th percentile of a time) or a ratio of two times lies below
+its limit. It is decided when the limit lies outside its interval: of a quantile, that between two
+order statistics (harness/bundle/bench.py); of a ratio, Student's of the ratios in several openings
+of both systems. Until then timing continues.
+
+Rounds of one opening are no sample of a ratio: where two sessions of one file lie in memory makes
+one of them faster, in all rounds alike. (Kalibera and Jones 2013, ISMM, section 5: repeat at the
+highest level that varies.)
 
 Several looks at the data err more often than one: at a ratio of exactly 1, each look has its own
 chance of an interval that misses 1. So the looks share the error probability alpha. Look
@@ -19,7 +24,8 @@ of rounds are fixed before any is timed: the end of the time adds no look, and t
 the next stage is begun.
 
 `first` is the recipe's number of iterations, or the fewest rounds whose order statistics can bound
-the quantile at alpha_1. Without a bound of seconds there is a single look, at all of alpha.
+the quantile at alpha_1; of a ratio, OPENINGS openings that share the iterations. Without a bound of
+seconds there is a single look, at all of alpha.
 """
 
 from __future__ import annotations
@@ -28,14 +34,16 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
+from statistics import NormalDist, fmean, median, stdev
 from typing import Any
 
 from optimizer.harness.bounds import CONFIDENCE, fewest
 from optimizer.harness.bundle.bench import percentile, percentile_interval
 
 FURTHEST = 16  # doublings that `needed` searches
+OPENINGS = 2  # of the first look at a ratio: the fewest that have a spread
 Clock = Callable[[], float]
+Interval = tuple[float | None, float | None]
 
 
 @dataclass(frozen=True)
@@ -48,10 +56,96 @@ class QuantileQuestion:
     percent: float
     limit: float
     per_round: int = 1
+    rounds: int = 1
 
     def first(self, iterations: int, confidence: float) -> int:
         """Return the larger of `iterations` and the fewest rounds that can bound the quantile."""
         return max(iterations, math.ceil(fewest(self.percent, confidence) / self.per_round))
+
+    def middle(self, samples: Sequence[float]) -> float:
+        return percentile(samples, self.percent)
+
+    def interval(self, samples: Sequence[float], confidence: float) -> Interval:
+        return percentile_interval(samples, self.percent, confidence)
+
+    def deviations(self, samples: int, confidence: float) -> float:
+        """Half the width of an interval from so many samples, in their standard deviations, but for
+        a constant factor."""
+        return NormalDist().inv_cdf((1 + confidence) / 2) / math.sqrt(samples)
+
+
+@dataclass(frozen=True)
+class RatioQuestion:
+    """Question of a gate: is the time of one system / that of another below the limit?
+
+    A sample is the ratio in one opening of both: of the medians of their rounds.
+
+    rounds: rounds of an opening
+    """
+
+    limit: float
+    rounds: int
+    per_round: int = 1
+
+    @classmethod
+    def of(cls, limit: float, iterations: int) -> RatioQuestion:
+        """Let the openings of the first look share `iterations` rounds, an even number each: the
+        order of systems is reversed in every second round (bench.order_of)."""
+        return cls(limit, 2 * math.ceil(iterations / (2 * OPENINGS)))
+
+    def first(self, iterations: int, confidence: float) -> int:  # noqa: ARG002
+        return OPENINGS
+
+    def samples(self, ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
+        """Ratios of the finished openings, from the times of each round."""
+        parts = range(0, len(ours) - self.rounds + 1, self.rounds)
+        medians = [[median(t[i : i + self.rounds]) for i in parts] for t in (ours, theirs)]
+        return [own / other for own, other in zip(*medians, strict=True)]
+
+    def middle(self, samples: Sequence[float]) -> float:
+        """The geometric mean."""
+        return math.exp(fmean(map(math.log, samples)))
+
+    def interval(self, samples: Sequence[float], confidence: float) -> Interval:
+        """Student's interval of the logarithms."""
+        if len(samples) < OPENINGS:
+            return None, None
+        logs = [math.log(sample) for sample in samples]
+        half = stdev(logs) * self.deviations(len(logs), confidence)
+        return math.exp(fmean(logs) - half), math.exp(fmean(logs) + half)
+
+    def deviations(self, samples: int, confidence: float) -> float:
+        """Half the width of an interval, in standard deviations of the logarithms."""
+        return student_quantile((1 + confidence) / 2, samples - 1) / math.sqrt(samples)
+
+
+Question = QuantileQuestion | RatioQuestion
+
+
+def student_quantile(probability: float, freedom: int) -> float:
+    """Quantile above 1/2 of Student's distribution, by bisection to the last bits.
+
+    freedom: degrees of freedom
+
+    Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4.
+    """
+
+    def both_sides(angle: float) -> float:
+        """P(|t| < tan(angle) * sqrt(freedom))."""
+        square, odd = math.cos(angle) ** 2, freedom % 2
+        term, terms = (math.cos(angle) if odd else 1.0), 0.0
+        for k in range(1 + odd, freedom, 2):
+            terms += term
+            term *= square * k / (k + 1)
+        if odd:
+            return 2 / math.pi * (angle + math.sin(angle) * terms)
+        return math.sin(angle) * terms
+
+    low, high = 0.0, math.pi / 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if both_sides(middle) < 2 * probability - 1 else (low, middle)
+    return math.tan(low) * math.sqrt(freedom)
 
 
 def confidence_of(look: int, single: bool = False) -> float:
@@ -61,11 +155,11 @@ def confidence_of(look: int, single: bool = False) -> float:
 
 @dataclass(frozen=True)
 class Look:
-    """One interim interval, after `rounds` rounds."""
+    """One interim interval, after `rounds` rounds, or openings."""
 
     rounds: int
     confidence: float
-    interval: tuple[float | None, float | None]
+    interval: Interval
 
 
 class SequentialTest:
@@ -78,7 +172,7 @@ class SequentialTest:
 
     def __init__(
         self,
-        question: QuantileQuestion,
+        question: Question,
         iterations: int,
         seconds: float | None,
         clock: Clock = time.monotonic,
@@ -87,7 +181,8 @@ class SequentialTest:
         self.question, self.seconds, self._clock, self._warmup = question, seconds, clock, warmup
         self._single = seconds is None
         first = question.first(iterations, confidence_of(1))
-        self._first = iterations if self._single else first
+        exactly = self._single and isinstance(question, QuantileQuestion)
+        self._first = iterations if exactly else first
         self._started = clock()
         self._samples: Sequence[float] = ()
         self.looks: list[Look] = []
@@ -99,12 +194,13 @@ class SequentialTest:
         done = self._done
         if done == self._next:
             confidence = confidence_of(len(self.looks) + 1, self._single)
-            interval = percentile_interval(samples, self.question.percent, confidence)
+            interval = self.question.interval(samples, confidence)
             self.looks.append(Look(done, confidence, interval))
-        if self.seconds is None or self.decided:
+        if self.decided or (self._single and self.looks):
             return 0
-        left = self._next - done
-        return left if self._seconds_of(self._next) <= self.seconds else 0
+        left = (self._next - done) * self.question.rounds
+        in_time = self.seconds is None or self._seconds_of(self._next) <= self.seconds
+        return left if in_time else 0
 
     @property
     def _done(self) -> int:
@@ -120,7 +216,7 @@ class SequentialTest:
         return each * (rounds + self._warmup)
 
     @property
-    def interval(self) -> tuple[float | None, float | None]:
+    def interval(self) -> Interval:
         return self.looks[-1].interval if self.looks else (None, None)
 
     @property
@@ -136,38 +232,39 @@ class SequentialTest:
         if not self.looks:
             return self._with_seconds(self._first)
         last, (low, high) = self.looks[-1], self.interval
-        middle = percentile(self._samples, self.question.percent)
+        last_width = (last.rounds, last.confidence)
+        middle = self.question.middle(self._samples)
         gap = abs(middle - self.question.limit)
         end = high if middle < self.question.limit else low
         if end is None:
             return self._with_seconds(2 * self._next)
         for ahead in range(1, FURTHEST + 1):
-            rounds, look = last.rounds << ahead, len(self.looks) + ahead
-            surer = _deviations(confidence_of(look)) / _deviations(last.confidence)
-            if abs(end - middle) * surer * math.sqrt(last.rounds / rounds) < gap:
-                return self._with_seconds(rounds)
+            done, confidence = last.rounds << ahead, confidence_of(len(self.looks) + ahead)
+            wide = self.question.deviations(done, confidence)
+            if abs(end - middle) * wide / self.question.deviations(*last_width) < gap:
+                return self._with_seconds(done)
         return None
 
-    def _with_seconds(self, rounds: int) -> dict[str, float]:
-        return {"rounds": rounds, "seconds": self._seconds_of(rounds)}
+    def _with_seconds(self, done: int) -> dict[str, float]:
+        return {"rounds": done * self.question.rounds, "seconds": self._seconds_of(done)}
 
     def as_dict(self) -> dict[str, Any]:
         """Return fields of the report: interval, looks, and the rounds `needed` to decide, searched
         up to `reckoned` rounds."""
+        each = self.question.rounds
         return {
             "interval": list(self.interval),
             "looks": [
-                {"rounds": one.rounds, "confidence": one.confidence, "interval": [*one.interval]}
+                {
+                    "rounds": one.rounds * each,
+                    "confidence": one.confidence,
+                    "interval": [*one.interval],
+                }
                 for one in self.looks
             ],
             "needed": None if self.decided else self.needed(),
-            "reckoned": (self.looks[-1].rounds if self.looks else self._first) << FURTHEST,
+            "reckoned": each * (self.looks[-1].rounds if self.looks else self._first) << FURTHEST,
         }
-
-
-def _deviations(confidence: float) -> float:
-    """Half the width of a normal interval, in standard deviations."""
-    return NormalDist().inv_cdf((1 + confidence) / 2)
 
 
 class PrecisionRule:
@@ -203,7 +300,7 @@ class TimeBudget:
         self._left, self._questions, self._clock = seconds, questions, clock
         self._started: float | None = None
 
-    def test(self, question: QuantileQuestion, iterations: int, warmup: int = 0) -> SequentialTest:
+    def test(self, question: Question, iterations: int, warmup: int = 0) -> SequentialTest:
         """Return the test of the next question; the test before it must have ended."""
         now = self._clock()
         if self._started is not None:

@@ -13,9 +13,12 @@ from optimizer.harness.bundle.bench import percentile_interval
 from optimizer.timing.stopping_rules import (
     PrecisionRule,
     QuantileQuestion,
+    Question,
+    RatioQuestion,
     SequentialTest,
     TimeBudget,
     confidence_of,
+    student_quantile,
 )
 
 FASTER = QuantileQuestion(50, 1.0)
@@ -86,6 +89,63 @@ def test_a_ratio_at_its_limit_passes_wrongly_no_more_often_than_promised() -> No
     sampling = 3 * (allowed / seeds) ** 0.5
     assert passes(confidence_of) <= allowed + sampling <= 0.05
     assert passes(lambda _: CONFIDENCE) > allowed + sampling
+
+
+def equal_systems(seed: int, question: Question) -> SequentialTest:
+    """Time two equal systems, each of which an opening makes faster or slower by 2 %."""
+    generator, clock = np.random.default_rng(seed), Clock()
+    rule = SequentialTest(question, 20, 300.0, clock)
+    times: list[list[float]] = [[], []]
+    left = 20
+    while left:
+        for _ in range(left):
+            if len(times[0]) % question.rounds == 0 and (question.rounds > 1 or not times[0]):
+                placed = 0.02 * generator.standard_normal(2)
+            for system, own in zip(times, placed, strict=True):
+                system.append(float(np.exp(own + 0.05 * generator.standard_t(3))))
+        clock.now += left
+        samples = (
+            question.samples(*times)
+            if isinstance(question, RatioQuestion)
+            else [a / b for a, b in zip(*times, strict=True)]
+        )
+        left = rule.more(samples)
+    return rule
+
+
+def test_equal_systems_pass_no_more_often_than_promised_wherever_their_sessions_lie() -> None:
+    """Rounds of a single opening decide for whichever session lies better."""
+
+    def passes(question: Question) -> float:
+        highs = [equal_systems(seed, question).interval[1] for seed in range(300)]
+        return float(np.mean([high is not None and high < 1 for high in highs]))
+
+    allowed = (1 - CONFIDENCE) / 2
+    assert passes(RatioQuestion.of(1.0, 20)) <= allowed + 3 * (allowed / 300) ** 0.5
+    assert passes(FASTER) > 0.2
+
+
+@pytest.mark.parametrize(("ratio", "most"), [(0.5, 4), (0.9, 16)])
+def test_the_clearer_a_ratio_is_the_fewer_openings_decide_it(ratio: float, most: int) -> None:
+    for seed in range(20):
+        generator, samples, left = np.random.default_rng(seed), list[float](), 20
+        rule = SequentialTest(RatioQuestion.of(1.0, 20), 20, 1000.0, Clock())
+        while left:
+            openings = left // rule.question.rounds
+            samples += [ratio * float(np.exp(0.03 * generator.normal())) for _ in range(openings)]
+            left = rule.more(samples)
+        assert rule.interval[1] is not None
+        assert rule.interval[1] < 1
+        assert len(samples) <= most
+        assert rule.as_dict()["looks"][0]["rounds"] == 20
+
+
+@pytest.mark.parametrize(
+    ("freedom", "quantile"), [(1, 12.706), (2, 4.303), (5, 2.571), (10, 2.228), (120, 1.980)]
+)
+def test_students_quantiles_are_those_of_the_tables(freedom: int, quantile: float) -> None:
+    """Abramowitz and Stegun, table 26.10."""
+    assert student_quantile(0.975, freedom) == pytest.approx(quantile, abs=5e-4)
 
 
 def test_a_run_at_the_limit_continues_until_the_time_is_spent() -> None:

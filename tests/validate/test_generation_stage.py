@@ -13,6 +13,7 @@ from optimizer.harness.bundle import bench
 from optimizer.recipe.schema import Latency
 from optimizer.validate.stage import STAGE
 from optimizer.validate.timing import cells, generation_timing
+from optimizer.validate.timing.openings import Openings
 from tests.validate.runs import Run
 from tests.validate.test_stage import changed
 
@@ -72,15 +73,17 @@ def test_the_time_between_tokens_is_compared_with_the_fastest_floats(
     names = ("openvino-float", "openvino-float-bf16")
     medians = {**dict(zip(names, milliseconds, strict=True)), cells.CANDIDATE: 1.0}
 
-    def timed(systems: Any, cell: Any, baseline: str = "", more: Any = None) -> dict[str, Any]:
+    def timed(
+        systems: Any, cell: Any, baseline: str = "", more: Any = None, opening: int = 0
+    ) -> dict[str, Any]:
         told = {n: {"inter_token": {"p50": medians[n]}} for n in systems}
         rounds = {n: [(9.0, [medians[n]] * 3)] * 40 for n in systems}
-        assert more is None or more(rounds) == 0
+        assert more is None or (opening, more(rounds)) == (20, 0)
         ratio = {"to": baseline, "inter_token": {}}
         return {"cells": [{"batch": cell[0], "prompt": cell[1], "systems": told, "ratio": ratio}]}
 
     latency = Latency(iterations=40, max_seconds=0)
-    timer = generation_timing.GenerationTimer(None, None, [], latency, threads=1)
+    timer = generation_timing.GenerationTimer(None, None, [], latency, 1, Openings({}))
     monkeypatch.setattr(generation_timing.GenerationTimer, "time", lambda _, *given: timed(*given))
     timing = cells.Timing(latency, 1, 1)
     section = cells.time_cells(timer, dict.fromkeys(medians), [(1, 4)], timing, names)
@@ -88,4 +91,4 @@ def test_the_time_between_tokens_is_compared_with_the_fastest_floats(
     fastest = min(names, key=medians.__getitem__)
     assert cell["ratio"]["to"] == fastest
     assert set(cell["systems"]) == set(medians)
-    assert cell["ratio"]["inter_token"]["interval"] == [1 / medians[fastest]] * 2
+    assert cell["ratio"]["inter_token"]["interval"] == pytest.approx([1 / medians[fastest]] * 2)

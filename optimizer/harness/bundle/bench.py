@@ -1,9 +1,13 @@
 """Time several systems in turns, end to end and by stage.
 
 A system is three functions of one batch: pre (texts to arrays), forward, post (to answers). In
-every round each system answers the same texts once, in an order that rotates, so that a slow
+every round each system answers the same texts once, in an order that changes, so that a slow
 moment of the machine hits all alike; ratios of two systems are taken round by round. Warm-up
 rounds are discarded.
+
+Two sessions of one file differ by up to some percent for as long as they are open, by where their
+weights and buffers lie (two of MiniLM in INT8: 3 %). So systems that are compared may be opened
+again after some rounds (`Again`), and are then compared opening by opening.
 
 Intervals of percentiles are distribution-free: the q-quantile lies between two order statistics
 with a probability that depends on their ranks only. They assume independent rounds. With few
@@ -19,7 +23,7 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,6 +57,18 @@ class System:
     lengthen: Callable[[Iterable[Any], int], Any] = lengthen
 
 
+@dataclass(frozen=True)
+class Again:
+    """Opening of systems again, while they are timed.
+
+    rounds: rounds that count after each opening
+    open: function that opens the systems anew
+    """
+
+    rounds: int
+    open: Callable[[], None]
+
+
 def measure(
     systems: Mapping[str, System],
     cells: Sequence[tuple[int, int]],
@@ -65,6 +81,7 @@ def measure(
     candidate: str = "candidate",
     more: Callable[[Mapping[str, Sequence[float]]], int] | None = None,
     beside: Collection[str] = (),
+    again: Again | None = None,
 ) -> dict[str, Any]:
     """Measure the `speed` part of a report: {"machine", "threads", "cells": [...]}, times in ms.
 
@@ -74,6 +91,7 @@ def measure(
     texts: real inputs; texts are joined until a row has `sequence` words, so no row is padding
     iterations, warmup: rounds that count, rounds before them
     more: function of {system: end-to-end ms so far} that returns further rounds; 0 ends
+    again: when systems are opened again; None: never
     beside: systems that are only shown; they skip rounds once they have taken as much time as all
     others together and their medians are bounded
 
@@ -85,7 +103,7 @@ def measure(
     measured, longer = [], next(iter(systems.values())).lengthen
     for batch, sequence in cells:
         rounds = _make_batches(texts, batch, sequence, longer)
-        counted = RoundPlan(iterations, warmup, more, beside)
+        counted = RoundPlan(iterations, warmup, more, beside, again)
         times = _run_rounds(systems, rounds, sequence, counted)
         cell: dict[str, Any] = {
             "batch": batch,
@@ -173,6 +191,7 @@ class RoundPlan:
     warmup: int
     more: Callable[[Mapping[str, Sequence[float]]], int] | None
     beside: Collection[str]
+    again: Again | None = None
 
     def sits_out(self, name: str, times: Mapping[str, dict[str, list[float]]]) -> bool:
         """True if a system of `beside` has had its share of the time, and skips a round."""
@@ -189,20 +208,46 @@ def _run_rounds(
     times: dict[str, dict[str, list[float]]] = {n: {s: [] for s in STAGES} for n in systems}
     names = list(systems)
     with no_collection():  # a collection would be charged to another system than caused it
-        warmup, more = counted.warmup, counted.more
-        done, left = 0, warmup + counted.iterations
-        while left > 0:
-            for i in range(done, done + left):
-                turn = i % len(names)
-                for name in names[turn:] + names[:turn]:
-                    if counted.sits_out(name, times):
-                        continue
-                    taken = _time_batch(systems[name], rounds[i % len(rounds)], sequence)
-                    for stage, seconds in zip(STAGES, taken, strict=True):
-                        times[name][stage] += [seconds * 1e3] if i >= warmup else []
-            done += left
-            left = more({n: _end_to_end(t) for n, t in times.items()}) if more else 0
+        more = counted.more
+        further = (lambda: more({n: _end_to_end(t) for n, t in times.items()})) if more else None
+        plan = plan_rounds(counted.iterations, counted.warmup, counted.again, further)
+        done = 0
+        for i, counts in enumerate(plan):
+            for name in order_of(names, done):
+                if counted.sits_out(name, times):
+                    continue
+                taken = _time_batch(systems[name], rounds[i % len(rounds)], sequence)
+                for stage, seconds in zip(STAGES, taken, strict=True):
+                    times[name][stage] += [seconds * 1e3] if counts else []
+            done += counts
     return times
+
+
+def order_of(names: Sequence[str], round_: int) -> list[str]:
+    """Order of systems in a round. It rotates every two rounds, and is reversed in the second of
+    them: of any two systems each comes first as often."""
+    first = round_ // 2 % len(names)
+    order = [*names[first:], *names[:first]]
+    return order[::-1] if round_ % 2 else order
+
+
+def plan_rounds(
+    iterations: int, warmup: int, again: Again | None, more: Callable[[], int] | None
+) -> Iterator[bool]:
+    """Yield True for each round that counts, False for warm-up rounds, which follow each opening.
+
+    more: function that returns further rounds; 0 ends
+    """
+    done, left = 0, iterations
+    while left > 0:
+        for at in range(done, done + left):
+            opened = again is not None and at > 0 and at % again.rounds == 0
+            if again is not None and opened:
+                again.open()
+            yield from [False] * (warmup if opened or at == 0 else 0)
+            yield True
+        done += left
+        left = more() if more else 0
 
 
 def _time_batch(system: System, texts: list[Any], sequence: int) -> tuple[float, float, float]:

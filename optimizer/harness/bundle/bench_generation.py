@@ -5,7 +5,7 @@
     by_context     the same by context length, as each step reads the KV cache
 
 In each round every system continues the same prompts greedily, to the same number of tokens and
-past the end of text, in an order that rotates (statistics: bench.py). The timed call is
+past the end of text, in an order that changes (statistics: bench.py). The timed call is
 `generate.stream` on token ids: model, KV cache, choice and text of each token. Intervals take steps
 as independent; steps within a round are not quite, so those of inter_token are slightly narrow.
 """
@@ -24,7 +24,7 @@ from ..generate.loop import batches
 from ..process.collection import no_collection
 from ..runtimes.decoder import DecoderRunner
 from ..runtimes.machine import this_machine
-from .bench import percentiles, ratio
+from .bench import Again, order_of, percentiles, plan_rounds, ratio
 
 Rounds = list[tuple[float, list[float]]]  # per round: ms to the first token, and to each next one
 BINS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
@@ -45,6 +45,7 @@ def measure_generation(
     baseline: str = "onnxruntime-float",
     candidate: str = "candidate",
     more: Callable[[Mapping[str, Rounds]], int] | None = None,
+    again: Again | None = None,
 ) -> dict[str, Any]:
     """Measure {"machine", "threads", "cells": [...]}, in ms; a cell per batch and prompt length.
 
@@ -52,6 +53,7 @@ def measure_generation(
     new_tokens: tokens generated per row, so new_tokens - 1 times between tokens
     iterations: rounds that count
     more: function of {system: rounds so far} that returns further rounds; 0 ends
+    again: when systems are opened again; None: never
 
     A cell: {"batch", "prompt", "new_tokens", "runs", "systems": {name: {"ttft", "inter_token":
     percentiles, "by_context": [{"up_to", "p50", "steps"}], "prefill_tokens_per_second",
@@ -72,8 +74,7 @@ def measure_generation(
                 (contract, tokenizer),
                 _prompts(tokens, rows, length),
                 options,
-                iterations,
-                warmup,
+                lambda more: plan_rounds(iterations, warmup, again, more),
                 more,
             )
             cell: dict[str, Any] = {
@@ -143,22 +144,19 @@ def _run_rounds(
     model: tuple[Contract, Any],
     prompts: Iterator[list[list[int]]],
     options: Options,
-    iterations: int,
-    warmup: int,
+    plan: Callable[[Callable[[], int] | None], Iterator[bool]],
     more: Callable[[Mapping[str, Rounds]], int] | None,
 ) -> dict[str, Rounds]:
     times: dict[str, Rounds] = {n: [] for n in systems}
     names = list(systems)
     with no_collection():  # a collection would be charged to another system than caused it
-        done, left = 0, warmup + iterations
-        while left > 0:
-            for i in range(done, done + left):
-                batch, turn = next(prompts), i % len(names)
-                for name in names[turn:] + names[:turn]:
-                    taken = _time_batch(systems[name], model, batch, options)
-                    times[name] += [taken] if i >= warmup else []
-            done += left
-            left = more(times) if more else 0
+        done = 0
+        for counts in plan((lambda: more(times)) if more else None):
+            batch = next(prompts)
+            for name in order_of(names, done):
+                taken = _time_batch(systems[name], model, batch, options)
+                times[name] += [taken] if counts else []
+            done += counts
     return times
 
 

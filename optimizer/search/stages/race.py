@@ -13,8 +13,9 @@ out/race.json   batch, sequence, runs
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +23,17 @@ from optimizer import targets
 from optimizer.data.datasets import alone, digest, samples
 from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
-from optimizer.harness.bundle import bench
 from optimizer.harness.runtimes.machine import this_machine
 from optimizer.harness.runtimes.ort.run import OrtRunner, cores
 from optimizer.measure import module_times, table
 from optimizer.search.stages.sections import Race
 from optimizer.store import Stage
-from optimizer.timing.stopping_rules import QuantileQuestion, SequentialTest, confidence_of
+from optimizer.timing.stopping_rules import RatioQuestion, SequentialTest, confidence_of
 from optimizer.validate.target_runner import open_onnx
 from optimizer.validate.timing.batch_timing import BatchTimer, graph_system, grid
-from optimizer.validate.timing.cells import CANDIDATE, CellTimer
+from optimizer.validate.timing.cells import CANDIDATE, CellTimer, Comparison
 from optimizer.validate.timing.generation_timing import GenerationTimer
+from optimizer.validate.timing.openings import Openings
 
 FILE = "race.json"
 RECIPE, BEST = "recipe", "best"
@@ -48,34 +49,50 @@ def run(section: Race, base: Path, models: tuple[Path, ...], out: Path) -> None:
     texts = [alone(row, task) for row in rows] or task.inputs.neutral(contract)
     longest = latency.sequence[0] if task.generates else tasks.longest(contract)
     cell = grid(latency, longest)[0]
-    timer: CellTimer = (
-        GenerationTimer(contract, encoder, texts, latency, 0)
-        if task.generates
-        else BatchTimer(texts, latency, 0)
+    runners = Openings(
+        {
+            name: partial(
+                open_onnx,
+                target,
+                model / "model.onnx",
+                contract,
+                target.intra_op_threads or cores(),
+            )
+            for (name, target), model in zip(section.targets.items(), models, strict=True)
+        }
     )
-    several = len(section.targets) > 1
-    turns = _Turns(section, timer)
-    with ExitStack() as opened:
-        systems: dict[str, Any] = {}
-        for (name, target), model in zip(section.targets.items(), models, strict=True):
-            threads = target.intra_op_threads or cores()
-            runner = open_onnx(target, model / "model.onnx", contract, threads)
-            opened.callback(runner.close)
-            systems[name] = runner if task.generates else graph_system(runner, contract, encoder)
-        baseline = RECIPE if several else ""
-        measured = timer.time(systems, cell, baseline, turns.more if several else None)
-        modules = None  # the last runner is the candidate's
-        if isinstance(runner, OrtRunner) and runner.provider == "cpu" and not task.generates:
-            modules = _modules(runner, table.arrays_of(systems[CANDIDATE], texts, cell))
+    timer: CellTimer = (
+        GenerationTimer(contract, encoder, texts, latency, 0, runners)
+        if task.generates
+        else BatchTimer(texts, latency, 0, runners)
+    )
+    question = RatioQuestion.of(1.0, latency.iterations)
+    rule = SequentialTest(question, latency.iterations, section.seconds)
+    turns = Comparison(timer, rule, BEST if BEST in section.targets else RECIPE)
+    with closing(runners):
+        runners.open()
+        systems: dict[str, Any] = {name: runners.runner(name) for name in section.targets}
+        if not task.generates:
+            systems = {n: graph_system(r, contract, encoder) for n, r in systems.items()}
+        if len(systems) > 1:
+            measured = timer.time(systems, cell, RECIPE, turns.more, turns.opening)
+        else:
+            measured = timer.time(systems, cell)
+        own, modules = runners.opened(CANDIDATE), None
+        if isinstance(own, OrtRunner) and own.provider == "cpu" and not task.generates:
+            modules = _modules(own, table.arrays_of(systems[CANDIDATE], texts, cell))
     (timed,) = measured["cells"]
     times = {name: dict(system[timer.percentiles]) for name, system in timed["systems"].items()}
+    confidence = confidence_of(max(len(rule.looks), 1))
     document = {
         "batch": cell[0],
         "sequence": cell[1],
         "runs": timed["runs"],
         "systems": {name: {k: end[k] for k in FIGURES} for name, end in times.items()},
-        "to_recipe": turns.ratio(RECIPE),
-        "to_best": turns.ratio(BEST),
+        **{
+            key: turns.ratio(name, confidence) if name in systems and len(systems) > 1 else None
+            for key, name in (("to_recipe", RECIPE), ("to_best", BEST))
+        },
         "modules": modules,
     }
     (out / FILE).write_text(json.dumps(document, indent=1), encoding="utf-8")
@@ -84,40 +101,6 @@ def run(section: Race, base: Path, models: tuple[Path, ...], out: Path) -> None:
 def _modules(runner: OrtRunner, arrays: Mapping[str, Any]) -> dict[str, float]:
     rows = module_times.measure(runner, arrays)["modules"]
     return {row["module"]: row["ms"] for row in rows}
-
-
-class _Turns:
-    """Rounds of systems in turns, until the candidate is surely faster or slower than the best (or,
-    without it, the recipe), or the time is spent."""
-
-    def __init__(self, section: Race, timer: CellTimer) -> None:
-        self._other = BEST if BEST in section.targets else RECIPE
-        self._timer, self._times = timer, dict[str, Sequence[Any]]()
-        self._rule = SequentialTest(
-            QuantileQuestion(50, 1.0),
-            section.latency.iterations,
-            section.seconds,
-            warmup=timer.warmup,
-        )
-
-    def more(self, times: Mapping[str, Sequence[Any]]) -> int:
-        """Number of rounds to run next."""
-        self._times = dict(times)
-        return self._rule.more(self._ratios(self._other))
-
-    def _ratios(self, other: str) -> list[float]:
-        pairs = zip(self._times[CANDIDATE], self._times[other], strict=True)
-        milliseconds = self._timer.milliseconds
-        return [milliseconds(ours) / milliseconds(theirs) for ours, theirs in pairs]
-
-    def ratio(self, other: str) -> dict[str, Any] | None:
-        """{median, interval} at the confidence of the last look."""
-        if other not in self._times:
-            return None
-        ratios = self._ratios(other)
-        confidence = confidence_of(max(len(self._rule.looks), 1))
-        interval = bench.percentile_interval(ratios, 50, confidence)
-        return {"median": bench.percentile(ratios, 50), "interval": list(interval)}
 
 
 def files(section: Race) -> dict[str, str]:

@@ -6,7 +6,8 @@ own code (harness.bundle.bench). Gates:
 
     speed.must_beat_float   time of the candidate / time of the fastest accurate float form, in
                             every cell: an interval wholly below 1 passes, wholly at or above 1
-                            fails
+                            fails. All systems but torch are opened again between looks, because
+                            a session's place in memory makes it faster or slower
     speed.p99_ms            interval of the 99th percentile in the first cell, against the limit
     speed.latency_gain      see latency_gain.py
 
@@ -17,8 +18,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,7 @@ from optimizer.validate.ledger import trace
 from optimizer.validate.run_artifacts import RunArtifacts
 from optimizer.validate.timing.cells import CANDIDATE, Cell, MoreRounds, Timing, time_cells
 from optimizer.validate.timing.float_forms import FloatForms, float_file, list_forms
+from optimizer.validate.timing.openings import Openings, OpenRunner
 from optimizer.validate.timing.speed_gates import (
     beats_float,
     count_questions,
@@ -66,14 +69,21 @@ def measure(
     systems = {TORCH: torch_system(m.reference_model, m.contract, m.encoder)}
     with m.work_folder() as folder:
         files = _files(m, floats, folder)
+        openings = Openings(
+            {
+                name: partial(target_runner.open_onnx, section, model, m.contract, threads)
+                for name, (section, model) in files.items()
+            }
+        )
         try:
-            with ExitStack() as opened:
-                for name, (section, model) in files.items():
-                    runner = target_runner.open_onnx(section, model, m.contract, threads)
-                    opened.callback(runner.close)
-                    systems[name] = graph_system(runner, m.contract, m.encoder)
+            with closing(openings):
+                openings.open()
+                systems |= {
+                    name: graph_system(openings.runner(name), m.contract, m.encoder)
+                    for name in files
+                }
                 timing = Timing(latency, threads, count_questions(latency, len(cells), m.gains))
-                timer = BatchTimer(texts, latency, threads)
+                timer = BatchTimer(texts, latency, threads, openings)
                 measured = time_cells(timer, systems, cells, timing, floats.compared)
         finally:
             torch.set_num_threads(before)
@@ -113,6 +123,7 @@ class BatchTimer:
     texts: Sequence[Any]
     latency: Latency
     threads: int
+    openings: Openings
     percentiles: str = "end_to_end"
     warmup: int = WARMUP
     per_round: int = 1
@@ -123,6 +134,7 @@ class BatchTimer:
         cell: Cell,
         baseline: str = "",
         more: MoreRounds | None = None,
+        opening: int = 0,
     ) -> dict[str, Any]:
         return bench.measure(
             systems,
@@ -134,6 +146,7 @@ class BatchTimer:
             baseline=baseline,
             more=more,
             beside={TORCH},
+            again=bench.Again(opening, self.openings.open) if opening else None,
         )
 
     def ratio(self, measured: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
@@ -146,7 +159,7 @@ class BatchTimer:
         return list(rounds)
 
 
-def graph_system(runner: Runner, contract: Contract, encoder: Any) -> System:
+def graph_system(runner: Runner | OpenRunner, contract: Contract, encoder: Any) -> System:
     """The three steps of a bundle: pre-processing, forward pass, post-processing."""
     return System(
         pre=lambda texts, length: tasks.encode(contract, encoder, texts, None, length),

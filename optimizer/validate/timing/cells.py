@@ -11,7 +11,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from optimizer.recipe.schema import Latency
-from optimizer.timing.stopping_rules import QuantileQuestion, SequentialTest, TimeBudget
+from optimizer.timing.stopping_rules import (
+    QuantileQuestion,
+    RatioQuestion,
+    SequentialTest,
+    TimeBudget,
+)
 
 CANDIDATE = "candidate"
 Cell = tuple[int, int]
@@ -41,11 +46,13 @@ class CellTimer(Protocol):
         cell: Cell,
         baseline: str = "",
         more: MoreRounds | None = None,
+        opening: int = 0,
     ) -> dict[str, Any]:
         """Time `systems` in turns. Returns a document with one cell.
 
         baseline: system that ratios are to; "": no ratios
         more: function (times so far) -> rounds to run next; None: the recipe's iterations
+        opening: rounds after which the systems are opened again; 0: never
         """
         ...
 
@@ -90,14 +97,15 @@ def time_cells(
     budget = TimeBudget(latency.max_seconds, timing.questions)
     section: dict[str, Any] = {}
     for cell in cells:
-        stopping, baseline = None, _fastest(timer, systems, floats, cell)
+        baseline = _fastest(timer, systems, floats, cell)
         if latency.must_beat_float:
-            stopping = budget.test(QuantileQuestion(50, 1.0), latency.iterations, timer.warmup)
-        more = _ratios(timer, stopping, baseline) if stopping else None
-        measured = timer.time(systems, cell, baseline, more)
-        if stopping:
+            below_1 = RatioQuestion.of(1.0, latency.iterations)
+            compared = Comparison(timer, budget.test(below_1, latency.iterations), baseline)
+            measured = timer.time(systems, cell, baseline, compared.more, compared.opening)
             ratio = timer.ratio(measured["cells"][0])
-            ratio |= stopping.as_dict()
+            ratio |= compared.as_dict()
+        else:
+            measured = timer.time(systems, cell, baseline)
         section = {**measured, "cells": [*section.get("cells", ()), *measured["cells"]]}
     if latency.p99_ms is not None:
         question = QuantileQuestion(99, latency.p99_ms, timer.per_round)
@@ -119,16 +127,51 @@ def _fastest(timer: CellTimer, systems: Mapping[str, Any], names: Sequence[str],
     return min(names, key=lambda n: float(measured["systems"][n][timer.percentiles]["p50"]))
 
 
-def _ratios(timer: CellTimer, stopping: SequentialTest, baseline: str) -> MoreRounds:
-    """Function (times so far) -> rounds to run next, by ratios of a round's times."""
+class Comparison:
+    """Rounds that decide if the candidate's time / another system's is below a limit.
 
-    def more(times: Mapping[str, Sequence[Any]]) -> int:
-        pairs = zip(times[CANDIDATE], times[baseline], strict=True)
-        return stopping.more(
-            [timer.milliseconds(ours) / timer.milliseconds(other) for ours, other in pairs]
+    rule: stopping rule of a RatioQuestion
+    baseline: the other system
+    """
+
+    def __init__(self, timer: CellTimer, rule: SequentialTest, baseline: str) -> None:
+        assert isinstance(rule.question, RatioQuestion)
+        self._timer, self.rule, self._baseline, self._question = (
+            timer,
+            rule,
+            baseline,
+            rule.question,
         )
+        self._times: Mapping[str, Sequence[Any]] = {}
 
-    return more
+    @property
+    def opening(self) -> int:
+        """Rounds of an opening."""
+        return self._question.rounds
+
+    def more(self, times: Mapping[str, Sequence[Any]]) -> int:
+        """Number of rounds to run next."""
+        self._times = times
+        return self.rule.more(self.ratios(self._baseline))
+
+    def ratios(self, other: str) -> list[float]:
+        """The candidate's time / that of `other`, in each opening so far."""
+        ours, theirs = (
+            [self._timer.milliseconds(round_) for round_ in self._times[name]]
+            for name in (CANDIDATE, other)
+        )
+        return self._question.samples(ours, theirs)
+
+    def ratio(self, other: str, confidence: float) -> dict[str, Any]:
+        """{median, interval} of these ratios. median: their geometric mean"""
+        ratios = self.ratios(other)
+        interval = self._question.interval(ratios, confidence)
+        return {"median": self._question.middle(ratios), "interval": list(interval)}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Fields of the report: `median`, as in `ratio`, and those of the rule."""
+        middle = self._question.middle(self.ratios(self._baseline))
+        return {"median": middle, **self.rule.as_dict()}
 
 
 def _times(timer: CellTimer, stopping: SequentialTest) -> MoreRounds:

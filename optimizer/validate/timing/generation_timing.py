@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from optimizer.validate.run_artifacts import RunArtifacts
 from optimizer.validate.timing.batch_timing import size
 from optimizer.validate.timing.cells import CANDIDATE, Cell, MoreRounds, Timing, time_cells
 from optimizer.validate.timing.float_forms import FloatForms, float_file, list_forms
+from optimizer.validate.timing.openings import Openings, OpenRunner
 from optimizer.validate.timing.speed_gates import (
     beats_float,
     count_questions,
@@ -48,7 +50,7 @@ class OwnCache:
     """A runner that makes decoders by the contract of its own model: the KV caches of a reference
     and of a smaller model have different shapes."""
 
-    runner: DecoderRunner
+    runner: DecoderRunner | OpenRunner
     contract: Contract
 
     def decoder(self, contract: Contract, capacity: int = 0) -> Decoder:  # noqa: ARG002
@@ -57,13 +59,18 @@ class OwnCache:
 
 @dataclass(frozen=True)
 class GenerationTimer:
-    """CellTimer of text generation. texts: texts from which prompts are cut."""
+    """CellTimer of text generation.
+
+    texts: texts from which prompts are cut
+    openings: runners of the systems
+    """
 
     contract: Contract
     tokenizer: Any
     texts: Sequence[str]
     latency: Latency
     threads: int
+    openings: Openings
     percentiles: str = "inter_token"
     warmup: int = WARMUP
 
@@ -77,6 +84,7 @@ class GenerationTimer:
         cell: Cell,
         baseline: str = "",
         more: MoreRounds | None = None,
+        opening: int = 0,
     ) -> dict[str, Any]:
         return bench_generation.measure_generation(
             systems,
@@ -91,6 +99,7 @@ class GenerationTimer:
             threads=self.threads,
             baseline=baseline,
             more=more,
+            again=bench.Again(opening, self.openings.open) if opening else None,
         )
 
     def ratio(self, measured: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,16 +131,19 @@ def measure(
         }
         forms[CANDIDATE] = (target, m.model / "model.onnx")
         folders = {name: m.source if name == CANDIDATE else m.reference for name in forms}
-        systems = {}
-        with ExitStack() as stack:
-            for name, (section, file) in forms.items():
-                contract = contracts.read(folders[name] / "contract.json")
-                runner = target_runner.open_onnx(section, file, contract, threads)
-                stack.callback(runner.close)
-                systems[name] = OwnCache(runner, contract)
+        own = {n: contracts.read(folder / "contract.json") for n, folder in folders.items()}
+        openings = Openings(
+            {
+                name: partial(target_runner.open_onnx, section, file, own[name], threads)
+                for name, (section, file) in forms.items()
+            }
+        )
+        with closing(openings):
+            openings.open()
+            systems = {name: OwnCache(openings.runner(name), own[name]) for name in forms}
             questions = count_questions(latency, len(cells), m.gains)
             timing = Timing(latency, threads, questions)
-            timer = GenerationTimer(m.contract, m.encoder, texts, latency, threads)
+            timer = GenerationTimer(m.contract, m.encoder, texts, latency, threads, openings)
             measured = time_cells(timer, systems, cells, timing, floats.compared)
         if floats.figures:
             measured["floats"] = dict(floats.figures)

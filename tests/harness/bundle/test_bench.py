@@ -62,6 +62,15 @@ def test_the_fewest_samples_bound_a_percentile_on_both_sides(
     assert None in bench.percentile_interval(range(enough - 1), percent, confidence)
 
 
+def test_of_two_systems_each_comes_first_as_often() -> None:
+    names = ["a", "b", "c"]
+    orders = [bench.order_of(names, i) for i in range(6)]
+    for one, other in (("a", "b"), ("a", "c"), ("b", "c")):
+        for pair in (orders[:2], orders[2:4], orders[4:]):
+            assert sum(order.index(one) < order.index(other) for order in pair) == 1
+    assert sorted(order[0] for order in orders) == [*"aabbcc"]
+
+
 def test_each_round_asks_every_system_the_same_once_in_a_rotating_order() -> None:
     _, log = run(iterations=6, warmup=0)
     rounds = [log[i : i + 3] for i in range(0, len(log), 3)]
@@ -75,6 +84,20 @@ def test_warm_up_rounds_run_and_do_not_count() -> None:
     assert len(log) == 3 * (7 + 4)
     for system in made["cells"][0]["systems"].values():
         assert len(system["end_to_end"]["samples"]) == 7
+
+
+def test_systems_that_are_opened_again_warm_up_again() -> None:
+    log = list[str]()
+    recorded = System(
+        lambda texts, _: texts, lambda _: log.append("run"), lambda outputs, _: outputs
+    )
+    again = bench.Again(3, lambda: log.append("open"))
+    made = bench.measure(
+        {"candidate": recorded}, [(1, 4)], ["a"], iterations=7, warmup=2, again=again
+    )
+    assert log == [*["run"] * 5, "open", *["run"] * 5, "open", *["run"] * 3]
+    (cell,) = made["cells"]
+    assert cell["runs"] == 7
 
 
 def test_rows_have_the_words_that_fill_the_sequence() -> None:
