@@ -1,11 +1,11 @@
-"""Sessions of one and the same model, timed in turns: the times of no two should be told apart.
+"""Sessions of one and the same model, timed in turns: no two should be called different.
 
     python -m benchmarks.encoders.equal_sessions recipes/minilm-int8.yaml [--sequence 128]
 
 The recipe's first target is lowered, and opened --sessions times. Printed are the median of each
-session in one long opening, and how many pairs the interval of single rounds tells apart at 95 %;
-then the ratio of two systems of this one model by openings (timing/stopping_rules.py), --repeat
-times, and how often that tells them apart.
+session in one long opening, and how many pairs the interval of single rounds calls different, at
+95 %; then, --repeat times, the ratio of two systems of this one model by openings
+(timing/stopping_rules.py), and how often that calls them different.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def main() -> None:
         print(f"{name}: {np.median(own):.4f} ms")
     pairs = [bench.ratio(times[a], times[b])["interval"] for a, b in combinations(names, 2)]
     apart = sum(not low <= 1 <= high for low, high in pairs)
-    print(f"by rounds of one opening: {apart} of {len(pairs)} pairs are told apart")
+    print(f"by rounds of one opening: {apart} of {len(pairs)} pairs are called different")
     apart = 0
     for _ in range(options.repeat):
         openings = Openings(dict.fromkeys(("equal", CANDIDATE), opener))
@@ -86,7 +86,7 @@ def main() -> None:
         low, high = rule.interval
         print(f"{ratio['median']:.4f} ({low:.4f} to {high:.4f}), {rule.looks[-1].rounds} openings")
         apart += rule.decided
-    print(f"by openings: {apart} of {options.repeat} are told apart")
+    print(f"by openings: {apart} of {options.repeat} are called different")
 
 
 if __name__ == "__main__":

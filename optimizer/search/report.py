@@ -279,10 +279,12 @@ def _modules(result: Result) -> Card | None:
     first, winner = result.trials[0], result.winner
     if winner is None or winner is first or not first.modules or not winner.modules:
         return None
-    own, found = first.modules, winner.modules
-    changed = sorted(_differences(own, found), key=lambda item: -abs(item[1]))[:ROWS]
-    cells = [(name or NO_MODULE, own.get(name, 0.0), found.get(name, 0.0)) for name, _ in changed]
-    cells.append(("all modules", sum(own.values()), sum(found.values())))
+    before, after = first.modules, winner.modules
+    changed = sorted(_differences(before, after), key=lambda item: -abs(item[1]))[:ROWS]
+    cells = [
+        (name or NO_MODULE, before.get(name, 0.0), after.get(name, 0.0)) for name, _ in changed
+    ]
+    cells.append(("all modules", sum(before.values()), sum(after.values())))
     rows = tuple((line(name), line(f"{a:.3f}"), line(f"{b:.3f}")) for name, a, b in cells)
     heads = ("module", "the recipe, ms", "the found form, ms")
     hint = (

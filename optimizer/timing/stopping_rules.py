@@ -5,8 +5,8 @@ its limit. It is decided when the limit lies outside its interval: of a quantile
 order statistics (harness/bundle/bench.py); of a ratio, Student's of the ratios in several openings
 of both systems. Until then timing continues.
 
-Rounds of one opening are no sample of a ratio: where two sessions of one file lie in memory makes
-one of them faster, in all rounds alike. (Kalibera and Jones 2013, ISMM, section 5: repeat at the
+The rounds of one opening are not a sample of a ratio: the places of two sessions in memory make one
+of them faster in all rounds alike. (Kalibera and Jones 2013, ISMM, section 5: repeat at the
 highest level that varies.)
 
 Several looks at the data err more often than one: at a ratio of exactly 1, each look has its own
@@ -69,8 +69,8 @@ class QuantileQuestion:
         return percentile_interval(samples, self.percent, confidence)
 
     def deviations(self, samples: int, confidence: float) -> float:
-        """Half the width of an interval from so many samples, in their standard deviations, but for
-        a constant factor."""
+        """Half the width of an interval from `samples` samples, in their standard deviations, but
+        for a constant factor."""
         return NormalDist().inv_cdf((1 + confidence) / 2) / math.sqrt(samples)
 
 

@@ -91,7 +91,7 @@ def measure(
     texts: real inputs; texts are joined until a row has `sequence` words, so no row is padding
     iterations, warmup: rounds that count, rounds before them
     more: function of {system: end-to-end ms so far} that returns further rounds; 0 ends
-    again: when systems are opened again; None: never
+    again: plan for opening the systems again; None: they stay open
     beside: systems that are only shown; they skip rounds once they have taken as much time as all
     others together and their medians are bounded
 
@@ -225,7 +225,7 @@ def _run_rounds(
 
 def order_of(names: Sequence[str], round_: int) -> list[str]:
     """Order of systems in a round. It rotates every two rounds, and is reversed in the second of
-    them: of any two systems each comes first as often."""
+    these, so that each of two systems runs first in one of them."""
     first = round_ // 2 % len(names)
     order = [*names[first:], *names[:first]]
     return order[::-1] if round_ % 2 else order

@@ -53,7 +53,7 @@ def measure_generation(
     new_tokens: tokens generated per row, so new_tokens - 1 times between tokens
     iterations: rounds that count
     more: function of {system: rounds so far} that returns further rounds; 0 ends
-    again: when systems are opened again; None: never
+    again: plan for opening the systems again; None: they stay open
 
     A cell: {"batch", "prompt", "new_tokens", "runs", "systems": {name: {"ttft", "inter_token":
     percentiles, "by_context": [{"up_to", "p50", "steps"}], "prefill_tokens_per_second",

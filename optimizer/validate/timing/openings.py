@@ -1,7 +1,7 @@
 """Sessions that are timed and opened again between rounds.
 
-Where a session's weights and buffers lie in memory makes it faster or slower for as long as it is
-open, so two systems are compared in several openings of both (timing/stopping_rules.py).
+A session is faster or slower for as long as it is open, by the place of its weights and buffers in
+memory, so two systems are compared in several openings of both (timing/stopping_rules.py).
 """
 
 from __future__ import annotations
