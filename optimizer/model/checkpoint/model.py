@@ -160,7 +160,9 @@ def _parameters_on_meta() -> Iterator[None]:
     def to_meta(_module: nn.Module, _name: str, parameter: Tensor | None) -> nn.Parameter | None:
         if parameter is None or parameter.is_meta:  # a second meta parameter would untie it
             return None
-        return nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+        on_meta: Any = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+        on_meta._is_hf_initialized = True  # transformers draws no values, which are not kept here
+        return cast(nn.Parameter, on_meta)
 
     hook = register_module_parameter_registration_hook(cast(Any, to_meta))  # stub: returns None
     try:
