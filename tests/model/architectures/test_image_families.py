@@ -23,13 +23,15 @@ CLASSIFY, FEATURES = "image-classification", "image-feature-extraction"
 SIDES = {"clip_vision_model", "siglip_vision_model"}
 """Parts of a pair, built by model/checkpoint/tower_model.py."""
 OF_IMAGES = sorted(n for n, f in FAMILIES.items() if f.inputs == IMAGE.name and n not in SIDES)
-WITH_FEATURES = [n for n in OF_IMAGES if n != "depth_anything"]  # which has no AutoModel
+WITH_FEATURES = [n for n in OF_IMAGES if n not in {"depth_anything", "vitpose"}]
+"""Those that have an AutoModel."""
 ALIKE = [n for n in OF_IMAGES if not FAMILIES[n].uneven]
 IMAGES = torch.randn((2, 3, SIDE, SIDE), generator=torch.Generator().manual_seed(3))
 
 
 def random_model(model_type: str) -> nn.Module:
-    model = skeleton_from_config(config(model_type), FEATURES, trust_remote_code=True)
+    task = FEATURES if model_type in WITH_FEATURES else TASKS[model_type]
+    model = skeleton_from_config(config(model_type), task, trust_remote_code=True)
     g = torch.Generator().manual_seed(0)
     values = {n: torch.randn(s, generator=g) * 0.3 for n, s in parameter_shapes(model).items()}
     materialize(model, "", values)
@@ -119,12 +121,16 @@ def test_a_row_of_unequal_blocks_names_their_linear_layers_and_what_lies_between
     assert all(any(n.startswith(f"{block}.") for block in source.blocks) for n in inside)
 
 
-@pytest.mark.parametrize("model_type", [n for n in WITH_FEATURES if FAMILIES[n].smooth])
+@pytest.mark.parametrize(
+    "model_type", [n for n in [*WITH_FEATURES, "vitpose"] if FAMILIES[n].smooth]
+)
 def test_a_smooth_pair_can_be_scaled_without_changing_the_function(model_type: str) -> None:
     facts, model = FAMILIES[model_type], random_model(model_type)
-    names = ModelSource(model, {}, facts, "").blocks
+    prefix = "" if model_type in WITH_FEATURES else facts.prefix(TASKS[model_type])
+    names = ModelSource(model, {}, facts, prefix).blocks
+    images = IMAGES if model_type in WITH_FEATURES else IMAGES.repeat(1, 1, 2, 1)[:, :, :48]
     with torch.no_grad():
-        before = model(IMAGES)[0]
+        before = model(images)[0]
         scaled = [
             (model.get_submodule(block), pair)
             for block, pair in product(names, facts.smooth)
@@ -136,11 +142,11 @@ def test_a_smooth_pair_can_be_scaled_without_changing_the_function(model_type: s
             model_type == "segformer"
         )  # its row has the layers of the longest stage there may be
         assert {pair for _, pair in scaled} == set(facts.smooth) or stages
-        torch.testing.assert_close(model(IMAGES)[0], before, rtol=2e-4, atol=2e-5)
+        torch.testing.assert_close(model(images)[0], before, rtol=2e-4, atol=2e-5)
         # The check can fail: half of a pair alone changes the function.
         block, pair = scaled[-1]
         block.get_submodule(pair.consumers[-1]).weight *= 2
-        assert not torch.allclose(model(IMAGES)[0], before, rtol=1e-2, atol=1e-2)
+        assert not torch.allclose(model(images)[0], before, rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize("model_type", WITH_FEATURES)
