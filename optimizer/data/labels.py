@@ -11,6 +11,7 @@ from optimizer.foundation.errors import DataError, closest
 from optimizer.foundation.progress import say
 from optimizer.recipe.schema import DataSpec
 
+TEXTS = ("string", "large_string")  # types of a column; datasets reads a csv as the second
 UNNAMED = re.compile(r"LABEL_\d+")  # transformers' names for the labels of a model without names
 
 
@@ -46,7 +47,7 @@ def names_in(spec: DataSpec, table: Any, columns: Mapping[str, str]) -> tuple[st
     """
     for field in [f for f in ("label", "labels", "tags") if f in columns]:
         feature = table.features[columns[field]]
-        if getattr(getattr(feature, "feature", feature), "dtype", "") != "string":
+        if getattr(getattr(feature, "feature", feature), "dtype", "") not in TEXTS:
             continue
         cells = [c for c in table[columns[field]] if c is not None]
         if field == "labels" and not hasattr(feature, "feature"):

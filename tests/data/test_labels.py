@@ -7,6 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from optimizer.data.datasets import Sample, map_labels, samples
@@ -84,6 +86,18 @@ def test_names_in_the_cells_are_the_models_where_some_are_missing(
     tmp_path: Path, given: list[Any]
 ) -> None:
     assert ids(rows(tmp_path, given)) == ([1, 1] if isinstance(given[0], str) else [(1,), (1,)])
+
+
+@pytest.mark.parametrize("source", ["csv", "parquet"])
+def test_names_are_read_from_every_kind_of_file(tmp_path: Path, source: str) -> None:
+    file = tmp_path / f"rows.{source}"
+    if source == "csv":
+        file.write_text("text,label\na,positive\nb,negative\n")
+    else:
+        pq.write_table(pa.table({"text": ["a", "b"], "label": ["positive", "negative"]}), file)
+    columns = {"text": "text", "label": "label"}
+    spec = DataSpec(source=source, files=(file.name,), base=str(tmp_path), columns=columns)
+    assert ids(spec) == [1, 0]
 
 
 @pytest.mark.parametrize(
