@@ -10,11 +10,8 @@ import socket
 import subprocess
 import sys
 import threading
-import warnings
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -67,21 +64,6 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return loaded
 
 
-@pytest.fixture
-def forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes that are forks of this one, which has imported torch: new ones take seconds to."""
-    spawn = import_module("torch.multiprocessing.spawn")  # not torch's function of this name
-    start = spawn.start_processes
-
-    def fork(*arguments: Any, **options: Any) -> Any:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # 3.12: this process has threads
-            return start(*arguments, **{**options, "start_method": "fork"})
-
-    monkeypatch.setattr(spawn, "start_processes", fork)
-    monkeypatch.setattr(sys.modules[__name__], "INHERITED", frozenset(os.listdir(DESCRIPTORS)))
-
-
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
     return Prepared(tmp_path_factory.mktemp("processes"))
@@ -123,7 +105,6 @@ def fork(these: Processes, folder: Path) -> None:
     Forked(these).train_shared(folder)
 
 
-@pytest.mark.usefixtures("forked")
 def test_what_the_rows_of_one_process_reach_is_learned_by_all(tmp_path: Path) -> None:
     launch(fork, SECTION.model_copy(update={"processes": 2}), tmp_path, tmp_path)
     left = Forked(ALONE)
@@ -155,7 +136,6 @@ def end(these: Processes) -> None:
     these.sums([0.0])
 
 
-@pytest.mark.usefixtures("forked")
 def test_what_one_process_refuses_is_refused_with_its_words(tmp_path: Path) -> None:
     section = SECTION.model_copy(update={"processes": 2})
     with pytest.raises(CheckpointError, match=r"^here: the loss is nan\. Change it\.$"):
@@ -163,12 +143,8 @@ def test_what_one_process_refuses_is_refused_with_its_words(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
-DESCRIPTORS = "/proc/self/fd"
-INHERITED: frozenset[str] = frozenset()  # of them, what a fork has of this process
-
-
 def disconnect() -> None:
-    for descriptor in set(os.listdir(DESCRIPTORS)) - INHERITED:
+    for descriptor in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # no socket
             connection = socket.socket(fileno=os.dup(int(descriptor)))
             if not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
@@ -206,7 +182,6 @@ def be_killed_last(these: Processes) -> None:
         (ValueError("of 2 shapes"), ProcessRaisedException, "Process 1:\n.*ValueError: of 2"),
     ],
 )
-@pytest.mark.usefixtures("forked")
 def test_why_the_first_one_ended_is_raised_where_torch_sees_the_other_end_first(
     error: Exception, kind: type[Exception], message: str, tmp_path: Path
 ) -> None:
@@ -229,7 +204,6 @@ def test_an_abort_of_a_process_whose_peer_raised_is_not_the_reason(tmp_path: Pat
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.usefixtures("forked")
 def test_the_one_that_was_killed_is_named_where_torch_sees_the_other_end_first(
     tmp_path: Path,
 ) -> None:
