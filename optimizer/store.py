@@ -364,7 +364,7 @@ class Store:
         partial = step.path.with_suffix(".partial")
         # A run that was killed may have left there the finished folder that it replaced.
         if not (stage.resumable and partial.is_dir()) or (partial / MADE_FROM).is_file():
-            remove(partial)
+            _discard(partial)
         # A measurement stays until the new one replaces it: another run may be reading it.
         if not step.done or stage.name not in self.again:
             _discard(step.path)
@@ -390,7 +390,7 @@ class Store:
         document["recipe"] = self.recipe
         (partial / MADE_FROM).write_text(json.dumps(document, indent=1, sort_keys=True))
         replace(partial, step.path)
-        remove(partial)  # the replaced folder
+        _discard(partial)  # the replaced folder
 
     def _usable(self, step: Step) -> bool:
         """Return True where every file has its recorded digest; read once per store object."""
@@ -484,7 +484,8 @@ def _make_home(folder: Path, option: str) -> None:
 
 
 def _discard(folder: Path) -> None:
-    """Remove a finished folder, renamed first, so that its name never stands for half of it."""
+    """Remove a finished folder, renamed first, so that its name never stands for half of it, which
+    a resumable stage would continue in."""
     doomed = folder.with_suffix(".discarded")
     remove(doomed)
     if os.path.lexists(folder):

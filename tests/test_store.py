@@ -128,6 +128,29 @@ def test_a_resumable_stage_does_not_continue_in_a_finished_folder(tmp_path: Path
     assert found == []
 
 
+def test_a_resumable_stage_does_not_continue_in_what_is_left_of_a_replaced_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+
+    def run(section: Package, out: Path) -> None:
+        found.extend(out.iterdir())
+        (out / "done").touch()
+
+    def killed(folder: Path) -> None:
+        (folder / MADE_FROM).unlink()
+        raise KeyboardInterrupt
+
+    stage, store = Stage("s", 1, run, resumable=True), Store(tmp_path, again=frozenset({"s"}))
+    store.step(stage, Package())
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            store.step(stage, Package())
+    store.step(stage, Package())
+    assert found == []
+
+
 def test_a_folder_damaged_after_it_was_finished_is_made_again(tmp_path: Path) -> None:
     store = Store(tmp_path)
     step = store.step(COUNT, Package())

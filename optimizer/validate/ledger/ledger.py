@@ -90,11 +90,11 @@ def run(materials: Materials, passed: Path | None = None) -> list[Entry]:
             if file and file.is_file():
                 entries.append(Entry.read(file))
                 say(f"ledger: hop {hop.__name__} passed before this run was stopped; not run again")
-                continue
-            with overdue(f"ledger: hop {hop.__name__}"):
-                entries.append(run_hop(hop, materials))
-            if file and entries[-1].ok:
-                entries[-1].write(file)
+            else:
+                with overdue(f"ledger: hop {hop.__name__}"):
+                    entries.append(run_hop(hop, materials))
+                if file and entries[-1].ok:
+                    entries[-1].write(file)
             materials.drop(LAST_USED.get(hop.__name__, ()))
             gc.collect()  # graphs and models have reference cycles, and are as large as the weights
             freed_memory.give_back()  # the next hop's arrays do not fit this one's holes
