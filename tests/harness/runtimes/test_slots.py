@@ -176,6 +176,24 @@ def test_a_step_on_the_device_is_one_graph_for_one_text_and_one_for_several(
     assert one != several
 
 
+def test_slots_that_are_gone_release_their_graphs(
+    decoder_folder: Path, contract: Contract, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each text of a prompt lookup has slots of its own."""
+    released: list[int] = []
+    monkeypatch.setattr(OrtRunner, "_release", lambda _, graph: released.append(graph))
+    runner = OrtRunner(decoder_folder / "shared.onnx", threads=1, fixed=True)
+    slots = runner.slots(contract, 2, 9)
+    for text in range(2):
+        slots.open(text)
+        slots.read(text, [3, 4])
+    slots.step({0: 5, 1: 5})
+    slots.step({1: 5})
+    assert released == []
+    del slots
+    assert len(set(released)) == 2
+
+
 def test_a_closed_slot_on_the_device_leaves_nothing_to_the_next_text(
     fixed: OrtRunner, contract: Contract
 ) -> None:

@@ -11,6 +11,7 @@ Law (tested on a CPU, without a graph): the logits of a text are equal in every 
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,7 +28,7 @@ class DeviceSlots(OrtSlots):
 
     rows: maximum number of texts
     capacity: tokens per text, prompt and answer; the memory is allocated at once
-    steps: maker of captured steps, which also releases them
+    steps: maker of captured steps, which releases those of slots that are gone
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class DeviceSlots(OrtSlots):
         super().__init__(runner, contract, rows, capacity)
         self._contract, self._steps = contract, steps
         self._fixed: dict[tuple[int, int], FixedStep] = {}  # by first and last row
+        weakref.finalize(self, steps.release, self._fixed).atexit = False
         self._written = [0] * rows  # columns of each row that are not 0
 
     def close(self, text: int) -> None:

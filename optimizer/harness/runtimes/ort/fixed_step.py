@@ -135,8 +135,14 @@ class FixedSteps:
             while sum(s.size for s in self._free) > BYTES:
                 self._release(self._free.pop(0).graph)
 
+    def release(self, steps: Mapping[Any, FixedStep]) -> None:
+        """Release the graphs of steps that `make` returned."""
+        with self._lock:
+            for step in steps.values():
+                self._release(step.graph)
+
     def close(self) -> None:
-        """Release the graphs of all steps."""
+        """Release the graphs of all steps that no text uses."""
         with self._lock:
             for step in self._free:
                 self._release(step.graph)

@@ -23,7 +23,7 @@ from typing import Any, Self
 import numpy as np
 
 from ...contract import Contract
-from ...errors import BundleError, InputError, MachineError, UnopenedError
+from ...errors import BundleError, HarnessError, InputError, MachineError, UnopenedError
 from ...inputs import kv_cache
 from ...inputs.batch import Array
 from ...process.closing import Closing
@@ -210,6 +210,8 @@ class OrtRunner(Closing):
         if self._steps is not None:
             try:
                 return DeviceSlots(self, contract, rows, capacity, self._steps)
+            except HarnessError:  # such as a graph that the contract does not describe
+                raise
             except Exception as e:  # the binding raises a dozen unrelated classes
                 size = rows * self.cache_bytes(contract, capacity)
                 raise MachineError(
