@@ -257,11 +257,12 @@ def _lost(result: Result) -> Card:
 
 
 def _slower(trial: Trial, winner: Trial) -> str:
-    """Sentence on the modules in which a slower form takes the most time beyond the winner; ""
-    where that is unknown."""
+    """Sentence on the modules in which a surely slower form takes the most time beyond the winner;
+    "" where that is unknown."""
     if trial is winner or not trial.modules or not winner.modules:
         return ""
-    if trial.ratio is None or winner.ratio is None or trial.ratio <= winner.ratio:
+    low, high = trial.ratio_interval[0], winner.ratio_interval[1]
+    if low is None or high is None or low <= high:
         return ""
     added = _differences(trial.modules, winner.modules)
     named = [f"{name or NO_MODULE} (+{ms:.3f} ms)" for name, ms in added[:NAMED] if ms > 0]
