@@ -155,9 +155,7 @@ class Recipe(Section):
         if "model" in info.data:
             task = tasks.task(info.data["model"].task)
             check_metric(task, section)
-            reduce = info.data.get("reduce")
-            gains = reduce is not None and reduce.latency_gain is not None
-            check_timing(task, section.latency, gains=gains)
+            check_timing(task, section.latency)
         return section
 
     @field_validator("quantize")

@@ -65,8 +65,8 @@ class Latency(Section):
     )
     max_seconds: Seconds = Field(
         300,
-        description="seconds of timing per target after which no further run starts; 0: exactly "
-        "`iterations` runs",
+        description="seconds of timing per target after which no further run starts; 0: "
+        "`iterations` runs, of two models that are compared a multiple of 6",
     )
     new_tokens: Length = Field(
         32, description="text-generation: tokens generated after each prompt"
@@ -208,21 +208,16 @@ def check_metric(task: tasks.Task, section: Validate) -> None:
             )
 
 
-def check_timing(task: tasks.Task, latency: Latency, *, gains: bool = False) -> None:
-    """Raise ValueError where `iterations` are too few to decide a speed gate, whatever they
-    measure. gains: True where goal.latency_gain is one of the gates."""
+def check_timing(task: tasks.Task, latency: Latency) -> None:
+    """Raise ValueError where `iterations` are too few to decide p99_ms, whatever they measure."""
     from optimizer.harness.bounds import fewest
 
-    if latency.max_seconds > 0:
+    if latency.max_seconds > 0 or latency.p99_ms is None:
         return
-    steps = latency.new_tokens - 1 if task.generates else 1
-    fewest_runs = {"must_beat_float": fewest(50) if latency.must_beat_float else 0}
-    fewest_runs["reduce.goal.latency_gain"] = fewest(50) if gains else 0
-    fewest_runs["p99_ms"] = 0 if latency.p99_ms is None else math.ceil(fewest(99) / steps)
-    for gate, runs in fewest_runs.items():
-        if latency.iterations < runs:
-            raise ValueError(
-                f"latency.iterations: {latency.iterations} with max_seconds: 0 can never decide "
-                f"{gate}, which takes {runs} runs or more; set iterations: {runs}, or remove "
-                "max_seconds, so that timing continues until the gate is decided"
-            )
+    runs = math.ceil(fewest(99) / (latency.new_tokens - 1 if task.generates else 1))
+    if latency.iterations < runs:
+        raise ValueError(
+            f"latency.iterations: {latency.iterations} with max_seconds: 0 can never decide "
+            f"p99_ms, which takes {runs} runs or more; set iterations: {runs}, or remove "
+            "max_seconds, so that timing continues until the gate is decided"
+        )

@@ -41,7 +41,10 @@ from optimizer.harness.bounds import CONFIDENCE, fewest
 from optimizer.harness.bundle.bench import percentile, percentile_interval
 
 FURTHEST = 16  # doublings that `needed` searches
-OPENINGS = 2  # of the first look at a ratio: the fewest that have a spread
+OPENINGS = 3
+"""Openings of the first look at a ratio. Where each session has one of two speeds, up to 1/4 of the
+openings have the lowest ratio of equal systems. All n openings have it, and so no spread, with
+probability (1/4)^n, which must not exceed alpha / 2 = 2.5 %."""
 Clock = Callable[[], float]
 Interval = tuple[float | None, float | None]
 
@@ -96,6 +99,11 @@ class RatioQuestion:
     def first(self, iterations: int, confidence: float) -> int:  # noqa: ARG002
         return OPENINGS
 
+    @staticmethod
+    def iterations(opening: int) -> int:
+        """Rounds of the first look, of openings of `opening` rounds."""
+        return OPENINGS * opening
+
     def samples(self, ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
         """Ratios of the finished openings, from the times of each round."""
         parts = range(0, len(ours) - self.rounds + 1, self.rounds)
@@ -108,7 +116,7 @@ class RatioQuestion:
 
     def interval(self, samples: Sequence[float], confidence: float) -> Interval:
         """Student's interval of the logarithms."""
-        if len(samples) < OPENINGS:
+        if len(samples) < 2:
             return None, None
         logs = [math.log(sample) for sample in samples]
         half = stdev(logs) * self.deviations(len(logs), confidence)
@@ -226,9 +234,9 @@ class SequentialTest:
         return (high is not None and high < limit) or (low is not None and low > limit)
 
     def needed(self) -> dict[str, float] | None:
-        """Predict {"rounds", "seconds"}, in total, that decide the question; None if more than
-        FURTHEST doublings are needed. An interval shrinks with the root of its rounds, and widens
-        as later looks have a higher confidence."""
+        """Predict {"rounds", "seconds"}, and "openings" of a ratio, in total, that decide the
+        question; None if more than FURTHEST doublings are needed. An interval shrinks with the root
+        of its rounds, and widens as later looks have a higher confidence."""
         if not self.looks:
             return self._with_seconds(self._first)
         last, (low, high) = self.looks[-1], self.interval
@@ -246,7 +254,9 @@ class SequentialTest:
         return None
 
     def _with_seconds(self, done: int) -> dict[str, float]:
-        return {"rounds": done * self.question.rounds, "seconds": self._seconds_of(done)}
+        openings = {"openings": done} if isinstance(self.question, RatioQuestion) else {}
+        rounds = {"rounds": done * self.question.rounds, "seconds": self._seconds_of(done)}
+        return {**rounds, **openings}
 
     def as_dict(self) -> dict[str, Any]:
         """Return fields of the report: interval, looks, and the rounds `needed` to decide, searched

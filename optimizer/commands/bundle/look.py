@@ -297,8 +297,8 @@ def compare_text(document: dict[str, Any], width: int = 100) -> str:
     sentences += [*document["speed"], *document["size"]]
     if document["speed"]:
         sentences.append(
-            "a share of the time is the median of the ratios of runs timed in turns, not the ratio "
-            "of two p50s"
+            "a share of the time is the mean of the ratios in several openings of both systems, "
+            "not the ratio of two p50s"
         )
     lines += ["", "b compared with a:" if sentences else "b and a have no target in common"]
     for text in sentences:

@@ -23,8 +23,8 @@ from optimizer.recipe.compression.methods import METHODS, RENAMED
 
 Document = Mapping[str, Any]
 PAIRED = (
-    "The change of a p50 is the median of the ratios of runs timed in turns, not the ratio of the "
-    "two p50s."
+    "The change of a p50 is the mean of the ratios in several openings of both systems, which run "
+    "in turns, not the ratio of the two p50s."
 )
 TORCH = "torch-float"
 SYSTEMS = {

@@ -3,9 +3,9 @@
 out/race.json   batch, sequence, runs
                 systems     {name: {p50, p50_interval, p99, p99_interval}} in ms, end to end;
                             of text-generation between tokens
-                to_recipe, to_best   {median, interval} of the candidate's time / the other's, from
-                            ratios of single rounds, at the confidence of the last look; null where
-                            that one was not timed too
+                to_recipe, to_best   {median, interval} of the candidate's time / the other's:
+                            geometric mean of the ratios in several openings, and its interval at
+                            the confidence of the last look; null where that one was not timed too
                 modules     {module: ms} of the candidate in that cell (measure/module_times.py);
                             null for text-generation and other runtimes than ONNX Runtime on a CPU
 """

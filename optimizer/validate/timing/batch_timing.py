@@ -35,6 +35,7 @@ from optimizer.harness.contract import Contract
 from optimizer.harness.runtimes.ort.run import cores
 from optimizer.harness.runtimes.runner import Runner
 from optimizer.recipe.schema import Latency, TargetSection
+from optimizer.timing.stopping_rules import RatioQuestion
 from optimizer.validate import target_runner
 from optimizer.validate.gates import Gate
 from optimizer.validate.ledger import trace
@@ -140,7 +141,7 @@ class BatchTimer:
             systems,
             [cell],
             self.texts,
-            iterations=self.latency.iterations,
+            iterations=RatioQuestion.iterations(opening) or self.latency.iterations,
             warmup=self.warmup,
             threads=self.threads,
             baseline=baseline,

@@ -98,14 +98,16 @@ def time_cells(
     section: dict[str, Any] = {}
     for cell in cells:
         baseline = _fastest(timer, systems, floats, cell)
-        if latency.must_beat_float:
-            below_1 = RatioQuestion.of(1.0, latency.iterations)
-            compared = Comparison(timer, budget.test(below_1, latency.iterations), baseline)
+        if baseline:
+            below_1, least = RatioQuestion.of(1.0, latency.iterations), latency.iterations
+            gated = latency.must_beat_float
+            rule = budget.test(below_1, least) if gated else SequentialTest(below_1, least, None)
+            compared = Comparison(timer, rule, baseline)
             measured = timer.time(systems, cell, baseline, compared.more, compared.opening)
             ratio = timer.ratio(measured["cells"][0])
             ratio |= compared.as_dict()
         else:
-            measured = timer.time(systems, cell, baseline)
+            measured = timer.time(systems, cell)
         section = {**measured, "cells": [*section.get("cells", ()), *measured["cells"]]}
     if latency.p99_ms is not None:
         question = QuantileQuestion(99, latency.p99_ms, timer.per_round)

@@ -28,6 +28,7 @@ from optimizer.harness.contract import Contract
 from optimizer.harness.runtimes.decoder import Decoder, DecoderRunner
 from optimizer.harness.runtimes.ort.run import cores
 from optimizer.recipe.schema import Latency, TargetSection
+from optimizer.timing.stopping_rules import RatioQuestion
 from optimizer.validate import target_runner
 from optimizer.validate.gates import Gate
 from optimizer.validate.run_artifacts import RunArtifacts
@@ -94,7 +95,7 @@ class GenerationTimer:
             [cell[1]],
             [cell[0]],
             self.latency.new_tokens,
-            self.latency.iterations,
+            RatioQuestion.iterations(opening) or self.latency.iterations,
             warmup=self.warmup,
             threads=self.threads,
             baseline=baseline,

@@ -5,38 +5,43 @@ made it: in the same form (the same quantization) or in float. Both are timed in
 cell of validate.latency, end to end (text-generation: between tokens), until the gate is decided
 (timing/stopping_rules.py):
 
-    speed.latency_gain   median over rounds of the smaller model's time / the unreduced model's. Let
-                         least = reduce.goal.latency_gain less reduce.gain_tolerance: an interval
-                         wholly faster than it passes, wholly slower fails
+    speed.latency_gain   mean over openings of both models of the smaller model's time / the
+                         unreduced model's. Let least = reduce.goal.latency_gain less
+                         reduce.gain_tolerance: an interval wholly faster than it passes, wholly
+                         slower fails
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from optimizer.foundation.progress import say
 from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
-from optimizer.harness.bundle import bench, bench_generation
 from optimizer.harness.contract import Contract
-from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.harness.runtimes.ort.run import cores
-from optimizer.harness.runtimes.runner import Runner
 from optimizer.model.checkpoint.checkpoint import read_json
 from optimizer.recipe.schema import Latency, TargetSection
 from optimizer.reduce.structure.latency_table import TABLE
-from optimizer.timing.stopping_rules import QuantileQuestion, StoppingRule, TimeBudget
+from optimizer.timing.stopping_rules import (
+    RatioQuestion,
+    SequentialTest,
+    StoppingRule,
+    TimeBudget,
+)
 from optimizer.validate.gates import Gate
 from optimizer.validate.ledger.breach import breach
 from optimizer.validate.run_artifacts import RunArtifacts
 from optimizer.validate.target_runner import float_forms, open_onnx
-from optimizer.validate.timing import batch_timing, generation_timing
-from optimizer.validate.timing.cells import CANDIDATE
-from optimizer.validate.timing.generation_timing import OwnCache
+from optimizer.validate.timing.batch_timing import BatchTimer, graph_system, grid
+from optimizer.validate.timing.cells import CANDIDATE, CellTimer, Comparison, MoreRounds
+from optimizer.validate.timing.generation_timing import GenerationTimer, OwnCache
+from optimizer.validate.timing.openings import Openings
 from optimizer.validate.timing.speed_gates import would_decide
 
 UNREDUCED = "unreduced"
@@ -70,18 +75,48 @@ class GainCell:
     ) -> dict[str, Any]:
         """Time two models until `rule` stops. Returns {"batch", "sequence" or "prompt", "runs",
         "ratio", "interval", "p50": {name: ms}} and the fields of the rule; ratio: time of the
-        candidate / time of the unreduced model."""
-        contract = contracts.read(candidate.source / "contract.json")
+        candidate / time of the unreduced model.
+
+        The models are opened several times for a SequentialTest, of a RatioQuestion, and else once.
+        """
         threads = self.target.intra_op_threads or cores()
-        files = [model.model / "model.onnx" for model in (unreduced, candidate)]
-        with (
-            closing(open_onnx(self.full_target, files[0], threads=threads)) as full,
-            closing(open_onnx(self.target, files[1], threads=threads)) as smaller,
-        ):
-            if tasks.of(contract).generates:
-                own = OwnCache(full, contracts.read(unreduced.source / "contract.json"))
-                return self._time_tokens({UNREDUCED: own, CANDIDATE: smaller}, candidate, rule)
-            return self._time_answers({UNREDUCED: full, CANDIDATE: smaller}, candidate, rule)
+        forms = {
+            UNREDUCED: (self.full_target, unreduced),
+            CANDIDATE: (self.target, candidate),
+        }
+        own = {n: contracts.read(m.source / "contract.json") for n, (_, m) in forms.items()}
+        contract = own[CANDIDATE]
+        encoder = tasks.of(contract).inputs.open(candidate.source / "checkpoint", contract)
+        openings = Openings(
+            {
+                name: partial(open_onnx, target, model.model / "model.onnx", threads=threads)
+                for name, (target, model) in forms.items()
+            }
+        )
+        timer: CellTimer
+        systems: dict[str, Any]
+        if tasks.of(contract).generates:
+            timer = GenerationTimer(contract, encoder, self.texts, self.latency, threads, openings)
+            systems = {n: OwnCache(openings.runner(n), own[n]) for n in forms}
+        else:
+            timer = BatchTimer(self.texts, self.latency, threads, openings)
+            systems = {n: graph_system(openings.runner(n), contract, encoder) for n in forms}
+        compared = Comparison(timer, rule, UNREDUCED) if isinstance(rule, SequentialTest) else None
+        more = compared.more if compared else _more(rule, timer)
+        opening = compared.opening if compared else 0
+        with closing(openings):
+            openings.open()
+            measured = timer.time(systems, self.sizes(contract), UNREDUCED, more, opening)
+        (cell,) = measured["cells"]
+        ratio = timer.ratio(cell) | (compared.as_dict() if compared else {})
+        return {
+            **{
+                name: cell[name] for name in ("batch", "sequence", "prompt", "runs") if name in cell
+            },
+            "p50": {n: s[timer.percentiles]["p50"] for n, s in cell["systems"].items()},
+            "ratio": ratio.pop("median"),
+            **{name: figure for name, figure in ratio.items() if name not in ("of", "to")},
+        }
 
     @property
     def full_target(self) -> TargetSection:
@@ -95,68 +130,17 @@ class GainCell:
         longest = self.latency.sequence[0]
         if not tasks.of(contract).generates:
             longest = tasks.longest(contract)
-        return batch_timing.grid(self.latency, longest)[0]
-
-    def _time_answers(
-        self, runners: Mapping[str, Runner], model: ModelFolders, rule: StoppingRule
-    ) -> dict[str, Any]:
-        contract = contracts.read(model.source / "contract.json")
-        encoder = tasks.of(contract).inputs.open(model.source / "checkpoint", contract)
-        measured = bench.measure(
-            {name: batch_timing.graph_system(r, contract, encoder) for name, r in runners.items()},
-            [self.sizes(contract)],
-            self.texts,
-            iterations=self.latency.iterations,
-            warmup=batch_timing.WARMUP,
-            baseline=UNREDUCED,
-            more=_more(rule, lambda ms: ms),
-        )
-        (cell,) = measured["cells"]
-        p50 = {name: s["end_to_end"]["p50"] for name, s in cell["systems"].items()}
-        sizes = {"batch": cell["batch"], "sequence": cell["sequence"], "runs": cell["runs"]}
-        return {**sizes, **_figures(cell["ratio"], p50, rule)}
-
-    def _time_tokens(
-        self, runners: Mapping[str, Any], model: ModelFolders, rule: StoppingRule
-    ) -> dict[str, Any]:
-        contract = contracts.read(model.source / "contract.json")
-        batch, prompt = self.sizes(contract)
-        measured = bench_generation.measure_generation(
-            runners,
-            contract,
-            load_tokenizer(model.source / "checkpoint", contract),
-            self.texts,
-            [prompt],
-            [batch],
-            self.latency.new_tokens,
-            self.latency.iterations,
-            warmup=generation_timing.WARMUP,
-            baseline=UNREDUCED,
-            more=_more(rule, lambda round_: sum(round_[1])),
-        )
-        (cell,) = measured["cells"]
-        p50 = {name: s["inter_token"]["p50"] for name, s in cell["systems"].items()}
-        sizes = {"batch": batch, "prompt": prompt, "runs": cell["runs"]}
-        return {**sizes, **_figures(cell["ratio"]["inter_token"], p50, rule)}
+        return grid(self.latency, longest)[0]
 
 
-def _more(
-    rule: StoppingRule, milliseconds: Callable[[Any], float]
-) -> Callable[[Mapping[str, Any]], int]:
+def _more(rule: StoppingRule, timer: CellTimer) -> MoreRounds:
     """Function from the times so far to the number of rounds to run next, by their ratios."""
 
     def more(times: Mapping[str, Sequence[Any]]) -> int:
         pairs = zip(times[CANDIDATE], times[UNREDUCED], strict=True)
-        return rule.more([milliseconds(smaller) / milliseconds(full) for smaller, full in pairs])
+        return rule.more([timer.milliseconds(a) / timer.milliseconds(b) for a, b in pairs])
 
     return more
-
-
-def _figures(
-    ratio: Mapping[str, Any], p50: Mapping[str, float], rule: StoppingRule
-) -> dict[str, Any]:
-    figures = {"ratio": ratio["median"], "interval": ratio["interval"], "p50": dict(p50)}
-    return figures | rule.as_dict()
 
 
 def measure(m: RunArtifacts, texts: Sequence[str], questions: int) -> dict[str, Any]:
@@ -166,8 +150,8 @@ def measure(m: RunArtifacts, texts: Sequence[str], questions: int) -> dict[str, 
     assert reduce is not None
     assert reduce.least_gain is not None
     budget = TimeBudget(latency.max_seconds, questions)
-    question = QuantileQuestion(50, 1 / reduce.least_gain)
-    test = budget.test(question, latency.iterations, batch_timing.WARMUP)
+    question = RatioQuestion.of(1 / reduce.least_gain, latency.iterations)
+    test = budget.test(question, latency.iterations)
     cell = GainCell(m.section.target, latency, texts, reduce.gain_over)
     over = reduce.gain_over
     form = "the same form" if over == "same_form" else f"float ({cell.full_target.computes_in})"

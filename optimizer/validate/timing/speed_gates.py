@@ -81,6 +81,11 @@ def would_decide(measured: Mapping[str, Any], shared: int, near: str) -> str:
             f"; it is {near} that only {seconds / 3600:,.0f} hours of timing would decide: take it "
             "as equal, or run it where nothing else runs"
         )
+    if "openings" in needed:
+        return (
+            f"; about {needed['openings']} openings of both models would decide: set "
+            f"latency.max_seconds: {seconds}"
+        )
     return (
         f"; about {needed['rounds']} rounds would decide: set latency.max_seconds: {seconds} "
         f"(or latency.iterations: {needed['rounds']}, which has no time limit)"
