@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from optimizer.harness import contract as contracts
+from optimizer.harness.inputs.text import NEUTRAL
 from optimizer.recipe.schema import Latency, TargetSection
 from optimizer.recipe.targets import OnnxRuntimeTarget, OpenVinoTarget, TensorRTTarget
+from optimizer.timing.stopping_rules import PrecisionRule, RatioQuestion, SequentialTest
 from optimizer.validate.gates import UNMEASURED
 from optimizer.validate.timing import latency_gain, speed_gates
+from tests.reduce.smaller import loaded
 
 
 def section(low: float | None, high: float | None) -> dict[str, Any]:
@@ -36,6 +42,39 @@ def test_it_is_decided_by_the_whole_interval(
     assert decided.verdict == verdict
     assert decided.limit == 1.52
     assert decided.measured == pytest.approx(1 / 0.63)
+
+
+def test_the_gate_times_three_openings_of_each_model_and_the_table_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, opened = loaded("bert", tmp_path), list[str]()
+    (output,) = contracts.read(source / "contract.json").outputs
+
+    class Session:
+        def infer(self, arrays: dict[str, Any]) -> dict[str, Any]:
+            sizes = dict(zip(("batch", "sequence"), arrays["input_ids"].shape, strict=True))
+            shape = [sizes[a] if isinstance(a, str) else a for a in output.axes]
+            return {output.name: np.ones(shape, np.float32)}
+
+        def close(self) -> None:
+            pass
+
+    def open_onnx(_: TargetSection, model: Path, threads: int) -> Session:
+        opened.append(model.parent.name)
+        return Session()
+
+    monkeypatch.setattr(latency_gain, "open_onnx", open_onnx)
+    latency = Latency(iterations=5, sequence=(8,), must_beat_float=False)
+    target = OnnxRuntimeTarget(runtime="onnxruntime")
+    cell = latency_gain.GainCell(target, latency, NEUTRAL)
+    models = [latency_gain.ModelFolders(source, source / name) for name in ("whole", "smaller")]
+    gain = cell.compare(*models, SequentialTest(RatioQuestion.of(1.0, 5), 5, None))
+    assert sorted(opened) == ["smaller"] * 3 + ["whole"] * 3
+    assert (gain["runs"], len(gain["looks"]), gain["sequence"]) == (6, 1, 8)
+    assert gain["interval"][0] < gain["ratio"] < gain["interval"][1]
+    opened.clear()
+    cell.compare(*models, PrecisionRule(0.05, 0.0))
+    assert sorted(opened) == ["smaller", "whole"]
 
 
 def test_a_failure_says_what_was_reached_and_what_to_do() -> None:
