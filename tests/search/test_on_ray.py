@@ -59,9 +59,14 @@ def kill(cluster: Any, folder: Path, killed: list[Any], lose: bool) -> None:
     while not any(folder.glob("lower/*.partial")):
         time.sleep(0.01)
     (node,) = (node for node in cluster.worker_nodes if runs_search(node))
-    cluster.remove_node(node, allow_graceful=False)
-    if lose:
+    if lose:  # its process ends first: it would name the missing folder before Ray ends it
+        (raylet,) = node.all_processes["raylet"]
+        children = psutil.Process(raylet.process.pid).children()
+        for child in children:
+            child.kill()
+        psutil.wait_procs(children, timeout=10)
         folder.rename(folder.with_name("lost"))
+    cluster.remove_node(node, allow_graceful=False)
     killed.append(node)
 
 
