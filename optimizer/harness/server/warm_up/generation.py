@@ -35,6 +35,7 @@ from .warm_up import SENTENCES, Progress, silent
 REPEATS = 3  # runs; the median counts
 SMALLEST = 16  # least tokens of a prompt piece
 STALL = 2  # maximum duration of a prompt piece, in steps of all slots
+TEXTS = 2  # that are compared alone in a slot
 SHORTEST, LONGER = 5, 7  # tokens of the first prompt, and tokens that each next one is longer
 
 
@@ -96,6 +97,12 @@ def measure_model(
             fix="Choose another engine with deterministic kernels: --runtime.",
         )
     progress("compare texts alone and in shared steps", 2, 3, None)
+    if model.slots.together:
+        in_slots = [
+            together(model, [text], [own])[0]
+            for text, own in zip(texts[:TEXTS], expected, strict=False)
+        ]
+        _check_own(model, in_slots, expected)
     shared = model.slots.together and len(texts) > 1 and batching != ALONE
     difference, steady = _share(model, texts, expected, batching) if shared else (0.0, True)
     progress("time prompts and steps", 3, 3, None)
@@ -105,6 +112,24 @@ def measure_model(
     return Measurement(
         model.sharing, difference, steady, piece, read, step, compared, guess_seconds
     )
+
+
+def _check_own(
+    model: TextModel, scores: Sequence[Sequence[Array]], expected: Sequence[Sequence[Array]]
+) -> None:
+    """Raise BundleError for a text in a slot whose scores differ from those of `predict` by more
+    than half of what those of two texts usually do. Rounding does not do that; a KV cache in other
+    memory than the slot's does."""
+    for i, steps in enumerate(scores):
+        for step, own in enumerate(steps):
+            apart = [float(np.linalg.norm(other[step] - expected[i][step])) for other in expected]
+            others = apart[:i] + apart[i + 1 :]
+            if others and np.linalg.norm(own - expected[i][step]) > median(others) / 2 > 0:
+                raise BundleError(
+                    "a text in a slot gets scores that are not its own",
+                    where=model.name,
+                    fix="Choose another engine (--runtime), or leave --batching out.",
+                )
 
 
 def _share(
@@ -120,6 +145,7 @@ def _share(
         return 0.0, True
     if batching != PADDED:
         return 0.0, True  # each by itself
+    _check_own(model, scores, expected)
     model.sharing = PADDED
     while model.slots.multiple <= len(texts):
         apart = [

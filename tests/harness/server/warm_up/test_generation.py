@@ -89,6 +89,20 @@ def test_where_rows_round_by_their_place_that_is_said(
         assert (measured.sharing, measured.steady, model.slots.multiple) == ("padded", False, 1)
 
 
+def test_rows_of_a_step_in_other_memory_than_the_slots_are_refused(
+    decoder_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def copied(self: OrtSlots, past: str, first: int, last: int) -> Any:
+        return self._runner.value(self._cache[past][first:last].copy())
+
+    monkeypatch.setattr(OrtSlots, "_part", copied)
+    with (
+        opened(decoder_bundle, 4) as model,
+        pytest.raises(BundleError, match="scores that are not its own"),
+    ):
+        generation.measure_model(model, "padded")
+
+
 def test_pieces_that_change_scores_are_those_of_predict(
     decoder_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
