@@ -61,9 +61,15 @@ class QuantileQuestion:
     per_round: int = 1
     rounds: int = 1
 
-    def first(self, iterations: int, confidence: float) -> int:
-        """Return the larger of `iterations` and the fewest rounds that can bound the quantile."""
+    def first(self, iterations: int, confidence: float | None) -> int:
+        """Rounds of the first look: the larger of `iterations` and the fewest rounds that can bound
+        the quantile. confidence: None for a single look, at `iterations`"""
+        if confidence is None:
+            return iterations
         return max(iterations, math.ceil(fewest(self.percent, confidence) / self.per_round))
+
+    def counts(self, samples: int) -> dict[str, float]:
+        return {"rounds": samples}
 
     def middle(self, samples: Sequence[float]) -> float:
         return percentile(samples, self.percent)
@@ -96,7 +102,7 @@ class RatioQuestion:
         order of systems is reversed in every second round (bench.order_of)."""
         return cls(limit, 2 * math.ceil(iterations / (2 * OPENINGS)))
 
-    def first(self, iterations: int, confidence: float) -> int:  # noqa: ARG002
+    def first(self, iterations: int, confidence: float | None) -> int:  # noqa: ARG002
         return OPENINGS
 
     @staticmethod
@@ -109,6 +115,9 @@ class RatioQuestion:
         parts = range(0, len(ours) - self.rounds + 1, self.rounds)
         medians = [[median(t[i : i + self.rounds]) for i in parts] for t in (ours, theirs)]
         return [own / other for own, other in zip(*medians, strict=True)]
+
+    def counts(self, samples: int) -> dict[str, float]:
+        return {"rounds": samples * self.rounds, "openings": samples}
 
     def middle(self, samples: Sequence[float]) -> float:
         """The geometric mean."""
@@ -188,9 +197,7 @@ class SequentialTest:
     ) -> None:
         self.question, self.seconds, self._clock, self._warmup = question, seconds, clock, warmup
         self._single = seconds is None
-        first = question.first(iterations, confidence_of(1))
-        exactly = self._single and isinstance(question, QuantileQuestion)
-        self._first = iterations if exactly else first
+        self._first = question.first(iterations, None if self._single else confidence_of(1))
         self._started = clock()
         self._samples: Sequence[float] = ()
         self.looks: list[Look] = []
@@ -254,9 +261,7 @@ class SequentialTest:
         return None
 
     def _with_seconds(self, done: int) -> dict[str, float]:
-        openings = {"openings": done} if isinstance(self.question, RatioQuestion) else {}
-        rounds = {"rounds": done * self.question.rounds, "seconds": self._seconds_of(done)}
-        return {**rounds, **openings}
+        return {**self.question.counts(done), "seconds": self._seconds_of(done)}
 
     def as_dict(self) -> dict[str, Any]:
         """Return fields of the report: interval, looks, and the rounds `needed` to decide, searched

@@ -5,9 +5,9 @@ every round each system answers the same texts once, in an order that changes, s
 moment of the machine hits all alike; ratios of two systems are taken round by round. Warm-up
 rounds are discarded.
 
-Two sessions of one file differ by up to some percent for as long as they are open, by where their
-weights and buffers lie (two of MiniLM in INT8: 3 %). So systems that are compared may be opened
-again after some rounds (`Again`), and are then compared opening by opening.
+A session is faster or slower for as long as it is open, by the place of its weights and buffers in
+memory (two of MiniLM in INT8 differed by 4 %). So systems may be opened again after some rounds
+(`Again`), and are then compared opening by opening.
 
 Intervals of percentiles are distribution-free: the q-quantile lies between two order statistics
 with a probability that depends on their ranks only. They assume independent rounds. With few

@@ -89,10 +89,8 @@ def run(section: Race, base: Path, models: tuple[Path, ...], out: Path) -> None:
         "sequence": cell[1],
         "runs": timed["runs"],
         "systems": {name: {k: end[k] for k in FIGURES} for name, end in times.items()},
-        **{
-            key: turns.ratio(name, confidence) if name in systems and len(systems) > 1 else None
-            for key, name in (("to_recipe", RECIPE), ("to_best", BEST))
-        },
+        "to_recipe": turns.ratio(RECIPE, confidence) if RECIPE in systems else None,
+        "to_best": turns.ratio(BEST, confidence) if BEST in systems else None,
         "modules": modules,
     }
     (out / FILE).write_text(json.dumps(document, indent=1), encoding="utf-8")

@@ -6,8 +6,8 @@ own code (harness.bundle.bench). Gates:
 
     speed.must_beat_float   time of the candidate / time of the fastest accurate float form, in
                             every cell: an interval wholly below 1 passes, wholly at or above 1
-                            fails. All systems but torch are opened again between looks, because
-                            a session's place in memory makes it faster or slower
+                            fails. All systems but torch are opened again after some rounds,
+                            because a session's place in memory makes it faster or slower
     speed.p99_ms            interval of the 99th percentile in the first cell, against the limit
     speed.latency_gain      see latency_gain.py
 

@@ -138,12 +138,8 @@ class Comparison:
 
     def __init__(self, timer: CellTimer, rule: SequentialTest, baseline: str) -> None:
         assert isinstance(rule.question, RatioQuestion)
-        self._timer, self.rule, self._baseline, self._question = (
-            timer,
-            rule,
-            baseline,
-            rule.question,
-        )
+        self._timer, self.rule, self._baseline = timer, rule, baseline
+        self._question = rule.question
         self._times: Mapping[str, Sequence[Any]] = {}
 
     @property

@@ -1,4 +1,4 @@
-"""Make a pruning mask: the weights with the highest scores stay, as many as the pattern leaves."""
+"""Make a pruning mask: of the weights, those with the highest scores stay, by the pattern."""
 
 from __future__ import annotations
 
