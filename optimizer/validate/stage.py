@@ -93,7 +93,6 @@ ELSEWHERE = (
     "answers of the lowered model in ONNX Runtime on the CPU; the engine computes the same "
     "function in its own kernels"
 )
-PASSED = "passed-hops"  # folder for the ledger's hops, while the stage runs
 RECOVER = "add reduce.recover, which trains the smaller model on the reference's outputs"
 
 
@@ -114,7 +113,7 @@ def run(
     task = tasks.of(contract)
     data = read_data(section, artifacts.base, contract)
     inputs = select_inputs(data["validate.data"], task)
-    _clear(out)
+    clear(out)
     materials = _materials(section, artifacts, original, inputs, out)
     sets = evaluation.sets(section.validate_, data, contract)
     reference_device.check(materials)
@@ -124,7 +123,7 @@ def run(
         shared = shared_rows.count(data, contract, materials.encoder)
         reference = answers.reference(materials, rows, data.get("validate.train"))
         sensed = sense.check_reference(materials, data, rows, reference)
-        entries = ledger.run(materials, out / PASSED)
+        entries = ledger.run(materials, passed_hops(out))
     report: dict[str, Any] = {
         "target": section.target.name,
         "machine": machine,
@@ -171,17 +170,23 @@ def run(
     report["gates"] = [g.as_dict() for g in gates]
     text = json.dumps(_finite(report), indent=1, ensure_ascii=False, allow_nan=False)
     (out / "report.json").write_text(text, encoding="utf-8")
-    remove(out / PASSED)
+    remove(passed_hops(out))
     for gate in gates:
         say(f"validate: {gate.verdict}: {gate.name}: {gate.message}")
 
 
-def _clear(out: Path) -> None:
+def passed_hops(out: Path) -> Path:
+    """Folder, while the stage runs, for the hops that passed with these kernels of torch."""
+    return out / f"passed-hops-{torch.backends.cpu.get_cpu_capability()}"
+
+
+def clear(out: Path) -> None:
     """Remove all that a killed run left, but for the hops that passed."""
+    kept = passed_hops(out)
     for path in [*out.iterdir()]:
-        if path.name != PASSED:
+        if path != kept:
             remove(path)
-    (out / PASSED).mkdir(exist_ok=True)
+    kept.mkdir(exist_ok=True)
 
 
 def _materials(

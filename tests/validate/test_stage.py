@@ -19,7 +19,7 @@ from optimizer.recipe.schema import DataSpec, EvaluationSet, QuantizationAware
 from optimizer.store import digest_file
 from optimizer.validate.ledger import explain
 from optimizer.validate.ledger.inputs import select_inputs
-from optimizer.validate.stage import STAGE, check_inputs
+from optimizer.validate.stage import STAGE, check_inputs, clear, passed_hops
 from optimizer.validate.timing import batch_timing
 from tests.conftest import sentences, write_rows
 from tests.validate.ledger.faults import mutations as m
@@ -286,3 +286,17 @@ def test_ranking_the_numbers_of_a_classifier_is_refused_before_anything_is_compr
     classifier_run: Run,
 ) -> None:
     refused_early(classifier_run, "the model has 2 labels", metric="spearman")
+
+
+def test_only_hops_that_passed_with_the_same_kernels_outlive_a_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clear(tmp_path)
+    (passed_hops(tmp_path) / "0-load.json").touch()
+    (tmp_path / "report.json").touch()
+    clear(tmp_path)
+    assert [*tmp_path.rglob("*.json")] == [passed_hops(tmp_path) / "0-load.json"]
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "another")
+    clear(tmp_path)
+    assert [*tmp_path.iterdir()] == [passed_hops(tmp_path)]
+    assert [*passed_hops(tmp_path).iterdir()] == []
