@@ -195,7 +195,8 @@ def _check_activations(recipe: Recipe, at: str, section: TargetSection, target: 
     for where, weights in targets.weight_blocks(recipe):
         if where in ("quantize.head", "quantize.embedding"):
             continue  # weight-only: inputs outside the blocks stay float
-        if weights.bits == 8 and weights.granularity != "group" and weights.symmetric:
+        of_eight = weights.bits == 8 and weights.granularity != "group" and weights.symmetric
+        if of_eight or weights.is_float:
             continue
         groups = weights.bits < 8 and weights.granularity == "group"
         in_float = row.float_products if groups and activations.granularity == "tensor" else ""

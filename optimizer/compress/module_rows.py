@@ -50,7 +50,7 @@ def label(scheme: Scheme | None, activations: str | None, sparsity: Sparsity | N
     if scheme is None:
         return ", ".join(filter(None, ["float", zeros]))
     weights = str(scheme).replace("int", "W", 1).replace("float", "W FP", 1)
-    inputs = f"A8 {activations}".replace("A8 float8", "A FP8") if activations else ""
+    inputs = f"A8 {activations}".replace("A8 float", "A FP") if activations else ""
     return ", ".join(filter(None, [weights, inputs, zeros]))
 
 

@@ -7,6 +7,8 @@ A quantized linear multiplies de-quantized weights with fake-quantized inputs:
     activations "float8 tensor"  E4M3(x / s) * s, s of the module's Range
     activations "float8 token"   E4M3(x / s) * s, s = max|x| / 448 of each row
     activations "float8 group"   the same, s of each 128 values of a row
+    activations "float4 group"   E2M1(x / s) * s, s = E4M3(g max|x| / 6) / g of each 16 values of a
+                                 row, g of the module's Range (rounding/float4.py)
     activations None       x itself
 
 A convolution does the same with its image, padded with 0; its weight (out, in of a group, height,
@@ -30,7 +32,7 @@ from torch import Tensor, nn
 from optimizer.foundation.conv_geometry import ConvGeometry
 from optimizer.foundation.errors import CheckpointError
 from optimizer.foundation.qtensor import BLOCK, QTensor
-from optimizer.foundation.rounding import float8
+from optimizer.foundation.rounding import float4, float8
 from optimizer.foundation.state import (
     PER_TOKEN,
     STATIC,
@@ -50,6 +52,8 @@ def fake_quantize(x: Tensor, covered: Range, mode: Activations = "tensor") -> Te
     """Quantize and de-quantize x (..., features) by one range, in a mode of STATIC."""
     if mode == "float8 tensor":
         return float8.nearest(x / covered.float8_scale).to(x.dtype) * covered.float8_scale
+    if mode == "float4 group":
+        return float4.quantize_inputs(x, covered.float4_global_scale)
     zero = covered.zero_point
     return ((x / covered.scale).round() + zero).clamp(0, 255).sub(zero) * covered.scale
 
@@ -150,6 +154,9 @@ class QuantLinear(nn.Module):
         if self.activations == "float8 tensor":
             end = float8.LARGEST * self.covered.float8_scale
             return -end, end
+        if self.activations == "float4 group":
+            end = float4.LARGEST * float8.LARGEST / self.covered.float4_global_scale
+            return -end, end
         zero, scale = self.covered.zero_point, self.covered.scale
         return -zero * scale, (255 - zero) * scale
 
@@ -168,7 +175,7 @@ class QuantLinear(nn.Module):
         if self.covered is None:
             return 0
         x = x if self.factor is None else x * self.factor
-        if self.activations == "float8 tensor":  # half a step of 32 beyond 448
+        if self.activations in ("float8 tensor", "float4 group"):  # half a step of 32 beyond 448
             return int((x.abs() > self.ends[1] * (1 + 16 / float8.LARGEST)).sum())
         integers = (x / self.covered.scale).round() + self.covered.zero_point
         return int(((integers < 0) | (integers > 255)).sum())

@@ -40,6 +40,8 @@ state.json, keys sorted, UTF-8, no spaces after separators:
                  "float8 tensor"   to float8 by one static scale each, Range.float8_scale
                  "float8 token"    to float8 per token, at run time
                  "float8 group"    to float8 per 128 values of a token, at run time
+                 "float4 group"    to float4 per 16 values of a token, at run time, with one static
+                                   number for all scales, Range.float4_global_scale
                  a module that a note calls "weight-only" has its input left in float
     sparsity     {parameter: pattern}          "2:4" | "N:M" | "unstructured <amount>", as
                  optimizer/foundation/sparsity.py says; the mask is not stored: a pruned weight is
@@ -77,11 +79,11 @@ from optimizer.foundation.rounding import float4, float8
 from optimizer.foundation.sparsity import Pattern, broken
 
 VERSION = 1
-Mode = Literal["tensor", "token", "float8 tensor", "float8 token", "float8 group"]
+Mode = Literal["tensor", "token", "float8 tensor", "float8 token", "float8 group", "float4 group"]
 Activations = Mode | None
 PER_TOKEN: frozenset[Activations] = frozenset({"token", "float8 token", "float8 group"})
 """Modes whose scales are measured at run time."""
-STATIC: frozenset[Activations] = frozenset({"tensor", "float8 tensor"})
+STATIC: frozenset[Activations] = frozenset({"tensor", "float8 tensor", "float4 group"})
 """Modes with a Range per input."""
 
 
@@ -124,6 +126,13 @@ class Range:
     def float8_scale(self) -> float:
         """Scale, on the grid, with which E4M3 values cover the range."""
         return _grid(max(-self.low, self.high) / float8.LARGEST)
+
+    @property
+    def float4_global_scale(self) -> float:
+        """Number by which scales of NVFP4 inputs are multiplied before they are rounded to E4M3,
+        the largest power of two with which they cover the range."""
+        largest = max(-self.low, self.high, self.scale)
+        return float(2.0 ** math.floor(math.log2(float4.LARGEST * float8.LARGEST / largest)))
 
     @property
     def offset(self) -> float:

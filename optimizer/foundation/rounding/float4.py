@@ -28,9 +28,13 @@ _MANTISSA, _LEAST_EXPONENT = 1, 0
 def nearest(values: Tensor) -> Tensor:
     """Round to the nearest E2M1 values, ties to the even number in the list; what lies beyond 6
     becomes 6 of its sign."""
-    inside = values.clamp(-LARGEST, LARGEST)
-    step = float8.spacing(inside, _MANTISSA, _LEAST_EXPONENT)
+    inside, step = values.clamp(-LARGEST, LARGEST), spacing(values)
     return ((inside / step).round() * step).to(float8.DTYPE)
+
+
+def spacing(values: Tensor) -> Tensor:
+    """As float8.spacing, of E2M1 values; of the largest ones beyond them."""
+    return float8.spacing(values.clamp(-LARGEST, LARGEST), _MANTISSA, _LEAST_EXPONENT)
 
 
 def steps_away(values: Tensor, rounded: Tensor) -> Tensor:
@@ -42,6 +46,22 @@ def to_scale_grid(scale: Tensor) -> Tensor:
     """Round scales to the nearest positive ones that NVFP4 holds. Idempotent."""
     stored = float8.nearest(scale * GLOBAL_SCALE).float()
     return (stored / GLOBAL_SCALE).clamp(min=_LEAST_SCALE)
+
+
+def quantize_inputs(x: Tensor, global_scale: float) -> Tensor:
+    """Quantize and de-quantize each GROUP values of x (..., features) with a scale of their own:
+    their largest magnitude / LARGEST, as an E4M3 value / global_scale. A scale of 0 makes zeros."""
+    groups = x.unflatten(-1, (-1, GROUP))
+    scale = input_scales(groups, global_scale)
+    scaled = groups / torch.where(scale > 0, scale, torch.ones_like(scale))
+    values = nearest(scaled).to(x.dtype) * scale
+    return values.flatten(-2)
+
+
+def input_scales(groups: Tensor, global_scale: float) -> Tensor:
+    """Scales (..., 1) of groups (..., GROUP) of inputs."""
+    wide = groups.abs().amax(-1, keepdim=True) / LARGEST * global_scale
+    return float8.nearest(wide).to(groups.dtype) / global_scale
 
 
 def pack(values: Tensor) -> Tensor:

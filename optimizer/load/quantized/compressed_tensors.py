@@ -47,7 +47,7 @@ from optimizer.load.quantized.module import (
 from optimizer.load.quantized.parts import ACCEPTED, FLOAT_INSTEAD, Quantized, QuantizedWeight
 from optimizer.model.checkpoint.checkpoint import Entry
 
-INPUT = ("input_scale", "input_zero_point")
+INPUT = ("input_scale", "input_zero_point", "input_global_scale")
 PACKED = ("weight_packed", "weight_shape", "weight_scale", "weight_zero_point", "weight_g_idx")
 INTEGER = ("weight", "weight_scale", "weight_zero_point")
 FORMATS = ("pack-quantized", "int-quantized", "naive-quantized", "mixed-precision")
@@ -257,8 +257,8 @@ def _activations(module: Module, group: Group) -> Activations:
     whole = inputs.get("num_bits") == 8 and inputs.get("type", "int") == "int"
     if whole and dynamic is True and strategy == "token" and inputs.get("symmetric", True):
         return "token"
-    of_float8 = inputs.get("type") == group["weights"].get("type") == "float"
-    if of_float8 and inputs.get("num_bits") == 8:
+    of_float = inputs.get("type") == group["weights"].get("type") == "float"
+    if of_float and inputs.get("num_bits") == 8:
         size = inputs.get("group_size")
         kinds: dict[Any, Activations] = {
             ("tensor", False, None): "float8 tensor",
@@ -267,6 +267,8 @@ def _activations(module: Module, group: Group) -> Activations:
         }
         if (strategy, dynamic, size) in kinds:
             return kinds[strategy, dynamic, size]
+    if of_float and (inputs.get("num_bits"), strategy, dynamic) == (4, "tensor_group", "local"):
+        return "float4 group"
     if whole and dynamic is False and strategy in ("tensor", None):
         return "tensor"
     raise module.wrong(
@@ -278,6 +280,10 @@ def _activations(module: Module, group: Group) -> Activations:
 
 def _range(module: Module, inputs: Group) -> Range:
     """The activation range, whose integers are round(x / scale) + zero point, -128..127."""
+    if inputs.get("num_bits") == 4:
+        module.entry("input_global_scale", torch.float32)
+        largest = float4.LARGEST * float8.LARGEST / float(module.tensor("input_global_scale"))
+        return Range(-largest, largest)
     module.entry("input_scale", *SCALES)
     scale, zero = float(module.tensor("input_scale").reshape(-1)[0]), 0
     if inputs.get("type") == "float":

@@ -7,8 +7,8 @@ group for the class would win over one for names.
 
 Refused, because the format cannot hold it:
  1. inputs multiplied at run time (factors)
- 2. quantized inputs with weights other than 8 bits, symmetric, one scale per row or tensor; inputs
-    and weights of which one is FP8 and the other int8
+ 2. quantized inputs with weights other than 8 bits, symmetric, one scale per row or tensor, and
+    NVFP4; inputs and weights of different types
  3. a weight that transformers holds in a Conv1D, which its readers skip
  4. a model whose norms are folded into its convolutions: its readers expect the norms
 """
@@ -28,6 +28,7 @@ from optimizer.model.checkpoint.checkpoint import Checkpoint
 
 PACKED, INTEGER, MIXED = "pack-quantized", "int-quantized", "mixed-precision"
 FLOAT8, FLOAT4 = "float-quantized", "nvfp4-pack-quantized"
+FLOAT4_SCALES = {"strategy": "tensor_group", "scale_dtype": str(float8.DTYPE)}
 KV_CACHE = {
     "num_bits": 8,
     "type": "float",
@@ -55,10 +56,10 @@ class ModuleScheme:
     @property
     def strategy(self) -> str | None:
         """Granularity of the inputs' quantization, "tensor", "token" or "group"."""
-        return None if self.activations is None else self.activations.removeprefix("float8 ")
+        return None if self.activations is None else self.activations.rpartition(" ")[2]
 
     def describe(self) -> dict[str, str | None]:
-        kind = "float8" if self.weight.is_float8 else "int8"
+        kind = self.weight.type if self.weight.is_float else "int8"
         return {
             "weight": str(self.weight),
             "activation": None if self.strategy is None else f"{kind} {self.strategy}",
@@ -88,7 +89,13 @@ class ModuleScheme:
         if w.granularity == "block":
             weights["block_structure"] = [BLOCK, BLOCK]
         if w.type == "float4":
-            weights |= {"strategy": "tensor_group", "scale_dtype": str(float8.DTYPE)}
+            weights |= FLOAT4_SCALES
+            inputs = inputs and inputs | FLOAT4_SCALES | {
+                "num_bits": w.bits,
+                "symmetric": True,
+                "group_size": w.group_size,
+                "dynamic": "local",
+            }
         return {
             "targets": targets,
             "weights": weights,
@@ -155,7 +162,7 @@ def module_schemes(
             )
         activations = state.activations_of(module)
         plain = q.scheme.bits == 8 and q.scheme.symmetric and q.scheme.granularity != "group"
-        if activations is not None and not plain:
+        if activations is not None and not plain and q.scheme.type != "float4":
             raise RecipeError(
                 f"{module} has quantized inputs and a weight of {q.scheme.bits} bits per "
                 f"{q.scheme.granularity}{'' if q.scheme.symmetric else ', asymmetric'}",
@@ -164,11 +171,12 @@ def module_schemes(
                 "channel or tensor",
                 fix="Remove the activations block, or change quantize.weights.",
             )
-        if activations is not None and activations.startswith("float8") != q.scheme.is_float8:
+        kind = q.scheme.type if q.scheme.is_float else ""
+        if activations is not None and activations.rpartition(" ")[0] != kind:
             raise RecipeError(
                 f"{module} has inputs in {activations} and weights in {q.scheme}",
                 where="targets: compressed-tensors",
-                accepted="both FP8, or both int8",
+                accepted="both FP8, both NVFP4, or both int8",
             )
         schemes[module] = ModuleScheme(scheme_by_row(q.scheme), activations, symmetric)
     if not schemes:
@@ -215,7 +223,12 @@ def notes(schemes: dict[str, ModuleScheme], *, caches: bool = False) -> list[str
             "FP8: vLLM multiplies FP8 from compute capability 8.9 on (L4, RTX 40, H100), and "
             "before that de-quantizes the weights; not measured here"
         )
-    if any(c.weight.type == "float4" for c in schemes.values()):
+    if any(c.activations == "float4 group" for c in schemes.values()):
+        remarks.append(
+            "NVFP4 inputs: vLLM and SGLang round them on compute capability 10.0 or newer, and "
+            "multiply in 16 bits on older GPUs, which is not the proven model; not measured here"
+        )
+    elif any(c.weight.type == "float4" for c in schemes.values()):
         remarks.append(
             "NVFP4 weights with float inputs: vLLM de-quantizes them in its Marlin kernels from "
             "compute capability 7.5 on; not measured here"

@@ -91,6 +91,8 @@ def verify(folder: Path, checkpoint: Checkpoint, state: CompressedState, float: 
         ours = state.ranges[input_name(module)]
         if state.activations == "float8 tensor":
             same = covered.float8_scale == ours.float8_scale
+        elif state.activations == "float4 group":
+            same = covered.float4_global_scale == ours.float4_global_scale
         else:
             same = (covered.scale, covered.zero_point) == (ours.scale, ours.zero_point)
         if not same:

@@ -18,7 +18,8 @@ FP8 weights ("float-quantized"): m.weight float8_e4m3fn (out, in), m.weight_scal
 or (out / 128, in / 128) of blocks; m.input_scale float (1,) with static scales.
 
 FP4 weights ("nvfp4-pack-quantized"): m.weight_packed uint8 (out, in / 2), m.weight_scale
-float8_e4m3fn (out, in / 16), m.weight_global_scale fp32 (1,): value = E2M1 * scale / global scale.
+float8_e4m3fn (out, in / 16), m.weight_global_scale fp32 (1,): value = E2M1 * scale / global scale;
+with quantized inputs also m.input_global_scale fp32 (1,), over which each 16 of them have a scale.
 
 KV caches in FP8: a.k_scale, a.v_scale float (1,) of each attention `a`.
 
@@ -155,6 +156,9 @@ class _Entries:
             yield f"{module}.weight_packed", float4.pack(q.integers)
             yield f"{module}.weight_scale", float8.nearest(q.scale * float4.GLOBAL_SCALE)
             yield f"{module}.weight_global_scale", torch.tensor([float4.GLOBAL_SCALE])
+            covered = self.state.range_of(module)
+            if covered is not None and self.state.activations_of(module) is not None:
+                yield f"{module}.input_global_scale", torch.tensor([covered.float4_global_scale])
             return
         scale = self._scale(name, by_row(q).scale)
         if q.scheme.is_float8:

@@ -1,8 +1,8 @@
 """Sizes and requirements with which vLLM serves a folder, for the harness of the bundle.
 
 Read from the sources in the wheel of vLLM 0.33.0 (get_min_capability of each scheme, and bfloat16
-from 8.0 on), not run on a GPU. Below the compute capability of FP8 products vLLM de-quantizes the
-weights and does not round the inputs, which is another model than the proven one.
+from 8.0 on), not run on a GPU. Below the compute capability of FP8 or NVFP4 products vLLM
+de-quantizes the weights and does not round the inputs, which is another model than the proven one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Shared = tuple[int, int, int]
 """(width of a layer; most parts of it, which further GPUs repeat; values that share a scale)"""
 Form = tuple[str, int]
 """(granularity of a weight's scales; values along a row that share one)"""
-TURING, AMPERE, ADA = "7.5", "8.0", "8.9"
+TURING, AMPERE, ADA, BLACKWELL = "7.5", "8.0", "8.9", "10.0"
 
 
 def check_model(config: Mapping[str, Any], at: str, recipe: Recipe, section: VllmTarget) -> None:
@@ -141,14 +141,13 @@ def build(section: VllmTarget, model: Path, _out: Path) -> dict[str, Any]:
     scales = _shared_scales(config, lambda module: _lowered_form(modules, module))
     _check_sizes(config, section, "targets: vllm", scales)  # `check` opens no GGUF file
     least = AMPERE if section.float == "bf16" else TURING
-    if lowering["float8_cache"] or any(map(_multiplies_float8, modules.values())):
+    inputs = {str(module["activation"]).partition(" ")[0] for module in modules.values()}
+    if lowering["float8_cache"] or "float8" in inputs:
         least = ADA
+    if "float4" in inputs:
+        least = BLACKWELL
     more = {
         "compute_capability": least,
         "kv_cache_dtype": "fp8" if lowering["float8_cache"] else "auto",
     }
     return {"fit": {**fit(section), **more}}
-
-
-def _multiplies_float8(module: Mapping[str, str | None]) -> bool:
-    return str(module["activation"]).startswith("float8")

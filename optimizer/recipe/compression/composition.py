@@ -224,7 +224,9 @@ def _check_float8(quantize: Quantize) -> None:
     """Refuse options that FP8 and FP4 do not have, and these beside integers."""
     if not quantize.is_float:
         return
-    type_ = next((w.type for w in quantize.every_weights.values() if w.is_float), "float8")
+    inputs = quantize.activations
+    kinds = [w.type for w in quantize.every_weights.values() if w.is_float]
+    type_ = next(iter(kinds), inputs.type if inputs else "")
     if others := tuple(m for m in quantize.chosen if not m.float8):
         able = ", ".join(m.name for m in methods.METHODS.values() if m.float8)
         raise ValueError(f"type: {type_} with {_names(others)}: it is rounded by {able} alone")
@@ -240,19 +242,17 @@ def _check_float8(quantize: Quantize) -> None:
                 f"{place} has type: int beside type: {type_}; give every weights block type: "
                 f"{type_}, or name modules in keep_float"
             )
-    inputs = quantize.activations
     if inputs is None:
         return
-    if any(w.type == "float4" for w in quantize.every_weights.values()):
-        raise ValueError(
-            "activations with weights of type: float4: NVFP4 is written with float inputs only; "
-            "leave activations out"
-        )
-    if inputs.type != "float8":
-        raise ValueError(
-            "activations has type: int with weights of type: float8; use activations: "
-            "{type: float8, granularity: token}, or leave activations out"
-        )
+    for place, weights in quantize.every_weights.items():
+        if inputs.type != weights.type:
+            form = "" if weights.type == "float4" else ", granularity: token"
+            raise ValueError(
+                f"activations has type: {inputs.type} with {place} of type: {weights.type}; use "
+                f"activations: {{type: {weights.type}{form}}}, or leave activations out"
+            )
+    if inputs.type == "float4":
+        return
     in_groups = inputs.granularity == "group"
     for place, weights in quantize.every_weights.items():
         if (weights.granularity == "block") != in_groups:

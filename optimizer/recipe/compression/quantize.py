@@ -115,16 +115,18 @@ class Weights(Section):
 
 
 class Activations(Section):
-    type: Literal["int", "float8"] = Field(
+    type: Literal["int", "float8", "float4"] = Field(
         "int",
-        description="float8: FP8 E4M3 values, with weights of type: float8",
+        description="float8: FP8 E4M3 values, with weights of type: float8; float4: NVFP4, with "
+        "weights of type: float4",
         exclude_if=_is_int,
     )
-    bits: Literal[8] = 8
+    bits: Literal[8, 4] = 8
     granularity: Literal["tensor", "token", "group"] = Field(
         "tensor",
         description="tensor: one static range per module; token: measured at run time; group: "
-        "measured at run time for each 128 values of a token, with weights of granularity: block",
+        "measured at run time for each 128 values of a token, with weights of granularity: block; "
+        "with type: float4 for each 16 values, over one static number per module",
     )
     symmetric: bool = Field(
         False,
@@ -146,25 +148,44 @@ class Activations(Section):
     def mode(self) -> Mode:
         """Name of the quantization in a compressed state."""
         return cast(
-            "Mode", self.granularity if _is_int(self.type) else f"float8 {self.granularity}"
+            "Mode", self.granularity if _is_int(self.type) else f"{self.type} {self.granularity}"
         )
 
     @property
     def is_symmetric(self) -> bool:
-        """True where static ranges are symmetric around 0, as those of FP8 always are."""
-        return self.symmetric or self.type == "float8"
+        """True where static ranges are symmetric around 0, as those of FP8 and FP4 always are."""
+        return self.symmetric or not _is_int(self.type)
+
+    @property
+    def is_static(self) -> bool:
+        """True where a range is calibrated for each module."""
+        return self.granularity == "tensor" or self.type == "float4"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _float4_names_its_form(cls, values: Any) -> Any:
+        """Fill in bits and groups of NVFP4, which has no other form."""
+        if isinstance(values, Mapping) and values.get("type") == "float4":
+            return {"bits": 4, "granularity": "group", **values}
+        return values
 
     @model_validator(mode="after")
     def _static_options_need_static_ranges(self) -> Activations:
-        if self.granularity == "group" and self.type != "float8":
-            raise ValueError("granularity: group is for type: float8; use tensor or token")
-        if self.type == "float8" and self.range in ("entropy", "mse"):
+        of_float4 = self.type == "float4"
+        if (self.bits == 4) != of_float4 or (of_float4 and self.granularity != "group"):
             raise ValueError(
-                f"range: {self.range} chooses the step of integers; with type: float8 use minmax "
-                "or percentile"
+                f"type: {self.type} with bits: {self.bits} and granularity: {self.granularity}; "
+                "type: float4 is for bits: 4, granularity: group, the others for bits: 8"
+            )
+        if self.granularity == "group" and _is_int(self.type):
+            raise ValueError("granularity: group is for type: float8; use tensor or token")
+        if not _is_int(self.type) and self.range in ("entropy", "mse"):
+            raise ValueError(
+                f"range: {self.range} chooses the step of integers; with type: {self.type} use "
+                "minmax or percentile"
             )
         static = self.model_fields_set & {"range", "percentile", "symmetric"}
-        if self.granularity != "tensor" and static:
+        if not self.is_static and static:
             raise ValueError(
                 f"{', '.join(sorted(static))}: for static ranges; granularity: "
                 f"{self.granularity} has none"
@@ -385,13 +406,13 @@ class Quantize(Section):
     @property
     def is_float(self) -> bool:
         """True where a weight or an activation is to be a value of a small float type."""
-        inputs = self.activations is not None and self.activations.type == "float8"
+        inputs = self.activations is not None and not _is_int(self.activations.type)
         return inputs or any(w.is_float for w in self.every_weights.values())
 
     @property
     def static_activations(self) -> bool:
         """True where activations are quantized with static ranges."""
-        return self.activations is not None and self.activations.granularity == "tensor"
+        return self.activations is not None and self.activations.is_static
 
     @property
     def integer_attention(self) -> bool:

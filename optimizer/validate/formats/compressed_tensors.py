@@ -102,8 +102,9 @@ def _folder(m: Materials) -> Path:
 def _load(m: Materials) -> tuple[nn.Module, list[str]]:
     """(model in float32, tensors that transformers misses or does not use).
 
-    transformers 5.23 loads asymmetric packed weights only when it de-quantizes them at once. NVFP4
-    is de-quantized to bf16 in the first run otherwise, which float32 inputs do not multiply.
+    transformers 5.23 loads asymmetric packed weights only when it de-quantizes them at once, and
+    then leaves inputs float. NVFP4 with quantized inputs is de-quantized to bf16 here, as the first
+    run does otherwise, so that float32 inputs can be multiplied.
     """
     from transformers import CompressedTensorsConfig
 
@@ -118,6 +119,8 @@ def _load(m: Materials) -> tuple[nn.Module, list[str]]:
             output_loading_info=True,
             **options,
         )
+    if m.state.activations == "float4 group":
+        model.hf_quantizer.compressor.decompress_model(model)
     join_outputs(model, m.task)
     modules = {name for name, _ in m.float_model.named_modules()}  # without an unused pooler
     info["missing_keys"] = [n for n in info["missing_keys"] if n.rpartition(".")[0] in modules]
@@ -131,7 +134,8 @@ def _load(m: Materials) -> tuple[nn.Module, list[str]]:
 def _dequantizes(m: Materials) -> bool:
     """Tell if loading the folder de-quantizes the weights into its float type."""
     schemes = [m.state.scheme(name) for name in m.state.weights]
-    return any(not s.symmetric or s.type == "float4" for s in schemes)
+    alone = m.state.activations is None
+    return any(not s.symmetric or (s.type == "float4" and alone) for s in schemes)
 
 
 def _as_stored(m: Materials) -> nn.Module:
@@ -205,6 +209,10 @@ def _quantized_as(group: Any, q: QTensor, activations: Activations) -> bool:
         return False
     if inputs is None or activations is None:
         return inputs is None and activations is None
+    if activations == "float4 group":
+        words = 4, of, grouping, scheme.group_size, True
+        local = getattr(inputs.dynamic, "value", inputs.dynamic) == "local"
+        return _words(inputs) == words and inputs.symmetric and local
     strategy = activations.removeprefix("float8 ")
     size = BLOCK if strategy == "group" else None
     same = _words(inputs) == (8, of, strategy, size, activations in PER_TOKEN)
@@ -302,6 +310,11 @@ def _ranges(m: Materials) -> Iterator[str]:
             if covered is None or m.state.activations_of(module) is None:
                 continue
             parts = tensors.of(module)
+            if m.state.activations == "float4 group":
+                number = torch.tensor([covered.float4_global_scale])
+                if not torch.equal(parts.get("input_global_scale", number[:0]), number):
+                    yield f"{module}: its input has another static range than the state's"
+                continue
             of_float8 = m.state.activations == "float8 tensor"
             value = covered.float8_scale if of_float8 else covered.scale
             scale = torch.tensor([value]).to(dtype)

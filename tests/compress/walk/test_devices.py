@@ -34,7 +34,12 @@ OTHERS: dict[str, dict[str, Any]] = {
     "head": {"method": "gptq", "head": GROUPS},
     "bias_correction": {"method": "rtn", "bias_correction": True},
     "float8": {"method": "rtn", "weights": {"type": "float8"}, "activations": {"type": "float8"}},
-    "float4": {"method": "rtn", "weights": {"type": "float4"}, "kv_cache": "float8"},
+    "float4": {
+        "method": "rtn",
+        "weights": {"type": "float4"},
+        "activations": {"type": "float4"},
+        "kv_cache": "float8",
+    },
 }
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,28 +14,36 @@ from compressed_tensors.compressors.nvfp4.helpers import pack_fp4_to_uint8
 from compressed_tensors.quantization import (
     FP4_E2M1_DATA,
     QuantizationConfig,
+    QuantizationStatus,
     preset_name_to_scheme,
 )
+from compressed_tensors.quantization.lifecycle.forward import forward_quantize
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import CompressedTensorsConfig
 
 from optimizer.compress.methods.weights.rtn import rtn
+from optimizer.compress.simulate import fake_quantize
 from optimizer.foundation import state as compressed_state
 from optimizer.foundation.errors import LedgerError
 from optimizer.foundation.qtensor import QTensor, Scheme, quantize
 from optimizer.foundation.rounding import float4
-from optimizer.foundation.state import CompressedState
+from optimizer.foundation.state import CompressedState, Range
 from optimizer.lower.compressed_tensors import folder as written_folder
 from optimizer.model.checkpoint.checkpoint import Checkpoint, read_json
+from optimizer.recipe.compression import composition
 from optimizer.recipe.schema import Quantize
 from optimizer.validate.ledger.laws import state_laws
 from optimizer.validate.ledger.limits import rounding_limits
 from tests.conftest import heavy_tailed
+from tests.lower.compressed_tensors.test_float8 import same_args
 from tests.lower.compressed_tensors.test_tensors import (
     checkpoint,
     decompressed,
     logits,
     ours,
+    ranges,
     source,
     state_of,
     theirs,
@@ -43,6 +54,8 @@ __all__ = ["checkpoint", "source"]
 
 F4 = Scheme(4, True, "group", 16, type="float4")
 PRESET = preset_name_to_scheme("NVFP4A16", ["Linear"])
+WITH_INPUTS = preset_name_to_scheme("NVFP4", ["Linear"])
+COVERED = Range.symmetric(4.0)
 VALUES = torch.tensor([s * m for s in (1.0, -1.0) for m in float4.MAGNITUDES])
 MODULE = "model.layers.0.mlp.up_proj"
 
@@ -100,6 +113,46 @@ def test_transformers_computes_what_the_state_says(
     torch.testing.assert_close(logits(model), logits(ours(source, state)), rtol=1e-4, atol=1e-4)
 
 
+def test_inputs_round_as_compressed_tensors_rounds_them() -> None:
+    x = heavy_tailed((64, 128), 4) * torch.logspace(-5, 1, 64)[:, None]
+    x[3], x[4, :16] = 0, 0
+    covered = Range.symmetric(float(x.abs().max()))
+    module = torch.nn.Linear(128, 1)
+    module.quantization_status = QuantizationStatus.COMPRESSED
+    module.input_global_scale = torch.tensor([covered.float4_global_scale])
+    theirs_ = forward_quantize(module, x, "input", WITH_INPUTS.input_activations)
+    assert torch.equal(fake_quantize(x, covered, "float4 group"), theirs_)
+
+
+@given(st.floats(1e-3, 1e6))
+def test_the_global_scale_of_inputs_is_the_largest_power_of_two_that_covers(absmax: float) -> None:
+    covered = Range.symmetric(absmax)
+    number, largest = covered.float4_global_scale, max(-covered.low, covered.high)
+    assert math.frexp(number)[0] == 0.5
+    assert number * largest / 6 <= 448 < 2 * number * largest / 6
+
+
+def test_transformers_computes_what_the_state_says_with_inputs_in_nvfp4(
+    source: Path, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    each = ranges(checkpoint, COVERED)
+    state = state_of(checkpoint, F4, activations="float4 group", ranges=each)
+    out = written(checkpoint, state, tmp_path / "out")
+    written_folder.verify(out, checkpoint, state, "fp32")
+    document = read_json(out / "config.json")["quantization_config"]
+    (group,) = QuantizationConfig.model_validate(document).config_groups.values()
+    assert group.weights == WITH_INPUTS.weights
+    assert same_args(group.input_activations, WITH_INPUTS.input_activations)
+    model = theirs(out)
+    model.hf_quantizer.compressor.decompress_model(model)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.float()
+    computed, expected = logits(model), logits(ours(source, state))
+    torch.testing.assert_close(computed, expected, rtol=1e-4, atol=1e-4)
+    alone = logits(ours(source, replace(state, activations=None, ranges={})))
+    assert (alone - expected).abs().max() > 100 * (computed - expected).abs().max()
+
+
 @pytest.mark.parametrize("fault", ["nibbles", "scale of a neighbour", "global scale"])
 def test_a_fault_of_the_folder_is_seen(fault: str, checkpoint: Checkpoint, tmp_path: Path) -> None:
     state = state_of(checkpoint, F4)
@@ -136,7 +189,30 @@ def problem(q: QTensor, weight: torch.Tensor) -> str:
 
 
 def test_a_recipe_names_the_type_alone() -> None:
-    weights = Quantize.model_validate({"weights": {"type": "float4"}}).weights
-    assert (weights.bits, weights.group_size) == (4, 16)
+    both = {"weights": {"type": "float4"}, "activations": {"type": "float4"}}
+    quantize = Quantize.model_validate(both)
+    assert (quantize.weights.bits, quantize.weights.group_size) == (4, 16)
+    assert quantize.activations is not None
+    assert quantize.activations.mode == "float4 group"
+    assert quantize.calibrated
     with pytest.raises(ValueError, match="leave these out"):
         Quantize.model_validate({"weights": {"type": "float4", "group_size": 32}})
+
+
+@pytest.mark.parametrize(
+    ("weights", "activations", "words"),
+    [
+        ({"type": "float4"}, {"type": "float8"}, "use activations: {type: float4}"),
+        ({"type": "float4"}, {}, "use activations: {type: float4}"),
+        ({"type": "float8"}, {"type": "float4"}, "{type: float8, granularity: token}"),
+        ({}, {"type": "float4"}, "weights has type: int beside type: float4"),
+        ({"type": "float4"}, {"type": "float4", "granularity": "token"}, "granularity: group"),
+        ({"type": "float4"}, {"type": "float4", "range": "mse"}, "chooses the step of integers"),
+    ],
+)
+def test_inputs_of_another_type_than_the_weights_are_refused(
+    weights: dict[str, Any], activations: dict[str, Any], words: str
+) -> None:
+    given_ = {"method": "rtn", "weights": weights, "activations": activations}
+    with pytest.raises(ValueError, match=re.escape(words)):
+        composition.check(Quantize.model_validate(given_))

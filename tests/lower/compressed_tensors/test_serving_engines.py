@@ -191,7 +191,7 @@ def predicates(source: str) -> Any:
         "_is_fp8_w8a8",
         "_is_fp8_w8a16",
     )
-    of_one = ("_is_nvfp4_format", "_is_fp4a16_nvfp4")
+    of_one = ("_is_nvfp4_format", "_is_fp4a16_nvfp4", "_is_fp4a4_nvfp4")
     known: dict[str, Any] = {
         "QuantizationArgs": QuantizationArgs,
         "QuantizationStrategy": QuantizationStrategy,
@@ -226,6 +226,7 @@ FLOAT8 = [
     ModuleScheme(BLOCKS, None, True),
     ModuleScheme(BLOCKS, "float8 group", True),
     ModuleScheme(F4, None, True),
+    ModuleScheme(F4, "float4 group", True),
 ]
 
 
@@ -262,14 +263,15 @@ def test_fp8_is_a_scheme_by_the_engine_s_own_code(
     rules = predicates(sources(name, "compressed_tensors/compressed_tensors.py"))
     group = scheme.group(["Linear"])
     weight = QuantizationArgs.model_validate(group["weights"])
+    given = group["input_activations"]
+    inputs = None if given is None else QuantizationArgs.model_validate(given)
     if scheme.weight.type == "float4":
-        assert takes_nvfp4(name, rules, weight)
+        assert takes_nvfp4(name, rules, weight, inputs)
         return
-    if group["input_activations"] is None:
+    if inputs is None:
         taken = objection(ENGINES[name], scheme.weight, None) == ""
         assert rules._is_fp8_w8a16(weight, None) == taken
         return
-    inputs = QuantizationArgs.model_validate(group["input_activations"])
     assert rules._is_fp8_w8a8(weight, inputs)
     source = sources(name, "compressed_tensors/compressed_tensors.py")
     (chooses,) = (
@@ -281,11 +283,15 @@ def test_fp8_is_a_scheme_by_the_engine_s_own_code(
     assert all(chooses.index("_is_fp8_w8a8(") < chooses.index(rule) for rule in of_int8)
 
 
-def takes_nvfp4(name: str, rules: Any, weight: QuantizationArgs) -> bool:
-    """True where the engine's own code takes a weight as NVFP4 with float inputs."""
+def takes_nvfp4(
+    name: str, rules: Any, weight: QuantizationArgs, inputs: QuantizationArgs | None
+) -> bool:
+    """True where the engine's own code takes a weight as NVFP4 with these inputs."""
     if name == "vllm":
-        return bool(rules._is_nvfp4_format(weight))
-    return bool(rules._is_fp4a16_nvfp4(weight, None))
+        each = [weight] if inputs is None else [weight, inputs]
+        return all(map(rules._is_nvfp4_format, each))
+    rule = rules._is_fp4a16_nvfp4 if inputs is None else rules._is_fp4a4_nvfp4
+    return bool(rule(weight, inputs))
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from tests.validate.decoder_runs import decoder_recipe
         ("int4 group 64", None, False, "fp16", "7.5"),
         ("int4 group 64", None, False, "bf16", "8.0"),
         ("float4 group 16", None, False, "bf16", "8.0"),
+        ("float4 group 16", "float4 group", False, "bf16", "10.0"),
         ("float8 channel", None, False, "bf16", "8.0"),
         ("float8 channel", "float8 token", False, "bf16", "8.9"),
         ("int4 group 64", None, True, "bf16", "8.9"),

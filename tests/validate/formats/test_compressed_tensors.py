@@ -30,6 +30,7 @@ MORE = {
     },
     "float8 static": {"weights": {"type": "float8"}, "activations": {"type": "float8"}},
     "float4": {"weights": {"type": "float4"}},
+    "float4 inputs": {"weights": {"type": "float4"}, "activations": {"type": "float4"}},
 }
 DECODERS = {
     "gptq": decoders.SCHEMES["gptq"],
@@ -44,6 +45,7 @@ KINDS: dict[str, Any] = {
     "float8": "bf16",
     "float8 static": "bf16",
     "float4": "bf16",
+    "float4 inputs": "bf16",
     "cache": "bf16",
 }
 """{scheme: float type of its folder}, of an encoder but for DECODERS."""
@@ -147,7 +149,7 @@ def normed(tensors: dict[str, torch.Tensor]) -> None:
 
 
 def ranged(tensors: dict[str, torch.Tensor]) -> None:
-    name = next(n for n in tensors if n.endswith("input_scale"))
+    name = next(n for n in tensors if n.endswith(("input_scale", "input_global_scale")))
     tensors[name] *= 1.01
 
 
@@ -162,7 +164,7 @@ def test_a_fault_of_the_folder_is_named_by_its_reader(
     assert "other values than in the state" in entry.problems[0]
 
 
-@pytest.mark.parametrize("name", ["static", "float8 static"])
+@pytest.mark.parametrize("name", ["static", "float8 static", "float4 inputs"])
 def test_another_static_range_is_named(name: str, folders: dict[str, Run], tmp_path: Path) -> None:
     run = folders[name].copy(tmp_path)
     damage(run, ranged)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from optimizer.compress.simulate import QuantLinear
 from optimizer.foundation.qtensor import BLOCK, Scheme, absmax_scale, quantize
-from optimizer.foundation.rounding import float8
+from optimizer.foundation.rounding import float4, float8
 from optimizer.foundation.state import STATIC as STATIC_MODES
 from optimizer.foundation.state import Range
 from optimizer.validate.formats.modules import TOKEN_STEPS, _compare, _rounding, _ties
@@ -27,13 +27,16 @@ PRESETS = {
     "float8 tensor": "FP8",
     "float8 token": "FP8_DYNAMIC",
     "float8 group": "FP8_BLOCK",
+    "float4 group": "NVFP4",
 }
 ARGS = {
     mode: preset_name_to_scheme(preset, ["Linear"]).input_activations
     for mode, preset in PRESETS.items()
 }
 CODES = torch.arange(256, dtype=torch.uint8).view(float8.DTYPE).float()
+OF_FLOAT4 = torch.tensor([s * m for s in (-1.0, 1.0) for m in float4.MAGNITUDES])
 COVERED = Range.symmetric(3.3)
+NUMBER = COVERED.float4_global_scale
 
 
 def linear(covered: Range | None, mode: Any = "tensor") -> QuantLinear:
@@ -86,13 +89,20 @@ def scale_of(mode: str, x: Tensor) -> Tensor:
     """Scale that the library takes for x (tokens, WIDTH)."""
     if mode == "float8 tensor":
         return torch.tensor([COVERED.float8_scale])
-    scale: Tensor = compute_dynamic_scales_and_zp(x[None], ARGS[mode], torch.nn.Identity())[0]
+    scale: Tensor = compute_dynamic_scales_and_zp(
+        x[None], ARGS[mode], torch.nn.Identity(), global_scale_of(mode)
+    )[0]
     return scale
+
+
+def global_scale_of(mode: str) -> Tensor | None:
+    return torch.tensor([NUMBER]) if mode == "float4 group" else None
 
 
 def theirs(mode: str, x: Tensor, scale: Tensor) -> Tensor:
     """x (tokens, WIDTH) rounded by the library."""
-    rounded: Tensor = fake_quantize(x[None], scale, torch.zeros_like(scale), ARGS[mode])
+    zero, whole = torch.zeros_like(scale), global_scale_of(mode)
+    rounded: Tensor = fake_quantize(x[None], scale, zero, ARGS[mode], whole)
     return rounded[0]
 
 
@@ -100,14 +110,19 @@ def beside_ties_in(mode: str) -> Tensor:
     """Values (tokens, WIDTH) within a few float32 neighbours of the middle between two that are
     exact, and the largest one in each group."""
     draw = torch.Generator().manual_seed(2)
-    codes = torch.arange(-127.0, 128) if mode == "token" else CODES[CODES.isfinite()].unique()
+    whole = {"token": torch.arange(-127.0, 128), "float4 group": OF_FLOAT4.unique()}
+    codes = whole.get(mode, CODES[CODES.isfinite()].unique())
+    size = float4.GROUP if mode == "float4 group" else BLOCK
     middles = (codes[1:] + codes[:-1]) / 2
-    x = middles[torch.randint(len(middles), (32, WIDTH // BLOCK, BLOCK), generator=draw)]
+    x = middles[torch.randint(len(middles), (32, WIDTH // size, size), generator=draw)]
     x = x * (1 + torch.randint(-32, 33, x.shape, generator=draw) * 2.0**-24)
     x[..., 0] = TOKEN_STEPS if mode == "token" else codes.max()
     scales = torch.randn(32, WIDTH // BLOCK if mode == "float8 group" else 1, 1, generator=draw)
     if mode == "float8 tensor":
         scales = torch.tensor(COVERED.float8_scale)
+    if mode == "float4 group":
+        drawn = NUMBER * torch.rand(32, WIDTH // size, 1, generator=draw) / 2
+        scales = float8.nearest(drawn).float() / NUMBER
     return (x * scales).flatten(1)
 
 

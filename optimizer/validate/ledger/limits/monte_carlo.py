@@ -37,7 +37,7 @@ from optimizer.compress.simulate import (
     set_module,
 )
 from optimizer.foundation.conv_geometry import ConvGeometry
-from optimizer.foundation.rounding import float8
+from optimizer.foundation.rounding import float4, float8
 from optimizer.foundation.rounding.random_rounding import TABLE, Arithmetic, RandomRounding
 from optimizer.foundation.state import PER_TOKEN
 from optimizer.harness.inputs.batch import Batch
@@ -290,6 +290,10 @@ def _step(module: nn.Module, x: Tensor, block: int) -> Tensor | None:
     if module.covered is not None and module.activations == "float8 tensor":
         scale = torch.full_like(x[..., :1], module.covered.float8_scale)
         step = float8.spacing(scaled / scale) * scale
+    elif module.covered is not None and module.activations == "float4 group":
+        groups = scaled.unflatten(-1, (-1, float4.GROUP))
+        scale = float4.input_scales(groups, module.covered.float4_global_scale)
+        step = (float4.spacing(groups / torch.where(scale > 0, scale, 1.0)) * scale).flatten(-2)
     elif module.covered is not None:
         step = torch.full_like(x[..., :1], module.covered.scale)
     elif module.activations == "token":
