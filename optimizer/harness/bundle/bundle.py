@@ -140,7 +140,8 @@ class Bundle(Closing):
             if isinstance(self.decision, Refuse):
                 if damaged:
                     raise BundleError(self.decision.reason, where=str(self.folder))
-                raise MachineError(self.decision.reason, fix=self.decision.install or fix)
+                fix = self.decision.install or fix or self.decision.advice
+                raise MachineError(self.decision.reason, fix=fix)
             index = self.decision.index
             self.engine: dict[str, Any] = self.manifest["engines"][index]
             self.threads = self._threads_of(workers) if threads is None else threads

@@ -23,7 +23,7 @@ from ..runtimes.trt.products import PRODUCTS, BuildOptions
 from ..tasks.text_generation import next_arrays
 from . import engine_cache
 from .engine_cache import Build, Say
-from .fit import How
+from .fit import ADVICE, How
 from .fit_columns import FitContext, capability, profiles
 
 if TYPE_CHECKING:
@@ -272,7 +272,7 @@ def builder(shop: Workshop, engine: Mapping[str, Any]) -> Build:
     product, gpu = engine["runtime"], shop.machine.gpu
     named = PRODUCTS[product].compute_capabilities
     if gpu is None:
-        raise MachineError("no GPU was found", where=engine["target"])
+        raise MachineError("no GPU was found", where=engine["target"], fix=ADVICE["gpu"])
     # Portability options cost speed, and this engine stays on this machine.
     options = replace(
         BuildOptions.from_json(engine["fit"]),

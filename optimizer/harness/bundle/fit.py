@@ -59,6 +59,17 @@ BUILDABLE: tuple[tuple[str, Column], ...] = (
 )
 
 
+ADVICE = {
+    "gpu": "Run it on a machine with an NVIDIA GPU and its driver; nvidia-smi lists both.",
+    "driver": "Install a newer driver of the GPU; nvidia-smi shows the installed one.",
+}
+"""{column: what to do where it objects and no package helps}."""
+OTHER_ADVICE = (
+    "Make the bundle again on this machine (optimize RECIPE), with a target that runs here: "
+    "optimize doctor lists them."
+)
+
+
 @dataclass(frozen=True)
 class Fit:
     """Load manifest["engines"][index] as it is."""
@@ -86,10 +97,15 @@ class FallBack:
 
 @dataclass(frozen=True)
 class Refuse:
-    """No engine of the bundle runs here. install: pip command that would help, or ""."""
+    """No engine of the bundle runs here.
+
+    install: pip command that would help, or ""
+    advice: next step where no package helps
+    """
 
     reason: str
     install: str
+    advice: str
 
 
 Decision = Fit | Rebuild | FallBack | Refuse
@@ -138,11 +154,14 @@ def decide(
     )
     if not rows:
         runtimes = ", ".join(e["runtime"] for e in manifest["engines"])
-        return Refuse(f"the bundle has no engine for {runtime}; it has: {runtimes}", "")
+        reason = f"the bundle has no engine for {runtime}; it has: {runtimes}"
+        return Refuse(reason, "", "Name one of these, or none.")
     chosen = next((row for row in rows if row.how is not None), None)
     if chosen is None or chosen.how is None:
         install = next((row.install for row in rows if row.install), "")
-        return Refuse("; ".join(row.reason for row in rows), install)
+        decided = [column for row in rows for column in row.decided]
+        advice = next((ADVICE[column] for column in decided if column in ADVICE), OTHER_ADVICE)
+        return Refuse("; ".join(row.reason for row in rows), install, advice)
     if chosen is not rows[0]:
         passed = rows[: rows.index(chosen) + 1]
         return FallBack(chosen.index, chosen.how, "; ".join(row.reason for row in passed))

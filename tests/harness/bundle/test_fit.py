@@ -197,6 +197,23 @@ def test_a_refusal_says_what_to_install(changes: dict[str, Any], install: str) -
     assert made.install == install
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"gpu": None}, "with an NVIDIA GPU and its driver"),
+        ({"gpu": Gpu("a card", "8.9", "570.1")}, "a newer driver"),
+        ({"gpu": Gpu("a card", "9.0", "580.65.06")}, "with a target that runs here"),
+    ],
+)
+def test_a_refusal_that_no_package_mends_says_what_to_do(
+    changes: dict[str, Any], words: str
+) -> None:
+    made = decide({"engines": [RTX]}, machine(**changes))
+    assert isinstance(made, Refuse)
+    assert made.install == ""
+    assert words in made.advice
+
+
 def test_the_gpu_build_of_onnx_runtime_serves_the_cpu_but_not_the_reverse() -> None:
     gpu_build = machine(packages={"onnxruntime-gpu": "1.31.1"})
     cuda = {**ORT, "target": "onnxruntime-cuda", "device": "cuda"}

@@ -83,7 +83,11 @@ GPU_BUILD = (
     "pip uninstall -y onnxruntime && pip install onnxruntime-gpu "
     "(they own the same module: one or the other)."
 )
-CUDA_LIBRARIES = 'Install them: pip install "onnxruntime-gpu[cuda,cudnn]", or use device: cpu.'
+CUDA_LIBRARIES = (
+    'Install the libraries: pip install "onnxruntime-gpu[cuda,cudnn]". If they are installed, the '
+    "driver may be too old for them: nvidia-smi shows it, and CUDA 13 needs 580 or newer. Or use "
+    "device: cpu."
+)
 PROVIDERS = {
     "cpu": Provider("CPUExecutionProvider", "cpu"),
     "cuda": Provider(
@@ -174,7 +178,8 @@ def refuse_fallback(name: str, running: Sequence[str], placed: Mapping[str, int]
     row = provider(name)
     if row.name not in running:
         raise MachineError(
-            f"{row.name} did not start; its libraries (CUDA, cuDNN) are missing or do not fit",
+            f"{row.name} did not start: its libraries (CUDA, cuDNN) are missing, or do not fit the "
+            "driver",
             where=f"device {name}",
             fix=row.libraries,
         )

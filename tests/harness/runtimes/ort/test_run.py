@@ -76,8 +76,10 @@ def test_a_provider_that_does_not_start_is_an_error_and_never_the_cpu(
         return real(path, options, providers=["CPUExecutionProvider"], **more)
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", without_cuda)
-    with pytest.raises(MachineError, match="did not start"):
+    with pytest.raises(MachineError, match="did not start") as caught:
         OrtRunner(model, device="cuda")
+    assert caught.value.exit_code == 5
+    assert "nvidia-smi" in caught.value.fix  # the driver may be too old
 
 
 def test_an_unknown_device_is_refused(model: Path) -> None:
