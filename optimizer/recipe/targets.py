@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from optimizer.foundation.sections.fields import LONG, Pattern
 from optimizer.foundation.sections.section import Section
@@ -218,6 +218,17 @@ class OnnxRuntimeTarget(TargetSection):
         True,
         description="device: cpu: split large batches by rows over threads; weights are held twice",
     )
+
+    @field_validator("float", mode="before")
+    @classmethod
+    def _not_in_bfloat16(cls, value: Any) -> Any:
+        if value == "bf16":
+            raise ValueError(
+                "bf16 is not lowered for ONNX Runtime: its CPU kernels, on which the ledger proves "
+                "a model, do not compute in it; use fp16, or fp32 for a model that overflows in "
+                "fp16, or target vllm for a decoder"
+            )
+        return value
 
     @model_validator(mode="after")
     def _on_a_gpu(self) -> OnnxRuntimeTarget:

@@ -236,6 +236,11 @@ def test_a_gpu_target_that_cannot_be_opened_here_is_refused_before_any_work(tmp_
     missing_packages.check_target(cuda.model_copy(update={"on_missing": "defer"}), "targets.0")
 
 
+def test_bfloat16_is_refused_with_what_to_use_instead(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"bf16 is not lowered for ONNX Runtime.*target vllm"):
+        target(tmp_path, "{runtime: onnxruntime, device: cuda, float: bf16}")
+
+
 @pytest.mark.parametrize("other", ["device: cpu", "device: cuda, provider: tensorrt"])
 def test_cuda_graphs_are_refused_where_none_can_be_replayed(tmp_path: Path, other: str) -> None:
     with pytest.raises(RecipeError, match="cuda_graphs: true needs device: cuda"):
