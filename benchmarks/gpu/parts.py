@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu import check, memory, models, plan, speed, systems
+from benchmarks.gpu import check, memory, models, plan, serving, speed, systems
 
 Result = dict[str, Any]
 DECODING = "{batch: [1, 1, 8], sequence: [1, 128, 512], past: [0, 256, 1024]}"
@@ -40,6 +40,7 @@ class Failed(Exception):
 class Job:
     """Job of a part.
 
+    kind: "encoder" or "decoder"; of a ledger its recipe, of vllm the form, of serve the runtime
     system: system to time, or runtime of a ledger
     form: "float" or "lowered"
     deadline: time.monotonic() at which the part must have ended
@@ -274,6 +275,45 @@ def judged(report: Mapping[str, Any], changed: list[str]) -> Result:
     return made
 
 
+def vllm(job: Job) -> Result:
+    """Time vLLM with a folder of ours."""
+    from optimizer.harness.errors import MachineError
+
+    folder, fit = serving.write_folder(job.work, job.kind)
+    made: Result = {"fit": fit, **serving.origin(job.work)}
+    job.tell("running", made)
+    try:
+        serving.check_machine(fit)
+    except MachineError as e:
+        raise NotRun(str(e)) from e
+    with serving.start_vllm(folder, fit) as url:
+        made["cells"] = serving.measure(url, job.rehearse)
+    return made
+
+
+def serve(job: Job) -> Result:
+    """Make a bundle of the decoder, start `optimize serve`, which starts vLLM for a bundle of it,
+    and time its answers."""
+    from optimizer.load_test.server import run_server
+    from optimizer.pipeline import run
+    from optimizer.recipe import file as recipe_file
+    from optimizer.store import Store
+
+    changed = serving.changes(job.kind, job.rehearse)
+    recipe = recipe_file.read(job.work / serving.NAME / "recipe.yaml", changed)
+    outcome = run(recipe, Store(job.work / "store"))
+    report = json.loads((outcome.built[0].report.path / "report.json").read_text())
+    made: Result = {"changes": changed, "gates": report["gates"], "verdict": report["verdict"]}
+    if outcome.bundle is None:
+        raise Failed(f"no bundle was made: the verdict is {report['verdict']}", made)
+    job.tell("running", made)
+    options = serving.serve_options(job.kind, job.rehearse)
+    with run_server(outcome.bundle.path / "bundle", options) as server:
+        made["warmed_up"] = dict(server.warmed_up)
+        made["cells"] = serving.measure(server.url, job.rehearse)
+    return made
+
+
 KINDS: dict[str, Callable[[Job], Result]] = {
     "validity": validity,
     "bandwidth": bandwidth,
@@ -281,6 +321,8 @@ KINDS: dict[str, Callable[[Job], Result]] = {
     "build": build,
     "encoder": timed,
     "decoder": timed,
+    "vllm": vllm,
+    "serve": serve,
     "ledger": ledger,
 }
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from importlib.util import find_spec
@@ -127,6 +127,20 @@ def engine(kind: str, product: str, form: str) -> Part:
     )
 
 
+def vllm(form: str, planned: bool = False) -> Part:
+    """vLLM with a folder of one form of serving.FORMS."""
+    needs = ("vllm", "aiohttp", *OURS)
+    cuda, after = ("torch",), ("prepare:decoder",)
+    return Part(f"vllm:{form}", 75, 240 if planned else 900, needs, cuda, after, planned=planned)
+
+
+def serve(runtime: str, *needs: str) -> Part:
+    """`optimize serve` with a bundle of the decoder, proven first."""
+    after = ("prepare:decoder",)
+    needs = ("aiohttp", *needs, *OURS)
+    return Part(f"serve:{runtime}", 120, 3600, needs, ("torch",), after, planned=False)
+
+
 def proof(recipe: str, runtime: str, planned: bool = False) -> Part:
     product = runtime if runtime in PRODUCTS else ""
     return Part(
@@ -189,8 +203,21 @@ PARTS = (
     *(engine("decoder", p, f) for p in (RTX, "tensorrt") for f in ("float", "lowered")),
     peer("encoder", "torch-compile", 110, 200, "torch", "transformers", gpu=True),
     peer("decoder", "torch-compile", 110, 200, "torch", "transformers", gpu=True),
+    vllm("w4a16", planned=True),
+    *(vllm(form) for form in ("w8a8", "fp8", "nvfp4", "w4a4")),
+    serve("vllm", "vllm"),
+    serve("onnxruntime", "starlette", "uvicorn", "h11"),
     *(proof(recipe, runtime) for recipe in BEYOND for runtime in RUNTIMES),
 )
+
+
+def with_earlier(names: Collection[str]) -> list[str]:
+    """Return parts and those whose files they read, in order."""
+    chosen = set(names)
+    for part in reversed(PARTS):  # which all follow those that they read
+        if part.name in chosen:
+            chosen |= {*part.after}
+    return [p.name for p in PARTS if p.name in chosen]
 
 
 def look(machine: Machine) -> Here:

@@ -3,6 +3,7 @@
     python -m benchmarks.gpu.suite             # writes benchmarks/results/gpu-<name>.json
     python -m benchmarks.gpu.suite --source minilm-int8=FOLDER  # checkpoint that is not installed
     python -m benchmarks.gpu.suite --rehearse  # tiny models, and parts that run without a GPU
+    python -m benchmarks.gpu.suite --only vllm:fp8  # this part and those whose files it reads
 
 Needs no network, and none of tensorrt, tensorrt_rtx, onnxruntime-gpu and torch: a part whose
 package is missing says so. Every part of plan.PARTS is in the JSON, in this order:
@@ -16,7 +17,7 @@ A part fails when it stops with an error, when its answers are beyond the tolera
 or gate does not pass, and when it exceeds its time limit; its finished results are kept. Each part
 is a process of its own, so that one that hangs, crashes or fills the device does not affect the
 others. The file is written again after each. A rehearsal's figures mean nothing.
-Exit: 0 when no part failed, 1 otherwise.
+At the end the figures are printed as tables (table.py). Exit: 0 when no part failed, 1 otherwise.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.plan import PARTS, ROOT, SECONDS, Part, limit, look, obstacle
+from benchmarks.gpu import table
+from benchmarks.gpu.plan import PARTS, ROOT, SECONDS, Part, limit, look, obstacle, with_earlier
 from optimizer.harness.runtimes.machine import this_machine
 
 WORKER = ("-m", "benchmarks.gpu.parts")
@@ -70,6 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found = Counter(part["status"] for part in document["parts"].values())
     told = ", ".join(f"{found[status]} {status}" for status in ("ran", "failed", "not run"))
     print(told, file=sys.stderr)
+    print(table.tables(document["parts"]))
     return exit_code(document)
 
 
@@ -144,12 +147,15 @@ def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--seconds", type=float, default=SECONDS)
     parser.add_argument("--rehearse", action="store_true")
-    parser.add_argument("--only", nargs="+", default=[], metavar="PART", help="these parts alone")
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="PART", help="these parts, and those they read"
+    )
     parser.add_argument("--source", action="append", default=[], metavar="RECIPE=FOLDER")
     args = parser.parse_args(given)
     unknown = set(args.only) - {p.name for p in PARTS}
     if unknown:
         parser.error(f"no part is called {', '.join(sorted(unknown))}")
+    args.only = with_earlier(args.only)
     args.source = dict(s.partition("=")[::2] for s in args.source)
     unknown = set(args.source) - {p.source for p in PARTS}
     if unknown:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
+from itertools import cycle, islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -87,7 +87,8 @@ def measure_together(
     Returns an entry per size, with times in ms: percentiles of the time to the first token and of
     the time between tokens, and tokens per second of all requests together.
 
-    lines: texts; (): neutral ones
+    lines: texts, sent in turn, so that a server finds none in its prefix cache while they suffice;
+        (): neutral ones
 
     Raises MachineError for a request without a complete answer, and what Client raises.
     """
@@ -102,10 +103,13 @@ async def _together(
         model = await client.model()
         values = (await inputs.choose_inputs(client, model, lines)).values
         kind = await client.kind(model, TEXT.columns[0], values[0])
+        texts = islice(cycle(values), 1, None)
         for size in sizes:
             replies, seconds = list[Reply](), 0.0
             for _ in range(rounds):
-                some = await open_loop.send_all(client, kind, model, values, [0.0] * size)
+                some = await open_loop.send_all(
+                    client, kind, model, [*islice(texts, size)], [0.0] * size
+                )
                 seconds += max(reply.ended for reply in some)
                 replies += some
             for reply in replies:

@@ -71,7 +71,7 @@ def run(folder: Path, engine: Mapping[str, Any], args: argparse.Namespace, defau
         raise BundleError(f"damaged or missing: {', '.join(sorted(damaged))}", where=str(folder))
     packages, importable = machine.this_machine().packages, find_spec("vllm") is not None
     vllm.check(fit, packages, machine.gpus(), importable=importable)
-    port = args.port or _free_port(args.host)
+    port = args.port or free_port(args.host)
     model = (folder / engine["model"]).parent
     generates = tasks.task(manifest["contract"]["task"]).generates
     where = args.host, port
@@ -81,20 +81,21 @@ def run(folder: Path, engine: Mapping[str, Any], args: argparse.Namespace, defau
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: child.terminate())
     try:
-        _wait_until_ready(child, f"http://{args.host}:{port}/health")
+        wait_until_ready(child, f"http://{args.host}:{port}/health")
         say(level="info", event="listening", host=args.host, port=port)
         name, version = manifest["name"], manifest["version"]
         say(level="info", event="ready", model=name, version=version, serves=[name])
         code = child.wait()
     finally:
-        _end(child)
+        end(child)
     say(level="info", event="ended")
     if code in (0, -signal.SIGTERM, -signal.SIGINT):
         return 0
     raise MachineError(f"vLLM ended with {code}", where="vllm", fix="Its log is above.")
 
 
-def _free_port(host: str) -> int:
+def free_port(host: str) -> int:
+    """Return a port of this host that nothing listens on."""
     from ..server.http.listening import addresses, open_sockets
 
     (first, *others) = open_sockets(addresses(host, 0))
@@ -104,7 +105,7 @@ def _free_port(host: str) -> int:
     return port
 
 
-def _wait_until_ready(child: subprocess.Popen[bytes], address: str) -> None:
+def wait_until_ready(child: subprocess.Popen[bytes], address: str) -> None:
     """Wait for status 200. Raises MachineError where the process ends before."""
     while True:
         if (code := child.poll()) is not None:
@@ -120,7 +121,8 @@ def _wait_until_ready(child: subprocess.Popen[bytes], address: str) -> None:
         time.sleep(ASK_EVERY)
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
+def end(child: subprocess.Popen[bytes]) -> None:
+    """Terminate the process and wait for it; kill it after END."""
     if child.poll() is None:
         child.terminate()
         try:
