@@ -7,8 +7,8 @@ memory = libraries + float model + parameters that a method folded + linear weig
          + inputs of the linear modules, and logits, of two correct runs at a time
          + copies of the logits of a batch that is perturbed, or compared
          + a cut graph: read, written, held by its session, and repacked for its kernels;
-         for text-generation at least the logits of some windows, or a session of the float model,
-         where it is timed.
+         for text-generation at least the logits of some windows, or the candidate's session and
+         that of the float model, where both are timed (docs/decisions/0061).
          Weights of a graph with external data lie in mapped files (model/checkpoint/mapped.py), but
          for those that a session transposes or repacks
 disk     outputs of the correct runs, in each arithmetic, while they are compared, and mapped files
@@ -34,7 +34,7 @@ from optimizer.foundation.rounding.tolerance import RUNS
 from optimizer.load.image_inputs import positions
 from optimizer.recipe.schema import DataSpec, Validation
 from optimizer.recipe.validate import Depth
-from optimizer.store import NARROWEST, Estimate, Shapes
+from optimizer.store import NARROWEST, Estimate, Shapes, lowered_bytes
 from optimizer.validate.ledger import decoder_batches, inputs
 from optimizer.validate.ledger.depth import choose, default_of
 from optimizer.validate.ledger.inputs import LEDGER_TEXTS, select_inputs
@@ -72,27 +72,32 @@ def estimate(section: Validation, shapes: Shapes) -> Estimate:
     memory = LIBRARIES + ledger
     if section.reduce:
         memory += REFERENCE * 4 * elements
-    latency = settings.latency
+    latency, comments = settings.latency, list[str]()
     rounds = len(latency.batch) * len(latency.sequence) * latency.iterations
     if generates:
         seconds = _decoder_seconds(section, shapes, elements)
         vocabulary = max((max(s) for s in shapes.values()), default=0)
         logits = (AHEAD + 2) * 4 * settings.sequence_length * vocabulary
         memory = max(memory, LIBRARIES + logits)
-        if latency.time_float:
-            memory = max(memory, LIBRARIES + _session(shapes, elements))
+        if latency.time_float and not targets.of(section.target.runtime).untimed:
+            floats, cost = _session(shapes, elements), targets.of(section.target.runtime).cost
+            timed = LIBRARIES + floats + round(cost.copies * lowered_bytes(shapes, 4))
+            memory = max(memory, timed)
+            comments.append(
+                f"timing takes {timed / 1e9:.1f} GB, of which the float model has "
+                f"{floats / 1e9:.1f} (validate.latency.time_float)"
+            )
     else:
         sets = [settings.data, *(s.data for s in settings.also.values())]
         if section.embeddings is not None:
             sets += [section.embeddings.queries, section.embeddings.documents]
         rows = sum(data.samples or ROWS for data in sets)
         seconds = 10 + 2e-9 * elements * (2 * rows + 12 * rounds)
-    adapters, comment = _adapter_seconds(section, shapes, elements), ""
-    if adapters:
+    if adapters := _adapter_seconds(section, shapes, elements):
         count = len(section.adapters)
-        comment = f"of which {adapters / 60:.1f} min for {count} adapter{'s' * (count > 1)}"
+        comments.append(f"of which {adapters / 60:.1f} min for {count} adapter{'s' * (count > 1)}")
     gpu = device_memory(section, shapes)
-    return Estimate(memory, disk, seconds + adapters, gpu, comment)
+    return Estimate(memory, disk, seconds + adapters, gpu, "; ".join(comments))
 
 
 def _adapter_seconds(section: Validation, shapes: Shapes, elements: int) -> float:

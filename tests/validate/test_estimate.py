@@ -100,10 +100,24 @@ def test_each_adapter_takes_time_that_is_told_and_more_of_it_for_more_texts(
     own = further(tmp_path, 50).data.model_copy(update={"samples": 1})
     fewer = plain.model_copy(update={"adapters": {"sql": None, "law": own}})
     without, two, less = (estimate(s, shapes) for s in (plain, section, fewer))
-    assert without.comment == ""
+    timed = without.comment
     assert two.seconds > less.seconds > without.seconds
     minutes = (two.seconds - without.seconds) / 60
-    assert two.comment == f"of which {minutes:.1f} min for 2 adapters"
+    assert two.comment == f"{timed}; of which {minutes:.1f} min for 2 adapters"
+
+
+def test_the_memory_of_a_timed_float_decoder_is_named_where_it_is_timed(
+    runs: dict[str, Run],
+) -> None:
+    shapes = {f"layer.{i}.weight": (WIDTH, WIDTH) for i in range(400)}  # beyond 256 MB in float
+    shapes["embeddings.weight"] = (TABLE, 2 * WIDTH)
+    timed = changed(runs["w8"], metric="perplexity", sequence_length=16).section
+    latency = timed.validate_.latency.model_copy(update={"time_float": False})
+    alone = changed(runs["w8"], metric="perplexity", sequence_length=16, latency=latency).section
+    held = 4 * sum(map(math.prod, shapes.values()))  # the head, tied, instead of the embedding
+    assert f"the float model has {held / 1e9:.1f} (" in estimate(timed, shapes).comment
+    assert estimate(alone, shapes).comment == ""
+    assert estimate(timed, shapes).memory >= LIBRARIES + held
 
 
 def test_correct_runs_of_a_decoder_are_on_disk_and_two_are_held_at_once(
