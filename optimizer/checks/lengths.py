@@ -11,6 +11,7 @@ from optimizer.foundation.reading import reading
 from optimizer.harness import tasks
 from optimizer.load.config import config_fields
 from optimizer.load.config.config import peek_config
+from optimizer.load.providers import pairs
 from optimizer.recipe.schema import Recipe
 
 POSITIONS = ("max_position_embeddings", "n_positions")
@@ -31,6 +32,8 @@ def check(recipe: Recipe, context: Context) -> None:
     if not config.get("auto_map"):
         with reading(file.parent):
             config_fields.check(config, file)
+    if pairs.is_pair(config):
+        config = config.get("text_config") or {}
     positions = next((config[p] for p in POSITIONS if isinstance(config.get(p), int)), None)
     if positions:
         _refuse_beyond(positions, recipe, f"the model has {positions} positions ({file})")

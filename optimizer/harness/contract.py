@@ -36,8 +36,8 @@ contract.json, version 3:
 
 axes: a string names a dynamic axis, a number is a fixed size.
 input_kind: the kind of input that the task takes (inputs/).
-tokenizer: tokenizer file and padding, for inputs of kind text; mask_id and mask_token, absent where
-    null, for fill-mask.
+tokenizer: tokenizer file and padding, for inputs of kind text. Absent where null are mask_id and
+    mask_token, for fill-mask, and padded_to, the length of all texts of a model that reads padding.
 image: preprocessing (image_settings.py), for inputs of kind image.
 pooling: pooling method of POOLINGS, or a list of them whose results are joined, for
     sentence-embedding; mean or cls, for image-feature-extraction.
@@ -120,6 +120,8 @@ class TokenizerSpec:
     """Tokenizer file and padding.
 
     max_length: maximum tokens per text, special tokens included; longer texts are truncated.
+    padded_to: tokens of every text of a model that reads padding as other tokens (SigLIP): shorter
+        ones are padded to it, and attention_mask is 1 there; None: padding is hidden.
     """
 
     file: str
@@ -129,6 +131,7 @@ class TokenizerSpec:
     pad_type_id: int = 0
     mask_id: int | None = None
     mask_token: str | None = None
+    padded_to: int | None = None
 
     @property
     def mask(self) -> int:
@@ -138,6 +141,9 @@ class TokenizerSpec:
 
     def __post_init__(self) -> None:
         require(self.max_length >= 2, "tokenizer.max_length", self.max_length, "2 or more")
+        accepted = f"max_length, {self.max_length}, or null"
+        fits = self.padded_to in (None, self.max_length)
+        require(fits, "tokenizer.padded_to", self.padded_to, accepted)
         require(
             bool(self.file) and Path(self.file).name == self.file and self.file != "..",
             "tokenizer.file",
@@ -388,7 +394,7 @@ class Contract:
                 del document[name]
         if document["generation"] is not None and not document["generation"]["adapters"]:
             del document["generation"]["adapters"]
-        for name in ("mask_id", "mask_token"):
+        for name in ("mask_id", "mask_token", "padded_to"):
             if document["tokenizer"] is not None and document["tokenizer"][name] is None:
                 del document["tokenizer"][name]
         return dict(json.loads(json.dumps(document)))

@@ -62,6 +62,7 @@ TOKENIZER = record(
         "pad_type_id": whole(0, 1 << 31),
         "mask_id": null_or(whole(0, 1 << 31)),
         "mask_token": null_or(text(200)),
+        "padded_to": null_or(COUNT),
     },
     closed=True,
 )

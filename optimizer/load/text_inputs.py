@@ -14,6 +14,7 @@ import numpy as np
 from optimizer.foundation.errors import CheckpointError, RecipeError
 from optimizer.foundation.progress import say
 from optimizer.harness.embedding_settings import EmbeddingSettings
+from optimizer.harness.inputs.text import MASK
 from optimizer.load.config.model_folder import model_folder
 from optimizer.load.generation import (
     check_rotary,
@@ -150,9 +151,18 @@ def _tokenizer(d: Described, tokenizer: Any) -> dict[str, Any]:
         positions -= int(config.pad_token_id) + 1
     # a decoder's tokenizer often has a default or less than the trained length
     longest = positions if generates and positions else max_length(files, d.root, positions)
+    padded_to = _padded_to(d, tokenizer, positions)
+    longest = padded_to or longest
     if longest is not None and d.task.extracts:
         longest = min(longest, WINDOW)
     if section.max_length is not None:
+        if padded_to not in (None, section.max_length):
+            raise RecipeError(
+                f"{section.max_length} was found, and {config.model_type} reads every text padded "
+                f"to {padded_to} tokens",
+                where="model.max_length",
+                accepted="no max_length",
+            )
         if positions is not None and section.max_length > positions:
             raise RecipeError(
                 f"{section.max_length} is more than the {positions} positions the model has",
@@ -173,7 +183,39 @@ def _tokenizer(d: Described, tokenizer: Any) -> dict[str, Any]:
         "pad_token": str(pad),
         "pad_type_id": int(getattr(tokenizer, "pad_token_type_id", 0)),
         **(_mask(tokenizer, files) if d.task.fills else {}),
+        **({} if padded_to is None else {"padded_to": padded_to}),
     }
+
+
+def _padded_to(d: Described, tokenizer: Any, positions: int | None) -> int | None:
+    """Tokens to which every text is padded; None where padding is hidden. Raises CheckpointError
+    for a tokenizer that pads on the left or gives a mask, and for a model with fewer positions."""
+    tower = TOWERS.get(d.config.model_type)
+    length = None if tower is None else tower.padded_to
+    if length is None:
+        return None
+    if tokenizer.padding_side != "right":
+        raise CheckpointError(
+            f"the tokenizer pads on the {tokenizer.padding_side}, and {d.config.model_type} reads "
+            "the padding too",
+            where=f"{d.files / 'tokenizer_config.json'}: padding_side",
+            accepted="right",
+            fix="Use the tokenizer that the model was trained with.",
+        )
+    if MASK in tokenizer.model_input_names:
+        raise CheckpointError(
+            f"the tokenizer gives {MASK}, by which transformers would hide the padding that "
+            f"{d.config.model_type} is trained to read",
+            where=f"{d.files / 'tokenizer_config.json'}: model_input_names",
+            accepted='["input_ids"], as published with SigLIP',
+        )
+    if positions is not None and positions < length:
+        raise CheckpointError(
+            f"the model has {positions} positions, and every text is padded to {length} tokens",
+            where="config.json: max_position_embeddings",
+            accepted=f"{length} or more",
+        )
+    return length
 
 
 def _padding_of_classifier(d: Described, tokenizer: Any) -> tuple[str, int]:

@@ -77,6 +77,11 @@ def calibration(section: Validation, source: Path, contract: Contract) -> Counts
         return _counts([templated(tokenizer, contract.template, r, limit) for r in rows[:count]])
     cut = "only_first" if task.chooses else "only_second" if task.extracts else "longest_first"
     tokenizer.enable_truncation(limit, strategy=cut)
+    spec = contract.text
+    if spec.padded_to is not None:  # read as tokens
+        tokenizer.enable_padding(
+            pad_id=spec.pad_id, pad_token=spec.pad_token, length=spec.padded_to
+        )
     if task.chooses:
         rows = [replace(row, text_pair=_hypothesis(row.text, contract)) for row in rows]
     before = contract.vectors.text  # the prompt of a sentence embedding

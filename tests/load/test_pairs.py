@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +16,15 @@ from optimizer.export.reference import lend
 from optimizer.foundation.errors import CheckpointError, RecipeError
 from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
+from optimizer.harness.contract import Contract
+from optimizer.harness.errors import BundleError
 from optimizer.load.providers import pairs
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
 from optimizer.model.checkpoint.model import torch_model
 from optimizer.recipe.answers import ZeroShot, check
 from optimizer.validate.ledger.laws import answer_fields, answer_laws
 from tests.conftest import heavy_tailed, write_tokenizer
-from tests.load.conftest import Load
+from tests.load.conftest import Load, edit_json
 from tests.vision import picture
 
 LABELS = ("a good film", "bad food", "the phone")
@@ -50,6 +54,7 @@ def write(folder: Path, kind: str) -> Path:
             size={"shortest_edge": 36}, crop_size={"height": 32, "width": 32}
         )
     else:
+        edit_json(folder / "tokenizer_config.json", model_input_names=["input_ids"])
         both = transformers.SiglipConfig(text_config=text, vision_config=image)
         model = transformers.SiglipModel(both)
         reader = SiglipImageProcessorPil(size={"height": 32, "width": 32})
@@ -101,23 +106,50 @@ def test_the_vectors_of_images_are_those_of_the_pair(
     np.testing.assert_allclose(values, expected, atol=2e-5)
 
 
+PADDED = {"clip": {"padding": True}, "siglip": {"padding": "max_length", "max_length": 64}}
+SIDES = {"clip": "CLIPTextModelWithProjection", "siglip": "SiglipTextModel"}
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
 def test_the_vectors_of_texts_are_those_of_the_pair_and_of_one_side(
+    load: Load, folders: dict[str, Path], tmp_path: Path, kind: str
+) -> None:
+    import transformers
+
+    side, texts = tmp_path / "side", [*LABELS, "good " * 80]
+    getattr(transformers, SIDES[kind]).from_pretrained(folders[kind]).save_pretrained(side)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folders[kind])
+    tokenizer.save_pretrained(side)
+    batch = tokenizer(texts, truncation=True, return_tensors="pt", **PADDED[kind])
+    batch.pop("token_type_ids", None)
+    with torch.no_grad():
+        model = transformers.AutoModel.from_pretrained(folders[kind])
+        expected = model.get_text_features(**batch).pooler_output.numpy()
+    for folder in (folders[kind], side):
+        _, values, _ = answered(load(folder, "sentence-embedding"), texts)
+        np.testing.assert_allclose(values, expected, atol=2e-5)
+
+
+def test_a_side_of_texts_that_reads_its_padding_is_read_at_one_length(
     load: Load, folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    from transformers import AutoTokenizer, CLIPTextModelWithProjection
-
-    side = tmp_path / "side"
-    model = CLIPTextModelWithProjection.from_pretrained(folders["clip"])
-    model.save_pretrained(side)
-    tokenizer = AutoTokenizer.from_pretrained(folders["clip"])
-    tokenizer.save_pretrained(side)
-    with torch.no_grad():
-        batch = tokenizer(list(LABELS), padding=True, return_tensors="pt")
-        batch.pop("token_type_ids")
-        expected = model(**batch).text_embeds.numpy()
-    for folder in (folders["clip"], side):
-        _, values, _ = answered(load(folder, "sentence-embedding"), list(LABELS))
-        np.testing.assert_allclose(values, expected, atol=2e-5)
+    with pytest.raises(RecipeError, match="padded to 64 tokens"):
+        load(folders["siglip"], "sentence-embedding", max_length=32)
+    left = Path(shutil.copytree(folders["siglip"], tmp_path / "left"))
+    edit_json(left / "tokenizer_config.json", padding_side="left")
+    with pytest.raises(CheckpointError, match="pads on the left"):
+        load(left, "sentence-embedding")
+    edit_json(
+        left / "tokenizer_config.json",
+        padding_side="right",
+        model_input_names=["input_ids", "attention_mask"],
+    )
+    with pytest.raises(CheckpointError, match="would hide the padding"):
+        load(left, "sentence-embedding")
+    contract = contracts.read(load(folders["siglip"], "sentence-embedding") / "contract.json")
+    assert Contract.from_json(contract.to_json()) == contract
+    with pytest.raises(BundleError, match="padded_to"):
+        replace(contract.text, max_length=32)
 
 
 @pytest.mark.parametrize("kind", ["clip", "siglip"])
@@ -169,8 +201,6 @@ def test_labels_that_are_encoded_otherwise_are_refused(
 def test_what_a_pair_does_not_give_is_refused_with_what_it_does(
     load: Load, folders: dict[str, Path]
 ) -> None:
-    with pytest.raises(CheckpointError, match="padded to one length"):
-        load(folders["siglip"], "sentence-embedding")
     with pytest.raises(CheckpointError, match="image-classification does not read the vector"):
         load(folders["clip"], "image-classification")
     with pytest.raises(RecipeError, match="two labels or more"):

@@ -320,16 +320,18 @@ def full_lengths(
 
 
 def collate(contract: Contract, encoded: Sequence[Encoded], length: int | None = None) -> Batch:
-    """Return one batch, padded on the right to the longest text, or to `length`.
+    """Return one batch, padded on the right to the longest text, or to `length`; of a model that
+    reads padding to the contract's padded_to.
 
     Arrays have the names, order and dtypes of the contract's inputs.
     """
     spec = contract.text
     encodings = [e.encoding for e in encoded]
     width = max(e.size for e in encoded) if length is None else length
+    width = spec.padded_to or width
     columns = {
         "input_ids": (spec.pad_id, [e.ids for e in encodings]),
-        MASK: (0, [e.attention_mask for e in encodings]),
+        MASK: (int(spec.padded_to is not None), [e.attention_mask for e in encodings]),
         "token_type_ids": (spec.pad_type_id, [e.type_ids for e in encodings]),
     }
     arrays = {}

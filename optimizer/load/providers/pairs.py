@@ -19,6 +19,7 @@ from optimizer.foundation.errors import CheckpointError, RecipeError
 from optimizer.foundation.process.quiet import quiet
 from optimizer.foundation.reading import reading
 from optimizer.harness import tasks
+from optimizer.harness.inputs.text import TEXT
 from optimizer.harness.process.temporary import temporary_folder
 from optimizer.load import faithful, weights
 from optimizer.load.config.model_folder import model_folder
@@ -30,7 +31,6 @@ from optimizer.model.checkpoint.checkpoint import open_checkpoint, read_json
 from optimizer.model.checkpoint.tower_model import LABELS
 from optimizer.recipe.schema import Model
 
-TEXT_LENGTH = 64  # tokens to which transformers' pipeline pads texts for SigLIP
 WEIGHTS = (".safetensors", ".bin", ".index.json")
 SCALE, BIAS = "logit_scale", "logit_bias"  # parameters of the pair
 COMPUTED = (f"{LABELS}.weight", f"{LABELS}.bias")
@@ -49,21 +49,19 @@ def is_pair(raw: Mapping[str, Any]) -> bool:
 
 
 def config(section: Model, folder: Path) -> Any:
-    """The transformers config of the side that the task takes. Raises CheckpointError for a pair
-    without such a side here."""
+    """The transformers config of the side that the task takes. Raises CheckpointError as
+    check_side does."""
     from transformers import AutoConfig
 
     file = folder / "config.json"
     with reading(file):
         whole = AutoConfig.from_pretrained(folder)
-    name, tower = _side(whole.model_type, section, file)
+    name, tower = of_pair(whole.model_type, tasks.task(section.task).inputs.name)
     side = copy.deepcopy(getattr(whole, tower.side))
     side.architectures = [tower.model]
     if hasattr(whole, "projection_dim"):  # the pair's own decides, as in transformers
         side.projection_dim = whole.projection_dim
     if tasks.task(section.task).names_labels and section.zero_shot is not None:
-        if section.side_of_texts is not None:
-            _side(whole.model_type, section.side_of_texts, file)
         labels = dict(enumerate(section.zero_shot.candidate_labels))
         side.id2label, side.label2id = labels, {n: i for i, n in labels.items()}
     side.name_or_path = str(folder)
@@ -98,20 +96,6 @@ def check_side(raw: Mapping[str, Any], section: Model, file: Path, *, whole: boo
             accepted=tower.model,
             fix=f"Save it with transformers' {tower.model}.",
         )
-
-
-def _side(pair: str, section: Model, file: Path) -> tuple[str, Tower]:
-    side = of_pair(pair, tasks.task(section.task).inputs.name)
-    if side is None:
-        raise CheckpointError(
-            f"the side of texts of {pair!r} reads every text padded to one length and without a "
-            "mask, and texts are not padded so here",
-            where=f"{file}: model_type",
-            accepted="the side of texts of clip; of both the side of images",
-            fix="Set model.task: zero-shot-image-classification, where load encodes the labels, or "
-            "image-feature-extraction.",
-        )
-    return side
 
 
 def read(section: Model, folder: Path, model_config: Any, out: Path) -> Loaded:
@@ -160,8 +144,9 @@ def _encode_labels(section: Model, folder: Path, tower: Tower) -> tuple[Tensor, 
             folder, local_files_only=True, dtype=torch.float32
         ).eval()
     options: dict[str, Any] = {"padding": True}
-    if tower.sigmoid:
-        options = {"padding": "max_length", "max_length": TEXT_LENGTH, "truncation": True}
+    _, reader = of_pair(tower.pair, TEXT.name)
+    if reader.padded_to is not None:
+        options = {"padding": "max_length", "max_length": reader.padded_to, "truncation": True}
     inputs = tokenizer(texts, return_tensors="pt", **options)
     positions = int(model.config.text_config.max_position_embeddings)
     if inputs["input_ids"].shape[1] > positions:

@@ -22,7 +22,7 @@ from dataclasses import replace
 from typing import Any
 
 from optimizer.model.architectures.family_record import Family
-from optimizer.model.architectures.image_families import CLIP_TEXT, IMAGE_FAMILIES
+from optimizer.model.architectures.image_families import CLIP_TEXT, IMAGE_FAMILIES, SIGLIP_TEXT
 from optimizer.model.architectures.linear_blocks import FeedForward, Heads, SmoothPair
 
 _QKV = ("query", "key", "value")
@@ -209,6 +209,7 @@ FAMILIES: Mapping[str, Family] = {
         _GPT2,
         _OPT,
         CLIP_TEXT,
+        SIGLIP_TEXT,
         *IMAGE_FAMILIES,
     )
 }

@@ -211,6 +211,12 @@ CLIP_TEXT = replace(
     inputs=TEXT.name,
 )
 """The side of texts of a pair, which has the blocks of the side of images."""
+SIGLIP_TEXT = replace(
+    CLIP_TEXT,
+    model_type="siglip_text_model",
+    blocks="encoder.layers",
+    embeddings="embeddings",
+)
 
 # The names of ViT before they were shortened; heads of objects and depths lie outside the blocks.
 _DPT = replace(

@@ -27,6 +27,8 @@ class Tower:
     projection: layer behind the hidden states, whose last token is the vector; "" where the class
         pools itself
     prefixes: beginnings of the names of its tensors in the pair's files
+    padded_to: tokens to which each text is padded, with padding that the model reads as it reads
+        other tokens, because it is trained without a mask; None for a text of any length
     sigmoid: True if the pair's score is a sigmoid per label, False for a softmax over labels
     """
 
@@ -38,6 +40,7 @@ class Tower:
     size: str
     prefixes: tuple[str, ...]
     projection: str = ""
+    padded_to: int | None = None
     sigmoid: bool = False
 
     def width(self, config: Any) -> int:
@@ -75,11 +78,23 @@ TOWERS: Mapping[str, Tower] = {
         prefixes=("vision_model.",),
         sigmoid=True,
     ),
+    "siglip_text_model": Tower(
+        pair="siglip",
+        side="text_config",
+        inputs=TEXT.name,
+        model="SiglipTextModel",
+        output="pooler_output",
+        size="projection_size",
+        projection="head",
+        padded_to=64,
+        prefixes=("text_model.",),
+        sigmoid=True,
+    ),
 }
 """{model_type: tower}."""
 PAIRS = frozenset(tower.pair for tower in TOWERS.values())
 
 
-def of_pair(pair: object, inputs: str) -> tuple[str, Tower] | None:
-    """(model_type, tower) of the side of a pair that takes a kind of input; None without."""
-    return next(((n, t) for n, t in TOWERS.items() if (t.pair, t.inputs) == (pair, inputs)), None)
+def of_pair(pair: str, inputs: str) -> tuple[str, Tower]:
+    """(model_type, tower) of the side of a pair of PAIRS that takes a kind of input."""
+    return next((n, t) for n, t in TOWERS.items() if (t.pair, t.inputs) == (pair, inputs))

@@ -24,6 +24,7 @@ def tower_class(model_type: str, task: Task) -> Any:
     logits and the vector of unit length; else hidden states, of images one position, the vector,
     and of texts the projection of each position."""
     import transformers
+    from transformers.masking_utils import create_bidirectional_mask
     from transformers.modeling_outputs import BaseModelOutput
     from transformers.utils import ModelOutput
 
@@ -50,13 +51,25 @@ def tower_class(model_type: str, task: Task) -> Any:
         @wraps(base.forward)
         def forward(self, *inputs: Any, **named: Any) -> Any:
             if tower.projection:
-                states = self.text_model(*inputs, **named).last_hidden_state
-                projected = getattr(self, tower.projection)(states)
+                projected = getattr(self, tower.projection)(self._states(*inputs, **named))
                 return BaseModelOutput(last_hidden_state=projected)
             vector: Tensor = super().forward(*inputs, **named)[tower.output]
             if classifies:
                 unit = vector / vector.norm(dim=-1, keepdim=True)
                 return ComparedImage(logits=getattr(self, LABELS)(unit), image_embeds=unit)
             return BaseModelOutput(last_hidden_state=vector[:, None])
+
+        def _states(self, input_ids: Tensor, attention_mask: Tensor, **named: Any) -> Tensor:
+            """Hidden states of all positions. SigLIP's class gives them after its head has read one
+            of them, and a module that is called twice has no one input to quantize."""
+            if hasattr(self, "text_model"):
+                output = self.text_model(input_ids, attention_mask, **named)
+                return output.last_hidden_state  # type: ignore[no-any-return]
+            embedded = self.embeddings(input_ids=input_ids)
+            mask = create_bidirectional_mask(
+                config=self.config, inputs_embeds=embedded, attention_mask=attention_mask
+            )
+            encoded = self.encoder(inputs_embeds=embedded, attention_mask=mask)
+            return self.final_layer_norm(encoded.last_hidden_state)  # type: ignore[no-any-return]
 
     return Side

@@ -59,17 +59,20 @@ function where(all, part) {
   throw new Error("special tokens stand inside the text, so that it cannot be cut");
 }
 
-/** {name: {type, data, dims}} of the contract's inputs, for one text. */
+/** {name: {type, data, dims}} of the contract's inputs, for one text; padded to a length where the
+ * model reads padding. */
 export function arrays(contract, { ids, types }) {
+  const { padded_to: width, pad_id: id, pad_type_id: type } = contract.tokenizer;
+  const padding = Array(Math.max((width ?? 0) - ids.length, 0)).fill();
   const columns = {
-    input_ids: ids,
-    attention_mask: ids.map(() => 1),
-    token_type_ids: types,
+    input_ids: [...ids, ...padding.map(() => id)],
+    attention_mask: [...ids, ...padding].map(() => 1),
+    token_type_ids: [...types, ...padding.map(() => type)],
   };
   return Object.fromEntries(
     contract.inputs.map(({ name, dtype }) => {
       const data = dtype === "int64" ? BigInt64Array.from(columns[name], BigInt) : Int32Array.from(columns[name]);
-      return [name, { type: dtype, data, dims: [1, ids.length] }];
+      return [name, { type: dtype, data, dims: [1, columns[name].length] }];
     }),
   );
 }

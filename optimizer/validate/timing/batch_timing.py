@@ -62,7 +62,9 @@ def measure(
     latency, target = m.section.validate_.latency, m.section.target
     floats = floats or list_forms(m)
     threads = target.intra_op_threads or cores()
-    cells = grid(latency, tasks.longest(m.contract))
+    tokenizer = m.contract.tokenizer
+    shortest = (tokenizer.padded_to or 1) if tokenizer else 1
+    cells = grid(latency, tasks.longest(m.contract), shortest)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     count = f"{len(cells)} cells of {2 + len(floats.sections)} systems"
@@ -110,10 +112,10 @@ def _files(
     return {**forms, CANDIDATE: (m.section.target, m.model / "model.onnx")}
 
 
-def grid(latency: Latency, longest: int) -> list[Cell]:
+def grid(latency: Latency, longest: int, shortest: int = 1) -> list[Cell]:
     """List the cells (batch, sequence) to time, each once. A sequence longer than the model takes
-    (`longest`) is truncated, so its cell has the truncated length."""
-    lengths = dict.fromkeys(min(length, longest) for length in latency.sequence)
+    (`longest`) is truncated and one below `shortest` padded, so its cell has the changed length."""
+    lengths = dict.fromkeys(min(max(n, shortest), longest) for n in latency.sequence)
     return [(batch, length) for batch in latency.batch for length in lengths]
 
 

@@ -31,8 +31,9 @@ DEBERTA_V3 = {
 WITHOUT_POSITION_TABLE = {"deberta-v2", "modernbert"}
 UNLISTED = ("roformer", "megatron-bert", "ernie", "rembert", "esm", "xmod")
 OF_TEXT = sorted(n for n, f in FAMILIES.items() if f.inputs == TEXT.name)
-SIDE = "clip_text_model"  # of a pair, built by model/checkpoint/tower_model.py
-ENCODERS = sorted(n for n in OF_TEXT if FAMILIES[n].kind == "encoder" and n != SIDE)
+SIDES = {"clip_text_model", "siglip_text_model"}
+"""Parts of a pair, built by model/checkpoint/tower_model.py."""
+ENCODERS = sorted(n for n in OF_TEXT if FAMILIES[n].kind == "encoder" and n not in SIDES)
 DECODERS = sorted(n for n, f in FAMILIES.items() if f.kind == "decoder")
 GROUPED = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
 KV_HEADS = 2

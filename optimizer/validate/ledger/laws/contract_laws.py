@@ -35,7 +35,7 @@ from optimizer.harness.contract import Contract
 from optimizer.harness.inputs.batch import Batch
 from optimizer.harness.inputs.image import IMAGE
 from optimizer.harness.inputs.tensors import TENSORS
-from optimizer.harness.inputs.text import TEXT
+from optimizer.harness.inputs.text import MASK, TEXT
 from optimizer.validate.ledger.distance import Array
 from optimizer.validate.ledger.laws import embedding_laws, image_laws, tensor_laws
 
@@ -71,11 +71,13 @@ def tokens(
             encoding = reference(
                 [source.vectors.text + text for text in group],
                 pairs,
-                padding=True,
+                padding=True if source.text.padded_to is None else "max_length",
                 truncation=True,
                 max_length=source.text.max_length,
                 return_tensors="np",
             )
+            if source.text.padded_to is not None:  # transformers' pipelines pass it no mask
+                encoding[MASK] = np.ones_like(encoding["input_ids"])
             actual = tasks.encode(served, tokenizer, group, pairs)
             for name, array in actual.items():
                 expected = encoding.get(name)
