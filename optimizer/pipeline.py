@@ -23,16 +23,20 @@ from optimizer.store import Artifacts, Built, LabelTexts, Reference, Step, Stopp
 class Outcome:
     """Result of a run, filled as the run goes: empty where the store stopped it earlier.
 
+    recipe: recipe of these targets: that of the side of texts, where its gates did not pass
     built: targets that every stage made, in the recipe's order
     bundle: step of package, where every gate passed
     slo: load test of the bundle's server, where the recipe has a section slo
     left_out: targets with `on_fail: drop` that a stage could not make
+    artifacts: those of the first target in `built`
     """
 
+    recipe: Recipe
     built: tuple[Built[Step], ...] = ()
     bundle: Step | None = None
     slo: Step | None = None
     left_out: tuple[LeftOut, ...] = ()
+    artifacts: Artifacts[Step] | None = None
 
 
 def run(recipe: Recipe, store: Store) -> Outcome:
@@ -41,10 +45,18 @@ def run(recipe: Recipe, store: Store) -> Outcome:
     `reference` is the checkpoint that the user gave and everything is judged against; `base` is the
     checkpoint that goes forward: the reference, or the result of reduce, recover or qat. Every
     target is built before the first is judged. A bundle is packaged only when every gate of its
-    targets passed; publishing follows in commands/build/outcome.py.
+    targets passed; publishing follows in commands/build/outcome.py. The side of texts of a recipe
+    that has one runs first, as a recipe of its own, and ends the run where a gate does not pass.
 
     recipe: recipe that passed its checks (optimizer.checks.read)
     """
+    texts = recipe.side_of_texts
+    side = Outcome(recipe) if texts is None else run(texts, store)
+    return _run(recipe, store, side) if verdict(side.built) == "pass" else side
+
+
+def _run(recipe: Recipe, store: Store, side: Outcome) -> Outcome:
+    """Run the stages of a recipe. side: outcome of its side of texts, empty without one"""
     from optimizer.compress.stage import STAGE as compress
     from optimizer.export.stage import STAGE as export
     from optimizer.load.stage import STAGE as load
@@ -60,7 +72,7 @@ def run(recipe: Recipe, store: Store) -> Outcome:
     from optimizer.validate.stage import check_inputs
     from optimizer.validate.timing.stage import STAGE as latencies
 
-    outcome, step, targets = Outcome(), store.step, _Targets(recipe)
+    outcome, step, targets = Outcome(recipe), store.step, _Targets(recipe)
     store.recipe = recipe.name
     sections = [target.without_on_fail for target in recipe.targets]
     side_of_texts = recipe.model.side_of_texts
@@ -95,22 +107,27 @@ def run(recipe: Recipe, store: Store) -> Outcome:
         if recipe.reduce or recipe.qat:
             originals = targets.each("export", lambda i: graph(i, reference))
 
+        def artifacts(i: int) -> Artifacts[Step]:
+            return Artifacts(base, state, graphs[i], models[i], engines[i])
+
         def report(i: int) -> Step:
-            artifacts = Artifacts(base, state, graphs[i], models[i], engines[i])
             judged = None
             if i in originals:
                 timed = table if recipe.reduce and recipe.reduce.measure_on == i else None
                 judged = Reference(reference, originals[i], smaller, untrained, timed)
-            return step(validate, recipe.validation(sections[i]), artifacts, judged)
+            section = recipe.validation(sections[i])
+            return step(validate, section, artifacts(i), judged, side.artifacts)
 
         reports = targets.each("validate", report)
         outcome.built = tuple(
             Built(recipe.targets[i], models[i], engines[i], reports[i]) for i in targets.remaining
         )
         outcome.left_out = targets.left_out
+        outcome.artifacts = artifacts(targets.remaining[0])
         if verdict(outcome.built) == "pass":
             packaging = recipe.packaging.model_copy(update={"left_out": outcome.left_out})
-            outcome.bundle = step(package, packaging, base, state, outcome.built, texts)
+            read = texts or side.bundle
+            outcome.bundle = step(package, packaging, base, state, outcome.built, read)
             if recipe.slo:
                 outcome.slo = step(slo, recipe.slo, outcome.bundle)
     return outcome

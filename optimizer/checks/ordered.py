@@ -7,6 +7,7 @@ data, whose reading takes longest. All errors are reported at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from optimizer.checks import (
@@ -23,7 +24,7 @@ from optimizer.checks import (
 from optimizer.checks.context import Context
 from optimizer.compress import processes as calibration_processes
 from optimizer.data.datasets import check_header
-from optimizer.foundation.errors import DataError, collect
+from optimizer.foundation.errors import DataError, OptimizeError, collect
 from optimizer.foundation.process import torch_device
 from optimizer.load.tokenizer import student_vocabulary
 from optimizer.package import lock
@@ -33,6 +34,8 @@ from optimizer.reduce.learn import processes
 from optimizer.targets import missing_packages
 
 Check = Callable[[Recipe, Context], None]
+TEXTS = ("calibrate", "quantize", "targets.0", "validate")
+"""Sections of the recipe of a side of texts that stand in section `texts`."""
 
 
 def check(recipe: Recipe, context: Context) -> None:
@@ -43,6 +46,20 @@ def check(recipe: Recipe, context: Context) -> None:
             one(recipe, context)
 
     collect(partial(run, chain) for chain in CHECKS)
+
+
+def check_texts(recipe: Recipe, context: Context) -> None:
+    """Run the checks on the recipe of the side of texts, whose messages name section `texts`."""
+    side = recipe.side_of_texts
+    if side is None:
+        return
+    try:
+        check(side, replace(context, lock=None))
+    except OptimizeError as e:
+        for one in (e, *e.further):
+            if one.where.startswith(TEXTS):
+                one.where = f"texts.{one.where.replace('targets.0', 'target', 1)}"
+        raise
 
 
 def check_parts(model: Model | None, specs: Sequence[DataSpec]) -> None:
@@ -139,6 +156,7 @@ CHECKS: tuple[tuple[Check, ...], ...] = (
     (check_student_vocabulary,),
     (check_columns,),
     (loadable.check,),
+    (check_texts,),
     (check_lock,),
 )
 """Chains of checks: each runs where those before it in its chain found nothing. Checks of several

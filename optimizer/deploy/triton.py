@@ -92,7 +92,8 @@ def config(source: Source, rows: int) -> str:
     batch while the model is idle: max_queue_delay_microseconds stays at its default, 0.
     """
     inputs, outputs = columns(source)
-    needed = inputs if tasks.of(source.contract).extracts else inputs[:1]
+    task = tasks.of(source.contract)
+    needed = inputs if task.extracts else [] if task.reads_texts else inputs[:1]
     lines = [
         f'name: "{source.name}"',
         'backend: "python"',

@@ -221,6 +221,8 @@ class Contract:
     layer_weights: the array of embedding.file, which `opened` reads; not in the document.
     form: (type, dimensions) of a sentence embedding's answers, set by with_form of
         tasks/embeddings/sentence_embedding.py; null: as the model gives them; not in the document.
+    texts: contract of the bundle's second model, of a task that reads texts beside other inputs;
+        null until a bundle opens it; not in the document.
     """
 
     task: str
@@ -245,6 +247,7 @@ class Contract:
     version: int = VERSION
     layer_weights: Any = field(default=None, repr=False, compare=False)
     form: tuple[str, int] | None = None
+    texts: Contract | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         require(
@@ -385,8 +388,8 @@ class Contract:
 
     def to_json(self) -> dict[str, Any]:
         """Return contract.json as a document; `Contract.from_json` is its inverse."""
-        document = asdict(replace(self, layer_weights=None))
-        del document["layer_weights"], document["form"]
+        document = asdict(replace(self, layer_weights=None, texts=None))
+        del document["layer_weights"], document["form"], document["texts"]
         if document["embedding"] is not None and document["embedding"]["quantized"] is None:
             del document["embedding"]["quantized"]
         for name in (*OPTIONAL, "activation", "thresholds"):

@@ -329,6 +329,7 @@ MANIFEST = record(
         "calibration": map_of(SHA256),
         "packages": map_of(NAME),
         "runnable": null_or(flag),
+        "texts": SHA256,
     },
 )
 

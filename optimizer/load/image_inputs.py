@@ -45,6 +45,8 @@ def sections(d: Described, settings: ImageSettings) -> dict[str, Any]:
             )
         one = d.config.model_type in TOWERS  # one position, the vector
         values["pooling"] = d.section.pooling or ("cls" if has_class_token or one else "mean")
+    if "normalize" in d.task.sections:
+        values["normalize"] = True
     return values
 
 

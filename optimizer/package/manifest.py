@@ -44,7 +44,7 @@ def write(bundle: Path, document: Mapping[str, Any]) -> dict[str, Any]:
         **document,
         "manifest_version": VERSION,
         "files": listed,
-        "content_digest": content_digest(document["contract"], listed),
+        "content_digest": content_digest(document["contract"], listed, document.get("texts")),
     }
     # through JSON first: the digest is of the document as read, with lists for tuples
     manifest: dict[str, Any] = json.loads(json.dumps(fields))

@@ -7,7 +7,8 @@ Writes out/bundle/ and, unless package.tar is false, out/<name>-<version>.tar:
                                     that onnxruntime-genai opens the folder
     engines/<target>/               engine.json, and the engine where the runtime has one
     tokenizer/                      tokenizer files that the harness loads
-    texts/                          the model that reads labels of requests, see label_texts.py
+    texts/                          the model that reads labels of requests, see label_texts.py; of
+                                    a bundle that embeds images and texts a bundle of the latter
     harness/  requirements.txt      code that runs the bundle, and its pinned packages
     requirements-serve.txt          packages of `serve`, where installed here
     verify.py                       compares all files with the manifest before any code runs
@@ -31,6 +32,7 @@ from optimizer.foundation import atomic
 from optimizer.foundation.errors import MachineError, OptimizeError
 from optimizer.foundation.references import resolve
 from optimizer.harness import tasks
+from optimizer.harness.bundle.manifest import TEXTS, read_manifest
 from optimizer.harness.contract import Contract, adapter_file
 from optimizer.harness.runtimes import table
 from optimizer.load import outside_task
@@ -85,14 +87,15 @@ def run(
     source: Path,
     state: Path,  # noqa: ARG001
     built: Sequence[Built[Path]],
-    texts: LabelTexts[Path] | None = None,
+    texts: LabelTexts[Path] | Path | None = None,
     *,
     out: Path,
 ) -> None:
     """Write the bundle into `out`. built: folders of each finished target, in the recipe's order.
 
     state: not read; an input so that the bundle's key depends on it
-    texts: the model that reads the labels of requests
+    texts: the model that reads the labels of requests, or the folder of package of the side of
+        texts
 
     Raises GateError where the finished bundle differs from what was judged (shipped.py).
     """
@@ -103,8 +106,7 @@ def run(
     reports = on_fail.mark_dropped(rules, [_read(b.report / "report.json") for b in built])
     _add_tokenizer(bundle, source)
     _add_adapters(bundle, source)
-    if texts is not None:
-        label_texts.add(bundle, texts, source)
+    second = _add_texts(bundle, texts, source)
     engines: list[dict[str, Any]] = []
     shipped_targets: list[TargetSection] = []
     for name, target, steps, report in zip(names, sections, built, reports, strict=True):
@@ -118,9 +120,11 @@ def run(
             )
     licences = _add_licences(bundle, source)
     _add_harness(bundle, section.recipe.model.task)
-    names_of_texts = label_texts.PACKAGES if texts is not None else ()
+    others = label_texts.PACKAGES if isinstance(texts, LabelTexts) else ()
+    if section.recipe.texts is not None:
+        others = section.recipe.texts.target.harness_packages
     (bundle / "requirements.txt").write_text(
-        requirements(shipped_targets, section.recipe.model.task, names_of_texts)
+        requirements(shipped_targets, section.recipe.model.task, others)
     )
     if serve := serve_requirements():
         (bundle / "requirements-serve.txt").write_text(serve)
@@ -141,6 +145,7 @@ def run(
         "calibration": data_digests(section.recipe),
         "packages": {p: v for p in MADE_WITH if (v := package_version(p)) is not None},
         "contract": contract_of(source, built[0].report),
+        **second,
         "engines": engines,
         "runnable": any(table.of(e["runtime"]).runs for e in engines),
     }
@@ -334,6 +339,17 @@ def _add_tokenizer(bundle: Path, source: Path) -> None:
     for name in (*TOKENIZER_FILES, *([layers] if layers else [])):
         if (source / "checkpoint" / name).is_file():
             shutil.copyfile(source / "checkpoint" / name, folder / name)
+
+
+def _add_texts(bundle: Path, texts: LabelTexts[Path] | Path | None, source: Path) -> dict[str, Any]:
+    """Add the second model of a bundle that has one; return {"texts": its content digest} of one
+    that is a bundle, else {}. Arguments: as of `run`."""
+    if isinstance(texts, LabelTexts):
+        label_texts.add(bundle, texts, source)
+    if isinstance(texts, LabelTexts) or texts is None:
+        return {}
+    shutil.copytree(texts / "bundle", bundle / TEXTS)
+    return {"texts": read_manifest(bundle / TEXTS)["content_digest"]}
 
 
 def _add_adapters(bundle: Path, source: Path) -> None:

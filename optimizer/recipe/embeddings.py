@@ -1,4 +1,5 @@
-"""Section `embeddings`: forms of vectors that a bundle gives, and the search that proves them."""
+"""Sections about vectors. `embeddings`: forms of vectors that a bundle gives, and the search that
+proves them; `texts`: the side of texts of a bundle that embeds images and texts."""
 
 from __future__ import annotations
 
@@ -9,7 +10,11 @@ from pydantic import Field, field_validator, model_validator
 from optimizer.foundation.sections.section import Section
 from optimizer.harness.embedding_settings import LARGEST, TYPES
 from optimizer.harness.tasks import Task
+from optimizer.recipe.compression.quantize import Quantize
 from optimizer.recipe.data import Calibrate, DataSpec
+from optimizer.recipe.target_field import AnyTarget
+from optimizer.recipe.targets import OnnxRuntimeTarget
+from optimizer.recipe.validate import Validate
 
 Type = Literal["float32", "int8", "uint8", "binary", "ubinary"]
 Margin = Annotated[float, Field(gt=0, lt=1)]
@@ -82,6 +87,37 @@ class Embeddings(Section):
     def ranged(self) -> bool:
         """True where a type needs the ranges of numbers."""
         return any(TYPES[name].ranged for name in self.types)
+
+
+class Texts(Section):
+    """Side of texts of a pair whose images are the recipe's model. It is compressed, judged and
+    packaged like a model of its own, into folder `texts` of the bundle."""
+
+    calibrate: Calibrate | None = None
+    quantize: Quantize = Quantize()
+    target: AnyTarget = Field(
+        OnnxRuntimeTarget(runtime="onnxruntime"), description="runtime that reads texts"
+    )
+    validate_: Validate = Field(alias="validate")
+
+
+def check_texts(section: Texts | None, task: Task, normalize: bool | None) -> None:
+    """Raise ValueError where the section and the task do not agree. normalize: model.normalize"""
+    if task.reads_texts and normalize is False:
+        raise ValueError(
+            f"model.normalize is false, and vectors of task {task.name} are of unit length; "
+            "remove it"
+        )
+    if task.reads_texts and section is None:
+        raise ValueError(
+            f"texts is missing, and task {task.name} reads texts beside images; add texts: "
+            "{validate: {data: ..., metric: cosine}}"
+        )
+    if section is not None and not task.reads_texts:
+        raise ValueError(
+            f"texts is for task image-text-embedding, and the task is {task.name}; remove it, or "
+            "set model.task"
+        )
 
 
 def check(section: Embeddings, task: Task, calibrate: Calibrate | None) -> None:

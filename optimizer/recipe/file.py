@@ -37,6 +37,9 @@ DATA_FIELDS = (
     ("slo", "data"),
     ("embeddings", "queries"),
     ("embeddings", "documents"),
+    ("texts", "calibrate", "data"),
+    ("texts", "validate", "data"),
+    ("texts", "validate", "latency", "data"),
 )
 LAYOUT = "oci-layout:"  # an address that is a folder
 
@@ -249,8 +252,9 @@ def _short(override: str) -> str:
 
 
 def _further_sets(document: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Return the data fields of validate.also and of model.adapters.sources, one per name."""
-    parts = [("validate", "also"), ("model", "adapters", "sources")]
+    """Return the data fields of every section validate.also and of model.adapters.sources, one per
+    name."""
+    parts = [("validate", "also"), ("texts", "validate", "also"), ("model", "adapters", "sources")]
     return [(*part, name, "data") for part in parts for name in _mapping(_at(document, part))]
 
 

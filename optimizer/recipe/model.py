@@ -208,6 +208,11 @@ class Model(Section):
         """Section of the model that reads the labels of requests; None without them."""
         if self.zero_shot is None or not self.zero_shot.labels_of_requests:
             return None
+        return self.of_texts
+
+    @property
+    def of_texts(self) -> Model:
+        """Section of the side of texts of the same pair, with vectors of unit length."""
         other = {"task": sentence_embedding.TASK.name, "zero_shot": None, "normalize": True}
         return self.model_copy(update=other)
 

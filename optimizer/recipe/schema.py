@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from optimizer.foundation.sections.fields import Name, Pattern, Version
 from optimizer.foundation.sections.section import Section
@@ -19,7 +19,7 @@ from optimizer.recipe.compression import sparsity as sparse
 from optimizer.recipe.compression.quantize import Activations, LayerRule, Quantize, Weights
 from optimizer.recipe.compression.sparsity import Sparsity
 from optimizer.recipe.data import Calibrate, DataSpec
-from optimizer.recipe.embeddings import Embeddings
+from optimizer.recipe.embeddings import Embeddings, Texts
 from optimizer.recipe.model import Model
 from optimizer.recipe.recover import Qat
 from optimizer.recipe.reduce import Reduce
@@ -138,6 +138,7 @@ class Recipe(Section):
     targets: tuple[AnyTarget, ...] = Field(min_length=1)
     validate_: Validate = Field(alias="validate")
     embeddings: Embeddings | None = None
+    texts: Texts | None = None
     package: Package = Package()
     serve: Serve | None = None
     slo: Slo | None = None
@@ -230,6 +231,18 @@ class Recipe(Section):
         return self
 
     @model_validator(mode="after")
+    def _texts_suit_the_task(self) -> Recipe:
+        embeddings.check_texts(self.texts, tasks.task(self.model.task), self.model.normalize)
+        try:
+            _ = self.side_of_texts
+        except ValidationError as e:
+            problem = e.errors()[0]
+            place = ".".join(map(str, ("texts", *problem["loc"])))
+            message = problem["msg"].removeprefix("Value error, ")
+            raise ValueError(f"{place}: {message}") from None
+        return self
+
+    @model_validator(mode="after")
     def _serving_suits_the_task(self) -> Recipe:
         sections = {"serve": self.serve, "slo": self.slo}
         serving.check(tasks.task(self.model.task), self.targets, sections)
@@ -307,10 +320,32 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _search_suits_the_recipe(self) -> Recipe:
+        if self.search is not None and self.texts is not None:
+            raise ValueError(
+                "search tries forms of one model, and the recipe has two; search each by itself, "
+                "with task image-feature-extraction and sentence-embedding, or remove search"
+            )
         if self.search is not None:
             others = [n for n in ("qat", "sparsity") if getattr(self, n) is not None]
             search.check(self.search, self.reduce, others, slo=self.slo is not None)
         return self
+
+    @property
+    def side_of_texts(self) -> Recipe | None:
+        """Recipe of the side of texts; None without `texts`. Raises ValidationError where such a
+        recipe is refused."""
+        if self.texts is None:
+            return None
+        return Recipe(
+            name=f"{self.name}-texts",
+            model=self.model.of_texts,
+            calibrate=self.texts.calibrate,
+            quantize=self.texts.quantize,
+            compress=self.compress,
+            targets=(self.texts.target,),
+            validate=self.texts.validate_,
+            package=self.package.model_copy(update={"tar": False}),
+        )
 
     @property
     def reduction(self) -> Reduction | None:
@@ -386,6 +421,7 @@ class Recipe(Section):
         )
 
     def validation(self, target: TargetSection) -> Validation:
+        texts = self.side_of_texts
         return Validation(
             validate=self.validate_,
             quantize=self.quantize,
@@ -397,6 +433,7 @@ class Recipe(Section):
             sparsity=self.sparsity,
             embeddings=self.embeddings,
             adapters=self.model.adapter_data,
+            texts=None if texts is None else texts.validation(texts.targets[0]),
         )
 
     @property

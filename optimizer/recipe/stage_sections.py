@@ -272,6 +272,9 @@ class Validation(Section):
         default_factory=dict,
         description="texts that judge each adapter kept apart; None: those of validate.data",
     )
+    texts: Validation | None = Field(
+        None, description="section of the side of texts, of a model that embeds images and texts"
+    )
 
 
 class LeftOut(Section):

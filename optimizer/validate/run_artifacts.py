@@ -49,6 +49,7 @@ class RunArtifacts:
     unreduced: folder with the reference's model.onnx in the same form or in float, where a latency
         gain is measured on this target
     scratch: folder for arrays and weights on disk; None: the folder for temporary files
+    texts_beside: side of texts of a model that embeds images and texts, for their captions
     """
 
     section: Validation
@@ -63,6 +64,7 @@ class RunArtifacts:
     untrained: Path | None = field(default=None, kw_only=True)
     unreduced: Path | None = field(default=None, kw_only=True)
     scratch: Path | None = field(default=None, kw_only=True)
+    texts_beside: RunArtifacts | None = field(default=None, kw_only=True)
 
     def mapped(self, tensor: Tensor) -> Tensor:
         """The values of `tensor`, in a file where it is large: models do not fit into memory."""
@@ -122,6 +124,12 @@ class RunArtifacts:
         if folder in (None, self.source):
             return self.float_model
         return torch_model(open_checkpoint(folder), self.task, place=self.mapped)
+
+    @cached_property
+    def captions(self) -> dict[bool, dict[str, Any]]:
+        """Vectors of texts that judge a model of images: {True for the float model's: {text:
+        vector}}, filled by quality/answers.py."""
+        return {True: {}, False: {}}
 
     @property
     def gains(self) -> bool:

@@ -37,7 +37,7 @@ from optimizer.validate.quality import chance, evaluation, metrics, quality
 from optimizer.validate.quality.answers import Reference
 from optimizer.validate.quality.chance import Agreement, Chance, Labels
 from optimizer.validate.quality.images.observed import chosen_labels
-from optimizer.validate.quality.metrics import RANKING, Ranking
+from optimizer.validate.quality.metrics import RANKING, RECALL, Ranking
 from optimizer.validate.quality.quality import Answers, Probe
 from optimizer.validate.quality.significance import Floats
 from optimizer.validate.run_artifacts import RunArtifacts
@@ -248,6 +248,9 @@ def measure_agreement(metric: str, rows: Sequence[Sample], baseline: Answers) ->
         if ranked.left_out:
             say(f"validate: {metric}: {_left_out(ranked)}")
         return chance.ranked(ranked, quality.similarity(baseline)[ranked.rows])
+    if metric in RECALL and baseline.pair is not None:
+        texts = np.arange(len(rows))
+        return chance.matches(texts, texts[quality.nearest(baseline)])
     needed = "score" if metric == "spearman" else "text_pair" if baseline.pair else "label"
     if any(getattr(r, needed) is None and r.scores is None for r in rows):
         return None

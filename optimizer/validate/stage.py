@@ -42,7 +42,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +100,7 @@ def run(
     section: Validation,
     artifacts: Artifacts[Path],
     original: Reference[Path] | None = None,
+    beside: Artifacts[Path] | None = None,
     *,
     out: Path,
 ) -> None:
@@ -107,14 +108,15 @@ def run(
 
     Raises DataError when the data sets overlap or lack a column that the metric needs, and
     MachineError when a package that judges the target is not installed (unless on_missing: defer).
-    original: the reference, where `artifacts.base` is another model."""
+    original: the reference, where `artifacts.base` is another model
+    beside: artifacts of the side of texts, for a model that embeds images and texts"""
     missing_packages.check_target(section.target, f"target {section.target.name}")
     contract = contracts.read(artifacts.base / "contract.json")
     task = tasks.of(contract)
     data = read_data(section, artifacts.base, contract)
     inputs = select_inputs(data["validate.data"], task)
     clear(out)
-    materials = _materials(section, artifacts, original, inputs, out)
+    materials = _materials(section, artifacts, original, beside, inputs, out)
     sets = evaluation.sets(section.validate_, data, contract)
     reference_device.check(materials)
     with one_torch_thread(), reference_device.used(materials):
@@ -162,9 +164,9 @@ def run(
             section.validate_.latency, untimed, latency_gain.declared_gate(materials)
         )
     else:
-        texts = data.get("validate.latency.data", ())
         forms = _judge_float_forms(materials, rows, reference)
-        report["speed"], speed_gates = _judge_speed(materials, texts, forms)
+        timed = data.get("validate.latency.data", ())
+        report["speed"], speed_gates = _judge_speed(materials, timed, forms)
         gates += speed_gates
     report["verdict"] = gating.overall(gates)
     report["gates"] = [g.as_dict() for g in gates]
@@ -193,6 +195,7 @@ def _materials(
     section: Validation,
     artifacts: Artifacts[Path],
     original: Reference[Path] | None,
+    beside: Artifacts[Path] | None,
     texts: Sequence[Any],
     scratch: Path,
 ) -> Materials:
@@ -208,6 +211,8 @@ def _materials(
         texts=texts,
         scratch=scratch,
     )
+    if beside is not None and section.texts is not None:
+        materials.texts_beside = RunArtifacts(section.texts, *astuple(beside))
     if original is None:
         return materials
     timed = original.latencies
@@ -454,6 +459,7 @@ def files(section: Validation) -> Mapping[str, str]:
     code that opens and judges the target, and the machine: its times are valid on no other one."""
     return {
         **targets.of(section.target.runtime).code("open", "hops"),
+        **(targets.of(section.texts.target.runtime).code("open") if section.texts else {}),
         **{name: digest(spec) for name, spec in specs(section).items()},
         **search_stage.digests(section),
         **methods.code(section.quantize.in_use, limits=True),

@@ -18,11 +18,14 @@ from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.errors import BundleError
+from optimizer.load import text_inputs
+from optimizer.load.config import image_processor
 from optimizer.load.providers import pairs
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
 from optimizer.model.checkpoint.model import torch_model
 from optimizer.recipe.answers import ZeroShot, check
 from optimizer.validate.ledger.laws import answer_fields, answer_laws
+from tests import vision
 from tests.conftest import heavy_tailed, write_tokenizer
 from tests.load.conftest import Load, edit_json
 from tests.vision import picture
@@ -194,15 +197,48 @@ def test_labels_that_are_encoded_otherwise_are_refused(
         return parts
 
     monkeypatch.setattr(pairs, "_encode_labels", wrong)
-    with pytest.raises(CheckpointError, match="in transformers' pipeline"):
+    with pytest.raises(CheckpointError, match="in transformers "):
         load(folders[kind], ZERO_SHOT, zero_shot=ZeroShot(candidate_labels=LABELS))
 
 
-def test_what_a_pair_does_not_give_is_refused_with_what_it_does(
-    load: Load, folders: dict[str, Path]
+def test_texts_and_images_that_are_read_otherwise_are_refused(
+    load: Load,
+    folders: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    load(folders["siglip"], "sentence-embedding")
+    load(folders["siglip"], "image-text-embedding")
+    told = capsys.readouterr().err
+    assert "5 texts have the vectors of transformers' siglip_text_model" in told
+    assert "8 images have the vectors of transformers' siglip_vision_model" in told
+    monkeypatch.setattr(text_inputs, "_padded_to", lambda *_: None)
+    with pytest.raises(CheckpointError, match=r"text \d gets the vector .* in transformers"):
+        load(folders["siglip"], "sentence-embedding")
+    right = image_processor.settings
+    monkeypatch.setattr(
+        image_processor, "settings", lambda *given: replace(right(*given), rescale=1 / 256)
+    )
+    with pytest.raises(CheckpointError, match=r"image \d gets the vector .* in transformers"):
+        load(folders["siglip"], "image-text-embedding")
+
+
+def test_what_a_pair_does_not_give_is_refused_with_what_it_does(
+    load: Load, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    import transformers
+
     with pytest.raises(CheckpointError, match="image-classification does not read the vector"):
         load(folders["clip"], "image-classification")
+    both = "image-text-embedding"
+    with pytest.raises(CheckpointError, match="'vit' has no side of texts"):
+        load(vision.write(tmp_path / "vit"), both)
+    images_alone = transformers.CLIPVisionModelWithProjection
+    images_alone.from_pretrained(folders["clip"], projection_dim=16).save_pretrained(
+        tmp_path / "side"
+    )
+    with pytest.raises(CheckpointError, match="its texts need the other side"):
+        load(tmp_path / "side", both)
     with pytest.raises(RecipeError, match="two labels or more"):
         load(folders["clip"], ZERO_SHOT, zero_shot=ZeroShot(candidate_labels=("one",)))
     long = ZeroShot(candidate_labels=("one", "good " * 80))

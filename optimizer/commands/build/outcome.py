@@ -140,7 +140,7 @@ def finish(
     from optimizer.publish import stage
     from optimizer.publish.folder import publish, publish_failed
 
-    document = _document(recipe, steps, outcome)
+    document = _document(outcome.recipe, steps, outcome)
     verdict = pipeline.verdict(outcome.built)
     if outcome.slo is not None:
         verdict = worst((verdict, document["slo"]["verdict"]))
@@ -195,7 +195,7 @@ def _document(
 
     packaging = recipe.packaging.model_copy(update={"left_out": outcome.left_out})
     names, targets = kept_targets(packaging)
-    loaded = next(Path(s["path"]) for s in steps if s["stage"] == "load")
+    loaded = [Path(s["path"]) for s in steps if s["stage"] == "load"][-1]  # behind other sides
     reports = [_report(b.report) for b in outcome.built]
     dropped = left_out(packaging)
     if outcome.bundle is not None:

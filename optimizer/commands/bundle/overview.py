@@ -11,6 +11,7 @@ from typing import Any
 
 from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
+from optimizer.harness.tasks.embeddings import image_text_embedding
 from optimizer.package.report.cards import generation
 from optimizer.package.report.comparison import (
     SYSTEMS,
@@ -64,6 +65,9 @@ def _task(document: Document) -> str:
 
 
 def _input(contract: Contract) -> str:
+    if contract.task == image_text_embedding.TASK.name and contract.image is not None:
+        size = f"{contract.image.height} × {contract.image.width}"
+        return f"an image (resized to {size}) or a text (folder texts, a bundle of its own)"
     if contract.image is not None:
         return f"an image (resized to {contract.image.height} × {contract.image.width})"
     if contract.generation is not None:

@@ -11,14 +11,23 @@ this machine (fit.py), and starts a runtime last.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from .. import tasks
 from ..contract import Contract, adapter_file
-from ..errors import BuildError, BundleError, InputError, MachineError, UnopenedError
+from ..errors import (
+    BuildError,
+    BundleError,
+    HarnessError,
+    InputError,
+    MachineError,
+    UnopenedError,
+    require,
+)
 from ..generate import Completion, Options, Piece, generate, stream
 from ..generate.prompt_lookup import PromptLookup, measure_lookup
 from ..process.closing import Closing
@@ -32,19 +41,22 @@ from ..runtimes.ort.run import OrtRunner
 from ..runtimes.runner import Runner
 from ..tasks import Array, decode, encode, generating
 from ..tasks.answering import Answered, Predictor, Query, answer
+from ..tasks.embeddings import image_text_embedding
 from ..tasks.embeddings.sentence_embedding import with_form
 from ..tasks.text_generation import NO_PAIRS, Prompt
 from .bench import System
 from .engines import Workshop
 from .fit import Decision, FallBack, Rebuild, Refuse, decide
 from .label_encoder import LabelEncoder
-from .manifest import MANIFEST, read_manifest, refuse_damage
+from .manifest import MANIFEST, TEXTS, read_manifest, refuse_damage
 
 BATCH = 8
 
 
 class Bundle(Closing):
     """Opened bundle. decision: chosen engine and reason. engine: its entry in the manifest.
+    texts: second model of a task that reads texts beside other inputs, a bundle in folder `texts`
+    that chooses its engine by itself; None of other tasks.
 
     An engine that fits but does not open is built here if possible; an engine that fails is skipped
     with a message, and the next engine is tried.
@@ -89,7 +101,6 @@ class Bundle(Closing):
         contract = Contract.from_json(self.manifest["contract"], MANIFEST)
         self.task = tasks.check(contract, MANIFEST)
         self.contract = contract.opened(self.folder / "tokenizer").with_prompt(prompt)
-        self.contract = with_form(self.contract, embedding_type, dimensions)
         self.encoder = self.task.inputs.open(self.folder / "tokenizer", self.contract)
         if self.contract.label_texts is not None:
             threads_of_texts = 0 if threads is None else threads
@@ -103,6 +114,7 @@ class Bundle(Closing):
             self.contract,
             damaged=damaged,
         )
+        self.texts: Bundle | None = None
         self._check_adapter(adapter, other_loop=genai or bool(prompt_lookup))
         engines = enumerate(self.manifest["engines"])
         others = [i for i, e in engines if target not in (None, e["target"])]
@@ -111,6 +123,8 @@ class Bundle(Closing):
         if isinstance(self.decision, FallBack) and say is not None:
             say(f"falling back: {self.decision.reason}")
         self._open_adapters(adapter)
+        self._open_texts(threads, workers, say, cache)
+        self.contract = with_form(self.contract, embedding_type, dimensions)
         self.lookup = self._prompt_lookup(prompt_lookup) if prompt_lookup else None
 
     def _choose(
@@ -200,10 +214,34 @@ class Bundle(Closing):
         self._open.adapters = adapted
         self._adapted = None if chosen is None else adapted[chosen]
 
+    def _open_texts(
+        self,
+        threads: int | None,
+        workers: int,
+        say: Callable[[str], None] | None,
+        cache: Path | None,
+    ) -> None:
+        """Open the bundle's second model, of a task that has one. Arguments: as of Bundle."""
+        if not self.task.reads_texts:
+            return
+        machine, folder = self._shop.machine, self.folder / TEXTS
+        try:
+            self.texts = Bundle(
+                *(folder,), threads=threads, workers=workers, machine=machine, say=say, cache=cache
+            )
+            texts, own = self.texts.contract, self.texts.manifest["content_digest"]
+            require(own == self.manifest.get("texts"), f"{MANIFEST}: texts", own, "its digest")
+            image_text_embedding.check_texts(self.contract, texts, str(folder / MANIFEST))
+        except HarnessError:
+            self.close()
+            raise
+        self.contract, self.encoder = replace(self.contract, texts=texts), self.texts.encoder
+
     @property
     def reentrant(self) -> bool:
         """True if several threads may run the engine at once."""
-        return table.reentrant(self.engine) and not self.task.generates
+        alone = table.reentrant(self.engine) and not self.task.generates
+        return alone and (self.texts is None or self.texts.reentrant)
 
     def _threads_of(self, workers: int) -> int:
         """Threads of a run of the chosen engine; 0: one per processor."""
@@ -283,7 +321,13 @@ class Bundle(Closing):
     @property
     def predictor(self) -> Predictor:
         """Predictor that answers a batch in one run of the engine."""
-        return Predictor(self.contract, self.encoder, self.runner.infer)
+        return Predictor(self.contract, self.encoder, self.infer)
+
+    def infer(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Run the model that takes these arrays: the chosen engine's, or the second one."""
+        if self.texts is not None and not set(self.task.inputs.arrays) <= set(arrays):
+            return self.texts.runner.infer(arrays)
+        return self.runner.infer(arrays)
 
     def generate(
         self,
@@ -341,7 +385,7 @@ class Bundle(Closing):
     def values(self, inputs: Sequence[Any]) -> Array:
         """Compute the task's array for inputs as one batch; see tasks.decode."""
         batch = encode(self.contract, self.encoder, inputs)
-        return decode(self.contract, self.runner.infer(batch), batch)
+        return decode(self.contract, self.infer(batch), batch)
 
     def system(self) -> System:
         """Wrap this bundle as a system for bench.measure."""
@@ -366,7 +410,7 @@ class Bundle(Closing):
         return sum(self.manifest["files"][n]["size"] for n in names)
 
     def close(self) -> None:
-        for opened in (self._open, self._genai):
+        for opened in (self._open, self._genai, self.texts):
             if opened is not None:
                 opened.close()
         if isinstance(self.encoder, LabelEncoder):

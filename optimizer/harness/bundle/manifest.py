@@ -5,7 +5,8 @@
                        canonical JSON: ASCII (\\uXXXX for the rest), keys sorted, no spaces
     content_digest     of everything that determines answers, equal in two runs of one recipe:
                        sha256 of "<sha256>  contract\\n", that of the contract's canonical JSON, and
-                       "<sha256>  <name>\\n" of every file that is not `measured`, sorted by name
+                       "<sha256>  <name>\\n" of every file that is not `measured`, sorted by name;
+                       with `texts` also "<sha256>  texts\\n"
     name, version      of the product, from the recipe
     verdict, verdicts  "pass", the only verdict that makes a bundle; {target: verdict}
     dropped            [{target, gate, message}]: left out by on_fail: drop, but for their reports
@@ -24,6 +25,7 @@
                        by fit_columns.py: runtime_minimum, driver_minimum, os, architecture, shapes
                        ({axis: [min, opt, max]}, or a list of them), the builder's options and,
                        once built, runtime_version, compute_capabilities ["89"], gpu
+    texts              content_digest of the bundle in folder texts, of a task with a second model
     files              {name: {sha256, size, measured}} of every file but this one. measured:
                        reports hold times and engines do not build reproducibly: MEASURED, and
                        nothing else may say so
@@ -53,7 +55,12 @@ __all__ = ["MANIFEST", "REPORT", "canonical", "digest"]
 VERSION = 2
 AGAIN = "Get the bundle again, or package the model again: optimize RECIPE."
 REPORTS = ("report.html", REPORT)
-MEASURED = ("engines/", *REPORTS)
+TEXTS = label_encoder.FOLDER
+"""Folder of a second model: of labels (label_encoder.py), or a bundle of its own (bundle.py)."""
+MEASURED = (
+    *("engines/", *REPORTS),
+    *(f"{TEXTS}/{name}" for name in ("engines/", *REPORTS, MANIFEST)),
+)
 """Prefixes of the names of files that differ from run to run."""
 IMPORTED = (".py", ".pyc", ".pyd", ".so", ".dll", ".dylib", ".pth")
 STARTING = "harness/__pycache__/__init__."
@@ -61,10 +68,14 @@ STARTING = "harness/__pycache__/__init__."
 STARTED = ("harness/__init__.py", "harness/__main__.py", "requirements.txt")
 
 
-def content_digest(contract: Any, files: Mapping[str, Mapping[str, Any]]) -> str:
-    """Digest of everything that determines answers. contract, files: fields of the manifest."""
+def content_digest(
+    contract: Any, files: Mapping[str, Mapping[str, Any]], texts: str | None = None
+) -> str:
+    """Digest of everything that determines answers. contract, files, texts: fields of the
+    manifest."""
     lines = [f"{hashlib.sha256(canonical(contract)).hexdigest()}  contract\n"]
     lines += [f"{f['sha256']}  {n}\n" for n, f in sorted(files.items()) if not f["measured"]]
+    lines += [f"{texts}  {TEXTS}\n"] if texts else []
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
@@ -101,7 +112,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     _check_contract(manifest["contract"])
     _check_engines(manifest, where)
     _check_files(manifest, where)
-    if manifest["content_digest"] != content_digest(manifest["contract"], manifest["files"]):
+    texts = manifest.get("texts")
+    expected = content_digest(manifest["contract"], manifest["files"], texts)
+    if manifest["content_digest"] != expected:
         raise BundleError("content_digest is wrong", where=str(path), fix=AGAIN)
     return manifest
 
@@ -170,9 +183,11 @@ def required(manifest: Mapping[str, Any]) -> dict[str, str]:
         names[f"tokenizer/{layers}"] = "contract.embedding.file"
     if manifest["contract"].get("label_texts") is not None:
         names |= dict.fromkeys(
-            (f"{label_encoder.FOLDER}/{n}" for n in (label_encoder.CONTRACT, label_encoder.MODEL)),
+            (f"{TEXTS}/{n}" for n in (label_encoder.CONTRACT, label_encoder.MODEL)),
             "contract.label_texts",
         )
+    if manifest["contract"]["task"] in [t.name for t in tasks.TASKS.values() if t.reads_texts]:
+        names[f"{TEXTS}/{MANIFEST}"] = "contract.task"
     adapters = (manifest["contract"].get("generation") or {}).get("adapters", ())
     names |= dict.fromkeys(map(adapter_file, adapters), "contract.generation.adapters")
     return names

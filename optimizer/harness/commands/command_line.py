@@ -107,6 +107,8 @@ def predict(folder: Path, args: argparse.Namespace) -> int:
             )
             print(line, flush=True)
 
+        if task.reads_texts:  # a word without --text is a path
+            args.text = [json.dumps({task.inputs.instead: one}) for one in args.text]
         queries.check_labels(args.labels, bundle.contract)
         windows = queries.read_queries(args, task.inputs.name)
         if task.generates:
@@ -182,6 +184,9 @@ def _measure_batches(bundle: Bundle, args: argparse.Namespace, texts: list[Any])
     grid = bench_grid(bundle.manifest, args.batch, args.sequence, args.iterations)
     if not bundle.task.inputs.size:  # all inputs have one size
         grid = replace(grid, sequence=(1,))
+    tokenizer = bundle.contract.tokenizer
+    if tokenizer is not None and tokenizer.padded_to:  # all texts are padded to one size
+        grid = replace(grid, sequence=(tokenizer.padded_to,))
     too_long = [s for s in grid.sequence if s > bundle.max_length]
     if too_long:
         raise InputError(

@@ -34,6 +34,7 @@ class Encoded:
     more: further parts of an input that the model reads in several.
     whole: size of the input where it may have several parts; 0: `size`.
     sides: height and width of an image before it is resized; () for other inputs.
+    side: model that reads the input, of a bundle with two; "" for the bundle's own.
     """
 
     input: Any
@@ -47,6 +48,7 @@ class Encoded:
     more: tuple[Encoded, ...] = ()
     whole: int = 0
     sides: tuple[int, ...] = ()
+    side: str = ""
 
     @property
     def parts(self) -> tuple[Encoded, ...]:
@@ -129,6 +131,7 @@ class InputKind:
     sections: names of contract sections that belong to this kind.
     columns: columns of a data row that hold the input and its pair.
     requested: their names in requests and lines of `predict`; () for those of `columns`.
+    instead: name of a text that a request may have in place of an input; "" without.
     real: arrays of a batch -> mask of the positions that are not padding, (batch, sequence), or
         (batch) for kinds without padding.
     requires: packages that encoding needs besides numpy.
@@ -153,6 +156,7 @@ class InputKind:
     sections: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     requested: tuple[str, ...] = ()
+    instead: str = ""
     real: Callable[[Mapping[str, Array]], Array] = _all_real
     requires: tuple[str, ...] = ()
     full_sizes: Callable[[Contract, Any, Sequence[Any], Sequence[Any] | None], list[int]] | None = (

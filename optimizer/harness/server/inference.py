@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -108,8 +109,15 @@ class Service:
             shares=not raw and model.sharing != ALONE,
             device=model.device,
             cached=cached and not raw,
-            optional=() if raw or model.task.extracts else self.columns[1:],
+            optional=self._optional(raw=raw),
         )
+
+    def _optional(self, *, raw: bool) -> tuple[str, ...]:
+        """Columns that a request may leave out."""
+        model = self.engine.model
+        if raw or model.task.extracts:
+            return ()
+        return self.columns if model.task.reads_texts else self.columns[1:]
 
     def statistics(self, name: str) -> dict[str, Any]:
         """Triton's statistics of a model. Raises UnknownError for another name."""
@@ -268,7 +276,10 @@ def read_inputs(
     textual: names of the columns that came as JSON strings
     most: maximum inputs
     """
+    if kind.instead and kind.instead in arrays:
+        kind = replace(kind, requested=(kind.instead,), instead="", received=_as_text)
     first, accepted = kind.fields[0], " and optionally ".join(kind.fields)
+    accepted += f", or {kind.instead}" if kind.instead else ""
     unknown = set(arrays) - set(kind.fields)
     if unknown or first not in arrays:
         raise RequestError(f"{'unknown' if unknown else 'missing'} input; accepted: {accepted}")
@@ -276,7 +287,7 @@ def read_inputs(
     if not 0 < rows <= most:
         raise TooLargeError(f"{rows} inputs; accepted: 1 to {most}")
     columns = [  # a pair is a text for every kind
-        _decode_column(name, arrays[name], kind.received if name == first else _utf8, textual)
+        _decode_column(name, arrays[name], kind.received if name == first else _as_text, textual)
         for name in kind.fields
         if name in arrays
     ]
@@ -308,7 +319,7 @@ def _describe(name: str, dtype: str, axes: Sequence[str | int]) -> dict[str, Any
     return {"name": name, "datatype": datatype(dtype), "shape": shape}
 
 
-def _utf8(data: bytes, _textual: bool) -> str:
+def _as_text(data: bytes, _textual: bool) -> str:
     return data.decode()
 
 

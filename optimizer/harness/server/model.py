@@ -110,10 +110,10 @@ class Model:
 
     def bucket(self, row: Encoded) -> tuple[Hashable, int]:
         """(key that rows of one batch share, expected length of that batch)."""
-        if self.sharing == "padded" and self.task.inputs.size:
+        if self.sharing == "padded" and (self.task.inputs.size or row.side):
             width = -(-row.size // WIDTH) * WIDTH
-            return width, width
-        return (object() if self.sharing == "alone" else row.size), row.size
+            return (row.side, width), width
+        return (object() if self.sharing == "alone" else (row.side, row.size)), row.size
 
     def run(self, rows: Sequence[Encoded]) -> list[Answer | Exception]:
         """Run rows as one batch: an answer per row, in order, or the exception of a failed row."""

@@ -65,7 +65,12 @@ from . import (
     token_classification,
     zero_shot_classification,
 )
-from .embeddings import feature_extraction, sentence_embedding, sparse_embedding
+from .embeddings import (
+    feature_extraction,
+    image_text_embedding,
+    sentence_embedding,
+    sparse_embedding,
+)
 from .images import (
     depth_estimation,
     image_classification,
@@ -108,6 +113,7 @@ TASKS: dict[str, Task] = {
         text_generation.TASK,
         image_classification.TASK,
         image_feature_extraction.TASK,
+        image_text_embedding.TASK,
         zero_shot_image_classification.TASK,
         tensors.TASK,
         object_detection.TASK,
@@ -271,6 +277,8 @@ def decode(contract: Contract, outputs: Mapping[str, Array], inputs: Mapping[str
         which ones are left out of the pooling.
     Raises AnswerError for NaN or infinity outside the padding.
     """
+    if contract.texts is not None and not set(of(contract).inputs.arrays) <= set(inputs):
+        contract = contract.texts  # the bundle's second model ran
     record = of(contract)
     if record.answer_output in outputs:
         array = np.asarray(outputs[record.answer_output], np.float32)

@@ -91,7 +91,8 @@ def answer(predictor: Predictor, queries: Sequence[Query], batch_size: int) -> I
     kept: list[int | None] = [None] * len(queries)
     tokens = kept
     if kind.full_sizes is not None:
-        kept = [e.whole or e.size for e in encoded]
+        counted = [bool(e.side) or not kind.instead for e in encoded]  # of an image none
+        kept = [(e.whole or e.size) if c else None for e, c in zip(encoded, counted, strict=True)]
         tokens = list(kept)
         cut = [i for i, e in enumerate(encoded) if e.cut]
         if cut:
@@ -127,7 +128,14 @@ def answer(predictor: Predictor, queries: Sequence[Query], batch_size: int) -> I
         whole = tasks.of(contract).merge(contract, results)
         return Answered(where, whole, None, tokens[i], kept[i], one.unknown)
 
-    groups = group_by_length([row.size for row in rows], batch_size)
+    sides: dict[str, list[int]] = {}
+    for i, row in enumerate(rows):
+        sides.setdefault(row.side, []).append(i)
+    groups = [
+        [numbers[i] for i in group]
+        for numbers in sides.values()
+        for group in group_by_length([rows[i].size for i in numbers], batch_size)
+    ]
     ready = _in_order(map(compute, groups), counts)
     return (answered(i, parts) for i, parts in enumerate(ready))
 

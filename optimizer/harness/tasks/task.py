@@ -81,6 +81,7 @@ class Task:
         model reads both separately, to be compared.
     ranks: True if an input is a query and its pair a document, and the answers order the documents
         of a query; the model has one label, and labels of the data are relevance.
+    reads_texts: True if a bundle holds a second model, which reads texts (folder `texts`).
     names_labels: True if the recipe names the labels, whose texts are encoded while the model is
         loaded; a bundle answers with others only where its contract has `label_texts`.
     calibration_items: "rows", one input each; or "windows" of one length, cut from all rows joined.
@@ -121,6 +122,7 @@ class Task:
     optional: tuple[str, ...] = ()
     pairs_together: bool = False
     ranks: bool = False
+    reads_texts: bool = False
     names_labels: bool = False
     calibration_items: Literal["rows", "windows"] = "rows"
     check: Callable[[Contract, Encoded], tuple[str, str]] = _no_problem
@@ -176,9 +178,10 @@ class Task:
 
     def fields(self, contract: Contract) -> tuple[str, ...]:
         """Return the names of the inputs of a request: of an input, and of its pair if the model
-        reads one."""
+        reads one, or of a text in its place."""
         several = self.pairs_together or contract.label_texts is not None
-        return self.inputs.fields if several else self.inputs.fields[:1]
+        fields = self.inputs.fields if several else self.inputs.fields[:1]
+        return (*fields, self.inputs.instead) if self.reads_texts else fields
 
     @property
     def needs_labels(self) -> bool:

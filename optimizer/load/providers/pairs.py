@@ -77,16 +77,24 @@ def check_side(raw: Mapping[str, Any], section: Model, file: Path, *, whole: boo
     whole: True where the other side is there too
     """
     tower, task = TOWERS.get(str(raw.get("model_type"))), tasks.task(section.task)
+    both = task.names_labels or task.reads_texts
+    if tower is None and task.reads_texts:
+        raise CheckpointError(
+            f"{raw.get('model_type')!r} has no side of texts, which task {task.name} needs",
+            where=f"{file}: model_type",
+            accepted=" or ".join(sorted(PAIRS)),
+            fix="Set model.task: image-feature-extraction for images alone.",
+        )
     if tower is None:
         return
-    fits = "pooling" in task.sections or (task.names_labels and whole)
+    fits = whole if both else "pooling" in task.sections
     if not fits:
         raise CheckpointError(
             f"task {task.name} does not read the vector of {raw['model_type']}"
-            + (", and the labels' texts need the other side" if task.names_labels else ""),
+            + (", and its texts need the other side" if both else ""),
             where=f"{file}: model_type",
             accepted="sentence-embedding of texts, image-feature-extraction, or of a folder with "
-            "both sides zero-shot-image-classification",
+            "both sides image-text-embedding and zero-shot-image-classification",
         )
     named = [str(n) for n in raw.get("architectures") or [tower.model]]
     if tower.model not in named or raw.get("vision_use_head") is False:

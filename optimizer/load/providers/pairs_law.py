@@ -149,21 +149,21 @@ def _vectors(d: Described, folder: Path, contract: Contract, inputs: list[Any]) 
         if contract.input_kind == TEXT.name:
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
             length = TOWERS[d.config.model_type].padded_to
-            given = tokenizer(
+            batch = tokenizer(
                 inputs,
                 padding=True if length is None else "max_length",
                 truncation=True,
                 max_length=length or contract.text.max_length,
                 return_tensors="pt",
             )
-            given.pop("token_type_ids", None)
+            batch.pop("token_type_ids", None)
         else:
             reader = AutoImageProcessor.from_pretrained(
                 folder, backend="pil", local_files_only=True
             )
-            given = reader(images=[Image.fromarray(i) for i in inputs], return_tensors="pt")
+            batch = reader(images=[Image.fromarray(i) for i in inputs], return_tensors="pt")
     read = pair.get_text_features if contract.input_kind == TEXT.name else pair.get_image_features
     with torch.no_grad():
-        vectors = read(**given).pooler_output
+        vectors = read(**batch).pooler_output
     unit = vectors / vectors.norm(dim=-1, keepdim=True)
     return np.asarray((unit if contract.normalize else vectors).numpy())

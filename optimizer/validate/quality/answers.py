@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from optimizer.harness.tasks import (
     zero_shot_classification,
 )
 from optimizer.harness.tasks.embeddings import sparse_embedding
+from optimizer.validate import target_runner
 from optimizer.validate.ledger import trace
 from optimizer.validate.quality.images.observed import OBSERVE
 from optimizer.validate.quality.quality import Answers
@@ -121,12 +123,33 @@ def _answer(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) ->
             words += map(np.flatnonzero, text_classification.chosen(m.contract, values))
         if by_word:
             words += [_tags(m, r, batch, values, i) for i, r in enumerate(part)]
-        if not task.pairs_together and all(p is not None for p in pairs):
+        if not task.pairs_together and m.texts_beside is None and all(p is not None for p in pairs):
             other, values = _values(m, runner, [str(r.text_pair) for r in part], None)
             pair += _vectors(values, other)
+    if m.texts_beside is not None and all(p is not None for p in pairs):
+        pair = _captions(m.texts_beside, [str(p) for p in pairs], isinstance(runner, TorchRunner))
     sizes = () if task.output else tensors.sizes(m.contract)
     parts = tuple(text), tuple(pair) or None, tuple(words) or None
     return Answers(*parts, sizes=sizes, seen=tuple(seen) or None)
+
+
+def _captions(m: RunArtifacts, texts: Sequence[str], by_reference: bool) -> list[Any]:
+    """Vectors of the captions of images, by the float side of texts or by its engine, each once.
+
+    m: artifacts of the side of texts
+    """
+    known = m.captions[by_reference]
+    missing = [Sample(text) for text in dict.fromkeys(texts) if text not in known]
+    if missing:
+        elsewhere = target_runner.why_not_run(m)
+        device = "cpu" if elsewhere else m.section.target.runs_on
+        with ExitStack() as stack:
+            runner: Any = TorchRunner(m)
+            if not by_reference:
+                runner = stack.enter_context(closing(target_runner.open_candidate(m, device)))
+            answered = answer(m, runner, missing, "validate: captions")
+        known |= {row.text: one for row, one in zip(missing, answered.text, strict=True)}
+    return [known[text] for text in texts]
 
 
 def _filled(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) -> Answers:

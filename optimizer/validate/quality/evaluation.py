@@ -65,9 +65,11 @@ def check(settings: Validate, rows: Rows, contract: Contract) -> None:
             ranking(settings.metric, part, f"validate.also.{name}" if name else "validate.data")
     if settings.metric in RECALL:
         for part in by_name.values():
-            check_pairs(
-                settings.metric, np.array([r.label for r in part]), len(contract.labels or ())
-            )
+            if tasks.of(contract).reads_texts:
+                check_captions(settings.metric, part)
+                continue
+            labels_of_rows = np.array([r.label for r in part])
+            check_pairs(settings.metric, labels_of_rows, len(contract.labels or ()))
     together, labels = tasks.of(contract).pairs_together, contract.labels or ()
     metric = settings.metric
     _check_labels(metric, rows["validate.data"], contract)
@@ -145,6 +147,21 @@ def check_classes(labels: Sequence[int | None]) -> None:
             where="validate.train",
             accepted="rows of two labels or more",
         )
+
+
+def check_captions(metric: str, rows: Sequence[Sample]) -> None:
+    """Raise DataError for a text_pair of several images, and as check_pairs."""
+    seen = set[str | None]()
+    for row in rows:
+        if row.text_pair in seen:
+            raise DataError(
+                f"two images have the text_pair {str(row.text_pair)[:80]!r}, and metric {metric} "
+                "reads pairs of an image and its text",
+                where="validate.data",
+                accepted="each text_pair in one row",
+            )
+        seen.add(row.text_pair)
+    check_pairs(metric, np.arange(len(rows)), len(rows))
 
 
 def check_pairs(metric: str, texts: Integers, outputs: int) -> None:

@@ -12,7 +12,8 @@ weighted examples for the bootstrap.
                      of a regression with several outputs the mean of theirs
     probe_accuracy   accuracy of a ridge classifier fitted to the baseline's embeddings of `train`
     recall_at_1, recall_at_5  of pairs of an image and a text: mean of two shares, of images whose
-                     text is among the 1 or 5 that fit best, and of texts whose image is
+                     text is among the 1 or 5 that fit best, and of texts whose image is; with
+                     text_pair both sides as each system has them, else label and the logits
     retrieval        with text_pair: share of texts whose nearest pair text is their own;
                      else with label: share whose nearest other text has the same label
     ndcg, mrr        mean over queries of nDCG@10, or of the reciprocal rank of the first relevant
@@ -42,7 +43,12 @@ import numpy as np
 from optimizer.data.datasets import Sample
 from optimizer.foundation.errors import DataError
 from optimizer.validate.quality import per_example, significance
-from optimizer.validate.quality.evaluation import check_classes, check_pairs, ranking
+from optimizer.validate.quality.evaluation import (
+    check_captions,
+    check_classes,
+    check_pairs,
+    ranking,
+)
 from optimizer.validate.quality.images.observed import COLUMNS, METRICS
 from optimizer.validate.quality.metrics import (
     RANKING,
@@ -238,10 +244,7 @@ def compare(
         same = _first(baseline) == _first(candidate)
         return shares(np.ones_like(same), same)
     if name in RECALL:
-        texts = np.array(_need(rows, "label", name))
-        check_pairs(name, texts, len(baseline.text[0]))
-        before, after = np.stack(baseline.text), np.stack(candidate.text)
-        return recall_metric(name, texts, before, after, confidence)
+        return _recall(name, rows, systems, confidence)
     if name == "top5_accuracy":
         labels = np.array(_need(rows, "label", name))
         _check_labels(labels, len(baseline.text[0]))
@@ -263,6 +266,21 @@ def compare(
     if name == "accuracy":
         return shares(a == labels, b == labels)
     return f1_metric(list(labels[:, None]), list(a[:, None]), list(b[:, None]), confidence)
+
+
+def _recall(
+    name: str, rows: Sequence[Sample], systems: tuple[Answers, Answers], confidence: float
+) -> Metric:
+    """Recall of two systems: of images and captions by the cosines of their vectors, of images and
+    labels by the logits."""
+    if all(answers.pair is not None for answers in systems):
+        check_captions(name, rows)
+        before, after = (_unit(a.text) @ _unit(a.pair or ()).T for a in systems)
+        return recall_metric(name, np.arange(len(rows)), before, after, confidence)
+    texts = np.array(_need(rows, "label", name))
+    before, after = (np.stack(a.text) for a in systems)
+    check_pairs(name, texts, before.shape[1])
+    return recall_metric(name, texts, before, after, confidence)
 
 
 def _of_images(

@@ -74,6 +74,24 @@ def test_recall_of_pairs_is_scikit_learns_in_both_directions(best: int) -> None:
         both(name, rows[:best], *2 * [answers(one[:best])])
 
 
+@pytest.mark.parametrize("best", [1, 5])
+def test_recall_of_images_and_captions_is_that_of_their_cosines(best: int) -> None:
+    name, rows = f"recall_at_{best}", [Sample(f"{i}", text_pair=f"text {i}") for i in range(40)]
+    vectors = RNG.standard_normal((40, 8))
+    systems = [
+        (vectors + RNG.standard_normal((40, 8)) * s, 7 * vectors * RNG.uniform(1, 9, (40, 1)))
+        for s in (0.5, 0.9)
+    ]
+    unit = [[v / np.linalg.norm(v, axis=1, keepdims=True) for v in pair] for pair in systems]
+    labelled = [replace(row, label=i) for i, row in enumerate(rows)]
+    expected = both(name, labelled, *(answers(images @ texts.T) for images, texts in unit))
+    pairs = [answers(images, texts) for images, texts in systems]
+    assert both(name, rows, *pairs) == expected
+    assert 0.2 < expected[1] < expected[0] <= 1
+    with pytest.raises(DataError, match="two images have the text_pair 'text 1'"):
+        both(name, [*rows[:-1], replace(rows[-1], text_pair="text 1")], *pairs)
+
+
 def test_agreement_needs_no_labels_and_is_the_share_of_answers_that_stay() -> None:
     rows = [Sample(f"image {i}") for i in range(200)]
     found = both("agreement", rows, answers(LOGITS), answers(WORSE))

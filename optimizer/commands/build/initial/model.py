@@ -20,6 +20,7 @@ from optimizer.harness.process.temporary import temporary_folder
 from optimizer.harness.tasks import (
     feature_extraction,
     image_feature_extraction,
+    image_text_embedding,
     sentence_embedding,
     sparse_embedding,
     text_classification,
@@ -73,7 +74,8 @@ INFERENCE = (
 TWO_SIDES = (
     "the model compares images with texts, and this recipe takes its vectors of images; for "
     f"vectors of texts call init with --task {sentence_embedding.TASK.name}, and to choose among "
-    f"labels that the recipe names with --task {zero_shot_image_classification.TASK.name}"
+    f"labels that the recipe names with --task {zero_shot_image_classification.TASK.name}; "
+    f"for both sides in one bundle with --task {image_text_embedding.TASK.name}"
 )
 
 NO_TEMPLATE = (

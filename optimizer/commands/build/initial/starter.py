@@ -120,6 +120,13 @@ TIME    batch: [1]
     sequence: [SEQUENCE]
 BEAT"""
 
+TEXTS = f"""
+texts:                             # the side of texts, a bundle in the bundle's folder texts
+  validate:
+    {MARK} bring texts like those that images will be searched by
+    data: {{source: csv, files: [captions.csv], columns: {{text: text}}}}
+    metric: cosine
+"""
 IMAGE_MARGIN = """\
   max_drop: 0.01                # the margin: losing more than this fails (exit 3)
   confidence: 0.95
@@ -223,6 +230,7 @@ def starter_recipe(
         time = f"{{source: {data.source}, files: [{quoted(data.files['time'][0])}], "
         time = f"    data: {time}columns: {_flow(data, inputs)}}}\n"
     samples = str(min(256, data.files["calibrate"][1] or 256))
+    margin += TEXTS if task.reads_texts else ""
     text = "".join(
         (head, sections.replace("SAMPLES", samples), proof, margin.replace("TIME", time))
     ).replace("BEAT", f"{_marked([slow], '    ')}{EQUAL}" if slow else BEAT)

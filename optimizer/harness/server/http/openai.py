@@ -24,7 +24,7 @@ from ..model import PROMPT
 from ..refusals import RequestError, UnknownError
 from ..tensors import COMPACT, JSON_NUMBER, Array, read_object
 from ..versions.versions import Served, Versions
-from .openai_request import texts_or_ids
+from . import embedding_inputs
 from .request import HttpRequest
 
 FORMATS = ("float", "base64")
@@ -105,12 +105,12 @@ async def embeddings(
     if unknown:
         raise RequestError(f"{len(unknown)} unknown fields; accepted: {', '.join(FIELDS)}")
     encoding, form = _form(document, model.contract, width)
-    inputs = _inputs(document, service.name)
+    inputs = embedding_inputs.read(document, service.name, model.contract)
     size = len(inputs) * width * JSON_NUMBER
     check_answer(size, service.largest)
     result = await service.answer(inputs, None, request, choose_prompt(document, model.contract))
     vectors = np.array([answer[FIELD] for answer in result.answers], np.float32)
-    vectors = convert(model.contract, vectors, *form)
+    vectors = convert(model.contract.texts or model.contract, vectors, *form)
     work = partial(_write_embeddings, service.name, vectors, result.tokens, encoding)
     if size > LARGE:
         return request.finish(await service.engine.beside.run(request.client, work), result)
@@ -125,7 +125,7 @@ def find_width(service: Service) -> int:
         raise UnknownError(
             f"the model's task is {model.task.name}; its path is /v2/models/{service.name}/infer"
         )
-    if model.contract.input_kind != "text":
+    if model.contract.input_kind != "text" and model.contract.texts is None:
         raise UnknownError(
             f"the model takes {model.contract.input_kind}s; its path is "
             f"/v2/models/{service.name}/infer"
@@ -174,31 +174,6 @@ def find_form(
     except InputError as e:
         param = names[e.where == "dimensions"]
         raise RequestError(f"{e.problem}; accepted: {e.accepted}", param=param) from None
-
-
-def _inputs(document: Mapping[str, Any], name: str) -> list[Any]:
-    """Texts of a request, or a tuple of token ids per text. Raises RequestError for token ids that
-    are not said to be the model's own: the ids of another tokenizer are other words here.
-
-    name: name of the model
-    """
-    entries = texts_or_ids(document.get("input"), "input")
-    ids = [tuple(one) for one in entries if not isinstance(one, str)]
-    if document.get("tokenizer") not in (None, name):
-        raise RequestError(
-            f'tokenizer is not "{name}", the name of the model whose token ids are accepted',
-            param="tokenizer",
-        )
-    if ids and document.get("tokenizer") is None:
-        raise RequestError(
-            "input has token ids, which are other words in each tokenizer; send texts (langchain: "
-            "OpenAIEmbeddings(check_embedding_ctx_length=False)), or token ids of this model's own "
-            f'tokenizer with "tokenizer": "{name}"',
-            param="input",
-        )
-    if ids and len(ids) < len(entries):
-        raise RequestError("input has both texts and token ids", param="input")
-    return ids or entries
 
 
 def choose_prompt(document: Mapping[str, Any], contract: Contract) -> dict[str, Any]:

@@ -60,8 +60,9 @@ def measure_sharing(
             largest, count = max(largest, _moved(model, group[:rows], alone)), count + 1
             if largest and not padded:
                 return Sharing(ALONE, 0.0, count)
-    if padded:
-        for batch in zip(*groups.values(), strict=False):
+    sides = dict.fromkeys(group[0].side for group in groups.values())
+    for side in sides if padded else ():
+        for batch in zip(*(g for g in groups.values() if g[0].side == side), strict=False):
             if len(batch) > 1:
                 largest, count = max(largest, _moved(model, batch, alone)), count + 1
     if not count:

@@ -167,7 +167,7 @@ async def _start_batching(
     progress = _progress(model.name, say)
     costs, sharing = await off_loop(warm_up, model, settings.rows, args.batching, progress)
     rows = 1 if model.sharing == "alone" else settings.rows
-    full = costs.seconds(tasks.longest(model.contract), rows)
+    full = max(costs.seconds(length, rows) for length in costs.lengths)
     target = settings.max_wait or max(SHORTEST_TARGET, BATCHES * full)
     limits = BatchLimits(
         rows, settings.delay_ms / 1000, target, BURST * target, WAITING, settings.workers

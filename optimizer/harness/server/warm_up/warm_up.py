@@ -57,6 +57,12 @@ class Steps:
         self._progress(f"{kind}: length {length}", at + 1, len(keys), seconds)
 
 
+def lengths_of(model: Model) -> list[int]:
+    """List the lengths to time: of images 1, of texts those of `lengths`."""
+    texts, own = model.contract.texts, lengths(tasks.longest(model.contract))
+    return own if texts is None else [*own, *lengths(texts.text.max_length)]
+
+
 def lengths(longest: int) -> list[int]:
     """List the lengths to time: 8, 32, 128 ... and the longest."""
     some, length = list[int](), SHORTEST
@@ -69,7 +75,7 @@ def lengths(longest: int) -> list[int]:
 def rows_of(model: Model, length: int, count: int) -> list[Encoded]:
     """Encode `count` different inputs of `length` tokens; images: the neutral inputs of `bench`."""
     kind, encoder = model.task.inputs, model.predictor.encoder
-    if not kind.size:
+    if not kind.size and length == 1:
         neutral = kind.neutral(model.contract)
         some = [neutral[i % len(neutral)] for i in range(count)]
         return kind.encode(model.contract, encoder, some)
@@ -92,7 +98,7 @@ def warm_up(
 
     Raises BundleError for a model that does not answer, or gives two answers to one input.
     """
-    groups = {n: rows_of(model, n, rows) for n in lengths(tasks.longest(model.contract))}
+    groups = {n: rows_of(model, n, rows) for n in lengths_of(model)}
     compared = sharing != ALONE and rows > 1
     runs = {CHECK: dict.fromkeys(groups, 2)}
     if compared:

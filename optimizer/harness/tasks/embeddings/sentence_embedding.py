@@ -188,6 +188,7 @@ def choose_form(contract: Contract, kind: str | None, dimensions: int | None) ->
     dimensions: numbers of the vector; None: of float32 the model's own, else the first that was
         proven
     """
+    contract = contract.texts or contract
     if contract.task != TASK.name:
         raise InputError(f"the task is {contract.task}", where="type", accepted=f"task {TASK.name}")
     width, forms = tensors(contract)["embedding"][1][0], contract.vectors.quantized

@@ -19,7 +19,7 @@ The references by task:
                             words: words and entities, with labels, scores, offsets and texts;
                             with `aggregation` the pipeline's answer with that strategy
     fill-mask               FillMaskPipeline: scores, tokens and texts
-    sentence-embedding, sparse-embedding, image-feature-extraction
+    sentence-embedding, sparse-embedding, image-feature-extraction, image-text-embedding
                             law 2 of contract_laws.py, in float64
     object-detection, image-segmentation, depth-estimation
                             the pipelines of these names: pipeline_answers.py
@@ -51,6 +51,7 @@ from optimizer.harness.tasks import (
     fill_mask,
     image_classification,
     image_feature_extraction,
+    image_text_embedding,
     sentence_embedding,
     sparse_embedding,
     text_classification,
@@ -330,12 +331,12 @@ def filled(reference: ReferencePipeline, text: str, logits: Array, _alone: Batch
 def pooled(
     reference: ReferencePipeline, _value: Any, hidden: Array, alone: Batch
 ) -> dict[str, Any]:
-    """Answer of sentence-embedding and image-feature-extraction. hidden: (positions, width)."""
+    """Answer of a task of vectors. hidden: (positions, width)."""
     contract = reference.contract
     values, bounds = contract_laws.values(
         contract, {tasks.of(contract).output: hidden[None]}, alone
     )
-    name = "embedding" if contract.input_kind == "text" else "features"
+    (name,) = tasks.of(contract).tensors(contract)
     return {name: Near(values[0], bounds[0])}
 
 
@@ -379,6 +380,7 @@ EXPECTED: Mapping[str, Expected] = {
     sentence_embedding.TASK.name: pooled,
     sparse_embedding.TASK.name: weighed,
     image_feature_extraction.TASK.name: pooled,
+    image_text_embedding.TASK.name: pooled,
     feature_extraction.TASK.name: states,
     object_detection.TASK.name: pipeline_answers.detected,
     image_segmentation.TASK.name: pipeline_answers.segmented,

@@ -73,3 +73,24 @@ def test_token_ids_that_are_no_text_of_the_model_are_refused(
             assert (reply.status, reason in reply.json["error"]["message"]) == (400, True), reason
 
     on_server(made, test)
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        "data:image/png;base64,AAAA",
+        {"image": "AAAA"},
+        {"image_url": {"url": "x"}, "type": "image_url"},
+    ],
+)
+def test_a_model_of_texts_refuses_images_and_takes_texts_as_objects(made: Path, image: Any) -> None:
+    async def test(client: Client) -> None:
+        refused = await embed(client, ["good", image])
+        assert refused.status == 400
+        assert "input 1 is an image, and this model takes texts" in refused.json["error"]["message"]
+        body = {"model": "tiny", "images": ["data:image/png;base64,AAAA"]}
+        assert "takes texts" in (await client.ask("POST", "/v2/embed", body)).json["error"]
+        texts = (await embed(client, ["good"])).json
+        assert (await embed(client, [{"text": "good"}])).json == texts
+
+    on_server(made, test)

@@ -1,4 +1,4 @@
-"""Answer /v2/embed: texts as vectors of one or several types, in Cohere's form.
+"""Answer /v2/embed: texts or images as vectors of one or several types, in Cohere's form.
 
 https://docs.cohere.com/reference/embed
 """
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from starlette.responses import Response
 
+from ....contract import Contract
 from ....tasks.embeddings.sentence_embedding import convert
 from ...answer_size import check_answer
 from ...beside import LARGE
@@ -20,12 +21,14 @@ from ...model import PROMPT
 from ...refusals import RequestError, TooLargeError
 from ...request import Result
 from ...tensors import JSON_NUMBER
+from ..embedding_inputs import read_image
 from ..openai import FIELD, FORMATS, INPUT_TYPE, NAMED, choose_prompt, find_form, find_width
 from ..request import Document, HttpRequest
 
 PATH = "/v2/embed"
 TYPES, DIMENSIONS = "embedding_types", "output_dimension"
-FIELDS = ("model", "texts", INPUT_TYPE, PROMPT, TYPES, DIMENSIONS, "truncate")
+IMAGES = "images"
+FIELDS = ("model", "texts", IMAGES, INPUT_TYPE, PROMPT, TYPES, DIMENSIONS, "truncate")
 Forms = Mapping[str, tuple[str, int]]
 """{name of a type in the request: (type, dimensions)}."""
 
@@ -34,12 +37,11 @@ async def answer(service: Service, body: Mapping[str, Any], request: HttpRequest
     """Answer a request. body: its JSON. Raises RequestError."""
     service.set_limits(request, {}, request.timeout())
     width, contract = find_width(service), service.engine.model.contract
+    of_texts = contract.texts or contract
     fields = {name: value for name, value in body.items() if value is not None}
     if unknown := set(fields) - set(FIELDS):
         raise RequestError(f"{len(unknown)} unknown fields; accepted: {', '.join(FIELDS)}")
-    texts = fields.get("texts")
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise RequestError("texts is not a list of texts", param="texts")
+    inputs = _inputs(fields, contract)
     cut = fields.get("truncate", "END")
     if cut not in ("END", "NONE"):
         raise RequestError(
@@ -53,24 +55,40 @@ async def answer(service: Service, body: Mapping[str, Any], request: HttpRequest
         kind: find_form(contract, kind, fields.get(DIMENSIONS), width, (TYPES, DIMENSIONS))
         for kind in kinds
     }
-    size = len(texts) * width * JSON_NUMBER * len(forms)
+    size = len(inputs) * width * JSON_NUMBER * len(forms)
     check_answer(size, service.largest)
-    result = await service.answer(texts, None, request, choose_prompt(fields, contract))
+    prompt = {} if IMAGES in fields else choose_prompt(fields, of_texts)
+    result = await service.answer(inputs, None, request, prompt)
     if result.truncated and cut == "NONE":
         raise TooLargeError(
-            f"{result.truncated} texts have more than the {contract.text.max_length} tokens that "
+            f"{result.truncated} texts have more than the {of_texts.text.max_length} tokens that "
             "the model reads; send truncate: END to cut them"
         )
+    texts = fields.get("texts", [])
     work = partial(_write, service, texts, result, forms, request.id)
     if size > LARGE:
         return request.finish(await service.engine.beside.run(request.client, work), result)
     return request.finish(work(), result)
 
 
+def _inputs(fields: Mapping[str, Any], contract: Contract) -> list[Any]:
+    """Texts, or the bytes of images. Raises RequestError for both, and as read_image."""
+    named = [name for name in ("texts", IMAGES) if name in fields]
+    if len(named) != 1:
+        raise RequestError("accepted is one of texts and images", param="texts")
+    values = fields[named[0]]
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise RequestError(f"{named[0]} is not a list of {named[0]}", param=named[0])
+    if named == ["texts"]:
+        return values
+    return [read_image(value, f"images[{i}]", contract) for i, value in enumerate(values)]
+
+
 def _write(
     service: Service, texts: list[str], result: Result, forms: Forms, identity: str
 ) -> Response:
     contract = service.engine.model.contract
+    contract = contract.texts or contract
     vectors = np.array([one[FIELD] for one in result.answers], np.float32)
     return Document(
         {
