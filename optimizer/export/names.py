@@ -362,7 +362,7 @@ def residual_adds(
         tensor = None if entry is None else _handed_on(nodes[entry.node], summand)
         readers = [] if tensor is None else [n for n, _ in tensor.uses()]
         if not summand.pooled and not summand.whole:
-            readers = [n for n in readers if n.op_type == "Add" and module_of(n) == block]
+            readers = [n for n in readers if n.op_type == "Add" and _within(n, block)]
         if len(readers) != 1 and not (summand.whole and readers):
             what = "pooling reads" if summand.pooled else f"a residual add of {block} reads"
             raise OptimizeError(
@@ -373,6 +373,11 @@ def residual_adds(
             )
         uses[name] = tuple(Use(str(reader.name), _name(tensor)) for reader in readers)
     return uses
+
+
+def _within(node: ir.Node, block: str) -> bool:
+    """True for a node of the module `block`, or of one inside it."""
+    return f"{module_of(node)}.".startswith(f"{block}.")
 
 
 def _handed_on(convolution: ir.Node, summand: Summand) -> ir.Value | None:

@@ -279,29 +279,48 @@ _SEGFORMER = Family(
 )
 
 # The decoder begins with zeros and not with what the encoder gives, so the model without its heads
-# is one block; its first values are those of zeros, and have no range. Norms of the backbone, a
-# ResNet, are not folded. Released models have 6 layers of each kind.
+# is one block; its first values are those of zeros, and have no range. Released models have 6
+# layers of each kind, and a ResNet of 50 or 101 layers; the longest stage of one of 152 has 36.
 _ZEROS = "decoder.layers.0.self_attn.v_proj"
+_BACKBONE = tuple(
+    f"backbone.model.encoder.stages.{i}.layers.{k}" for i in range(4) for k in range(36)
+)
 _DETR = Family(
     model_type="detr",
     base="",
     blocks="{model}",
     embeddings="model",
-    linears=tuple(
-        name
-        for stack, attentions in (("encoder", ("self",)), ("decoder", ("self", "encoder")))
-        for layer in (f"{stack}.layers.{i}" for i in range(16))
-        for name in (
-            *(f"{layer}.{a}_attn.{n}_proj" for a in attentions for n in "qkvo"),
-            f"{layer}.mlp.fc1",
-            f"{layer}.mlp.fc2",
-        )
-        if name != _ZEROS
+    linears=(
+        *(f"{layer}.{name}" for layer in _BACKBONE for name in _RESNET.linears),
+        *(
+            name
+            for stack, attentions in (("encoder", ("self",)), ("decoder", ("self", "encoder")))
+            for layer in (f"{stack}.layers.{i}" for i in range(16))
+            for name in (
+                *(f"{layer}.{a}_attn.{n}_proj" for a in attentions for n in "qkvo"),
+                f"{layer}.mlp.fc1",
+                f"{layer}.mlp.fc2",
+            )
+            if name != _ZEROS
+        ),
     ),
     smooth=(),
     inputs=IMAGE.name,
     any_size=True,
-    left_float=((f"model.{_ZEROS}", "it reads zeros"),),
+    batch_norms=BatchNorms(),
+    summands=tuple(
+        replace(s, module=f"{layer}.{s.module}", convolution=f"{layer}.{s.convolution}")
+        for layer in _BACKBONE
+        for s in _RESNET.summands
+    ),
+    left_float=(
+        (f"model.{_ZEROS}", "it reads zeros"),
+        (
+            "model.backbone.model.embedder.embedder.convolution",
+            "it reads the image, and its error reaches every layer",
+        ),
+        ("model.input_projection", "the encoder reads it in float, so that no integers follow"),
+    ),
 )
 
 IMAGE_FAMILIES = (

@@ -26,6 +26,8 @@ from optimizer.foundation.errors import CheckpointError
 from optimizer.model.architectures.residual_blocks import BatchNorms, Pair
 
 PARTS = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+FROZEN = "FrozenBatchNorm2d"
+"""End of the names of transformers' classes of norms whose parameters are buffers (DETR)."""
 
 
 def fold(
@@ -52,9 +54,10 @@ def fold_skeleton(model: nn.Module, norms: BatchNorms, same: bool = False) -> No
     Raises CheckpointError where a norm's epsilon is not `norms.epsilon`, and for negative padding.
     """
     for path, parent, pair, convolution, norm in list(find_pairs(model, norms)):
-        if norm.eps != norms.epsilon:
+        epsilon = getattr(norm, "eps", norms.epsilon)  # of a frozen norm the ledger compares it
+        if epsilon != norms.epsilon:
             raise CheckpointError(
-                f"{path}.{pair.norm} has epsilon {norm.eps}, but "
+                f"{path}.{pair.norm} has epsilon {epsilon}, but "
                 f"model/architectures/families.py has {norms.epsilon}",
                 where="config.json",
                 fix="Use the version of transformers in constraints.txt, or correct the row.",
@@ -69,13 +72,14 @@ def fold_skeleton(model: nn.Module, norms: BatchNorms, same: bool = False) -> No
 
 def find_pairs(
     model: nn.Module, norms: BatchNorms
-) -> Iterator[tuple[str, nn.Module, Pair, nn.Conv2d, nn.BatchNorm2d]]:
+) -> Iterator[tuple[str, nn.Module, Pair, nn.Conv2d, nn.Module]]:
     """Yield (path of a module, module, pair, convolution, norm) for each pair that a module has."""
     for path, parent in model.named_modules():
         for pair in norms.pairs:
             convolution: Any = getattr(parent, pair.convolution, None)
             norm: Any = getattr(parent, pair.norm, None)
-            if isinstance(convolution, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
+            frozen = type(norm).__name__.endswith(FROZEN)
+            if isinstance(convolution, nn.Conv2d) and (frozen or isinstance(norm, nn.BatchNorm2d)):
                 yield path, parent, pair, convolution, norm
 
 

@@ -47,14 +47,13 @@ def folded(model: nn.Module, parameters: Mapping[str, Tensor], norms: BatchNorms
     return problems
 
 
-def _affine(norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor, Tensor]:
+def _affine(norm: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
     """(shift, factor, bound of the error of either), each (channels,) float64."""
     places = torch.tensor([0.0, 1.0], dtype=torch.float64).reshape(2, 1, 1, 1)
+    mean = norm.get_buffer("running_mean")
     with torch.no_grad():
-        at_0, at_1 = copy.deepcopy(norm).double().eval()(places.expand(2, norm.num_features, 1, 1))
+        at_0, at_1 = copy.deepcopy(norm).double().eval()(places.expand(2, len(mean), 1, 1))
     shift, one = at_0[:, 0, 0], at_1[:, 0, 0]
-    mean = norm.running_mean
-    assert mean is not None
     factor = one - shift
     terms = one.abs() + shift.abs() + (mean.double() * factor).abs()
     return shift, factor, 8 * DOUBLE * terms

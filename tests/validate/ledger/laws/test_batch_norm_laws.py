@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 from torch import Tensor, nn
-from transformers import AutoModelForImageClassification
+from transformers import AutoModelForImageClassification, AutoModelForObjectDetection
 
 from optimizer.model.architectures.residual_blocks import BatchNorms
 from optimizer.model.checkpoint.batch_norms import fold
 from optimizer.validate.ledger.laws import batch_norm_laws
-from tests.vision import write
+from tests.vision import config, write
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +39,12 @@ def test_what_is_folded_right_passes(theirs: nn.Module) -> None:
 @pytest.mark.parametrize("epsilon", [0.0, 9e-6, 1e-3])
 def test_another_epsilon_is_named(theirs: nn.Module, epsilon: float) -> None:
     assert batch_norm_laws.folded(theirs, ours(theirs, epsilon), BatchNorms())
+
+
+def test_another_epsilon_than_that_of_a_frozen_norm_is_named() -> None:
+    detector: nn.Module = AutoModelForObjectDetection.from_config(config("detr")).eval()
+    assert batch_norm_laws.folded(detector, ours(detector, 1e-5), BatchNorms()) == []
+    assert batch_norm_laws.folded(detector, ours(detector, 9e-6), BatchNorms())
 
 
 def test_one_channel_is_named(theirs: nn.Module) -> None:

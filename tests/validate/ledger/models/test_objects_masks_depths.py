@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from functools import cache
@@ -24,6 +25,7 @@ from optimizer.harness.tasks.images import image_segmentation
 from optimizer.load.config.image_processor import transformers_processor
 from optimizer.validate.ledger import hops, ledger
 from optimizer.validate.materials import Materials
+from tests.lower.running import session
 from tests.validate.ledger.faults import mutations as m
 from tests.validate.ledger.models.test_images import materials
 from tests.validate.runs import Run, damaged, make, prove
@@ -144,13 +146,23 @@ def test_boxes_are_judged_by_a_limit_of_their_own(
     assert set((entry.spread or {})["outputs"]) == {"logits", "pred_boxes"}
 
 
-def test_an_encoder_and_a_decoder_are_quantized_but_where_zeros_enter(made: Made) -> None:
+def test_a_detector_is_quantized_but_where_zeros_or_pixels_enter(made: Made) -> None:
     state = materials(made("detr")).state
-    stacks = [m.split(".")[1] for m in state.modules]
-    assert (stacks.count("encoder"), stacks.count("decoder")) == (6, 19)
+    stacks = Counter(m.split(".")[1] for m in state.modules)
+    assert stacks == {"backbone": 5, "encoder": 6, "decoder": 19}
     notes = {n.module: n.why for n in state.notes}
     assert notes["model.decoder.layers.0.self_attn.v_proj"] == "it reads zeros"
+    assert notes["model.input_projection"].endswith("no integers follow")
     assert {"class_labels_classifier", "bbox_predictor.layers.0"} <= set(notes)
+
+
+def test_onnx_runtime_convolves_integers_in_a_detector_s_backbone(
+    made: Made, tmp_path: Path
+) -> None:
+    session(made("detr").folder("model") / "model.onnx", optimized=tmp_path / "optimized.onnx")
+    kernels = Counter(n.op_type for n in onnx.load(tmp_path / "optimized.onnx").graph.node)
+    # of two layers one has a shortcut; what reads the sum of the last one is float
+    assert (kernels["QLinearConv"], kernels["QLinearAdd"], kernels["Conv"]) == (5, 1, 2)
 
 
 def test_heads_of_a_detector_stay_float(made: Made) -> None:
