@@ -115,7 +115,8 @@ def _listed(folder: Path) -> str:
 
 
 def read(path: Path) -> onnx.ModelProto:
-    """The file's content, without external data. Raises CheckpointError for another file."""
+    """The file's content, without external data; an axis of size -1, as paddle2onnx writes it, is
+    one without a size. Raises CheckpointError for another file."""
     check_regular(path, LARGEST)
     with reading(path):
         try:
@@ -126,6 +127,10 @@ def read(path: Path) -> onnx.ModelProto:
             ) from None
     if not model.graph.node:
         raise CheckpointError("an ONNX model without any operator", where=str(path))
+    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_value < 0:
+                dim.Clear()
     return model
 
 

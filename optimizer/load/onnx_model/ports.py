@@ -41,7 +41,7 @@ def read(model: onnx.ModelProto, draft: Draft, section: Model, path: Path) -> Po
     """The inputs of the graph. Raises CheckpointError for a type or an axis that is not covered,
     RecipeError for a key of model.axes or model.ranges that the file does not have."""
     values = {v.name: v for v in model.graph.input if v.name in draft.inputs}
-    ports, firsts, used = [], set(), set[str]()
+    ports, firsts, used = [], dict[int | None, str](), set[str]()
     for name in draft.inputs:
         value = values[name]
         tensor = value.type.tensor_type
@@ -66,7 +66,7 @@ def read(model: onnx.ModelProto, draft: Draft, section: Model, path: Path) -> Po
             raise CheckpointError(
                 "it has no axis", where=where, accepted="the rows of a batch as the first axis"
             )
-        firsts.add(dims[0].dim_value if dims[0].HasField("dim_value") else None)
+        firsts.setdefault(dims[0].dim_value if dims[0].HasField("dim_value") else None, name)
         shape = [_size(name, i, dim, section, path, used) for i, dim in enumerate(dims[1:], 1)]
         low, high = _range(name, dtype, draft, section)
         ports.append(Port(name, dtype, tuple(shape), low, high))
@@ -79,10 +79,12 @@ def read(model: onnx.ModelProto, draft: Draft, section: Model, path: Path) -> Po
             where=f"model.{place}",
             accepted=", ".join(draft.inputs),
         )
-    if firsts - {None, 1}:
+    for rows, name in firsts.items():
+        if rows in (None, 1):
+            continue
         raise CheckpointError(
-            f"the file takes batches of {max(f for f in firsts if f)} rows only",
-            where=f"{path}: inputs",
+            f"the file takes batches of {rows} rows only",
+            where=f"{path}: input {name!r}",
             accepted="a first axis that is dynamic, or 1",
             fix="Export the model with a dynamic first axis.",
         )

@@ -157,10 +157,16 @@ LINEAR = [node("MatMul", ["x", "W"], ["h"], name="first"), node("Relu", ["h"], [
             {"shape": ("n", "length", 8), "output": (onnx.TensorProto.FLOAT, 3)},
             "axis 1 .length.",
         ),
-        (LINEAR, {"W": weights(8, 4)}, {"shape": (4, 8)}, "batches of 4 rows only"),
+        (LINEAR, {"W": weights(8, 4)}, {"shape": (4, 8)}, "input 'x'.*batches of 4 rows"),
         (LINEAR, {"W": weights(8, 4)}, {"opset": 99}, "opset 99"),
         (LINEAR, {"W": weights(8, 4)}, {"kind": onnx.TensorProto.STRING}, "it is (object|str)"),
         ([node("Relu", ["x"], ["y"])], {}, {}, "nothing to compress"),
+        (
+            [node("MatMul", ["x", "x"], ["h"], name="square"), node("Relu", ["h"], ["y"])],
+            {},
+            {"shape": (1, 8)},
+            "node 'square' .MatMul. stays float",
+        ),
         (
             [
                 node("Add", ["x", "b"], ["a"], name="one"),
@@ -451,15 +457,16 @@ def test_a_float16_file_that_answers_otherwise_is_refused(
         load(file, tmp_path / "again")
 
 
-def test_an_open_axis_takes_its_size_from_the_recipe(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("shape", "key"), [(("n", "length", 8), "length"), ((-1, -1, 8), "x.1")])
+def test_an_open_axis_takes_its_size_from_the_recipe(
+    tmp_path: Path, shape: tuple, key: str
+) -> None:
+    weight = {"W": weights(8, 4)}
     file = exported.by_hand(
-        tmp_path / "m.onnx",
-        LINEAR,
-        {"W": weights(8, 4)},
-        ("n", "length", 8),
-        output=(onnx.TensorProto.FLOAT, 3),
+        tmp_path / "m.onnx", LINEAR, weight, shape, output=(onnx.TensorProto.FLOAT, 3)
     )
-    loaded = load(file, tmp_path / "out", axes={"length": 5})
+    loaded = load(file, tmp_path / "out", axes={key: 5})
+    assert compared(file, loaded, {"x": weights(3, 5, 8, seed=4)}) < 1e-5
     contract = json.loads((loaded / "contract.json").read_text())
     assert contract["inputs"][0]["axes"] == ["batch", 5, 8]
     assert contract["outputs"][0]["axes"] == ["batch", 5, 4]
