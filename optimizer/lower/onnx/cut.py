@@ -281,13 +281,15 @@ def write_products(
     cut(source, list(dict.fromkeys(inputs)), [e.output for e in at], out)
 
 
-def write_rest(source: Source, at: Sequence[Edge], out: Path) -> None:
-    """Write piece "rest"."""
+def write_rest(source: Source, at: Sequence[Edge], out: Path) -> bool:
+    """Write piece "rest"; False for a graph that is nothing but modules side by side."""
     interface = summarize(source)
     needed = dict.fromkeys([*(e.input for e in at), *interface.outputs])
     inputs = [*interface.inputs, *(e.output for e in at)]
     both = [w for w in needed if w not in inputs]
-    cut(source, inputs, both, out)
+    if both:
+        cut(source, inputs, both, out)
+    return bool(both)
 
 
 def initializers(source: Source, names: Iterable[str]) -> dict[str, NDArray[Any]]:

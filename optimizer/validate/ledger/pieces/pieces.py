@@ -378,7 +378,8 @@ def judge_between(
     limits: distances by "<module>:input:<use>" or output
     """
     piece = work / "rest.onnx"
-    cut.write_rest(model, at, piece)
+    if not cut.write_rest(model, at, piece):
+        return []
     apart: dict[str, list[Squares]] = {}
     with opener.open(piece) as runner:
         for trace in traces:

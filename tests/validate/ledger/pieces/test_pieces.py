@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from onnx import helper
+
 from optimizer.lower.onnx import cut
+from optimizer.lower.onnx.cut import Edge
 from optimizer.lower.onnx.graph_source import open_graph
 from optimizer.validate.ledger.pieces import pieces
+from tests.load.onnx_model import exported
 from tests.validate.runs import Run
 
 
@@ -23,3 +27,10 @@ def test_parts_whose_limit_accepts_zeros_are_marked(runs: dict[str, Run], tmp_pa
     marked = {part.module for part in parts if part.accepts_zeros}
     assert marked == wide & {part.module for part in parts}
     assert 0 < len(marked) < len(parts)
+
+
+def test_nothing_lies_between_the_modules_of_a_graph_that_is_one_module(tmp_path: Path) -> None:
+    node = helper.make_node("MatMul", ["x", "W"], ["y"])
+    file = exported.by_hand(tmp_path / "m.onnx", [node], {"W": exported.weights(8, 4)})
+    edges = [Edge("module", "x", "y", 2, 2)]
+    assert pieces.judge_between(file, edges, [], {}, tmp_path, pieces.AS_WRITTEN) == []
