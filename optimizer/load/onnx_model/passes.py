@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 import numpy as np
+import onnx
 import torch
 
 from optimizer.load.onnx_model.draft import Array, Draft, Operator
@@ -49,6 +50,22 @@ def _compute(node: Operator, values: list[Array | None], draft: Draft) -> list[A
     if any(node.outputs[len(results) :]) or sum(r.numel() for r in results) > FOLDED:
         return None
     return [r.contiguous().numpy() for r in results]
+
+
+def drop_unread_outputs(draft: Draft) -> None:
+    """Remove outputs of operators that may be left out and that nothing reads, such as the mask of
+    a Dropout."""
+    read = {*draft.outputs, *(name for node in draft.nodes for name in node.inputs)}
+    for node in draft.nodes:
+        if len(node.outputs) < 2 or node.domain or not onnx.defs.has(node.op):
+            continue
+        known = onnx.defs.get_schema(node.op, draft.opset).outputs
+        for i, (name, output) in enumerate(zip(node.outputs, known, strict=False)):
+            if (
+                name not in read
+                and output.option == onnx.defs.OpSchema.FormalParameterOption.Optional
+            ):
+                node.outputs[i] = ""
 
 
 def drop_identities(draft: Draft) -> None:

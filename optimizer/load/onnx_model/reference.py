@@ -343,12 +343,13 @@ def _compared(
         if limit >= 1:  # then zeros in place of the answer would pass
             moved = f"by {limit:.2g} of its size" if np.isfinite(limit) else "to infinity"
             raise CheckpointError(
-                f"rounding alone may move output {name!r} {moved} on drawn inputs, so that a "
-                "comparison shows nothing",
+                f"rounding alone may move output {name!r} {moved} on drawn inputs, where it is at "
+                f"most {np.abs(ours[name]).max():.2g}, so that a comparison shows nothing",
                 where=str(path),
                 accepted="outputs that the same row determines",
                 fix="Name the outputs to keep: model.outputs: [...]; or set model.ranges: {INPUT: "
-                "[LOW, HIGH]} of an input that takes smaller values.",
+                "[LOW, HIGH]} of an input that takes smaller or, where the output vanishes, larger "
+                "values.",
             )
     return _Compared(ours, medians, limits)
 

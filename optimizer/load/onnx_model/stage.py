@@ -44,6 +44,7 @@ from optimizer.store import Estimate, Shapes
 OPSET = 21  # of the graph, unless the file has a later one
 FIRST_MODES = 11  # opset whose Resize names its coordinates
 SMALL = 64  # values of an initializer that is passed to the version converter
+MULTIPLY = ("Conv", "ConvTranspose", "MatMul", "Gemm", "LSTM", "GRU", "RNN", "Einsum")
 ORIGINAL = "original"
 ORIGIN = "origin.json"
 
@@ -85,6 +86,7 @@ def open_file(section: Model) -> Opened:
         inputs = ports.read(model, draft, section, file.path)
         draft.shapes |= _shapes(converted, inputs, arrays)
         for step in (
+            passes.drop_unread_outputs,
             passes.fold_constants,
             passes.drop_identities,
             passes.explicit_padding,
@@ -100,11 +102,17 @@ def open_file(section: Model) -> Opened:
         if not any(n.module for n in draft.nodes):
             raise CheckpointError(
                 "it has no MatMul or Gemm whose right operand is a constant matrix, and no Conv "
-                "of images by constant filters, so there is nothing to compress",
+                f"of images by constant filters, so there is nothing to compress{_nearest(draft)}",
                 where=str(file.path),
             )
         wide = arrays if half else None
         return Opened(file, model, draft, inputs, finish(draft), wide)
+
+
+def _nearest(draft: Draft) -> str:
+    """Words on the first operator that multiplies by weights in a way that stays float."""
+    node = next((n for n in draft.nodes if n.domain or n.op in MULTIPLY), None)
+    return f"; node {node.name!r} ({node.op}) stays float" if node else ""
 
 
 def open_axes(section: Model) -> list[str]:

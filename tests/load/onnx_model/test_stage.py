@@ -295,7 +295,14 @@ FILTERS = {"w": weights(4, 3, 3, 3)}
             "fc",
         ),
     ],
-    ids=["pad of opset 9", "upsample", "smaller", "factors", "a bias of its own", "infinite mask"],
+    ids=[
+        "pad of opset 9",
+        "upsample",
+        "smaller",
+        "factors",
+        "a bias of its own",
+        "infinite mask",
+    ],
 )
 def test_a_graph_that_changes_on_the_way_answers_as_the_file(
     tmp_path: Path, nodes: list, arrays: dict, more: dict, module: str
@@ -306,6 +313,15 @@ def test_a_graph_that_changes_on_the_way_answers_as_the_file(
     assert compared(file, loaded, {"x": weights(3, *shape, seed=4)}) < 1e-5
     config = json.loads((loaded / "checkpoint" / "config.json").read_text())
     assert config["modules"] == [module]
+
+
+def test_an_output_that_nothing_reads_keeps_no_operator(tmp_path: Path) -> None:
+    nodes = [HIDDEN, node("Dropout", ["h"], ["d", "mask"]), node("Exp", ["d"], ["y"])]
+    file = exported.by_hand(tmp_path / "m.onnx", nodes, {"fc.weight": weights(8, 4)}, opset=9)
+    loaded = load(file, tmp_path / "out")
+    assert compared(file, loaded, {"x": weights(3, 8, seed=4)}) < 1e-3
+    graph = json.loads((loaded / "checkpoint" / "graph" / "graph.json").read_text())
+    assert [n["op"] for n in graph["nodes"]] == ["Linear", "Exp"]
 
 
 BIASED = node("Gemm", ["x", "A", "b"], ["h"], name="fc")
