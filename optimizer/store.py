@@ -57,13 +57,14 @@ class CompressedShapes(dict[str, tuple[int, ...]]):
 
     integers: {weight: (shape, bytes per value, scales included)}; a tied head, which has no shape
         of its own, under "head"
+    before: shapes of the model that was compressed
     """
 
     def __init__(
         self, shapes: Shapes, integers: Mapping[str, tuple[tuple[int, ...], float]]
     ) -> None:
         super().__init__(shapes)
-        self.integers = dict(integers)
+        self.integers, self.before = dict(integers), shapes
 
 
 def lowered_bytes(shapes: Shapes, width: int) -> int:

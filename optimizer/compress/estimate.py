@@ -165,7 +165,7 @@ def estimate(section: Compression, shapes: Shapes, speed: MachineSpeed | None = 
     calibrated = sparsity is not None and sparsity.record.calibrated
     with_moments = calibrated or any(m.moments for m in quantize.chosen)
     # fitting pruned values needs H and its factorization
-    matrices = max(3 if sparsity is not None else 1, _sums_at_once(section))
+    matrices = max(3 if sparsity is not None else 1, count_sums(section))
     statistics = 4 * matrices * of.widest**2 + 8 * of.widest * of.hidden if with_moments else 0
     inside = 12 * batch * of.widest if generates else 0
     stored = _stored(section, of)
@@ -174,7 +174,8 @@ def estimate(section: Compression, shapes: Shapes, speed: MachineSpeed | None = 
     full = tokens if generates else tokens / 2
     linear, outside = of.linear, of.outside
     one_pass = linear + ATTENTION * length * of.hidden * of.blocks
-    work = full * (_passes(section, full) * one_pass + linear / max(of.blocks, 1))  # and capture.py
+    repeated = count_passes(section, full)
+    work = full * (repeated * one_pass + linear / max(of.blocks, 1))  # and capture.py
     if with_moments:
         work += full * of.moments + of.feedback
     each = max(0 if generates else 4 * outside, of.block + statistics)
@@ -203,7 +204,7 @@ def estimate(section: Compression, shapes: Shapes, speed: MachineSpeed | None = 
     )
 
 
-def _sums_at_once(section: Compression) -> int:
+def count_sums(section: Compression) -> int:
     """Number of H in memory together, as float32: one; with partial sums, in float64 (awq), the sum
     so far and the next part's, and of several processes those that one measured."""
     count, parts = count_of(section), section.compress.partial_sums
@@ -271,17 +272,17 @@ def _stored(section: Compression, of: _Sizes) -> int:
 def _rounding(section: Compression, of: _Sizes, stored: int, speed: MachineSpeed) -> float:
     """Seconds of rounding beside matrix products, and of writing and reading the state."""
     quantize = section.quantize
-    operations = 0.0 if quantize.leaves_float else of.linear * _operations(quantize.weights)
+    operations = 0.0 if quantize.leaves_float else of.linear * count_operations(quantize.weights)
     for weights in {str(w): w for w in (quantize.head_weights, quantize.embedding)}.values():
         if weights != "float":
-            operations += min(of.tables, of.distinct) * _operations(weights)
+            operations += min(of.tables, of.distinct) * count_operations(weights)
     if quantize.block_rounding.second_moments:
         operations += FEEDBACK * (of.linear + of.head)
     checked = CHECKED * (of.linear + of.distinct) / speed.threads
     return speed.compute(operations) + speed.move(checked + STORED * stored)
 
 
-def _operations(weights: Weights) -> float:
+def count_operations(weights: Weights) -> float:
     """Operations per value of rounding to nearest, each scale searched below 8 bits."""
     scheme = scheme_of(weights)
     tried = NEAREST if scheme.bits == 8 else TRIED * len(shrinks(scheme))
@@ -310,7 +311,7 @@ def _tuning(section: Compression, shapes: Shapes) -> tuple[int, float]:
     return memory, length * (passes * linear + logits * head)
 
 
-def _passes(section: Compression, tokens: float) -> float:
+def count_passes(section: Compression, tokens: float) -> float:
     """Number of passes of the calibration tokens through the blocks.
 
     tokens: number of calibration tokens, of which the first ones are measured twice

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from math import prod
 
 from optimizer.compress.selection import matches
-from optimizer.foundation.state import owner_of
+from optimizer.foundation.state import owner_of, weight_name
+from optimizer.model.graph.needs import GraphShapes
 from optimizer.recipe.compression.quantize import Weights
 from optimizer.recipe.schema import Compression
 from optimizer.store import CompressedShapes, Shapes
@@ -20,7 +22,15 @@ def shapes(section: Compression, model: Shapes) -> Shapes:
     quantize = section.quantize
     if quantize.leaves_float:
         return model
-    integers = {}
+    integers: dict[str, tuple[tuple[int, ...], float]] = {}
+    if isinstance(model, GraphShapes):
+        for module in model.modules:
+            if not matches(module, quantize.keep_float):
+                shape = model[weight_name(module)]
+                rules = (r.weights for r in quantize.layers if matches(module, r.modules))
+                width = _width(next(rules, quantize.weights), (shape[0], prod(shape[1:])))
+                integers[weight_name(module)] = shape, width
+        return CompressedShapes(model, integers)
     for name, shape in model.items():
         module = owner_of(name)
         if len(shape) < 2 or matches(module, quantize.keep_float):

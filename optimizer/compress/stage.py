@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from optimizer.compress import module_rows, predicted, processes
+from optimizer.compress import graph_estimate, module_rows, predicted, processes
 from optimizer.compress import segment as segments
 from optimizer.compress.apply.precision.keep_float_auto import exclude_sensitive
 from optimizer.compress.apply.precision.mixed_precision import allocate_bits
@@ -61,11 +61,12 @@ from optimizer.foundation.state import CompressedState
 from optimizer.model.checkpoint import attention_operands, cache_operands
 from optimizer.model.checkpoint.model import parameter_shapes
 from optimizer.model.graph import record
+from optimizer.model.graph.needs import GraphShapes
 from optimizer.recipe.compression import methods
 from optimizer.recipe.compression import sparsity as sparse
 from optimizer.recipe.compression.quantize import Quantize
 from optimizer.recipe.schema import Compression
-from optimizer.store import Stage
+from optimizer.store import Estimate, Shapes, Stage
 
 VERSION = 1
 LARGE, LARGEST = 1 << 23, 1 << 30  # bytes below which freed memory is reused: wide layers, others
@@ -450,6 +451,13 @@ def files(section: Compression) -> Mapping[str, str]:
     return rows | methods.code(section.quantize.in_use) | sparse.code(section.sparsity)
 
 
+def estimate_of(section: Compression, shapes: Shapes) -> Estimate:
+    """Predict the needs of the stage."""
+    if isinstance(shapes, GraphShapes):
+        return graph_estimate.estimate(section, shapes)
+    return estimate(section, shapes)
+
+
 def remark(section: Compression) -> str:
     """Remark of `optimize plan` on keep_float_auto and several processes; "" without them."""
     remarks = []
@@ -470,7 +478,7 @@ STAGE = Stage(
     run=run,
     packages=("torch", "transformers", "tokenizers"),
     files=files,
-    estimate=estimate,
+    estimate=estimate_of,
     shapes=predicted.shapes,
     remark=remark,
     resumable=True,

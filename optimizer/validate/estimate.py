@@ -12,8 +12,10 @@ memory = libraries + float model + parameters that a method folded + linear weig
          Weights of a graph with external data lie in mapped files (model/checkpoint/mapped.py), but
          for those that a session transposes or repacks
 disk     outputs of the correct runs, in each arithmetic, while they are compared, and mapped files
-seconds  for text-generation the ledger, evaluation and timing, at the measured speed of this
-         machine; else evaluation and timing
+seconds  for text-generation and ONNX files the ledger, evaluation and timing, at the measured speed
+         of this machine; else evaluation and timing
+
+Of an ONNX file the needs of its parts (model/graph/needs.py) take the place of lengths and widths.
 
 Bytes follow from shapes; LIBRARIES and COPIES are measured (benchmarks/ledger/validate_memory.py).
 """
@@ -23,6 +25,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from collections.abc import Sequence
 
 from optimizer import targets
 from optimizer.data.datasets import samples
@@ -32,9 +35,10 @@ from optimizer.foundation.process.machine_speed import MachineSpeed
 from optimizer.foundation.process.torch_device import CONTEXT
 from optimizer.foundation.rounding.tolerance import RUNS
 from optimizer.load.image_inputs import positions
+from optimizer.model.graph.needs import GraphShapes, PartNeeds
 from optimizer.recipe.schema import DataSpec, Validation
 from optimizer.recipe.validate import Depth
-from optimizer.store import NARROWEST, Estimate, Shapes, lowered_bytes
+from optimizer.store import NARROWEST, CompressedShapes, Estimate, Shapes, lowered_bytes
 from optimizer.validate.ledger import decoder_batches, inputs
 from optimizer.validate.ledger.depth import choose, default_of
 from optimizer.validate.ledger.inputs import LEDGER_TEXTS, select_inputs
@@ -60,11 +64,16 @@ Measured on 0.13B at each depth; 0.5B took 125 at its default (full), and 1B 70 
 EVALUATED = 3.2  # time of held-out text in two models, in passes of its tokens (measured)
 TOKENS = 512  # assumed length of the longest text
 LONGEST = 128  # tokens of a ledger input, at most
+GRAPH_START = 10  # seconds as START, of an ONNX file
+GRAPH_BATCH = 8  # rows of an ONNX file whose modules are judged alone
+GRAPH_PASSES = 60  # time of the ledger on an ONNX file, in passes of its rows
 CHARACTERS = 4  # characters per token of English, about
 
 
 def estimate(section: Validation, shapes: Shapes) -> Estimate:
     """Estimate the stage. shapes: shape of every tensor of the checkpoint."""
+    if parts := _parts(shapes):
+        return _of_graph(section, shapes, parts)
     settings = section.validate_
     elements = sum(math.prod(s) for s in shapes.values())
     generates = settings.metric == "perplexity"
@@ -98,6 +107,32 @@ def estimate(section: Validation, shapes: Shapes) -> Estimate:
         comments.append(f"of which {adapters / 60:.1f} min for {count} adapter{'s' * (count > 1)}")
     gpu = device_memory(section, shapes)
     return Estimate(memory, disk, seconds + adapters, gpu, "; ".join(comments))
+
+
+def _parts(shapes: Shapes) -> tuple[PartNeeds, ...]:
+    """The parts of a graph, also of one that was compressed; () for another model."""
+    while isinstance(shapes, CompressedShapes):
+        shapes = shapes.before
+    return shapes.parts if isinstance(shapes, GraphShapes) else ()
+
+
+def _of_graph(section: Validation, shapes: Shapes, parts: Sequence[PartNeeds]) -> Estimate:
+    settings, latency = section.validate_, section.validate_.latency
+    integers = shapes.integers if isinstance(shapes, CompressedShapes) else {}
+    elements = sum(map(math.prod, shapes.values()))
+    quantized = sum(math.prod(shape) for shape, _ in integers.values())
+    edges, live = sum(p.edges for p in parts), max(p.live for p in parts)
+    rows = sum(len(samples(d)) for d in (settings.data, *(s.data for s in settings.also.values())))
+    passes = GRAPH_PASSES * (1 + GRAPH_BATCH + LEDGER_TEXTS) + 2 * rows
+    passes += 12 * latency.iterations * sum(latency.batch)
+    return Estimate(
+        memory=LIBRARIES
+        + 4 * (elements + quantized + COPIES * elements)
+        + 2 * edges * GRAPH_BATCH
+        + LEDGER_TEXTS * live,
+        disk=RUNS * GRAPH_BATCH * edges + REPORT,
+        seconds=GRAPH_START + passes * sum(part.seconds for part in parts),
+    )
 
 
 def _adapter_seconds(section: Validation, shapes: Shapes, elements: int) -> float:

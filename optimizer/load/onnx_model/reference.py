@@ -29,6 +29,7 @@ from optimizer.load.onnx_model.ports import ROWS, Ports
 from optimizer.model.checkpoint.model import materialize
 from optimizer.model.graph import parts
 from optimizer.model.graph.module import GraphModel, NodeError, in_onnx_runtime
+from optimizer.model.graph.needs import PartNeeds, measure
 from optimizer.model.graph.record import BODY, Graph, Node
 
 Answers = dict[str, Array]
@@ -72,9 +73,15 @@ def _rows_and_batch(
     return alone, run(inputs)
 
 
-def runnable(graph: Graph, draft: Draft, tensors: Mapping[str, Any], ports: Ports) -> Graph:
+def runnable(
+    graph: Graph,
+    draft: Draft,
+    tensors: Mapping[str, Any],
+    ports: Ports,
+    tell: Callable[[str], object] = say,
+) -> Graph:
     """The graph with a file for each operator that torch does not compute. Raises CheckpointError
-    for one that ONNX Runtime does not run alone either."""
+    for one that ONNX Runtime does not run alone either. tell: called with a sentence on each"""
     protos = {node.name: node.proto for node in draft.nodes}
     inputs = {n: torch.from_numpy(a) for n, a in ports.draw(ROWS).items()}
     while True:
@@ -92,8 +99,14 @@ def runnable(graph: Graph, draft: Draft, tensors: Mapping[str, Any], ports: Port
                 ) from e
             name = f"operators/{sum(bool(n.file) for n in graph.nodes)}.onnx"
             node = _to_file(e.node, e.arguments, protos[e.node.name], graph, name)
-            _say_float(node, e.why)
+            tell(_stays_float(node, e.why))
             graph = _exchanged(graph, node)
+
+
+def needs(graph: Graph, tensors: Mapping[str, Any], ports: Ports) -> tuple[PartNeeds, ...]:
+    """Needs of the graph's parts, from drawn rows."""
+    inputs = {n: torch.from_numpy(a) for n, a in ports.draw(ROWS).items()}
+    return measure(_filled(graph, tensors), inputs)
 
 
 def starts(graph: Graph, tensors: Mapping[str, Any], ports: Ports) -> tuple[int, ...]:
@@ -122,8 +135,8 @@ def _exchanged(graph: Graph, node: Node) -> Graph:
     return replace(graph, nodes=tuple(node if n.name == node.name else n for n in graph.nodes))
 
 
-def _say_float(node: Node, why: str) -> None:
-    say(f"load: node {node.name!r} ({node.op}) stays float and runs in ONNX Runtime: {why}")
+def _stays_float(node: Node, why: str) -> str:
+    return f"load: node {node.name!r} ({node.op}) stays float and runs in ONNX Runtime: {why}"
 
 
 def _to_file(node: Node, values: Sequence[Any], proto: Any, graph: Graph, file: str) -> Node:
@@ -190,7 +203,7 @@ def without_misread(graph: Graph, draft: Draft, tensors: Mapping[str, Any], port
     with torch.no_grad():
         model(**inputs)
     for node in misread:
-        _say_float(node, "torch computes it otherwise")
+        say(_stays_float(node, "torch computes it otherwise"))
         graph = _exchanged(graph, node)
     return graph
 

@@ -31,6 +31,7 @@ from optimizer.foundation.errors import CheckpointError, RecipeError, closest
 from optimizer.foundation.reading import reading, words
 from optimizer.harness import tasks
 from optimizer.harness.contract import SECTIONS, VERSION, Contract
+from optimizer.harness.process.temporary import temporary_folder
 from optimizer.load.onnx_model import draft as drafts
 from optimizer.load.onnx_model import files, passes, ports, reference, refusals, widen
 from optimizer.load.onnx_model.draft import Array, Draft
@@ -38,6 +39,7 @@ from optimizer.load.onnx_model.files import OnnxFile
 from optimizer.load.onnx_model.finish import Finished, finish
 from optimizer.load.onnx_model.reference import Origin
 from optimizer.model.graph import record
+from optimizer.model.graph.needs import GraphShapes
 from optimizer.recipe.schema import Model
 from optimizer.store import Estimate, Shapes
 
@@ -328,8 +330,19 @@ def _write_json(file: Path, document: Mapping[str, Any]) -> None:
 
 
 def shapes(section: Model) -> Shapes:
-    """{parameter: shape} under the load stage's names."""
-    return {n: tuple(a.shape) for n, a in open_file(section).finished.parameters.items()}
+    """{parameter: shape} under the load stage's names, with the needs of the graph's parts, for
+    which drawn rows go through the torch model."""
+    opened = open_file(section)
+    tensors = {n: torch.from_numpy(a.copy()) for n, a in opened.finished.parameters.items()}
+    with temporary_folder("graph") as folder:
+        graph = _graph(opened, folder)
+        graph.folder.mkdir()
+        ignore = lambda _: None  # noqa: E731 - load says which nodes stay float
+        graph = reference.runnable(graph, opened.draft, tensors, opened.ports, ignore)
+        graph = replace(graph, starts=reference.starts(graph, tensors, opened.ports))
+        needs = reference.needs(graph, tensors, opened.ports)
+    modules = tuple(f"{record.BODY}.{name}" for name in opened.finished.modules)
+    return GraphShapes(graph.parameters, needs, modules)
 
 
 def estimate(shapes: Shapes, imports: int) -> Estimate:

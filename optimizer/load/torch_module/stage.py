@@ -25,8 +25,6 @@ from optimizer.load.onnx_model.stage import Opened
 from optimizer.load.torch_module import code, export
 from optimizer.load.torch_module import module as modules
 from optimizer.load.torch_module.module import TorchModule
-from optimizer.model.checkpoint.checkpoint import read_header
-from optimizer.model.graph.record import BODY
 from optimizer.recipe.schema import Model
 from optimizer.store import Estimate, Shapes, digest_file
 
@@ -103,9 +101,9 @@ def digests(section: Model) -> dict[str, str]:
 
 
 def shapes(section: Model) -> Shapes:
-    """{parameter: shape}, predicted from the header of the weights; nothing is imported."""
-    header = read_header(modules.weights_file(section))
-    return {f"{BODY}.{name}": tuple(entry.shape) for name, entry in header.items()}
+    """As onnx_model.shapes, of the exported file."""
+    with _exported(section) as (of_file, _):
+        return onnx_model.shapes(of_file)
 
 
 def estimate(shapes: Shapes, imports: int) -> Estimate:

@@ -1,0 +1,145 @@
+"""Memory and time that the parts of a graph need per row, measured in a run on a few rows.
+
+`compress` predicts from these what it needs (compress/graph_estimate.py), because the shapes of
+weights do not tell the sizes of images and of what is computed from them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from optimizer.foundation.process import threads
+from optimizer.model.graph.module import GraphModel, PartModule
+from optimizer.model.graph.parts import Part
+from optimizer.model.graph.record import BODY, CONV, LINEAR, PARTS, Graph, Node
+
+RUNS = 2  # the first one of a process is slower
+
+
+@dataclass(frozen=True)
+class PartNeeds:
+    """Needs of one part for one row; sizes in bytes.
+
+    parameters: their names
+    positions: {linear layer or convolution: rows of its matrix of inputs}
+    edges: size of what these read and give, together
+    enters, gives: size of the tensor between it and the part before, and the part behind
+    carried: {other tensor that it reads: size}
+    live: most bytes of tensors that are in memory at once
+    seconds: processor time of one thread
+    """
+
+    parameters: tuple[str, ...]
+    positions: Mapping[str, int]
+    edges: int
+    enters: int
+    gives: int
+    carried: Mapping[str, int]
+    live: int
+    seconds: float
+
+
+class GraphShapes(dict[str, tuple[int, ...]]):
+    """Shapes of a graph's parameters, with the needs of its parts.
+
+    modules: linear layers and convolutions that may be quantized
+    """
+
+    def __init__(
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        parts: tuple[PartNeeds, ...],
+        modules: tuple[str, ...],
+    ) -> None:
+        super().__init__(shapes)
+        self.parts, self.modules = parts, modules
+
+
+def measure(model: GraphModel, inputs: Mapping[str, Tensor]) -> tuple[PartNeeds, ...]:
+    """Run a filled model on one thread. inputs: rows, of which the needs are per row"""
+    (parts,) = threads.each(lambda _: _measure(model, inputs), [None])
+    return parts
+
+
+def _measure(model: GraphModel, inputs: Mapping[str, Tensor]) -> tuple[PartNeeds, ...]:
+    body: Any = model.get_submodule(BODY)
+    rows = len(next(iter(inputs.values())))
+    sizes = {name: value.nbytes // rows for name, value in inputs.items()}
+    positions: dict[str, int] = {}
+    seconds: dict[tuple[str, ...], float] = {}  # by the names of a node's outputs
+    before = 0.0
+
+    def look(node: Node, _: list[Any], results: tuple[Tensor, ...]) -> None:
+        nonlocal before
+        taken = time.thread_time() - before
+        seconds[node.outputs] = min(taken, seconds.get(node.outputs, taken))
+        sizes.update(
+            (n, r.nbytes // rows) for n, r in zip(node.outputs, results, strict=False) if n
+        )
+        if node.module and node.op in (LINEAR, CONV):
+            channels = 1 if node.op == CONV else -1
+            positions[node.module] = results[0].numel() // results[0].shape[channels] // rows
+        before = time.thread_time()
+
+    body.observe = look
+    with torch.no_grad():
+        for _ in range(RUNS):
+            before = time.thread_time()
+            model(**inputs)
+    body.observe = None
+    parts: Any = model.get_submodule(PARTS)
+    needs = []
+    for module in parts:
+        each = [seconds[body.graph.nodes[i].outputs] for i in module.part.nodes]
+        needs.append(_of_part(body.graph, module, sizes, positions, sum(each) / rows))
+    return tuple(needs)
+
+
+def _of_part(
+    graph: Graph,
+    module: PartModule,
+    sizes: Mapping[str, int],
+    positions: Mapping[str, int],
+    seconds: float,
+) -> PartNeeds:
+    part: Part = module.part
+    nodes = [graph.nodes[i] for i in part.nodes]
+    entering = part.reads[:1]
+    modules = [n.module for n in nodes if n.module in positions]
+    return PartNeeds(
+        parameters=tuple(
+            name
+            for name in graph.parameters
+            if any(name == path or name.startswith(f"{path}.") for path in part.paths)
+        ),
+        positions={name: positions[name] for name in modules},
+        edges=sum(
+            sizes[name]
+            for node in nodes
+            if node.module in positions
+            for name in (node.inputs[0], node.outputs[0])
+        ),
+        enters=sum(sizes[name] for name in entering),
+        gives=sum(sizes.get(name, 0) for name in part.gives),
+        carried={name: sizes[name] for name in part.reads if name not in entering},
+        live=_live(graph, module, sizes),
+        seconds=seconds,
+    )
+
+
+def _live(graph: Graph, module: PartModule, sizes: Mapping[str, int]) -> int:
+    """Most bytes of tensors that are in memory while the nodes of a part run."""
+    live = {name: sizes[name] for name in module.part.reads}
+    most = 0
+    for i in module.part.nodes:
+        live |= {name: sizes[name] for name in graph.nodes[i].outputs if name in sizes}
+        most = max(most, sum(live.values()))
+        for name in module.last.get(i, ()):
+            live.pop(name, None)
+    return most
