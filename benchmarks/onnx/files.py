@@ -43,8 +43,8 @@ SIZES = {"320n": 64, "ch_PP-OCRv4_det_infer": 64, "common_det": 64}
 RANGES = {"ch_PP-OCRv4_det_infer": (-20.0, 20.0)}
 """Ranges of inputs for which the output does not vanish."""
 USUAL = 32
-CONVERTED = ("Conv1d", "Conv2d", "Conv2d_depthwise_padded", "Conv3d", "ConvTranspose2d", "Linear")
-LIGHT = ("squeezenet", "shufflenet", "inception_v1", "densenet121", "resnet50")
+CONVERTED = ("Conv2d", "Linear")
+LIGHT = ("squeezenet", "shufflenet")
 
 
 def arguments() -> argparse.Namespace:

@@ -96,6 +96,8 @@ def of_keras(folder: Path) -> None:
             ]
         ),
     }
+    small = networks["keras-mobilenet-v2"]  # as initialized its answer is the same for all images
+    small.set_weights([3 * w if w.ndim == 4 else w for w in small.get_weights()])
     for name, network in networks.items():
         shape = [None, *network.input_shape[1:]]
         spec = (tf.TensorSpec(shape, network.inputs[0].dtype, name="x"),)

@@ -133,28 +133,40 @@ class Scatter:
 
 @dataclass(frozen=True)
 class Asked:
-    """A batch, torch's outputs, and the outputs of RUNS correct runs in the graph's float type."""
+    """A batch, torch's outputs, and the outputs of RUNS correct runs in the graph's float type.
+
+    mask: (batch, sequence) of real tokens; None for inputs without padding, whatever their names
+    """
 
     batch: Arrays
     expected: Arrays
     runs: Sequence[Arrays]
+    mask: Any = None
 
     def examples(self, array: Any) -> list[Any]:
         """Split `array`, an output for this batch, into one array per example, without padding."""
-        return examples(array, self.batch.get("attention_mask"))
+        return examples(array, self.mask)
 
 
 def ask(
-    batch: Arrays, precision: str, answer: Callable[[Arrays], Arrays], model: nn.Module
+    batch: Arrays,
+    precision: str,
+    answer: Callable[[Arrays], Arrays],
+    model: nn.Module,
+    *,
+    padded: bool,
 ) -> Asked:
-    """Run `answer`, which maps inputs to the outputs of `model` in torch float32, on a batch."""
+    """Run `answer`, which maps inputs to the outputs of `model` in torch float32, on a batch.
+
+    padded: an input attention_mask hides tokens
+    """
     runs = []
     for seed in range(RUNS):
         arithmetic = Arithmetic(unit=UNIT[precision], operands=True)
         mode = RandomRounding(arithmetic, seed)
         with angles_in_float32(model, mode), mode:
             runs.append(answer(batch))
-    return Asked(batch, answer(batch), runs)
+    return Asked(batch, answer(batch), runs, batch.get("attention_mask") if padded else None)
 
 
 def scatter(batches: Sequence[Asked], precision: str) -> Scatter:
@@ -205,6 +217,8 @@ def check(
     layers = min(TRACED, count) if grown else count
     if layers < count:
         inputs = inputs[-1:]  # of several rows with padding
+    task, config = tasks.task(contract["task"]), getattr(model, "config", None)
+    padded = bool(task.inputs.size)
     with shorten(model, blocks, layers) if layers < count else nullcontext():
         if large:
             befores = [answer(first_tokens(whole)) for whole in inputs]
@@ -213,11 +227,14 @@ def check(
                 for whole, before in zip(inputs, befores, strict=True)
             ]
         batches = [
-            ask({k: _float32(v) for k, v in batch.items()}, precision, answer, model)
+            ask(
+                {k: _float32(v) for k, v in batch.items()},
+                *(precision, answer, model),
+                padded=padded,
+            )
             for batch in inputs
         ]
     apart, worst = scatter(batches, precision), 0.0
-    task, config = tasks.task(contract["task"]), getattr(model, "config", None)
     by_pads = config is not None and task.classifies and not task.per_position
     skips = by_pads and is_language_model(config)
     values = None if skips else vocabulary.get("input_ids", 0)
@@ -230,7 +247,7 @@ def check(
             for one in batches:
                 for how, outputs in _answers(runner, contract, one.batch).items():
                     worst = max(worst, compare(how, outputs, one, apart, precision))
-                if not decodes:
+                if padded and not decodes:
                     check_padding(runner, one.batch, values, apart.limits, apart.usual)
     of = f" of its first {layers} blocks, the others being copies" if layers < count else ""
     rows = sum(len(next(iter(batch.values()))) for batch in inputs)
@@ -272,7 +289,7 @@ def in_pieces(
 
 def compare(how: str, actual: Arrays, one: Asked, apart: Scatter, precision: str) -> float:
     """Return an example's largest distance from torch's, over its limit; LedgerError above 1."""
-    worst, mask = 0.0, one.batch.get("attention_mask")
+    worst = 0.0
     for name, value in one.expected.items():
         whole = all(np.isfinite(e).all() for e in one.examples(value))
         if not whole or not np.isfinite(apart.limits[name]):
@@ -285,7 +302,7 @@ def compare(how: str, actual: Arrays, one: Asked, apart: Scatter, precision: str
                 if not whole
                 else "Set the target's float to fp32.",
             )
-        far, limit = distance(actual[name], value, mask, apart.usual[name]), apart.limits[name]
+        far, limit = distance(actual[name], value, one.mask, apart.usual[name]), apart.limits[name]
         if not far <= limit:
             shape = "x".join(map(str, next(iter(one.batch.values())).shape))
             raise LedgerError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 from torch import Tensor
 
@@ -79,7 +80,7 @@ class _Writer:
         attributes: Mapping[str, Any],
         name: str,
     ) -> list[ir.Value]:
-        results = [ir.val(n) for n in outputs]
+        results = [self._result(n) for n in outputs]
         self.nodes.append(
             ir.node(
                 op,
@@ -93,6 +94,12 @@ class _Writer:
         )
         self.tensors |= dict(zip(outputs, results, strict=True))
         return results
+
+    def _result(self, name: str) -> ir.Value:
+        if name not in self.graph.forms:
+            return ir.val(name)
+        kind, axes = self.graph.forms[name]
+        return ir.val(name, ir.DataType.from_numpy(np.dtype(kind)), ir.Shape([None] * axes))
 
     def write(self, node: Node) -> None:
         count = len(self.nodes)

@@ -140,11 +140,11 @@ def check_answers_differ(vectors: Sequence[Floats], terms: int) -> None:
     if len(ends) < 2 or apart > terms * ROUNDING * size:
         return
     raise DataError(
-        f"the float model gives {len(ends)} different texts one answer (its numbers differ by at "
+        f"the float model gives {len(ends)} different inputs one answer (its numbers differ by at "
         f"most {apart:.1e}, the largest is {size:.3g})",
         where="validate.data",
         accepted="a model whose outputs depend on its input",
-        fix="Check that the weights are those of a trained model, and the tokenizer its own.",
+        fix="Check that the weights are those of a trained model, and of texts the tokenizer.",
     )
 
 

@@ -254,7 +254,7 @@ def test_a_model_that_answers_every_text_alike_is_refused(
     file = run.folder("source") / "checkpoint/model.safetensors"
     tensors = load_file(file)
     save_file({**tensors, "classifier.weight": 0 * tensors["classifier.weight"]}, file)
-    with pytest.raises(DataError, match="64 different texts one answer"):
+    with pytest.raises(DataError, match="64 different inputs one answer"):
         report(run, tmp_path / "out")
 
 

@@ -52,13 +52,15 @@ class _Names:
     def __init__(self) -> None:
         self.taken: set[str] = set()
         self.leaves: set[str] = set()
+        self.modules: set[str] = set()
 
     def claim(self, name: str, *, leaf: bool) -> str:
-        """A path like `name`. leaf: True for a parameter, below which no module can lie"""
+        """A path like `name`, below no parameter or module, which compression may replace, and
+        above nothing. leaf: True for a parameter"""
         parts = [self._part(part) for part in name.split(".")]
         above = {".".join(parts[:i]) for i in range(1, len(parts))}
-        path = ".".join(parts) if not above & self.leaves else "_".join(parts)
-        while path in self.taken:
+        path = "_".join(parts) if above & (self.leaves | self.modules) else ".".join(parts)
+        while path in self.taken or any(other.startswith(f"{path}.") for other in self.taken):
             path += "_"
         self.taken.add(path)
         if leaf:
@@ -68,6 +70,7 @@ class _Names:
     def claim_module(self, name: str) -> str:
         """The path of a module, whose weight and bias no other parameter can be."""
         path = self.claim(name, leaf=False)
+        self.modules.add(path)
         own = {f"{path}.weight", f"{path}.bias"}
         self.taken |= own
         self.leaves |= own

@@ -22,6 +22,7 @@ Array = NDArray[Any]
 BATCH = "batch"
 RESERVED = ("self", "return_dict")
 """Parameters of a torch module's call."""
+SAME_VALUES = ("Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Transpose")
 ROWS = 8  # of the drawn batch; fewer give a limit that is too wide to show much
 
 
@@ -136,8 +137,8 @@ def _range(
 
 
 def _behind(name: str, draft: Draft) -> set[str]:
-    """The tensor and those that it is a cast of."""
-    maker = next((n for n in draft.nodes if name in n.outputs and n.op == "Cast"), None)
+    """The tensor and those that it has its values from."""
+    maker = next((n for n in draft.nodes if name in n.outputs and n.op in SAME_VALUES), None)
     return {name} if maker is None else {name, *_behind(maker.inputs[0], draft)}
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -231,7 +231,7 @@ def run(section: Model, out: Path, origin: Origin | None = None) -> None:
             raise
         graph = exact
         compared = reference.compare(graph, tensors, opened.ports, expected, path, origin)
-    graph = replace(graph, starts=reference.starts(graph, tensors, opened.ports))
+    graph = reference.measured(graph, tensors, opened.ports)
     record.write(graph, checkpoint)
     safetensors_stream.write(iter(tensors.items()), checkpoint / "model.safetensors")
     _write_json(checkpoint / "config.json", config(opened))
@@ -339,7 +339,7 @@ def shapes(section: Model) -> Shapes:
         graph.folder.mkdir()
         ignore = lambda _: None  # noqa: E731 - load says which nodes stay float
         graph = reference.runnable(graph, opened.draft, tensors, opened.ports, ignore)
-        graph = replace(graph, starts=reference.starts(graph, tensors, opened.ports))
+        graph = reference.measured(graph, tensors, opened.ports)
         needs = reference.needs(graph, tensors, opened.ports)
     modules = tuple(f"{record.BODY}.{name}" for name in opened.finished.modules)
     return GraphShapes(graph.parameters, needs, modules)

@@ -1,6 +1,6 @@
 """Record of an ONNX graph, and the folder that load writes it to.
 
-checkpoint/graph/graph.json             {"inputs", "outputs", "opset", "starts",
+checkpoint/graph/graph.json             {"inputs", "outputs", "opset", "starts", "forms",
                                         "nodes": [Node, ...]}
 checkpoint/graph/constants.safetensors  values that are not parameters: shapes, indices, scalars
 checkpoint/graph/operators/<n>.onnx     a model of one node, for each that torch does not compute
@@ -58,6 +58,8 @@ class Graph:
     folder: folder of the files of single nodes
     parameters: {name: shape} of the tensors of model.safetensors
     starts: indices of the nodes at which the parts after the first begin (parts.py)
+    forms: {tensor: (type, number of axes)} of what operators outside of ONNX's own make, which no
+        shape inference knows
     """
 
     inputs: tuple[str, ...]
@@ -68,6 +70,7 @@ class Graph:
     folder: Path
     parameters: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     starts: tuple[int, ...] = ()
+    forms: Mapping[str, tuple[str, int]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """The content of graph.json."""
@@ -76,6 +79,7 @@ class Graph:
             "outputs": list(self.outputs),
             "opset": self.opset,
             "starts": list(self.starts),
+            "forms": {name: list(form) for name, form in self.forms.items()},
             "nodes": [asdict(node) for node in self.nodes],
         }
 
@@ -120,6 +124,7 @@ def read(checkpoint: Path, parameters: Mapping[str, tuple[int, ...]]) -> Graph:
         folder,
         parameters,
         tuple(document["starts"]),
+        {name: (kind, axes) for name, (kind, axes) in document["forms"].items()},
     )
 
 

@@ -50,15 +50,18 @@ class Trace:
 
     def examples(self, array: Array) -> list[Array]:
         """Real tokens of each row of `array`; of a KV cache without padded rows where by_column."""
-        if array.ndim == 4 and "attention_mask" in self.batch:  # a cache
+        if self._is_cache(array):
             mask = self.batch["attention_mask"]
             rows = distance.examples(array.swapaxes(1, 2), mask)
             return [rows[i] for i in self.rows(array)]
         return distance.examples(array, self.mask)
 
+    def _is_cache(self, array: Array) -> bool:
+        return array.ndim == 4 and self.mask.ndim > 1 and "attention_mask" in self.batch
+
     def rows(self, array: Array) -> list[int]:
         """Numbers of the rows whose real tokens `examples` returns."""
-        if array.ndim == 4 and "attention_mask" in self.batch and self.by_column:
+        if self._is_cache(array) and self.by_column:
             return [i for i, row in enumerate(self.batch["attention_mask"]) if row.all()]
         return list(range(len(array)))
 
