@@ -141,7 +141,7 @@ def command(*words: str | Path) -> tuple[int, str, str]:
 
 
 def judge(name: str, file: Path, folder: Path) -> dict[str, Any]:
-    """Exit codes of check and run, and the message or the figures."""
+    """Exit statuses of check and run, and the message or the figures."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "recipe.yaml"
     path.write_text(json.dumps(recipe(name, file, folder), indent=1), encoding="utf-8")

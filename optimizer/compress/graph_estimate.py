@@ -2,8 +2,8 @@
 
 memory = libraries + the largest part: its weights, as float and integers, with H of its widest
          input, and the tensors of one batch + streams within compress.memory_gb + tensors that are
-         computed before the parts. With quantize.keep_float_auto or allocate the whole model.
-         Where nothing reads activations: the largest weight on every thread, with its copies
+         computed before the parts; with quantize.keep_float_auto or allocate the whole model; if
+         nothing reads activations, the largest weight on every thread, with its copies
 disk   = integers and scales, twice while they are merged + streams, for resuming and beyond memory
 time   = passes of the rows, at the measured speed of the torch model on one thread, H, the rounding
          by it, operations of the search for scales, and bytes written and read
