@@ -38,7 +38,7 @@ from optimizer.recipe.schema import Model
 
 CALIBRATED, JUDGED = 32, 64
 """Drawn rows."""
-SIZES = {"320n": 64, "ch_PP-OCRv4_det_infer": 64, "common_det": 64}
+SIZES = {"ch_PP-OCRv4_det_infer": 64}
 """Sizes of open axes, where the usual one does not suit the network."""
 RANGES = {"ch_PP-OCRv4_det_infer": (-20.0, 20.0)}
 """Ranges of inputs for which the output does not vanish."""
@@ -104,15 +104,17 @@ def rows_of(section: Model, count: int, seed: int) -> dict[str, Any]:
         return rows
 
 
-def recipe(name: str, file: Path, folder: Path, samples: int = CALIBRATED) -> dict[str, Any]:
-    """The recipe of a file, whose rows are written to the folder."""
+def recipe(
+    name: str, file: Path, folder: Path, samples: int = CALIBRATED, size: int = USUAL
+) -> dict[str, Any]:
+    """The recipe of a file, whose rows are written to the folder. size: of open axes"""
     model = onnx_files.read(file)
     kinds = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)
     floats = [o.name for o in model.graph.output if o.type.tensor_type.elem_type in kinds]
     ranges = {v.name: RANGES[name] for v in onnx_files.inputs(model) if name in RANGES}
     section = Model(source=str(file), task="tensors", outputs=tuple(floats), ranges=ranges)
     with suppress(OptimizeError):
-        axes = dict.fromkeys(stage.open_axes(section), SIZES.get(name, USUAL))
+        axes = dict.fromkeys(stage.open_axes(section), SIZES.get(name, size))
         section = section.model_copy(update={"axes": axes})
     specs = {}
     for use, count in (("calibrate", samples), ("evaluate", JUDGED)):

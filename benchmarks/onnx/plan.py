@@ -1,7 +1,8 @@
 """Memory, disk and time of each stage on ONNX files beside what `optimize plan` predicted.
 
-    python -m benchmarks.onnx.plan --work FOLDER FILE.onnx ... --method gptq
+    python -m benchmarks.onnx.plan FILE.onnx=SIZE ... --layers 6 --method rtn --method gptq
 
+SIZE is that of open axes; --layers adds a transformer of 512 features, of that number of layers.
 Rows are drawn. Each stage is a process of its own, as in decoders/scale.py, which says how memory
 is counted. Finished stages are kept in --work. Writes results/onnx_plan.md and .json.
 """
@@ -16,15 +17,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
+
 from benchmarks.decoders.scale import JUDGED, STAGES, written
 from benchmarks.measure import memory
 from benchmarks.measure.results import RESULTS, conditions, table, write
-from benchmarks.onnx import files
+from benchmarks.onnx import files, torch_files
 
 
 def arguments() -> argparse.Namespace:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    p.add_argument("file", type=Path, nargs="+")
+    p.add_argument("file", nargs="*", help="PATH or PATH=SIZE")
+    p.add_argument("--layers", type=int, nargs="*", default=[])
     p.add_argument("--work", type=Path, default=Path("artifacts/onnx_plan"))
     p.add_argument("--method", action="append", help="default: rtn")
     p.add_argument("--samples", type=int, default=files.CALIBRATED, help="calibration rows")
@@ -32,13 +37,25 @@ def arguments() -> argparse.Namespace:
     return p.parse_args()
 
 
-def measure(file: Path, method: str, samples: int, folder: Path) -> dict[str, Any]:
+def write_layers(count: int, folder: Path) -> Path:
+    """Export a transformer of `count` layers."""
+    file = folder / f"transformer-{count}.onnx"
+    if not file.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(512, 8, 2048, batch_first=True, norm_first=True)
+        network = nn.TransformerEncoder(layer, count, enable_nested_tensor=False)
+        torch_files.export(network.eval(), {"src": torch.randn(2, 64, 512)}, file, 17)
+    return file
+
+
+def measure(file: Path, size: int, method: str, samples: int, folder: Path) -> dict[str, Any]:
     """{stage: measured and predicted needs} of one file and method."""
     folder.mkdir(parents=True, exist_ok=True)
     kept = folder / "measured.json"
     if kept.is_file():
         return json.loads(kept.read_text())  # type: ignore[no-any-return]
-    document = files.recipe(file.stem, file.resolve(), folder, samples)
+    document = files.recipe(file.stem, file.resolve(), folder, samples, size)
     document["quantize"] |= {"method": method}
     path = folder / "recipe.yaml"
     path.write_text(json.dumps(document, indent=1))
@@ -100,11 +117,14 @@ while it runs, which is what is predicted). {result["samples"]} calibration rows
 
 def main() -> None:
     asked, load = arguments(), os.getloadavg()[0]
+    sized = [name.partition("=") for name in asked.file]
+    given = {Path(name): int(size or files.USUAL) for name, _, size in sized}
+    given |= {write_layers(count, asked.work): files.USUAL for count in asked.layers}
     cells = {
         f"{file.stem}, {method}": measure(
-            file, method, asked.samples, asked.work / f"{file.stem}-{method}"
+            file, size, method, asked.samples, asked.work / f"{file.stem}-{method}"
         )
-        for file in asked.file
+        for file, size in given.items()
         for method in asked.method or ["rtn"]
     }
     result = {"cells": cells, "samples": asked.samples}
