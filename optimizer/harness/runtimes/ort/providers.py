@@ -84,7 +84,7 @@ GPU_BUILD = (
     "(they own the same module: one or the other)."
 )
 CUDA_LIBRARIES = (
-    'Install the libraries: pip install "onnxruntime-gpu[cuda,cudnn]". If they are installed, the '
+    'Install its libraries: pip install "onnxruntime-gpu[cuda,cudnn]". If they are installed, the '
     "driver may be too old for them: nvidia-smi shows it, and CUDA 13 needs 580 or newer. Or use "
     "device: cpu."
 )
@@ -102,7 +102,7 @@ PROVIDERS = {
         "TensorrtExecutionProvider",
         "cuda",
         fix=GPU_BUILD,
-        libraries="Install them: pip install tensorrt, or leave provider out to use CUDA.",
+        libraries="Install TensorRT: pip install tensorrt, or leave provider out to use CUDA.",
         after=("cuda",),
     ),
     "tensorrt-rtx": Provider(
@@ -113,6 +113,31 @@ PROVIDERS = {
         plugin="onnxruntime_ep_nv_tensorrt_rtx",
     ),
 }
+
+
+MEMORY = (
+    "The GPU has too little free memory: nvidia-smi lists the processes that hold it. Stop one, "
+    "use a GPU with more, or quantize the weights further."
+)
+KERNELS = (
+    "This build of ONNX Runtime has no kernels for the GPU: install another version of it, or use "
+    "device: cpu."
+)
+BY_MESSAGE = {
+    "out of memory": MEMORY,
+    "failed to allocate": MEMORY,
+    "alloc_failed": MEMORY,
+    "no kernel image": KERNELS,
+}
+"""{words of an error of CUDA or ONNX Runtime, in lower case: what to do}."""
+
+
+def advise(name: str, message: str) -> str:
+    """Tell what to do where a provider does not open a model. message: ONNX Runtime's error."""
+    for words, advice in BY_MESSAGE.items():
+        if words in message.lower():
+            return advice
+    return provider(name).libraries
 
 
 def provider(name: str) -> Provider:

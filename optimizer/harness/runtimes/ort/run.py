@@ -35,7 +35,15 @@ from .device_slots import DeviceSlots
 from .divided import DividedRuns, Run, by_rows
 from .fixed_step import FixedSteps, ReplayingDecoder, replays
 from .privacy import disable_telemetry
-from .providers import RECORD_PLACEMENT, on_cpu, placement, provider, refuse_fallback, start
+from .providers import (
+    RECORD_PLACEMENT,
+    advise,
+    on_cpu,
+    placement,
+    provider,
+    refuse_fallback,
+    start,
+)
 from .slots import OrtSlots, supports_slots
 
 DTYPES = {
@@ -452,7 +460,7 @@ def _session(
             where=str(model),
             fix="The file is damaged, or needs a newer ONNX Runtime."
             if device == "cpu"
-            else f"Its libraries may be missing. {provider(device).libraries}",
+            else advise(device, str(e)),
         ) from e
 
 

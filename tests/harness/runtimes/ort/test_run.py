@@ -82,6 +82,22 @@ def test_a_provider_that_does_not_start_is_an_error_and_never_the_cpu(
     assert "nvidia-smi" in caught.value.fix  # the driver may be too old
 
 
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ("CUDA failure 2: out of memory", "too little free memory"),
+        ("BFCArena: Failed to allocate memory for requested buffer", "too little free memory"),
+        ("no kernel image is available for execution on the device", "no kernels for the GPU"),
+        ("CUDA driver version is insufficient for CUDA runtime version", "driver may be too old"),
+        ("libcudnn.so.9: cannot open shared object file", "pip install"),
+    ],
+)
+def test_a_model_that_does_not_open_on_a_gpu_is_refused_with_what_to_do(
+    message: str, words: str
+) -> None:
+    assert words in providers.advise("cuda", message)
+
+
 def test_an_unknown_device_is_refused(model: Path) -> None:
     with pytest.raises(InputError, match="cpu, cuda"):
         OrtRunner(model, device="tpu")
