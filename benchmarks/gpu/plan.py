@@ -34,6 +34,7 @@ OURS = (
     "onnxruntime",
     "datasets",
 )
+NOT_ASKED_FOR = "it was not asked for (--only)"
 TRT = "cuda.bindings"
 RTX = "tensorrt-rtx"
 SEES_CUDA = {  # module -> code that prints why it does not compute on the GPU
@@ -241,7 +242,7 @@ def _blind(module: str) -> str:
 def forbidden(part: Part, here: Here, args: argparse.Namespace) -> str:
     """Explain why a part can never run here; "" if it can."""
     if args.only and part.name not in args.only:
-        return "it was not asked for (--only)"
+        return NOT_ASKED_FOR
     if here.machine.gpu is None and (part.gpu or not args.rehearse):
         return "no GPU was found"
     if part.product and here.machine.gpu is not None and (why := unfit(part.product, here.machine)):

@@ -35,7 +35,17 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu import table
-from benchmarks.gpu.plan import PARTS, ROOT, SECONDS, Part, limit, look, obstacle, with_earlier
+from benchmarks.gpu.plan import (
+    NOT_ASKED_FOR,
+    PARTS,
+    ROOT,
+    SECONDS,
+    Part,
+    limit,
+    look,
+    obstacle,
+    with_earlier,
+)
 from optimizer.harness.runtimes.machine import this_machine
 
 WORKER = ("-m", "benchmarks.gpu.parts")
@@ -67,11 +77,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             document["parts"][part.name] = made
             document["seconds"] = round(time.monotonic() - start, 1)
             _write(out, document)
+            if why == NOT_ASKED_FOR:
+                continue
             last = (made.get("why") or f"{made.get('seconds')} s").splitlines()[-1]
             print(f"{part.name:<40} {made['status']}: {last}", file=sys.stderr, flush=True)
     found = Counter(part["status"] for part in document["parts"].values())
     told = ", ".join(f"{found[status]} {status}" for status in ("ran", "failed", "not run"))
     print(told, file=sys.stderr)
+    if args.rehearse:
+        print("A rehearsal: these figures mean nothing.\n")
     print(table.tables(document["parts"]))
     return exit_code(document)
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 import struct
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
-from benchmarks.gpu.pack import LACKING, lacking, write_pieces
+from benchmarks.gpu.pack import LACKING, ROOT, lacking, write_pieces
 from benchmarks.gpu.slim import MAGIC, slim
 
 CODE = {80: b"a" * 24, 90: b"b" * 16}
@@ -58,3 +62,15 @@ def test_only_distributions_that_the_machine_lacks_are_packed() -> None:
         "onnx-ir",
     ]
     assert lacking("") == list(LACKING)
+
+
+@pytest.mark.slow
+def test_an_unpacked_rehearsal_runs_in_an_empty_folder(tmp_path: Path) -> None:
+    pack = [sys.executable, "-m", "benchmarks.gpu.pack", str(tmp_path / "out"), "--rehearse"]
+    subprocess.run(pack, cwd=ROOT, check=True)
+    target = tmp_path / "target"
+    unpack = ["sh", str(tmp_path / "out" / "unpack.sh"), str(target)]
+    subprocess.run(unpack, cwd=tmp_path, env={**os.environ, "PYTHON": sys.executable}, check=True)
+    parts = json.loads((target / "gpu.json").read_text())["parts"]
+    assert parts["encoder:onnxruntime"]["status"] == "ran"
+    assert (target / "models" / "minilm-int8" / "model.safetensors").is_file()
