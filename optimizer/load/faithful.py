@@ -28,7 +28,7 @@ from torch import Tensor
 from optimizer.foundation.errors import OptimizeError
 from optimizer.foundation.process.quiet import quiet
 from optimizer.foundation.reading import reading
-from optimizer.load.providers import gguf_file
+from optimizer.load.providers import gguf_file, gguf_header
 from optimizer.load.quantized.parts import QuantizedWeight
 from optimizer.load.weights import Weights
 from optimizer.model.checkpoint.checkpoint import Entry, Tensors, read_json
@@ -99,9 +99,7 @@ def _load_source(folder: Path, section: Model, dtype: Any) -> Any:
     names = sorted(f.name for f in folder.iterdir() if f.suffix in WEIGHTS)
     with reading(f"{folder}: {', '.join(names)[:NAMES]}"), quiet():
         if section.gguf_file is not None:
-            from gguf import GGUFReader
-
-            tensors = gguf_file.sizes(GGUFReader(folder / section.gguf_file))
+            tensors = gguf_header.read(folder / section.gguf_file).tensors
             extra = gguf_file.arguments(section.gguf_file)
             extra["config"] = gguf_file.config_of(folder, section.gguf_file, tensors)
         config = extra.get("config")

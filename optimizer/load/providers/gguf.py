@@ -23,6 +23,7 @@ from optimizer.load import faithful
 from optimizer.load.config import config_fields
 from optimizer.load.generation import GENERATION_CONFIG
 from optimizer.load.providers import gguf_file, gguf_header
+from optimizer.load.providers.gguf_header import Header
 from optimizer.load.providers.provider import Loaded, Provider
 from optimizer.load.tokenizer.tokenizer import FILES
 from optimizer.load.weights import Stored, Weights
@@ -40,9 +41,9 @@ DIGITS_ALONE = ("smollm", "starcoder", "refact", "command-r", "codeshell")
 AS_GPT2 = ("gpt-2", "default")
 
 
-def file_of(folder: Path, section: Model) -> Path:
-    """The GGUF file, with its header checked. Raises CheckpointError for a missing file or a wrong
-    header, MachineError for a missing package."""
+def file_of(folder: Path, section: Model) -> tuple[Path, Header]:
+    """The GGUF file and its header, which is checked. Raises CheckpointError for a missing file or
+    a wrong header, MachineError for a missing package."""
     name = str(section.gguf_file)
     file = folder / name
     if Path(name).name != name or not file.is_file():
@@ -59,34 +60,28 @@ def file_of(folder: Path, section: Model) -> Path:
             where="model.gguf_file",
             fix=f"Run: pip install {' '.join(NEEDED)}",
         )
-    gguf_header.check(file)
-    return file
+    return file, gguf_header.read(file)
 
 
 def config(folder: Path, section: Model) -> Any:
     """The transformers config from the file's metadata. Raises as `file_of`, and CheckpointError
     for a file that transformers cannot read."""
-    from gguf import GGUFReader
-
-    file = file_of(folder, section)
-    with reading(file, fix=gguf_header.FIX):
-        reader = GGUFReader(file)
-        _check_sizes(reader, file)
-        with quiet():
-            model_config = gguf_file.config_of(folder, file.name, gguf_file.sizes(reader))
+    file, header = file_of(folder, section)
+    _check_sizes(header, file)
+    with reading(file, fix=gguf_header.FIX), quiet():
+        model_config = gguf_file.config_of(folder, file.name, header.tensors)
     config_fields.check(model_config.to_dict(), file)
     return model_config
 
 
-def _check_sizes(reader: Any, file: Path) -> None:
+def _check_sizes(header: Header, file: Path) -> None:
     """Raise CheckpointError for a size that is missing or larger than the file's tensors allow,
     before transformers builds a model of it."""
-    tensors = len(reader.tensors)
-    values = sum(int(tensor.n_elements) for tensor in reader.tensors)
-    architecture = str(_field_value(reader, "general.architecture"))
+    tensors, values = len(header.tensors), sum(header.tensors.values())
+    architecture = str(header.fields.get("general.architecture"))
     for name, most in (*((size, values) for size in SIZES), ("block_count", tensors)):
         key = f"{architecture}.{name}"
-        value = _field_value(reader, key)
+        value = header.fields.get(key)
         sizes = value if isinstance(value, list) and value else [value]
         if not all(type(n) is int and 0 < n <= most for n in sizes):
             raise CheckpointError(
@@ -97,15 +92,10 @@ def _check_sizes(reader: Any, file: Path) -> None:
             )
 
 
-def _field_value(reader: Any, key: str) -> Any:
-    """The value of a metadata field; None where it is missing."""
-    return reader.fields[key].contents() if key in reader.fields else None
-
-
-def _metadata(reader: Any) -> dict[str, str]:
+def _metadata(header: Header) -> dict[str, str]:
     """{key: value} of the metadata fields of the licence and the tokenizer, where they exist."""
     keys = (LICENCE, "tokenizer.ggml.pre", "tokenizer.ggml.model")
-    return {name: str(_field_value(reader, name)) for name in keys if name in reader.fields}
+    return {name: str(header.fields[name]) for name in keys if name in header.fields}
 
 
 def takes(section: Model, folder: Path) -> bool:
@@ -117,22 +107,19 @@ def takes(section: Model, folder: Path) -> bool:
 def read(section: Model, folder: Path, model_config: Any, out: Path) -> Loaded:
     """The de-quantized parameters, float32. Writes the other files of a checkpoint to `out`:
     config.json, generation_config.json, the tokenizer and its chat template."""
-    from gguf import GGUFReader
-
-    file = file_of(folder, section)
+    file, header = file_of(folder, section)
     say(f"load: de-quantizing {file.name} to float32")
     with reading(file, fix=gguf_header.FIX), quiet():
         model = auto_class(section.task, model_config.model_type).from_pretrained(
             folder, config=model_config, dtype=torch.float32, **gguf_file.arguments(file.name)
         )
-        reader = GGUFReader(file)
-    gguf_file.check_whole(model, gguf_file.sizes(reader), file)
+    gguf_file.check_whole(model, header.tensors, file)
     model_config.architectures, model_config.dtype = [type(model).__name__], "float32"
     model_config.save_pretrained(out)
     generates = tasks.task(section.task).generates
     if generates and not (folder / GENERATION_CONFIG).is_file():
         model.generation_config.save_pretrained(out)
-    metadata = _metadata(reader)
+    metadata = _metadata(header)
     _write_tokenizer(folder, section, metadata, out)
     for name in (GENERATION_CONFIG, TEMPLATE):  # files next to the GGUF file override it
         if (folder / name).is_file():

@@ -21,14 +21,9 @@ FREQUENCIES = "rope_"
 ignores them."""
 
 
-def sizes(reader: Any) -> dict[str, int]:
-    """{tensor: number of values} of a gguf.GGUFReader."""
-    return {t.name: int(t.n_elements) for t in reader.tensors}
-
-
 def check_whole(model: nn.Module, tensors: Mapping[str, int], file: Path) -> None:
     """Raise CheckpointError unless the model and the file have equally many values. tensors: the
-    file's `sizes`."""
+    file's tensors and their numbers of values."""
     stored, numbers = sum(tensors.values()), sum(p.numel() for p in model.parameters())
     if stored != numbers:
         frequencies = [name for name in tensors if name.startswith(FREQUENCIES)]

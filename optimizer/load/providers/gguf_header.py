@@ -1,8 +1,9 @@
-"""Check the header of a GGUF file before the gguf package opens the file.
+"""Check and read the header of a GGUF file before the gguf package opens the file.
 
 That package and transformers create a Python object for every element that the header declares,
 and a file of 1 kB can declare 2^60. Here each count is compared with the remaining bytes before its
-elements are read.
+elements are read. The fields and sizes that load needs come from here too, because the package
+takes seconds for the vocabulary of a tokenizer.
 
 Layout: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (versions 2 and 3):
 
@@ -16,15 +17,17 @@ Layout: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (versions 2 an
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from optimizer.foundation.errors import CheckpointError
 from optimizer.foundation.reading import reading
 
 STRING, ARRAY = 8, 9
-NUMBERS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-"""{number of a type: bytes of a value}."""
+NUMBERS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
+"""{number of a type: its letter in struct}."""
 FIELDS = 10_000  # Gemma 3 has 40
 TENSORS = 100_000  # a mixture of 128 experts in 100 blocks has 50,000
 ELEMENTS = 2_000_000  # of all arrays, 1.2 kB of memory each; 262,144 tokens have 1.3 million
@@ -34,14 +37,26 @@ AXES = 4  # GGML_MAX_DIMS
 FIX = "Use the float checkpoint it was made from, or get the file again."
 
 
-def check(file: Path) -> None:
+@dataclass(frozen=True)
+class Header:
+    """Header of a GGUF file.
+
+    fields: metadata by key, without arrays of strings
+    tensors: {tensor: number of values}
+    """
+
+    fields: Mapping[str, Any]
+    tensors: Mapping[str, int]
+
+
+def read(file: Path) -> Header:
     """Raise CheckpointError for a header that is cut off, or declares more than the file can hold
     or any model has."""
     with reading(file, fix=FIX), file.open("rb") as content:
-        _Header(content, file).check()
+        return _Reader(content, file).read()
 
 
-class _Header:
+class _Reader:
     """Reader of a header. content: the file, at its first byte."""
 
     def __init__(self, content: BinaryIO, file: Path) -> None:
@@ -50,7 +65,7 @@ class _Header:
         self._order = "<"
         self._elements = 0
 
-    def check(self) -> None:
+    def read(self) -> Header:
         magic, version = self._read_bytes(4, "the magic"), self._read_bytes(4, "the version")
         if magic != b"GGUF":
             raise self._error(f"it begins with {magic!r}", "GGUF files")
@@ -61,39 +76,40 @@ class _Header:
             raise self._error(f"it has version {number}", "versions 2 and 3")
         tensors = self._read_count("weight tensors", TENSORS, least=24)
         fields = self._read_count("metadata fields", FIELDS, least=13)
+        values = {}
         for _ in range(fields):
             key = self._read_string("the name of a metadata field", KEY).decode("utf-8", "replace")
-            self._check_value(self._read_integer("I", key), f"{key!a:.100}")
-        self._check_tensors(tensors)
+            values[key] = self._read_value(self._read_integer("I", key), f"{key!a:.100}")
+        return Header(values, self._read_tensors(tensors))
 
-    def _check_value(self, kind: int, key: str) -> None:
+    def _read_value(self, kind: int, key: str) -> Any:
+        """Value of a field; None for an array of strings."""
         if kind == STRING:
-            self._read_string(key, TEXT)
-        elif kind in NUMBERS:
-            self._skip(NUMBERS[kind], key)
-        elif kind == ARRAY:
+            return self._read_string(key, TEXT).decode("utf-8", "replace")
+        if kind in NUMBERS:
+            return self._read_numbers(NUMBERS[kind], 1, key)[0]
+        if kind == ARRAY:
             kind = self._read_integer("I", key)
             if kind != STRING and kind not in NUMBERS:
                 raise self._error(f"{key} is an array of type {kind}", "strings or numbers")
-            count = self._read_count(f"elements of {key}", ELEMENTS, least=NUMBERS.get(kind, 8))
+            count = self._read_count(f"elements of {key}", ELEMENTS, least=_size(kind))
             self._elements += count
             if self._elements > ELEMENTS:
                 raise self._error(
                     f"its arrays have more than {ELEMENTS:,} elements", f"{ELEMENTS:,} or fewer"
                 )
-            if kind == STRING:
-                for _ in range(count):
-                    self._read_string(key, TEXT)
-            else:
-                self._skip(count * NUMBERS[kind], key)
-        else:
-            raise self._error(f"{key} has type {kind}", "types 0 to 12")
+            if kind != STRING:
+                return list(self._read_numbers(NUMBERS[kind], count, key))
+            for _ in range(count):
+                self._read_string(key, TEXT)
+            return None
+        raise self._error(f"{key} has type {kind}", "types 0 to 12")
 
-    def _check_tensors(self, count: int) -> None:
+    def _read_tensors(self, count: int) -> dict[str, int]:
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
         blocks = {int(kind): GGML_QUANT_SIZES[kind] for kind in GGMLQuantizationType}
-        described = []
+        described, sizes = [], {}
         for _ in range(count):
             key = self._read_string("the name of a tensor", KEY).decode("utf-8", "replace")
             name = f"tensor {key!a:.100}"
@@ -106,6 +122,7 @@ class _Header:
             kind, offset = self._read_integer("I", name), self._read_integer("Q", name)
             if kind not in blocks:
                 raise self._error(f"{name} has type {kind}", "types of the gguf package")
+            sizes[key] = numbers
             values, size = blocks[kind]
             described.append((name, -(-numbers // values) * size, offset))
         total = 0
@@ -117,6 +134,7 @@ class _Header:
                     f"tensors up to it {total:,}, but the data have {self._left:,}",
                     "tensors that lie inside the file and do not overlap",
                 )
+        return sizes
 
     def _read_count(self, what: str, most: int, least: int) -> int:
         """Read a count of elements.
@@ -145,9 +163,9 @@ class _Header:
         size = struct.calcsize(form)
         return int(struct.unpack(f"{self._order}{form}", self._read_bytes(size, what))[0])
 
-    def _skip(self, size: int, what: str) -> None:
-        self._take(size, what)
-        self._content.seek(size, 1)
+    def _read_numbers(self, letter: str, count: int, what: str) -> tuple[Any, ...]:
+        form = f"{self._order}{count}{letter}"
+        return struct.unpack(form, self._read_bytes(struct.calcsize(form), what))
 
     def _read_bytes(self, size: int, what: str) -> bytes:
         self._take(size, what)
@@ -162,3 +180,8 @@ class _Header:
 
     def _error(self, problem: str, accepted: str) -> CheckpointError:
         return CheckpointError(problem, where=str(self._file), accepted=accepted, fix=FIX)
+
+
+def _size(kind: int) -> int:
+    """Fewest bytes of a value of a type; a string begins with its size."""
+    return struct.calcsize(f"<{NUMBERS[kind]}") if kind in NUMBERS else 8

@@ -20,7 +20,7 @@ from torch import nn
 from optimizer.compress.simulate import simulated
 from optimizer.foundation.process.quiet import quiet
 from optimizer.foundation.state import owner_of
-from optimizer.load.providers import gguf_file
+from optimizer.load.providers import gguf_file, gguf_header
 from optimizer.lower.gguf import folder, read_back
 from optimizer.model.checkpoint.model import auto_class, torch_model
 from optimizer.validate.formats.transformers_runner import Runner, readable
@@ -96,17 +96,14 @@ def _file(m: Materials) -> Path:
 def _load(m: Materials) -> tuple[nn.Module, list[str]]:
     """(model in float32 by the config in the file, tensors that transformers misses or does not
     use)."""
-    from gguf import GGUFReader
-
+    header = gguf_header.read(_file(m))
     with quiet():
-        reader = GGUFReader(_file(m))
-        fields, tensors = reader.fields, gguf_file.sizes(reader)
-        config = gguf_file.config_of(m.model, folder.FILE, tensors)
-        architecture = str(fields["general.architecture"].contents())
+        config = gguf_file.config_of(m.model, folder.FILE, header.tensors)
+        architecture = str(header.fields["general.architecture"])
         for key, name in FIELDS.items():
-            field = fields.get(f"{architecture}.{key}")
-            if field is not None and hasattr(config, name):
-                setattr(config, name, field.contents())
+            value = header.fields.get(f"{architecture}.{key}")
+            if value is not None and hasattr(config, name):
+                setattr(config, name, value)
         model, info = auto_class(m.task, config.model_type).from_pretrained(
             m.model,
             config=config,
@@ -115,7 +112,7 @@ def _load(m: Materials) -> tuple[nn.Module, list[str]]:
             output_loading_info=True,
             **gguf_file.arguments(folder.FILE),
         )
-    gguf_file.check_whole(model, tensors, _file(m))
+    gguf_file.check_whole(model, header.tensors, _file(m))
     problems = [f"transformers: {kind}: {sorted(map(str, n))[:3]}" for kind, n in info.items() if n]
     return model.eval(), problems
 
