@@ -19,11 +19,13 @@ from torch import Tensor, nn
 from optimizer.compress.simulate import simulated
 from optimizer.data.datasets import batches, calibration_rows, sort_by_size, windows
 from optimizer.foundation.conv_geometry import ConvGeometry
+from optimizer.foundation.process import threads
 from optimizer.foundation.rounding.random_rounding import Arithmetic
 from optimizer.foundation.rounding.tolerance import UNIT
 from optimizer.foundation.state import owner_of
 from optimizer.harness import tasks
 from optimizer.harness.inputs.batch import Batch
+from optimizer.harness.runtimes.ort.run import cores
 from optimizer.harness.tasks import text_generation
 from optimizer.lower.onnx.graph_source import OpenGraph, open_graph
 from optimizer.model.checkpoint.model import materialize, skeleton
@@ -173,17 +175,23 @@ class Materials(RunArtifacts):
         inputs: True to hold the inputs of these modules in all batches
         summands: names of residual adds that read integers
         """
-        traces = []
-        for i, batch in enumerate(self.batches):
+
+        def traced(i: int) -> Trace:
             modules = (*self.judged_alone, *summands) if inputs or i in kept else ()
-            one = self._traced(model, batch, modules)
-            traces.append(one if i in kept else replace(one, outputs={}))
-        return traces
+            one = self._traced(model, self.batches[i], modules)
+            return one if i in kept else replace(one, outputs={})
+
+        return list(threads.each(traced, range(len(self.batches)), cores()))
 
     def _traced(self, model: nn.Module, batch: Batch, modules: Collection[str] = ()) -> Trace:
-        one = trace.traced(model, batch, self.compared, modules)
+        """Trace of a batch. Other threads may use the model: hooks are put on a copy."""
+        one = trace.traced(monte_carlo.own_modules(model), batch, self.compared, modules)
         (one.result,) = self.in_files([one.result])
         return one
+
+    def _trace_each(self, model: nn.Module, batches: Sequence[Batch]) -> list[Trace]:
+        """Traces without inputs and outputs of modules."""
+        return list(threads.each(lambda b: self._traced(model, b), batches, cores()))
 
     @cached_property
     def samples(self) -> Samples:
@@ -225,14 +233,11 @@ class Materials(RunArtifacts):
 
     @cached_property
     def folded_extremes(self) -> list[Trace]:
-        return self._of_extremes(self.folded_model)
+        return self._trace_each(self.folded_model, self.extremes)
 
     @cached_property
     def simulated_extremes(self) -> list[Trace]:
-        return self._of_extremes(self.simulated_model)
-
-    def _of_extremes(self, model: nn.Module) -> list[Trace]:
-        return [self._traced(model, b) for b in self.extremes]
+        return self._trace_each(self.simulated_model, self.extremes)
 
     @property
     def compares_outputs(self) -> bool:
@@ -351,7 +356,7 @@ class Materials(RunArtifacts):
         without inputs of modules."""
         batches = (*self.batches, *self.extremes)
         with monte_carlo.quantized_in_kernels(self.simulated_model, self.kernel_blocks):
-            return [self._traced(self.simulated_model, b) for b in batches]
+            return self._trace_each(self.simulated_model, batches)
 
     @property
     def signed(self) -> bool:

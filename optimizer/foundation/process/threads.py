@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 In = TypeVar("In")
 Out = TypeVar("Out")
 
 
-def each(function: Callable[[In], Out], items: Iterable[In]) -> Iterator[Out]:
-    """Yield function(item) of all items, in order, on the number of threads that torch uses.
+def each(
+    function: Callable[[In], Out], items: Iterable[In], count: int | None = None
+) -> Iterator[Out]:
+    """Yield function(item) of all items, in order; items are read as they are needed, and at most
+    `count` results wait.
+
+    count: number of threads; None: the number that torch uses
 
     torch computes each item on one thread, so sums in it have one order. Also faster than several
     threads on each small operation, which wait for each other, above all on a busy machine.
     """
     import torch
 
-    count = torch.get_num_threads()
+    before = torch.get_num_threads()
+    count = count or before
+    begun = deque[Future[Out]]()
     try:
         with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            yield from pool.map(function, items)
+            for item in items:
+                begun.append(pool.submit(function, item))
+                if len(begun) > count:
+                    yield begun.popleft().result()
+            while begun:
+                yield begun.popleft().result()
     finally:
-        torch.set_num_threads(count)  # threads that start later have the newest number
+        torch.set_num_threads(before)  # threads that start later have the newest number

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from torch import nn
 
 from optimizer.data.datasets import Sample
 from optimizer.foundation.errors import DataError
+from optimizer.foundation.process import threads
 from optimizer.foundation.progress import bar
 from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.inputs.batch import Batch
 from optimizer.harness.inputs.kind import Encoded
+from optimizer.harness.runtimes.ort.run import cores
 from optimizer.harness.tasks import (
     fill_mask,
     tensors,
@@ -31,6 +33,7 @@ from optimizer.validate.quality.images.observed import OBSERVE
 from optimizer.validate.quality.quality import Answers
 from optimizer.validate.run_artifacts import RunArtifacts
 
+Context = TypeVar("Context")
 Train = tuple[Sequence[Sample], Answers]  # (rows, answers to them)
 PLACES = 32
 Reference = tuple[Answers, Train | None]  # answers of the reference model, and for a probe
@@ -54,6 +57,11 @@ class TorchRunner:
 
     def __init__(self, m: RunArtifacts, model: nn.Module | None = None) -> None:
         self._model, self._outputs = model or m.answering_model, m.outputs
+
+    @property
+    def at_once(self) -> int:
+        """Batches to compute at a time, each on one thread; a GPU computes one."""
+        return cores() if next(self._model.parameters()).device.type == "cpu" else 1
 
     def infer(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         return trace.run(self._model, arrays, self._outputs)
@@ -96,6 +104,21 @@ def groups(m: RunArtifacts, rows: Sequence[Sample]) -> list[list[int]]:
     return [order[start : start + size] for start in range(0, len(order), size)]
 
 
+def _infer(
+    runner: Any, batches: Iterable[tuple[Batch, Context]]
+) -> Iterator[tuple[Batch, Context, Any]]:
+    """Yield each batch with its context and the runner's outputs, in order. A model in torch
+    computes several batches at a time; an engine has threads of its own."""
+
+    def outputs(item: tuple[Batch, Context]) -> tuple[Batch, Context, Any]:
+        return *item, runner.infer(item[0])
+
+    if isinstance(runner, TorchRunner):
+        yield from threads.each(outputs, batches, runner.at_once)
+    else:
+        yield from map(outputs, batches)
+
+
 def _answer(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) -> Answers:
     size = m.section.validate_.batch_size
     task = tasks.of(m.contract)
@@ -111,10 +134,24 @@ def _answer(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) ->
     seen: list[Any] = []
     observe = OBSERVE.get(task.name)
     pairs = [r.text_pair for r in rows]
-    for start in bar(range(0, len(rows), size), label):
-        part = rows[start : start + size]
-        second = [r.text_pair for r in part] if task.pairs_together and any(pairs) else None
-        batch, values = _values(m, runner, [r.input for r in part], second)
+    apart = not task.pairs_together and m.texts_beside is None
+
+    def encoded() -> Iterator[tuple[Batch, tuple[Sequence[Sample], bool]]]:
+        """(batch, (its rows, True where it holds their second texts)) of all rows."""
+        for start in bar(range(0, len(rows), size), label):
+            part = rows[start : start + size]
+            second = [r.text_pair for r in part] if task.pairs_together and any(pairs) else None
+            first = [r.input for r in part]
+            yield tasks.encode(m.contract, m.encoder, first, second), (part, False)
+            if apart and all(p is not None for p in pairs):
+                others = [str(r.text_pair) for r in part]
+                yield tasks.encode(m.contract, m.encoder, others), (part, True)
+
+    for batch, (part, of_pairs), outputs in _infer(runner, encoded()):
+        values = _values(m, outputs, batch)
+        if of_pairs:
+            pair += _vectors(values, batch)
+            continue
         text += _vectors(values, batch)
         if observe is not None:
             each = zip(values, batch.sides, part, strict=True)
@@ -123,9 +160,6 @@ def _answer(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) ->
             words += map(np.flatnonzero, text_classification.chosen(m.contract, values))
         if by_word:
             words += [_tags(m, r, batch, values, i) for i, r in enumerate(part)]
-        if not task.pairs_together and m.texts_beside is None and all(p is not None for p in pairs):
-            other, values = _values(m, runner, [str(r.text_pair) for r in part], None)
-            pair += _vectors(values, other)
     if m.texts_beside is not None and all(p is not None for p in pairs):
         pair = _captions(m.texts_beside, [str(p) for p in pairs], isinstance(runner, TorchRunner))
     sizes = () if task.output else tensors.sizes(m.contract)
@@ -157,10 +191,17 @@ def _filled(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) ->
     size = m.section.validate_.batch_size
     likely: list[Any] = []
     best: list[Any] = []
-    for start in bar(range(0, len(rows), size), label):
-        batch = tasks.encode(m.contract, m.encoder, [r.text for r in rows[start : start + size]])
-        masked, places = fill_mask.mask_tokens(m.contract, batch)
-        values = tasks.decode(m.contract, runner.infer(masked), masked)
+
+    def masked() -> Iterator[tuple[Batch, tuple[Batch, Any]]]:
+        """(masked batch, (batch, masked places)) of all rows."""
+        for start in bar(range(0, len(rows), size), label):
+            texts = [r.text for r in rows[start : start + size]]
+            batch = tasks.encode(m.contract, m.encoder, texts)
+            inputs, places = fill_mask.mask_tokens(m.contract, batch)
+            yield inputs, (batch, places)
+
+    for inputs, (batch, places), outputs in _infer(runner, masked()):
+        values = tasks.decode(m.contract, outputs, inputs)
         for logits, ids, chosen in zip(values, batch["input_ids"], places, strict=True):
             wide = logits[chosen].astype(np.float64)
             wide -= wide.max(-1, keepdims=True)
@@ -217,14 +258,11 @@ def encode_parts(contract: Contract, encoder: Any, rows: Sequence[Sample]) -> li
     return encoded
 
 
-def _values(
-    m: RunArtifacts, runner: Any, inputs: Sequence[Any], pairs: Sequence[Any] | None
-) -> tuple[Batch, Any]:
-    batch = tasks.encode(m.contract, m.encoder, inputs, pairs)
-    values = tasks.decode(m.contract, runner.infer(batch), batch)
+def _values(m: RunArtifacts, outputs: Any, batch: Batch) -> Any:
+    values = tasks.decode(m.contract, outputs, batch)
     if tasks.of(m.contract).weighs:
-        return batch, sparse_embedding.prune(m.contract, values)
-    return batch, text_classification.activated(m.contract, values)
+        return sparse_embedding.prune(m.contract, values)
+    return text_classification.activated(m.contract, values)
 
 
 def _vectors(values: Any, batch: Batch) -> list[Any]:

@@ -16,15 +16,14 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from optimizer.foundation.process import threads
 from optimizer.recipe.schema import Validate
 from optimizer.validate.gates import Gate, exceeded_text, missed_text
 from optimizer.validate.ledger.distance import Array
@@ -64,7 +63,7 @@ class Scores:
 def score(windows: Iterable[Ids], baseline: Predict, candidate: Predict) -> Scores:
     """Score both systems on every window (tokens,) of two tokens or more."""
     rows, predicted = [], list[Ids]()
-    for ids, expected in _ahead(windows, baseline):
+    for ids, expected in threads.each(lambda ids: (ids, baseline(ids)), windows, AHEAD):
         values, tokens = _window(expected, candidate(ids), ids)
         rows.append(values)
         predicted.append(tokens)
@@ -72,19 +71,6 @@ def score(windows: Iterable[Ids], baseline: Predict, candidate: Predict) -> Scor
     digests = sorted(hashlib.sha256(tokens.tobytes()).digest() for tokens in predicted)
     count, digest = sum(map(len, predicted)), hashlib.sha256(b"".join(digests)).hexdigest()
     return Scores(table[:, 0], table[:, 1], table[:, 2], table[:, 3], count, digest)
-
-
-def _ahead(windows: Iterable[Ids], baseline: Predict) -> Iterator[tuple[Ids, Array]]:
-    """Each window with its logits, computed in threads while the earlier ones are used."""
-    with ThreadPoolExecutor(AHEAD) as threads:
-        begun = deque[tuple[Ids, Future[Array]]]()
-        for ids in windows:
-            begun.append((ids, threads.submit(baseline, ids)))
-            if len(begun) == AHEAD:
-                first, logits = begun.popleft()
-                yield first, logits.result()
-        for ids, logits in begun:
-            yield ids, logits.result()
 
 
 def nll(logits: Array, ids: Ids) -> float:

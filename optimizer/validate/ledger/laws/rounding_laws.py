@@ -32,7 +32,9 @@ from torch import Tensor, nn
 from optimizer.compress.apply.weights.rounding import hessian_options
 from optimizer.compress.methods.weights.hessian import token_weights
 from optimizer.foundation.conv_geometry import ConvGeometry, flatten_positions
+from optimizer.foundation.process import threads
 from optimizer.foundation.qtensor import QTensor, absmax_scale, quantize
+from optimizer.harness.runtimes.ort.run import cores
 from optimizer.validate.ledger.distance import Array
 from optimizer.validate.ledger.laws import sparsity_laws
 from optimizer.validate.ledger.limits.resampled import (
@@ -58,14 +60,15 @@ def outputs(
     float_reference: traces of the float model; those of the compressed one for a method that does
         not read float inputs
     """
-    suspects = []
-    for name in dict.fromkeys((*m.state.weights, *m.state.sparsity)):
+
+    def judge(name: str) -> list[Suspect]:
+        suspects: list[Suspect] = []
         module = name.removesuffix(".weight")
         layer = m.float_model.get_submodule(module)
         x = _inputs(compressed, module, layer)
         float_input = x if module == m.family.head else _inputs(float_reference, module, layer)
         if x is None or float_input is None or not m.compared_by_output(name):
-            continue
+            return suspects
         q = m.state.weights[name] if name in m.state.weights else m.state.replaced[name]
         weight = m.rounded_weight(name)
         factor = m.state.factor_of(module)
@@ -85,8 +88,10 @@ def outputs(
         values = sparsity_laws.prune_by_magnitude(weight, pattern)
         if isinstance(q, QTensor):
             values = quantize(values, *absmax_scale(values, q.scheme), q.scheme).dequantize()
-        suspects += _suspects(name, q, (weight, values), data)
-    return suspects
+        return suspects + _suspects(name, q, (weight, values), data)
+
+    names = dict.fromkeys((*m.state.weights, *m.state.sparsity))
+    return [s for suspects in threads.each(judge, names, cores()) for s in suspects]
 
 
 def without_law(m: Materials) -> list[str]:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from optimizer.foundation.process import threads
 from optimizer.foundation.rounding.tolerance import (
     CONFIDENCE,
     MISSED,
@@ -26,6 +27,7 @@ from optimizer.foundation.rounding.tolerance import (
     squares,
     upper_bound,
 )
+from optimizer.harness.runtimes.ort.run import cores
 from optimizer.validate.ledger.distance import Array, Distance, distance, merged
 from optimizer.validate.ledger.trace import Trace
 
@@ -80,8 +82,9 @@ def spread(
     """
     medians, limits = {}, {}
     pairs = list(product(first, second) if second is not None else combinations(first, 2))
-    for name in names:
-        apart = [d for each in _distances(pairs, traces, name) for d in each]
+    measured = threads.each(lambda name: _distances(pairs, traces, name), names, cores())
+    for name, distances in zip(names, measured, strict=True):
+        apart = [d for each in distances for d in each]
         independent = max(len(apart) // max(len(pairs), 1), 1) * max(len(first) // 2, 1)
         medians[name] = float(np.median(apart)) if apart else 0.0
         limits[name] = upper_bound(apart, independent, examples * len(names), unit)
@@ -150,13 +153,15 @@ def against(
 ) -> tuple[Distance, dict[str, float], list[tuple[str, float, float]]]:
     """(distance over all outputs, {output: its worst example}, [(output, worst, limit)] of outputs
     beyond their limits, the furthest first)."""
-    each: dict[str, Distance] = {}
-    for name in names:
-        each[name] = distance(
+
+    def measure(name: str) -> Distance:
+        return distance(
             pair
             for result, one in zip(results, traces, strict=True)
             for pair in one.pairs(result[name], one.result[name])
         )
+
+    each = dict(zip(names, threads.each(measure, names, cores()), strict=True))
     worst = {name: d.worst for name, d in each.items()}
     beyond = [(n, w, limits[n]) for n, w in worst.items() if not w <= limits[n]]
     beyond.sort(key=lambda row: -row[1] / max(row[2], 1e-300))

@@ -23,10 +23,11 @@ from typing import Any
 
 import numpy as np
 
+from optimizer.foundation.process import threads
 from optimizer.foundation.rounding.tolerance import Squares, relative, squares
 from optimizer.harness.errors import HarnessError
 from optimizer.harness.runtimes.ort.bound import UNCAPTURED
-from optimizer.harness.runtimes.ort.run import OrtRunner, check_names
+from optimizer.harness.runtimes.ort.run import OrtRunner, check_names, cores
 from optimizer.harness.runtimes.runner import Runner
 from optimizer.lower.onnx import cut
 from optimizer.lower.onnx.cut import Edge
@@ -329,9 +330,12 @@ def _multiply(
         arrays, multiplied[key] = inputs(edge, trace.inputs[key], linear(key[0]).quantizer, kind)
         batch |= arrays
     out = runner.infer(batch)
-    for edge, key in uses:
-        product = linear(key[0]).product
-        yield key[0], furthest(multiplied[key], product.outputs(out[edge.output]), product)
+
+    def judge(use: tuple[Edge, Key]) -> tuple[str, list[tuple[float, Element]]]:
+        (edge, key), product = use, linear(use[1][0]).product
+        return key[0], furthest(multiplied[key], product.outputs(out[edge.output]), product)
+
+    yield from threads.each(judge, uses, cores())
 
 
 def furthest(

@@ -64,12 +64,12 @@ class Product:
     filters: ConvGeometry | None = None  # of a convolution, whose output places are the tokens
 
     def times(self, x: Array, weight: Array) -> Array:
-        """x weight^T (places, out), in their type, for x (tokens, in) or images."""
+        """x weight^T (places, out), in their type, for x (tokens, in) or images. By torch, which
+        computes on the threads of its caller; numpy's library has threads of its own."""
+        inputs, weights = torch.from_numpy(x), torch.from_numpy(weight.astype(x.dtype, copy=False))
         if self.filters is None:
-            return np.asarray(x @ weight.T)
-        filters = torch.from_numpy(weight.astype(x.dtype))
-        images = self.filters.conv2d(torch.from_numpy(x), filters)
-        return flatten_positions(images).numpy()
+            return (inputs @ weights.T).numpy()
+        return flatten_positions(self.filters.conv2d(inputs, weights)).numpy()
 
     def outputs(self, output: Array) -> Array:
         """A graph's output as (places, out)."""

@@ -85,7 +85,7 @@ def test_one_percent_in_one_channel_is_outside(integer: bool) -> None:
     found[:, 3] *= 1.01
     far = ratios(found, x, Product(weight, None, "fp32", integer=integer)).max(0)
     assert far[3] > 1
-    assert np.delete(far, 3).max() == 0
+    assert np.delete(far, 3).max() < 1
 
 
 def test_bounds_scale_with_their_inputs() -> None:
