@@ -123,7 +123,10 @@ class RandomRounding(TorchDispatchMode):
                 torch.addcmul(own, own, self.noise(own, start), value=by, out=part)
         else:
             perturbed = torch.addcmul(value, value, self.noise(value, start), value=by)
-        if math.isnan(float(perturbed.sum())):  # of infinity, as in masks, moved by infinity
+        total = float(perturbed.sum())
+        if math.isfinite(total):  # and so is every value
+            return perturbed
+        if math.isnan(total):  # of infinity, as in masks, moved by infinity
             perturbed = torch.where(value.isinf(), value, perturbed)
         limits = torch.finfo(value.dtype)
         return perturbed.clamp_(limits.min, limits.max)

@@ -386,7 +386,8 @@ def judge_between(
         return []
     apart: dict[str, list[Squares]] = {}
     with opener.open(piece) as runner:
-        for trace in traces:
+
+        def compare(trace: Trace) -> dict[str, list[Squares]]:
             cuts = {e.output: layout.placed(trace.outputs[key], e) for e, key in number_uses(at)}
             out = runner.infer(cast_inputs(runner, {**trace.batch, **cuts}))
             out |= {e.input: layout.read_back(out[e.input], e) for e in at if e.input in out}
@@ -394,11 +395,15 @@ def judge_between(
                 f"{m}:input:{u}": (e.input, trace.inputs[m, u]) for e, (m, u) in number_uses(at)
             }
             targets |= {name: (name, expected) for name, expected in trace.result.items()}
-            for label, (name, expected) in targets.items():
-                if name not in out:  # a module that reads another's output, or a model's input
-                    continue
-                pairs = trace.pairs(out[name], expected)
-                apart.setdefault(label, []).extend(squares(f, e) for f, e in pairs)
+            return {
+                label: [squares(f, e) for f, e in trace.pairs(out[name], expected)]
+                for label, (name, expected) in targets.items()
+                if name in out  # else a module that reads another's output, or a model's input
+            }
+
+        for each in threads.each(compare, traces, cores()):
+            for label, of_trace in each.items():
+                apart.setdefault(label, []).extend(of_trace)
     return [
         Piece(
             label.removesuffix(":0"),
@@ -423,9 +428,10 @@ def cast_inputs(runner: Runner, arrays: dict[str, Array]) -> dict[str, Array]:
 def run_graph(
     model: Path, traces: Sequence[Trace], names: Collection[str], opener: Opener
 ) -> Iterator[dict[str, Array]]:
-    """Run the graph on each trace; see run_each."""
+    """Run the graph on each trace, one per core at a time, because its session has one thread; see
+    run_each."""
     with opener.open(model) as runner:
-        yield from run_each(runner, traces, names)
+        yield from threads.each(lambda one: _run(runner, one, names), traces, cores())
 
 
 def run_each(
@@ -433,6 +439,9 @@ def run_each(
 ) -> Iterator[dict[str, Array]]:
     """Run each trace; yields {output: float32 array} of the outputs `names`, as copies: an output
     is a view of the session's memory, which it would keep, weights included."""
-    for one in traces:
-        result = runner.infer(cast_inputs(runner, dict(one.batch)))
-        yield {n: np.array(result[n], np.float32) for n in names}
+    return (_run(runner, one, names) for one in traces)
+
+
+def _run(runner: Runner, one: Trace, names: Collection[str]) -> dict[str, Array]:
+    result = runner.infer(cast_inputs(runner, dict(one.batch)))
+    return {n: np.array(result[n], np.float32) for n in names}
