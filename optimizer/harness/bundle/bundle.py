@@ -227,7 +227,7 @@ class Bundle(Closing):
         machine, folder = self._shop.machine, self.folder / TEXTS
         try:
             self.texts = Bundle(
-                *(folder,), threads=threads, workers=workers, machine=machine, say=say, cache=cache
+                folder, threads=threads, workers=workers, machine=machine, say=say, cache=cache
             )
             texts, own = self.texts.contract, self.texts.manifest["content_digest"]
             require(own == self.manifest.get("texts"), f"{MANIFEST}: texts", own, "its digest")

@@ -67,7 +67,7 @@ PATHS: dict[str, Path] = {
     "/metrics": Path("Metrics in Prometheus' text format"),
     "/v1/models": Path("Served models (OpenAI)"),
     "/v1/embeddings": _post(
-        "Embed texts, or token ids of the model's own tokenizer (OpenAI)",
+        "Embed texts, token ids of the model's own tokenizer, or images (OpenAI, Jina)",
         model="NAME",
         input=["what a lovely film"],
     ),
