@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 from optimizer.harness.bundle.bundle import Bundle
 from optimizer.harness.bundle.manifest import MEASURED, TEXTS, read_manifest
 from optimizer.harness.errors import BundleError
+from optimizer.harness.server.embedded import Embedded, EmbeddedRequest
 from tests.harness.server.serving import Client, on_server
 from tests.package.bundles import pair_bundle
 from tests.package.bundles.pair_bundle import vectors
@@ -81,6 +84,25 @@ def test_the_side_of_texts_is_a_bundle_of_its_own_whose_damage_is_found(
     model.write_bytes(model.read_bytes()[:-1])
     with pytest.raises(BundleError, match="damaged or missing: texts/"):
         Bundle(copy)
+
+
+def test_the_command_line_and_another_server_take_either_kind(folder: Path) -> None:
+    file = folder.parent / "0.png"
+    with Bundle(folder) as bundle:
+        image, text = (one["embedding"] for one in bundle.predict([file, TEXT]))
+    words = [sys.executable, "-m", "harness", "predict", str(file), "--text", TEXT, "--json"]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=True)
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [one["embedding"] for one in answers] == [image, text]
+    assert ["tokens" in one for one in answers] == [False, True]
+    given = {"image": file.read_bytes(), "text": TEXT.encode()}
+    requests = [
+        EmbeddedRequest({name: np.array([one], object)}, ["embedding"])
+        for name, one in given.items()
+    ]
+    with Embedded(folder, rows=2) as inside:
+        replies = inside.answer(requests)
+    assert [one["embedding"].tolist() for one in replies] == [[image], [text]]  # type: ignore[index]
 
 
 def test_a_server_embeds_every_form_of_text_and_image_as_predict_does(folder: Path) -> None:
