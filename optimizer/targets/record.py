@@ -30,7 +30,7 @@ class Accepts:
     zeros_alone: pruned weights that stay float
     integer_attention: integer products in an encoder's attention
     sparse_kernels: sparsity patterns for which kernels skip zeros
-    float8: FP8 weights, with activations in float or FP8, and FP4 weights
+    float8: FP8 and FP4 weights, with activations in float or of the same type
     float8_cache: a KV cache in FP8 with calibrated scales
     adapters_on: devices on which a run may choose an adapter of a decoder
     """

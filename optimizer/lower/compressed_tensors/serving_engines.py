@@ -54,7 +54,7 @@ class Engine:
     zero_points: accepted bits of asymmetric weights
     groups: accepted group sizes, () for any
     static_ranges: True where inputs are quantized by the folder's ranges
-    float8: True where weights may be FP8, with inputs in float or FP8, or NVFP4
+    float8: True where weights may be FP8 or NVFP4, with inputs in float or of the same type
     blocks_alone: True where weights in blocks may have float inputs
     cache: options for a KV cache in FP8 by the folder's scales; "" where it is not known to read
         them
