@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from typing import Any, TypeVar
@@ -220,20 +220,24 @@ def _in_parts(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) 
     spans: list[str] = []
     seen: list[Any] = []
     observe = OBSERVE.get(task.name)
-    for start in bar(range(0, len(rows), size), label):
-        chosen = rows[start : start + size]
-        encoded = encode_parts(m.contract, m.encoder, chosen)
-        windows = [part for one in encoded for part in one.parts]
-        logits, answered, raw = list[Any](), list[Any](), list[Any]()
-        for first in range(0, len(windows), size):
-            batch = task.inputs.collate(m.contract, windows[first : first + size])
-            values = tasks.decode(m.contract, runner.infer(batch), batch)
-            logits += _vectors(values, batch)
-            answered += tasks.answers(m.contract, values, batch)
-            raw += [*values]
-        left = iter(zip(logits, answered, raw, strict=True))
-        for row, one in zip(chosen, encoded, strict=True):
-            own, parts, whole = zip(*(next(left) for _ in one.parts), strict=True)
+
+    def collated() -> Iterator[tuple[Batch, list[tuple[Sample, Encoded]]]]:
+        """(batch, the rows that it completes) of all rows."""
+        for start in bar(range(0, len(rows), size), label):
+            chosen = rows[start : start + size]
+            encoded = encode_parts(m.contract, m.encoder, chosen)
+            windows = [part for one in encoded for part in one.parts]
+            for first in range(0, len(windows), size):
+                ended = zip(chosen, encoded, strict=True) if first + size >= len(windows) else ()
+                yield task.inputs.collate(m.contract, windows[first : first + size]), [*ended]
+
+    left = deque[tuple[Any, Any, Any]]()
+    for batch, ended, outputs in _infer(runner, collated()):
+        values = tasks.decode(m.contract, outputs, batch)
+        answered = tasks.answers(m.contract, values, batch)
+        left += zip(_vectors(values, batch), answered, values, strict=True)
+        for row, one in ended:
+            own, parts, whole = zip(*(left.popleft() for _ in one.parts), strict=True)
             if task.chooses:
                 vectors.append(zero_shot_classification.evidence(parts))
                 continue
