@@ -36,6 +36,7 @@ from optimizer.validate.run_artifacts import RunArtifacts
 Context = TypeVar("Context")
 Train = tuple[Sequence[Sample], Answers]  # (rows, answers to them)
 PLACES = 32
+AT_ONCE = 4  # batches of a model in torch; the activations of each are in memory
 Reference = tuple[Answers, Train | None]  # answers of the reference model, and for a probe
 
 
@@ -61,7 +62,8 @@ class TorchRunner:
     @property
     def at_once(self) -> int:
         """Batches to compute at a time, each on one thread; a GPU computes one."""
-        return cores() if next(self._model.parameters()).device.type == "cpu" else 1
+        on_cpu = next(self._model.parameters()).device.type == "cpu"
+        return min(cores(), AT_ONCE) if on_cpu else 1
 
     def infer(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         return trace.run(self._model, arrays, self._outputs)
