@@ -37,6 +37,7 @@ from optimizer.export.reference import Arrays, lend, torch_outputs
 from optimizer.export.weights import ROWS_OF, Values, fill_buffers, stand_in, untie
 from optimizer.foundation import state as compressed_state
 from optimizer.foundation.errors import RecipeError
+from optimizer.foundation.process import machine_speed
 from optimizer.foundation.progress import say
 from optimizer.foundation.state import CompressedState, weight_name
 from optimizer.model.architectures.architecture import family
@@ -190,16 +191,23 @@ def embeddings(model: nn.Module) -> list[str]:
     return [name for name, m in model.named_modules() if isinstance(m, nn.Embedding)]
 
 
+TRACING = 130e6  # turns of MachineSpeed.interpreted (measured)
+WRITTEN = 220  # bytes moved per byte of the file: converted, transposed, written, compared
+CHECKED = 900  # the same, in correct runs of a small model
+
+
 def estimate(section: Export, shapes: Shapes) -> Estimate:
     """Estimate memory from rows of the largest weight, its copy in ONNX Runtime, and a small model,
-    which is checked whole. Time is nearly independent of depth (docs/decisions/0018)."""
-    sizes = [4 * prod(s) for s in shapes.values()]
+    which is checked whole. Time is nearly independent of depth (docs/decisions/0018): it is that of
+    tracing, of the weights, and of checking a small model whole."""
+    sizes, speed = [4 * prod(s) for s in shapes.values()], machine_speed.measure()
     size, largest = sum(sizes), max(sizes, default=0)
     whole = 2 * size if size < LARGE else 0
+    moved = size * (WRITTEN + (CHECKED if whole else 0))
     return Estimate(
         memory=(650 << 20) + 3 * min(largest, 4 * ROWS_OF) + largest + whole,
         disk=size // 2 if section.float == "fp16" else size,
-        seconds=8 + 0.03 * len(shapes) + size / 60e6,
+        seconds=speed.interpret(TRACING) + speed.move(moved),
     )
 
 

@@ -66,7 +66,8 @@ from optimizer.store import Estimate, Shapes, Stage
 VERSION = 4
 FRONT_MATTER = 65_536  # characters of README.md that are searched for a licence
 IMPORTS = 450_000_000  # bytes resident after importing torch and transformers; measured
-START = 2.0  # seconds for the tokenizer and the skeleton; measured
+START = 15e6  # turns of MachineSpeed.interpreted for the tokenizer and the skeleton; measured
+LIBRARY = 48e6  # turns for the import and the answers of sentence-transformers; measured
 SETTINGS = (
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -266,7 +267,7 @@ def estimate(section: Model, shapes: Shapes) -> Estimate:
     width = _bytes_per_value(section)
     memory, speed = 4 * (total + largest), machine_speed.measure()
     stored = width * total  # digested twice; read, checked and written
-    seconds = START + speed.digest(2 * stored) + speed.move(4 * stored)
+    seconds = speed.interpret(START) + speed.digest(2 * stored) + speed.move(4 * stored)
     if section.gguf_file is not None:
         memory, seconds = memory + 4 * total, seconds + 30
     elif 4 * total > faithful.IN_MEMORY and not section.adapter_sources:
@@ -280,7 +281,7 @@ def estimate(section: Model, shapes: Shapes) -> Estimate:
         memory, seconds = max(memory, 5 * 4 * total), seconds + 20
     if law.compares(section) and library.fits(total):
         memory = max(memory, library.BYTES * total) + law.IMPORTS
-        seconds += 20 + library.seconds(total)
+        seconds += speed.interpret(LIBRARY) + library.seconds(total)
     others = None if section.merged else _beside_linked(section)
     disk = math.ceil(width * total) if others is None else others
     if section.merged:  # merged in float32, and written once beside the step

@@ -12,8 +12,8 @@ memory = libraries + float model + parameters that a method folded + linear weig
          Weights of a graph with external data lie in mapped files (model/checkpoint/mapped.py), but
          for those that a session transposes or repacks
 disk     outputs of the correct runs, in each arithmetic, while they are compared, and mapped files
-seconds  for text-generation and ONNX files the ledger, evaluation and timing, at the measured speed
-         of this machine; else evaluation and timing
+seconds  the ledger, evaluation and timing, at the measured speed of this machine, with the openings
+         of all systems that timing is likely to take (timing/predicted.py)
 
 Of an ONNX file the needs of its parts (model/graph/needs.py) take the place of lengths and widths.
 
@@ -22,7 +22,6 @@ Bytes follow from shapes; LIBRARIES and COPIES are measured (benchmarks/ledger/v
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from collections.abc import Sequence
@@ -31,7 +30,6 @@ from optimizer import targets
 from optimizer.data.datasets import samples
 from optimizer.export import onnx_file
 from optimizer.foundation.process import machine_speed
-from optimizer.foundation.process.machine_speed import MachineSpeed
 from optimizer.foundation.process.torch_device import CONTEXT
 from optimizer.foundation.rounding.tolerance import RUNS
 from optimizer.load.image_inputs import positions
@@ -43,8 +41,14 @@ from optimizer.validate.ledger import decoder_batches, inputs
 from optimizer.validate.ledger.depth import choose, default_of
 from optimizer.validate.ledger.inputs import LEDGER_TEXTS, select_inputs
 from optimizer.validate.quality.perplexity import AHEAD
+from optimizer.validate.timing.predicted import (
+    REFERENCE,
+    Encoder,
+    Prediction,
+    of_batches,
+    of_generation,
+)
 
-ROWS = 1000  # assumed size of an evaluation set without `samples`
 LIBRARIES = 576 << 20  # resident bytes after a first model ran, without its weights
 COPIES = 3  # copies of a float graph's weights, while its pieces run
 MOVED = 6  # copies of a batch's logits while they are perturbed, or compared in float64
@@ -54,10 +58,16 @@ SESSION = 2  # copies of a float graph's weights in a session with fused kernels
 ARITHMETICS = 4
 CACHED = ("k_proj.weight", "v_proj.weight")
 BLOCK = re.compile(r"\.(\d+)\.")
-REFERENCE = 2  # assumed size of the reference / size of a smaller model; both are in memory
 REPORT = 1 << 20
 FORMS = 2  # of an adapter's model that the ledger runs: float, and compressed
 START = 30  # seconds: imports, models and sessions
+# Turns of MachineSpeed.interpreted, measured on models of which all else takes no time:
+BEGUN = 13e6  # opening the stage's models and sessions
+READ = 13e3  # reading, comparing and judging a row of a data set
+CALLED = 4500  # one call of a linear module, other operators included
+JUDGED = 2.8e6  # judging a linear module in all hops of the ledger
+LEDGER_PASSES = 27  # time of the ledger on an encoder, in passes of its usual batches on one thread
+ASSUMED = 100  # positions at which each weight of a convolutional network is used
 PASSES: dict[Depth, float] = {"full": 115, "sampled": 72, "end_to_end": 68}
 """Time of the ledger on a decoder, in passes of its tokens through the float weights on one thread.
 Measured on 0.13B at each depth; 0.5B took 125 at its default (full), and 1B 70 (sampled)."""
@@ -82,9 +92,8 @@ def estimate(section: Validation, shapes: Shapes) -> Estimate:
     if section.reduce:
         memory += REFERENCE * 4 * elements
     latency, comments = settings.latency, list[str]()
-    rounds = len(latency.batch) * len(latency.sequence) * latency.iterations
     if generates:
-        seconds = _decoder_seconds(section, shapes, elements)
+        seconds, timing = _decoder_seconds(section, shapes, elements)
         vocabulary = max((max(s) for s in shapes.values()), default=0)
         logits = (AHEAD + 2) * 4 * settings.sequence_length * vocabulary
         memory = max(memory, LIBRARIES + logits)
@@ -97,11 +106,12 @@ def estimate(section: Validation, shapes: Shapes) -> Estimate:
                 f"{floats / 1e9:.1f} (validate.latency.time_float)"
             )
     else:
-        sets = [settings.data, *(s.data for s in settings.also.values())]
-        if section.embeddings is not None:
-            sets += [section.embeddings.queries, section.embeddings.documents]
-        rows = sum(data.samples or ROWS for data in sets)
-        seconds = 10 + 2e-9 * elements * (2 * rows + 12 * rounds)
+        seconds, timing = _encoder_seconds(section, shapes)
+    if timing.openings:
+        comments.append(
+            f"of which timing {timing.likely:.0f} s for {timing.openings} openings of each model, "
+            f"at least {timing.least:.0f} s for {timing.fewest}"
+        )
     if adapters := _adapter_seconds(section, shapes, elements):
         count = len(section.adapters)
         comments.append(f"of which {adapters / 60:.1f} min for {count} adapter{'s' * (count > 1)}")
@@ -147,7 +157,9 @@ def _adapter_seconds(section: Validation, shapes: Shapes, elements: int) -> floa
     return elements * runs / speed.products + speed.multiply(elements * read)
 
 
-def _decoder_seconds(section: Validation, shapes: Shapes, elements: int) -> float:
+def _decoder_seconds(
+    section: Validation, shapes: Shapes, elements: int
+) -> tuple[float, Prediction]:
     """Predict the time of the ledger, of held-out text and of timing, without other work beside."""
     settings, speed = section.validate_, machine_speed.measure()
     depth = default_of(settings.ledger, elements)
@@ -156,25 +168,55 @@ def _decoder_seconds(section: Validation, shapes: Shapes, elements: int) -> floa
     read = EVALUATED * sum(map(_text_tokens, sets)) * elements
     if section.reduce:  # one of the two models is the reference
         read *= (1 + REFERENCE) / 2
-    return START + alone + speed.multiply(read) + _generation_seconds(section, elements, speed)
+    timing = of_generation(section, shapes, speed)
+    return START + alone + speed.multiply(read) + timing.likely, timing
 
 
-def _generation_seconds(section: Validation, elements: int, speed: MachineSpeed) -> float:
-    """Seconds for the fewest rounds of timing; 0 for a target that is not timed. Each step reads
-    all weights once, for all rows of a batch."""
-    if targets.of(section.target.runtime).untimed:
-        return 0.0
-    latency, quantize = section.validate_.latency, section.quantize
-    systems = [(elements, 4 if quantize.leaves_float else quantize.weights.bits / 8)]
-    if latency.time_float:
-        systems.append((elements * (REFERENCE if section.reduce else 1), 4))
-    seconds = 0.0
-    for batch, prompt in itertools.product(latency.batch, latency.sequence):
-        for weights, bytes_ in systems:
-            multiplied = speed.multiply(batch * weights)
-            token = max(speed.move(bytes_ * weights), multiplied)
-            seconds += prompt * multiplied + latency.new_tokens * token
-    return latency.iterations * seconds
+def _encoder_seconds(section: Validation, shapes: Shapes) -> tuple[float, Prediction]:
+    """Predict the time of the ledger, of both models' answers and of timing, without other work
+    beside. Images of convolutional networks, whose sizes are not in headers, count as ASSUMED
+    positions."""
+    settings, speed = section.validate_, machine_speed.measure()
+    images = "image" in settings.data.columns
+    each = (positions(shapes) or ASSUMED) if images else 0
+    model = Encoder.of(shapes)
+    judged = [settings.data, *(s.data for s in settings.also.values())]
+    if section.embeddings is not None:
+        judged += [section.embeddings.queries, section.embeddings.documents]
+    by_both = [_lengths(spec, each) for spec in judged]
+    by_reference = [_lengths(settings.train, each)] if settings.train else []
+    integers = section.quantize.activations is not None
+
+    def answer(lengths: Sequence[int], rate: float, threads: int) -> float:
+        batches = -(-len(lengths) // settings.batch_size)
+        length = sum(lengths) / max(len(lengths), 1)
+        called = speed.interpret(batches * model.modules * CALLED)
+        return called + model.forward(speed, sum(lengths), length, rate, threads)
+
+    seconds = speed.interpret(BEGUN)
+    for lengths in by_both:
+        rate = speed.integers if integers else speed.products
+        seconds += answer(lengths, rate, speed.threads)
+    for lengths in (*by_both, *by_reference):
+        seconds += answer(lengths, speed.products, 1) + speed.interpret(READ * len(lengths))
+    _, whole = _tokens(section, each)
+    passes: float = LEDGER_PASSES * whole
+    if section.calibrate is not None:  # the float and the compressed model read them again
+        count = len(_lengths(section.calibrate.data, each))
+        share = min(section.calibrate.samples, count) / max(count, 1)
+        passes += 2 * share * sum(_lengths(section.calibrate.data, each))
+    seconds += speed.interpret(model.modules * JUDGED)
+    seconds += model.forward(speed, passes, each, speed.products, 1)
+    timing = of_batches(section, shapes, model, each, speed)
+    return seconds + timing.likely, timing
+
+
+def _lengths(spec: DataSpec, each: int) -> list[int]:
+    """Positions of each row of a data set, about. each: those of an image; 0 for texts"""
+    if each:
+        return [each] * len(samples(spec))
+    rows = ((s.input, s.text_pair or "") for s in samples(spec))
+    return [min(TOKENS, (len(a) + len(b)) // CHARACTERS + 2) for a, b in rows]
 
 
 def device_memory(section: Validation, shapes: Shapes) -> int:

@@ -24,8 +24,8 @@ from optimizer.store import Estimate
 from tests.compress import decoders
 from tests.compress.checkpoints import W8A8, contents, section
 
-SPEED = MachineSpeed(products=1e6, values=1e6, bytes=1e6, digested=1e6, threads=2)
-TWICE = MachineSpeed(products=2e6, values=2e6, bytes=2e6, digested=2e6, threads=2)
+SPEED = MachineSpeed(1e6, 1e6, 1e6, 1e6, 1e6, 1e6, threads=2)
+TWICE = MachineSpeed(2e6, 2e6, 2e6, 2e6, 2e6, 2e6, threads=2)
 
 
 def predicted(

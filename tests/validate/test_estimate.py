@@ -5,11 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import pytest
-
-from optimizer.foundation.process.machine_speed import MachineSpeed
 from optimizer.foundation.rounding.tolerance import RUNS
-from optimizer.recipe.schema import Validation
 from optimizer.store import Estimate
 from optimizer.validate.estimate import (
     ARITHMETICS,
@@ -17,7 +13,6 @@ from optimizer.validate.estimate import (
     LIBRARIES,
     MOVED,
     REPORT,
-    _generation_seconds,
     estimate,
 )
 from optimizer.validate.ledger.decoder_batches import extreme_positions, positions
@@ -62,33 +57,15 @@ def test_a_further_set_takes_time_and_no_memory(runs: dict[str, Run], tmp_path: 
     assert two.memory == one.memory
 
 
+def test_an_encoder_s_openings_are_named(runs: dict[str, Run]) -> None:
+    assert "openings of each model, at least" in predicted(runs["w8"], 4).comment
+
+
 def test_a_decoder_takes_longer_for_more_held_out_text(runs: dict[str, Run], tmp_path: Any) -> None:
     shapes = {"layer.0.weight": (WIDTH, WIDTH), "embeddings.weight": (TABLE, WIDTH)}
     one = changed(runs["w8"], metric="perplexity").section
     two = changed(runs["w8"], metric="perplexity", also={"more": further(tmp_path, 50)}).section
     assert estimate(two, shapes).seconds > estimate(one, shapes).seconds
-
-
-def test_a_timed_step_reads_the_stored_weights_once_for_all_rows_of_a_batch(
-    runs: dict[str, Run],
-) -> None:
-    speed = MachineSpeed(products=1e18, values=1, bytes=1e9, digested=1, threads=1)
-    latency = runs["w8"].section.validate_.latency.model_copy(
-        update={"batch": (1, 8), "sequence": (16, 32), "iterations": 5, "new_tokens": 10}
-    )
-    alone = latency.model_copy(update={"time_float": False})
-    steps = 2 * 2 * 5 * 10
-
-    def seconds(section: Validation, **other: Any) -> float:
-        return _generation_seconds(section.model_copy(update=other), 1_000_000, speed)
-
-    both, one = (changed(runs["w8"], latency=each).section for each in (latency, alone))
-    assert seconds(both) == pytest.approx(steps * (4 + 1) * 1e-3, rel=1e-3)
-    assert seconds(one) == pytest.approx(steps * 1e-3, rel=1e-3)
-    pruned = one.quantize.model_copy(update={"methods": ("float_weights",), "method": None})
-    assert seconds(one, quantize=pruned) == pytest.approx(steps * 4e-3, rel=1e-3)
-    untimed = one.target.model_copy(update={"runtime": "compressed-tensors"})
-    assert seconds(both, target=untimed) == 0
 
 
 def test_each_adapter_takes_time_that_is_told_and_more_of_it_for_more_texts(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from optimizer.foundation.process import threads
@@ -19,6 +19,8 @@ ROWS, WIDTH = 512, 2048  # of the timed product, enough to be bound by multiplic
 CACHED, GROUP = 1 << 18, 128  # values that stay in the processor's cache, in rows
 COPIED = 1 << 23  # values that do not
 DIGESTED = 1 << 22  # bytes
+INTEGERS = 256  # rows and columns of the timed product of integers: torch has slow ones, too
+LOOPED = 20_000  # turns of the timed loop in Python
 
 
 @dataclass(frozen=True)
@@ -26,15 +28,19 @@ class MachineSpeed:
     """Speed of one thread, and the number of threads that torch uses.
 
     products: multiply-adds per second of a float32 matrix product
+    integers: multiply-adds per second of an int8 matrix product, at least `products`
     values: operations per second on float32 values in the cache, elementwise or sums of rows
     bytes: bytes per second that a copy in memory reads and writes
     digested: bytes per second of SHA-256
+    interpreted: turns per second of a loop in Python that changes a dictionary
     """
 
     products: float
+    integers: float
     values: float
     bytes: float
     digested: float
+    interpreted: float
     threads: int
 
     def multiply(self, count: float) -> float:
@@ -49,6 +55,10 @@ class MachineSpeed:
         """Seconds for the SHA-256 of this many bytes."""
         return count / self.digested
 
+    def interpret(self, turns: float) -> float:
+        """Seconds of Python code that takes as long as this many turns of the loop."""
+        return turns / self.interpreted
+
     def move(self, count: float) -> float:
         """Seconds for reading and writing this many bytes; threads share the memory."""
         return count / self.bytes
@@ -59,28 +69,39 @@ def measure() -> MachineSpeed:
     """Measure this machine, once per process."""
     import torch
 
-    (speeds,) = threads.each(lambda _: _measure(), [None])
-    return MachineSpeed(*speeds, torch.get_num_threads())
+    (alone,) = threads.each(lambda _: _measure(), [None])
+    return replace(alone, threads=torch.get_num_threads())
 
 
-def _measure() -> tuple[float, float, float, float]:
+def _measure() -> MachineSpeed:
     import torch
 
     x, w = torch.full((ROWS, WIDTH), 0.5), torch.full((WIDTH, WIDTH), 0.5)
     near, far = torch.full((CACHED // GROUP, GROUP), 0.5), torch.zeros(COPIED)
     each, copy = torch.full((len(near), 1), 0.5), torch.empty_like(far)
 
+    small = torch.ones(INTEGERS, INTEGERS, dtype=torch.int8)
+    table = dict[int, int]()
+
     def change() -> None:
         (near / each).round_().clamp_(-7, 7).mul_(each).sub_(near).square_().sum(-1)
 
-    product = _fastest(lambda: torch.nn.functional.linear(x, w))
+    def loop() -> None:
+        for turn in range(LOOPED):
+            table[turn & 63] = turn + 1
+
+    product = ROWS * WIDTH * WIDTH / _fastest(lambda: torch.nn.functional.linear(x, w))
+    integers = INTEGERS**3 / _fastest(lambda: torch._int_mm(small, small))
     moved = _fastest(lambda: copy.copy_(far))
     text = bytes(DIGESTED)
-    return (
-        ROWS * WIDTH * WIDTH / product,
-        7 * CACHED / _fastest(change),
-        2 * far.nbytes / moved,
-        DIGESTED / _fastest(lambda: hashlib.sha256(text)),
+    return MachineSpeed(
+        products=product,
+        integers=max(integers, product),
+        values=7 * CACHED / _fastest(change),
+        bytes=2 * far.nbytes / moved,
+        digested=DIGESTED / _fastest(lambda: hashlib.sha256(text)),
+        interpreted=LOOPED / _fastest(loop),
+        threads=1,
     )
 
 
