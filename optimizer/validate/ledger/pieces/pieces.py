@@ -307,35 +307,45 @@ def judge_products(
     worst: dict[str, list[tuple[float, Element]]] = {e.module: [] for e in at}
     for part in cut.split(at):
         cut.write_products(model, part, piece, quantizers=opener.behind_quantizers)
+        uses = [(edge, keys[id(edge)]) for edge in part]
         with opener.open(piece) as runner:
-            for trace in (t for t in traces if not t.past):
-                uses = [(edge, keys[id(edge)]) for edge in part]
-                for module, far in _multiply(runner, uses, trace, linear, inputs):
-                    worst[module] += far
+            for module, far in _multiply(runner, uses, traces, linear, inputs):
+                worst[module] += far
     return [_product_piece(module, far, linear(module)) for module, far in worst.items()]
 
 
 def _multiply(
     runner: Runner,
     uses: Sequence[tuple[Edge, Key]],
-    trace: Trace,
+    traces: Sequence[Trace],
     linear: Callable[[str], Linear],
     inputs: layout.Inputs,
 ) -> Iterator[tuple[str, list[tuple[float, Element]]]]:
-    """(module, its furthest elements) of each use."""
-    batch: dict[str, Array] = {}
-    multiplied: dict[Key, roundoff.Floats] = {}
-    for edge, key in uses:
-        kind = runner.inputs.get(edge.input)
-        arrays, multiplied[key] = inputs(edge, trace.inputs[key], linear(key[0]).quantizer, kind)
-        batch |= arrays
-    out = runner.infer(batch)
+    """(module, its furthest elements) of each use and trace. The runner, which may take one call at
+    a time, computes the next trace while this one is judged."""
 
-    def judge(use: tuple[Edge, Key]) -> tuple[str, list[tuple[float, Element]]]:
-        (edge, key), product = use, linear(use[1][0]).product
-        return key[0], furthest(multiplied[key], product.outputs(out[edge.output]), product)
+    def run(trace: Trace) -> tuple[dict[Key, roundoff.Floats], dict[str, Array]]:
+        batch: dict[str, Array] = {}
+        multiplied: dict[Key, roundoff.Floats] = {}
+        for edge, key in uses:
+            kind = runner.inputs.get(edge.input)
+            arrays, multiplied[key] = inputs(
+                edge, trace.inputs[key], linear(key[0]).quantizer, kind
+            )
+            batch |= arrays
+        return multiplied, runner.infer(batch)
 
-    yield from threads.each(judge, uses, cores())
+    for multiplied, out in threads.each(run, (t for t in traces if not t.past), 1):
+
+        def judge(
+            use: tuple[Edge, Key],
+            multiplied: Mapping[Key, roundoff.Floats] = multiplied,
+            out: Mapping[str, Array] = out,
+        ) -> tuple[str, list[tuple[float, Element]]]:
+            (edge, key), product = use, linear(use[1][0]).product
+            return key[0], furthest(multiplied[key], product.outputs(out[edge.output]), product)
+
+        yield from threads.each(judge, uses, cores())
 
 
 def furthest(
