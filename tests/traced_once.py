@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -116,7 +117,10 @@ class Traces:
 
 
 def trace_once(patch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Keep traced graphs in a folder."""
+    """Keep traced graphs in a folder, and the exporter's table of operators in this process."""
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(cache(ONNXRegistry.from_torchlib)))
     patch.setattr(stage, "export", export)
     patch.setattr(stage, "clean", Traces(folder).clean)
 
