@@ -73,6 +73,17 @@ gc.callbacks.append(COLLECTIONS)
 SLOW = 0.1  # seconds
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect no garbage while tests are imported, of which nearly all stays: searching it took a
+    tenth of the time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_finish() -> None:
     """Freeze imported objects: collections after each hop of a ledger would search them.
 
