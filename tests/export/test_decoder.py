@@ -15,7 +15,7 @@ import torch
 
 from optimizer.export import check, names, onnx_file, pieces, reference, stage
 from optimizer.export.check import check_shapes, distance, random_inputs
-from optimizer.export.weights import Values
+from optimizer.export.weights import Values, fill_buffers, untie
 from optimizer.foundation.errors import LedgerError
 from optimizer.foundation.state import CompressedState
 from optimizer.harness.contract import Contract
@@ -25,6 +25,7 @@ from optimizer.model.checkpoint.model import skeleton, torch_model
 from optimizer.recipe.schema import Export
 from tests.decoders import write_tiny_decoder
 from tests.export.folders import Exported, exported, loaded_decoder
+from tests.export.passes.test_repeat import described
 from tests.export.test_stage import interface
 
 
@@ -70,6 +71,20 @@ def test_inputs_and_outputs_are_the_contracts_and_the_cache(decoder: Exported) -
         ("logits", number, ["batch", "sequence", vocabulary]),
         *((f"present.{i}.{p}", number, ["batch", 2, "total", 16]) for i, p in layers),
     ]
+
+
+def test_a_grown_graph_is_the_graph_traced_whole(decoder: Exported) -> None:
+    """The grown one is that of the fixture, which the stage traced as it does here."""
+    checkpoint, made = open_checkpoint(decoder.source), []
+    for blocks_at in (None, "model.layers"):
+        model = skeleton(checkpoint, "text-generation")
+        untie(model, {})
+        fill_buffers(model, checkpoint.tensors, {})
+        values = Values(model, checkpoint.tensors, {})
+        made.append(stage.float_graph(model, values, contract(decoder), Export(), blocks_at))
+    assert [grown for _, grown in made] == [False, True]
+    whole, grown = (described(graph) for graph, _ in made)
+    assert whole == grown
 
 
 def test_token_by_token_equals_torch_in_one_piece(decoder: Exported) -> None:

@@ -16,7 +16,6 @@ from optimizer.export.weights import Stored, Values
 from optimizer.harness.contract import Contract, TensorSpec, TokenizerSpec
 from optimizer.model.checkpoint.model import skeleton_from_config
 from optimizer.recipe.schema import Export
-from tests.decoders import _config
 
 
 class Block(nn.Module):
@@ -150,23 +149,6 @@ def test_a_grown_encoder_is_the_encoder_traced_whole() -> None:
     made = []
     for blocks_at in (None, "encoder.layer"):
         model = skeleton_from_config(config, "feature-extraction")
-        values = Values(model, {n: torch.zeros(1) for n, _ in model.named_parameters()}, {})
-        made.append(stage.float_graph(model, values, contract, Export(), blocks_at)[0])
-    assert described(made[0]) == described(made[1])
-
-
-def test_a_grown_graph_is_the_graph_traced_whole() -> None:
-    config = _config("llama", 320, 4, tied=True)
-    names = ("input_ids", "attention_mask", "position_ids")
-    axes = {n: ["batch", "total" if n == "attention_mask" else "sequence"] for n in names}
-    contract = {
-        "inputs": [{"name": n, "dtype": "int64", "axes": axes[n]} for n in names],
-        "outputs": [{"name": "logits", "dtype": "float32", "axes": ["batch", "sequence", 320]}],
-        "generation": {"layers": 4, "kv_heads": 2, "head_dim": 16, "context": 256},
-    }
-    made = []
-    for blocks_at in (None, "model.layers"):
-        model = skeleton_from_config(config, "text-generation")
         values = Values(model, {n: torch.zeros(1) for n, _ in model.named_parameters()}, {})
         made.append(stage.float_graph(model, values, contract, Export(), blocks_at)[0])
     assert described(made[0]) == described(made[1])
