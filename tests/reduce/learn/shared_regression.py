@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from optimizer.foundation.process.launch import Processes
 from optimizer.reduce.learn.training import Curve, train
 from tests.reduce.learn.test_training import OPTIONS, Regression
@@ -31,3 +33,24 @@ class Shared(Regression):
 
 def regress(these: Processes, folder: Path) -> None:
     Shared(these).train_shared(folder)
+
+
+class Forked(Shared):
+    """And a bias that only the rows of the second process reach."""
+
+    def __init__(self, these: Processes) -> None:
+        super().__init__(these)
+        self.bias = torch.nn.Parameter(torch.zeros(1))
+        self.parameters = {**self.parameters, "bias": self.bias}
+
+    def backward(self, step: int) -> float:
+        loss = super().backward(step)
+        if self.these.rank == 1:
+            missed = (self.bias - 1).square().sum()
+            missed.backward()
+            loss += float(missed.detach())
+        return loss
+
+
+def fork(these: Processes, folder: Path) -> None:
+    Forked(these).train_shared(folder)

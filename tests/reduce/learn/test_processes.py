@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,13 +17,14 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 
 from optimizer.foundation.errors import CheckpointError, MachineError
 from optimizer.foundation.process import launch as launches
-from optimizer.foundation.process.launch import ALONE, Processes
+from optimizer.foundation.process.launch import ALONE
 from optimizer.recipe.recover import LossWeights, Recover
 from optimizer.recipe.schema import DataSpec, Recovery
 from optimizer.reduce.learn import processes, recover
 from optimizer.reduce.learn.processes import launch
 from tests.conftest import write_rows
-from tests.reduce.learn.shared_regression import Shared, regress
+from tests.reduce.learn.shared_ends import be_killed_last, end, fail_and_linger, refuse
+from tests.reduce.learn.shared_regression import Forked, Shared, fork, regress
 from tests.reduce.learn.test_training import Regression, killed_at
 from tests.reduce.smaller import loaded, reduced
 
@@ -84,27 +82,6 @@ def test_two_processes_follow_the_gradient_of_the_whole_batch(tmp_path: Path) ->
     assert not (tmp_path / launches.MEETING).exists()
 
 
-class Forked(Shared):
-    """And a bias that only the rows of the second process reach."""
-
-    def __init__(self, these: Processes) -> None:
-        super().__init__(these)
-        self.bias = torch.nn.Parameter(torch.zeros(1))
-        self.parameters = {**self.parameters, "bias": self.bias}
-
-    def backward(self, step: int) -> float:
-        loss = super().backward(step)
-        if self.these.rank == 1:
-            missed = (self.bias - 1).square().sum()
-            missed.backward()
-            loss += float(missed.detach())
-        return loss
-
-
-def fork(these: Processes, folder: Path) -> None:
-    Forked(these).train_shared(folder)
-
-
 def test_what_the_rows_of_one_process_reach_is_learned_by_all(tmp_path: Path) -> None:
     launch(fork, SECTION.model_copy(update={"processes": 2}), tmp_path, tmp_path)
     left = Forked(ALONE)
@@ -124,54 +101,11 @@ def test_a_model_learns_in_two_processes_what_it_learns_in_one(prepared: Prepare
     assert apart < moved / 100  # a share left out, or counted twice, is another direction
 
 
-def refuse(these: Processes, word: str) -> None:
-    if these.rank == 1:
-        raise CheckpointError(word, where="here", fix="Change it.")
-    these.sums([0.0])
-
-
-def end(these: Processes) -> None:
-    if these.rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    these.sums([0.0])
-
-
 def test_what_one_process_refuses_is_refused_with_its_words(tmp_path: Path) -> None:
     section = SECTION.model_copy(update={"processes": 2})
     with pytest.raises(CheckpointError, match=r"^here: the loss is nan\. Change it\.$"):
         launch(refuse, section, tmp_path, "the loss is nan")
     assert list(tmp_path.iterdir()) == []
-
-
-def disconnect() -> None:
-    for descriptor in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # no socket
-            connection = socket.socket(fileno=os.dup(int(descriptor)))
-            if not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                connection.shutdown(socket.SHUT_RDWR)
-
-
-def disconnect_after(file: Path) -> None:
-    while not file.exists():
-        pass
-    disconnect()
-    signal.pause()  # until torch ends it, as it has seen the other
-
-
-def fail_and_linger(these: Processes, folder: Path, error: Exception) -> None:
-    if these.rank == 1:
-        last = folder / launches.FAILURE
-        threading.Thread(target=disconnect_after, args=(last,)).start()  # is waited for at the end
-        raise error
-    these.sums([0.0])
-
-
-def be_killed_last(these: Processes) -> None:
-    if these.rank == 1:
-        signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-        disconnect()
-        signal.pause()
-    these.sums([0.0])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -219,16 +153,12 @@ def test_a_process_that_is_killed_is_named_and_the_others_end(tmp_path: Path) ->
         launch(end, section, tmp_path)
 
 
-def wait(these: Processes, folder: Path) -> None:
-    (folder / f"{os.getpid()}.pid").touch()
-    signal.pause()
-
-
 START = """
 import sys
 from pathlib import Path
 from optimizer.reduce.learn.processes import launch
-from tests.reduce.learn.test_processes import SECTION, wait
+from tests.reduce.learn.shared_ends import wait
+from tests.reduce.learn.test_processes import SECTION
 folder = Path(sys.argv[1])
 if __name__ == "__main__":
     launch(wait, SECTION.model_copy(update={"processes": 2}), folder, folder)
