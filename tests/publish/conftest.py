@@ -1,21 +1,17 @@
 """Fixtures: a bundle to publish, built once per session.
 
 A bundle has 217 sources of the harness, each of them one file to send and to fetch. A test that
-runs none of them takes the bundle with those of `STAYING` alone.
+runs none of them takes the bundle with few of them.
 """
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
 
-from optimizer.package import manifest
 from tests.package.bundles import small_bundle
-
-STAYING = ("__init__.py", "__main__.py")  # one or two of each folder
 
 
 @pytest.fixture(scope="session")
@@ -27,12 +23,7 @@ def packaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def lean(packaged: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the bundle with few sources of the harness, read-only."""
-    folder = Path(shutil.copytree(packaged / "bundle", tmp_path_factory.mktemp("lean") / "bundle"))
-    for source in (folder / "harness").rglob("*.py"):
-        if source.name not in STAYING:
-            source.unlink()
-    manifest.write(folder, json.loads((folder / "manifest.json").read_bytes()))
-    return folder
+    return small_bundle.lean(packaged / "bundle", tmp_path_factory.mktemp("lean") / "bundle")
 
 
 @pytest.fixture

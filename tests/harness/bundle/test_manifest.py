@@ -24,6 +24,13 @@ from optimizer.harness.errors import BundleError
 from tests.harness import small_model
 from tests.package.bundles import small_bundle
 
+
+@pytest.fixture(scope="module")
+def made(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundle with few sources of the harness: none of these tests runs them."""
+    return small_bundle.lean(made, tmp_path_factory.mktemp("lean") / "bundle")
+
+
 GOLDEN = {
     "manifest_version": 2,
     "contract": {"pooling": "mean", "labels": ["schön", "slecht\u2028"], "max": 1.5, "low": None},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from typing import Any
 from optimizer.data.datasets import samples
 from optimizer.harness.bundle.manifest import content_digest, digest
 from optimizer.lower import build
+from optimizer.package import manifest as manifests
 from optimizer.package import stage as package
 from optimizer.recipe import file as recipe_file
 from optimizer.recipe.schema import Recipe
@@ -125,6 +127,19 @@ def make(folder: Path, targets: tuple[str, ...] = (ORT,)) -> Path:
     out.mkdir()
     package.run(asked.packaging, *inputs(asked, steps(folder / "steps", asked)), out=out)
     return out
+
+
+STAYING = ("__init__.py", "__main__.py")  # one or two of each folder
+
+
+def lean(bundle: Path, folder: Path) -> Path:
+    """Copy a bundle without most of its 217 sources, for tests that do not run them."""
+    shutil.copytree(bundle, folder)
+    for source in (folder / "harness").rglob("*.py"):
+        if source.name not in STAYING:
+            source.unlink()
+    manifests.write(folder, json.loads((folder / "manifest.json").read_bytes()))
+    return folder
 
 
 def python(bundle: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
