@@ -3,32 +3,34 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.hostile.cases import COMMANDS, Case, command, ended, make
 from tests.hostile.written import bundles
+from tests.package.bundles import small_bundle
 
 SAMPLE = 700
-
-
-@pytest.fixture(scope="module")
-def cases(tmp_path_factory: pytest.TempPathFactory) -> list[Case]:
-    folder = tmp_path_factory.mktemp("hostile bundles")
-    return bundles.every(make(folder), folder)
 
 
 def bad(cases: list[Case]) -> dict[str, str]:
     return {case.name: problem for case in cases if (problem := case.run())}
 
 
-def test_wrong_bundles_are_refused_by_name(cases: list[Case]) -> None:
+def test_wrong_bundles_are_refused_by_name(tmp_path: Path) -> None:
+    """Bundles with few sources of the harness: more of the cases are about other files."""
+    good = make(tmp_path)
+    encoder = small_bundle.lean(good.encoder, tmp_path / "few" / "encoder")
+    decoder = small_bundle.lean(good.decoder, tmp_path / "few" / "decoder")
+    cases = bundles.every(replace(good, encoder=encoder, decoder=decoder), tmp_path)
     assert bad(random.Random(13).sample(cases, SAMPLE)) == {}
 
 
 @pytest.mark.slow
-def test_every_wrong_bundle_is_refused_by_name(cases: list[Case]) -> None:
+def test_every_wrong_bundle_is_refused_by_name(tmp_path: Path) -> None:
+    cases = bundles.every(make(tmp_path), tmp_path)
     assert len(cases) > 3500
     assert bad(cases) == {}
 
