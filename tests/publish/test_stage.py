@@ -54,7 +54,7 @@ def run(
         store.log.append({"stage": "load", "path": str(report)})
         step = Step("validate", "key", report)
         built = (Built(recipe.targets[0], step, step, step),)
-        return pipeline.Outcome(built, Step("package", "key", packaged))
+        return pipeline.Outcome(recipe, built, Step("package", "key", packaged))
 
     monkeypatch.setattr(pipeline, "run", packaged_run)
 

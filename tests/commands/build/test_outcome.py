@@ -81,7 +81,8 @@ def result(tmp_path: Path, rule: str, monkeypatch: pytest.MonkeyPatch) -> Result
         (source / "source.json").write_text("{}")
         store.log.append({"stage": "load", "path": str(source)})
         parts = zip(recipe.targets, (ok, bad), strict=True)
-        return pipeline.Outcome(tuple(Built(t, step, step, step) for t, step in parts), packaged)
+        built = tuple(Built(t, step, step, step) for t, step in parts)
+        return pipeline.Outcome(recipe, built, packaged)
 
     monkeypatch.setattr(pipeline, "run", run)
     places = tmp_path / "store", tmp_path / "artifacts"
