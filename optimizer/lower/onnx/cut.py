@@ -208,7 +208,7 @@ def _quantized(product: ir.Node, entering: ir.Value) -> tuple[str, str, int, tup
             step, integers = node.inputs[1], integers or node.outputs[0]
             assert step is not None
             name = "" if step.is_initializer() else str(step.name)
-            return str(integers.name), name, _rank(node.inputs[0]), _sides(node.inputs[0])
+            return str(integers.name), name, _rank(node.inputs[0]), _sides(node.inputs[0], entering)
         moved = value is integers and node.op_type in LAYOUT
         if node.op_type == "DequantizeLinear" or moved:
             integers = node.inputs[0]
@@ -216,9 +216,10 @@ def _quantized(product: ir.Node, entering: ir.Value) -> tuple[str, str, int, tup
     return "", "", 0, ()
 
 
-def _sides(value: ir.Value | None) -> tuple[int, ...]:
-    """Padding of the image that a quantizer reads; () for none."""
-    node = None if value is None else value.producer()
+def _sides(value: ir.Value | None, entering: ir.Value) -> tuple[int, ...]:
+    """Padding that a lowering put in front of the quantizer that reads `value`; () for none, and
+    for a Pad of the model's own, which gives what the module reads."""
+    node = None if value is None or value is entering else value.producer()
     if node is None or node.op_type != "Pad" or node.inputs[1] is None:
         return ()
     assert node.inputs[1].const_value is not None
