@@ -40,8 +40,8 @@ CALIBRATED, JUDGED = 32, 64
 """Drawn rows."""
 SIZES = {"ch_PP-OCRv4_det_infer": 64}
 """Sizes of open axes, where the usual one does not suit the network."""
-RANGES = {"ch_PP-OCRv4_det_infer": (-20.0, 20.0)}
-"""Ranges of inputs for which the output does not vanish."""
+RANGES = {"ch_PP-OCRv4_det_infer": (-20.0, 20.0), "keras-embedding": (0.0, 49.0)}
+"""Ranges of inputs, where the usual ones give rows or outputs that are all alike."""
 USUAL = 32
 CONVERTED = ("Conv2d", "Linear")
 LIGHT = ("squeezenet", "shufflenet")
@@ -195,9 +195,10 @@ def page(result: Mapping[str, Any]) -> str:
         if "bytes" in row:
             before, after = row["bytes"]
             said = f"{row['quantized']} of {row['modules']} modules, {before / 1000:.0f} to "
+            failed = ", ".join(f"{g}: {v}" for g, v in row["verdicts"].items() if v != "pass")
             kept = "" if row["kept"] is None else f", cosine {row['kept']:.4f}"
-            said += f"{after / 1000:.0f} kB{kept} {row['message']}".rstrip()
-        cells.append([name, row["exporter"], str(row["opset"]), str(code), said])
+            said += f"{after / 1000:.0f} kB{kept}{'; ' if failed else ''}{failed}"
+        cells.append([name, row["exporter"], str(row["opset"] or ""), str(code), said])
     heads = ["file", "exporter", "opset", "exit", "INT8, or the message"]
     passed = sum(not (r["check"] or r["run"]) for r in result["rows"].values())
     refused = sum((r["check"] or r["run"]) == 2 for r in result["rows"].values())
@@ -227,7 +228,9 @@ def main() -> None:
             made = f"{model.producer_name} {model.producer_version}".strip()
             found |= {"exporter": f"{made or 'unknown'} ({origin})", "opset": opset}
             kept.write_text(json.dumps(found, indent=1))
-        rows[name] = json.loads(kept.read_text())
+        row = json.loads(kept.read_text())
+        row["message"] = re.sub(r"(error: )?/\S+/", "", row["message"])
+        rows[name] = {key: value for key, value in row.items() if key != "lowered"}
         print(name, rows[name], file=sys.stderr, flush=True)
     result = {"rows": rows, "conditions": conditions(load, 1, "wall")}
     write(result, page(result), asked.out, "onnx_files")

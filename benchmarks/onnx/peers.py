@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -20,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnx.version_converter
 from numpy.typing import NDArray
 
 from benchmarks.measure.results import RESULTS, conditions, table, with_interval, write
@@ -28,6 +31,8 @@ from benchmarks.onnx.detector import FLOAT, WORKER, time_in_turns
 
 Rows = Mapping[str, NDArray[Any]]
 Run = Callable[[Rows], list[NDArray[Any]]]
+PER_CHANNEL = 13
+"""First opset whose quantized weights have a scale per channel."""
 TITLES = {
     FLOAT: "ONNX Runtime float",
     "ours": "**ours, INT8, ONNX Runtime**",
@@ -65,7 +70,10 @@ def ort_static(file: Path, rows: Rows, out: Path) -> Path:
         def get_next(self) -> Any:
             return next(self.left, None)
 
-    ready = out.with_name("prepared.onnx")
+    ready, model = out.with_name("prepared.onnx"), onnx.load(file)
+    if max(o.version for o in model.opset_import) < PER_CHANNEL:
+        file = out.with_name("converted.onnx")
+        onnx.save(onnx.version_converter.convert_version(model, PER_CHANNEL), file)
     quant_pre_process(str(file), str(ready), skip_symbolic_shape=True)
     types = {"activation_type": QuantType.QUInt8, "weight_type": QuantType.QInt8}
     quantize_static(str(ready), str(out), Reader(), per_channel=True, **types)
@@ -117,7 +125,9 @@ def measure(name: str, asked: argparse.Namespace) -> dict[str, Any]:
         out = folder / "nncf.xml"
         config = {"kind": "nncf", "model": str(file), "calibration": str(data), "out": str(out)}
         command = [asked.nncf_python, "-m", WORKER, json.dumps(config)]
-        subprocess.run(command, check=True, stdout=sys.stderr)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(done.stderr.strip().splitlines()[-1])
         return out
 
     makers: dict[str, Callable[[], Path]] = {
@@ -138,7 +148,8 @@ def measure(name: str, asked: argparse.Namespace) -> dict[str, Any]:
         except Exception as e:  # a peer that fails is a row with its message
             if system in (FLOAT, "ours"):
                 raise
-            result[system] = {"error": f"{type(e).__name__}: {e}".split("\n")[0][:160]}
+            said = re.sub(r"/\S+/", "", f"{type(e).__name__}: {e}".split("\n")[0])
+            result[system] = {"error": said[:160].replace("|", " ")}
             continue
         expected = expected or answers
         size = sum(f.stat().st_size for f in made.parent.glob(f"{made.stem}.*") if _is_model(f))

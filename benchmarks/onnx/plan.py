@@ -1,10 +1,12 @@
-"""Memory, disk and time of each stage on ONNX files beside what `optimize plan` predicted.
+"""Memory, disk and time of load and compress on ONNX files beside what `optimize plan` predicts.
 
     python -m benchmarks.onnx.plan FILE.onnx=SIZE ... --layers 6 --method rtn --method gptq
 
 SIZE is that of open axes; --layers adds a transformer of 512 features, of that number of layers.
-Rows are drawn. Each stage is a process of its own, as in decoders/scale.py, which says how memory
-is counted. Finished stages are kept in --work. Writes results/onnx_plan.md and .json.
+Rows are drawn. Each file and method is a process of its own, in which the check of the file, load
+and compress run one after the other on one thread. Memory is the highest anonymous memory (RssAnon,
+20 ms apart) of the check and the stage, because `run` checks first; seconds are processor time, and
+what plan adds for imports is left out. Writes results/onnx_plan.md and .json.
 """
 
 from __future__ import annotations
@@ -12,27 +14,36 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from benchmarks.decoders.scale import JUDGED, STAGES, written
 from benchmarks.measure import memory
 from benchmarks.measure.results import RESULTS, conditions, table, write
 from benchmarks.onnx import files, torch_files
+from optimizer.compress import estimate as compress_estimate
+from optimizer.compress import stage as compress
+from optimizer.load.onnx_model import stage as load
+from optimizer.load.stage import IMPORTS
+from optimizer.recipe.schema import Recipe
+from optimizer.store import Estimate
 
 
 def arguments() -> argparse.Namespace:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     p.add_argument("file", nargs="*", help="PATH or PATH=SIZE")
     p.add_argument("--layers", type=int, nargs="*", default=[])
-    p.add_argument("--work", type=Path, default=Path("artifacts/onnx_plan"))
     p.add_argument("--method", action="append", help="default: rtn")
     p.add_argument("--samples", type=int, default=files.CALIBRATED, help="calibration rows")
+    p.add_argument("--one", help=argparse.SUPPRESS)
     p.add_argument("--out", type=Path, default=RESULTS)
     return p.parse_args()
 
@@ -40,74 +51,100 @@ def arguments() -> argparse.Namespace:
 def write_layers(count: int, folder: Path) -> Path:
     """Export a transformer of `count` layers."""
     file = folder / f"transformer-{count}.onnx"
-    if not file.is_file():
-        folder.mkdir(parents=True, exist_ok=True)
-        torch.manual_seed(0)
-        layer = nn.TransformerEncoderLayer(512, 8, 2048, batch_first=True, norm_first=True)
-        network = nn.TransformerEncoder(layer, count, enable_nested_tensor=False)
-        torch_files.export(network.eval(), {"src": torch.randn(2, 64, 512)}, file, 17)
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(512, 8, 2048, batch_first=True, norm_first=True)
+    network = nn.TransformerEncoder(layer, count, enable_nested_tensor=False)
+    for parameter in network.parameters():  # layers are copies of one
+        nn.init.normal_(parameter, 1.0 if parameter.ndim < 2 else 0.0, 0.02)
+    torch_files.export(network.eval(), {"src": torch.randn(2, 64, 512)}, file, 17)
     return file
 
 
-def measure(file: Path, size: int, method: str, samples: int, folder: Path) -> dict[str, Any]:
-    """{stage: measured and predicted needs} of one file and method."""
-    folder.mkdir(parents=True, exist_ok=True)
-    kept = folder / "measured.json"
-    if kept.is_file():
-        return json.loads(kept.read_text())  # type: ignore[no-any-return]
-    document = files.recipe(file.stem, file.resolve(), folder, samples, size)
-    document["quantize"] |= {"method": method}
-    path = folder / "recipe.yaml"
-    path.write_text(json.dumps(document, indent=1))
-
-    def optimize(command: str, *words: str) -> memory.Used:
-        program = [sys.executable, "-m", "optimizer", "--json", command, str(path)]
-        log = folder / f"{words[-1] if words else command}.log"
-        used = memory.run([*program, "--store", str(folder / "store"), *words], log)
-        if used.exit_code not in JUDGED:
-            sys.exit(f"{file} {words}: exit {used.exit_code}\n{log.read_text()[-2000:]}")
-        return used
-
-    planned = optimize("plan")
-    steps = {s["stage"]: s for s in json.loads(planned.output) if s["what"] == "run"}
-    stages: dict[str, Any] = {}
-    for stage in (s for s in STAGES if s in steps):
-        words = ("--artifacts", str(folder / "artifacts"), "--ignore-estimate", "--until", stage)
-        used = optimize("run", *words)
-        ran = [s for s in json.loads(used.output)["steps"] if s["stage"] == stage]
-        stages[stage] = used.as_dict() | {
-            "stage_seconds": sum(s["seconds"] for s in ran),
-            "disk": sum(written(Path(s["path"])) for s in ran),
-            "predicted": {k: steps[stage][k] for k in ("memory", "disk", "seconds")},
+def measure(file: Path, size: int, method: str, samples: int) -> dict[str, Any]:
+    """{stage: measured and predicted needs} of one file and method, in this process."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        document = files.recipe(file.stem, file.resolve(), folder, samples, size)
+        document["quantize"] |= {"method": method}
+        for part in (document["calibrate"], document["validate"]):
+            part["data"]["files"] = [str(folder / f) for f in part["data"]["files"]]
+        recipe = Recipe.model_validate_json(json.dumps(document))
+        checked = watch(lambda: load.check(recipe.model, folder))[0]
+        shapes = load.shapes(recipe.model)
+        checked = max(checked, watch(lambda: load.shapes(recipe.model))[0])
+        expected = {
+            "load": load.estimate(shapes, IMPORTS),
+            "compress": compress.estimate_of(recipe.compression, shapes),
         }
-        print(file.stem, method, stage, stages[stage], file=sys.stderr, flush=True)
-    result = {"bytes": file.stat().st_size, "plan_seconds": planned.seconds, "stages": stages}
-    kept.write_text(json.dumps(result, indent=1))
-    return result
+        runs: dict[str, Callable[[], object]] = {
+            "load": lambda: load.run(recipe.model, folder / "load"),
+            "compress": lambda: compress.run(
+                recipe.compression, folder / "load", folder / "compress"
+            ),
+        }
+        used, written = {}, {}
+        for stage, run in runs.items():
+            (folder / stage).mkdir()
+            used[stage] = watch(run)
+            files_of = (folder / stage).rglob("*")
+            written[stage] = sum(f.stat().st_size for f in files_of if f.is_file())
+    starts = {"load": load.START, "compress": compress_estimate.START}
+    return {
+        stage: {
+            "memory": max(checked, peak),
+            "seconds": seconds,
+            "disk": written[stage],
+            "predicted": _as_dict(expected[stage], starts[stage]),
+        }
+        for stage, (peak, seconds) in used.items()
+    }
+
+
+def _as_dict(expected: Estimate, start: float) -> dict[str, float]:
+    seconds = expected.seconds - start
+    return {"memory": expected.memory, "disk": expected.disk, "seconds": seconds}
+
+
+def watch(run: Callable[[], object]) -> tuple[int, float]:
+    """(highest RssAnon in bytes, seconds of processor time) of a call."""
+    peak, done = 0, threading.Event()
+
+    def look() -> None:
+        nonlocal peak
+        while not done.wait(memory.INTERVAL):
+            peak = max(peak, memory.status(os.getpid())["RssAnon"])
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    start = time.process_time()
+    run()
+    seconds = time.process_time() - start
+    done.set()
+    looking.join()
+    return peak, seconds
 
 
 def page(result: Mapping[str, Any]) -> str:
     """The page of results."""
-    cells = []
-    for name, row in result["cells"].items():
-        for stage, used in row["stages"].items():
-            expected = used["predicted"]
-            cells.append(
-                [
-                    f"{name}, {row['bytes'] / 1e6:.0f} MB",
-                    stage,
-                    f"{used['anonymous'] / 1e6:,.0f} / {expected['memory'] / 1e6:,.0f}",
-                    f"{used['disk'] / 1e6:,.1f} / {expected['disk'] / 1e6:,.1f}",
-                    f"{used['stage_seconds']:,.1f} / {expected['seconds']:,.1f}",
-                ]
-            )
+    cells = [
+        [
+            f"{name}, {row['bytes'] / 1e6:.0f} MB",
+            stage,
+            f"{used['memory'] / 1e6:,.0f} / {used['predicted']['memory'] / 1e6:,.0f}",
+            f"{used['disk'] / 1e6:,.1f} / {used['predicted']['disk'] / 1e6:,.1f}",
+            f"{used['seconds']:,.1f} / {used['predicted']['seconds']:,.1f}",
+        ]
+        for name, row in result["cells"].items()
+        for stage, used in row["stages"].items()
+    ]
     about = result["conditions"]
     heads = ["file and method", "stage", "memory, MB", "disk, MB", "seconds"]
-    return f"""# What plan predicts of ONNX files
+    return f"""# Needs of ONNX files, measured and predicted
 
-`python -m benchmarks.onnx.plan`: measured / predicted, of each stage in a process of its own.
-Memory is the highest sum of anonymous memory, disk that of the finished step (a stage may need more
-while it runs, which is what is predicted). {result["samples"]} calibration rows.
+`python -m benchmarks.onnx.plan`: measured / predicted, on one thread, with {result["samples"]}
+rows. Disk is what the finished step has; a stage needs up to
+twice that while it runs, which is what is predicted of compress.
 
 {table(heads, cells)}
 
@@ -116,19 +153,26 @@ while it runs, which is what is predicted). {result["samples"]} calibration rows
 
 
 def main() -> None:
-    asked, load = arguments(), os.getloadavg()[0]
+    asked, before = arguments(), os.getloadavg()[0]
+    if asked.one:
+        file, size, method = json.loads(asked.one)
+        print(json.dumps(measure(Path(file), size, method, asked.samples)))
+        return
     sized = [name.partition("=") for name in asked.file]
     given = {Path(name): int(size or files.USUAL) for name, _, size in sized}
-    given |= {write_layers(count, asked.work): files.USUAL for count in asked.layers}
-    cells = {
-        f"{file.stem}, {method}": measure(
-            file, size, method, asked.samples, asked.work / f"{file.stem}-{method}"
-        )
-        for file, size in given.items()
-        for method in asked.method or ["rtn"]
-    }
+    cells = {}
+    with tempfile.TemporaryDirectory() as folder:
+        given |= {write_layers(count, Path(folder)): files.USUAL for count in asked.layers}
+        for file, size in given.items():
+            for method in asked.method or ["rtn"]:
+                one = json.dumps([str(file), size, method])
+                words = [sys.executable, "-m", "benchmarks.onnx.plan", "--one", one]
+                words += ["--samples", str(asked.samples)]
+                stages = json.loads(subprocess.run(words, check=True, stdout=-1).stdout)
+                cells[f"{file.stem}, {method}"] = {"bytes": file.stat().st_size, "stages": stages}
+                print(file.stem, method, stages, file=sys.stderr, flush=True)
     result = {"cells": cells, "samples": asked.samples}
-    result["conditions"] = conditions(load, 1, "wall")
+    result["conditions"] = conditions(before, 1, "cpu")
     write(result, page(result), asked.out, "onnx_plan")
 
 

@@ -3,10 +3,12 @@
 memory = libraries + the largest part: its weights, as float and integers, with H of its widest
          input, and the tensors of one batch + streams within compress.memory_gb + tensors that are
          computed before the parts; with quantize.keep_float_auto or allocate the whole model; if
-         nothing reads activations, the largest weight on every thread, with its copies
+         nothing reads activations, the largest weight on every thread, with its copies. At least
+         what the check of the file takes, which `run` repeats before any stage
 disk   = integers and scales, twice while they are merged + streams, for resuming and beyond memory
-time   = passes of the rows, at the measured speed of the torch model on one thread, H, the rounding
-         by it, operations of the search for scales, and bytes written and read
+time   = passes of the rows, at the measured speed of the torch model on one thread, with rounding
+         of what modules read, H, the rounding by it, operations of the search for scales, and bytes
+         written and read
 """
 
 from __future__ import annotations
@@ -31,10 +33,11 @@ from optimizer.compress.methods.weights.factorization import PART
 from optimizer.foundation.process import machine_speed
 from optimizer.foundation.process.machine_speed import MachineSpeed
 from optimizer.foundation.state import weight_name
-from optimizer.model.graph.needs import GraphShapes, PartNeeds
+from optimizer.model.graph.needs import OPENED, GraphShapes, PartNeeds
 from optimizer.recipe.schema import Compression
 from optimizer.store import CompressedShapes, Estimate
 
+MOVED = 40  # bytes moved per byte that modules read and give in a pass: integers, ranges (measured)
 IN_FLIGHT = 3  # copies of the largest tensors while one is quantized and its integers are summed
 
 
@@ -58,7 +61,7 @@ def estimate(
     if calibrate is None:
         widest = max((prod(shape) for shape, _ in integers.values()), default=0)
         walked = ALONE * speed.threads * widest + max(blocks, default=0)
-        return Estimate(LIBRARIES + walked, 2 * stored, seconds)
+        return Estimate(LIBRARIES + max(walked, OPENED * whole), 2 * stored, seconds)
     rows, batch = calibrate.samples, min(calibrate.batch_size, calibrate.samples)
     streams = 2 if section.float_reference else 1
     stream = streams * rows * max(p.enters for p in shapes.parts)
@@ -72,7 +75,9 @@ def estimate(
     positions = sum(p.positions[m] for p in shapes.parts for m in p.positions)
     tokens = rows * positions / max(1, sum(len(p.positions) for p in shapes.parts))
     one_pass = rows * sum(p.seconds for p in shapes.parts) / speed.threads
-    seconds += count_passes(section, tokens) * one_pass
+    repeated = count_passes(section, tokens)
+    edges = rows * sum(p.edges for p in shapes.parts)
+    seconds += repeated * (one_pass + speed.move(MOVED * edges))
     if with_moments:
         seconds += speed.multiply(_products(section, shapes, integers, rows))
     if quantize.keep_float_auto:
@@ -83,7 +88,7 @@ def estimate(
         walked = max(walked, whole + min(4 * rows * positions, section.compress.memory_bytes))
         seconds += (3 + len(quantize.allocate.choices)) * one_pass
     return Estimate(
-        memory=LIBRARIES + walked + in_memory,
+        memory=LIBRARIES + max(walked + in_memory, OPENED * whole),
         disk=2 * stored + 2 * stream,
         seconds=seconds,
     )

@@ -9,7 +9,7 @@ out/origin.json                   of such a file and of a torch module: how far 
                                   the graph's (reference.py: compare), hop `origin` of the ledger
 out/contract.json, source.json    as of any model
 
-The float model is in memory three times.
+The float model is in memory several times (OPENED in model/graph/needs.py).
 """
 
 from __future__ import annotations
@@ -39,13 +39,15 @@ from optimizer.load.onnx_model.files import OnnxFile
 from optimizer.load.onnx_model.finish import Finished, finish
 from optimizer.load.onnx_model.reference import Origin
 from optimizer.model.graph import record
-from optimizer.model.graph.needs import GraphShapes
+from optimizer.model.graph.needs import OPENED, GraphShapes
 from optimizer.recipe.schema import Model
 from optimizer.store import Estimate, Shapes
 
 OPSET = 21  # of the graph, unless the file has a later one
 FIRST_MODES = 11  # opset whose Resize names its coordinates
 SMALL = 64  # values of an initializer that is passed to the version converter
+START = 5  # seconds of imports
+PASSES = 40  # time of the comparisons, in passes of the drawn rows (measured)
 MULTIPLY = ("Conv", "ConvTranspose", "MatMul", "Gemm", "LSTM", "GRU", "RNN", "Einsum")
 ORIGINAL = "original"
 ORIGIN = "origin.json"
@@ -346,6 +348,10 @@ def shapes(section: Model) -> Shapes:
 
 
 def estimate(shapes: Shapes, imports: int) -> Estimate:
-    """Memory: the float model three times, beside the imports; disk: twice."""
+    """Memory: the float model OPENED times, beside the imports; disk: twice; time: the passes of
+    the drawn rows, most of them rounded at random."""
     size = 4 * sum(prod(s) for s in shapes.values())
-    return Estimate(memory=imports + 3 * size, disk=2 * size, seconds=5 + size / 20e6)
+    parts = shapes.parts if isinstance(shapes, GraphShapes) else ()
+    one = ports.ROWS * sum(part.seconds for part in parts)
+    seconds = START + size / 20e6 + PASSES * one
+    return Estimate(memory=imports + OPENED * size, disk=2 * size, seconds=seconds)

@@ -20,6 +20,7 @@ from optimizer.model.graph.parts import Part
 from optimizer.model.graph.record import BODY, CONV, LINEAR, PARTS, Graph, Node
 
 RUNS = 2  # the first one of a process is slower
+OPENED = 7  # copies of a file's weights while it is checked and loaded; `run` checks it first
 
 
 @dataclass(frozen=True)
