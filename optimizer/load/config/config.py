@@ -136,8 +136,8 @@ def read_complete_config(folder: Path) -> dict[str, Any]:
 def check_task(config: Any, section: Model, folder: Path) -> None:
     """Raise CheckpointError if the architecture does not suit the task: an encoder or bidirectional
     decoder for text generation, a causal decoder where both sides of a token are read, a language
-    model's head for text-ranking, or an encoder-decoder without a row (except T5's encoder, for
-    hidden states)."""
+    model's head for text-ranking, a model of more than texts for a task of texts, or an
+    encoder-decoder without a row (except T5's encoder, for hidden states)."""
     task, causal = tasks.task(section.task), families.is_causal(config)
     what, fix = "", ""
     if getattr(config, "is_encoder_decoder", False):
@@ -148,6 +148,9 @@ def check_task(config: Any, section: Model, folder: Path) -> None:
             what = "an encoder-decoder whose queries or boxes follow from values before them: "
             what += "rounding exchanges them, so no distance of outputs could judge it"
             fix = "Use a detector with learned queries: DETR or YOLOS."
+    elif task.inputs.name != IMAGE.name and config.get_text_config() is not config:
+        what = "a model of texts and more, such as images, of which the text_config is one part"
+        fix = "Use a checkpoint that holds the model of texts alone."
     elif causal and task.ranks and _predicts_tokens(config, section, folder):
         what, fix = (
             f"a decoder with a head over the vocabulary ({config.architectures[0]}) in a GGUF "

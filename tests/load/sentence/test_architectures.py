@@ -9,20 +9,24 @@ import pytest
 import torch
 
 from optimizer.commands.build.initial.model import look
-from optimizer.foundation.errors import RecipeError
+from optimizer.foundation.errors import CheckpointError, RecipeError
 from optimizer.model.checkpoint.model import auto_class
 from tests.conftest import heavy_tailed, write_tokenizer
 from tests.load.conftest import Load, edit_json
 
+WIDTH = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+    "max_position_embeddings": 64,
+}
 SIZES: dict[str, dict[str, Any]] = {
     "t5": {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4},
-    "nomic_bert": {  # transformers splits its Wqkv
-        "hidden_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 128,
-        "max_position_embeddings": 64,
-    },
+    "nomic_bert": WIDTH,  # transformers splits its Wqkv
+    "gte": WIDTH,
+    "jina_embeddings_v3": WIDTH,
+    "eurobert": {**WIDTH, "num_key_value_heads": 2},
 }
 
 
@@ -57,3 +61,13 @@ def test_an_encoder_decoder_is_not_cut_to_its_encoder_unasked(tmp_path: Path) ->
     )
     with pytest.raises(RecipeError, match="T5ForConditionalGeneration"):
         look(str(tmp_path), None)
+
+
+def test_a_model_of_more_than_texts_is_refused_by_name(load: Load, tmp_path: Path) -> None:
+    from transformers import AutoConfig, AutoModel
+
+    text = {**WIDTH, "vocab_size": write_tokenizer(tmp_path), "num_key_value_heads": 2}
+    config = AutoConfig.for_model("embedding_gemma2", text_config=text | {"head_dim": 16})
+    AutoModel.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match=r"embedding_gemma2.*the text_config is one part"):
+        load(tmp_path)
