@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/pip install --disable-pip-version-check -q
-TEST_WORKERS ?= 2
+TEST_WORKERS ?= 3  # on two cores: a worker often waits for a process it started, or for the disk
 
 .PHONY: demo demo-llm demo-serve demo-vision test check test-gpu bench docs wheel clean
 

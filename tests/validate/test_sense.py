@@ -161,7 +161,7 @@ def test_an_assignment_is_scipys(size: int) -> None:
 def test_one_answer_to_all_texts_is_refused_but_for_rounding() -> None:
     answer = RNG.standard_normal(16)
     rounded = [answer * (1 + 1e-7 * i) for i in range(4)]
-    with pytest.raises(DataError, match="4 different texts one answer"):
+    with pytest.raises(DataError, match="4 different inputs one answer"):
         sense.check_answers_differ(rounded, 64)
     sense.check_answers_differ([*rounded, answer * 1.01], 64)
 

@@ -59,7 +59,9 @@ def tower_class(model_type: str, task: Task) -> Any:
                 return ComparedImage(logits=getattr(self, LABELS)(unit), image_embeds=unit)
             return BaseModelOutput(last_hidden_state=vector[:, None])
 
-        def _states(self, input_ids: Tensor, attention_mask: Tensor, **named: Any) -> Tensor:
+        def _states(
+            self, input_ids: Tensor, attention_mask: Tensor | None = None, **named: Any
+        ) -> Tensor:
             """Hidden states of all positions. SigLIP's class gives them after its head has read one
             of them, and a module that is called twice has no one input to quantize."""
             if hasattr(self, "text_model"):
