@@ -69,8 +69,9 @@ JUDGED = 2.8e6  # judging a linear module in all hops of the ledger
 LEDGER_PASSES = 27  # time of the ledger on an encoder, in passes of its usual batches on one thread
 ASSUMED = 100  # positions at which each weight of a convolutional network is used
 PASSES: dict[Depth, float] = {"full": 115, "sampled": 72, "end_to_end": 68}
-"""Time of the ledger on a decoder, in passes of its tokens through the float weights on one thread.
-Measured on 0.13B at each depth; 0.5B took 125 at its default (full), and 1B 70 (sampled)."""
+"""Time of the ledger on a decoder, in passes of its tokens through the float weights on all threads.
+Their ratios are those of 0.13B at each depth, on one thread. On all threads validate of SmolLM2 was
+predicted in 440 s and took 401 (full), on two cores of an AMD EPYC."""
 EVALUATED = 3.2  # time of held-out text in two models, in passes of its tokens (measured)
 TOKENS = 512  # assumed length of the longest text
 LONGEST = 128  # tokens of a ledger input, at most
@@ -163,7 +164,7 @@ def _decoder_seconds(
     """Predict the time of the ledger, of held-out text and of timing, without other work beside."""
     settings, speed = section.validate_, machine_speed.measure()
     depth = default_of(settings.ledger, elements)
-    alone = PASSES[depth] * elements * _ledger_tokens(shapes) / speed.products
+    alone = speed.multiply(PASSES[depth] * elements * _ledger_tokens(shapes))
     sets = [settings.data, *(s.data for s in settings.also.values())]
     read = EVALUATED * sum(map(_text_tokens, sets)) * elements
     if section.reduce:  # one of the two models is the reference
