@@ -69,9 +69,9 @@ JUDGED = 2.8e6  # judging a linear module in all hops of the ledger
 LEDGER_PASSES = 27  # time of the ledger on an encoder, in passes of its usual batches on one thread
 ASSUMED = 100  # positions at which each weight of a convolutional network is used
 PASSES: dict[Depth, float] = {"full": 115, "sampled": 72, "end_to_end": 68}
-"""Time of the ledger on a decoder, in passes of its tokens through the float weights on all threads.
-Their ratios are those of 0.13B at each depth, on one thread. On all threads validate of SmolLM2 was
-predicted in 440 s and took 401 (full), on two cores of an AMD EPYC."""
+"""Time of the ledger on a decoder, in passes of its tokens through the float weights on all
+threads. Their ratios are those of 0.13B at each depth, on one thread. On all threads validate of
+SmolLM2 was predicted in 440 s and took 401 (full), on two cores of an AMD EPYC."""
 EVALUATED = 3.2  # time of held-out text in two models, in passes of its tokens (measured)
 TOKENS = 512  # assumed length of the longest text
 LONGEST = 128  # tokens of a ledger input, at most
