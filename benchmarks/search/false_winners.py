@@ -2,16 +2,16 @@
 
     python -m benchmarks.search.false_winners [--searches 200] [--out FILE]
 
-A search has forms with a time and a true drop. The faster half lies at the margin or up to half of
-it beyond, where a lucky form is easily taken for a good one; the others are within the margin.
-Right and wrong answers to the rows of the search and to the held-out rows are drawn; in every
-second search the forms fail on the same rows. Each search is decided by the functions of
+A search has candidates with a time and a true drop. The faster half lies at the margin or up to
+half of it beyond, where a lucky candidate is easily taken for a good one; the others are within the
+margin. Right and wrong answers to the rows of the search and to the held-out rows are drawn; in
+every second search the candidates fail on the same rows. Each search is decided by the functions of
 optimizer/search/sequential.py and the exact paired test, as `optimize search` does, and by two
 simpler rules:
 
-    estimated   the fastest form whose drop on the search's rows is within the margin
-    tested      the fastest form that passes the test at 95 % on the search's rows, with no other
-                rows
+    estimated   the fastest candidate whose drop on the search's rows is within the margin
+    tested      the fastest candidate that passes the test at 95 % on the search's rows, with no
+                other rows
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ Outcomes = Any  # int8 (rows,): 1 lost, -1 won, 0 alike
 
 
 @dataclass(frozen=True)
-class Form:
-    """Form with its truth: time, true drop, and its outcomes on both parts of the rows."""
+class Candidate:
+    """Candidate with its truth: time, true drop, and its outcomes on both parts of the rows."""
 
     time: float
     drop: float
@@ -48,9 +48,9 @@ class Form:
     held_out: Outcomes
 
 
-def draw(generator: np.random.Generator, together: bool, rows: int = ROWS) -> list[Form]:
-    """Draw the forms of one search, the fastest first. together: they fail on the same rows"""
-    forms = []
+def draw(generator: np.random.Generator, together: bool, rows: int = ROWS) -> list[Candidate]:
+    """Draw the candidates of one search, the fastest first. together: they fail on the same rows"""
+    candidates = []
     shared = generator.random((2, rows))
     for i in range(FORMS):
         beyond = i < FORMS // 2
@@ -59,8 +59,8 @@ def draw(generator: np.random.Generator, together: bool, rows: int = ROWS) -> li
         won = float(generator.uniform(0, 0.02))
         own = shared if together else generator.random((2, rows))
         outcomes = [(u < drop + won).astype(np.int8) - (u > 1 - won) for u in own]
-        forms.append(Form(float(i), drop, *outcomes))
-    return forms
+        candidates.append(Candidate(float(i), drop, *outcomes))
+    return candidates
 
 
 def verdict(outcomes: Outcomes, alpha: float) -> Verdict:
@@ -69,27 +69,27 @@ def verdict(outcomes: Outcomes, alpha: float) -> Verdict:
     return exact_verdict(lost, won, len(outcomes), MARGIN, alpha)
 
 
-def winner(forms: Sequence[Form]) -> Form | None:
+def winner(candidates: Sequence[Candidate]) -> Candidate | None:
     """Winner of a search as `optimize search` decides."""
 
-    def judge(form: Form) -> Verdict:
+    def judge(candidate: Candidate) -> Verdict:
         def look(at: Look) -> tuple[Verdict, Verdict]:
-            decided = verdict(form.search[: at.rows], at.error)
+            decided = verdict(candidate.search[: at.rows], at.error)
             return decided, decided
 
-        return sequential.screen(look, len(form.search), ALPHA)[1]
+        return sequential.screen(look, len(candidate.search), ALPHA)[1]
 
-    kept = [form for form in forms if judge(form) == "pass"]
+    kept = [candidate for candidate in candidates if judge(candidate) == "pass"]
     confirmed = sequential.confirm(kept, lambda f, a: (verdict(f.held_out, a), ""), ALPHA)
     return confirmed[-1].candidate if confirmed and confirmed[-1].verdict == "pass" else None
 
 
-def estimated(forms: Sequence[Form]) -> Form | None:
-    return next((f for f in forms if f.search.mean() <= MARGIN), None)
+def estimated(candidates: Sequence[Candidate]) -> Candidate | None:
+    return next((f for f in candidates if f.search.mean() <= MARGIN), None)
 
 
-def tested(forms: Sequence[Form]) -> Form | None:
-    return next((f for f in forms if verdict(f.search, ALPHA) == "pass"), None)
+def tested(candidates: Sequence[Candidate]) -> Candidate | None:
+    return next((f for f in candidates if verdict(f.search, ALPHA) == "pass"), None)
 
 
 RULES = {"search": winner, "tested": tested, "estimated": estimated}
@@ -100,9 +100,9 @@ def measure(searches: int, seed: int = 0) -> dict[str, Any]:
     false, found = dict.fromkeys(RULES, 0), dict.fromkeys(RULES, 0)
     generator = np.random.default_rng(seed)
     for i in range(searches):
-        forms = draw(generator, together=i % 2 == 1)
+        candidates = draw(generator, together=i % 2 == 1)
         for name, rule in RULES.items():
-            chosen = rule(forms)
+            chosen = rule(candidates)
             found[name] += chosen is not None
             false[name] += chosen is not None and chosen.drop >= MARGIN
     return {

@@ -1,12 +1,13 @@
-"""Rank 64 forms of INT8 MiniLM by the times that a search predicts, and by measured ones.
+"""Rank 64 candidates of INT8 MiniLM by the times that a search predicts, and by measured ones.
 
     python -m benchmarks.search.ranking [--rounds 40] [--work FOLDER] [--results benchmarks/results]
 
 The subspace is exhaustive: each of the six kinds of linear layers of the encoder is INT8 or float
-in all blocks. Every form is built as a trial of `optimize search` builds it, from one float graph,
-because rounding to nearest replaces no parameter of it; the form without any INT8 module is that
-graph. All sessions are open in one process with one thread. In each round every form runs once, in
-a random order, after an untimed run of its own; a time is the processor time of that run.
+in all blocks. Every candidate is built as a trial of `optimize search` builds it, from one float
+graph, because rounding to nearest replaces no parameter of it; the candidate without any INT8
+module is that graph. All sessions are open in one process with one thread. In each round every
+candidate runs once, in a random order, after an untimed run of its own; a time is the processor
+time of that run.
 
 Two predictions are compared with the medians:
 
@@ -17,8 +18,8 @@ Two predictions are compared with the medians:
 Kendall's tau-a counts a pair that is predicted alike as neither right nor wrong. It has no
 interval: noise of the times lowers tau on average, so that resampled rounds give lower values.
 Two figures show the noise, as means over random divisions of the rounds: the same tau by half of
-the rounds, and tau of one half with the other. The ratio of two forms is the median over rounds,
-with an interval between order statistics (95 %).
+the rounds, and tau of one half with the other. The ratio of two candidates is the median over
+rounds, with an interval between order statistics (95 %).
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from optimizer.search import candidates, kernel_times
 from optimizer.search.candidates import Candidate, derived
 from optimizer.search.expectation import Expectation, kendall_tau
 from optimizer.search.stages import sensitivity
-from optimizer.search.workbench import Form, Workbench
+from optimizer.search.workbench import BuiltCandidate, Workbench
 from optimizer.store import Store
 
 KINDS = {
@@ -77,13 +78,13 @@ HEADS = [
     "predicted by",
     "Kendall's tau with measured",
     "by half of the rounds",
-    "at most (forms predicted alike)",
+    "at most (candidates predicted alike)",
     "median error of a ratio",
 ]
 FASTER = 0.92  # time / the recipe's: 8 % less
 
 Kept = tuple[str, ...]
-Times = Any  # float64 (forms, rounds): ms
+Times = Any  # float64 (candidates, rounds): ms
 
 
 def main() -> None:
@@ -100,9 +101,11 @@ def main() -> None:
     table = asked.work / "table.json"
     document = kernel_times.measure(recipe, bench.root, TABLE_SECONDS, None)
     table.write_text(json.dumps(document))
-    own = bench.form(first)
+    own = bench.build(first)
     known = kernel_times.read(table, None, own)
-    known = replace(known, p50=known.forward)  # the forms are timed without tokenizer and pooling
+    known = replace(
+        known, p50=known.forward
+    )  # the candidates are timed without tokenizer and pooling
     files = build(bench, own, [*known.own])
     times = measure(files, asked.rounds)
     predicted = {
@@ -119,8 +122,8 @@ def main() -> None:
         print(page)
 
 
-def build(bench: Workbench, own: Form, modules: Sequence[str]) -> dict[Kept, Path]:
-    """{modules in float: ONNX file} of every form, the recipe's first."""
+def build(bench: Workbench, own: BuiltCandidate, modules: Sequence[str]) -> dict[Kept, Path]:
+    """{modules in float: ONNX file} of every candidate, the recipe's first."""
     kinds = [[m for m in modules if fnmatchcase(m, pattern)] for pattern in KINDS.values()]
     store, steps = Store(bench.root), own.artifacts
     files: dict[Kept, Path] = {}
@@ -139,7 +142,7 @@ def build(bench: Workbench, own: Form, modules: Sequence[str]) -> dict[Kept, Pat
 
 
 def measure(files: Mapping[Kept, Path], rounds: int) -> Times:
-    """Processor time of each form in each round."""
+    """Processor time of each candidate in each round."""
     draw, order = np.random.default_rng(0), random.Random(0)
     arrays = {
         "input_ids": draw.integers(999, 30_000, SHAPE),
@@ -160,15 +163,15 @@ def measure(files: Mapping[Kept, Path], rounds: int) -> Times:
     return times
 
 
-def by_share(bench: Workbench, own: Form, every: Sequence[Kept]) -> list[float]:
+def by_share(bench: Workbench, own: BuiltCandidate, every: Sequence[Kept]) -> list[float]:
     """Times / the recipe's, as a search expects them before any trial."""
     section = sensitivity.section_of(bench.recipe.compression)
     step = Store(bench.root).step(sensitivity.STAGE, section, own.artifacts.base)
     modules = json.loads((step.path / sensitivity.FILE).read_text("utf-8"))
     whole = sum(m["weights"] for m in modules.values())
     shares = [sum(modules[name]["weights"] for name in kept) / whole for kept in every]
-    forms = [Candidate(0, bench.first.methods, finer=share) for share in shares]
-    return Expectation(modules, {}, (), "latency").objectives(forms)
+    candidates = [Candidate(0, bench.first.methods, finer=share) for share in shares]
+    return Expectation(modules, {}, (), "latency").objectives(candidates)
 
 
 def summary(
@@ -236,9 +239,9 @@ def show(measured: Mapping[str, Any], conditions: Mapping[str, Any]) -> str:
     least = measured["times"][0]["ms"], max(t["ms"] for t in measured["times"])
     verdict = "perhaps a form" if low is None or low <= FASTER else "no form"
     machine = conditions["machine"]
-    return f"""# Forms of MiniLM ranked by predicted and by measured time
+    return f"""# Candidates of MiniLM ranked by predicted and by measured time
 
-Made by `python -m benchmarks.search.ranking`. {measured["forms"]} forms: each of six kinds of
+Made by `python -m benchmarks.search.ranking`. {measured["forms"]} candidates: each of six kinds of
 linear layers INT8 or float in all blocks. Processor time of the model at 1 x {SHAPE[1]} tokens on
 one thread, median over {conditions["rounds"]} rounds, from {least[0]:.1f} to {least[1]:.1f} ms.
 
@@ -247,7 +250,7 @@ one thread, median over {conditions["rounds"]} rounds, from {least[0]:.1f} to {l
 Noise of the times lowers tau on average, as half of the rounds shows. Tau of one half with the
 other is {measured["noise_floor"]:.3f}. Both are means of {DIVISIONS} divisions.
 
-The fastest form beside the recipe's own keeps {", ".join(other["kept"])} in float and takes
+The fastest candidate beside the recipe itself keeps {", ".join(other["kept"])} in float and takes
 {results.with_interval(other)} of its time: {verdict} of these is 8 % faster than the recipe.
 
 {conditions["when"]}, {machine["cpu"]}, {", ".join(machine["flags"])}; load average

@@ -4,8 +4,8 @@
 
 Runs the search of recipes/smollm2-search.yaml. Then the recipe with rtn, and with gptq, and
 `allocate: {average_bits: B}` for every B is made and judged on the same rows of the search. Those
-within the limit on size are listed with the forms of the search; `drop` is in nats per token above
-the float model, with the search's interval. One store serves all, so a second run reuses it.
+within the limit on size are listed with the candidates of the search; `drop` is in nats per token
+above the float model, with the search's interval. One store serves all, so a second run reuses it.
 """
 
 from __future__ import annotations

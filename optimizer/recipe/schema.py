@@ -322,8 +322,9 @@ class Recipe(Section):
     def _search_suits_the_recipe(self) -> Recipe:
         if self.search is not None and self.texts is not None:
             raise ValueError(
-                "search tries forms of one model, and the recipe has two; search each by itself, "
-                "with task image-feature-extraction and sentence-embedding, or remove search"
+                "search tries variants of one model, and the recipe has two; search each by "
+                "itself, with task image-feature-extraction and sentence-embedding, or remove "
+                "search"
             )
         if self.search is not None:
             others = [n for n in ("qat", "sparsity") if getattr(self, n) is not None]

@@ -1,4 +1,5 @@
-"""Section `search`: the forms of a model that `optimize search` tries, and how it judges them."""
+"""Section `search`: the variants of a model that `optimize search` tries (candidates), and how it
+judges them."""
 
 from __future__ import annotations
 
@@ -39,8 +40,9 @@ class Over(Section):
     )
     precision: Literal["per_module", "recipe"] = Field(
         "per_module",
-        description="per_module: also with the modules that cost most accuracy in a finer form, "
-        "at several shares of the weights; recipe: the precision of section quantize alone",
+        description="per_module: also with the modules that cost most accuracy in higher "
+        "precision, at several shares of the weights; recipe: the precision of section "
+        "quantize alone",
     )
     targets: Literal["all"] | tuple[Annotated[int, Field(ge=0)], ...] = Field(
         "all", description="targets to try, by their index in `targets`"
@@ -59,7 +61,7 @@ class Over(Section):
     )
     server: bool = Field(
         False,
-        description="true: also settings of the server of the form that was found, under the "
+        description="true: also settings of the server of the candidate that was found, under the "
         "objectives of section slo: serve.rows, delay_ms, workers, slots, max_wait",
     )
 
@@ -80,7 +82,7 @@ class Over(Section):
 
 
 class Constraints(Section):
-    """Limits on the form that is found."""
+    """Limits on the candidate that is found."""
 
     max_drop: Limit | None = Field(
         None,
@@ -142,8 +144,8 @@ class Search(Section):
             limits.size_mb or limits.p99_ms or limits.memory_mb
         ):
             raise ValueError(
-                "objective: quality without a limit would find the form with the most float; add "
-                "constraints.size_mb, latency.p99_ms or memory_mb"
+                "objective: quality without a limit would find the candidate with the most float; "
+                "add constraints.size_mb, latency.p99_ms or memory_mb"
             )
         return self
 
@@ -154,7 +156,7 @@ class Search(Section):
 
 
 def check(search: Search, reduce: Reduce | None, others: Sequence[str], *, slo: bool) -> None:
-    """Raise ValueError where a search cannot try other forms of this recipe.
+    """Raise ValueError where a search cannot try variants of this recipe's model.
 
     others: those of the sections qat and sparsity that the recipe has
     slo: True where it has a section slo
@@ -169,7 +171,7 @@ def check(search: Search, reduce: Reduce | None, others: Sequence[str], *, slo: 
     if others or (reduce is not None and sizes is None):
         hint = "" if others else ", or list the sizes to try in search.over.size"
         raise ValueError(
-            f"search tries forms of the model as it is, and the recipe has "
+            f"search tries variants of the model as it is, and the recipe has "
             f"{others[0] if others else 'reduce'}; run that recipe first, and search from the "
             f"checkpoint that it writes{hint}"
         )

@@ -1,1 +1,1 @@
-"""Search for the fastest, or smallest, form of a model that keeps its margins, by trials."""
+"""Search for the fastest or smallest variant of a model that keeps its margins, by trials."""

@@ -1,7 +1,7 @@
-"""Candidates of a search: the forms of a model that its recipe admits, each as a recipe.
+"""Candidates of a search: the variants of a model that its recipe admits, each as a recipe.
 
 A candidate is a choice per dimension: target, methods, attention, size, and the share of the
-quantized weights that is kept in a finer form (float; 8 bits where the recipe has fewer and no
+quantized weights that is kept in higher precision (float; 8 bits where the recipe has fewer and no
 quantized activations). The modules of a share are those that cost most accuracy per weight
 (`kept_modules`): where costs add up, no other set of modules of that size gains more, so that one
 number stands for the choice per module.
@@ -29,19 +29,20 @@ from optimizer.recipe.search import Search
 from optimizer.recipe.validate import Latency, Validate
 
 SHARES = (0.0, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
-"""Shares of the quantized weights that precision: per_module keeps in a finer form; a choice."""
+"""Shares of the quantized weights that precision: per_module keeps in higher precision; a
+choice."""
 TRIED = ("smoothing", "rounding", "block-tuning")
 """Kinds of the methods that an absent `over.method` stands for."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One form.
+    """One variant of the model.
 
     target: index in the recipe's targets
     methods: names of methods, in order
     attention: quantize.activations.attention
-    finer: share of the quantized weights in a finer form, one of SHARES
+    finer: share of the quantized weights in higher precision, one of SHARES
     size: reduce.goal.keep, 1.0 without section reduce
     """
 
@@ -55,7 +56,7 @@ class Candidate:
         """Name for people."""
         parts = ["+".join(self.methods)]
         if self.finer:
-            parts.append(f"{self.finer:.0%} of weights {finer_form(recipe.quantize)}")
+            parts.append(f"{self.finer:.0%} of weights {finer_precision(recipe.quantize)}")
         if self.attention != "float":
             parts.append(f"{self.attention} attention")
         if self.size < 1:
@@ -65,8 +66,8 @@ class Candidate:
         return ", ".join([*parts, f"{name} (target {self.target})" if same else name])
 
 
-def finer_form(quantize: Quantize) -> str:
-    """Name of the form in which the most sensitive modules are kept."""
+def finer_precision(quantize: Quantize) -> str:
+    """Precision in which the most sensitive modules are kept."""
     return "int8" if _finer_weights(quantize) else "float"
 
 
@@ -116,8 +117,8 @@ def _sizes(recipe: Recipe, search: Search) -> tuple[float, ...]:
     sizes = _first(own, search.over.size or ())
     if min(sizes) < 1 and tasks.task(recipe.model.task).generates:
         raise RecipeError(
-            "the model generates text, and forms of other sizes would be judged and timed with its "
-            "KV cache",
+            "the model generates text, and candidates of other sizes would be judged and timed "
+            "with its KV cache",
             where="search.over.size",
             accepted="sizes of models of other tasks",
             fix="Run a recipe with section reduce first, and search from the checkpoint that it "
@@ -208,7 +209,7 @@ def _check_each(
     if not admitted:
         problem = next(iter(refused.values()))
         raise RecipeError(
-            f"no form is admitted: {problem.problem}", where="search.over", fix=problem.fix
+            f"no candidate is admitted: {problem.problem}", where="search.over", fix=problem.fix
         )
 
 
@@ -234,7 +235,7 @@ def kept_modules(sensitivities: Mapping[str, Mapping[str, float]], share: float)
 def derived(recipe: Recipe, candidate: Candidate, kept: Sequence[str] = ()) -> Recipe:
     """Recipe of a candidate: one target, the limits of the search as its gates, no search section.
 
-    kept: modules in a finer form
+    kept: modules in higher precision
 
     Raises RecipeError where the schema refuses it.
     """

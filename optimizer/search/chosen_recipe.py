@@ -1,4 +1,4 @@
-"""Write the recipe that a search found, so that `optimize run` makes the same form.
+"""Write the recipe that a search found, so that `optimize run` makes the same model.
 
 The file is the user's recipe with other sections `quantize`, `targets`, `reduce` and `serve`, the
 limits of the search in `validate`, and without `search`. It lies beside the recipe, where relative

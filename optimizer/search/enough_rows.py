@@ -1,4 +1,4 @@
-"""Check, before any trial, that the rows suffice to pass a form that loses nothing."""
+"""Check, before any trial, that the rows suffice to pass a candidate that loses nothing."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def count(section: Validation, margin: float, base: Path, answered: Path) -> dic
     margin: largest drop allowed
     base, answered: folders of load and of stage `answered`
 
-    Raises DataError where a part is too small for a form that answers as the float model does to
-    pass as the first one that is confirmed.
+    Raises DataError where a part is too small for a candidate that answers as the float model does
+    to pass as the first one that is confirmed.
     """
     level = sequential.confirmation_error(1 - section.validate_.confidence, 1)
     every, train = read_rows(section, base)
@@ -37,7 +37,7 @@ def count(section: Validation, margin: float, base: Path, answered: Path) -> dic
     task = tasks.of(m.contract)
 
     def unchanged(rows: list[Sample]) -> Decision:
-        """Decide about a form with the float model's answers."""
+        """Decide about a candidate with the float model's answers."""
         if task.generates:
             drops = np.zeros(len(windows_of(m, rows)))
             return significance.paired_mean(drops, margin, 1 - level)

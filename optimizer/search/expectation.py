@@ -30,7 +30,7 @@ class Expectation:
     """Predictions for candidates.
 
     sensitivities: {module: {"error", "weights"}}; {} where they were not measured
-    kept: {candidate: modules in a finer form}
+    kept: {candidate: modules in higher precision}
     trials: finished trials, the recipe's first
     name: search.objective
     """

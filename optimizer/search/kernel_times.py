@@ -1,8 +1,8 @@
-"""Times of a recipe's form on one machine, module by module, for a search on another.
+"""Times of a recipe's model on one machine, module by module, for a search on another.
 
-The recipe's form is built and timed end to end in the first cell of validate.latency. It and the
-float graph are profiled by module (measure/module_times.py). The time of a form that keeps the
-modules K in float, / the time of the recipe's form, is then expected to be
+The recipe's model is built and timed end to end in the first cell of validate.latency. It and the
+float graph are profiled by module (measure/module_times.py). The time of a candidate that keeps the
+modules K in float, / the time of the recipe itself, is then expected to be
 
     1 + forward / p50 * (sum over K of float_m - own_m) / (sum over all modules of own_m)
 
@@ -13,7 +13,7 @@ modules may share the quantizer of their input.
 
 The table is that of measure/table.py with another `of`, and
     form      {target, quantize, checkpoint: {file: sha256}}: a search reads no table of another one
-    float     module_times.py of the float graph; `modules`: of the recipe's form
+    float     module_times.py of the float graph; `modules`: of the recipe's model
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from optimizer.harness.runtimes.ort.run import OrtRunner, cores
 from optimizer.measure import module_times, table
 from optimizer.recipe.schema import Recipe
 from optimizer.search import candidates
-from optimizer.search.workbench import Form, Workbench
+from optimizer.search.workbench import BuiltCandidate, Workbench
 from optimizer.shared_store import Root
 from optimizer.validate.target_runner import open_onnx
 from optimizer.validate.timing.batch_timing import graph_system, grid
@@ -50,8 +50,8 @@ class KernelTimes:
     """Times of a table.
 
     file: path of the table, for messages
-    p50, forward: ms of the recipe's form end to end, and in the model
-    own, full: {module: ms} in the recipe's form, and in float
+    p50, forward: ms of the recipe's model end to end, and in the model
+    own, full: {module: ms} in the recipe's model, and in float
     """
 
     file: str
@@ -74,22 +74,22 @@ class KernelTimes:
 
 
 def measure(recipe: Recipe, root: Root, seconds: float, price: float | None) -> Json:
-    """Make the recipe's form, and measure its table on this machine. Raises MachineError where
+    """Build the recipe's model, and measure its table on this machine. Raises MachineError where
     ONNX Runtime does not run it, RecipeError for text generation."""
     first = candidates.space(recipe)[0]
     _check_task(recipe)
-    form = Workbench(recipe, root, first).form(first)
-    base, target = form.artifacts.base.path, form.recipe.targets[0]
+    built = Workbench(recipe, root, first).build(first)
+    base, target = built.artifacts.base.path, built.recipe.targets[0]
     contract = contracts.read(base / "contract.json")
     task = tasks.of(contract)
     encoder = task.inputs.open(base / "checkpoint", contract)
-    latency = form.recipe.validate_.latency
+    latency = built.recipe.validate_.latency
     cell = grid(latency, tasks.longest(contract))[0]
     rows = samples(latency.data) if latency.data else ()
     texts = [alone(row, task) for row in rows] or task.inputs.neutral(contract)
     threads = target.intra_op_threads or cores()
     profiles, rates = {}, None
-    for name, model in (("float", form.artifacts.graph), ("modules", form.artifacts.model)):
+    for name, model in (("float", built.artifacts.graph), ("modules", built.artifacts.model)):
         with closing(open_onnx(target, model.path / "model.onnx", contract, threads)) as runner:
             if not isinstance(runner, OrtRunner):
                 raise MachineError(
@@ -102,9 +102,9 @@ def measure(recipe: Recipe, root: Root, seconds: float, price: float | None) -> 
             profiles[name] = module_times.measure(runner, arrays, rates)
             if name == "modules":
                 document = table.of_system(system, texts, [cell], threads, seconds, price)
-    say(f"measure: {form.recipe.name}: {document['cells'][0]['p50']:.3g} ms")
+    say(f"measure: {built.recipe.name}: {document['cells'][0]['p50']:.3g} ms")
     document["rates"] = rates and rates.to_json()
-    return {**document, **profiles, "form": _form(form), "engine": target.name}
+    return {**document, **profiles, "form": _describe(built), "engine": target.name}
 
 
 def _check_task(recipe: Recipe) -> None:
@@ -122,10 +122,10 @@ def _check_task(recipe: Recipe) -> None:
         )
 
 
-def _form(form: Form) -> Json:
-    """The form that was measured, as a search compares it."""
-    source = json.loads((form.artifacts.base.path / "source.json").read_text("utf-8"))
-    recipe = form.recipe
+def _describe(built: BuiltCandidate) -> Json:
+    """The candidate that was measured, as a search compares it."""
+    source = json.loads((built.artifacts.base.path / "source.json").read_text("utf-8"))
+    recipe = built.recipe
     return {
         "target": recipe.targets[0].model_dump(mode="json"),
         "quantize": recipe.quantize.model_dump(mode="json", by_alias=True),
@@ -162,13 +162,13 @@ def check_recipe(recipe: Recipe) -> None:
     space = candidates.space(recipe)
     if any(c.target != space[0].target or c.attention != space[0].attention for c in space):
         raise RecipeError(
-            "--times has the times of one target and one form of attention, and the search has "
+            "--times has the times of one target and one kind of attention, and the search has "
             "several",
             where="search.over",
             fix=f"Set search.over.targets=[{space[0].target}] and "
             f"search.over.attention=[{space[0].attention}].",
         )
-    if candidates.finer_form(recipe.quantize) != "float":
+    if candidates.finer_precision(recipe.quantize) != "float":
         raise RecipeError(
             "--times has the times of modules in float, and this search keeps some in int8",
             where="search.over.precision",
@@ -176,11 +176,11 @@ def check_recipe(recipe: Recipe) -> None:
         )
 
 
-def read(file: Path, key: Path | None, form: Form) -> KernelTimes:
-    """Read the table of a recipe's form. Raises DataError for a table of another, and as
+def read(file: Path, key: Path | None, built: BuiltCandidate) -> KernelTimes:
+    """Read the table of a recipe. Raises DataError for a table of another, and as
     table.read."""
     document = table.read(file, key)
-    own = _form(form)
+    own = _describe(built)
     if document.get("form") != own:
         differing = [n for n in own if (document.get("form") or {}).get(n) != own[n]]
         raise DataError(

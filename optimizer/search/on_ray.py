@@ -6,7 +6,7 @@ is a folder that the nodes share, or a bucket. The task of a node that dies star
 one, and finds the steps that were finished.
 
 The keys of answers and times name the kind of machine (Machine.key): a search that continues on
-another kind judges and times all forms again there.
+another kind judges and times all candidates again there.
 """
 
 from __future__ import annotations
@@ -240,7 +240,8 @@ def _search(recipe: Recipe, mark: Mark, times: Table | None) -> Result | Explain
 
 def _until_done(ray: Any, task: Any, store: Root, arguments: tuple[Any, ...]) -> Any:
     """Run the task, again where its node died, and where its process ended: search/progress.py
-    then skips the form. A process that ends thrice without a finished step is not tried again."""
+    then skips the candidate. A process that ends thrice without a finished step is not tried
+    again."""
     ended, steps = 0, -1
     while True:
         try:

@@ -1,5 +1,5 @@
 """Progress of a search, kept beside its steps, so that a resumed one counts its time on, and does
-not try a form again that ends the process.
+not try a candidate again that ends the process.
 
 <store>/search/<recipe's name>.json, in a bucket where the store is one
     of         digest of the recipe and of its model's answers: progress of another search is unread
@@ -7,10 +7,10 @@ not try a form again that ends the process.
     seconds    time of the search at the end of the last of them
     running    {"form", "steps", "ends"} of the trial that runs: finished steps of the store before
                it, and how often the process has ended in it without finishing a further one
-    skipped    forms that are not tried again
+    skipped    candidates that are not tried again
 
 An end of the process has many causes, such as a power cut; two without a finished step between them
-are taken for the form's doing.
+are taken for the candidate's doing.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from optimizer.store import MADE_FROM
 
 ENDS = 2
 WHY = (
-    "the process ended twice while this form was made, judged or timed, as for want of memory; "
-    "to try it again delete {file}"
+    "the process ended twice while this candidate was made, judged or timed, as for want of "
+    "memory; to try it again delete {file}"
 )
 
 
@@ -60,16 +60,18 @@ class Progress:
         """Time of the search, of its earlier runs too."""
         return float(self._state["seconds"]) + self._clock() - self._since
 
-    def begin(self, form: str) -> str:
+    def begin(self, candidate: str) -> str:
         """Record that a trial begins; return the reason to skip it, "" where there is none."""
         steps = finished_steps(self._root)
         running = self._state["running"] or {}
-        same = running.get("form") == form
+        same = running.get("form") == candidate
         ends = running["ends"] + 1 if same and running["steps"] == steps else int(same)
         if ends >= ENDS:
-            self._state["skipped"].append(form)
-        skipped = form in self._state["skipped"]
-        self._state["running"] = None if skipped else {"form": form, "steps": steps, "ends": ends}
+            self._state["skipped"].append(candidate)
+        skipped = candidate in self._state["skipped"]
+        self._state["running"] = (
+            None if skipped else {"form": candidate, "steps": steps, "ends": ends}
+        )
         self._write()
         return WHY.format(file=f"{self._root}/{self._name}") if skipped else ""
 
@@ -82,7 +84,7 @@ class Progress:
         self._write()
 
     def interrupt(self) -> None:
-        """Record that the trial was ended by an exception, such as Ctrl-C, not by the form."""
+        """Record that the trial was ended by an exception, such as Ctrl-C, not by the candidate."""
         self._state["running"] = None
         self._write()
 

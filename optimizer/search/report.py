@@ -94,7 +94,7 @@ def text(result: Result, document: dict[str, Any]) -> str:
     widths = [max(len(row[i]) for row in rows) for i in range(len(heads))]
     lines = ["  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows]
     lines += ["", f"Pareto set (drop, {'time, ' * _timed(result)}size):"]
-    lines += [f"  {t.label}" for t in result.pareto] or ["  no form surely keeps the margin"]
+    lines += [f"  {t.label}" for t in result.pareto] or ["  no candidate surely keeps the margin"]
     lines += ["", *conclusion(result, document)]
     return "\n".join(lines)
 
@@ -131,7 +131,7 @@ def _cells(trial: Trial, result: Result) -> tuple[str, ...]:
 
 
 def conclusion(result: Result, document: dict[str, Any]) -> list[str]:
-    """Return sentences on the form that was found, or why none was."""
+    """Return sentences on the candidate that was found, or why none was."""
     lost = [
         f"Not taken: {c.candidate.label}: {c.why}"
         for c in result.confirmations
@@ -147,13 +147,13 @@ def conclusion(result: Result, document: dict[str, Any]) -> list[str]:
             again = f", and timed again it takes {figures} of the recipe's time"
             high = ratio["interval"][1]
             again += ", so it is not surely faster" * (high is None or high >= 1)
-        same = "the recipe itself: no other form that keeps the margin is better"
+        same = "the recipe itself: no other candidate that keeps the margin is better"
         name = same if winner is result.trials[0] else winner.label
         first = f"Found: {name}. It keeps the margin on {rows} that the search never read"
         if winner is not result.trials[0]:
             first += again
         if result.times:
-            first += f". Times are predicted from {result.times}; time the form there"
+            first += f". Times are predicted from {result.times}; time the candidate there"
         return [*lost, first + ".", *_server(result), *_next(result, document)]
     if result.verdict == "fail":
         return [*lost, _none(result)]
@@ -164,11 +164,11 @@ def conclusion(result: Result, document: dict[str, Any]) -> list[str]:
         f"Each number of {_rows(result)} above is for one half of validate.data, which needs twice "
         "that number."
     )
-    return [*undecided, *lost, f"Inconclusive: no form was shown to keep the margin. {more}"]
+    return [*undecided, *lost, f"Inconclusive: no candidate was shown to keep the margin. {more}"]
 
 
 def _server(result: Result) -> list[str]:
-    """Sentence on the server of the form that was found; none without search.over.server."""
+    """Sentence on the server of the candidate that was found; none without search.over.server."""
     server = result.server
     if server is None:
         return []
@@ -190,13 +190,14 @@ def _next(result: Result, document: Mapping[str, Any]) -> list[str]:
 
 
 def _none(result: Result) -> str:
-    """Sentence on a search that found nothing among all forms, or those that its budget allowed."""
+    """Sentence on a search that found nothing among all candidates, or those that its budget
+    allowed."""
     tried = len(result.trials)
     if tried == result.space:
         return "Nothing keeps the margin and the limits."
     return (
-        f"None of the {tried} of {result.space} forms that were tried keeps the margin and the "
-        "limits. Raise search.budget to try the others."
+        f"None of the {tried} of {result.space} candidates that were tried keeps the margin and "
+        "the limits. Raise search.budget to try the others."
     )
 
 
@@ -208,7 +209,8 @@ def page(result: Result, document: dict[str, Any]) -> str:
         "name": f"{result.recipe.name}: search by {result.section.objective}",
         "verdict": result.verdict,
         "badge": badge(result.verdict),
-        "lead": f"{len(result.trials)} of {result.space} forms tried in {result.seconds:.0f} s",
+        "lead": f"{len(result.trials)} of {result.space} candidates tried "
+        f"in {result.seconds:.0f} s",
         "sentences": conclusion(result, document),
         "cards": [c for c in cards if c is not None],
     }
@@ -232,7 +234,7 @@ def _plot(result: Result) -> Card | None:
     unit = "time / the recipe's" if timed else "MB"
     chart = plots.pareto(points, margin, f"Drop of the metric against {unit}", unit)
     hint = "Lower and further left is better. Marked: the Pareto set. Bars: intervals."
-    return None if chart is None else Card("Forms", hint, chart)
+    return None if chart is None else Card("Candidates", hint, chart)
 
 
 def _table(result: Result) -> Card:
@@ -242,8 +244,8 @@ def _table(result: Result) -> Card:
 
 
 def _lost(result: Result) -> Card:
-    """Card of the reasons for which forms were stopped, refused or not taken, and of the modules
-    that a form keeps finer."""
+    """Card of the reasons for which candidates were stopped, refused or not taken, and of the
+    modules that a candidate keeps finer."""
     reasons = [(t.label, t.why) for t in result.trials if t.why]
     reasons += [(c.candidate.label, c.why) for c in result.confirmations if c.why]
     winner = result.winner
@@ -252,13 +254,13 @@ def _lost(result: Result) -> Card:
         reasons.append((winner.label, f"kept finer: {', '.join(winner.kept)}"))
     rows = tuple((line(name), line(why)) for name, why in reasons)
     if not rows:
-        return Card("Reasons", paragraphs=(Paragraph(line("Every form keeps the margin.")),))
+        return Card("Reasons", paragraphs=(Paragraph(line("Every candidate keeps the margin.")),))
     return Card("Reasons", tables=(Table("Reasons", ("form", "reason"), rows),))
 
 
 def _slower(trial: Trial, winner: Trial) -> str:
-    """Sentence on the modules in which a surely slower form takes the most time beyond the winner;
-    "" where that is unknown."""
+    """Sentence on the modules in which a surely slower candidate takes the most time beyond the
+    winner; "" where that is unknown."""
     if trial is winner or not trial.modules or not winner.modules:
         return ""
     low, high = trial.ratio_interval[0], winner.ratio_interval[1]
@@ -266,7 +268,7 @@ def _slower(trial: Trial, winner: Trial) -> str:
         return ""
     added = _differences(trial.modules, winner.modules)
     named = [f"{name or NO_MODULE} (+{ms:.3f} ms)" for name, ms in added[:NAMED] if ms > 0]
-    return f"slower than the found form, most in {', '.join(named)}" if named else ""
+    return f"slower than the found candidate, most in {', '.join(named)}" if named else ""
 
 
 def _differences(one: Mapping[str, float], other: Mapping[str, float]) -> list[tuple[str, float]]:
@@ -276,7 +278,7 @@ def _differences(one: Mapping[str, float], other: Mapping[str, float]) -> list[t
 
 
 def _modules(result: Result) -> Card | None:
-    """Card of the time by module of the found form beside the recipe's."""
+    """Card of the time by module of the found candidate beside the recipe's."""
     first, winner = result.trials[0], result.winner
     if winner is None or winner is first or not first.modules or not winner.modules:
         return None
@@ -287,10 +289,11 @@ def _modules(result: Result) -> Card | None:
     ]
     cells.append(("all modules", sum(before.values()), sum(after.values())))
     rows = tuple((line(name), line(f"{a:.3f}"), line(f"{b:.3f}")) for name, a, b in cells)
-    heads = ("module", "the recipe, ms", "the found form, ms")
+    heads = ("module", "the recipe, ms", "the found candidate, ms")
     hint = (
-        f"The {len(changed)} modules that change most, in ONNX Runtime's profile of each form. "
-        "Profiling slows small kernels: the ratio of whole times above is measured without it."
+        f"The {len(changed)} modules that change most, in ONNX Runtime's profile of each "
+        "candidate. Profiling slows small kernels: the ratio of whole times above is measured "
+        "without it."
     )
     return Card("Time by module", hint, tables=(Table("Time by module", heads, rows, (1, 2)),))
 
@@ -319,13 +322,13 @@ def _errors(result: Result, document: dict[str, Any]) -> Card:
     rows, what = result.rows, _rows(result)
     sentences = [
         f"A winner whose true drop is the margin or more is found with probability at most "
-        f"{alpha:.3g}: it is judged on {rows['held_out']:,} held-out {what}, the k-th form at "
+        f"{alpha:.3g}: it is judged on {rows['held_out']:,} held-out {what}, the k-th candidate at "
         f"{alpha:.3g} / (k (k + 1)).",
-        f"A form within the margin is stopped with probability at most {alpha:.3g}, after "
+        f"A candidate within the margin is stopped with probability at most {alpha:.3g}, after "
         f"{', '.join(f'{share:.0%}' for share in LOOKS)} of {rows['search']:,} {what}.",
     ]
     if result.times:
-        sentences.append(f"Times are predicted from {result.times}; no form was timed.")
+        sentences.append(f"Times are predicted from {result.times}; no candidate was timed.")
     if document["kendall_tau"] is not None:
         sentences.append(
             f"Order of expected and measured objectives: Kendall's tau "

@@ -1,4 +1,4 @@
-"""Search: trials of a recipe's forms, their Pareto set, and the form that is found.
+"""Search: trials of a recipe's candidates, their Pareto set, and the candidate that is found.
 
     recipe with section search, store -> Result
 
@@ -35,7 +35,7 @@ from optimizer.search.expectation import Expectation
 from optimizer.search.progress import Progress
 from optimizer.search.proposals import Proposals, Ranked, Sampled
 from optimizer.search.sequential import Confirmation
-from optimizer.search.server_settings import TunedForm
+from optimizer.search.server_settings import TunedServer
 from optimizer.search.stages import race
 from optimizer.search.trial import Trial, objective, pareto_set
 from optimizer.search.workbench import Workbench, deciding_gate, reason, why_refused
@@ -51,14 +51,14 @@ EXIT = {"pass": 0, "fail": GateError.exit_code, "inconclusive": InconclusiveErro
 class Result:
     """Result of a search.
 
-    verdict: pass where a form was found
+    verdict: pass where a candidate was found
     chosen: recipe that was found
     space: number of candidates
     rows: {part: number of its rows, or windows}
     seconds: time of the search, of its earlier runs too where it was resumed
-    raced: times of the form that was found and of the recipe, timed again; None without times
-    times: table from which times were predicted; "" where forms were timed here
-    server: the form with tuned settings of its server; None without search.over.server
+    raced: times of the candidate that was found and of the recipe, timed again; None without times
+    times: table from which times were predicted; "" where candidates were timed here
+    server: the candidate with tuned settings of its server; None without search.over.server
     price: price per hour of the machine that answers; None: no costs
     """
 
@@ -72,7 +72,7 @@ class Result:
     seconds: float
     raced: dict[str, Any] | None
     times: str = ""
-    server: TunedForm | None = None
+    server: TunedServer | None = None
     price: float | None = None
 
     @property
@@ -86,7 +86,7 @@ class Result:
 
     @property
     def winner(self) -> Trial | None:
-        """Trial of the form that was found, also where its server misses section slo."""
+        """Trial of the candidate that was found, also where its server misses section slo."""
         last = self.confirmations[-1:]
         return last[0].candidate if last and last[0].verdict == "pass" else None
 
@@ -120,7 +120,7 @@ def run(
     known = None
     if times is not None:
         kernel_times.check_recipe(recipe)
-        known = kernel_times.read(*times, bench.form(space[0]))
+        known = kernel_times.read(*times, bench.build(space[0]))
         bench.times = known.figures
         say(f"search: times are predicted from {known.file}, of {known.machine}")
     answered = bench.prepare(any(c.finer for c in space))
@@ -144,7 +144,7 @@ def run(
 
     confirmations = sequential.confirm(ordered, judge, bench.alpha)
     won = bool(confirmations) and confirmations[-1].verdict == "pass"
-    chosen = bench.form(confirmations[-1].candidate.candidate).recipe if won else None
+    chosen = bench.build(confirmations[-1].candidate.candidate).recipe if won else None
     open_ = any(t.outcome == "undecided" for t in trials)
     open_ = open_ or any(c.verdict == "inconclusive" for c in confirmations)
     verdict: Verdict = "pass" if won else "inconclusive" if open_ else "fail"
@@ -244,23 +244,23 @@ def _announced(trial: Trial, number: int, count: int) -> Trial:
 def _confirm(
     bench: Workbench, trial: Trial, alpha: float, raced: dict[str, Any]
 ) -> tuple[Verdict, str]:
-    """Judge a kept form on held-out rows, beside the recipe, and by all gates of the recipe.
+    """Judge a kept candidate on held-out rows, beside the recipe, and by all gates of the recipe.
 
-    raced: filled with the times of the form
+    raced: filled with the times of the candidate
     """
-    form = bench.form(trial.candidate)
+    built = bench.build(trial.candidate)
     say(f"search: confirming {trial.label} on held-out rows")
-    judged = bench.judge(form, "held_out", alpha)
+    judged = bench.judge(built, "held_out", alpha)
     if judged["verdict"] != "pass":
         return judged["verdict"], f"on held-out rows: {reason(judged)}"
     raced.clear()
     if bench.times is None and bench.search.timed and trial.candidate != bench.first:
-        raced |= bench.race(form, {race.RECIPE: bench.first}, confirm=True)
+        raced |= bench.race(built, {race.RECIPE: bench.first}, confirm=True)
         low = raced["to_recipe"]["interval"][0]
         if bench.search.objective == "latency" and low is not None and low > 1:
             return "fail", f"timed again it takes {raced['to_recipe']['median']:.3f} times as long"
     store = Store(bench.root, until="validate")
-    outcome = pipeline.run(form.recipe, store)
+    outcome = pipeline.run(built.recipe, store)
     verdict = pipeline.verdict(outcome.built)
     report = json.loads((outcome.built[0].report.path / "report.json").read_text("utf-8"))
     if verdict != "pass":

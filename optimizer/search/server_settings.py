@@ -1,8 +1,8 @@
-"""Settings of the server of the form that a search found (search.over.server).
+"""Settings of the server of the candidate that a search found (search.over.server).
 
-The form's bundle is packaged, and the settings of its server are tried as `optimize tune-serving`
-tries them, under the objectives of section `slo` (stages/served.py). The recipe with the best
-settings is then judged by stage slo, as `optimize run` judges it.
+The candidate's bundle is packaged, and the settings of its server are tried as `optimize
+tune-serving` tries them, under the objectives of section `slo` (stages/served.py). The recipe with
+the best settings is then judged by stage slo, as `optimize run` judges it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class TunedForm:
+class TunedServer:
     """Form with the best settings of its server.
 
-    recipe: recipe of the form, with these settings in section serve
+    recipe: recipe of the candidate, with these settings in section serve
     why: reason of a verdict other than pass, a sentence
     document: trials and result (load_test/tuned_server.py), with the gates of stage slo
     """
@@ -42,8 +42,8 @@ class TunedForm:
     document: Json
 
 
-def tune(recipe: Recipe, root: Root) -> TunedForm:
-    """Tune the server of a form whose gates passed, and judge it by section slo.
+def tune(recipe: Recipe, root: Root) -> TunedServer:
+    """Tune the server of a candidate whose gates passed, and judge it by section slo.
 
     root: place of the store
 
@@ -52,7 +52,7 @@ def tune(recipe: Recipe, root: Root) -> TunedForm:
     assert recipe.slo is not None
     bundle = _outcome(recipe, root, "package").bundle
     assert bundle is not None
-    say("search: tuning the server of the form that was found")
+    say("search: tuning the server of the candidate that was found")
     section = recipe.slo.model_copy(update={"rate": None})  # the highest rate is searched
     store = Store(root)
     store.recipe = recipe.name
@@ -60,10 +60,10 @@ def tune(recipe: Recipe, root: Root) -> TunedForm:
         (store.step(served.STAGE, section, bundle).path / served.FILE).read_text()
     )
     if document["verdict"] == "fail":
-        return TunedForm(recipe, "fail", "no settings meet slo at any rate", document)
+        return TunedServer(recipe, "fail", "no settings meet slo at any rate", document)
     if document["verdict"] == "inconclusive":
         why = "runs were too short to decide if settings meet slo; increase slo.seconds"
-        return TunedForm(recipe, "inconclusive", why, document)
+        return TunedServer(recipe, "inconclusive", why, document)
     fields = recipe.serve.model_dump(exclude_unset=True) if recipe.serve else {}
     serve = Serve.model_validate(fields | document["serve"])
     recipe = recipe.model_copy(update={"serve": serve})
@@ -73,7 +73,7 @@ def tune(recipe: Recipe, root: Root) -> TunedForm:
     verdict: Verdict = report["verdict"]
     gate = deciding_gate(report["gates"], verdict)
     why = "" if verdict == "pass" else f"gate {gate['name']}: {gate['message']}"
-    return TunedForm(recipe, verdict, why, document | {"gates": report["gates"]})
+    return TunedServer(recipe, verdict, why, document | {"gates": report["gates"]})
 
 
 def _outcome(recipe: Recipe, root: Root, until: str) -> pipeline.Outcome:

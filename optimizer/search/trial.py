@@ -19,7 +19,7 @@ class Trial:
     """Result of one trial; a figure that was not measured is None.
 
     why: reason of `outcome`, a sentence
-    kept: modules in a finer form
+    kept: modules in higher precision
     size: bytes of the model's files
     drop, drop_interval: of the metric, on `rows` of the search's rows, at error `alpha` a side
     gates: those that were judged on these rows

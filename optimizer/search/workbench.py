@@ -1,6 +1,6 @@
 """Make, judge and time one candidate after another, each as steps of the ordinary store.
 
-So nothing is computed twice: two targets share the compressed state of a form, a killed search
+So nothing is computed twice: two targets share the compressed state of a candidate, a killed search
 finds its finished trials, and `optimize run` of the recipe that is found finds all its steps.
 """
 
@@ -33,8 +33,8 @@ Predicted = Callable[[Sequence[str]], Json]
 
 
 @dataclass(frozen=True)
-class Form:
-    """Candidate that was made: its recipe, its steps, the bytes of its model's files."""
+class BuiltCandidate:
+    """Candidate whose model is built: its recipe, its steps, the bytes of its model's files."""
 
     candidate: Candidate
     recipe: Recipe
@@ -48,7 +48,8 @@ class Workbench:
 
     recipe: the user's, with section search
     first: candidate that is the recipe itself
-    times: figures of a trial that keeps modules finer, of another machine; None: forms are timed
+    times: figures of a trial that keeps modules finer, of another machine; None: candidates are
+    timed
     """
 
     recipe: Recipe
@@ -56,7 +57,7 @@ class Workbench:
     first: Candidate
     times: Predicted | None = None
     sensitivities: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    _forms: dict[Candidate, Form] = field(default_factory=dict)
+    _built: dict[Candidate, BuiltCandidate] = field(default_factory=dict)
 
     @property
     def search(self) -> Search:
@@ -90,12 +91,12 @@ class Workbench:
         return self._base.path
 
     def kept(self, candidate: Candidate) -> tuple[str, ...]:
-        """Modules of a candidate in a finer form."""
+        """Modules of a candidate in higher precision."""
         return kept_modules(self.sensitivities, candidate.finer)
 
-    def form(self, candidate: Candidate) -> Form:
+    def build(self, candidate: Candidate) -> BuiltCandidate:
         """Make a candidate, or find it made. Raises what its stages raise."""
-        if candidate not in self._forms:
+        if candidate not in self._built:
             recipe = derived(self.recipe, candidate, self.kept(candidate))
             steps = self._steps(recipe, "build")
             base = steps.get("recover") or steps.get("reduce") or steps["load"]
@@ -111,8 +112,8 @@ class Workbench:
                     fix="Search on a machine that runs this target, or leave it out of "
                     "search.over.targets.",
                 )
-            self._forms[candidate] = Form(candidate, recipe, artifacts, size)
-        return self._forms[candidate]
+            self._built[candidate] = BuiltCandidate(candidate, recipe, artifacts, size)
+        return self._built[candidate]
 
     def try_(self, candidate: Candidate, best: Candidate | None) -> Trial:
         """Carry out one trial. best: kept candidate with the lowest objective so far, timed beside
@@ -128,11 +129,11 @@ class Workbench:
 
     def _measure(self, candidate: Candidate, best: Candidate | None) -> tuple[Outcome, str, Json]:
         """(outcome, reason, figures) of a candidate; after a missed limit nothing is measured."""
-        form = self.form(candidate)
-        known: Json = {"size": form.size}
-        if why := self._too_large(form):
+        built = self.build(candidate)
+        known: Json = {"size": built.size}
+        if why := self._too_large(built):
             return "stopped", why, known
-        judged = self.judge(form, "search", self.alpha)
+        judged = self.judge(built, "search", self.alpha)
         known |= _quality(judged)
         if judged["verdict"] == "fail":
             return "stopped", reason(judged), known
@@ -140,33 +141,35 @@ class Workbench:
             known |= self.times(self.kept(candidate))
         elif self.search.timed:
             beside = {} if best is None else {race.RECIPE: self.first, race.BEST: best}
-            raced = self.race(form, beside)
+            raced = self.race(built, beside)
             known |= _times(raced)
-            if why := self._too_slow(form, raced):
+            if why := self._too_slow(built, raced):
                 return "stopped", why, known
         if judged["verdict"] == "inconclusive":
             return "undecided", reason(judged), known
         return "kept", "", known
 
-    def judge(self, form: Form, part: Part, alpha: float) -> Json:
+    def judge(self, built: BuiltCandidate, part: Part, alpha: float) -> Json:
         """Judge the answers to one part of the rows at level alpha; see stages/judging.py."""
-        validation = form.recipe.validation(form.recipe.targets[0])
+        validation = built.recipe.validation(built.recipe.targets[0])
         section = Judging(validation=validation, part=part, alpha=alpha)
-        step = self._store().step(judging.STAGE, section, self._answered, form.artifacts)
+        step = self._store().step(judging.STAGE, section, self._answered, built.artifacts)
         return _read(step, judging.FILE)
 
-    def race(self, form: Form, beside: Mapping[str, Candidate], *, confirm: bool = False) -> Json:
-        """Time a form in turns with others; see stages/race.py.
+    def race(
+        self, built: BuiltCandidate, beside: Mapping[str, Candidate], *, confirm: bool = False
+    ) -> Json:
+        """Time a candidate in turns with others; see stages/race.py.
 
-        beside: {name of a system: candidate}; one that is listed before, or `form`, is left out
+        beside: {name of a system: candidate}; one that is listed before, or `built`, is left out
         confirm: True times for as long as validate would, whatever the search timed
         """
-        systems: dict[str, Form] = {}
+        systems: dict[str, BuiltCandidate] = {}
         for name, candidate in beside.items():
-            if candidate not in (form.candidate, *(s.candidate for s in systems.values())):
-                systems[name] = self.form(candidate)
-        systems[CANDIDATE] = form
-        latency = form.recipe.validate_.latency
+            if candidate not in (built.candidate, *(s.candidate for s in systems.values())):
+                systems[name] = self.build(candidate)
+        systems[CANDIDATE] = built
+        latency = built.recipe.validate_.latency
         seconds = self.search.budget.seconds_of_timing
         section = Race(
             targets={name: s.recipe.targets[0] for name, s in systems.items()},
@@ -177,21 +180,22 @@ class Workbench:
         models = tuple(s.artifacts.model for s in systems.values())
         return _read(self._store().step(race.STAGE, section, self._base, models), race.FILE)
 
-    def _too_large(self, form: Form) -> str:
+    def _too_large(self, built: BuiltCandidate) -> str:
         limit = self.search.constraints.size_mb
-        if limit is None or form.size <= limit * 1e6:
+        if limit is None or built.size <= limit * 1e6:
             return ""
-        return f"its files have {form.size / 1e6:.1f} MB; allowed: {limit:g} MB"
+        return f"its files have {built.size / 1e6:.1f} MB; allowed: {limit:g} MB"
 
-    def _too_slow(self, form: Form, raced: Json) -> str:
-        limit = form.recipe.validate_.latency.p99_ms
+    def _too_slow(self, built: BuiltCandidate, raced: Json) -> str:
+        limit = built.recipe.validate_.latency.p99_ms
         low = raced["systems"][CANDIDATE]["p99_interval"][0]
         if limit is None or low is None or low <= limit:
             return ""
         return f"its p99 is at least {low:.4g} ms; allowed: {limit:g} ms"
 
     def too_much_memory(self, report: Json) -> str:
-        """Say by how much a form exceeds memory_mb; "" where it does not. report: of validate"""
+        """Say by how much a candidate exceeds memory_mb; "" where it does not. report: of
+        validate"""
         limit = self.search.constraints.memory_mb
         if limit is None:
             return ""
@@ -215,10 +219,10 @@ class Workbench:
 
 
 def why_refused(label: str, error: Exception) -> str:
-    """Print and return the reason for which one form is refused, without passwords: it needs too
-    much memory, or a library fails on it. The search tries the others.
+    """Print and return the reason for which one candidate is refused, without passwords: it needs
+    too much memory, or a library fails on it. The search tries the others.
 
-    Raises `error` itself for a full disk and the like, which would refuse every form after it.
+    Raises `error` itself for a full disk and the like, which would refuse every candidate after it.
     """
     if isinstance(error, ExplainedError):
         why, shown = error.problem, str(error)

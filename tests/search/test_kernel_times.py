@@ -1,4 +1,4 @@
-"""A search by the times of another machine finds that machine's fastest form."""
+"""A search by the times of another machine finds that machine's fastest candidate."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_table_of_another_recipe_or_of_a_bundle_is_refused(
     recipe: Path, store: Path, table: dict[str, Any], tmp_path: Path
 ) -> None:
     first = search.candidates.space(recipe_file.read(recipe))[0]
-    form = Workbench(recipe_file.read(recipe), store, first).form(first)
+    built = Workbench(recipe_file.read(recipe), store, first).build(first)
     file = tmp_path / "table.json"
     for change, named in (
         ({"form": {**table["form"], "cell": [8, 16]}}, "another cell"),
@@ -73,7 +73,7 @@ def test_the_table_of_another_recipe_or_of_a_bundle_is_refused(
     ):
         file.write_text(json.dumps(table | change))
         with pytest.raises(DataError, match=named):
-            kernel_times.read(file, None, form)
+            kernel_times.read(file, None, built)
 
 
 def test_a_gate_that_needs_times_of_this_machine_is_refused(recipe: Path) -> None:

@@ -1,4 +1,4 @@
-"""Progress of a search over kills: its time, and forms that end the process."""
+"""Progress of a search over kills: its time, and candidates that end the process."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_form_in_which_the_process_ends_twice_without_a_step_is_skipped(tmp_pa
     progress = start(tmp_path, Clock())
     progress.end(2)
     progress.begin("awq")
-    assert "ended twice" in resume(), "a skipped form stays skipped after other trials"
+    assert "ended twice" in resume(), "a skipped candidate stays skipped after other trials"
 
 
 def test_an_earlier_result_is_removed_and_a_users_file_stays(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from optimizer.search import chosen_recipe, report, search
 from optimizer.search.candidates import Candidate
 from optimizer.search.search import Result
 from optimizer.search.sequential import Confirmation
-from optimizer.search.workbench import Form, Workbench
+from optimizer.search.workbench import BuiltCandidate, Workbench
 from optimizer.store import Store
 from tests.conftest import sentences, write_rows, write_tiny_recipe
 from tests.test_killed import Runner, finished
@@ -105,7 +105,7 @@ def test_by_quality_the_form_with_the_lowest_drop_is_found(
 def test_a_smaller_model_is_judged_against_the_whole_one(
     recipe: Path, store: Path, result: Result
 ) -> None:
-    """All drops are allowed, so that the smallest wins; its recipe makes the same form."""
+    """All drops are allowed, so that the smallest wins; its recipe makes the same model."""
     over = ["search.over={method: [rtn], precision: recipe, size: [0.75]}", "validate.max_drop=0.9"]
     over.append("reduce=null")  # as a recipe may say that it has none
     smaller = search.run(recipe_file.read(recipe, over), store)
@@ -134,15 +134,16 @@ def test_a_search_whose_steps_are_half_finished_ends_the_same(
 def test_a_form_on_which_a_library_fails_is_refused_and_the_search_goes_on(
     recipe: Path, store: Path, result: Result
 ) -> None:
-    """gptq runs out of memory; a full disk ends the search, since it would refuse every form."""
+    """gptq runs out of memory; a full disk ends the search, since it would refuse every
+    candidate."""
 
     class Failing(Workbench):
         error: Exception = MemoryError("17 GB")
 
-        def form(self, candidate: Candidate) -> Form:
+        def build(self, candidate: Candidate) -> BuiltCandidate:
             if candidate != self.first:
                 raise self.error
-            return super().form(candidate)
+            return super().build(candidate)
 
     first, other = (t.candidate for t in result.trials)
     bench = Failing(recipe_file.read(recipe), store, first)
@@ -180,10 +181,10 @@ def test_a_winner_whose_interval_reaches_the_recipes_time_is_not_called_faster(
     assert ("not surely faster" not in shown[0]) is sure
 
 
-def test_a_search_that_tried_few_forms_does_not_say_that_none_is_good(result: Result) -> None:
+def test_a_search_that_tried_few_candidates_does_not_say_that_none_is_good(result: Result) -> None:
     failed = replace(result, verdict="fail", chosen=None, trials=result.trials[:1])
     (sentence,) = report.conclusion(replace(failed, confirmations=()), {})
-    assert sentence.startswith("None of the 1 of 2 forms that were tried keeps")
+    assert sentence.startswith("None of the 1 of 2 candidates that were tried keeps")
 
 
 def test_the_report_has_every_form_and_its_figures(result: Result) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.search.false_winners import MARGIN, Form, winner
+from benchmarks.search.false_winners import MARGIN, Candidate, winner
 from optimizer.search import sequential
 
 
@@ -22,14 +22,16 @@ def test_confirmations_spend_no_more_than_alpha() -> None:
 
 
 def test_a_winner_that_misses_the_margin_is_as_rare_as_stated() -> None:
-    """Every form lies at the margin, so every winner is false. In 40 searches more than 7 are false
-    with probability below 0.001 at 5 %; a form that passes one test on the search's rows is in
-    about a third."""
+    """Every candidate lies at the margin, so every winner is false. In 40 searches more than 7 are
+    false with probability below 0.001 at 5 %; a candidate that passes one test on the search's rows
+    is in about a third."""
     generator, false = np.random.default_rng(0), 0
     for _ in range(40):
         draws = generator.random((8, 2, 240))
         outcomes = (draws < MARGIN + 0.01).astype(np.int8) - (draws > 0.99)
-        false += winner([Form(i, MARGIN, *both) for i, both in enumerate(outcomes)]) is not None
+        false += (
+            winner([Candidate(i, MARGIN, *both) for i, both in enumerate(outcomes)]) is not None
+        )
     assert false <= 7
 
 

@@ -95,7 +95,7 @@ def check(
             )
         search = "" if resolved.search is None else "search "
         if resolved.search is not None:
-            to += f" Search: {len(space)} forms by {resolved.search.objective}."
+            to += f" Search: {len(space)} candidates by {resolved.search.objective}."
         show(
             f"{one_line(str(recipe))}: no error found. Targets: {', '.join(names)}.{to} "
             f"Next: optimize plan {typed}, then optimize {search}{typed}"

@@ -78,21 +78,21 @@ def _searched(recipe: Recipe, store: Root) -> dict[str, Any]:
     space, budget = candidates.space(recipe), recipe.search.budget
     seconds_of: dict[object, float] = {}
     for candidate in space:
-        form = replace(candidate, finer=0.0)
-        if form not in seconds_of:
+        uniform = replace(candidate, finer=0.0)
+        if uniform not in seconds_of:
             dry = Store(folder_of(store) / "nothing-finished", dry=True, until="build")
-            pipeline.run(candidates.derived(recipe, candidate), dry)
-            seconds_of[form] = sum(e.get("seconds", 0.0) for e in predictions.document(dry))
+            pipeline.run(candidates.derived(recipe, uniform), dry)
+            seconds_of[uniform] = sum(e.get("seconds", 0.0) for e in predictions.document(dry))
     each = budget.seconds_of_timing if recipe.search.timed else 0.0
-    forms = [replace(c, finer=0.0) for c in space]
-    seconds = sum(seconds_of[form] + each for form in forms[: budget.trials])
+    tried = [replace(c, finer=0.0) for c in space[: budget.trials]]
+    seconds = sum(seconds_of[uniform] + each for uniform in tried)
     served = ""
     if recipe.search.over.server and recipe.slo is not None:
         served = f", then 6 to 12 runs of {recipe.slo.seconds:g} s per setting of the server tried"
     return {
         "stage": "search",
         "what": "try",
-        "why": f"`optimize search`: {len(space)} forms by {recipe.search.objective}, at most "
+        "why": f"`optimize search`: {len(space)} candidates by {recipe.search.objective}, at most "
         f"{budget.trials} trials in {budget.hours:g} hours; making and timing them takes up to "
         f"{seconds / 60:.0f} min, answering half of validate.data with each comes on top" + served,
         "candidates": [candidate.label(recipe) for candidate in space],

@@ -41,10 +41,12 @@ from optimizer.shared_store import Root
     "resources",
     multiple=True,
     metavar="NAME",
-    help="Resource of Ray that the node must have which makes and times the forms, such as "
+    help="Resource of Ray that the node must have which makes and times the candidates, such as "
     "accelerator_type:H100; repeatable.  [default: CPU]",
 )
-@with_price("Price of the machine that answers, for the cost of a million answers of each form.")
+@with_price(
+    "Price of the machine that answers, for the cost of a million answers of each candidate."
+)
 @with_artifacts
 @click.pass_obj
 def search(
@@ -59,13 +61,12 @@ def search(
     price: float | None,
     artifacts: Path,
 ) -> None:
-    """Search for the fastest, smallest or best form of RECIPE's model that keeps its margin.
+    """Search for the fastest, smallest or best variant of RECIPE's model that keeps its margin.
 
-    Tries the choices of section `search`: methods, precision per module, targets. Every form is
-    made, judged and timed on this machine; the one found is judged again on rows that the search
-    never read, and run through all gates. Writes its recipe, and report.html to
-    ARTIFACTS/<recipe name>.search/. After a kill, the same command resumes: finished trials are
-    reused.
+    Tries the choices of section `search`: methods, precision per module, targets. Every candidate
+    is made, judged and timed on this machine; the one found is judged again on rows that the search
+    never read, and run through all gates. Writes its recipe, and report.html to ARTIFACTS/<recipe
+    name>.search/. After a kill, the same command resumes: finished trials are reused.
 
     \b
     Examples:
@@ -74,7 +75,7 @@ def search(
       optimize search my.yaml --on ray --ray-resource jetson --store /nfs/store
 
     \b
-    Exit code: 0 a form was found, at worst the recipe itself; 3 nothing keeps the margin;
+    Exit code: 0 a candidate was found, at worst the recipe itself; 3 nothing keeps the margin;
     4 inconclusive: says how many more rows would decide.
     """
     from optimizer import checks

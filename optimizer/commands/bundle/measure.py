@@ -60,13 +60,13 @@ def measure(
     key: Path | None,
     store: Root,
 ) -> None:
-    """Measure BUNDLE, or RECIPE's form, on this machine, the one that it is for; write a table.
+    """Measure BUNDLE, or RECIPE's model, on this machine, the one that it is for; write a table.
 
     The table has times end to end for several shapes, the time by module (ONNX Runtime), energy
     where the processor's counter can be read, cost from --price-per-hour, the machine, and the
     digest of the bundle. `optimize shapes --times` reads it. With --key, OUT.sig is its signature.
 
-    Of RECIPE, which has a section search, the recipe's own form is built and timed in the first
+    Of RECIPE, which has a section search, the recipe's own model is built and timed in the first
     cell of validate.latency, and its modules are timed in float too: `optimize search --times`.
 
     \b

@@ -1,4 +1,4 @@
-"""Stage `judged`: answer rows with one form of the model, and test its drop against the margins.
+"""Stage `judged`: answer rows with one candidate, and test its drop against the margins.
 
 Rows of the search are answered look by look (search/sequential.py), until a margin is surely
 missed; held-out rows are answered at once. The gates are those of the recipe on validate.data: the
@@ -50,7 +50,7 @@ Judge = Callable[[Look], tuple[Verdict, dict[str, Any]]]
 
 
 def run(section: Judging, reference: Path, artifacts: Artifacts[Path], out: Path) -> None:
-    """Judge the form in `artifacts`. reference: folder of `answered`.
+    """Judge the candidate in `artifacts`. reference: folder of `answered`.
 
     Raises MachineError where nothing on this machine answers for the target."""
     folders = (artifacts.base, artifacts.state, artifacts.graph, artifacts.model, artifacts.engine)
@@ -132,7 +132,7 @@ def _document(judged: Sequence[Gate], quality: dict[str, Any]) -> tuple[Verdict,
 
 
 class _Answering:
-    """One form's answers so far, and their comparison with the float model's.
+    """One candidate's answers so far, and their comparison with the float model's.
 
     rows, baseline: rows of the part, the float model's answers to them
     fit_on: rows of a probe, and the float model's answers to them

@@ -14,7 +14,7 @@ from optimizer.search.stages.split import Part
 
 
 class Judging(Section):
-    """Section of the stage that judges the answers of one form.
+    """Section of the stage that judges the answers of one candidate.
 
     part: rows that are answered
     alpha: error of the test: shared by the looks at the search's rows, all of it on held-out rows
@@ -26,7 +26,7 @@ class Judging(Section):
 
 
 class Race(Section):
-    """Section of the stage that times several forms in turns.
+    """Section of the stage that times several candidates in turns.
 
     targets: {name of a system: its target}
     seconds: time in which the candidate is to be surely faster or slower than the best so far
