@@ -10,7 +10,7 @@ from optimizer.recipe.schema import Recipe
 
 def check(recipe: Recipe, _: Context) -> None:
     """Raise RecipeError where reduce.measure_on is not the index of a target that is timed here, or
-    reduce.gain_over is float and that target has no float form."""
+    reduce.gain_over is float and that target has no float baseline."""
     if recipe.reduce is None or recipe.reduce.latency_gain is None:
         return
     place, sections = recipe.reduce.measure_on, recipe.targets
@@ -34,7 +34,7 @@ def check(recipe: Recipe, _: Context) -> None:
         )
     if recipe.reduce.gain_over == "float" and sections[place].export is None:
         raise RecipeError(
-            f"float, and target {sections[place].name} has no float form to compare with",
+            f"float, and target {sections[place].name} has no float baseline to compare with",
             where="reduce.gain_over",
             accepted="same_form",
         )

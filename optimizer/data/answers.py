@@ -27,7 +27,7 @@ ACCEPTED = 'a text, a list of texts, {"text": [...]} or a list of {"text": "..."
 def read_answers(cell: Any, where: str) -> tuple[str, ...]:
     """The right answers of a cell; () where the question has none.
 
-    A text that begins with { or [ is JSON, as a csv holds the other forms. Raises DataError naming
+    A text that begins with { or [ is JSON, as a csv holds the other kinds. Raises DataError naming
     `where` for another value.
     """
     value = cell

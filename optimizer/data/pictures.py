@@ -41,7 +41,7 @@ def read_picture(value: Any, base: str, where: str) -> Picture:
     base: folder of the data spec
     where: the row, for messages
     """
-    if isinstance(value, Mapping):  # the form of `datasets`: either may be null
+    if isinstance(value, Mapping):  # as `datasets` has them: either may be null
         content, path = value.get("bytes"), value.get("path")
         value = content if content is not None else path
     if isinstance(value, bytes):

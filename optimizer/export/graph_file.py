@@ -96,9 +96,9 @@ class _Writer:
         return results
 
     def _result(self, name: str) -> ir.Value:
-        if name not in self.graph.forms:
+        if name not in self.graph.custom_types:
             return ir.val(name)
-        kind, axes = self.graph.forms[name]
+        kind, axes = self.graph.custom_types[name]
         return ir.val(name, ir.DataType.from_numpy(np.dtype(kind)), ir.Shape([None] * axes))
 
     def write(self, node: Node) -> None:

@@ -1,4 +1,4 @@
-"""Stage load: find the model, check it, and write it in the form that every later stage reads.
+"""Stage load: find the model, check it, and write it in the layout that every later stage reads.
 
 out/checkpoint/     config.json; model.safetensors with transformers' parameter names, or the
                     source's own shards (linked.py);

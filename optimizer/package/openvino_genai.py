@@ -47,7 +47,7 @@ CHECKPOINT = (  # files copied from the checkpoint
     "tokenizer_config.json",
     "special_tokens_map.json",
 )
-TEXTS = (  # encoded with both forms of the tokenizer; the ids must be equal
+TEXTS = (  # encoded with both versions of the tokenizer; the ids must be equal
     "The quick brown fox jumps over the lazy dog.",
     "  Two  spaces, a\ttab,\na line; 3.14 and 1,000,000.",
     "Zürich, naïve café, 東京, 🙂!",

@@ -74,15 +74,15 @@ class Address:
 
 
 def is_address(text: str) -> bool:
-    """Return True for text with the form of an address, False for a path."""
+    """Return True for text that is written as an address, False for a path."""
     return "://" in text or text.startswith(("oci-layout:", "mlflow:"))
 
 
 def parse(text: str) -> Address:
     """Parse an address. Raises RecipeError for invalid text, and for a user or a password in it."""
     refuse_credentials(text, "address", CREDENTIALS)
-    for form in (REGISTRY, HUB, MLFLOW, LAYOUT, STORE):
-        if match := form.fullmatch(text):
+    for pattern in (REGISTRY, HUB, MLFLOW, LAYOUT, STORE):
+        if match := pattern.fullmatch(text):
             parts: dict[str, Any] = match.groupdict(default="")
             folder = Path(parts.pop("folder")) if "folder" in parts else None
             return Address(**parts, folder=folder)

@@ -376,7 +376,7 @@ class Recipe(Section):
                 gain_over=chosen.gain_over,
                 gain_tolerance=chosen.gain_tolerance,
             ),
-            compression=composition.same_form(self.compression),
+            compression=composition.cheapen(self.compression),
             target=self.targets[chosen.measure_on].without_on_fail,
             latency=self.validate_.latency,
         )

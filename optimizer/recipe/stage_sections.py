@@ -224,7 +224,7 @@ class Latencies(Section):
     """Section of the latencies stage.
 
     reduce: the recipe's reduce, with only the options that determine sizes
-    compression: the recipe's compression, changed by composition.same_form to cheap methods
+    compression: the recipe's compression, changed by composition.cheapen to cheap methods
     target: target that is timed
     """
 

@@ -117,7 +117,7 @@ OPENVINO = Target(
         behind_quantizers=True,
         open="optimizer.validate.target_runner:pieces_on_target",
     ),
-    floats="optimizer.lower.openvino.build:float_forms",
+    floats="optimizer.lower.openvino.build:float_baselines",
     package="optimizer.package.openvino_genai:add",
     judged_by=("openvino",),
     distributions=("openvino",),

@@ -59,7 +59,7 @@ ARITHMETICS = 4
 CACHED = ("k_proj.weight", "v_proj.weight")
 BLOCK = re.compile(r"\.(\d+)\.")
 REPORT = 1 << 20
-FORMS = 2  # of an adapter's model that the ledger runs: float, and compressed
+MODELS = 2  # of an adapter's model that the ledger runs: float, and compressed
 START = 30  # seconds: imports, models and sessions
 # Turns of MachineSpeed.interpreted, measured on models of which all else takes no time:
 BEGUN = 13e6  # opening the stage's models and sessions
@@ -152,7 +152,7 @@ def _adapter_seconds(section: Validation, shapes: Shapes, elements: int) -> floa
     if not section.adapters:
         return 0.0
     sets = [spec or section.validate_.data for spec in section.adapters.values()]
-    runs = FORMS * (1 + RUNS) * _ledger_tokens(shapes) * len(sets)
+    runs = MODELS * (1 + RUNS) * _ledger_tokens(shapes) * len(sets)
     speed = machine_speed.measure()
     read = EVALUATED * sum(map(_text_tokens, sets))
     return elements * runs / speed.products + speed.multiply(elements * read)

@@ -129,7 +129,7 @@ def _why_not_answered(m: RunArtifacts) -> str:
 
 
 def _sample(m: RunArtifacts, rows: Sequence[Sample]) -> list[dict[str, Any]]:
-    """Choose ROWS rows of all sizes, in the form that replay.answers takes."""
+    """Choose ROWS rows of all sizes, as replay.answers takes them."""
     task = tasks.of(m.contract)
     ordered = sorted(rows, key=lambda r: task.inputs.extent(r.input))
     at = np.unique(np.linspace(0, len(ordered) - 1, ROWS).round().astype(int))

@@ -46,7 +46,7 @@ class RunArtifacts:
     original, original_graph: folders of load and of its export, where source is another one
     smaller: folder of reduce, else of load
     untrained: checkpoint that was compressed, before qat: folder of recover, else `smaller`
-    unreduced: folder with the reference's model.onnx in the same form or in float, where a latency
+    unreduced: folder with the reference's model.onnx quantized alike or in float, where a latency
         gain is measured on this target
     scratch: folder for arrays and weights on disk; None: the folder for temporary files
     texts_beside: side of texts of a model that embeds images and texts, for their captions
@@ -72,7 +72,7 @@ class RunArtifacts:
 
     def in_files(self, outputs: Iterable[Mapping[str, Array]]) -> list[dict[str, Array]]:
         """The same outputs of each run, large ones in mapped files: the logits of all texts, in
-        each form of a model, are as large as a model."""
+        each step of a model, are as large as a model."""
         return [
             {name: self.mapped(torch.from_numpy(a)).numpy() for name, a in one.items()}
             for one in outputs

@@ -86,7 +86,7 @@ from optimizer.validate.quality.evaluation import FIRST, Judged, Rows
 from optimizer.validate.quality.quality import Answers
 from optimizer.validate.run_artifacts import RunArtifacts
 from optimizer.validate.search import stage as search_stage
-from optimizer.validate.timing import batch_timing, float_forms, generation_timing, latency_gain
+from optimizer.validate.timing import batch_timing, float_baselines, generation_timing, latency_gain
 from optimizer.validate.timing.speed_gates import count_questions, unmeasured
 
 ELSEWHERE = (
@@ -164,9 +164,9 @@ def run(
             section.validate_.latency, untimed, latency_gain.declared_gate(materials)
         )
     else:
-        forms = _judge_float_forms(materials, rows, reference)
+        floats = _judge_float_baselines(materials, rows, reference)
         timed = data.get("validate.latency.data", ())
-        report["speed"], speed_gates = _judge_speed(materials, timed, forms)
+        report["speed"], speed_gates = _judge_speed(materials, timed, floats)
         gates += speed_gates
     report["verdict"] = gating.overall(gates)
     report["gates"] = [g.as_dict() for g in gates]
@@ -254,28 +254,31 @@ def _judge_quality(
     return gates
 
 
-def _judge_float_forms(
+def _judge_float_baselines(
     m: Materials, rows: Sequence[Sample], reference: answers.Reference | None
-) -> float_forms.FloatForms | None:
-    """Judge the float forms that must_beat_float compares with; None without that gate."""
+) -> float_baselines.FloatBaselines | None:
+    """Judge the float baselines that must_beat_float compares with; None without that gate."""
     if not m.section.validate_.latency.must_beat_float:
         return None
     with one_torch_thread():
         if reference is None:
-            return float_forms.judge_forms_on_windows(m, rows)
-        return float_forms.judge_forms(
-            m, rows, reference, lambda base, form: compare(m, rows, (base[0], form), base[1], None)
+            return float_baselines.judge_baselines_on_windows(m, rows)
+        return float_baselines.judge_baselines(
+            m,
+            rows,
+            reference,
+            lambda base, other: compare(m, rows, (base[0], other), base[1], None),
         )
 
 
 def _judge_speed(
-    m: RunArtifacts, rows: Sequence[Sample], forms: float_forms.FloatForms | None
+    m: RunArtifacts, rows: Sequence[Sample], floats: float_baselines.FloatBaselines | None
 ) -> tuple[dict[str, Any], list[Gate]]:
     """(the report's `speed` section, its gates). rows: timed inputs; empty: neutral inputs."""
     task, latency = tasks.of(m.contract), m.section.validate_.latency
     texts = [alone(r, task) for r in rows] or task.inputs.neutral(m.contract)
     timing = generation_timing if task.generates else batch_timing
-    section = timing.measure(m, texts, forms)
+    section = timing.measure(m, texts, floats)
     shared = count_questions(latency, len(section["cells"]), m.gains)
     if m.gains:
         section["gain"] = latency_gain.measure(m, texts, shared)

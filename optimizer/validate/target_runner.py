@@ -167,14 +167,14 @@ def _engine_entry(m: RunArtifacts) -> dict[str, Any]:
     }
 
 
-def float_forms(section: TargetSection) -> dict[str, TargetSection]:
+def float_baselines(section: TargetSection) -> dict[str, TargetSection]:
     """{name in reports: target section} of each float baseline that the runtime offers here; the
     section itself, as "<runtime>-float", unless the runtime lists several."""
     floats = targets.of(section.runtime).floats
-    forms: dict[str, TargetSection] = (
+    sections: dict[str, TargetSection] = (
         resolve(floats)(section) if floats else {f"{section.runtime}-float": section}
     )
-    return forms
+    return sections
 
 
 def piece_opener(m: RunArtifacts) -> pieces.Opener:

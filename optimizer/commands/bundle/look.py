@@ -189,7 +189,8 @@ def _speed(old: Document, new: Document, apart: str = "") -> list[str]:
 
 
 def faster(old: Document, new: Document, apart: str = "") -> str:
-    """Return "faster", "slower" or "cannot be told" by the ratios of two cells to their float form.
+    """Return "faster", "slower" or "cannot be told" by the ratios of two cells to their float
+    baseline.
 
     A ratio is of times in turns in one run. The times themselves are of two runs, between which the
     load of the machine may have changed, so they are shown and decide nothing.
@@ -199,17 +200,17 @@ def faster(old: Document, new: Document, apart: str = "") -> str:
     times = [finite(_candidate(cell).get("p50")) for cell in (new, old)]
     p50 = " against ".join("?" if t is None else f"{t:.4g} ms" for t in times)
     seen = f"p50 {p50}, of two runs"
-    forms = [part(cell, "ratio").get("to") for cell in (new, old)]
-    if not apart and None in forms:
-        apart = "without a float form timed in the same run"
-    if not apart and forms[0] != forms[1]:
-        apart = f"compared with {forms[0]} and with {forms[1]}"
+    floats = [part(cell, "ratio").get("to") for cell in (new, old)]
+    if not apart and None in floats:
+        apart = "without a float baseline timed in the same run"
+    if not apart and floats[0] != floats[1]:
+        apart = f"compared with {floats[0]} and with {floats[1]}"
     after, before = _ratio(new), _ratio(old)
     if apart or after is None or before is None:
         return f"cannot be told: {apart or 'too few runs for an interval'} ({seen})"
     (value, low, high), (other, other_low, other_high) = after, before
     figures = (
-        f"{value:.3g} ({low:.3g} to {high:.3g}) of the time of {forms[0]} against "
+        f"{value:.3g} ({low:.3g} to {high:.3g}) of the time of {floats[0]} against "
         f"{other:.3g} ({other_low:.3g} to {other_high:.3g})"
     )
     word = "faster" if high < other_low else "slower" if low > other_high else "cannot be told"

@@ -50,14 +50,14 @@ def capture(
     filled = _filled_names(source, blocks, lookup)
     for name in filled:
         materialize(model, name, tensors)
-    forms: dict[str, Any] = {}
+    outputs: dict[str, Any] = {}
     with _looked_up(model, lookup, tensors):
         for batch in batches:
             if isinstance(model, GraphModel):
                 entering, uses = _record_graph(model, blocks, batch)
                 rows = batch[model.inputs[0]]
             else:
-                entering, uses = _record(source, blocks, batch, forms)
+                entering, uses = _record(source, blocks, batch, outputs)
                 rows = entering
             stream.hidden.append(entering)
             if stream.float_reference is not None:
@@ -136,7 +136,7 @@ def _looked_up(model: nn.Module, lookup: str, tensors: Any) -> Iterator[None]:
 
 
 def _record(
-    source: ModelSource, blocks: Sequence[str], batch: Batch, forms: dict[str, Any]
+    source: ModelSource, blocks: Sequence[str], batch: Batch, outputs: dict[str, Any]
 ) -> tuple[Tensor, list[Use]]:
     """Run the model with recording blocks; returns (input of the first block, uses of all blocks).
 
@@ -144,12 +144,12 @@ def _record(
     return another shape than they read, so each of them runs once, on the first batch. Where a
     model adds parameters to hidden states between blocks (Family.added_between), they give zeros.
 
-    forms: {block: its output on the first batch}, filled here
+    outputs: {block: its output on the first batch}, filled here
     """
     uses: list[Use] = []
     first: list[Tensor] = []
     uneven = source.family.uneven
-    forms = forms if uneven else {}
+    outputs = outputs if uneven else {}
     compact: dict[
         int, tuple[Any, Any]
     ] = {}  # the original, so that its id is not reused, and the compact value
@@ -164,22 +164,22 @@ def _record(
             hidden = args[0] if args else kwargs["hidden_states"]
             first[:] = first or [hidden]
             like = name if uneven else ""
-            if like not in forms:
+            if like not in outputs:
                 with _filled(source, name, blocks[0]):
-                    forms[like] = forward(*args, **kwargs)
+                    outputs[like] = forward(*args, **kwargs)
             kept = {k: once(v) for k, v in kwargs.items() if k != "hidden_states"}
             # blocks give zeros there, so that what reaches the next one was added between
             added = _compact(hidden) if source.family.added_between and uses else None
             uses.append(Use(name, tuple(map(once, args[1:])), kept, not args, added))
-            form = forms[like]
+            output = outputs[like]
             if uneven:
-                shape = hidden_of(form).shape
+                shape = hidden_of(output).shape
                 hidden = hidden.new_zeros((len(hidden), *shape[1:]))
             if source.family.added_between:
                 hidden = torch.zeros_like(hidden)
-            if isinstance(form, Mapping):  # of a base model, whose heads read it by name
-                return type(form)(**{**form, next(iter(form)): hidden})
-            return (hidden, *form[1:]) if isinstance(form, tuple) else hidden
+            if isinstance(output, Mapping):  # of a base model, whose heads read it by name
+                return type(output)(**{**output, next(iter(output)): hidden})
+            return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
 
         return record
 

@@ -1,6 +1,6 @@
 """Replace x * Reciprocal(Sqrt(v)) by x / Sqrt(v).
 
-ONNX Runtime fuses this form to SimplifiedLayerNormalization.
+ONNX Runtime fuses this pattern to SimplifiedLayerNormalization.
 """
 
 from __future__ import annotations

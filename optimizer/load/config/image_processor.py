@@ -76,8 +76,9 @@ def settings(files: Path, channels: int, boxes: bool = False) -> ImageSettings:
 
 
 def transformers_processor(files: Path) -> Any:
-    """The image processor of folder `files`, in transformers' form for Pillow and numpy. Raises
-    CheckpointError for damaged files, MachineError without Pillow or for torchvision only."""
+    """The image processor of folder `files`, as transformers computes it with Pillow and numpy.
+    Raises CheckpointError for damaged files, MachineError without Pillow or for torchvision
+    only."""
     image_file.import_pillow()
     from transformers import AutoImageProcessor
 

@@ -1,1 +1,1 @@
-"""Load an ONNX file: find it, refuse what cannot be proven, and bring it into one form."""
+"""Load an ONNX file: find it, refuse what cannot be proven, and bring it into one layout."""

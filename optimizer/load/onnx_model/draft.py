@@ -1,4 +1,4 @@
-"""A graph while it is brought into the form of model/graph/record.py."""
+"""A graph while it is brought into the layout of model/graph/record.py."""
 
 from __future__ import annotations
 

@@ -111,22 +111,22 @@ def needs(graph: Graph, tensors: Mapping[str, Any], ports: Ports) -> tuple[PartN
 
 def measured(graph: Graph, tensors: Mapping[str, Any], ports: Ports) -> Graph:
     """The graph with the beginnings of its parts (model/graph/parts.py), by the sizes in a run, and
-    with the forms of tensors that operators outside of ONNX's own make."""
+    with the types of tensors that operators outside of ONNX's own make."""
     model, sizes = _filled(graph, tensors), dict[str, int]()
-    forms: dict[str, tuple[str, int]] = {}
+    custom_types: dict[str, tuple[str, int]] = {}
 
     def measure(node: Node, _: list[Any], results: tuple[torch.Tensor, ...]) -> None:
         for name, result in zip(node.outputs, results, strict=False):
             if result.dtype == torch.float32:
                 sizes[name] = result.nbytes // ROWS
             if node.domain and name:
-                forms[name] = str(result.numpy().dtype), result.ndim
+                custom_types[name] = str(result.numpy().dtype), result.ndim
 
     body: Any = model.get_submodule(BODY)
     body.observe = measure
     with torch.no_grad():
         model(**{n: torch.from_numpy(a) for n, a in ports.draw(ROWS).items()})
-    return replace(graph, starts=parts.starts(graph, sizes), forms=forms)
+    return replace(graph, starts=parts.starts(graph, sizes), custom_types=custom_types)
 
 
 def _filled(graph: Graph, tensors: Mapping[str, Any]) -> GraphModel:

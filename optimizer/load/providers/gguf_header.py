@@ -159,13 +159,13 @@ class _Reader:
             )
         return self._read_bytes(size, what)
 
-    def _read_integer(self, form: str, what: str) -> int:
-        size = struct.calcsize(form)
-        return int(struct.unpack(f"{self._order}{form}", self._read_bytes(size, what))[0])
+    def _read_integer(self, layout: str, what: str) -> int:
+        size = struct.calcsize(layout)
+        return int(struct.unpack(f"{self._order}{layout}", self._read_bytes(size, what))[0])
 
     def _read_numbers(self, letter: str, count: int, what: str) -> tuple[Any, ...]:
-        form = f"{self._order}{count}{letter}"
-        return struct.unpack(form, self._read_bytes(struct.calcsize(form), what))
+        layout = f"{self._order}{count}{letter}"
+        return struct.unpack(layout, self._read_bytes(struct.calcsize(layout), what))
 
     def _read_bytes(self, size: int, what: str) -> bytes:
         self._take(size, what)

@@ -103,10 +103,10 @@ def _config_groups(config: Mapping[str, Any], where: str, accepted: tuple[str, .
     that is not covered."""
     groups = list((config.get("config_groups") or {}).values())
     formats = [config.get("format"), *(g.get("format") for g in groups if isinstance(g, Mapping))]
-    for form in formats:
-        if form is not None and form not in accepted:
+    for name in formats:
+        if name is not None and name not in accepted:
             raise CheckpointError(
-                f"compressed-tensors format {form!r}",
+                f"compressed-tensors format {name!r}",
                 where=f"{where}.format",
                 accepted=ACCEPTED,
                 fix=FLOAT_INSTEAD,

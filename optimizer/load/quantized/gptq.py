@@ -45,10 +45,10 @@ OFFSET = {"gptq": 1, "gptq_v2": 0}
 
 def read(folder: Path, config: Mapping[str, Any], entries: Mapping[str, Entry]) -> Quantized:
     """The folder's weights. Raises CheckpointError as folder.py lists."""
-    form = str(config.get("checkpoint_format") or config.get("format") or "gptq")
-    if form not in OFFSET:
+    layout = str(config.get("checkpoint_format") or config.get("format") or "gptq")
+    if layout not in OFFSET:
         raise CheckpointError(
-            f"a GPTQ checkpoint in the layout {form!r}",
+            f"a GPTQ checkpoint in the layout {layout!r}",
             where=f"{folder / 'config.json'}: quantization_config.checkpoint_format",
             accepted=", ".join(OFFSET),
             fix="Save it in one of these with the tool that wrote it.",
@@ -56,7 +56,7 @@ def read(folder: Path, config: Mapping[str, Any], entries: Mapping[str, Entry]) 
     quantized = find_modules(entries, "qweight", PARTS)
     weights = {
         f"{name}.weight": QuantizedWeight(
-            module.entry("qweight").file, *_shape_and_reader(module, config, OFFSET[form])
+            module.entry("qweight").file, *_shape_and_reader(module, config, OFFSET[layout])
         )
         for name, module in quantized.items()
     }

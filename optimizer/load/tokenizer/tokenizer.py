@@ -111,7 +111,7 @@ def transformers_tokenizer(source: Path, trust_remote_code: bool = False) -> Any
         ) from e
     if not getattr(tokenizer, "is_fast", False):
         raise CheckpointError(
-            f"{type(tokenizer).__name__} has no fast form, so tokenizer.json cannot be written",
+            f"{type(tokenizer).__name__} has no fast version, so tokenizer.json cannot be written",
             where=str(source),
             fix="Save tokenizer.json where transformers and sentencepiece can convert it.",
         )

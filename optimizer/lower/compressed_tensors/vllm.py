@@ -22,7 +22,7 @@ from optimizer.recipe.targets import VllmTarget
 
 Shared = tuple[int, int, int]
 """(width of a layer; most parts of it, which further GPUs repeat; values that share a scale)"""
-Form = tuple[str, int]
+Grouping = tuple[str, int]
 """(granularity of a weight's scales; values along a row that share one)"""
 TURING, AMPERE, ADA, BLACKWELL = "7.5", "8.0", "8.9", "10.0"
 
@@ -34,7 +34,7 @@ def check_model(config: Mapping[str, Any], at: str, recipe: Recipe, section: Vll
     at: path of the target in the recipe
     """
     folder_config.check_model(config, at)
-    scales = _shared_scales(config, lambda module: _form_in_recipe(recipe.quantize, module))
+    scales = _shared_scales(config, lambda module: _grouping_in_recipe(recipe.quantize, module))
     _check_sizes(config, section, at, scales)
 
 
@@ -81,8 +81,8 @@ def _width(config: Mapping[str, Any]) -> str:
     return row.feed_forward.width if row and row.feed_forward else "intermediate_size"
 
 
-def _form_in_recipe(quantize: Quantize, module: str) -> Form | None:
-    """Form of a module's weight in a recipe; None where it stays float."""
+def _grouping_in_recipe(quantize: Quantize, module: str) -> Grouping | None:
+    """Grouping of a module's weight in a recipe; None where it stays float."""
     if matches(module, quantize.keep_float):
         return None
     rules = (rule.weights for rule in quantize.layers if matches(module, rule.modules))
@@ -90,8 +90,11 @@ def _form_in_recipe(quantize: Quantize, module: str) -> Form | None:
     return weights.granularity, weights.group_size or BLOCK
 
 
-def _lowered_form(modules: Mapping[str, Mapping[str, str | None]], module: str) -> Form | None:
-    """Form of a module's weight in lowering.json, as "int4 group 64"; None where it is float."""
+def _lowered_grouping(
+    modules: Mapping[str, Mapping[str, str | None]], module: str
+) -> Grouping | None:
+    """Grouping of a module's weight in lowering.json, as "int4 group 64"; None where it is
+    float."""
     if module not in modules:
         return None
     _, granularity, *size = str(modules[module]["weight"]).split()
@@ -99,11 +102,11 @@ def _lowered_form(modules: Mapping[str, Mapping[str, str | None]], module: str) 
 
 
 def _shared_scales(
-    config: Mapping[str, Any], form_of: Callable[[str], Form | None]
+    config: Mapping[str, Any], grouping_of: Callable[[str], Grouping | None]
 ) -> list[Shared]:
     """Widths that tensor parallelism divides and along which weights have scales.
 
-    form_of: function from a module's name to the form of its weight
+    grouping_of: function from a module's name to the grouping of its weight
     """
     row = FAMILIES.get(str(config.get("model_type")))
     heads, blocks = (config.get(name) for name in ("num_attention_heads", "num_hidden_layers"))
@@ -118,9 +121,9 @@ def _shared_scales(
     shared: list[Shared] = []
     for block in range(blocks):
         for layer, (width, most) in (inputs | outputs).items():
-            form = form_of(f"{row.base_prefix}{row.blocks}.{block}.{layer}")
-            if form and form[0] in (("group", "block") if layer in inputs else ("block",)):
-                shared.append((width, most, form[1]))
+            grouping = grouping_of(f"{row.base_prefix}{row.blocks}.{block}.{layer}")
+            if grouping and grouping[0] in (("group", "block") if layer in inputs else ("block",)):
+                shared.append((width, most, grouping[1]))
     return list(dict.fromkeys(shared))
 
 
@@ -138,7 +141,7 @@ def build(section: VllmTarget, model: Path, _out: Path) -> dict[str, Any]:
     lowering = json.loads((model / "lowering.json").read_text(encoding="utf-8"))
     config = json.loads((model / "model" / "config.json").read_text(encoding="utf-8"))
     modules = lowering["modules"]
-    scales = _shared_scales(config, lambda module: _lowered_form(modules, module))
+    scales = _shared_scales(config, lambda module: _lowered_grouping(modules, module))
     _check_sizes(config, section, "targets: vllm", scales)  # `check` opens no GGUF file
     least = AMPERE if section.float == "bf16" else TURING
     inputs = {str(module["activation"]).partition(" ")[0] for module in modules.values()}

@@ -1,4 +1,4 @@
-"""Test on examples that a decoder's mask is causal; its form changes with every exporter.
+"""Test on examples that a decoder's mask is causal; its nodes change with every exporter.
 
 An operator without a mask input (GroupQueryAttention, paged attention) hides later tokens and the
 padding of attention_mask, and nothing else.

@@ -1,6 +1,6 @@
 """Follow the edges of a graph, and evaluate a part of it on examples.
 
-Subgraphs are evaluated with onnx's reference rather than recognised by their form, which changes
+Subgraphs are evaluated with onnx's reference rather than recognised by their nodes, which change
 with every version of the exporter.
 """
 

@@ -1,4 +1,4 @@
-"""Read the epsilon of every norm of a graph, in two forms.
+"""Read the epsilon of every norm of a graph, written as either of two patterns.
 
 one operator    LayerNormalization, RMSNormalization and ONNX Runtime's own: its attribute
 spelled out     Sqrt(mean + epsilon), the mean over an axis

@@ -7,7 +7,7 @@ Mask, scale, rotation and the KV cache's Concat stay, so any mask is accepted.
 Paged attention hides later tokens and has no other mask or padding. It computes the graph's outputs
 where every attention is fused, every mask is causal (lower/onnx/causal_mask.py) and positions are
 inputs; otherwise `unpaged` has the reason. Keys and values are repeated for their query heads
-before the operator, the form that OpenVINO's fusion finds.
+before the operator, the pattern that OpenVINO's fusion finds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from optimizer.export.scopes import MODULE, module_of
 from optimizer.harness.inputs.kv_cache import past_name
-from optimizer.lower.onnx.attention_form import Attention, Fused, OtherForm, recognise
+from optimizer.lower.onnx.attention_pattern import Attention, Fused, OtherPattern, recognise
 from optimizer.lower.onnx.causal_mask import NOT_CAUSAL, is_causal
 from optimizer.lower.onnx.examine import take_over
 
@@ -41,7 +41,7 @@ def fuse(model: ir.Model, context: int) -> tuple[Fused, str]:
             _rewrite(model, attention)
             masks.add(attention.mask)
             done.append(module_of(attention.softmax))
-        except OtherForm as e:
+        except OtherPattern as e:
             left[f"layer {index}"] = str(e)
         index += 1
     if done:

@@ -89,7 +89,7 @@ def _unpaged(section: OpenVinoTarget, attention: Mapping[str, Any] | None, model
     return why
 
 
-def float_forms(section: OpenVinoTarget) -> dict[str, OpenVinoTarget]:
+def float_baselines(section: OpenVinoTarget) -> dict[str, OpenVinoTarget]:
     """{name in reports: section} for each float type with kernels on the device."""
     listed = devices.capabilities(section.device)
     names: dict[Any, str] = {

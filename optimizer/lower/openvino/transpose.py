@@ -12,7 +12,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from optimizer.export.scopes import MODULE, module_of
-from optimizer.lower.onnx.attention_form import perm_of
+from optimizer.lower.onnx.attention_pattern import perm_of
 from optimizer.lower.onnx.examine import take_over
 
 

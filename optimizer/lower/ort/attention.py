@@ -3,14 +3,14 @@
 It updates the KV cache in place when past and present share a buffer, and rotates inside; plain
 operators copy the KV cache for every token. A layer is recognised by:
 
- 1. the form of lower/onnx/attention_form.py
+ 1. the pattern of lower/onnx/attention_pattern.py
  2. rotary position embedding of q and k, halves rotated; cosines and sines of every position up
     to the context become two tables
       2.1 absent (learned positions): the operator does not rotate
  3. q, k, v are the outputs of linear modules, or heads after another operator (a norm of each
     head), which are flattened first
 
-Masks and angles are evaluated on examples rather than recognised by form:
+Masks and angles are evaluated on examples rather than recognised by their nodes:
  4. the mask must be causal and hide exactly the columns where attention_mask is 0, up to the
     whole context (a sliding window is not)
  5. a position's angle must depend on that position alone and grow by equal steps
@@ -39,7 +39,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from optimizer.export.scopes import MODULE, module_of
 from optimizer.harness.inputs.kv_cache import PARTS, past_name, present_name
-from optimizer.lower.onnx.attention_form import Fused, OtherForm, perm_of, recognise, user
+from optimizer.lower.onnx.attention_pattern import Fused, OtherPattern, perm_of, recognise, user
 from optimizer.lower.onnx.causal_mask import NOT_CAUSAL, is_causal
 from optimizer.lower.onnx.examine import (
     Inputs,
@@ -85,7 +85,7 @@ def fuse(model: ir.Model, context: int) -> Fused:
             layer = _recognise(fusion, index)
             fusion.rewrite(layer)
             done.append(layer.module)
-        except OtherForm as e:
+        except OtherPattern as e:
             left[f"layer {index}"] = str(e)
         index += 1
     fusion.finish(bool(done), bool(left))
@@ -93,7 +93,7 @@ def fuse(model: ir.Model, context: int) -> Fused:
 
 
 def _recognise(fusion: _Fusion, index: int) -> _Layer:
-    """Recognise cases 1 to 5, or raise OtherForm."""
+    """Recognise cases 1 to 5, or raise OtherPattern."""
     attention = recognise(fusion.inputs, fusion.outputs, index)
     merged = user(attention.weighted.outputs[0], "Transpose", perm=(0, 2, 1, 3))
     output = user(merged.outputs[0], "Reshape")
@@ -101,7 +101,7 @@ def _recognise(fusion: _Fusion, index: int) -> _Layer:
     query, rotary = _unrotated(attention.query)
     new_key, also = _unrotated(attention.appended[0])
     if rotary != also:
-        raise OtherForm("queries and keys are rotated differently")
+        raise OtherPattern("queries and keys are rotated differently")
     fusion.check_mask(attention.mask)
     if rotary is not None:
         fusion.check_rotary(*rotary)
@@ -131,7 +131,7 @@ def _unrotated(x: ir.Value) -> tuple[ir.Value, tuple[ir.Value, ir.Value] | None]
         assert cos is not None
         assert sin is not None
         return inner, (cos, sin)
-    raise OtherForm(f"{x.name} is rotated in another way than by halves")
+    raise OtherPattern(f"{x.name} is rotated in another way than by halves")
 
 
 def _halves_of(concat: ir.Node) -> ir.Value | None:
@@ -152,7 +152,7 @@ def _flat(heads: ir.Value) -> tuple[ir.Value, bool]:
     """Case 3: (value, False) if flat; (value, True) if [batch, sequence, heads, width]."""
     transpose = maker(heads, "Transpose")
     if transpose is None or perm_of(transpose) != (0, 2, 1, 3) or transpose.inputs[0] is None:
-        raise OtherForm(f"{heads.name} is not heads brought before the sequence")
+        raise OtherPattern(f"{heads.name} is not heads brought before the sequence")
     split = maker(transpose.inputs[0], "Reshape")
     source = split.inputs[0] if split is not None else None
     if source is not None and (maker(source, "MatMul") or maker(source, "Add")):
@@ -161,10 +161,10 @@ def _flat(heads: ir.Value) -> tuple[ir.Value, bool]:
 
 
 def _check_merged(reshape: ir.Node) -> None:
-    """Raise OtherForm unless heads lie side by side: [batch, sequence, width] or [-1, width]."""
+    """Raise OtherPattern unless heads lie side by side: [batch, sequence, width] or [-1, width]."""
     target = constant(reshape.inputs[1])
     if target is None or not (len(target) == 3 or (len(target) == 2 and target[0] == -1)):
-        raise OtherForm(f"{reshape.name} lays heads out in another way than side by side")
+        raise OtherPattern(f"{reshape.name} lays heads out in another way than side by side")
 
 
 @dataclass
@@ -193,7 +193,7 @@ class _Fusion:
         if mask in self._checked:
             return
         if not is_causal(self.model, mask, self.context):
-            raise OtherForm(NOT_CAUSAL)
+            raise OtherPattern(NOT_CAUSAL)
         self._checked[mask] = True
 
     def check_rotary(self, cos: ir.Value, sin: ir.Value) -> None:
@@ -201,20 +201,20 @@ class _Fusion:
         if (cos, sin) in self._checked:
             return
         if self._checked.get("rotary"):
-            raise OtherForm("its angles are not those of the layers before")
+            raise OtherPattern("its angles are not those of the layers before")
         tables = [self._table(v, np.arange(self.context)) for v in (cos, sin)]
         probe = [p for p in (0, 1, self.context // 3, self.context - 1) if p < self.context]
         for table, source in zip(tables, (cos, sin), strict=True):
             alone = np.concatenate([self._table(source, np.array([p])) for p in probe])
             if not np.allclose(alone, table[probe], atol=1e-5):
-                raise OtherForm("an angle depends on other positions than its own")
+                raise OtherPattern("an angle depends on other positions than its own")
         half = tables[0].shape[1] // 2
         rotation = tables[0][:, :half] + 1j * tables[1][:, :half]
         if any(not np.array_equal(t[:, :half], t[:, half:]) for t in tables):
-            raise OtherForm("the halves of a head are rotated by different angles")
+            raise OtherPattern("the halves of a head are rotated by different angles")
         steps = rotation[1:] * rotation[:-1].conj()
         if self.context > 1 and not np.abs(steps - steps[:1]).max() < STEP_TOLERANCE:
-            raise OtherForm("angles do not grow by equal steps")
+            raise OtherPattern("angles do not grow by equal steps")
         for name, table in zip(("cos", "sin"), tables, strict=True):
             self._constant(f"rotary_{name}", np.ascontiguousarray(table[:, :half], self.float))
         self._checked[cos, sin] = self._checked["rotary"] = True
@@ -267,7 +267,7 @@ class _Fusion:
     def _kv_heads(self, index: int) -> int:
         shape = self.inputs[past_name(index, "key")].shape
         if shape is None or len(shape) != 4 or not isinstance(shape[1], int):
-            raise OtherForm("its cache has no fixed number of heads")
+            raise OtherPattern("its cache has no fixed number of heads")
         return shape[1]
 
     def _laid_flat(self, before: ir.Node, name: str, value: ir.Value, apart: bool) -> ir.Value:

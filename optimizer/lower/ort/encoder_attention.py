@@ -14,7 +14,7 @@ in place, and on a GPU mostly without writing the scores to memory. An attention
     biases
  4. the heads are laid side by side again, and no inner value is read elsewhere
 
-Other forms stay as they are. On a CPU masked attentions do too, which did not get faster
+Other patterns stay as they are. On a CPU masked attentions do too, which did not get faster
 (docs/decisions/0010).
 """
 
@@ -29,7 +29,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass, ShapeInferencePass
 
 from optimizer.export.scopes import MODULE, module_of
-from optimizer.lower.onnx.attention_form import OtherForm, perm_of, user
+from optimizer.lower.onnx.attention_pattern import OtherPattern, perm_of, user
 from optimizer.lower.onnx.examine import add_initializer, constant, maker, take_over
 
 DOMAIN = "com.microsoft"
@@ -70,7 +70,7 @@ def fuse(model: ir.Model, *, biased: bool = False) -> tuple[str, ...]:
     for softmax in [n for n in model.graph if n.op_type == "Softmax"]:
         try:
             attention = _recognise(softmax, flat)
-        except OtherForm:
+        except OtherPattern:
             continue
         if attention.added and not biased:
             continue
@@ -87,19 +87,19 @@ def fuse(model: ir.Model, *, biased: bool = False) -> tuple[str, ...]:
 
 
 def _recognise(softmax: ir.Node, flat: Mapping[str, ir.Shape]) -> _Attention:
-    """Recognise cases 1, 2 and 4, or raise OtherForm.
+    """Recognise cases 1, 2 and 4, or raise OtherPattern.
 
     flat: {value with three axes: shape}
     """
     axis = softmax.attributes.get("axis")
     if axis is not None and axis.as_int() not in (-1, 3):
-        raise OtherForm(f"{softmax.name} is along another axis than the keys")
+        raise OtherPattern(f"{softmax.name} is along another axis than the keys")
     if softmax.outputs[0].is_graph_output():
-        raise OtherForm(f"{softmax.name} is read from outside")
+        raise OtherPattern(f"{softmax.name} is read from outside")
     scale, product, added = _scores(softmax.inputs[0])
     weighted = user(softmax.outputs[0], "MatMul")
     if weighted.inputs[0] is not softmax.outputs[0]:
-        raise OtherForm(f"{weighted.name} has the weights behind the values")
+        raise OtherPattern(f"{weighted.name} has the weights behind the values")
     merged = user(user(weighted.outputs[0], "Transpose", perm=FORWARD).outputs[0], "Reshape")
     target = constant(merged.inputs[1])
     q, split = _flat(product.inputs[0], FORWARD, flat)
@@ -108,7 +108,7 @@ def _recognise(softmax: ir.Node, flat: Mapping[str, ir.Shape]) -> _Attention:
     positions, heads, width = split
     together = target[1:] if target is not None else None
     if not (split == keys == values) or together != [positions, heads * width]:
-        raise OtherForm(f"{merged.name} lays heads out in another way than side by side")
+        raise OtherPattern(f"{merged.name} lays heads out in another way than side by side")
     return _Attention((q, k, v), heads, heads * width, scale, added, merged)
 
 
@@ -120,11 +120,11 @@ def _scores(value: ir.Value | None) -> tuple[float, ir.Node, tuple[ir.Value, ...
         return (*_scaled(value), ())
     for scores in addition.inputs:
         other = next((v for v in addition.inputs if v is not scores), None)
-        with suppress(OtherForm):
+        with suppress(OtherPattern):
             scale, product, added = _scores(scores)
             assert other is not None
             return scale, product, added if _is_zero(other) else (*added, other)
-    raise OtherForm(f"{addition.name} adds no product of queries and keys")
+    raise OtherPattern(f"{addition.name} adds no product of queries and keys")
 
 
 def _scaled(value: ir.Value | None) -> tuple[float, ir.Node]:
@@ -135,12 +135,12 @@ def _scaled(value: ir.Value | None) -> tuple[float, ir.Node]:
         commuted = scaled.op_type == "Mul" and second is None
         by = first if commuted else second
         if by is None or len(by) != 1:
-            raise OtherForm(f"{scaled.name} scales by something that is not a constant")
+            raise OtherPattern(f"{scaled.name} scales by something that is not a constant")
         scale = float(by[0]) if scaled.op_type == "Mul" else 1 / float(by[0])
         value = scaled.inputs[1 if commuted else 0]
     product = maker(value, "MatMul")
     if product is None or maker(product.inputs[1], "Transpose") is None:
-        raise OtherForm("the scores are not a product of queries and keys")
+        raise OtherPattern("the scores are not a product of queries and keys")
     return scale, product
 
 
@@ -152,14 +152,14 @@ def _flat(
     transpose = maker(value, "Transpose")
     split = maker(transpose.inputs[0], "Reshape") if transpose is not None else None
     if transpose is None or split is None or perm_of(transpose) != perm:
-        raise OtherForm("an operand is not heads brought before the positions")
+        raise OtherPattern("an operand is not heads brought before the positions")
     shape, source = constant(split.inputs[1]), split.inputs[0]
     read = flat.get(str(source.name)) if source is not None else None
     if source is None or shape is None or len(shape) != 4 or read is None:
-        raise OtherForm(f"{split.name} splits in another way than into heads")
+        raise OtherPattern(f"{split.name} splits in another way than into heads")
     positions = 0 if shape[:2] == [0, 0] else read[1]
     if [shape[1], shape[2] * shape[3]] != [positions, read[2]]:
-        raise OtherForm(f"{split.name} splits in another way than into heads")
+        raise OtherPattern(f"{split.name} splits in another way than into heads")
     return source, shape[1:]
 
 

@@ -4,7 +4,7 @@
 
 becomes SkipSimplifiedLayerNormalization, which computes sum and norm. In half precision a Cast to
 float32 follows the sum, and one back the division; the operator computes in float32 itself. ONNX
-Runtime turns other norms of this form (the first of the model, of heads) into
+Runtime turns other norms of this pattern (the first of the model, of heads) into
 SimplifiedLayerNormalization.
 """
 
@@ -47,7 +47,7 @@ def fuse(model: ir.Model) -> tuple[str, ...]:
 
 
 def _norm(divided: ir.Node) -> _Norm | None:
-    """The norm whose division by the root is the Div `divided`; None for another form."""
+    """The norm whose division by the root is the Div `divided`; None for other nodes."""
     x, root = divided.inputs
     normalized = divided.outputs[0]
     narrowed = only_user(normalized)

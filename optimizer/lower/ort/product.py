@@ -3,7 +3,7 @@
     MatMul(DequantizeLinear(x), DequantizeLinear(W)) + b  ->  MatMulIntegerToFloat(x, W, .., b)
 
 in a graph that ort_qdq has lowered. ONNX Runtime itself fuses the product and leaves the Add,
-another pass over every output (docs/decisions/0009). Both forms round
+another pass over every output (docs/decisions/0009). Both round
 alike, so no bit changes.
 
 Left to ONNX Runtime:

@@ -27,7 +27,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import ShapeInferencePass
 
 from optimizer.export.scopes import MODULE, module_of
-from optimizer.lower.onnx.attention_form import OtherForm, perm_of, user
+from optimizer.lower.onnx.attention_pattern import OtherPattern, perm_of, user
 from optimizer.lower.onnx.examine import constant, maker, only_user
 
 Perm = tuple[int, ...]
@@ -106,18 +106,18 @@ def _attentions(model: ir.Model) -> Iterable[_Attention]:
         if softmax.op_type == "Softmax":
             try:
                 yield _recognise(softmax)
-            except OtherForm:
+            except OtherPattern:
                 continue
 
 
 def _recognise(softmax: ir.Node) -> _Attention:
-    """Recognise cases 1 to 3, or raise OtherForm."""
+    """Recognise cases 1 to 3, or raise OtherPattern."""
     axis = softmax.attributes.get("axis")
     if axis is not None and axis.as_int() not in (-1, 3):
-        raise OtherForm(f"{softmax.name} is along another axis than the keys")
+        raise OtherPattern(f"{softmax.name} is along another axis than the keys")
     weighted = user(softmax.outputs[0], "MatMul")
     if weighted.inputs[0] is not softmax.outputs[0]:
-        raise OtherForm(f"{weighted.name} has the weights behind the values")
+        raise OtherPattern(f"{weighted.name} has the weights behind the values")
     back = user(weighted.outputs[0], "Transpose", perm=FORWARD)
     merged = user(back.outputs[0], "Reshape")
     _keeps_two(merged, 3)
@@ -131,7 +131,7 @@ def _recognise(softmax: ir.Node) -> _Attention:
     for node in turned:
         split = maker(node.inputs[0], "Reshape")
         if split is None or only_user(split.outputs[0]) is not node:
-            raise OtherForm(f"{node.name} turns something other than a split")
+            raise OtherPattern(f"{node.name} turns something other than a split")
         _keeps_two(split, 4)
         splits.append(split)
     return _Attention(tuple(splits), turned, back, merged)
@@ -151,21 +151,21 @@ def _product(value: ir.Value | None) -> ir.Node:
         product = maker(operands[0], "MatMul")
         if product is not None and maker(product.inputs[0], "Transpose") is not None:
             return product
-    raise OtherForm("the scores are not a product of heads")
+    raise OtherPattern("the scores are not a product of heads")
 
 
 def _turned(value: ir.Value | None, perm: Perm) -> ir.Node:
     node = maker(value, "Transpose")
     if node is None or perm_of(node) != perm or only_user(node.outputs[0]) is None:
-        raise OtherForm("an operand is not heads brought before the positions")
+        raise OtherPattern("an operand is not heads brought before the positions")
     return node
 
 
 def _keeps_two(reshape: ir.Node, rank: int) -> None:
-    """Raise OtherForm unless `reshape` has `rank` axes and leaves the first two as they are."""
+    """Raise OtherPattern unless `reshape` has `rank` axes and leaves the first two as they are."""
     shape = constant(reshape.inputs[1])
     if shape is None or len(shape) != rank or shape[0] != 0 or shape[1] not in (0, -1):
-        raise OtherForm(f"{reshape.name} splits or joins more than the last axes")
+        raise OtherPattern(f"{reshape.name} splits or joins more than the last axes")
 
 
 def _grow(attentions: Iterable[_Attention], ranks: Ranks) -> _Region:

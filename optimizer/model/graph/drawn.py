@@ -1,4 +1,4 @@
-"""Inputs of a graph that are drawn at random, to compare two forms of a model."""
+"""Inputs of a graph that are drawn at random, to compare two versions of a model."""
 
 from __future__ import annotations
 

@@ -58,8 +58,8 @@ class Graph:
     folder: folder of the files of single nodes
     parameters: {name: shape} of the tensors of model.safetensors
     starts: indices of the nodes at which the parts after the first begin (parts.py)
-    forms: {tensor: (type, number of axes)} of what operators outside of ONNX's own make, which no
-        shape inference knows
+    custom_types: {tensor: (type, number of axes)} of what operators outside of ONNX's own make,
+        which no shape inference knows
     """
 
     inputs: tuple[str, ...]
@@ -70,7 +70,7 @@ class Graph:
     folder: Path
     parameters: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     starts: tuple[int, ...] = ()
-    forms: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    custom_types: Mapping[str, tuple[str, int]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """The content of graph.json."""
@@ -79,7 +79,7 @@ class Graph:
             "outputs": list(self.outputs),
             "opset": self.opset,
             "starts": list(self.starts),
-            "forms": {name: list(form) for name, form in self.forms.items()},
+            "forms": {name: list(both) for name, both in self.custom_types.items()},
             "nodes": [asdict(node) for node in self.nodes],
         }
 

@@ -89,7 +89,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Point:
-    """A form in the plane of two figures, with an interval of each. name: label, or ""."""
+    """A candidate in the plane of two figures, with an interval of each. name: label, or ""."""
 
     name: str
     x: float
@@ -382,7 +382,9 @@ def pareto(points: Sequence[Point], margin: float, title: str, unit: str) -> Cha
         shapes.append(Dot(_at(across(p.x)), down(p.y), 4.5, p.style))
         if p.name:
             shapes.append(_label(across(p.x), down(p.y) - 8, _ending(p.name), "strong"))
-    described = "; ".join(f"{p.name or 'form'}: {p.x:.4g} {unit}, drop {p.y:.4g}" for p in points)
+    described = "; ".join(
+        f"{p.name or 'candidate'}: {p.x:.4g} {unit}, drop {p.y:.4g}" for p in points
+    )
     return Chart(title, described, floor + 32, tuple(shapes))
 
 

@@ -24,7 +24,7 @@ def is_token_service(registry: str, service: str, allowed: Collection[str]) -> b
     """Return True for a service that may get the registry's password by https.
 
     registry, service: HOST or HOST:PORT; HOST means port 443.
-    allowed: services given by the user, in the same form.
+    allowed: services given by the user, written alike.
     """
     registry, service = _without_default_port(registry), _without_default_port(service)
     return service in {registry, SERVICES.get(registry), *map(_without_default_port, allowed)}

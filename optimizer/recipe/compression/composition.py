@@ -128,8 +128,8 @@ def check_training(quantize: Quantize) -> None:
             )
 
 
-def same_form(section: Compression) -> Compression:
-    """The cheapest section whose model has the same graph, hence the same speed.
+def cheapen(section: Compression) -> Compression:
+    """Return the cheapest section whose model has the same graph, hence the same speed.
 
     Methods that add to the graph or fold into it stay, calibrated on at most SHAPES_ONLY texts.
     Weights are rounded to nearest and not pruned (pruned by magnitude where nothing is quantized),
@@ -246,10 +246,10 @@ def _check_float8(quantize: Quantize) -> None:
         return
     for place, weights in quantize.every_weights.items():
         if inputs.type != weights.type:
-            form = "" if weights.type == "float4" else ", granularity: token"
+            rest = "" if weights.type == "float4" else ", granularity: token"
             raise ValueError(
                 f"activations has type: {inputs.type} with {place} of type: {weights.type}; use "
-                f"activations: {{type: {weights.type}{form}}}, or leave activations out"
+                f"activations: {{type: {weights.type}{rest}}}, or leave activations out"
             )
     if inputs.type == "float4":
         return

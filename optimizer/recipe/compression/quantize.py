@@ -65,16 +65,16 @@ class Weights(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _float4_names_its_form(cls, values: Any) -> Any:
-        """Fill in bits and groups of NVFP4, which has no other form."""
+    def _fill_in_float4(cls, values: Any) -> Any:
+        """Fill in bits and groups of NVFP4, which has no others."""
         if isinstance(values, Mapping) and values.get("type") == "float4":
             return {"bits": 4, "granularity": "group", "group_size": FLOAT4_GROUP, **values}
         return values
 
     @model_validator(mode="after")
-    def _float8_has_one_form(self) -> Weights:
-        form = self.bits, self.symmetric, self.granularity, self.group_size
-        if self.type == "float4" and form != (4, True, "group", FLOAT4_GROUP):
+    def _float8_has_one_layout(self) -> Weights:
+        layout = self.bits, self.symmetric, self.granularity, self.group_size
+        if self.type == "float4" and layout != (4, True, "group", FLOAT4_GROUP):
             raise ValueError(
                 f"type: float4 is for bits: 4, symmetric: true, granularity: group, group_size: "
                 f"{FLOAT4_GROUP}; leave these out, or use type: int"
@@ -163,8 +163,8 @@ class Activations(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _float4_names_its_form(cls, values: Any) -> Any:
-        """Fill in bits and groups of NVFP4, which has no other form."""
+    def _fill_in_float4(cls, values: Any) -> Any:
+        """Fill in bits and groups of NVFP4, which has no others."""
         if isinstance(values, Mapping) and values.get("type") == "float4":
             return {"bits": 4, "granularity": "group", **values}
         return values

@@ -20,12 +20,12 @@ Their saving / their predicted saving corrects the predictions of other numbers 
 same blocks and heads; the average corrects all other predictions.
 
 The folder of stage `latencies` has unreduced/, with the model.onnx that the gain is over, in the
-target's form or in float, and table.json (version 2):
+target's quantization or in float, and table.json (version 2):
     version, machine, threads   where it was timed
     target, cell        target, and timed cell {"batch", and "sequence" or "prompt"}
     goal, least         latency gain of the recipe, and the least that counts as met
-    over                form of the model that the gain is over, as reduce.gain_over
-    whole               entry of the unreduced model in the target's form, where `over` is float
+    over                precision of the model that the gain is over, as reduce.gain_over
+    whole               entry of the unreduced model as the target runs it, where `over` is float
     unreduced           sizes of the unreduced model; sizes are {blocks, ffn, heads}
     entries             [{sizes, ratio, interval, runs, p50}]: the table; ratio: median over rounds
                         of its time / that of unreduced/; p50: {unreduced, candidate} in ms
@@ -245,7 +245,7 @@ def _refuse_unreachable(table: Table, model: Model, gain: float, least: float) -
         best = 1.0 if smallest is None else 1 / smallest.ratio
         raise RecipeError(
             f"{gain:g}, and the smallest model that these methods make is {best:.2f} times as fast "
-            "on this machine as the unreduced one (in the form of reduce.gain_over)",
+            "on this machine as the unreduced one (as reduce.gain_over says)",
             where="reduce.goal.latency_gain",
             accepted=f"up to {best:.2f}" if best > 1 else "",
             fix="Lower the gain, or add methods to reduce.methods.",
@@ -253,13 +253,14 @@ def _refuse_unreachable(table: Table, model: Model, gain: float, least: float) -
 
 
 def refuse_reached(whole: Timed, section: Reduce) -> None:
-    """Raise RecipeError where the unreduced model in the target's form surely reaches the goal.
+    """Raise RecipeError where the unreduced model, quantized for the target, surely reaches the
+    goal.
     whole: its time compared with float."""
     gain = section.latency_gain
     assert gain is not None
     if surely(whole, gain):
         raise RecipeError(
-            f"{gain:g}, and the unreduced model in the target's form is already "
+            f"{gain:g}, and the unreduced model, quantized for the target, is already "
             f"{1 / whole.ratio:.2f} times as fast as in float on this machine",
             where="reduce.goal.latency_gain",
             accepted=f"from {1 / whole.ratio:.2f}",

@@ -26,12 +26,12 @@ from optimizer.reduce.structure.layout import Layout
 
 @dataclass(frozen=True)
 class Outputs:
-    """The model outside its blocks, whose weights are in memory inside `opened`. form: values that
-    a block returns besides the hidden states; None: it returns them alone."""
+    """The model outside its blocks, whose weights are in memory inside `opened`. beside: values
+    that a block returns besides the hidden states; None: it returns them alone."""
 
     layout: Layout
     contract: Contract
-    form: tuple[Any, ...] | None
+    beside: tuple[Any, ...] | None
 
     def answers(self, batch: Batch, real: Tensor, hidden: Tensor) -> Tensor:
         """Answers (texts, rows, width): logits per token or per text, or embeddings, normalized
@@ -41,7 +41,7 @@ class Outputs:
         hidden: output of the last block (texts, sequence, features)
         """
         model: Any = self.layout.source.model
-        with _injected(self.layout, hidden, self.form):
+        with _injected(self.layout, hidden, self.beside):
             extra = {"use_cache": False} if self.layout.source.decodes else {}
             output = model(**batch, **extra)
         if not hasattr(output, "last_hidden_state"):
@@ -120,26 +120,26 @@ class Outputs:
 @contextmanager
 def opened(layout: Layout, batch: Batch) -> Iterator[Outputs]:
     """Inside, hold the weights outside the blocks. batch: any batch; the first block runs once on
-    its first text, to find the form of a block's output."""
+    its first text, to see what it returns."""
     model, tensors = layout.source.model, layout.source.tensors
     inside = tuple(f"{block}." for block in layout.blocks)
     for name in (n for n in tensors if not n.startswith(inside)):
         materialize(model, name, tensors)
     try:
         contract = contracts.read(layout.folder / "contract.json")
-        yield Outputs(layout, contract, _form(layout, batch))
+        yield Outputs(layout, contract, _values_beside(layout, batch))
     finally:
         release(model)
 
 
-def _form(layout: Layout, batch: Batch) -> tuple[Any, ...] | None:
+def _values_beside(layout: Layout, batch: Batch) -> tuple[Any, ...] | None:
     """Values that a block returns besides the hidden states; None: it returns them alone."""
-    form: list[Any] = []
+    outputs: list[Any] = []
     first: Any = layout.source.model.get_submodule(layout.blocks[0])
     run = first.forward
 
     def look(*args: Any, **kwargs: Any) -> Any:
-        form.append(run(*args, **kwargs))
+        outputs.append(run(*args, **kwargs))
         raise _Seen
 
     materialize(layout.source.model, layout.blocks[0], layout.source.tensors)
@@ -150,7 +150,7 @@ def _form(layout: Layout, batch: Batch) -> tuple[Any, ...] | None:
     finally:
         del first.forward
         release(layout.source.model, layout.blocks[0])
-    return form[0][1:] if isinstance(form[0], tuple) else None
+    return outputs[0][1:] if isinstance(outputs[0], tuple) else None
 
 
 class _Seen(Exception):
@@ -158,11 +158,11 @@ class _Seen(Exception):
 
 
 @contextmanager
-def _injected(layout: Layout, hidden: Tensor, form: tuple[Any, ...] | None) -> Iterator[None]:
-    """Make every block return `hidden`, in the form of a block's output."""
+def _injected(layout: Layout, hidden: Tensor, beside: tuple[Any, ...] | None) -> Iterator[None]:
+    """Make every block return `hidden`, with the values `beside` it."""
     blocks: Sequence[Any] = [layout.source.model.get_submodule(name) for name in layout.blocks]
     for block in blocks:
-        block.forward = lambda *_, **__: hidden if form is None else (hidden, *form)
+        block.forward = lambda *_, **__: hidden if beside is None else (hidden, *beside)
     try:
         yield
     finally:

@@ -1,1 +1,1 @@
-"""Compare every form of a model with the form before it, on the same inputs."""
+"""Compare the model after every step with the model before it, on the same inputs."""

@@ -54,7 +54,7 @@ class Entry:
     nearest to its limit, or furthest beyond."""
 
     hop: str
-    start: str  # the form of the model that the hop compares with
+    start: str  # the model that the hop compares with
     tolerance: float | None
     measured: Distance | None
     ok: bool | None  # None where the hop did not run here
@@ -109,7 +109,7 @@ class Outputs:
     """A hop's outputs and their limits."""
 
     results: Sequence[Mapping[str, Any]]  # the hop's own
-    expected: Sequence[Trace]  # traces of the form that it compares with
+    expected: Sequence[Trace]  # traces of the model that it compares with
     spread: Spread  # limits from correct runs
 
 

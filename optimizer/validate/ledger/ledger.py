@@ -1,4 +1,4 @@
-"""Run the hops of the ledger: each form of a model against the form before it, on the same inputs.
+"""Run the hops of the ledger: each step of a model against the step before it, on the same inputs.
 
     Materials -> [Entry], one per hop
 

@@ -1,10 +1,11 @@
-"""Time the candidate and its float baselines in turns: torch, and every float form of the same
-runtime that the machine offers (float_forms.py). For tasks that answer a batch in one forward pass.
+"""Time the candidate and its float baselines in turns: torch, and every float baseline of the same
+runtime that the machine offers (float_baselines.py). For tasks that answer a batch in one forward
+pass.
 
 All systems answer the same texts in one run, with the same number of threads, through the harness's
 own code (harness.bundle.bench). Gates:
 
-    speed.must_beat_float   time of the candidate / time of the fastest accurate float form, in
+    speed.must_beat_float   time of the candidate / time of the fastest accurate float baseline, in
                             every cell: an interval wholly below 1 passes, wholly at or above 1
                             fails. All systems but torch are opened again after some rounds,
                             because a session's place in memory makes it faster or slower
@@ -41,7 +42,7 @@ from optimizer.validate.gates import Gate
 from optimizer.validate.ledger import trace
 from optimizer.validate.run_artifacts import RunArtifacts
 from optimizer.validate.timing.cells import CANDIDATE, Cell, MoreRounds, Timing, time_cells
-from optimizer.validate.timing.float_forms import FloatForms, float_file, list_forms
+from optimizer.validate.timing.float_baselines import FloatBaselines, float_file, list_baselines
 from optimizer.validate.timing.openings import Openings, OpenRunner
 from optimizer.validate.timing.speed_gates import (
     beats_float,
@@ -55,12 +56,12 @@ WARMUP = 5  # rounds: ONNX Runtime compares its ways to split a batch in them (d
 
 
 def measure(
-    m: RunArtifacts, texts: Sequence[Any], floats: FloatForms | None = None
+    m: RunArtifacts, texts: Sequence[Any], floats: FloatBaselines | None = None
 ) -> dict[str, Any]:
     """Measure the report's `speed` section of a target that runs on this machine. floats: float
-    forms; None: the result of list_forms."""
+    baselines; None: the result of list_baselines."""
     latency, target = m.section.validate_.latency, m.section.target
-    floats = floats or list_forms(m)
+    floats = floats or list_baselines(m)
     threads = target.intra_op_threads or cores()
     tokenizer = m.contract.tokenizer
     shortest = (tokenizer.padded_to or 1) if tokenizer else 1
@@ -101,15 +102,15 @@ def measure(
 
 
 def _files(
-    m: RunArtifacts, floats: FloatForms, folder: Path
+    m: RunArtifacts, floats: FloatBaselines, folder: Path
 ) -> dict[str, tuple[TargetSection, Path]]:
     """{name: (section that runs it, ONNX file)} of every system but torch. folder: empty folder,
     for files that are lowered for it."""
-    forms = {
+    files = {
         name: (section, float_file(m, section, folder / name))
         for name, section in floats.sections.items()
     }
-    return {**forms, CANDIDATE: (m.section.target, m.model / "model.onnx")}
+    return {**files, CANDIDATE: (m.section.target, m.model / "model.onnx")}
 
 
 def grid(latency: Latency, longest: int, shortest: int = 1) -> list[Cell]:

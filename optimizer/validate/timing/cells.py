@@ -90,7 +90,7 @@ def time_cells(
     floats: Sequence[str],
 ) -> dict[str, Any]:
     """Time every cell until its gate is decided, then the candidate alone for its 99th percentile.
-    floats: names of the float forms; the candidate is compared with the fastest of them. []: no
+    floats: names of the float baselines; the candidate is compared with the fastest of them. []: no
         ratios are measured
     """
     latency = timing.latency

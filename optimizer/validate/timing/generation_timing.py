@@ -1,9 +1,9 @@
-"""Time the generation of the candidate and of every float form of the same runtime that the machine
-offers (float_forms.py), in turns in one run.
+"""Time the generation of the candidate and of every float baseline of the same runtime that the
+machine offers (float_baselines.py), in turns in one run.
 
-speed.must_beat_float   time between tokens of the candidate / of the fastest accurate float form,
-                        in every cell of batch x prompt: an interval wholly below 1 passes, wholly
-                        at or above 1 fails
+speed.must_beat_float   time between tokens of the candidate / of the fastest accurate float
+                        baseline, in every cell of batch x prompt: an interval wholly below 1
+                        passes, wholly at or above 1 fails
 speed.p99_ms            interval of the 99th percentile of the time between tokens, in the first
                         cell, against the limit
 
@@ -34,7 +34,7 @@ from optimizer.validate.gates import Gate
 from optimizer.validate.run_artifacts import RunArtifacts
 from optimizer.validate.timing.batch_timing import size
 from optimizer.validate.timing.cells import CANDIDATE, Cell, MoreRounds, Timing, time_cells
-from optimizer.validate.timing.float_forms import FloatForms, float_file, list_forms
+from optimizer.validate.timing.float_baselines import FloatBaselines, float_file, list_baselines
 from optimizer.validate.timing.openings import Openings, OpenRunner
 from optimizer.validate.timing.speed_gates import (
     beats_float,
@@ -115,44 +115,44 @@ class GenerationTimer:
 
 
 def measure(
-    m: RunArtifacts, texts: Sequence[str], floats: FloatForms | None = None
+    m: RunArtifacts, texts: Sequence[str], floats: FloatBaselines | None = None
 ) -> dict[str, Any]:
     """Measure the report's `speed` section: measure_generation's document, with floats, peak_memory
     and size as for every task, and `p99` of the candidate alone where the recipe has a limit.
-    floats: float forms; None: the result of list_forms."""
+    floats: float baselines; None: the result of list_baselines."""
     latency, target = m.section.validate_.latency, m.section.target
-    floats, threads = floats or list_forms(m), target.intra_op_threads or cores()
+    floats, threads = floats or list_baselines(m), target.intra_op_threads or cores()
     cells = [(b, s) for b in latency.batch for s in latency.sequence]
     count = f"{len(cells)} cells of {1 + len(floats.sections)} systems"
     say(f"validate: timing {count}, {latency.iterations} rounds or more")
     with m.work_folder() as folder:
-        forms = {
+        files = {
             name: (section, float_file(m, section, folder / name))
             for name, section in floats.sections.items()
         }
-        forms[CANDIDATE] = (target, m.model / "model.onnx")
-        folders = {name: m.source if name == CANDIDATE else m.reference for name in forms}
+        files[CANDIDATE] = (target, m.model / "model.onnx")
+        folders = {name: m.source if name == CANDIDATE else m.reference for name in files}
         own = {n: contracts.read(folder / "contract.json") for n, folder in folders.items()}
         openings = Openings(
             {
-                name: partial(target_runner.open_onnx, section, file, own[name], threads)
-                for name, (section, file) in forms.items()
+                name: partial(target_runner.open_onnx, section, model, own[name], threads)
+                for name, (section, model) in files.items()
             }
         )
         with closing(openings):
             openings.open()
-            systems = {name: OwnCache(openings.runner(name), own[name]) for name in forms}
+            systems = {name: OwnCache(openings.runner(name), own[name]) for name in files}
             questions = count_questions(latency, len(cells), m.gains)
             timing = Timing(latency, threads, questions)
             timer = GenerationTimer(m.contract, m.encoder, texts, latency, threads, openings)
             measured = time_cells(timer, systems, cells, timing, floats.compared)
         if floats.figures:
             measured["floats"] = dict(floats.figures)
-        freed_memory.give_back()  # each form is measured in a process beside this one
+        freed_memory.give_back()  # each system is measured in a process beside this one
         cell = (latency.batch[0], latency.sequence[0])
         measured["peak_memory"] = {
-            name: bench.peak_memory(_program(folders[name], form, cell, threads))
-            for name, form in forms.items()
+            name: bench.peak_memory(_program(folders[name], file, cell, threads))
+            for name, file in files.items()
         }
     measured["size"] = {
         "float_bytes": size(m.reference_graph, "model.onnx"),
@@ -162,15 +162,15 @@ def measure(
 
 
 def _program(
-    folder: Path, form: tuple[TargetSection, Path], cell: tuple[int, int], threads: int
+    folder: Path, file: tuple[TargetSection, Path], cell: tuple[int, int], threads: int
 ) -> str:
     """Python program that opens a model and generates two tokens for one batch of prompts.
 
     folder: folder of load or reduce
-    form: (section that runs it, ONNX file)
+    file: (section that runs it, ONNX file)
     """
     batch, prompt = cell
-    entry = json.dumps(target_runner.manifest_entry(*form))
+    entry = json.dumps(target_runner.manifest_entry(*file))
     return (
         "import json\n"
         "from pathlib import Path\n"

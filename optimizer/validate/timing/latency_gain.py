@@ -1,7 +1,7 @@
 """Measure the latency gain: the smaller model's speed over the unreduced model's, on the target.
 
 The smaller model is the one that was built. The unreduced one is the reference as stage `latencies`
-made it: in the same form (the same quantization) or in float. Both are timed in turns in the first
+made it: in the same quantization or in float. Both are timed in turns in the first
 cell of validate.latency, end to end (text-generation: between tokens), until the gate is decided
 (timing/stopping_rules.py):
 
@@ -37,7 +37,7 @@ from optimizer.timing.stopping_rules import (
 from optimizer.validate.gates import Gate
 from optimizer.validate.ledger.breach import breach
 from optimizer.validate.run_artifacts import RunArtifacts
-from optimizer.validate.target_runner import float_forms, open_onnx
+from optimizer.validate.target_runner import float_baselines, open_onnx
 from optimizer.validate.timing.batch_timing import BatchTimer, graph_system, grid
 from optimizer.validate.timing.cells import CANDIDATE, CellTimer, Comparison, MoreRounds
 from optimizer.validate.timing.generation_timing import GenerationTimer, OwnCache
@@ -62,8 +62,8 @@ class ModelFolders:
 
 @dataclass(frozen=True)
 class GainCell:
-    """First cell of `latency` on one target, in which two models are timed in turns. over: form of
-    the unreduced model, as reduce.gain_over."""
+    """First cell of `latency` on one target, in which two models are timed in turns. over:
+    precision of the unreduced model, as reduce.gain_over."""
 
     target: TargetSection
     latency: Latency
@@ -80,27 +80,27 @@ class GainCell:
         The models are opened several times for a SequentialTest, of a RatioQuestion, and else once.
         """
         threads = self.target.intra_op_threads or cores()
-        forms = {
+        models = {
             UNREDUCED: (self.full_target, unreduced),
             CANDIDATE: (self.target, candidate),
         }
-        own = {n: contracts.read(m.source / "contract.json") for n, (_, m) in forms.items()}
+        own = {n: contracts.read(m.source / "contract.json") for n, (_, m) in models.items()}
         contract = own[CANDIDATE]
         encoder = tasks.of(contract).inputs.open(candidate.source / "checkpoint", contract)
         openings = Openings(
             {
                 name: partial(open_onnx, target, model.model / "model.onnx", threads=threads)
-                for name, (target, model) in forms.items()
+                for name, (target, model) in models.items()
             }
         )
         timer: CellTimer
         systems: dict[str, Any]
         if tasks.of(contract).generates:
             timer = GenerationTimer(contract, encoder, self.texts, self.latency, threads, openings)
-            systems = {n: OwnCache(openings.runner(n), own[n]) for n in forms}
+            systems = {n: OwnCache(openings.runner(n), own[n]) for n in models}
         else:
             timer = BatchTimer(self.texts, self.latency, threads, openings)
-            systems = {n: graph_system(openings.runner(n), contract, encoder) for n in forms}
+            systems = {n: graph_system(openings.runner(n), contract, encoder) for n in models}
         compared = Comparison(timer, rule, UNREDUCED) if isinstance(rule, SequentialTest) else None
         more = compared.more if compared else _more(rule, timer)
         opening = compared.opening if compared else 0
@@ -123,7 +123,7 @@ class GainCell:
         """Target section with which the unreduced model is opened."""
         if self.over == "same_form":
             return self.target
-        return next(iter(float_forms(self.target).values()))
+        return next(iter(float_baselines(self.target).values()))
 
     def sizes(self, contract: Contract) -> tuple[int, int]:
         """(batch, tokens of a text or prompt) of the cell."""
@@ -154,13 +154,17 @@ def measure(m: RunArtifacts, texts: Sequence[str], questions: int) -> dict[str, 
     test = budget.test(question, latency.iterations)
     cell = GainCell(m.section.target, latency, texts, reduce.gain_over)
     over = reduce.gain_over
-    form = "the same form" if over == "same_form" else f"float ({cell.full_target.computes_in})"
-    say(f"validate: timing the smaller model and the unreduced one in {form}, in turns")
+    precision = (
+        "the same quantization"
+        if over == "same_form"
+        else f"float ({cell.full_target.computes_in})"
+    )
+    say(f"validate: timing the smaller model and the unreduced one in {precision}, in turns")
     compared = cell.compare(
         ModelFolders(m.reference, m.unreduced), ModelFolders(m.source, m.model), test
     )
     goal = {"goal": reduce.latency_gain, "least": reduce.least_gain}
-    return {**goal, "over": over, "form": form, **compared}
+    return {**goal, "over": over, "form": precision, **compared}
 
 
 def read_table(m: RunArtifacts) -> dict[str, Any] | None:

@@ -42,7 +42,7 @@ as likely (docs/decisions/0059)."""
 class Timed:
     """Predicted times of one cell, in seconds.
 
-    rounds: {system: one round}; the float form that the candidate is compared with comes first
+    rounds: {system: one round}; the float baseline that the candidate is compared with comes first
     beside: one round of a system that is only shown; it skips rounds once it has taken as much time
         as all others
     """
@@ -52,7 +52,7 @@ class Timed:
 
     @property
     def ratio(self) -> float:
-        """Time of the candidate / that of the float form."""
+        """Time of the candidate / that of the float baseline."""
         return self.rounds[CANDIDATE] / next(iter(self.rounds.values()))
 
     @property

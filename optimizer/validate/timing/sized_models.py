@@ -1,4 +1,4 @@
-"""Make the model of given sizes in the form that the target runs, to time it.
+"""Make the model of given sizes as the target runs it, to time it.
 
 The first blocks and units are kept: which ones does not matter for speed. The stages' own functions
 do the work, so the timed model is the one that they would make of a checkpoint of these sizes.

@@ -1,8 +1,8 @@
 """Stage `latencies`: time models of several sizes, to find those that reach goal.latency_gain.
 
 Speed does not depend on the values of weights. So the checkpoint is cut to each size by keeping its
-first units, made into the target's model in the form that the recipe asks for, and timed in the
-first cell of validate.latency, in turns with the unreduced model in the same form or in float.
+first units, made into the target's model as the recipe quantizes it, and timed in the
+first cell of validate.latency, in turns with the unreduced model quantized alike or in float.
 reduce/structure/latency_table.py predicts other sizes from these times and lists what the folder
 holds.
 
@@ -70,7 +70,7 @@ def measure(section: Latencies, reference: Path, out: Path, compare: Compare) ->
     progress.mkdir(exist_ok=True)
     unreduced = progress / UNREDUCED
     if not unreduced.exists():
-        say("latencies: making the unreduced model in the target's form")
+        say("latencies: quantizing the unreduced model for the target")
         make_model(section, layout, model.full, unreduced)
     beside = _compared_with(section, model_folders(unreduced), progress)
     timer = SizeTimer(section, layout, model_folders(unreduced), beside, progress, compare)
@@ -154,7 +154,7 @@ class SizeTimer:
     """Time models of given sizes, each once.
 
     layout: layout of the reference
-    unreduced: the unreduced model in the target's form
+    unreduced: the unreduced model as the target runs it
     beside: model that every size is compared with: `unreduced`, or the reference in float
     progress: folder with one file per timed size
     compare: function that times two models in turns

@@ -72,7 +72,7 @@ SLOW, FAST = timed([0.7, 0.8], 12.0), timed([0.5, 0.6])
      (FAST, timed([0.55, 0.75]), "cannot be told: 0.65"),
      (FAST, timed([None, None]), "cannot be told: too few runs"),
      (FAST, timed([0.3, 0.4], to="bf16"), "cannot be told: compared with bf16 and with float"),
-     (FAST, {**SLOW, "ratio": None}, "cannot be told: without a float form")],
+     (FAST, {**SLOW, "ratio": None}, "cannot be told: without a float baseline")],
 )  # fmt: skip
 def test_times_are_compared_by_their_ratios_to_float(
     before: dict[str, Any], after: dict[str, Any], verdict: str

@@ -29,7 +29,7 @@ from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.lower.ort import answer
 from optimizer.recipe.schema import OnnxRuntimeTarget
 from optimizer.validate.ledger.pieces.roundoff import UNIT
-from optimizer.validate.timing.float_forms import float_file
+from optimizer.validate.timing.float_baselines import float_file
 from tests.decoders import write_tiny_decoder
 from tests.export.folders import Exported, exported, loaded_decoder
 from tests.lower.decoder_graphs import answers, text

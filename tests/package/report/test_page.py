@@ -376,7 +376,7 @@ def test_the_sizes_that_were_timed_are_listed_with_the_one_that_was_kept() -> No
     assert "1,152 1.43× 1.41 to 1.45 1.61× 0.2 tried" in text
 
 
-def test_the_gain_stands_beside_the_whole_model_in_the_same_form() -> None:
+def test_the_gain_stands_beside_the_whole_model_in_the_same_quantization() -> None:
     text = " ".join(summary(document()).split())
     assert "Gain, batch 1 × 128 8.00 ms 5.00 ms 1.60× as fast" in text
-    assert "(whole, same form) (1.54 to 1.67; goal 1.6)" in text
+    assert "(whole, same quantization) (1.54 to 1.67; goal 1.6)" in text

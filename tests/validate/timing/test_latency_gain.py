@@ -23,7 +23,7 @@ def section(low: float | None, high: float | None) -> dict[str, Any]:
     place = {"batch": 1, "sequence": 128}
     needed = {"rounds": 80, "seconds": 9.0}
     ratio = {"ratio": 0.63, "interval": [low, high], "needed": needed}
-    return {"goal": 1.6, "least": 1.52, "form": "the same form", **place, **ratio}
+    return {"goal": 1.6, "least": 1.52, "form": "the same quantization", **place, **ratio}
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,10 @@ def test_a_failure_says_what_was_reached_and_what_to_do() -> None:
 
 def test_the_message_names_what_the_gain_is_over() -> None:
     passed = section(0.6, 0.65)
-    assert "unreduced model in the same form at batch 1" in latency_gain.gate(passed, 1).message
+    assert (
+        "unreduced model in the same quantization at batch 1"
+        in latency_gain.gate(passed, 1).message
+    )
     message = latency_gain.gate({**passed, "form": "float (fp32)"}, 1).message
     assert "the unreduced model in float (fp32) at batch 1" in message
 

@@ -125,7 +125,10 @@ def test_a_run_ends_with_the_gain_that_was_reached(tmp_path: Path) -> None:
     report = json.loads((built.report.path / "report.json").read_text())
     (gate,) = (g for g in report["gates"] if g["name"] == "speed.latency_gain")
     assert gate["verdict"] in ("pass", "fail", "inconclusive")
-    assert "times as fast as the unreduced model in the same form at batch 1" in gate["message"]
+    assert (
+        "times as fast as the unreduced model in the same quantization at batch 1"
+        in gate["message"]
+    )
     table, gain = report["latencies"], report["speed"]["gain"]
     assert gain["goal"] == table["goal"] == 1.0001
     assert gate["limit"] == gain["least"] == pytest.approx(0.01 * 1.0001)

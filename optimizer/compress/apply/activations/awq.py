@@ -97,8 +97,8 @@ def _fold(group: BlockGroup, pair: SmoothPair, sums: _InputSums, folded: Folded)
         raise bad_input(pair.consumers[0], e) from e
     remark = "not scaled: no scale lowers the output error"
     if choice.alpha is not None:
-        form = " by weight" if choice.by_weight else ""
-        remark = f"awq ratio {choice.alpha:g}{form}, folded into {pair.producer}"
+        scaling = " by weight" if choice.by_weight else ""
+        remark = f"awq ratio {choice.alpha:g}{scaling}, folded into {pair.producer}"
         rows = slice(part * size, (part + 1) * size)
         s = choice.s if shared is None else shared.of_producer(choice.s)
         for n, t in producer.items():

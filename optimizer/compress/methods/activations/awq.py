@@ -6,9 +6,9 @@ changes only the relative rounding error of the column:
     s_j = s_X ** alpha                             s_X = mean|X_j|
     s_j = s_X ** alpha / s_W ** (1 - alpha)        s_W = mean|W_j|
 
-The form and alpha are searched by the output error of the quantized consumers, over all tokens:
-sum |X E^T|^2 = tr E H E^T. smoothquant.fold_producer and fold_consumer fold s; scale_search.py
-searches the clipping.
+Which of the two, and alpha, are searched by the output error of the quantized consumers, over all
+tokens: sum |X E^T|^2 = tr E H E^T. smoothquant.fold_producer and fold_consumer fold s;
+scale_search.py searches the clipping.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Choice:
 
     s: (in,)
     alpha: None where s is ones, because no alpha lowers the error
-    by_weight: True for the form with s_W
+    by_weight: True for scales with s_W
     error, unscaled: summed output error with s, and with ones
     """
 
@@ -49,7 +49,7 @@ def factors(s_X: Tensor, s_W: Tensor | None, alpha: float) -> Tensor:
     """s (in,), positive, with a geometric mean of 1 over the inputs that are scaled.
 
     s_X: (in,), mean|X_j|
-    s_W: (in,), mean|W_j|, or None for the form without it
+    s_W: (in,), mean|W_j|, or None for scales without it
     """
     usable = s_X > SMALLEST
     if s_W is not None:

@@ -23,16 +23,16 @@ def gain_rows(report: Document) -> list[Row]:
     return [
         Row(
             f"Gain, batch {plain(gain.get('batch'))} × {length}",
-            Cell(ms(p50.get("unreduced")), f"whole, {_form(gain)}"),
+            Cell(ms(p50.get("unreduced")), f"whole, {_precision(gain)}"),
             Cell(ms(p50.get("candidate"))),
             Cell(f"{times(reached)} as fast", note),
         )
     ]
 
 
-def _form(measured: Document) -> str:
-    """Return the form of the unreduced model, "float" or "same form"."""
-    return "float" if measured.get("over") == "float" else "same form"
+def _precision(measured: Document) -> str:
+    """Return the precision of the unreduced model, "float" or "same quantization"."""
+    return "float" if measured.get("over") == "float" else "same quantization"
 
 
 def _bounds(measured: Document) -> str:
@@ -63,7 +63,7 @@ def sizes(report: Document) -> tuple[Card, ...]:
     cell = part(table, "cell")
     length = plain(cell.get("sequence", cell.get("prompt")))
     hint = (
-        f"Models of these sizes compared with the unreduced one, {_form(table)}, at batch "
+        f"Models of these sizes compared with the unreduced one, {_precision(table)}, at batch "
         f"{plain(cell.get('batch'))} × {length}, before weights were chosen; "
         f"goal: {plain(table.get('goal'))}."
     )

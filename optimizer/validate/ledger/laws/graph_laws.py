@@ -13,7 +13,7 @@ caught     a parameter through float16, swapped or stale rows, a code or zero po
 Each function is (Materials, graph) -> problems with the checkpoint's names. Called by the hops
 `export` and `lower`. `constants` runs the last four laws:
 
- 1. epsilons   of each norm of the torch model, in every form that the graph has
+ 1. epsilons   of each norm of the torch model, in every pattern of nodes that the graph has
  2. functions  GELU by erf or by tanh, as the torch module computes it
  3. buffers    an initializer with the name of a torch buffer holds its values
  4. angles     tables of cosines and sines are those of the rotary embedding's frequencies
@@ -39,7 +39,7 @@ from optimizer.validate.ledger.pieces.roundoff import UNIT
 from optimizer.validate.materials import Materials
 
 TABLES = {"rotary_cos": np.cos, "rotary_sin": np.sin}  # of lower/ort/attention.py
-FORMS = {"none": "by erf", "tanh": "by tanh"}
+KINDS = {"none": "by erf", "tanh": "by tanh"}
 
 
 def interface(m: Materials, graph: Source) -> list[str]:
@@ -164,22 +164,22 @@ def _epsilon(module: nn.Module) -> float | None:
     return epsilon if isinstance(epsilon, float) and hasattr(module, "weight") else None
 
 
-def functions(m: Materials, forms: Mapping[str, str]) -> list[str]:
-    """Law 2: problems of GELUs. forms: {module: form in the graph, "none" (erf) or "tanh"}."""
+def functions(m: Materials, kinds: Mapping[str, str]) -> list[str]:
+    """Law 2: problems of GELUs. kinds: {module: kind in the graph, "none" (erf) or "tanh"}."""
     modules = dict(m.float_model.named_modules())
     x = torch.linspace(-4, 4, 101, dtype=torch.float64)
     problems = []
-    for name, form in forms.items():
+    for name, kind in kinds.items():
         module = modules.get(name)
         if not name or module is None or any(True for _ in module.children()):
             continue
         with torch.no_grad():
             values = module(x)
-        far = {f: float((nn.functional.gelu(x, approximate=f) - values).abs().max()) for f in FORMS}
+        far = {f: float((nn.functional.gelu(x, approximate=f) - values).abs().max()) for f in KINDS}
         nearest = min(far, key=lambda f: far[f])
-        if form != nearest:
+        if kind != nearest:
             problems.append(
-                f"{name}: GELU is {FORMS[form]} in the graph, {FORMS[nearest]} in torch"
+                f"{name}: GELU is {KINDS[kind]} in the graph, {KINDS[nearest]} in torch"
             )
     return problems
 

@@ -18,7 +18,7 @@ FILE = "origin.json"
 
 
 def has_origin(m: Materials) -> bool:
-    """True for a model whose first form `load` compared with the file that later stages read."""
+    """True for a model whose original `load` compared with the file that later stages read."""
     return (m.source / FILE).is_file()
 
 

@@ -261,10 +261,10 @@ def _inputs(
     fixed = _fixed_shapes(uses, traces)
     free = {n: rows for n, rows in joined.items() if n not in fixed}
     most = max(map(len, free.values()), default=1)  # a graph has one length for all its tensors
-    forms = {e.input: _form(traces[0], key) or (most,) for e, key in uses}
+    shapes = {e.input: _fixed_dimensions(traces[0], key) or (most,) for e, key in uses}
     # one batch size for all that holds each tensor's probes
-    count = max((-(-len(rows) // math.prod(forms[n])) for n, rows in free.items()), default=1)
-    arrays = {n: np.resize(rows, (count, *forms[n], rows.shape[1])) for n, rows in free.items()}
+    count = max((-(-len(rows) // math.prod(shapes[n])) for n, rows in free.items()), default=1)
+    arrays = {n: np.resize(rows, (count, *shapes[n], rows.shape[1])) for n, rows in free.items()}
     room = {name: math.prod(shape[:-1]) for name, shape in fixed.items()}
     for run in range(max((-(-len(joined[n]) // rows) for n, rows in room.items()), default=1)):
         for name, shape in fixed.items():
@@ -282,7 +282,7 @@ def _fixed_shapes(
     return {name: next(iter(each)) for name, each in shapes.items() if len(each) == 1}
 
 
-def _form(trace: Trace, key: Key) -> tuple[int, ...]:
+def _fixed_dimensions(trace: Trace, key: Key) -> tuple[int, ...]:
     """The dimensions of an input between its first and its last, where nothing is padded and the
     graph accepts no others; () where it accepts any."""
     array = trace.inputs[key]

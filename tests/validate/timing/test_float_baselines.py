@@ -1,4 +1,4 @@
-"""The float form that a candidate must beat: the fastest accurate one of its runtime here."""
+"""The float baseline that a candidate must beat: the fastest accurate one of its runtime here."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ import pytest
 from optimizer.data.datasets import samples
 from optimizer.harness.bundle.bench import System
 from optimizer.harness.runtimes.openvino.devices import CAPABILITIES, capabilities
-from optimizer.lower.openvino.build import float_forms as openvino_forms
+from optimizer.lower.openvino.build import float_baselines as openvino_baselines
 from optimizer.recipe.schema import Latency, OpenVinoTarget
 from optimizer.validate.gates import Gate
 from optimizer.validate.quality import answers
 from optimizer.validate.run_artifacts import RunArtifacts
-from optimizer.validate.timing import batch_timing, cells, float_forms
+from optimizer.validate.timing import batch_timing, cells, float_baselines
 from optimizer.validate.timing.openings import Openings
 from tests.validate.runs import Run, for_openvino
 from tests.validate.test_stage import changed
 
 TARGET = OpenVinoTarget(runtime="openvino")
-FORMS = {*openvino_forms(TARGET)}  # of this processor; some have bf16, some fp16 too
-COARSER = FORMS - {"openvino-float"}
+BASELINES = {*openvino_baselines(TARGET)}  # of this processor; some have bf16, some fp16 too
+COARSER = BASELINES - {"openvino-float"}
 
 
 def test_the_forms_are_those_that_the_processor_has_kernels_for() -> None:
-    forms = openvino_forms(TARGET)
+    baselines = openvino_baselines(TARGET)
     for kind in ("bf16", "fp16"):
-        assert (f"openvino-float-{kind}" in forms) == (CAPABILITIES[kind] in capabilities())
-    for name, form in forms.items():
+        assert (f"openvino-float-{kind}" in baselines) == (CAPABILITIES[kind] in capabilities())
+    for name, section in baselines.items():
         kind = "fp32" if name == "openvino-float" else name.rpartition("-")[2]
-        assert form.float == kind
+        assert section.float == kind
         assert CAPABILITIES[kind] in capabilities()
 
 
 def test_a_runtime_without_float_forms_has_one(runs: dict[str, Run]) -> None:
-    forms = float_forms.list_forms(runs["static"].materials())
-    assert list(forms.sections) == list(forms.compared) == ["onnxruntime-float"]
+    baselines = float_baselines.list_baselines(runs["static"].materials())
+    assert list(baselines.sections) == list(baselines.compared) == ["onnxruntime-float"]
 
 
-def compared(m: RunArtifacts, verdict: str) -> float_forms.FloatForms:
-    """Judge the forms, with this verdict for every form's answers."""
+def compared(m: RunArtifacts, verdict: str) -> float_baselines.FloatBaselines:
+    """Judge the baselines, with this verdict for the answers of each."""
     rows = samples(m.section.validate_.data)[:8]
     reference = answers.reference(m, rows, None)
     assert reference is not None
@@ -51,7 +51,7 @@ def compared(m: RunArtifacts, verdict: str) -> float_forms.FloatForms:
         assert len(own.text) == len(rows)
         return [Gate("quality.cosine", verdict, 0.0, None, None, "")], None
 
-    return float_forms.judge_forms(m, rows, reference, compare)
+    return float_baselines.judge_baselines(m, rows, reference, compare)
 
 
 @pytest.mark.skipif(not COARSER, reason="this processor has neither bf16 nor fp16")
@@ -59,11 +59,11 @@ def compared(m: RunArtifacts, verdict: str) -> float_forms.FloatForms:
 def test_a_coarser_float_is_compared_with_only_where_it_keeps_the_margins(
     verdict: str, runs: dict[str, Run], tmp_path: Path
 ) -> None:
-    forms = compared(for_openvino(runs["static"], tmp_path).materials(), verdict)
-    assert set(forms.sections) == FORMS
-    assert set(forms.compared) - {"openvino-float"} == (COARSER if verdict == "pass" else set())
-    assert "openvino-float" in forms.compared
-    assert {forms.figures[name]["verdict"] for name in COARSER} == {verdict}
+    baselines = compared(for_openvino(runs["static"], tmp_path).materials(), verdict)
+    assert set(baselines.sections) == BASELINES
+    assert set(baselines.compared) - {"openvino-float"} == (COARSER if verdict == "pass" else set())
+    assert "openvino-float" in baselines.compared
+    assert {baselines.figures[name]["verdict"] for name in COARSER} == {verdict}
 
 
 @pytest.mark.skipif(not COARSER, reason="this processor has neither bf16 nor fp16")
@@ -73,10 +73,12 @@ def test_the_same_holds_for_text_generation(
 ) -> None:
     run = changed(for_openvino(decoder_runs["rtn"], tmp_path), max_kl=max_kl)
     m = run.materials()
-    forms = float_forms.judge_forms_on_windows(m, samples(m.section.validate_.data)[:40])
-    assert set(forms.sections) == FORMS
-    assert set(forms.compared) - {"openvino-float"} == (COARSER if verdict == "pass" else set())
-    figures = forms.figures["openvino-float-bf16"]
+    baselines = float_baselines.judge_baselines_on_windows(
+        m, samples(m.section.validate_.data)[:40]
+    )
+    assert set(baselines.sections) == BASELINES
+    assert set(baselines.compared) - {"openvino-float"} == (COARSER if verdict == "pass" else set())
+    figures = baselines.figures["openvino-float-bf16"]
     assert figures["verdict"] == verdict
     assert [g["name"] for g in figures["gates"]] == ["quality.perplexity", "quality.max_kl"]
 

@@ -20,8 +20,8 @@ from optimizer.harness.inputs.kv_cache import PARTS, past_name, present_name
 from optimizer.lower.onnx.examine import constant, maker, only_user
 
 
-class OtherForm(Exception):
-    """The layer has another form; the message names the difference."""
+class OtherPattern(Exception):
+    """The nodes of the layer are others; the message names the difference."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,11 @@ class Attention:
 def recognise(
     inputs: Mapping[str, ir.Value], outputs: Mapping[str, ir.Value], index: int
 ) -> Attention:
-    """Recognise the attention of layer `index` by the graph's inputs and outputs, or OtherForm."""
+    """Recognise the attention of layer `index` by the graph's inputs and outputs, or
+    OtherPattern."""
     key, value = (outputs.get(present_name(index, n)) for n in PARTS)
     if key is None or value is None:
-        raise OtherForm("its cache has no present")
+        raise OtherPattern("its cache has no present")
     new_key, new_value = (
         _appended(inputs[past_name(index, n)], v) for v, n in zip((key, value), PARTS, strict=True)
     )
@@ -78,7 +79,7 @@ def recognise(
     weighted = user(softmax.outputs[0], "MatMul")
     again, values = _repeated(value)
     if weighted.inputs[1] is not values or again != repeats:
-        raise OtherForm("its weights multiply something other than the cached values")
+        raise OtherPattern("its weights multiply something other than the cached values")
     query = product.inputs[0]
     assert query is not None
     assert mask is not None
@@ -96,11 +97,11 @@ def recognise(
 
 
 def user(value: ir.Value, op: str, perm: tuple[int, ...] | None = None) -> ir.Node:
-    """Return the node, an `op`, that alone uses `value`; raise OtherForm where there is none."""
+    """Return the node, an `op`, that alone uses `value`; raise OtherPattern where there is none."""
     node = only_user(value)
     if node is None or node.op_type != op or (perm is not None and perm_of(node) != perm):
         operator = "nothing or several" if node is None else node.op_type
-        raise OtherForm(f"{value.name} goes to {operator}, not to one {op}")
+        raise OtherPattern(f"{value.name} goes to {operator}, not to one {op}")
     return node
 
 
@@ -114,9 +115,9 @@ def _appended(past: ir.Value, present: ir.Value) -> ir.Value:
     """The keys or values of the new tokens, which `present` appends to `past` (case 3)."""
     node = maker(present, "Concat")
     if node is None or len(node.inputs) != 2 or node.inputs[0] is not past:
-        raise OtherForm(f"{present.name} is not past with new tokens appended")
+        raise OtherPattern(f"{present.name} is not past with new tokens appended")
     if node.attributes["axis"].as_int() not in (-2, 2) or node.inputs[1] is None:
-        raise OtherForm(f"{present.name} grows along another axis than the sequence")
+        raise OtherPattern(f"{present.name} grows along another axis than the sequence")
     return node.inputs[1]
 
 
@@ -126,11 +127,11 @@ def _repeated(cached: ir.Value) -> tuple[int, ir.Value]:
     if node is None or node.op_type != "Unsqueeze":
         return 1, cached  # case 1
     if constant(node.inputs[1]) != [2]:
-        raise OtherForm(f"{cached.name} is repeated along another axis than its heads")
+        raise OtherPattern(f"{cached.name} is repeated along another axis than its heads")
     expand = user(node.outputs[0], "Expand")
     sizes = constant(expand.inputs[1])
     if sizes is None or len(sizes) != 5 or sizes[3:] != [1, 1] or sizes[:2] != [1, 1]:
-        raise OtherForm(f"how often {cached.name} is repeated cannot be read")
+        raise OtherPattern(f"how often {cached.name} is repeated cannot be read")
     return int(sizes[2]), user(expand.outputs[0], "Reshape").outputs[0]
 
 
@@ -141,7 +142,7 @@ def _scaled(product: ir.Value) -> tuple[float, ir.Value]:
         by = next((v for v in node.inputs if v is not product), None)
         factors = constant(by)
         if factors is None or len(factors) != 1:
-            raise OtherForm(f"{product.name} is scaled by something that is not a constant")
+            raise OtherPattern(f"{product.name} is scaled by something that is not a constant")
         factor = float(factors[0])
         return factor if node.op_type == "Mul" else 1 / factor, node.outputs[0]
     return 1.0, product

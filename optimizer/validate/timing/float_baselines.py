@@ -1,9 +1,9 @@
-"""Judge the float forms (fp32, bf16, fp16) that a target's own runtime offers on this machine, to
-find those that gate must_beat_float compares the candidate with.
+"""Judge the float baselines (fp32, bf16, fp16) that a target's own runtime offers on this machine,
+to find those that gate must_beat_float compares the candidate with.
 
 On a processor with bf16, a float model in it may be as fast as one in INT8, and as accurate. So the
-gate's float is the fastest form whose answers keep the recipe's margins, judged on the same rows as
-the candidate's. The margins are counted from fp32.
+gate's float is the fastest baseline whose answers keep the recipe's margins, judged on the same
+rows as the candidate's. The margins are counted from fp32.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ Compare = Callable[[answers.Reference, Answers], tuple[list[Gate], Any]]
 
 
 @dataclass(frozen=True)
-class FloatForms:
-    """Float forms of a target on this machine.
+class FloatBaselines:
+    """Float baselines of a target on this machine.
 
     sections: {name in reports: section that runs the float graph}; all are timed
-    compared: names of the forms that must_beat_float compares the candidate with
+    compared: names of the baselines that must_beat_float compares the candidate with
     figures: {name: {float, verdict, gates}} for the report
     """
 
@@ -47,19 +47,19 @@ class FloatForms:
     figures: Mapping[str, Any] = field(default_factory=dict)
 
 
-def list_forms(m: RunArtifacts) -> FloatForms:
-    """List the forms of this machine without judging any; only the first is compared with. Lists
-    none where the recipe does not time them."""
+def list_baselines(m: RunArtifacts) -> FloatBaselines:
+    """List the float baselines of this machine without judging any; only the first is compared
+    with. Lists none where the recipe does not time them."""
     if not m.section.validate_.latency.time_float:
-        return FloatForms({}, ())
-    sections = target_runner.float_forms(m.section.target)
-    return FloatForms(sections, tuple(sections)[:1])
+        return FloatBaselines({}, ())
+    sections = target_runner.float_baselines(m.section.target)
+    return FloatBaselines(sections, tuple(sections)[:1])
 
 
-def judge_forms(
+def judge_baselines(
     m: RunArtifacts, rows: Sequence[Sample], reference: answers.Reference, compare: Compare
-) -> FloatForms:
-    """Judge every form coarser than the stored graph. reference: reference model's answers to
+) -> FloatBaselines:
+    """Judge every baseline coarser than the stored graph. reference: reference model's answers to
     rows."""
 
     def gates_of(name: str, section: TargetSection) -> list[Gate]:
@@ -70,9 +70,9 @@ def judge_forms(
     return _judge(m, gates_of)
 
 
-def judge_forms_on_windows(m: RunArtifacts, rows: Sequence[Sample]) -> FloatForms:
-    """Judge the forms of a text-generation model: the recipe's gates on windows of the rows' text,
-    compared with the form that computes in the type of the stored graph."""
+def judge_baselines_on_windows(m: RunArtifacts, rows: Sequence[Sample]) -> FloatBaselines:
+    """Judge the baselines of a text-generation model: the recipe's gates on windows of the rows'
+    text, compared with the one that computes in the type of the stored graph."""
     settings = m.section.validate_
     contract = contracts.read(m.reference / "contract.json")
     some = windows(rows, m.encoder, contract, settings.sequence_length)
@@ -81,9 +81,9 @@ def judge_forms_on_windows(m: RunArtifacts, rows: Sequence[Sample]) -> FloatForm
         as_stored = section.model_copy(update={"float": section.float_type})
         with (
             closing(_open(m, as_stored, contract)) as baseline,
-            closing(_open(m, section, contract)) as form,
+            closing(_open(m, section, contract)) as runner,
         ):
-            first, second = (decoder.OnnxDecoder(r, contract) for r in (baseline, form))
+            first, second = (decoder.OnnxDecoder(r, contract) for r in (baseline, runner))
             scores = perplexity.score(
                 bar(some, f"validate: {name}"),
                 lambda ids: decoder.logits_of(first, ids),
@@ -94,8 +94,8 @@ def judge_forms_on_windows(m: RunArtifacts, rows: Sequence[Sample]) -> FloatForm
     return _judge(m, gates_of)
 
 
-def _judge(m: RunArtifacts, gates_of: Callable[[str, TargetSection], list[Gate]]) -> FloatForms:
-    sections = target_runner.float_forms(m.section.target)
+def _judge(m: RunArtifacts, gates_of: Callable[[str, TargetSection], list[Gate]]) -> FloatBaselines:
+    sections = target_runner.float_baselines(m.section.target)
     compared, figures = [], {}
     for name, section in sections.items():
         coarser = section.computes_in != section.float_type
@@ -107,7 +107,7 @@ def _judge(m: RunArtifacts, gates_of: Callable[[str, TargetSection], list[Gate]]
             "verdict": verdict,
             "gates": [g.as_dict() for g in gates],
         }
-    return FloatForms(sections, compared, figures)
+    return FloatBaselines(sections, compared, figures)
 
 
 def float_file(m: RunArtifacts, section: TargetSection, folder: Path) -> Path:
