@@ -1,4 +1,4 @@
-"""Read the right answers to a question from a cell, and score an answer by them as SQuAD does.
+"""Read the right answers to a question from a column, and score an answer by them as SQuAD does.
 
 exact match and F1 of words after normalization (lower case, without punctuation, articles and
 further white space), each the best over the right answers. A question without a right answer needs
@@ -24,13 +24,13 @@ PUNCTUATION = str.maketrans("", "", string.punctuation)
 ACCEPTED = 'a text, a list of texts, {"text": [...]} or a list of {"text": "..."}; [] for no answer'
 
 
-def read_answers(cell: Any, where: str) -> tuple[str, ...]:
-    """The right answers of a cell; () where the question has none.
+def read_answers(written: Any, where: str) -> tuple[str, ...]:
+    """The right answers in a value of a column; () where the question has none.
 
     A text that begins with { or [ is JSON, as a csv holds the other kinds. Raises DataError naming
     `where` for another value.
     """
-    value = cell
+    value = written
     if isinstance(value, str) and value.lstrip().startswith(("{", "[")):
         try:
             value = json.loads(value)
@@ -49,7 +49,7 @@ def read_answers(cell: Any, where: str) -> tuple[str, ...]:
     if isinstance(value, list):
         texts = [one.get("text") if isinstance(one, dict) else one for one in value]
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise DataError(f"{str(cell)[:80]!r} was found", where=where, accepted=ACCEPTED)
+        raise DataError(f"{str(written)[:80]!r} was found", where=where, accepted=ACCEPTED)
     return tuple(text for text in texts if text.strip())
 
 

@@ -19,23 +19,23 @@ TODAY = "2024-07-26"
 """Date that templates print in data, so that rows have the same tokens on every day."""
 
 
-def parse(cell: Any, where: str) -> tuple[Mapping[str, str], ...]:
-    """The messages of a cell: a list of {"role", "content"}, or of {"from", "value"}, or a text
+def parse(value: Any, where: str) -> tuple[Mapping[str, str], ...]:
+    """The messages of a value: a list of {"role", "content"}, or of {"from", "value"}, or a text
     that holds it as JSON, as in a csv file. Keys without a value are left out, because `datasets`
-    gives every message of a file the same keys. Raises DataError for another cell, and for a value
+    gives every message of a file the same keys. Raises DataError for another value, and for a value
     that is not a text."""
-    if isinstance(cell, str):
+    if isinstance(value, str):
         with suppress(ValueError, RecursionError):
-            cell = json.loads(cell)
-    if not isinstance(cell, list) or not all(isinstance(message, Mapping) for message in cell):
+            value = json.loads(value)
+    if not isinstance(value, list) or not all(isinstance(message, Mapping) for message in value):
         raise DataError(
-            f"{str(cell)[:80]} is not a list of messages",
+            f"{str(value)[:80]} is not a list of messages",
             where=where,
             accepted='[{"role": "user", "content": "..."}, {"role": "assistant", ...}], in a csv '
             "file as JSON",
         )
     parsed = []
-    for i, message in enumerate(cell):
+    for i, message in enumerate(value):
         present = {str(key): value for key, value in message.items() if value is not None}
         if "role" not in present and {"from", "value"} <= set(present):
             sender, content = present.pop("from"), present.pop("value")

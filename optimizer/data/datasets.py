@@ -248,7 +248,7 @@ def _fingerprint(spec: DataSpec) -> str:
 class _Rows:
     """Every usable row of a spec, and its label names in id order.
 
-    ordered: False for names that only the cells give, in alphabetical order
+    ordered: False for names that only the values give, in alphabetical order
     """
 
     rows: tuple[Sample, ...]
@@ -295,7 +295,7 @@ def _parse_rows(
             chosen = arrays.columns_of(columns["arrays"], columns, table.column_names)
             values["arrays"] = {name: row[name] for name in chosen}
         if spec.source == "csv" and values.get("labels", "") is None:
-            values["labels"] = []  # an empty cell
+            values["labels"] = []  # an empty field
         if spec.source == "csv" and values.get("answers", "") is None:
             values["answers"] = []
         sample = _sample(values, names, spec, i) if _usable(values) else None
@@ -338,7 +338,7 @@ def _columns(spec: DataSpec, table: Any) -> dict[str, str]:
 def _sample(
     values: Mapping[str, Any], names: tuple[str, ...], spec: DataSpec, index: int
 ) -> Sample:
-    """The Sample of {field: cell} `values`. index: row number in the data set, for messages."""
+    """The Sample of {field: value} `values`. index: row number in the data set, for messages."""
     row = f"{where_of(spec)}: row {index}"
     text, pair, tags = values.get("text", ""), values.get("text_pair"), values.get("tags")
     image, score, messages = values.get("image"), values.get("score"), None

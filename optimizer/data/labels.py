@@ -40,7 +40,7 @@ def names_of(
 
 
 def names_in(spec: DataSpec, table: Any, columns: Mapping[str, str]) -> tuple[str, ...]:
-    """The label names in the cells of a column of texts, in alphabetical order; () for ids.
+    """The label names in the values of a column of texts, in alphabetical order; () for ids.
 
     table: rows, from tables.open_table
     columns: {field: column}
@@ -49,10 +49,12 @@ def names_in(spec: DataSpec, table: Any, columns: Mapping[str, str]) -> tuple[st
         feature = table.features[columns[field]]
         if getattr(getattr(feature, "feature", feature), "dtype", "") not in TEXTS:
             continue
-        cells = [c for c in table[columns[field]] if c is not None]
+        values = [c for c in table[columns[field]] if c is not None]
         if field == "labels" and not hasattr(feature, "feature"):
-            cells = [[p.strip() for p in c.split(spec.label_separator) if p.strip()] for c in cells]
-        names = {n for c in cells for n in ([c] if isinstance(c, str) else c) if n is not None}
+            values = [
+                [p.strip() for p in c.split(spec.label_separator) if p.strip()] for c in values
+            ]
+        names = {n for c in values for n in ([c] if isinstance(c, str) else c) if n is not None}
         ids = field == "labels" and all(name.isdecimal() for name in names)
         return () if ids else tuple(sorted(names))
     return ()
@@ -79,25 +81,25 @@ def label_id(value: Any, names: Sequence[str], where: str) -> int:
     return int(value)
 
 
-def label_ids(cell: Any, names: Sequence[str], separator: str, where: str) -> tuple[int, ...]:
-    """The ids, ascending, of the labels in a cell: a list of ids or names, or a text of names with
+def label_ids(value: Any, names: Sequence[str], separator: str, where: str) -> tuple[int, ...]:
+    """The ids, ascending, of the labels in a value: a list of ids or names, or a text of names with
     `separator` between them. Raises DataError for any other value and for a label listed twice."""
-    if isinstance(cell, str):
-        cell = [part.strip() for part in cell.split(separator) if part.strip()]
-        if not names and all(part.isdecimal() for part in cell):
-            cell = [int(part) for part in cell]
-    if not isinstance(cell, list):
+    if isinstance(value, str):
+        value = [part.strip() for part in value.split(separator) if part.strip()]
+        if not names and all(part.isdecimal() for part in value):
+            value = [int(part) for part in value]
+    if not isinstance(value, list):
         raise DataError(
-            f"{str(cell)[:80]} is not a list",
+            f"{str(value)[:80]} is not a list",
             where=where,
             accepted=f"a list of labels, or a text of labels separated by {separator!r} "
             "(label_separator)",
             fix="A column of one label per row is the field label.",
         )
-    ids = sorted(label_id(one, names, where) for one in cell)
+    ids = sorted(label_id(one, names, where) for one in value)
     if len(set(ids)) < len(ids):
         raise DataError(
-            f"{str(cell)[:80]} has a label twice",
+            f"{str(value)[:80]} has a label twice",
             where=where,
             accepted="the ids or names of the labels that the row has",
             fix="Of a list with a 0 or 1 for each label give the names of those with a 1.",
@@ -138,7 +140,7 @@ def ids_in_model(names: Sequence[str], labels: Sequence[str], where: str) -> lis
 def ids_of_names(names: Sequence[str], labels: Sequence[str], where: str) -> list[int]:
     """The model's label id for each name of `names`, of which the data may lack some.
 
-    names: names that the cells of the data have, compared after `normal`
+    names: names that the values of the data have, compared after `normal`
     labels: the model's label names; () for a model without
 
     Raises DataError for a name that no label or more than one has.

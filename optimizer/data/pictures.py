@@ -35,7 +35,8 @@ def disable_decoding(table: Any, column: str) -> Any:
 
 
 def read_picture(value: Any, base: str, where: str) -> Picture:
-    """The Picture of a cell: `value` is a path, a file's bytes, or {"bytes", "path"} of `datasets`.
+    """The Picture of a column's `value`: a path, a file's bytes, or {"bytes", "path"} of
+    `datasets`.
     Raises DataError for any other value, and for a file that is missing or too large.
 
     base: folder of the data spec

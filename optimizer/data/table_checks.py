@@ -115,12 +115,12 @@ def _json_tokens(file: Path) -> Iterator[tuple[re.Match[bytes], int]]:
 
 
 def check_columns(file: Path, separator: bytes = b",") -> None:
-    """Raise DataError for a csv file with more than COLUMNS columns in its first line or cells in a
-    row, or a line of more than LINE bytes."""
-    cell = re.compile(
+    """Raise DataError for a csv file with more than COLUMNS columns in its first line or fields in
+    a row, or a line of more than LINE bytes."""
+    field = re.compile(
         rb'(?:"(?:[^"]++|"")*+("?))?[^S\r\n]*+([S\r\n]?)'.replace(b"S", re.escape(separator))
     )
-    cells, quoted = 0, False  # separators of the row so far; True inside quotes
+    fields, quoted = 0, False  # separators of the row so far; True inside quotes
     for number, line in _csv_lines(file, separator):
         start = 0
         if quoted:
@@ -128,11 +128,11 @@ def check_columns(file: Path, separator: bytes = b",") -> None:
             quoted, start = not end.group(1), end.end()
         elif b'"' not in line and line.count(separator) < COLUMNS:
             continue
-        for match in () if quoted else cell.finditer(line, start):
+        for match in () if quoted else field.finditer(line, start):
             quoted = match.group(1) == b""
-            cells = cells + 1 if match.group(2) == separator else cells
-            cells = 0 if match.group(2) in (b"\r", b"\n") else cells
-            _check_cells(cells + 1, "cells", f"{file}:{number}")
+            fields = fields + 1 if match.group(2) == separator else fields
+            fields = 0 if match.group(2) in (b"\r", b"\n") else fields
+            _check_fields(fields + 1, "fields", f"{file}:{number}")
             if quoted:
                 break
 
@@ -141,13 +141,13 @@ def _csv_lines(file: Path, separator: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield (number, line), without chunks of lines that have no quote and few separators."""
     size, number = 0, 1
     with open_unpacked(file) as content:
-        _check_cells(content.readline(HEADER).count(separator) + 1, "columns", f"{file}:1")
+        _check_fields(content.readline(HEADER).count(separator) + 1, "columns", f"{file}:1")
         content.seek(0)
         while chunk := content.read(CHUNK):
             end = content.readline(LINE)
             size += len(chunk) + len(end)
             _check_unpacked(size, file)
-            if b"\0" in chunk or b"\0" in end:  # readers end a cell there
+            if b"\0" in chunk or b"\0" in end:  # readers end a field there
                 before = (chunk + end).partition(b"\0")[0].count(b"\n")
                 raise DataError(
                     "a NUL byte was found",
@@ -167,7 +167,7 @@ def _csv_lines(file: Path, separator: bytes) -> Iterator[tuple[int, bytes]]:
             number += chunk.count(b"\n")
 
 
-def _check_cells(count: int, what: str, where: str) -> None:
+def _check_fields(count: int, what: str, where: str) -> None:
     if count > COLUMNS:
         raise DataError(
             f"it has {count:,} {what}",

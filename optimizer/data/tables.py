@@ -188,19 +188,19 @@ def _of_files(spec: DataSpec, files: list[str], cache: Path, **options: Any) -> 
 
 
 def separator(spec: DataSpec, file: Path) -> str:
-    """The character between the cells of a csv file: the spec's, else the first of SEPARATORS with
-    which the first line has the spec's columns, else the one that gives it the most cells."""
+    """The character between the fields of a csv file: the spec's, else the first of SEPARATORS with
+    which the first line has the spec's columns, else the one that gives it the most fields."""
     if spec.separator is not None:
         return spec.separator
     with reading(file, error=DataError), open_unpacked(file) as content:
         line = content.readline(HEADER).decode(spec.encoding or "utf-8-sig", errors="replace")
-    cells = {
+    fields = {
         sign: next(csv.reader([line], delimiter=sign), []) if sign in line else [line.strip()]
         for sign in SEPARATORS
     }
     columns = set(spec.columns.values())
-    fitting = [sign for sign, names in cells.items() if columns <= {*names}]
-    return fitting[0] if fitting else max(SEPARATORS, key=lambda sign: len(cells[sign]))
+    fitting = [sign for sign, names in fields.items() if columns <= {*names}]
+    return fitting[0] if fitting else max(SEPARATORS, key=lambda sign: len(fields[sign]))
 
 
 def _columns_of_each(

@@ -40,8 +40,8 @@ class DataSpec(Section):
         None,
         min_length=1,
         max_length=1,
-        description="csv: character between cells; default: that of , ; tab | with which the first "
-        "line has the columns",
+        description="csv: character between fields; default: that of , ; tab | with which the "
+        "first line has the columns",
     )
     encoding: Pattern | None = Field(
         None, description="csv and text: encoding of the files, such as cp1252; default: UTF-8"

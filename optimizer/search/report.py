@@ -90,7 +90,7 @@ def _tau(result: Result) -> float | None:
 def text(result: Result, document: dict[str, Any]) -> str:
     """Return the table for a terminal, and what was found."""
     heads = _heads(result)
-    rows = [heads, *(_cells(t, result) for t in _in_order(result))]
+    rows = [heads, *(_entries(t, result) for t in _in_order(result))]
     widths = [max(len(row[i]) for row in rows) for i in range(len(heads))]
     lines = ["  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows]
     lines += ["", f"Pareto set (drop, {'time, ' * _timed(result)}size):"]
@@ -123,11 +123,11 @@ def _heads(result: Result) -> tuple[str, ...]:
     return HEADS if result.price is None else (*HEADS, COST)
 
 
-def _cells(trial: Trial, result: Result) -> tuple[str, ...]:
+def _entries(trial: Trial, result: Result) -> tuple[str, ...]:
     size = "" if trial.size is None else f"{trial.size / 1e6:.2f}"
-    cells = (trial.label, trial.outcome, trial.drop_text, trial.ratio_text, size)
+    entries = (trial.label, trial.outcome, trial.drop_text, trial.ratio_text, size)
     cost = result.cost(trial)
-    return cells if result.price is None else (*cells, "" if cost is None else f"{cost:.3g}")
+    return entries if result.price is None else (*entries, "" if cost is None else f"{cost:.3g}")
 
 
 def conclusion(result: Result, document: dict[str, Any]) -> list[str]:
@@ -238,7 +238,7 @@ def _plot(result: Result) -> Card | None:
 
 
 def _table(result: Result) -> Card:
-    rows = tuple(tuple(line(cell) for cell in _cells(t, result)) for t in _in_order(result))
+    rows = tuple(tuple(line(entry) for entry in _entries(t, result)) for t in _in_order(result))
     heads = _heads(result)
     return Card("Trials", tables=(Table("Trials", heads, rows, tuple(range(2, len(heads)))),))
 
@@ -284,11 +284,11 @@ def _modules(result: Result) -> Card | None:
         return None
     before, after = first.modules, winner.modules
     changed = sorted(_differences(before, after), key=lambda item: -abs(item[1]))[:ROWS]
-    cells = [
+    changes = [
         (name or NO_MODULE, before.get(name, 0.0), after.get(name, 0.0)) for name, _ in changed
     ]
-    cells.append(("all modules", sum(before.values()), sum(after.values())))
-    rows = tuple((line(name), line(f"{a:.3f}"), line(f"{b:.3f}")) for name, a, b in cells)
+    changes.append(("all modules", sum(before.values()), sum(after.values())))
+    rows = tuple((line(name), line(f"{a:.3f}"), line(f"{b:.3f}")) for name, a, b in changes)
     heads = ("module", "the recipe, ms", "the found candidate, ms")
     hint = (
         f"The {len(changed)} modules that change most, in ONNX Runtime's profile of each "

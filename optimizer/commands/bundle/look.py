@@ -308,9 +308,9 @@ def compare_text(document: dict[str, Any], width: int = 100) -> str:
 
 
 def _row(name: str, x: str, y: str, width: int) -> list[str]:
-    """Return the lines of a row of three cells, each wrapped in its column."""
-    cell = max((width - 4) * 3 // 10, 8)
-    widths = (max(width - 4 - 2 * cell, 8), cell, cell)
+    """Return the lines of a row of three columns, each wrapped in its column."""
+    narrow = max((width - 4) * 3 // 10, 8)
+    widths = (max(width - 4 - 2 * narrow, 8), narrow, narrow)
     columns = [wrap(text, w) for text, w in zip((name, x, y), widths, strict=True)]
     return [
         "  ".join(f"{text:<{w}}" for text, w in zip(parts, widths, strict=True)).rstrip()

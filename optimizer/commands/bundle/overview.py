@@ -133,8 +133,8 @@ def _quality(report: Document, gates: str = "") -> str:
         {},
     )
     margin = part(report, "quality").get("margin")
-    text = f"{row.name.lower()} {_cell(row, 'after')}, float {row.before.text}, "
-    text += f"change {_cell(row, 'change')}, margin {plain(margin)}"
+    text = f"{row.name.lower()} {_entry(row, 'after')}, float {row.before.text}, "
+    text += f"change {_entry(row, 'change')}, margin {plain(margin)}"
     return f"{text}: {verdict['verdict']}" if verdict.get("verdict") else text
 
 
@@ -150,7 +150,7 @@ def _latency(report: Document) -> str:
     threads = plain(speed.get("threads"))
     where = f"{machine.get('cpu')}, {threads} thread{'' if threads == '1' else 's'}"
     return (
-        f"{row.name}: {_cell(row, 'after')}, {_cell(row, 'change')} the time of "
+        f"{row.name}: {_entry(row, 'after')}, {_entry(row, 'change')} the time of "
         f"{SYSTEMS.get(other, other)}; on {where}"
     )
 
@@ -180,6 +180,6 @@ def _unmeasured(row: Row) -> str:
     return f"{row.before.text}: {row.before.note}"
 
 
-def _cell(row: Row, name: str) -> str:
-    cell = getattr(row, name)
-    return f"{cell.text} ({cell.note})" if cell.note else str(cell.text)
+def _entry(row: Row, name: str) -> str:
+    entry = getattr(row, name)
+    return f"{entry.text} ({entry.note})" if entry.note else str(entry.text)

@@ -1,4 +1,4 @@
-"""Read the objects of an image from a cell: labelled boxes, as COCO and `datasets` have them."""
+"""Read the objects of an image from a column: labelled boxes, as COCO and `datasets` have them."""
 
 from __future__ import annotations
 
@@ -31,30 +31,32 @@ class Labelled:
     crowd: bool = False
 
 
-def read_objects(cell: Any, where: str) -> tuple[Labelled, ...]:
-    """The objects in a cell, () for an image without any. Raises DataError for other values.
+def read_objects(value: Any, where: str) -> tuple[Labelled, ...]:
+    """The objects in a value, () for an image without any. Raises DataError for other values.
 
     where: the row, for messages
     """
-    each = enumerate(rows_of(cell, where, ACCEPTED, "objects"))
+    each = enumerate(rows_of(value, where, ACCEPTED, "objects"))
     return tuple(_object(one, f"{where}[{i}]") for i, one in each)
 
 
-def rows_of(cell: Any, where: str, accepted: str, noun: str) -> list[Mapping[str, Any]]:
-    """The annotations in a cell: a list of objects, or an object with lists of one length. Raises
+def rows_of(value: Any, where: str, accepted: str, noun: str) -> list[Mapping[str, Any]]:
+    """The annotations in a value: a list of objects, or an object with lists of one length. Raises
     DataError for other values."""
-    if isinstance(cell, Mapping):
-        columns = {name: values for name, values in cell.items() if isinstance(values, list)}
+    if isinstance(value, Mapping):
+        columns = {name: values for name, values in value.items() if isinstance(values, list)}
         counts = {len(values) for values in columns.values()}
         if len(counts) > 1 or not columns:
             raise DataError(
-                f"{str(cell)[:80]} has no lists of one length", where=where, accepted=accepted
+                f"{str(value)[:80]} has no lists of one length", where=where, accepted=accepted
             )
         rows = zip(*columns.values(), strict=True)
-        cell = [dict(zip(columns, values, strict=True)) for values in rows]
-    if not isinstance(cell, list) or not all(isinstance(one, Mapping) for one in cell):
-        raise DataError(f"{str(cell)[:80]} is not a list of {noun}", where=where, accepted=accepted)
-    return cell
+        value = [dict(zip(columns, values, strict=True)) for values in rows]
+    if not isinstance(value, list) or not all(isinstance(one, Mapping) for one in value):
+        raise DataError(
+            f"{str(value)[:80]} is not a list of {noun}", where=where, accepted=accepted
+        )
+    return value
 
 
 def read_box(

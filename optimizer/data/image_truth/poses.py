@@ -1,4 +1,5 @@
-"""Read the poses in an image from a cell: boxes with keypoints, as COCO's annotations have them."""
+"""Read the poses in an image from a column: boxes with keypoints, as COCO's annotations have
+them."""
 
 from __future__ import annotations
 
@@ -41,9 +42,9 @@ class Pose:
         return not self.crowd and (not self.keypoints or self.labelled > 0)
 
 
-def read_poses(cell: Any, where: str) -> tuple[Pose, ...]:
-    """The poses in a cell. Raises DataError for other values. where: the row, for messages"""
-    each = enumerate(rows_of(cell, where, ACCEPTED, "poses"))
+def read_poses(value: Any, where: str) -> tuple[Pose, ...]:
+    """The poses in a value. Raises DataError for other values. where: the row, for messages"""
+    each = enumerate(rows_of(value, where, ACCEPTED, "poses"))
     return tuple(_pose(fields, f"{where}[{i}]") for i, fields in each)
 
 

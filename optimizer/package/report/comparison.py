@@ -38,8 +38,8 @@ SYSTEMS = {
 
 
 @dataclass(frozen=True)
-class Cell:
-    """Table cell: text of a number, and a note below it, such as an interval or a reason."""
+class Entry:
+    """Entry of a table: text of a number, and a note below it, such as an interval or a reason."""
 
     text: str
     note: str = ""
@@ -47,16 +47,16 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """Row of the comparison: cells of float, of the candidate, and of the change."""
+    """Row of the comparison: entries of float, of the candidate, and of the change."""
 
     name: str
-    before: Cell
-    after: Cell
-    change: Cell = Cell("")
+    before: Entry
+    after: Entry
+    change: Entry = Entry("")
 
     @property
     def unmeasured(self) -> bool:
-        """True where both cells are "not measured"; the reason is in their notes."""
+        """True where both entries are "not measured"; the reason is in their notes."""
         return self.before.text == self.after.text == NOT_MEASURED
 
 
@@ -122,16 +122,16 @@ def baseline(cell: Document, target: str) -> str | None:
     return others[0] if others else None
 
 
-def with_interval(value: Any, write: Writer, bounds: Any = None) -> Cell:
+def with_interval(value: Any, write: Writer, bounds: Any = None) -> Entry:
     """Return a cell: `value` written by `write`, and its interval `bounds` as the note."""
-    return Cell(write(value), interval(bounds, write, unit=False))
+    return Entry(write(value), interval(bounds, write, unit=False))
 
 
 def quality_rows(report: Document) -> list[Row]:
     """Return rows on the metric (not perplexity) and cosine; one with the reason if unmeasured."""
     quality = part(report, "quality")
     if not quality.get("metric"):
-        gap = Cell(NOT_MEASURED, why_missing(report, "quality"))
+        gap = Entry(NOT_MEASURED, why_missing(report, "quality"))
         return [Row("Quality", gap, gap)]
     metric = str(quality["metric"])
     value, differ = level(metric), change(metric)
@@ -147,8 +147,8 @@ def quality_rows(report: Document) -> list[Row]:
     cosine = part(quality, "cosine")
     if cosine and metric != "cosine":
         write = level("cosine")
-        lowest = Cell(write(cosine.get("mean")), f"lowest {write(cosine.get('min'))}")
-        rows.append(Row("Cosine to float", Cell(""), lowest))
+        lowest = Entry(write(cosine.get("mean")), f"lowest {write(cosine.get('min'))}")
+        rows.append(Row("Cosine to float", Entry(""), lowest))
     return rows
 
 
@@ -156,7 +156,7 @@ def latency_rows(report: Document) -> list[Row]:
     """Return rows on p50 and p99 of each batch x sequence; one with the reason if unmeasured."""
     cells = parts(part(report, "speed"), "cells")
     if not cells:
-        gap = Cell(NOT_MEASURED, why_missing(report, "speed"))
+        gap = Entry(NOT_MEASURED, why_missing(report, "speed"))
         return [Row("Latency", gap, gap)]
     rows = []
     for cell in cells:
@@ -168,7 +168,7 @@ def latency_rows(report: Document) -> list[Row]:
         for p in ("p50", "p99"):
             before, after = (with_interval(e.get(p), ms, e.get(f"{p}_interval")) for e in ends)
             ratio = part(cell, "ratio")
-            moved = Cell(times(ratio_of(ends[1].get(p), ends[0].get(p))))
+            moved = Entry(times(ratio_of(ends[1].get(p), ends[0].get(p))))
             if p == "p50" and "median" in ratio:
                 moved = with_interval(ratio["median"], times, ratio.get("interval"))
             name = f"{p}, batch {plain(cell.get('batch'))}{size_of(cell)}"
@@ -201,9 +201,9 @@ def size_rows(report: Document) -> list[Row]:
     for key, name in (("size", "Model file"), ("peak_memory", "Peak memory")):
         holder = part(speed, key) or part(report, key)
         before, after = _pair(holder, str(report.get("target", "")))
-        moved = Cell(times(ratio_of(after, before)))
+        moved = Entry(times(ratio_of(after, before)))
         gap = "" if holder else why_missing(report, key if speed else "speed")
-        rows.append(Row(name, Cell(size(before), gap), Cell(size(after), gap), moved))
+        rows.append(Row(name, Entry(size(before), gap), Entry(size(after), gap), moved))
     return rows
 
 

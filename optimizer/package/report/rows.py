@@ -7,8 +7,8 @@ from dataclasses import replace
 from optimizer.package.report.cards import generation
 from optimizer.package.report.cards.timed_sizes import gain_rows
 from optimizer.package.report.comparison import (
-    Cell,
     Document,
+    Entry,
     Row,
     latency_rows,
     part,
@@ -51,8 +51,8 @@ def _smaller(report: Document) -> list[Row]:
     sizes = [(names[kind], pair) for kind, pair in reduced["sizes"].items() if pair[0] != pair[1]]
     there = ", ".join(f"{pair[0]} {name}" for name, pair in sizes)
     kept = ", ".join(f"{pair[1]} {name}" for name, pair in sizes)
-    ratio = Cell(times(after / before))
-    return [Row("Parameters", Cell(whole(before), there), Cell(whole(after), kept), ratio)]
+    ratio = Entry(times(after / before))
+    return [Row("Parameters", Entry(whole(before), there), Entry(whole(after), kept), ratio)]
 
 
 def further(report: Document) -> dict[str, Document]:

@@ -8,8 +8,8 @@ from typing import Any
 
 from optimizer.package.report.cards.vectors import sentence
 from optimizer.package.report.comparison import (
-    Cell,
     Document,
+    Entry,
     gates_in_order,
     paired_note,
     parts,
@@ -56,24 +56,24 @@ def _target(report: Document, name: str) -> list[str]:
             lines += [f"    {command}{rest}"] if command else []
     lines.append(_line("", "float", name, "change"))
     for row in rows(report):
-        cells = [row.before, row.after, row.change]
+        entries = [row.before, row.after, row.change]
         if row.unmeasured:
             lines += _wrapped(f"{row.name}: {row.before.text}: {row.before.note}", "")
             continue
-        lines.append(_line(row.name, *(c.text for c in cells)))
-        if any(c.note for c in cells):
-            lines.append(_line("", *(_note(c) for c in cells)))
+        lines.append(_line(row.name, *(e.text for e in entries)))
+        if any(e.note for e in entries):
+            lines.append(_line("", *(_note(e) for e in entries)))
     return lines + _wrapped(sentence(report), "") + _wrapped(paired_note(report), "")
 
 
-def _note(cell: Cell) -> str:
-    return f"({cell.note})" if cell.note else ""
+def _note(entry: Entry) -> str:
+    return f"({entry.note})" if entry.note else ""
 
 
-def _line(name: str, *cells: str) -> str:
+def _line(name: str, *entries: str) -> str:
     first, *rest = COLUMNS
     above = f"{name}\n{'':<{first}}" if len(name) > first else f"{name:<{first}}"
-    return above + "".join(f" {c:>{w}}" for c, w in zip(cells, rest, strict=True))
+    return above + "".join(f" {c:>{w}}" for c, w in zip(entries, rest, strict=True))
 
 
 def _wrapped(text: str, indent: str) -> list[str]:

@@ -131,7 +131,7 @@ def badge(verdict: Any) -> Span:
 
 
 def figures(*texts: str) -> tuple[Line, ...]:
-    """Return one table cell per formatted number, each as `figure` makes it."""
+    """Return one table entry per formatted number, each as `figure` makes it."""
     return tuple(line(figure(text)) for text in texts)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from optimizer.harness import tasks
-from optimizer.package.report.comparison import Cell, paired_note, quantized
+from optimizer.package.report.comparison import Entry, paired_note, quantized
 from optimizer.package.report.rows import rows
 from optimizer.publish.documents.sbom import SPDX, data_spec
 
@@ -124,15 +124,15 @@ def _figures(report: Document, recipe: Document) -> str:
         "|---|---|---|---|",
     ]
     for row in rows(report):
-        cells = [_cell(cell) for cell in (row.before, row.after, row.change)]
-        lines.append(f"| {_escape(row.name)} | {' | '.join(cells)} |")
+        entries = [_write(entry) for entry in (row.before, row.after, row.change)]
+        lines.append(f"| {_escape(row.name)} | {' | '.join(entries)} |")
     notes = f"Intervals are in parentheses; report.html has the rest. {paired_note(report)}"
     return "\n".join([*lines, "", notes.rstrip()])
 
 
-def _cell(cell: Cell) -> str:
-    note = f" ({_escape(cell.note)})" if cell.note else ""
-    return f"{_escape(cell.text)}{note}"
+def _write(entry: Entry) -> str:
+    note = f" ({_escape(entry.note)})" if entry.note else ""
+    return f"{_escape(entry.text)}{note}"
 
 
 def _data(manifest: Document) -> str:

@@ -379,4 +379,4 @@ def test_the_sizes_that_were_timed_are_listed_with_the_one_that_was_kept() -> No
 def test_the_gain_stands_beside_the_whole_model_in_the_same_quantization() -> None:
     text = " ".join(summary(document()).split())
     assert "Gain, batch 1 × 128 8.00 ms 5.00 ms 1.60× as fast" in text
-    assert "(whole, same quantization) (1.54 to 1.67; goal 1.6)" in text
+    assert "(whole, quantized) (1.54 to 1.67; goal 1.6)" in text

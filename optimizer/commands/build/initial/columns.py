@@ -1,4 +1,4 @@
-"""Propose columns of a table for the fields of a task, by names, types and first cells."""
+"""Propose columns of a table for the fields of a task, by names, types and first values."""
 
 from __future__ import annotations
 
@@ -187,20 +187,20 @@ def _no_answers(others: Sequence[str]) -> str:
     )
 
 
-def _is_numbers(cells: Sequence[Any], count: int) -> bool:
+def _is_numbers(values: Sequence[Any], count: int) -> bool:
     """Return True for lists of `count` numbers."""
     return all(
         isinstance(c, list) and len(c) == count and all(isinstance(x, int | float) for x in c)
-        for c in cells
+        for c in values
     )
 
 
 def _chats(head: Mapping[str, Sequence[Any]]) -> list[str]:
-    """Return the columns whose first cell is a conversation, or its JSON as a text. Raises
+    """Return the columns whose first value is a conversation, or its JSON as a text. Raises
     DataError for a text that begins like one and is not JSON, such as Python's notation."""
     chats = []
-    for name, cells in head.items():
-        first = next(iter(cells), None)
+    for name, values in head.items():
+        first = next(iter(values), None)
         looks = isinstance(first, str) and CHAT.match(first) is not None
         with suppress(*() if looks else (DataError,)):
             chats += [name] if conversations.parse(first, f"--data: {name}") else []
@@ -237,15 +237,15 @@ def _label_column(
     """Return the column whose values are the model's labels, else the one with a usual name."""
     known = {normal(label) for label in model.labels}
     for name in names:
-        cells = [v for cell in head[name] for v in values_of(cell, is_multi_label(model))]
-        values = {normal(str(value)) for value in cells if value is not None}
+        each = [v for value in head[name] for v in values_of(value, is_multi_label(model))]
+        values = {normal(str(value)) for value in each if value is not None}
         if values and values <= known and len(values) > 1:
             return name
     return _by_name("label", names)
 
 
-def values_of(cell: Any, several: bool) -> list[Any]:
-    """Return the labels of a cell. several: True where a text holds the labels of a row."""
-    if several and isinstance(cell, str):
-        cell = [part.strip() for part in cell.split(",") if part.strip()]
-    return cell if isinstance(cell, list) else [cell]
+def values_of(value: Any, several: bool) -> list[Any]:
+    """Return the labels of a value. several: True where a text holds the labels of a row."""
+    if several and isinstance(value, str):
+        value = [part.strip() for part in value.split(",") if part.strip()]
+    return value if isinstance(value, list) else [value]

@@ -174,8 +174,8 @@ def _labels(
         return (), []
     feature = table.features[column]
     declared = getattr(getattr(feature, "feature", feature), "names", None)
-    cells = [v for cell in table[column] for v in values_of(cell, "labels" in columns)]
-    values = sorted({v for v in cells if v is not None}, key=str)
+    values = [v for value in table[column] for v in values_of(value, "labels" in columns)]
+    values = sorted({v for v in values if v is not None}, key=str)
     if declared:
         values = list(declared)
     count = len(model.labels)
@@ -231,8 +231,8 @@ def _rows(
         if any(v is None or (isinstance(v, str) and not v.strip()) for v in row.values()):
             continue
         for image in images:
-            cell = row[image]
-            path = cell if isinstance(cell, str) else (cell or {}).get("path")
+            value = row[image]
+            path = value if isinstance(value, str) else (value or {}).get("path")
             if not isinstance(path, str):
                 raise DataError(
                     "the images are contents, not paths, and such a file is not split",
@@ -256,15 +256,15 @@ def _doubt_tokenizer(
     return unknown_tokens(model, [_as_text(row[column]) for row in rows[:LOOKED_AT]])
 
 
-def _as_text(cell: Any) -> str:
-    """Return the text of a cell: a text, a list of words, or a conversation."""
-    if isinstance(cell, str) and CHAT.match(cell):
-        return conversations.as_text(conversations.parse(cell, "--data"))
-    if not isinstance(cell, list):
-        return str(cell)
-    if cell and isinstance(cell[0], Mapping):
-        return conversations.as_text(conversations.parse(cell, "--data"))
-    return " ".join(cell)
+def _as_text(value: Any) -> str:
+    """Return the text of a value: a text, a list of words, or a conversation."""
+    if isinstance(value, str) and CHAT.match(value):
+        return conversations.as_text(conversations.parse(value, "--data"))
+    if not isinstance(value, list):
+        return str(value)
+    if value and isinstance(value[0], Mapping):
+        return conversations.as_text(conversations.parse(value, "--data"))
+    return " ".join(value)
 
 
 def _split(

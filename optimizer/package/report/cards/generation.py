@@ -6,8 +6,8 @@ from typing import Any
 
 from optimizer.package.report import plots
 from optimizer.package.report.comparison import (
-    Cell,
     Document,
+    Entry,
     Row,
     baseline,
     part,
@@ -69,14 +69,14 @@ def quality_rows(report: Document) -> list[Row]:
     for name, key, write in figures:
         figure = part(section, key)
         if figure:
-            cell = with_interval(figure.get("value"), write, figure.get("interval"))
-            rows.append(Row(name, Cell(""), cell))
+            entry = with_interval(figure.get("value"), write, figure.get("interval"))
+            rows.append(Row(name, Entry(""), entry))
     common = part(section, "divergence")
     if common:
-        cell = Cell(
+        entry = Entry(
             f"{plain(common.get('mean'))} tokens", f"of {plain(common.get('new_tokens'))} written"
         )
-        rows.append(Row("Same text, on average", Cell(""), cell))
+        rows.append(Row("Same text, on average", Entry(""), entry))
     return rows
 
 
@@ -93,7 +93,7 @@ def latency_rows(report: Document) -> list[Row]:
         ):
             for p in percentiles:
                 before, after = (part(s, key) for s in both)
-                moved = Cell(times(ratio_of(after.get(p), before.get(p))))
+                moved = Entry(times(ratio_of(after.get(p), before.get(p))))
                 known = part(part(cell, "ratio"), key)
                 if p == "p50" and "median" in known:
                     moved = with_interval(known["median"], times, known.get("interval"))
@@ -105,9 +105,9 @@ def latency_rows(report: Document) -> list[Row]:
         rows.append(
             Row(
                 f"Tokens/s, {where}",
-                Cell(plain(rates[0])),
-                Cell(plain(rates[1])),
-                Cell(times(ratio_of(rates[1], rates[0]))),
+                Entry(plain(rates[0])),
+                Entry(plain(rates[1])),
+                Entry(times(ratio_of(rates[1], rates[0]))),
             )
         )
     return rows
@@ -137,8 +137,8 @@ def agreement(section: Document) -> tuple[Table, ...]:
         )
         body.append(("Greedy texts alike to the end", percent(common.get("identical")), ""))
     title = "Agreement with float"
-    cells = tuple(tuple(line(text) for text in row) for row in body)
-    return (Table(title, (title, "", "Interval"), cells, (1, 2), fold=title),) if body else ()
+    lines = tuple(tuple(line(text) for text in row) for row in body)
+    return (Table(title, (title, "", "Interval"), lines, (1, 2), fold=title),) if body else ()
 
 
 def latency(report: Document, recipe: Any) -> tuple[Card, ...]:

@@ -9,8 +9,8 @@ from optimizer.package.report.cards import generation
 from optimizer.package.report.comparison import (
     SYSTEMS,
     TORCH,
-    Cell,
     Document,
+    Entry,
     Row,
     baseline,
     gates_in_order,
@@ -82,11 +82,11 @@ def comparison(report: Document, recipe: Any) -> Card:
 def _compared(row: Row) -> tuple[Line, ...]:
     if row.unmeasured:
         return line(row.name), line(figure(row.before.text), ": ", row.before.note)
-    return line(row.name), *(_cell(c) for c in (row.before, row.after, row.change))
+    return line(row.name), *(_write(e) for e in (row.before, row.after, row.change))
 
 
-def _cell(cell: Cell) -> Line:
-    return line(figure(cell.text), *small(cell.note))
+def _write(entry: Entry) -> Line:
+    return line(figure(entry.text), *small(entry.note))
 
 
 def quality(report: Document, recipe: Any, name: str = "") -> Card:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from optimizer.package.report.comparison import Cell, Document, Row, part, parts, ratio_of
+from optimizer.package.report.comparison import Document, Entry, Row, part, parts, ratio_of
 from optimizer.package.report.figures import NOT_MEASURED, finite, interval, ms, plain, times, whole
 from optimizer.package.report.view import Card, Line, Table, figures, line
 
@@ -23,16 +23,16 @@ def gain_rows(report: Document) -> list[Row]:
     return [
         Row(
             f"Gain, batch {plain(gain.get('batch'))} × {length}",
-            Cell(ms(p50.get("unreduced")), f"whole, {_precision(gain)}"),
-            Cell(ms(p50.get("candidate"))),
-            Cell(f"{times(reached)} as fast", note),
+            Entry(ms(p50.get("unreduced")), f"whole, {_precision(gain)}"),
+            Entry(ms(p50.get("candidate"))),
+            Entry(f"{times(reached)} as fast", note),
         )
     ]
 
 
 def _precision(measured: Document) -> str:
-    """Return the precision of the unreduced model, "float" or "same quantization"."""
-    return "float" if measured.get("over") == "float" else "same quantization"
+    """Return the precision of the unreduced model, "float" or "quantized"."""
+    return "float" if measured.get("over") == "float" else "quantized"
 
 
 def _bounds(measured: Document) -> str:

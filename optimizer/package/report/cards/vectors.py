@@ -38,11 +38,11 @@ def vectors(report: Document) -> tuple[Card, ...]:
 
 def _form(form: Document) -> tuple[Line, ...]:
     write, plainly = level("ndcg"), part(form, "without_rescoring")
-    cells = []
+    columns = []
     for name in ("recall", "ndcg"):
         judged = part(form, name)
         bounds = interval(part(judged, "difference").get("interval"), write)
-        cells.append(
+        columns.append(
             line(
                 figure(write(part(judged, "candidate").get("value"))),
                 *small(f"change {bounds}" if bounds else ""),
@@ -50,7 +50,7 @@ def _form(form: Document) -> tuple[Line, ...]:
         )
     head = line(str(form.get("type")), *small(f"{whole(form.get('dimensions'))} numbers"))
     last = figures(*(write(plainly.get(key)) for key in ("recall", "ndcg")))
-    return (head, line(figure(size(form.get("bytes")))), *cells, *last)
+    return (head, line(figure(size(form.get("bytes")))), *columns, *last)
 
 
 def sentence(report: Document) -> str:
