@@ -60,7 +60,7 @@ def test_compressed_files_are_checked_as_what_they_hold(
     with pytest.raises(DataError, match=r"deep\.gz:20001: it is nested"):
         table_checks.check_depth(deep)
     wide.write_bytes(pack(b"text\n" + b"," * 2000))
-    with pytest.raises(DataError, match=r"wide\.gz:2: it has 1,001 cells"):
+    with pytest.raises(DataError, match=r"wide\.gz:2: it has 1,001 fields"):
         table_checks.check_columns(wide)
 
 
@@ -117,12 +117,12 @@ def test_separators_in_quotes_are_no_cells(tmp_path: Path) -> None:
     long = '"' + 'a, ""b""\n,' * 2000 + '"'
     rows = f'text,label\n{long},1\n5" of it,0\n{long},"{"," * 2000}"\n'
     table_checks.check_columns(written(tmp_path, "a.csv", rows))
-    with pytest.raises(DataError, match=r"b\.csv:\d+: it has 1,001 cells"):
+    with pytest.raises(DataError, match=r"b\.csv:\d+: it has 1,001 fields"):
         table_checks.check_columns(written(tmp_path, "b.csv", rows + long + "," * 1000))
 
 
 def test_a_row_across_many_lines_is_one_row(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="1,001 cells"):
+    with pytest.raises(DataError, match="1,001 fields"):
         table_checks.check_columns(written(tmp_path, "a.csv", "text\n" + '"\n",,,' * 500))
 
 
