@@ -52,8 +52,8 @@ from optimizer.load.input_kinds import preparation
 from optimizer.load.onnx_model import files as onnx_files
 from optimizer.load.onnx_model import stage as onnx_model
 from optimizer.load.preparation import Described
-from optimizer.load.providers import pairs_law, provider
-from optimizer.load.sentence import cross_encoder_law, law, library, logit_score
+from optimizer.load.providers import pair_comparison, provider
+from optimizer.load.sentence import library, logit_score, score_comparison, vector_comparison
 from optimizer.load.torch_module import stage as torch_module
 from optimizer.model.architectures import architecture
 from optimizer.model.architectures.family_record import Family
@@ -150,9 +150,9 @@ def _write_folder(
         safetensors_stream.write_known(pairing.specs(), pairing.read, file)
     origin.verify(section, folder, pairing, out)
     write_json(out / "contract.json", document)
-    law.check(described, out)
-    cross_encoder_law.check(described, out)
-    pairs_law.check(described, out)
+    vector_comparison.compare(described, out)
+    score_comparison.compare(described, out)
+    pair_comparison.compare(described, out)
     origin_of |= {
         "licence": _licence(folder, resolved.folder) or loaded.licence,
         "model_type": config.model_type,
@@ -279,8 +279,8 @@ def estimate(section: Model, shapes: Shapes) -> Estimate:
         memory, seconds = max(memory, library.BYTES * total), seconds + 10 + library.seconds(total)
     if tasks.task(section.task).names_labels:  # both sides, and one in float64
         memory, seconds = max(memory, 5 * 4 * total), seconds + 20
-    if law.compares(section) and library.fits(total):
-        memory = max(memory, library.BYTES * total) + law.IMPORTS
+    if vector_comparison.is_compared(section) and library.fits(total):
+        memory = max(memory, library.BYTES * total) + vector_comparison.IMPORTS
         seconds += speed.interpret(LIBRARY) + library.seconds(total)
     others = None if section.merged else _beside_linked(section)
     disk = math.ceil(width * total) if others is None else others

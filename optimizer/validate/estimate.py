@@ -252,8 +252,8 @@ def _ledger(section: Validation, shapes: Shapes, elements: int, generates: bool)
     edges = [linear[name] for name in choose(depth, list(linear), "")]
     at_edges = 4 * sum(map(sum, edges))
     each = max(positions(shapes), 1) if images else 0
-    pruned = section.sparsity is not None and section.sparsity.record.law != "recomputed"
-    compared = pruned or any(m.law not in ("", "nearest") for m in section.quantize.chosen)
+    pruned = section.sparsity is not None and section.sparsity.record.judged_by != "recomputed"
+    compared = pruned or any(m.judged_by not in ("", "nearest") for m in section.quantize.chosen)
     entering = 4 * sum(s[1] for s in edges)
     longest = 0
     if generates:  # two traces: edges of the sample, inputs of the rest, logits of all

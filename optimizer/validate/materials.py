@@ -248,7 +248,7 @@ class Materials(RunArtifacts):
     def compared_by_output(self, parameter: str) -> bool:
         """True where the weight `parameter` is judged by the output error of its module."""
         pruned, sparsity = parameter in self.state.sparsity, self.section.sparsity
-        if pruned and sparsity is not None and sparsity.record.law != "recomputed":
+        if pruned and sparsity is not None and sparsity.record.judged_by != "recomputed":
             return True
         return parameter in self.state.weights and self.rounding(parameter).compared
 

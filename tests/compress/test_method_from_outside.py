@@ -30,7 +30,7 @@ class Options(Section):
     finer: float = 1.0
 
 
-METHOD = Method("NAME", "rounding", "NAME:round_weight", options=Options, law="LAW")
+METHOD = Method("NAME", "rounding", "NAME:round_weight", options=Options, judged_by="JUDGED_BY")
 
 
 def round_weight(weight, quantize):
@@ -41,12 +41,12 @@ def round_weight(weight, quantize):
 '''
 
 
-def install(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, law: str = "") -> None:
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, judged_by: str = "") -> None:
     """Three files, as pip would put them there."""
     info = folder / f"{name}-0.dist-info"
     info.mkdir(parents=True)
     files = {
-        folder / f"{name}.py": MODULE.replace("NAME", name).replace("LAW", law),
+        folder / f"{name}.py": MODULE.replace("NAME", name).replace("JUDGED_BY", judged_by),
         info / "METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 0\n",
         info / "entry_points.txt": f"[optimizer.methods]\n{name} = {name}:METHOD\n",
     }
@@ -82,7 +82,7 @@ def test_its_state_holds_what_it_says_and_the_ledger_says_what_it_cannot_judge(
 def test_a_law_that_it_states_and_breaks_is_refused(
     tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install(tmp_path / "site", monkeypatch, "not_nearest", law="nearest")
+    install(tmp_path / "site", monkeypatch, "not_nearest", judged_by="nearest")
     run = make(tmp_path / "run", asking(tiny_bert, tmp_path, method="not_nearest"))
     entry = hops.compress(run.materials())
     assert entry.ok is False
@@ -141,7 +141,7 @@ def test_one_that_needs_calibration_data_is_named_with_ours(
 ) -> None:
     install(tmp_path / "site", monkeypatch, "calibrating")
     module = tmp_path / "site" / "calibrating.py"
-    module.write_text(module.read_text().replace("law=", "calibrated=True, law="))
+    module.write_text(module.read_text().replace("judged_by=", "calibrated=True, judged_by="))
     file = tmp_path / "r.yaml"
     file.write_text(RECIPE.replace("METHOD", "method: calibrating"))
     with pytest.raises(RecipeError, match=r"methods .*gptq.*, calibrating need it"):

@@ -69,7 +69,7 @@ def test_a_bundle_generates(
 @pytest.mark.parametrize(
     "module",
     [
-        method.MODULE.replace("NAME", "towards_zero").replace(', law="LAW"', ""),
+        method.MODULE.replace("NAME", "towards_zero").replace(', judged_by="JUDGED_BY"', ""),
         task.MODULE,
         target.MODULE,
     ],

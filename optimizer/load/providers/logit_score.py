@@ -89,7 +89,7 @@ def _files(folder: Path, config: Any, scratch: Path) -> Path:
 
 def verify(section: Model, folder: Path, pairing: Weights, out: Path) -> None:
     """Raise OptimizeError naming the first written parameter that differs from the source, the
-    classifier's weight left out: cross_encoder_law.py compares its scores."""
+    classifier's weight left out: score_comparison.py compares its scores."""
     names = {p: n for p, n in pairing.source_names.items() if n != SCORE}
     rest = Weights({n: pairing.stored[n] for n in names.values()}, names, pairing.unused)
     with temporary_folder("load") as scratch:

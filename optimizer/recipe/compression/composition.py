@@ -268,7 +268,7 @@ def _check_allocation(quantize: Quantize) -> None:
         return
     if quantize.activations is not None:
         raise ValueError("allocate measures errors of weights only; leave activations out")
-    if quantize.rounding.law != "nearest" and quantize.allocate.average_bits is None:
+    if quantize.rounding.judged_by != "nearest" and quantize.allocate.average_bits is None:
         raise ValueError(
             "allocate assigns bits by the error of rounding to nearest; "
             f"with {quantize.rounding.name} uniform weights are better (measured for gptq: 0.083 "

@@ -43,7 +43,7 @@ model-tuning     (ModelSource, CompressedState, Windows, compression) -> (Tuned,
 pass-through     (folder of load, folder to write): replaces the walk over the blocks
 """
 
-Law = Literal["nearest", "output error", "learned", ""]
+JudgedBy = Literal["nearest", "output error", "learned", ""]
 """The ledger's judgement of the integers that a method chooses:
 
 nearest       each must be the nearest one of its scale
@@ -61,7 +61,7 @@ class Method:
     kind: see Kind
     apply: function "package.module:function", see Kind
     options: class of its section in the recipe, quantize.<name>
-    law: see Law
+    judged_by: see JudgedBy
     limits: function "package.module:function", (quantize, calibrate, bits) -> MethodLimits of
         validate/ledger/limits/rounding_limits.py: bounds of scales and norm weights
     calibrated: the method reads activations
@@ -86,7 +86,7 @@ class Method:
     kind: Kind
     apply: str
     options: type[Section] | None = None
-    law: Law = ""
+    judged_by: JudgedBy = ""
     limits: str = ""
     calibrated: bool = False
     second_moments: bool = False
@@ -121,7 +121,7 @@ NEAREST = Method(
     "rtn",
     "rounding",
     _WEIGHTS + "rtn:round_weight",
-    law="nearest",
+    judged_by="nearest",
     limits=_LIMITS + "nearest",
     takes_mask=True,
     convolutions=True,
@@ -138,7 +138,7 @@ OUTPUT_SEARCHED = Method(
     "awq",
     "rounding",
     _ACTIVATIONS + "awq:round_weight",
-    law="nearest",
+    judged_by="nearest",
     limits=_LIMITS + "clipped",
     calibrated=True,
     second_moments=True,
@@ -199,7 +199,7 @@ METHODS: Mapping[str, Method] = {
             "rounding",
             _WEIGHTS + "gptq:round_weight",
             options=options.GptqOptions,
-            law="output error",
+            judged_by="output error",
             limits=_LIMITS + "gptq",
             calibrated=True,
             second_moments=True,
@@ -213,7 +213,7 @@ METHODS: Mapping[str, Method] = {
             "block-tuning",
             _WEIGHTS + "autoround:learn",
             options=options.AutoroundOptions,
-            law="learned",
+            judged_by="learned",
             limits=_LIMITS + "autoround",
             calibrated=True,
             float_reference=lambda _options, _static: True,
@@ -227,7 +227,7 @@ METHODS: Mapping[str, Method] = {
             "model-tuning",
             _WEIGHTS + "scale_tuning:tune",
             options=options.ScaleTuningOptions,
-            law="learned",
+            judged_by="learned",
             limits=_LIMITS + "scale_tuning",
             calibrated=True,
             weight_only=True,

@@ -28,7 +28,7 @@ class SparsityMethod:
     """One pruning method.
 
     apply: function "package.module:function", (Prunable) -> Sparse of compress/apply/pruning
-    law: how the ledger judges it. "recomputed": the mask follows from the weights alone;
+    judged_by: how the ledger judges it. "recomputed": the mask follows from the weights alone;
         "kept": the mask is judged by the output error; "adjusted": the mask and the remaining
         weights, which change, are judged by the output error
     calibrated: the method reads activations (the Hessian of a weight's inputs)
@@ -38,7 +38,7 @@ class SparsityMethod:
 
     name: str
     apply: str
-    law: Literal["recomputed", "kept", "adjusted"]
+    judged_by: Literal["recomputed", "kept", "adjusted"]
     calibrated: bool = False
     float_target: bool = False
     passes: float = 0.0
@@ -130,7 +130,7 @@ class Sparsity(Section):
     @property
     def adjusts(self) -> bool:
         """True where the remaining weights change."""
-        return self.record.law == "adjusted"
+        return self.record.judged_by == "adjusted"
 
     @property
     def float_target(self) -> bool:
@@ -178,7 +178,7 @@ def check(sparsity: Sparsity, quantize: Any) -> None:
                 "leave one of them out"
             )
     rounds = not quantize.leaves_float
-    if sparsity.adjusts and rounds and quantize.block_rounding.law == "nearest":
+    if sparsity.adjusts and rounds and quantize.block_rounding.judged_by == "nearest":
         raise ValueError(
             f"sparsity.method {sparsity.method} adjusts the remaining weights, and "
             f"{quantize.block_rounding.name} would round them without regard to that; use "

@@ -281,7 +281,7 @@ def _rounding(m: Materials) -> tuple[list[str], list[str]]:
     problems += sparsity_laws.problems(m)
     if m.compares_outputs:
         compressed = m.simulated_traces
-        learned = any(x.law == "learned" for x in quantize.chosen)
+        learned = any(x.judged_by == "learned" for x in quantize.chosen)
         aims = uses_float_target(quantize, m.section.sparsity) or quantize.float_reference
         float_reference = m.unpruned_traces if aims or learned else compressed
         suspects += rounding_laws.outputs(m, compressed, float_reference)

@@ -95,11 +95,11 @@ def outputs(
 
 
 def without_law(m: Materials) -> list[str]:
-    """Sentences on methods whose records state no law of the integers that they choose."""
+    """Sentences on methods whose records state no rule by which their integers are judged."""
     counts = Counter(name for w in m.state.weights for name in m.rounding(w).unjudged)
     return [
-        f"the integers of {count} modules: method {name} states no law for them "
-        "(Method.law), or no limits (Method.limits)"
+        f"the integers of {count} modules: method {name} states no rule for them "
+        "(Method.judged_by), or no limits (Method.limits)"
         for name, count in counts.items()
     ]
 

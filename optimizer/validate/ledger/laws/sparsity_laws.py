@@ -96,17 +96,17 @@ def _one(q: QTensor | Tensor, weight: Tensor, sparsity: Sparsity, nearest: bool)
     fault = broken(nonzero, pattern)
     if fault:
         return fault
-    if sparsity.record.law == "adjusted":
+    if sparsity.record.judged_by == "adjusted":
         return ""
     largest_pruned, least_kept = _thresholds(weight, pattern)
-    if sparsity.record.law == "recomputed":
+    if sparsity.record.judged_by == "recomputed":
         let_back = nonzero & (weight.abs() < least_kept)
         fault = _first(let_back, f"is not zero, but {pattern} by {sparsity.method} prunes it")
     if not nearest:
         return fault
     half = 0.0 if isinstance(q, Tensor) else _half_step(q)
     lost = ~nonzero & (weight.abs() > half)
-    if sparsity.record.law == "recomputed":
+    if sparsity.record.judged_by == "recomputed":
         wrong = lost & (weight.abs() > largest_pruned)
         fault = fault or _first(wrong, f"is zero, but {pattern} by {sparsity.method} keeps it")
     changed = nonzero & (q != weight) if isinstance(q, Tensor) else torch.zeros_like(nonzero)

@@ -60,7 +60,7 @@ class Rounding:
     norms: float = 0.0
     steps: float = math.inf
     candidates_only: bool = False
-    unjudged: tuple[str, ...] = ()  # methods whose records state no law or no limits
+    unjudged: tuple[str, ...] = ()  # methods whose records state no rule or no limits
 
     @property
     def compared(self) -> bool:
@@ -93,13 +93,13 @@ def of(quantize: Quantize, calibrate: Calibrate | None, bits: int) -> Rounding:
         for m in (rounding, *tuning)
     ]
     return Rounding(
-        nearest=rounding.law == "nearest" and not tuning,
+        nearest=rounding.judged_by == "nearest" and not tuning,
         scale=(math.prod(x.scale[0] for x in limits), math.prod(x.scale[1] for x in limits)),
-        learned=any(m.law == "learned" for m in (rounding, *tuning)),
+        learned=any(m.judged_by == "learned" for m in (rounding, *tuning)),
         norms=sum(x.norms for x in limits),
-        steps=_integer_steps(rounding.law == "nearest", limits[1:]),
+        steps=_integer_steps(rounding.judged_by == "nearest", limits[1:]),
         candidates_only=limits[0].candidates_only and not tuning,
-        unjudged=tuple(m.name for m in (rounding, *tuning) if not (m.law and m.limits)),
+        unjudged=tuple(m.name for m in (rounding, *tuning) if not (m.judged_by and m.limits)),
     )
 
 

@@ -6,9 +6,9 @@ compared   vectors of texts made of the tokenizer's own words, with the default 
            harness, beside the library in float32
 limit      tolerance bound of the distance between two runs in float32: twice the distance of ours,
            alone and padded, from float64. Runs rounded at random lie far apart where a decision
-           of the model flips,
-           as DeBERTa's buckets of positions do, and would let every fault pass
-caught     a module, a setting or a prompt that is read otherwise: tests/load/sentence/test_law.py
+           of the model flips, as DeBERTa's buckets of positions do, and would let every fault pass
+caught     a module, a setting or a prompt that is read otherwise:
+           tests/load/sentence/test_vector_comparison.py
 
 Instead of a comparison where the library is not run (library.py), each key that is not read and not
 at its default is refused by name (keys.py).
@@ -51,7 +51,7 @@ Question = tuple[str | None, list[str]]
 """(name of a prompt, None for the default one; texts)."""
 
 
-def check(d: Described, out: Path) -> None:
+def compare(d: Described, out: Path) -> None:
     """Raise CheckpointError where our reading of a sentence-transformers folder answers a text
     otherwise than the library, or where it cannot be compared and a key is not read.
 
@@ -93,7 +93,7 @@ def check(d: Described, out: Path) -> None:
     )
 
 
-def compares(section: Model) -> bool:
+def is_compared(section: Model) -> bool:
     """True where a model of this section is compared, as far as is known before it is fetched."""
     if "embedding" not in tasks.task(section.task).optional or section.gguf_file is not None:
         return False

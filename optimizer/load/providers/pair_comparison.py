@@ -41,7 +41,7 @@ IMAGES = 8
 Values = NDArray[np.float32]
 
 
-def check(d: Described, out: Path) -> None:
+def compare(d: Described, out: Path) -> None:
     """Raise CheckpointError where an image gets other logits, or an input another vector, than from
     transformers. A folder of one side alone has nothing to compare with.
 

@@ -44,7 +44,7 @@ Scores = NDArray[np.float32]
 Pairs = Sequence[tuple[str, str]]
 
 
-def check(d: Described, out: Path) -> None:
+def compare(d: Described, out: Path) -> None:
     """Raise CheckpointError where our reading of a cross-encoder scores a pair otherwise than the
     library; where the library cannot be run, say so.
 
