@@ -6,7 +6,7 @@ changes only the relative rounding error of the column:
     s_j = s_X ** alpha                             s_X = mean|X_j|
     s_j = s_X ** alpha / s_W ** (1 - alpha)        s_W = mean|W_j|
 
-Which of the two, and alpha, are searched by the output error of the quantized consumers, over all
+The kind of s and alpha are searched by the output error of the quantized consumers, over all
 tokens: sum |X E^T|^2 = tr E H E^T. smoothquant.fold_producer and fold_consumer fold s;
 scale_search.py searches the clipping.
 """
