@@ -50,15 +50,15 @@ from optimizer.foundation.errors import (
     MachineError,
     OptimizeError,
     RecipeError,
-    each,
     error_document,
-    of_the_system,
+    explain_system_error,
+    split,
 )
 from optimizer.foundation.process import library_settings
 from optimizer.foundation.process.portable_kernels import ENVIRONMENT
 from optimizer.foundation.progress import leave, say, show
 from optimizer.harness.errors import ExplainedError
-from optimizer.harness.shown import one_line, scrub, scrubbed
+from optimizer.harness.shown import escape_line, scrub, scrub_document
 
 FORBIDDEN = 0o002
 """Mode bits removed from written files: write access for others. Bits of the group follow umask."""
@@ -85,7 +85,7 @@ class Commands(click.Group):
             raise SystemExit(0) from None
         except OSError as e:  # the help goes to a file on a full disk
             leave(sys.stdout)
-            _report_error(of_the_system(e) or OptimizeError(str(e)), as_json=False)
+            _report_error(explain_system_error(e) or OptimizeError(str(e)), as_json=False)
             raise SystemExit(MachineError.exit_code) from None
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -101,10 +101,10 @@ class Commands(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as e:
-            from optimizer.foundation.errors import closest
+            from optimizer.foundation.errors import suggest
 
             raise click.UsageError(
-                f"{e.message.rstrip('.')}{closest(args[0], list(self.commands))}. "
+                f"{e.message.rstrip('.')}{suggest(args[0], list(self.commands))}. "
                 f"A recipe's name ends in .yaml; commands: {', '.join(self.commands)}."
             ) from None
 
@@ -139,7 +139,7 @@ def _explain(error: Exception) -> ExplainedError:
     """Return our errors as they are, system errors in words, and any other as a bug of ours."""
     if isinstance(error, ExplainedError):
         return error
-    return of_the_system(error) or OptimizeError(
+    return explain_system_error(error) or OptimizeError(
         f"unexpected {type(error).__name__}: {error}",
         fix="This is a bug in optimize, not in your recipe. Run again with --debug for the "
         "traceback; finished steps are kept.",
@@ -160,7 +160,7 @@ def _escape_message(error: click.ClickException) -> click.ClickException:
     8.2 raises for an empty command line, stays as it is."""
     if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
         return error
-    text = one_line(scrub(error.format_message()))
+    text = escape_line(scrub(error.format_message()))
     if isinstance(error, click.UsageError):
         return click.UsageError(text, error.ctx)
     return click.ClickException(text)
@@ -186,7 +186,7 @@ def _report_error(error: ExplainedError, as_json: bool, *, aloud: bool = True) -
     """Print an error. aloud: False in a child process, whose parent prints it."""
     if aloud:
         with suppress(SystemExit):  # stderr was closed: the exit code remains
-            for one in each(error):
+            for one in split(error):
                 say(f"error: {one}")
     if as_json:
         _show_document(error)
@@ -194,7 +194,7 @@ def _report_error(error: ExplainedError, as_json: bool, *, aloud: bool = True) -
 
 def _show_document(error: ExplainedError) -> None:
     with suppress(OptimizeError):  # stdout is full: the exit code remains
-        show(json.dumps(scrubbed(error_document(error))))
+        show(json.dumps(scrub_document(error_document(error))))
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -142,7 +142,7 @@ def verdict(built: Sequence[Built[Step]]) -> Verdict:
     if not done:
         return "pass"
     verdicts = [json.loads((b.report.path / "report.json").read_text())["verdict"] for b in done]
-    return on_fail.verdict([b.target.on_fail for b in done], verdicts)
+    return on_fail.judge_targets([b.target.on_fail for b in done], verdicts)
 
 
 @dataclass

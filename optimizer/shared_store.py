@@ -204,7 +204,7 @@ class SharedStore:
     def write(self, name: str, data: bytes) -> None:
         """Write a small object, whatever is there."""
         with _explained():
-            self._objects.put(name, Blob.of(data))
+            self._objects.put(name, Blob.describe(data))
 
 
 Root = Path | SharedStore

@@ -32,11 +32,11 @@ from math import prod
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from optimizer.foundation.atomic import disk_errors_explained, lock, remove, replace, restore
+from optimizer.foundation.atomic import explain_disk_errors, lock, remove, replace, restore
 from optimizer.foundation.errors import CheckpointError, MachineError, StoreError
 from optimizer.foundation.process import freed_memory
 from optimizer.foundation.progress import overdue, say
-from optimizer.foundation.source_digest import source_digest
+from optimizer.foundation.source_digest import digest_sources
 from optimizer.recipe.schema import Section, TargetSection
 from optimizer.shared_store import Root, SharedStep, SharedStore, folder_of, folder_option
 
@@ -251,7 +251,7 @@ class Store:
 
     def __post_init__(self) -> None:
         folder = folder_of(self.root)
-        with disk_errors_explained(folder, folder_option(self.root)):
+        with explain_disk_errors(folder, folder_option(self.root)):
             self.folder = folder.resolve()  # stages start processes in other working directories
             self.folder.exists()
 
@@ -294,7 +294,7 @@ class Store:
             )
             return step
         started = time.monotonic()
-        with disk_errors_explained(self.folder, folder_option(self.root)):
+        with explain_disk_errors(self.folder, folder_option(self.root)):
             _make_home(step.path.parent, folder_option(self.root))
             with lock(step.path.with_suffix(".lock")):
                 restore(step.path)
@@ -415,7 +415,7 @@ class Store:
         return {
             "stage": stage.name,
             "stage_version": stage.version,
-            "code": source_digest(stage.run.__module__),
+            "code": digest_sources(stage.run.__module__),
             "section": section.model_dump(mode="json", by_alias=True) if section else None,
             "inputs": [i.identity for i in inputs],
             "reads": dict(stage.files(section)) if stage.files else {},

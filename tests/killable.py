@@ -68,7 +68,7 @@ def warm() -> None:
 
     from optimizer.compress import stage as _compress  # noqa: F401
     from optimizer.export import stage as _export  # noqa: F401
-    from optimizer.foundation.source_digest import source_digest
+    from optimizer.foundation.source_digest import digest_sources
     from optimizer.load import stage as _load  # noqa: F401
     from optimizer.lower import build as _build  # noqa: F401
     from optimizer.lower import stage as _lower  # noqa: F401
@@ -84,7 +84,7 @@ def warm() -> None:
     modules += ["optimizer.load_test.stage"]
     modules += ["optimizer.reduce.learn.recover", "optimizer.reduce.learn.qat"]
     for module in modules:
-        source_digest(module)  # kept, and so known to the children
+        digest_sources(module)  # kept, and so known to the children
     assert transformers
     assert torch
     gc.freeze()  # a child's collections do not copy the parent's pages

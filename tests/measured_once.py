@@ -35,7 +35,7 @@ def _content(place: Path) -> str:
 def measure_once(patch: pytest.MonkeyPatch, folder: Path) -> None:
     """Keep measured bytes in a folder, which every worker reads."""
     folder.mkdir(exist_ok=True)
-    measure = bench.peak_memory
+    measure = bench.read_peak
 
     def peak_memory(code: str) -> int:
         file = folder / key(code)
@@ -45,4 +45,4 @@ def measure_once(patch: pytest.MonkeyPatch, folder: Path) -> None:
             part.replace(file)
         return int(file.read_text())
 
-    patch.setattr(bench, "peak_memory", peak_memory)
+    patch.setattr(bench, "read_peak", peak_memory)

@@ -69,7 +69,7 @@ def test_the_others_go_on_without_a_target_that_may_be_dropped(tmp_path: Path, s
     assert outcome.bundle is not None
     packaged = next(row for row in store.log if row["stage"] == "package")
     assert [b.target.runtime for b in packaged["inputs"][2]] == ["onnxruntime"]
-    (said,) = package.left_out(packaged["section"])
+    (said,) = package.list_left_out(packaged["section"])
     assert said == {
         "target": "tensorrt-rtx-cuda", "gate": stage, "message": ERRORS[stage].problem
     }  # fmt: skip

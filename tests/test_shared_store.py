@@ -256,9 +256,9 @@ def test_a_plan_names_the_bytes_to_fetch_and_writes_nothing(
     planned = dry.step(counting.stage, Package())
     assert dry.step(counting.stage, None, planned).key == after.key
     dry.step(counting.stage, Package(version="2"))
-    entries = predictions.document(dry)
+    entries = predictions.build_document(dry)
     assert [(e["what"], e["disk"]) for e in entries] == [("fetch", 2), ("fetch", 2), ("run", 0)]
-    assert "fetch           -      2 B" in predictions.text(entries)
+    assert "fetch           -      2 B" in predictions.format_entries(entries)
     assert (server.objects, two.folder.exists()) == (before, False)
     with pytest.raises(MachineError, match=r"predicted disk use is .*--store-cache"):
         room.check([{**entries[0], "disk": 10**18}], two, None)

@@ -34,7 +34,7 @@ import openvino as ov
 from benchmarks.measure.results import RESULTS, ROOT
 from optimizer.export import onnx_file
 from optimizer.harness.inputs import kv_cache
-from optimizer.harness.runtimes.machine import this_machine
+from optimizer.harness.runtimes.machine import describe_machine
 from optimizer.harness.runtimes.openvino import stateful
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.lower.openvino import attention
@@ -60,7 +60,7 @@ def main() -> None:
     batching = [many_texts(options.genai, properties, n, options.rounds) for n in (1, 2)]
     result = {
         "when": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "cpu": this_machine().cpu,
+        "cpu": describe_machine().cpu,
         "load_average": round(os.getloadavg()[0], 1),
         "rounds": options.rounds,
         "properties": properties,

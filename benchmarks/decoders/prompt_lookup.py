@@ -28,8 +28,8 @@ from benchmarks.decoders.prompt_lookup_genai import NEW, prompts
 from optimizer.harness.bundle.bundle import Bundle
 from optimizer.harness.generate import Options
 from optimizer.harness.generate.prompt_lookup import Guesses, PromptLookup
-from optimizer.harness.runtimes.machine import this_machine
-from optimizer.harness.tasks.text_generation import arrays, prompt_ids
+from optimizer.harness.runtimes.machine import describe_machine
+from optimizer.harness.tasks.text_generation import arrays, tokenize_prompt
 
 GREEDY = Options(max_new_tokens=NEW, do_sample=False)
 FIGURES = ("gain", "gain_after_first_token", "tokens_a_step")
@@ -73,7 +73,7 @@ def apart(bundle: Bundle, ids: list[int], one: int, other: int) -> float:
 def measured(bundles: dict[int, Bundle], prompt: str, rounds: int) -> dict[str, Any]:
     plain = bundles[0]
     message = [{"role": "user", "content": prompt}]
-    ids = prompt_ids(plain.contract, plain.encoder, message, "prompt")
+    ids = tokenize_prompt(plain.contract, plain.encoder, message, "prompt")
     times: dict[int, list[tuple[float, float]]] = {n: [] for n in bundles}
     texts: dict[int, list[int]] = {}
     for i in range(rounds + 1):  # the first warms up
@@ -128,7 +128,7 @@ def main() -> int:
             rows.append(measured(bundles, prompt, options.rounds))
             print(rows[-1], flush=True)
     document = {
-        "machine": this_machine().to_json(),
+        "machine": describe_machine().to_json(),
         "load_average": round(os.getloadavg()[0], 1),
         "bundle": options.bundle.parent.name,
         "engine": engine,

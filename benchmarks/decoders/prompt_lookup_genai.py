@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from optimizer.harness.inputs import kv_cache
-from optimizer.harness.runtimes.machine import this_machine
+from optimizer.harness.runtimes.machine import describe_machine
 
 NEW = 128
 
@@ -112,7 +112,7 @@ def main() -> None:
         rows.append(row)
         print(rows[-1], flush=True)
     document = {
-        "machine": this_machine().cpu,
+        "machine": describe_machine().cpu,
         "load_average": round(os.getloadavg()[0], 1),
         "properties": properties,
         "tokens": options.tokens,

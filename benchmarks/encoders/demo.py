@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.measure.results import RESULTS, ROOT, conditions, table, write
 from optimizer.package.report.comparison import Cell
-from optimizer.package.report.rows import rows
+from optimizer.package.report.rows import build_rows
 
 RECIPE = "recipes/minilm-int8.yaml"
 
@@ -31,7 +31,7 @@ def figures(report: Mapping[str, Any]) -> str:
     """Format the comparison of a report, float | INT8 | change, as a Markdown table."""
     body = [
         [row.name, *(_cell(c) for c in (row.before, row.after, row.change))]
-        for row in rows(report)
+        for row in build_rows(report)
         if not row.unmeasured
     ]
     return table(["", "float", "INT8", "change"], body)

@@ -47,7 +47,7 @@ def main() -> None:
     pipeline.run(recipe, store)
     folders = {step["stage"]: Path(step["path"]) for step in reversed(store.log)}
     contract = contracts.read(folders["load"] / "contract.json")
-    inputs = tasks.of(contract).inputs
+    inputs = tasks.look_up(contract).inputs
     encoder, texts = inputs.open(folders["load"] / "checkpoint", contract), inputs.neutral(contract)
 
     def opener() -> Any:
@@ -68,7 +68,7 @@ def main() -> None:
     times = {n: s["end_to_end"]["samples"] for n, s in measured["cells"][0]["systems"].items()}
     for name, own in times.items():
         print(f"{name}: {np.median(own):.4f} ms")
-    pairs = [bench.ratio(times[a], times[b])["interval"] for a, b in combinations(names, 2)]
+    pairs = [bench.compare_times(times[a], times[b])["interval"] for a, b in combinations(names, 2)]
     apart = sum(not low <= 1 <= high for low, high in pairs)
     print(f"by rounds of one opening: {apart} of {len(pairs)} pairs are called different")
     apart = 0
@@ -76,7 +76,7 @@ def main() -> None:
         openings = Openings(dict.fromkeys(("equal", CANDIDATE), opener))
         timer = BatchTimer(texts, latency, options.threads, openings)
         rule = SequentialTest(
-            RatioQuestion.of(1.0, latency.iterations), latency.iterations, options.seconds
+            RatioQuestion.share_rounds(1.0, latency.iterations), latency.iterations, options.seconds
         )
         compared = Comparison(timer, rule, "equal")
         both = systems(openings, ["equal", CANDIDATE])

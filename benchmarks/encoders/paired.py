@@ -37,7 +37,7 @@ from typing import Any
 
 import numpy as np
 
-from optimizer.harness.runtimes.machine import this_machine
+from optimizer.harness.runtimes.machine import describe_machine
 from optimizer.harness.runtimes.ort.run import OrtRunner
 
 RESAMPLED = 2000
@@ -72,7 +72,7 @@ def main() -> None:
             for sequence in args.sequences
             for cell in timed(files, threads, (batch, sequence), args, distance)
         ]
-    result = {"machine": this_machine().to_json(), "load": load, "cells": cells}
+    result = {"machine": describe_machine().to_json(), "load": load, "cells": cells}
     text = json.dumps(result, indent=1)
     print(text)
     if args.out:

@@ -26,7 +26,7 @@ from optimizer.foundation.progress import say
 from optimizer.harness.bundle.bench import percentile, percentile_interval
 from optimizer.harness.contract import read
 from optimizer.harness.inputs.text import load_tokenizer
-from optimizer.harness.runtimes.machine import this_machine
+from optimizer.harness.runtimes.machine import describe_machine
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.harness.tasks.answering import WINDOW, Answered, Predictor, Query, answer
 from optimizer.recipe.file import read as read_recipe
@@ -89,7 +89,7 @@ def main() -> None:
             padding = {name: padded(predictor, run, asked) for name, run in SYSTEMS.items()}
             times = timed(predictor, asked, args.rounds)
         parts.append(table(threads, times, padding))
-    machine = this_machine()
+    machine = describe_machine()
     text = (
         f"# predict, {len(texts):,} lines by batch size\n\n"
         f"`python -m benchmarks.encoders.predict_batches`, {datetime.now(UTC):%Y-%m-%d}, "

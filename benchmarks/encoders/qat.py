@@ -40,7 +40,7 @@ from optimizer.foundation import state
 from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
 from optimizer.harness.inputs.text import load_tokenizer
-from optimizer.harness.runtimes.machine import this_machine
+from optimizer.harness.runtimes.machine import describe_machine
 from optimizer.load.stage import run as load
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
 from optimizer.model.checkpoint.model import torch_model
@@ -347,7 +347,7 @@ def fine_tuned(recipe: Recipe, work: Path) -> Path:
 
 
 def where() -> dict[str, Any]:
-    machine = this_machine()
+    machine = describe_machine()
     return {"cpu": machine.cpu, "date": time.strftime("%Y-%m-%d"), "torch": torch.__version__}
 
 

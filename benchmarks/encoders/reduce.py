@@ -33,7 +33,7 @@ from optimizer.data import datasets
 from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
 from optimizer.harness.inputs.text import load_tokenizer
-from optimizer.harness.runtimes.machine import this_machine
+from optimizer.harness.runtimes.machine import describe_machine
 from optimizer.load.stage import run as load
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
 from optimizer.model.checkpoint.model import torch_model
@@ -138,7 +138,7 @@ def minilm(work: Path, peer_python: Path | None = None) -> dict[str, Any]:
     peers: dict[str, Any] = {}
     if peer_python is not None:
         chosen_on = datasets.calibration_rows(
-            recipe.calibrate, tasks.of(contracts.read(source / "contract.json"))
+            recipe.calibrate, tasks.look_up(contracts.read(source / "contract.json"))
         )
         for name, model, seconds in peer_models(peer_python, source, chosen_on, fewer.ffn, work):
             values = embedded(model, source, rows)
@@ -282,7 +282,7 @@ def compared(source: Path, folder: Path, windows: list[list[int]]) -> list[list[
 
 
 def where() -> dict[str, Any]:
-    machine = this_machine()
+    machine = describe_machine()
     return {"cpu": machine.cpu, "date": time.strftime("%Y-%m-%d"), "torch": torch.__version__}
 
 

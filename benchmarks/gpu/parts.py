@@ -145,10 +145,10 @@ def build(job: Job) -> Result:
 def named_gpu(product: str) -> tuple[str, ...]:
     """Name this GPU for a product that builds for named GPUs."""
     from optimizer.harness.bundle.fit_columns import capability
-    from optimizer.harness.runtimes.machine import this_machine
+    from optimizer.harness.runtimes.machine import describe_machine
     from optimizer.harness.runtimes.trt.products import PRODUCTS
 
-    gpu = this_machine().gpu
+    gpu = describe_machine().gpu
     if gpu is None or not PRODUCTS[product].compute_capabilities:
         return ()
     return (capability(gpu.compute_capability),)
@@ -169,7 +169,7 @@ def told(known: Mapping[str, Any], asked: Mapping[str, Any]) -> Result:
         **{k: known[k] for k in kept},
         "layers": len(known["layers"]),
         "wider": None if kernels is None else inspect.precision_fallbacks(asked, kernels),
-        "untold": None if kernels is None else inspect.unreported_modules(asked, kernels),
+        "untold": None if kernels is None else inspect.list_unreported_modules(asked, kernels),
     }
 
 

@@ -69,8 +69,8 @@ def check_machine(fit: dict[str, Any]) -> None:
     from optimizer.harness.runtimes import machine, vllm
 
     importable = find_spec("vllm") is not None
-    packages = machine.this_machine().packages
-    vllm.check(fit, packages, machine.gpus(), importable=importable)
+    packages = machine.describe_machine().packages
+    vllm.check(fit, packages, machine.list_gpus(), importable=importable)
 
 
 @contextmanager
@@ -81,7 +81,7 @@ def start_vllm(folder: Path, fit: dict[str, Any]) -> Iterator[str]:
 
     where = "127.0.0.1", vllm_server.free_port("127.0.0.1")
     url = f"http://{where[0]}:{where[1]}"
-    child = subprocess.Popen(vllm.command(fit, folder, NAME, where, generates=True))
+    child = subprocess.Popen(vllm.build_command(fit, folder, NAME, where, generates=True))
     try:
         vllm_server.wait_until_ready(child, f"{url}/health")
         yield url

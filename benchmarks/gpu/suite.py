@@ -46,14 +46,14 @@ from benchmarks.gpu.plan import (
     obstacle,
     with_earlier,
 )
-from optimizer.harness.runtimes.machine import this_machine
+from optimizer.harness.runtimes.machine import describe_machine
 
 WORKER = ("-m", "benchmarks.gpu.parts")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     args = _arguments(arguments)
-    here = look(this_machine())
+    here = look(describe_machine())
     gpu = here.machine.gpu
     name = gpu.name.lower().replace(" ", "-") if gpu else "none"
     out = args.out or ROOT / "benchmarks" / "results" / f"gpu-{name}.json"

@@ -189,15 +189,15 @@ def ort_encoder(files: Files, rehearse: bool) -> System:
 def served_encoder(files: Files, rehearse: bool) -> System:
     """Open the model as a bundle does: graphs of padded sizes, the answer alone copied."""
     from optimizer.harness.bundle.engines import Workshop, open_on_device
-    from optimizer.harness.runtimes.machine import this_machine
-    from optimizer.harness.runtimes.ort.bound import profiles
+    from optimizer.harness.runtimes.machine import describe_machine
+    from optimizer.harness.runtimes.ort.bound import list_profiles
     from optimizer.harness.runtimes.ort.run import version
 
     names, contract = _contract(files)
     warnings: list[str] = []
     path, device = Path(files["onnx"]), "cpu" if rehearse else "cuda"
-    shop = Workshop(path.parent, {"files": {}}, this_machine(), None, warnings.append)
-    sizes = [] if rehearse else profiles(contract.text.max_length)
+    shop = Workshop(path.parent, {"files": {}}, describe_machine(), None, warnings.append)
+    sizes = [] if rehearse else list_profiles(contract.text.max_length)
     runner = open_on_device(shop, contract, path, device, sizes)
     about = {"onnxruntime": version(), "device": device, "warnings": warnings}
     return System(lambda a: dict(runner.infer(of(a, names))), about=about, close=runner.close)
@@ -258,13 +258,13 @@ def served_slots(files: Files, rehearse: bool) -> System:
 def _served(files: Files, rehearse: bool) -> tuple[Any, Any, dict[str, Any]]:
     """(runner as a bundle opens it, contract, facts)."""
     from optimizer.harness.bundle.engines import Workshop, open_decoder
-    from optimizer.harness.runtimes.machine import this_machine
+    from optimizer.harness.runtimes.machine import describe_machine
     from optimizer.harness.runtimes.ort.run import OrtRunner, version
 
     _, contract = _contract(files)
     warnings: list[str] = []
     path = Path(files["onnx"])
-    shop = Workshop(path.parent, {"files": {}}, this_machine(), None, warnings.append)
+    shop = Workshop(path.parent, {"files": {}}, describe_machine(), None, warnings.append)
     if rehearse:
         runner: Any = OrtRunner(path, fixed=True)
     else:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from optimizer.harness.runtimes.machine import this_machine
+from optimizer.harness.runtimes.machine import describe_machine
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -18,7 +18,7 @@ CLOCKS = {"wall": "Time", "cpu": "Processor time"}  # in the heading of a page
 
 def machine() -> dict[str, Any]:
     """Describe this machine without the runtimes installed on it."""
-    return {k: v for k, v in this_machine().to_json().items() if k != "runners"}
+    return {k: v for k, v in describe_machine().to_json().items() if k != "runners"}
 
 
 def cpu_flags() -> list[str]:

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from optimizer.foundation.verdicts import Verdict
-from optimizer.harness.server.versions.paired_test import exact_verdict
+from optimizer.harness.server.versions.paired_test import judge_exactly
 from optimizer.search import sequential
 from optimizer.search.sequential import Look
 from optimizer.validate.quality.quality import wilson
@@ -66,7 +66,7 @@ def draw(generator: np.random.Generator, together: bool, rows: int = ROWS) -> li
 def verdict(outcomes: Outcomes, alpha: float) -> Verdict:
     """Judge outcomes by the exact paired test at level alpha."""
     lost, won = int((outcomes > 0).sum()), int((outcomes < 0).sum())
-    return exact_verdict(lost, won, len(outcomes), MARGIN, alpha)
+    return judge_exactly(lost, won, len(outcomes), MARGIN, alpha)
 
 
 def winner(candidates: Sequence[Candidate]) -> Candidate | None:

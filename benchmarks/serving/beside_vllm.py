@@ -31,7 +31,7 @@ from typing import Any
 from benchmarks.serving.client import percentiles
 from benchmarks.serving.decoder import NEW, complete, prompts, server
 from optimizer.harness.bundle.bundle import Bundle
-from optimizer.harness.runtimes.machine import this_machine
+from optimizer.harness.runtimes.machine import describe_machine
 
 CLIENTS, SLOTS = (1, 4, 8), 8
 EACH = 2  # texts per client and round
@@ -90,7 +90,7 @@ def main() -> int:
             served = stack.enter_context(server(path, SLOTS, args.option))
             places[f"{target}, sharing {served.start['sharing']}"] = served.port, model
         figures = asyncio.run(measured(places, args.rounds))
-    machine = this_machine().to_json()
+    machine = describe_machine().to_json()
     document = {"machine": machine, "load": os.getloadavg(), "servers": figures}
     text = json.dumps(document, indent=1)
     print(text)

@@ -38,7 +38,7 @@ from optimizer.harness.bundle.bundle import Bundle
 from optimizer.harness.commands import serve as command
 from optimizer.harness.commands.command_line import parse_arguments
 from optimizer.harness.inputs.text import NEUTRAL
-from optimizer.harness.runtimes.machine import this_machine
+from optimizer.harness.runtimes.machine import describe_machine
 from optimizer.harness.tasks.answering import Predictor
 
 TEXTS, TOKENS, CLIENTS = 32, 64, 8
@@ -155,7 +155,7 @@ def main() -> None:
         port = int(server.line("listening")["port"])
         each = partial(measure, port, server.process.pid, seconds=args.seconds)
         rows = {n: asyncio.run(each(request=r)) for n, r in requests(name, texts).items()}
-    machine = this_machine()
+    machine = describe_machine()
     document = {
         "machine": {"cpu": machine.cpu, "cores": machine.cores},
         "texts_per_request": TEXTS,

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from optimizer.harness.process.collection import no_collection
+from optimizer.harness.process.collection import pause_collection
 
 SO_TIMESTAMPNS = 35  # asm-generic/socket.h; Python's socket module has no name for it
 READ = 1 << 16
@@ -263,7 +263,7 @@ async def open_loop(
         right = reply.status != 200 or same(text, target.answer(json.loads(reply.body)))
         run.outcomes[str(reply.status) if right else "wrong"] += 1
 
-    with no_collection():  # requests due during a collection would be sent in a burst
+    with pause_collection():  # requests due during a collection would be sent in a burst
         due, tasks = time.perf_counter(), set[asyncio.Task[None]]()
         end = due + seconds
         while (due := due + chance.expovariate(rate)) < end:

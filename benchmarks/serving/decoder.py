@@ -38,7 +38,7 @@ from benchmarks.serving.client import percentiles
 from benchmarks.serving.overhead import cpu
 from optimizer.harness.bundle.bundle import Bundle
 from optimizer.harness.generate import Options
-from optimizer.harness.runtimes.machine import this_machine
+from optimizer.harness.runtimes.machine import describe_machine
 
 TOPICS = ("the sea", "a good film", "how bread is made", "why the sky is blue", "an old train")
 TEXTS, NEW = 16, 48  # requests of a round, tokens of each answer
@@ -208,7 +208,7 @@ def main() -> int:
         servers = {s: stack.enter_context(server(args.bundle, s, asked)) for s in SLOTS}
         document = asyncio.run(measured(servers, model, expected, args.rounds))
     document = {
-        "machine": this_machine().to_json(),
+        "machine": describe_machine().to_json(),
         "model": model,
         "model_bytes": size,
         "warmed_up": {str(s): served.start for s, served in servers.items()},

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from optimizer.harness import contract as contracts
-from optimizer.harness.runtimes.machine import this_machine
+from optimizer.harness.runtimes.machine import describe_machine
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.harness.tasks.text_generation import arrays
 
@@ -57,7 +57,7 @@ def main() -> None:
     contract = contracts.read(args.loaded / "contract.json")
     with OrtRunner(args.lowered / "model.onnx", threads=1) as runner:
         rows = [measure(runner, contract, n, args.rounds) for n in args.tokens]
-    machine = this_machine()
+    machine = describe_machine()
     print(json.dumps({"machine": {"cpu": machine.cpu, "cores": machine.cores}, "rows": rows}))
 
 

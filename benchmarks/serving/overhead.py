@@ -57,7 +57,7 @@ from benchmarks.serving.client import (
     percentiles,
 )
 from optimizer.harness.bundle.bundle import Bundle
-from optimizer.harness.runtimes.machine import this_machine
+from optimizer.harness.runtimes.machine import describe_machine
 from optimizer.load_test.highest_rate import search
 
 CLIENTS, TURNS, TURN = 16, 30, 10
@@ -490,7 +490,7 @@ def main() -> int:
     args = parser.parse_args()
     args.peer = dict(args.peer)
     with Bundle(args.bundle) as bundle:
-        document = {"machine": this_machine().to_json(), "engine": bundle.engine["target"]}
+        document = {"machine": describe_machine().to_json(), "engine": bundle.engine["target"]}
         document |= {"load": os.getloadavg(), "options": args.option, "apart": args.apart}
         document |= (peers if args.part == "peers" else overload)(args, bundle)
     text = json.dumps(document, indent=1)

@@ -37,7 +37,7 @@ import yaml
 from benchmarks.serving.decoder import server
 from optimizer.harness.bundle.bundle import Bundle
 from optimizer.harness.errors import InputError
-from optimizer.harness.runtimes.machine import this_machine
+from optimizer.harness.runtimes.machine import describe_machine
 from optimizer.harness.server.caches.encoder import Encoder
 from optimizer.harness.server.caches.false_hits import (
     FalseHitLimit,
@@ -186,7 +186,7 @@ def main() -> int:
     chance = random.Random(0)
     every = questions(args.wheel)
     choose, judge = (labelled(*halves(half, chance)) for half in halves(every, chance))
-    document: dict[str, Any] = {"machine": this_machine().to_json(), "questions": len(every)}
+    document: dict[str, Any] = {"machine": describe_machine().to_json(), "questions": len(every)}
     with Bundle(args.encoder) as bundle:
         document["encoder"] = str(bundle.manifest["name"])
         encoder, spent = Encoder(bundle), list[float]()

@@ -21,8 +21,8 @@ from typing import Any
 
 from benchmarks.measure.chromium import Chromium, program
 from benchmarks.measure.results import RESULTS, machine
-from optimizer.harness.bundle.bench import percentile, percentile_interval, ratio
-from optimizer.harness.commands.web import Server, pages
+from optimizer.harness.bundle.bench import compare_times, percentile, percentile_interval
+from optimizer.harness.commands.web import Server, find_pages
 
 TEXT = "The service was quick and the staff could not have been friendlier."
 FIRST = f"page.ready.then(() => page.ask({json.dumps(TEXT)})).then(() => performance.now())"
@@ -34,7 +34,7 @@ def measured(bundle: Path, threads: list[int], loads: int, rounds: int) -> dict[
     A cell has threads, tokens, ratio, and ms of each round as "quantized" and "float".
     """
     document: dict[str, Any] = {"first": [], "first_cpu": [], "cells": []}
-    with Server(pages(bundle)) as server, tempfile.TemporaryDirectory() as profile:
+    with Server(find_pages(bundle)) as server, tempfile.TemporaryDirectory() as profile:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         browser = Chromium(Path(profile), timeout=600)
         document["browser"] = browser.evaluate("navigator.userAgent")
@@ -52,7 +52,7 @@ def measured(bundle: Path, threads: list[int], loads: int, rounds: int) -> dict[
                 answers = browser.evaluate(f"page.ask({text})")
                 times = browser.evaluate(f"page.measure({text}, {rounds})")
                 cell = {"threads": count, "tokens": answers["quantized"]["tokens"], **times}
-                cell["ratio"] = ratio(times["quantized"], times["float"])
+                cell["ratio"] = compare_times(times["quantized"], times["float"])
                 document["cells"].append(cell)
                 print(cell["threads"], cell["tokens"], cell["ratio"], file=sys.stderr)
         browser.close()

@@ -104,7 +104,7 @@ def systems(
 def arrays(recipe: Recipe, source: Path, scratch: Path, examples: int | None) -> dict[str, Path]:
     """Write the pixels for calibration, evaluation and timing, made by the harness."""
     contract, validate = read(source / "contract.json"), recipe.validate_
-    opened = tasks.of(contract).inputs.open(source / "checkpoint", contract)
+    opened = tasks.look_up(contract).inputs.open(source / "checkpoint", contract)
     assert validate.latency.data is not None
     rows = datasets.samples(validate.data, examples)
     size = validate.batch_size

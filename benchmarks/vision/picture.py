@@ -38,7 +38,7 @@ COLOURS = {"float": "#8a94a6", "INT8": "#2f6fde"}
 
 def probabilities(model: Path, contract: Contract, photograph: bytes) -> Any:
     """Compute the softmax (labels,) of the logits of one image."""
-    encoder = tasks.of(contract).inputs.open(model.parent, contract)
+    encoder = tasks.look_up(contract).inputs.open(model.parent, contract)
     batch = encode(contract, encoder, [photograph])
     session = ort.InferenceSession(str(model), providers=["CPUExecutionProvider"])
     (logits,) = session.run(["logits"], dict(batch))

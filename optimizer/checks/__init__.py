@@ -39,7 +39,7 @@ def read(
     check_place()
     from optimizer.checks import ordered
     from optimizer.checks.context import Context
-    from optimizer.foundation.errors import OptimizeError, RecipeError, joined
+    from optimizer.foundation.errors import OptimizeError, RecipeError, join
 
     try:
         recipe, lines = recipe_file.read_with_lines(file, overrides)
@@ -49,7 +49,7 @@ def read(
             with recipe_file.located(lines):
                 ordered.check_parts(model, specs)
         except OptimizeError as others:
-            raise joined([refused, others]) or refused from None
+            raise join([refused, others]) or refused from None
         raise
     with recipe_file.located(lines):
         ordered.check(recipe, Context(early, fetch, until, file, lock))

@@ -19,7 +19,7 @@ def check(recipe: Recipe, _: Context) -> None:
     """Raise RecipeError for everything that a target of this recipe cannot express."""
     calls: list[Callable[[], None]] = []
     for i, section in enumerate(recipe.targets):
-        target, at = targets.of(section.runtime), f"targets.{i}"
+        target, at = targets.look_up(section.runtime), f"targets.{i}"
         calls += [
             partial(_check_weights, recipe, at, target),
             partial(_check_activations, recipe, at, section, target),
@@ -36,7 +36,10 @@ def _check_calibrated_length(recipe: Recipe, section: TargetSection, at: str) ->
     """Check that a profile of the engine accepts the length of the calibration texts."""
     if recipe.calibrate is None or not section.profiles:
         return
-    length, generates = recipe.calibrate.sequence_length, tasks.task(recipe.model.task).generates
+    length, generates = (
+        recipe.calibrate.sequence_length,
+        tasks.find_task(recipe.model.task).generates,
+    )
     spans = [
         (p.sequence[0], p.sequence[2] + (p.past[2] if generates else 0)) for p in section.profiles
     ]
@@ -53,7 +56,7 @@ def _others(does: Callable[[Accepts], bool], device: str = "") -> str:
     """Return "NAME, NAME" of targets for which `does` is True and that run on `device` if given."""
     return ", ".join(
         target.name
-        for target in targets.loadable()
+        for target in targets.load_all()
         if does(target.accepts) and (not device or device in target.section.devices())
     )
 
@@ -100,7 +103,7 @@ def _check_weights(recipe: Recipe, at: str, target: Target) -> None:
             where="quantize.embedding.bits",
             accepted="8",
         )
-    for where, weights in targets.weight_blocks(recipe):
+    for where, weights in targets.list_weight_blocks(recipe):
         _check_one(weights, where, at, runtime, row)
 
 
@@ -108,12 +111,12 @@ def _check_cache(recipe: Recipe, at: str, target: Target) -> None:
     """Check that the target holds the KV cache that quantize.kv_cache asks for."""
     if recipe.quantize.kv_cache == "float":
         return
-    if not tasks.task(recipe.model.task).generates:
+    if not tasks.find_task(recipe.model.task).generates:
         raise RecipeError(
             f"float8 with task {recipe.model.task}, which has no KV cache",
             where="quantize.kv_cache",
             accepted="float",
-            fix=f"Remove it, or use task {', '.join(tasks.generating())}.",
+            fix=f"Remove it, or use task {', '.join(tasks.list_generating())}.",
         )
     if not target.accepts.float8_cache:
         raise RecipeError(
@@ -192,7 +195,7 @@ def _check_activations(recipe: Recipe, at: str, section: TargetSection, target: 
             where="quantize.activations.attention",
             fix=f"Use float, or target {_others(lambda a: a.integer_attention)} alone.",
         )
-    for where, weights in targets.weight_blocks(recipe):
+    for where, weights in targets.list_weight_blocks(recipe):
         if where in ("quantize.head", "quantize.embedding"):
             continue  # weight-only: inputs outside the blocks stay float
         of_eight = weights.bits == 8 and weights.granularity != "group" and weights.symmetric

@@ -32,11 +32,11 @@ def check(recipe: Recipe, context: Context) -> None:
 
 
 def _task(recipe: Recipe) -> None:
-    if not tasks.task(recipe.model.task).generates:
+    if not tasks.find_task(recipe.model.task).generates:
         raise RecipeError(
             f"keep: hot is for tasks that generate text, and the task is {recipe.model.task}",
             where=f"{WHERE}.keep",
-            accepted=f"task {', '.join(tasks.generating())}",
+            accepted=f"task {', '.join(tasks.list_generating())}",
             fix=f"Or {MERGE}.",
         )
 
@@ -52,7 +52,7 @@ def _names(recipe: Recipe) -> None:
 
 def _targets(recipe: Recipe) -> None:
     for i, section in enumerate(recipe.targets):
-        devices = targets.of(section.runtime).accepts.adapters_on
+        devices = targets.look_up(section.runtime).accepts.adapters_on
         if section.device not in devices or section.float_type != "fp32":
             here = f"{section.runtime} on {section.device} in {section.float_type}"
             raise RecipeError(
@@ -60,7 +60,7 @@ def _targets(recipe: Recipe) -> None:
                 where=f"targets.{i}",
                 accepted="; ".join(
                     f"{t.name} on {', '.join(t.accepts.adapters_on)}, in fp32"
-                    for t in targets.loadable()
+                    for t in targets.load_all()
                     if t.accepts.adapters_on
                 ),
                 fix=f"Remove the target, or {MERGE}.",

@@ -37,7 +37,7 @@ def check(recipe: Recipe, context: Context) -> None:
     positions = next((config[p] for p in POSITIONS if isinstance(config.get(p), int)), None)
     if positions:
         _refuse_beyond(positions, recipe, f"the model has {positions} positions ({file})")
-    window = _window(config) if tasks.task(section.task).generates else None
+    window = _window(config) if tasks.find_task(section.task).generates else None
     if window:
         _refuse_beyond(
             window,
@@ -73,7 +73,7 @@ def _lengths(recipe: Recipe) -> list[tuple[str, int, str]]:
     if "sequence_length" in recipe.validate_.model_fields_set:
         written.append(("validate.sequence_length", recipe.validate_.sequence_length, ""))
     latency, new, counted = recipe.validate_.latency, 0, ""
-    if tasks.task(recipe.model.task).generates:
+    if tasks.find_task(recipe.model.task).generates:
         new = latency.new_tokens
         counted = f" (with {new} of validate.latency.new_tokens)"
     if "sequence" in latency.model_fields_set:

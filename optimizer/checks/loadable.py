@@ -16,7 +16,7 @@ from optimizer.compress.walk.model_source import ModelSource
 from optimizer.foundation.errors import collect
 from optimizer.foundation.reading import reading
 from optimizer.harness import tasks
-from optimizer.harness.process.temporary import temporary_folder
+from optimizer.harness.process.temporary import make_temporary_folder
 from optimizer.load import source, weights
 from optimizer.load.adapters import adapter
 from optimizer.load.config.model_type import completed
@@ -42,7 +42,7 @@ def check(recipe: Recipe, context: Context) -> None:
     folder = local_folder(recipe.model) if context.early else None
     if folder is None:
         return
-    with reading(folder, own_faults=True), temporary_folder("check") as scratch:
+    with reading(folder, own_faults=True), make_temporary_folder("check") as scratch:
         opened = open_skeleton(recipe.model, folder)
         collect(
             [
@@ -56,7 +56,7 @@ def _check_onnx(recipe: Recipe, *, fetch: bool) -> None:
     """Check an ONNX file or torch module as load does before its comparison, data and modules."""
     if not fetch and not source.is_local(recipe.model.source, recipe.model.base):
         return
-    with temporary_folder("check") as scratch:
+    with make_temporary_folder("check") as scratch:
         of_module = torch_module.takes(recipe.model)
         opened = (torch_module if of_module else onnx_model).check(recipe.model, scratch)
         model = GraphModel(onnx_model.graph_of(opened))
@@ -102,5 +102,5 @@ def _check_selection(recipe: Recipe, opened: tuple[Any, nn.Module, Family]) -> N
     _, model, family = opened
     if recipe.reduce is None:  # else they are those of the smaller model
         task = recipe.model.task
-        prefix, inputs = family.prefix(task), tasks.task(task).inputs
+        prefix, inputs = family.prefix(task), tasks.find_task(task).inputs
         select(ModelSource(model, {}, family, prefix, inputs), recipe.quantize, recipe.sparsity)

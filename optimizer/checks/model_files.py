@@ -25,7 +25,7 @@ def check_weights(section: Model) -> None:
 def check_tokenizer(section: Model) -> None:
     """Raise CheckpointError for the model of a text task without a vocabulary."""
     folder = local_folder(section)
-    if folder is not None and tasks.task(section.task).inputs.name == TEXT.name:
+    if folder is not None and tasks.find_task(section.task).inputs.name == TEXT.name:
         tokenizer.check_present(folder)
 
 

@@ -12,7 +12,7 @@ from optimizer.recipe.schema import Recipe
 def check(recipe: Recipe, context: Context) -> None:
     """Raise RecipeError for a gate of cosine where config.json has one label: the cosine of two
     numbers is 1 or -1, so the gate would pass almost any answer."""
-    task, section = tasks.task(recipe.model.task), recipe.validate_
+    task, section = tasks.find_task(recipe.model.task), recipe.validate_
     if not task.classifies or task.per_position:
         return
     known = peek_config(recipe.model, fetch=context.fetch)

@@ -17,7 +17,7 @@ def check(recipe: Recipe, context: Context) -> None:
 
     Skipped for GGUF files and models with code of their own, which must be loaded to know.
     """
-    records = [(i, targets.of(section.runtime)) for i, section in enumerate(recipe.targets)]
+    records = [(i, targets.look_up(section.runtime)) for i, section in enumerate(recipe.targets)]
     section = recipe.model
     if not any(record.check_model for _, record in records):
         return

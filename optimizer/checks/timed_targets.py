@@ -14,7 +14,7 @@ def check(recipe: Recipe, _: Context) -> None:
     if recipe.reduce is None or recipe.reduce.latency_gain is None:
         return
     place, sections = recipe.reduce.measure_on, recipe.targets
-    timed = [i for i, t in enumerate(sections) if not targets.of(t.runtime).untimed]
+    timed = [i for i, t in enumerate(sections) if not targets.look_up(t.runtime).untimed]
     accepted = ", ".join(f"{i} ({sections[i].name})" for i in timed)
     if place >= len(sections):
         listed = ", ".join(f"{i} ({t.name})" for i, t in enumerate(sections))
@@ -24,8 +24,8 @@ def check(recipe: Recipe, _: Context) -> None:
             accepted=accepted,
         )
     if place not in timed:
-        why = targets.of(sections[place].runtime).untimed
-        others = ", ".join(n for n in targets.names() if not targets.of(n).untimed)
+        why = targets.look_up(sections[place].runtime).untimed
+        others = ", ".join(n for n in targets.list_names() if not targets.look_up(n).untimed)
         raise RecipeError(
             f"{place} is target {sections[place].name}, which is not timed: {why}",
             where="reduce.measure_on",

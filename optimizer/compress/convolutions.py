@@ -62,7 +62,7 @@ def check(
 
 def _check_padding(name: str, module: nn.Conv2d) -> None:
     try:
-        ConvGeometry.of(module)
+        ConvGeometry.read(module)
     except ValueError as e:
         raise RecipeError(
             f"{name} cannot be quantized: {e}",

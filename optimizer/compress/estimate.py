@@ -147,7 +147,7 @@ def estimate(section: Compression, shapes: Shapes, speed: MachineSpeed | None = 
     section, of = section.effective, _sizes(section, shapes)
     speed = speed or machine_speed.measure()
     quantize, calibrate = section.quantize, section.calibrate
-    generates = tasks.task(section.task).generates
+    generates = tasks.find_task(section.task).generates
     length = calibrate.sequence_length if calibrate else 0
     if calibrate and "image" in calibrate.data.columns:
         length = positions(shapes)
@@ -233,7 +233,7 @@ def device_memory(section: Compression, shapes: Shapes) -> int:
         length = positions(shapes) or length
     whole = 4 * (of.linear + of.outside)
     scores = 0
-    if not tasks.task(section.task).generates:  # eager attention keeps one for every pair
+    if not tasks.find_task(section.task).generates:  # eager attention keeps one for every pair
         scores = 8 * calibrate.batch_size * length**2 * max(1, of.hidden // NARROWEST)
     tensors = COPIES * (of.widest + of.hidden)
     inside = 4 * calibrate.batch_size * length * tensors + scores

@@ -119,7 +119,7 @@ def compress_uncalibrated(
 
     whole, rows = Rounded(), []
     names = dict.fromkeys([*schemes, *sparsity])
-    for part, row in threads.each(one, names) if device == CPU else map(one, names):
+    for part, row in threads.map_in_threads(one, names) if device == CPU else map(one, names):
         whole.update(part.on_cpu())
         rows.append(row)
     state = CompressedState(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from optimizer.compress import convolutions
 from optimizer.compress.walk.model_source import ModelSource
-from optimizer.foundation.errors import RecipeError, closest
+from optimizer.foundation.errors import RecipeError, suggest
 from optimizer.foundation.qtensor import Scheme, divides, group_sizes
 from optimizer.foundation.state import Note
 from optimizer.model.checkpoint import cache_operands
@@ -262,7 +262,7 @@ def _nearest(pattern: str, names: list[str]) -> str:
     is the usual error), or with similar spelling."""
     tail = pattern.strip("*.")
     ends = [n for n in names if tail and (n.endswith("." + tail) or tail.endswith("." + n))]
-    return f'; did you mean "{ends[0]}"?' if ends else closest(pattern, names)
+    return f'; did you mean "{ends[0]}"?' if ends else suggest(pattern, names)
 
 
 def _why_float(

@@ -206,7 +206,7 @@ class QuantConvolution(QuantLinear):
         covered: Range | None,
     ) -> None:
         super().__init__(weight, like.bias, activations, covered)
-        self.geometry = ConvGeometry.of(like)
+        self.geometry = ConvGeometry.read(like)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.geometry.conv2d(self.quantize_input(x), self.weight, self.bias)

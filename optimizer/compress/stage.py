@@ -238,7 +238,7 @@ def _share(these: Processes, job: _Job, device: str) -> None:
     chosen, own = job.section.compress, torch.device(device)
     with ExitStack() as stack:
         if chosen.deterministic:
-            stack.enter_context(portable_kernels.used())
+            stack.enter_context(portable_kernels.use_portable_kernels())
             portable_kernels.check()
         if device == "cuda":
             own = torch.device(device, these.rank % torch.cuda.device_count())
@@ -273,7 +273,7 @@ def _walk_blocks(job: _Job, source: ModelSource, these: Processes) -> None:
         if job.batches and first < len(groups):
             _load_stream(folders[first - 1], stream)
     wide = _has_wide_layers(source, selection)
-    with freed_memory.reused(LARGE if wide else LARGEST):
+    with freed_memory.keep_freed_memory(LARGE if wide else LARGEST):
         for i in bar(range(first, len(groups)), "compress"):
             last = i + 1 == len(groups)
             _segment(job, source, stream, groups[i], folders[i], last=last)

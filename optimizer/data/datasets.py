@@ -34,7 +34,7 @@ from optimizer.data.pictures import disable_decoding, read_picture
 from optimizer.data.same_rows import drop_repeated
 from optimizer.data.sample import Sample as Sample
 from optimizer.data.tables import folder_files, is_local, local_files, open_table, where_of
-from optimizer.foundation.errors import DataError, closest
+from optimizer.foundation.errors import DataError, suggest
 from optimizer.foundation.progress import say
 from optimizer.foundation.reading import reading
 from optimizer.harness import tasks
@@ -182,7 +182,7 @@ def batches(
     """The model's input arrays for `rows` in order, made by the harness. A batch of texts is padded
     to its longest, but cut to `length` tokens and the contract's max_length."""
     length = min(length, tasks.longest(contract))
-    sized = bool(tasks.of(contract).inputs.size)
+    sized = bool(tasks.look_up(contract).inputs.size)
     for start in range(0, len(rows), batch_size):
         part = rows[start : start + batch_size]
         inputs = [s.input for s in part]
@@ -190,7 +190,7 @@ def batches(
         batch = encode(contract, encoder, inputs, pairs)
         if sized and batch.real.shape[1] > length:
             batch = encode(contract, encoder, inputs, pairs, length)
-        if tasks.of(contract).fills:  # masks, as the model will read them
+        if tasks.look_up(contract).fills:  # masks, as the model will read them
             batch = fill_mask.mask_tokens(contract, batch)[0]
         yield batch
 
@@ -312,7 +312,7 @@ def _columns(spec: DataSpec, table: Any) -> dict[str, str]:
     unknown = [f for f in spec.columns if f not in FIELDS]
     if unknown:
         raise DataError(
-            f"unknown field {unknown[0]!r}{closest(unknown[0], list(FIELDS))}",
+            f"unknown field {unknown[0]!r}{suggest(unknown[0], list(FIELDS))}",
             where=f"{where_of(spec)}: columns",
             accepted=", ".join(FIELDS),
         )
@@ -328,7 +328,7 @@ def _columns(spec: DataSpec, table: Any) -> dict[str, str]:
     for field, column in spec.columns.items():
         if column not in table.column_names and (field, column) != ("arrays", arrays.ALL):
             raise DataError(
-                f"no column {column!r} (for {field}){closest(column, table.column_names)}",
+                f"no column {column!r} (for {field}){suggest(column, table.column_names)}",
                 where=f"{where_of(spec)}: columns.{field}",
                 accepted=", ".join(table.column_names),
             )

@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from optimizer.foundation.errors import DataError, closest
+from optimizer.foundation.errors import DataError, suggest
 from optimizer.foundation.progress import say
 from optimizer.recipe.schema import DataSpec
 
@@ -66,7 +66,7 @@ def label_id(value: Any, names: Sequence[str], where: str) -> int:
         if value in names:
             return names.index(value)
         raise DataError(
-            f"{value!r} is not among the labels{closest(value, list(names))}",
+            f"{value!r} is not among the labels{suggest(value, list(names))}",
             where=where,
             accepted=", ".join(names) or "ids; names need `labels:` in id order",
             fix="Set the label names in id order, e.g. labels: [negative, positive].",
@@ -154,7 +154,7 @@ def ids_of_names(names: Sequence[str], labels: Sequence[str], where: str) -> lis
         if len(candidates) != 1:
             known = f"the model's are {list(labels)}" if labels else "the model has no labels"
             raise DataError(
-                f"the data have label {name!r}, and {known}{closest(name, list(labels))}",
+                f"the data have label {name!r}, and {known}{suggest(name, list(labels))}",
                 where=f"{where}: labels",
                 accepted="names of the model's labels; ids; other names with labels: in id order",
                 fix="Set the label names in id order, e.g. labels: [negative, positive].",

@@ -15,10 +15,10 @@ from typing import Any
 
 from optimizer.data import arrays, parquet_file
 from optimizer.data.table_checks import CHECKS, HEADER, check_columns, check_parquet, open_unpacked
-from optimizer.foundation.errors import DataError, MachineError, closest
+from optimizer.foundation.errors import DataError, MachineError, suggest
 from optimizer.foundation.progress import say
 from optimizer.foundation.reading import check_regular, reading
-from optimizer.harness.process.temporary import temporary_folder
+from optimizer.harness.process.temporary import make_temporary_folder
 from optimizer.recipe.schema import DataSpec
 
 FILES = 10_000  # maximum in the folder of a data set
@@ -61,7 +61,7 @@ def _local_files(spec: DataSpec) -> list[Path]:
             else sorted(base.glob(pattern))
         )
         if not matches:
-            suggestion = closest(path.name, [p.name for p in (base / path).parent.glob("*")])
+            suggestion = suggest(path.name, [p.name for p in (base / path).parent.glob("*")])
             raise DataError(
                 f"no file {pattern!r} in {base}{suggestion}",
                 where=where_of(spec),
@@ -102,7 +102,7 @@ def open_table(spec: DataSpec) -> Any:
         if not files:
             raise DataError("files is missing", where=where_of(spec), fix="Set files: [...].")
         return arrays.open_files(files)
-    with temporary_folder("data") as cache:  # needed even to import the library
+    with make_temporary_folder("data") as cache:  # needed even to import the library
         return _open_table(spec, cache)
 
 

@@ -15,7 +15,7 @@ import yaml
 from optimizer.deploy import dashboard, image
 from optimizer.deploy.output import Output
 from optimizer.deploy.server import METRICS, PORT, READY, Server
-from optimizer.deploy.server import server as serving
+from optimizer.deploy.server import describe_server as serving
 from optimizer.deploy.settings import DeployOptions
 from optimizer.deploy.source import Source
 
@@ -33,11 +33,12 @@ def write(source: Source, settings: DeployOptions, out: Path) -> Output:
     server = serving(source, settings)
     image.write(source, out, PORT)
     texts = {
-        FILE: _yaml(compose(source, settings, server)),
+        FILE: _yaml(build_compose(source, settings, server)),
         "prometheus.yml": _yaml(scrape_config()),
         f"grafana/{DATASOURCES}/prometheus.yml": _yaml(_datasource()),
         f"grafana/{PROVIDERS}/files.yml": _yaml(_provider()),
-        "grafana/dashboards/server.json": json.dumps(dashboard.dashboard(source), indent=1) + "\n",
+        "grafana/dashboards/server.json": json.dumps(dashboard.build_dashboard(source), indent=1)
+        + "\n",
     }
     for name, text in texts.items():
         (out / name).parent.mkdir(parents=True, exist_ok=True)
@@ -46,7 +47,7 @@ def write(source: Source, settings: DeployOptions, out: Path) -> Output:
     return Output([f"docker compose -f OUT/{FILE} up -d --build", ask], server.document)
 
 
-def compose(source: Source, settings: DeployOptions, server: Server) -> dict[str, Any]:
+def build_compose(source: Source, settings: DeployOptions, server: Server) -> dict[str, Any]:
     """Return compose.yaml as a document."""
     check = f"import urllib.request; urllib.request.urlopen('http://127.0.0.1:{PORT}{READY}')"
     served: dict[str, Any] = {

@@ -117,7 +117,7 @@ GENERATION = (
 )
 
 
-def dashboard(source: Source) -> dict[str, Any]:
+def build_dashboard(source: Source) -> dict[str, Any]:
     """Return the dashboard of a bundle's server as Grafana's JSON document."""
     panels = (*ALL_MODELS, *(GENERATION if source.generates else ()))
     return {

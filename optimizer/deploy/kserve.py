@@ -15,10 +15,10 @@ from typing import Any
 import yaml
 
 from optimizer.deploy import image
-from optimizer.deploy.kubernetes import Document, container, labels, name, pod, scrape
+from optimizer.deploy.kubernetes import Document, build_container, build_pod, labels, name, scrape
 from optimizer.deploy.output import Output
 from optimizer.deploy.server import PORT, Server
-from optimizer.deploy.server import server as serving
+from optimizer.deploy.server import describe_server as serving
 from optimizer.deploy.settings import DeployOptions, check_scaling
 from optimizer.deploy.source import Source
 
@@ -33,20 +33,20 @@ def write(source: Source, settings: DeployOptions, out: Path) -> Output:
     check_scaling(settings)
     server = serving(source, settings)
     image.write(source, out, PORT)
-    documents = list(manifests(source, settings, server))
+    documents = list(build_manifests(source, settings, server))
     (out / FILE).write_text(yaml.safe_dump_all(documents, sort_keys=False))
     named = shlex.quote(str(settings.image))
     built = [f"docker build -t {named} OUT", f"docker push {named}"]
     return Output([*built, f"kubectl apply -f OUT/{FILE}"], server.document)
 
 
-def manifests(source: Source, settings: DeployOptions, server: Server) -> Iterator[Document]:
+def build_manifests(source: Source, settings: DeployOptions, server: Server) -> Iterator[Document]:
     """Yield the ServingRuntime (container, volumes) and the InferenceService (the other fields)."""
     named = name(source, settings)
     metadata = {"name": named, "labels": labels(source, settings)}
-    served: dict[str, Any] = {**container(server, settings), "name": "kserve-container"}
+    served: dict[str, Any] = {**build_container(server, settings), "name": "kserve-container"}
     served["ports"] = [{"name": "http1", "containerPort": PORT, "protocol": "TCP"}]
-    outside = pod(server, settings)
+    outside = build_pod(server, settings)
     volumes = {"volumes": outside.pop("volumes")}
     runtime = {
         "annotations": scrape(),

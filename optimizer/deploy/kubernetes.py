@@ -17,7 +17,7 @@ import yaml
 from optimizer.deploy import image
 from optimizer.deploy.output import Output
 from optimizer.deploy.server import LIVE, METRICS, PORT, READY, Server
-from optimizer.deploy.server import server as serving
+from optimizer.deploy.server import describe_server as serving
 from optimizer.deploy.settings import DeployOptions, check_scaling
 from optimizer.deploy.source import Source
 from optimizer.foundation.errors import RecipeError
@@ -32,7 +32,7 @@ def write(source: Source, settings: DeployOptions, out: Path) -> Output:
     """Write kubernetes.yaml, Dockerfile and bundle/. Raises RecipeError for conflicting options."""
     scaler = _scaler(source, settings)  # checks options before the server is started and measured
     server = serving(source, settings)
-    documents = list(manifests(source, settings, server, scaler))
+    documents = list(build_manifests(source, settings, server, scaler))
     image.write(source, out, PORT)
     (out / FILE).write_text(yaml.safe_dump_all(documents, sort_keys=False))
     named = shlex.quote(str(settings.image))
@@ -40,7 +40,7 @@ def write(source: Source, settings: DeployOptions, out: Path) -> Output:
     return Output([*built, f"kubectl apply -f OUT/{FILE}"], server.document)
 
 
-def manifests(
+def build_manifests(
     source: Source, settings: DeployOptions, server: Server, scaler: Document | None
 ) -> Iterator[Document]:
     """Yield Deployment, Service, `scaler` if given, and a disruption budget if replicas > 1."""
@@ -73,7 +73,7 @@ def labels(source: Source, settings: DeployOptions) -> dict[str, str]:
     return _selector(source, settings) | (version if VALUE.fullmatch(source.version) else {})
 
 
-def container(server: Server, settings: DeployOptions) -> Document:
+def build_container(server: Server, settings: DeployOptions) -> Document:
     """Return the server's container: unprivileged, with a read-only root file system."""
     take: Document = {"requests": {"cpu": str(server.cpu), "memory": f"{server.memory}Mi"}}
     if server.gpus:
@@ -97,7 +97,7 @@ def container(server: Server, settings: DeployOptions) -> Document:
     }
 
 
-def pod(server: Server, settings: DeployOptions) -> Document:
+def build_pod(server: Server, settings: DeployOptions) -> Document:
     """Return the pod's spec without the field `containers`."""
     return {
         "terminationGracePeriodSeconds": (settings.endpoint_seconds or 0) + server.drain + 1,
@@ -131,7 +131,10 @@ def _deployment(
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0}},
         "template": {
             "metadata": {"labels": labels(source, settings), "annotations": scrape()},
-            "spec": {**pod(server, settings), "containers": [container(server, settings)]},
+            "spec": {
+                **build_pod(server, settings),
+                "containers": [build_container(server, settings)],
+            },
         },
     }
     return _object("apps/v1", "Deployment", source, settings, spec)

@@ -10,7 +10,7 @@ from typing import Any
 
 from optimizer.foundation import atomic
 from optimizer.foundation.errors import RecipeError
-from optimizer.harness.process.temporary import private_folder
+from optimizer.harness.process.temporary import make_private_folder
 
 DEPLOYED = "deploy.json"
 """File that describes a deployment and marks its folder as ours."""
@@ -42,9 +42,9 @@ def write_folder(out: Path, fill: Callable[[Path], Mapping[str, Any]]) -> dict[s
             where=str(out),
             fix="Give --out another name, or remove the folder.",
         )
-    with atomic.disk_errors_explained(out.parent, "--out"):
+    with atomic.explain_disk_errors(out.parent, "--out"):
         out.parent.mkdir(parents=True, exist_ok=True)
-        with private_folder(out.parent, ".optimize-deploy") as work:
+        with make_private_folder(out.parent, ".optimize-deploy") as work:
             new = work / "new"
             new.mkdir()
             document = dict(fill(new))

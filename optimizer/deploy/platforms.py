@@ -10,7 +10,7 @@ from optimizer.deploy import compose, kserve, kubernetes, ray, triton, vllm
 from optimizer.deploy.output import Output
 from optimizer.deploy.settings import DeployOptions
 from optimizer.deploy.source import Source
-from optimizer.foundation.errors import RecipeError, closest, joined
+from optimizer.foundation.errors import RecipeError, join, suggest
 
 SERVER = "harness/commands/serve.py"
 ALWAYS = ("arguments",)
@@ -77,22 +77,22 @@ PLATFORMS = {
 }
 
 
-def platform(name: str, settings: DeployOptions) -> Platform:
+def find_platform(name: str, settings: DeployOptions) -> Platform:
     """Return the platform called `name`. Raises RecipeError for an unknown name, for settings that
     the platform does not take, and for required settings that are None."""
     if name not in PLATFORMS:
         raise RecipeError(
-            f"unknown platform {name!r}{closest(name, [*PLATFORMS])}",
+            f"unknown platform {name!r}{suggest(name, [*PLATFORMS])}",
             where="command line: --to",
             accepted=", ".join(PLATFORMS),
         )
     record = PLATFORMS[name]
     set_here = {n for n, v in vars(settings).items() if v is not None and n not in ALWAYS}
-    error = joined(
+    error = join(
         RecipeError(
-            f"{option(named)} {problem} --to {name}",
+            f"{name_option(named)} {problem} --to {name}",
             where="command line",
-            accepted=", ".join(map(option, record.takes)) or "none of these options",
+            accepted=", ".join(map(name_option, record.takes)) or "none of these options",
         )
         for problem, names in (
             ("does not apply to", set_here - {*record.takes}),
@@ -105,6 +105,6 @@ def platform(name: str, settings: DeployOptions) -> Platform:
     return record
 
 
-def option(field: str) -> str:
+def name_option(field: str) -> str:
     """Return the command-line option of a field of DeployOptions: "--cpu" for "cpu"."""
     return f"--{field.replace('_', '-')}"

@@ -18,7 +18,7 @@ import yaml
 
 from optimizer.deploy.output import Output
 from optimizer.deploy.server import PORT, Server
-from optimizer.deploy.server import server as serving
+from optimizer.deploy.server import describe_server as serving
 from optimizer.deploy.settings import DeployOptions
 from optimizer.deploy.source import Source
 from optimizer.harness.server.options import CONNECTIONS

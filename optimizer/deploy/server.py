@@ -60,7 +60,7 @@ class Server:
         return {**figures, **shown, "drain_seconds": self.drain}
 
 
-def server(source: Source, settings: DeployOptions) -> Server:
+def describe_server(source: Source, settings: DeployOptions) -> Server:
     """Return the server to deploy. It is started and measured on this machine if --memory-mib, or
     for text generation --drain-seconds, was not given.
 
@@ -71,7 +71,7 @@ def server(source: Source, settings: DeployOptions) -> Server:
     if settings.memory_mib is None or (source.generates and settings.drain_seconds is None):
         measured = measure(source.folder, settings.arguments)
     engine = _engine(source, measured)
-    parallel = table.reentrant(engine) and not source.generates
+    parallel = table.is_reentrant(engine) and not source.generates
     workers = choose_settings(source.manifest, serve).workers if parallel else 1
     threads = engine["threads"] if serve.threads is None else serve.threads * workers
     cpu = settings.cpu or threads

@@ -88,7 +88,7 @@ def parse_serve_options(arguments: Sequence[str]) -> argparse.Namespace:
     return serve
 
 
-def changed_options(arguments: Sequence[str], ignored: Sequence[str]) -> list[str]:
+def list_changed_options(arguments: Sequence[str], ignored: Sequence[str]) -> list[str]:
     """Return the names ("max_wait") of options with other than default values, except `ignored`."""
     serve, defaults = vars(parse_serve_options(arguments)), vars(parse_serve_options(()))
     return [n for n, v in serve.items() if n not in ignored and v != defaults[n]]

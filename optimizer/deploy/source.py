@@ -43,7 +43,7 @@ class Source:
     @property
     def generates(self) -> bool:
         """Return True for a text-generation bundle."""
-        return tasks.of(self.contract).generates
+        return tasks.look_up(self.contract).generates
 
     def copy(self, to: Path) -> None:
         """Copy manifest.json, and only the files that it lists, into the folder `to`."""

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from optimizer.deploy.output import Output
-from optimizer.deploy.settings import DeployOptions, changed_options
+from optimizer.deploy.settings import DeployOptions, list_changed_options
 from optimizer.deploy.source import Source
 from optimizer.foundation.errors import RecipeError
 from optimizer.harness import tasks
@@ -48,7 +48,7 @@ Column = tuple[str, str, Sequence[int]]
 
 def write(source: Source, settings: DeployOptions, out: Path) -> Output:
     """Write models/ and Dockerfile. Raises RecipeError for options of `serve` except --rows."""
-    others = changed_options(settings.arguments, ("rows",))
+    others = list_changed_options(settings.arguments, ("rows",))
     if others:
         raise RecipeError(
             f"--{others[0].replace('_', '-')} configures our server, which Triton replaces",
@@ -56,12 +56,12 @@ def write(source: Source, settings: DeployOptions, out: Path) -> Output:
             accepted="--rows",
             fix="Leave it out, and set Triton's own option in config.pbtxt.",
         )
-    version = version_folder(source)
+    version = name_version_folder(source)
     model = out / MODELS / source.name
     bundle = model / version / "bundle"
     source.copy(bundle)
     (model / "config.pbtxt").write_text(
-        config(source, choose_settings(source.manifest, settings.serve).rows)
+        build_config(source, choose_settings(source.manifest, settings.serve).rows)
     )
     template = files("optimizer.deploy") / "templates" / "model.py.txt"
     (model / version / "model.py").write_text(template.read_text())
@@ -71,28 +71,28 @@ def write(source: Source, settings: DeployOptions, out: Path) -> Output:
     return Output([f"tritonserver --model-repository=OUT/{MODELS}", build])
 
 
-def version_folder(source: Source) -> str:
+def name_version_folder(source: Source) -> str:
     """Return the bundle's version if Triton accepts it, else "1"; config.pbtxt records it."""
     return source.version if VERSION.fullmatch(source.version) else "1"
 
 
-def columns(source: Source) -> tuple[list[Column], list[Column]]:
+def list_columns(source: Source) -> tuple[list[Column], list[Column]]:
     """Return the inputs and the outputs as (name, dtype, shape of one row), as our server has."""
-    task = tasks.of(source.contract)
+    task = tasks.look_up(source.contract)
     inputs: list[Column] = [(n, "object", ()) for n in task.fields(source.contract)]
     outputs = [(n, d, s) for n, (d, s) in task.tensors(source.contract).items()]
     return inputs, [*outputs, (ANSWER, "object", ())]
 
 
-def config(source: Source, rows: int) -> str:
+def build_config(source: Source, rows: int) -> str:
     """Return the text of config.pbtxt.
 
     rows: maximum rows per batch.
     A scalar per row has dims [1], because Triton rejects empty dims. A request never waits for a
     batch while the model is idle: max_queue_delay_microseconds stays at its default, 0.
     """
-    inputs, outputs = columns(source)
-    task = tasks.of(source.contract)
+    inputs, outputs = list_columns(source)
+    task = tasks.look_up(source.contract)
     needed = inputs if task.extracts else [] if task.reads_texts else inputs[:1]
     lines = [
         f'name: "{source.name}"',

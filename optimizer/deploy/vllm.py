@@ -50,7 +50,7 @@ def kubernetes(source: Source, settings: DeployOptions, out: Path) -> Output:
     needed = _needed(source)
     drain = int(END) if settings.drain_seconds is None else settings.drain_seconds
     server = Server((), settings.memory_mib or 0, settings.cpu or 0, needed, drain, None)
-    documents = list(plain.manifests(source, settings, server, None))
+    documents = list(plain.build_manifests(source, settings, server, None))
     pod = documents[0]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     requests = {"cpu": settings.cpu, "memory": settings.memory_mib and f"{settings.memory_mib}Mi"}
@@ -91,7 +91,7 @@ def ray(source: Source, settings: DeployOptions, out: Path) -> Output:
 def ray_config(source: Source, settings: DeployOptions) -> dict[str, Any]:
     """Return serve.yaml as a document; it listens on 127.0.0.1."""
     name = settings.name or source.name
-    options = vllm.engine_options(_fit(source)).items()
+    options = vllm.list_engine_options(_fit(source)).items()
     model = PurePosixPath("/bundle", _engine(source)["model"]).parent
     config = {
         "model_loading_config": {"model_id": name, "model_source": str(model)},
@@ -135,7 +135,7 @@ def _fit(source: Source) -> dict[str, Any]:
 
 
 def _needed(source: Source) -> int:
-    return vllm.processes(_fit(source))
+    return vllm.count_processes(_fit(source))
 
 
 def _document(source: Source, needed: int) -> dict[str, Any]:

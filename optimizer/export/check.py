@@ -217,7 +217,7 @@ def check(
     layers = min(TRACED, count) if grown else count
     if layers < count:
         inputs = inputs[-1:]  # of several rows with padding
-    task, config = tasks.task(contract["task"]), getattr(model, "config", None)
+    task, config = tasks.find_task(contract["task"]), getattr(model, "config", None)
     padded = bool(task.inputs.size)
     with shorten(model, blocks, layers) if layers < count else nullcontext():
         if large:

@@ -16,7 +16,7 @@ from tempfile import TemporaryFile
 
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
-from optimizer.foundation.errors import MachineError, of_the_system
+from optimizer.foundation.errors import MachineError, explain_system_error
 from optimizer.foundation.progress import say
 from optimizer.harness.errors import ExplainedError
 
@@ -187,9 +187,9 @@ def _check_lock_file(path: Path) -> None:
 
 
 @contextmanager
-def disk_errors_explained(root: Path, option: str) -> Iterator[None]:
+def explain_disk_errors(root: Path, option: str) -> Iterator[None]:
     """Inside, turn errors of the machine, such as a full disk, into errors with a fix
-    (errors.of_the_system).
+    (errors.explain_system_error).
 
     option: command line option that moves `root` elsewhere
     """
@@ -198,7 +198,7 @@ def disk_errors_explained(root: Path, option: str) -> Iterator[None]:
     except ExplainedError:
         raise
     except (OSError, RuntimeError, ValueError) as e:
-        explained = of_the_system(e, root, option)
+        explained = explain_system_error(e, root, option)
         if explained is None:
             raise
         raise explained from e
@@ -209,7 +209,7 @@ def check_writable(folder: Path, option: str) -> None:
 
     option: command line option that moves `folder` elsewhere
     """
-    with disk_errors_explained(folder, option):
+    with explain_disk_errors(folder, option):
         folder.mkdir(parents=True, exist_ok=True)
         try:
             TemporaryFile(dir=folder).close()

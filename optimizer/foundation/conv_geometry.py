@@ -52,7 +52,7 @@ class PaddedConvolution(nn.Conv2d):
         self.train(like.training)
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(nn.functional.pad(x, ConvGeometry.of(self).extra_padding_of(x)))
+        return super().forward(nn.functional.pad(x, ConvGeometry.read(self).extra_padding_of(x)))
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class ConvGeometry:
     extra_padding: ExtraPadding | Literal["same"] = NO_EXTRA
 
     @classmethod
-    def of(cls, module: nn.Conv2d) -> ConvGeometry:
+    def read(cls, module: nn.Conv2d) -> ConvGeometry:
         """Read the geometry of a module. Raises ValueError for padding that is not zeros, or is
         given as a word."""
         if module.padding_mode != "zeros" or isinstance(module.padding, str):

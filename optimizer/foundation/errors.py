@@ -84,18 +84,18 @@ class StoreError(MachineError):
     """A step cannot be stored: the disk, memory or the store itself fails, whatever the target."""
 
 
-def each(error: ExplainedError) -> tuple[ExplainedError, ...]:
+def split(error: ExplainedError) -> tuple[ExplainedError, ...]:
     """Return the error and those found with it."""
     return (error, *error.further) if isinstance(error, OptimizeError) else (error,)
 
 
 def error_document(error: ExplainedError) -> dict[str, Any]:
     """Return the document of `--json`: exit code, the first error's fields, and all `errors`."""
-    errors = [one.as_dict() for one in each(error)]
+    errors = [one.as_dict() for one in split(error)]
     return {"exit_code": error.exit_code, **error.as_dict(), "errors": errors}
 
 
-def joined(errors: Iterable[OptimizeError]) -> OptimizeError | None:
+def join(errors: Iterable[OptimizeError]) -> OptimizeError | None:
     """Return the first error with the others as `further`, each once; None without any. Wrong
     input comes before what this machine lacks, so that the exit code is the input's."""
     distinct: dict[str, OptimizeError] = {}
@@ -119,14 +119,14 @@ def _is_repeated_in(errors: Iterable[OptimizeError], one: OptimizeError) -> bool
 
 
 def collect(calls: Iterable[Callable[[], object]]) -> None:
-    """Make every call; raise the errors of input and machine of all calls as one, see `joined`."""
+    """Make every call; raise the errors of input and machine of all calls as one, see `join`."""
     errors: list[OptimizeError] = []
     for call in calls:
         try:
             call()
         except (InputError, MachineError) as e:
             errors.append(e)
-    error = joined(errors)
+    error = join(errors)
     if error is not None:
         raise error
 
@@ -151,7 +151,7 @@ KERNEL = ("/proc/", "/sys/")
 """File systems of the kernel, which refuse a new file with ENOENT."""
 
 
-def of_the_system(
+def explain_system_error(
     error: Exception, root: str | os.PathLike[str] = "", option: str = ""
 ) -> OptimizeError | None:
     """Explain an error of this machine or of a path: a full disk, a missing permission, no memory,
@@ -208,7 +208,7 @@ def of_the_system(
     return StoreError(os.strerror(number).lower(), where=place, fix=fix)
 
 
-def closest(word: str, choices: list[str]) -> str:
+def suggest(word: str, choices: list[str]) -> str:
     """Return '; did you mean "x"?' for the nearest choice, or '' when none is near."""
     import difflib
 

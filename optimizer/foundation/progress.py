@@ -19,7 +19,7 @@ from typing import TextIO, TypeVar
 
 from optimizer.foundation.errors import MachineError
 from optimizer.foundation.process import busy
-from optimizer.harness.shown import many_lines, one_line, scrub
+from optimizer.harness.shown import escape_line, escape_lines, scrub
 
 T = TypeVar("T")
 UNREAD = 128 + 13  # the exit code of a process that SIGPIPE ended
@@ -32,7 +32,7 @@ def say(message: str) -> None:
     continues without a log when the log's disk is full.
     """
     try:
-        print(one_line(scrub(message)), file=sys.stderr, flush=True)
+        print(escape_line(scrub(message)), file=sys.stderr, flush=True)
     except BrokenPipeError:
         leave(sys.stdout)
         leave(sys.stderr)
@@ -49,7 +49,7 @@ def show(text: str) -> None:
     such as a file on a full disk.
     """
     try:
-        print(many_lines(scrub(text)), flush=True)
+        print(escape_lines(scrub(text)), flush=True)
     except BrokenPipeError:
         leave(sys.stdout)
     except OSError as e:

@@ -18,7 +18,7 @@ is exact" can be asserted with ==. The error does not grow (docs/decisions/0002)
 Scales of a checkpoint that is already quantized stay unchanged when all of a tensor are float16
 values or all are bfloat16 values: an integer times either is exact in float32, and so is every file
 that stores the scale in float32 or in that type. In the other 16-bit type it may be inexact
-(`exact_in`), which a lowering refuses or declares.
+(`is_exact_in`), which a lowering refuses or declares.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ class QTensor:
         if not bool((torch.isfinite(self.scale) & usable).all()):
             sign = "other than 0" if s.full_range else "positive"
             raise ValueError(f"scale: every scale must be finite and {sign}")
-        if not on_scale_grid(self.scale):
+        if not is_on_scale_grid(self.scale):
             raise ValueError(
                 "scale: not on the bfloat16 grid, nor all float16 values; pass it through "
                 "to_scale_grid first"
@@ -234,8 +234,8 @@ class QTensor:
         out = len(self.integers)
         values = integers.float().reshape(len(integers), self._groups, -1)
         if self.zero_point is not None:
-            values -= by_row(self.zero_point, out)[rows].float()[..., None]
-        return values.mul_(by_row(self.scale, out)[rows][..., None]).reshape(integers.shape)
+            values -= expand_rows(self.zero_point, out)[rows].float()[..., None]
+        return values.mul_(expand_rows(self.scale, out)[rows][..., None]).reshape(integers.shape)
 
     def rows(self, rows: slice) -> QTensor:
         """Some rows as a tensor of their own, without a copy. Raises ValueError where rows share a
@@ -271,7 +271,7 @@ class QTensor:
         return int(self.scale.shape[1])
 
 
-def by_row(scale: Tensor, out: int) -> Tensor:
+def expand_rows(scale: Tensor, out: int) -> Tensor:
     """Scales, or zero points, of each of `out` rows, (out, groups)."""
     return scale if len(scale) == out else scale.repeat_interleave(out // len(scale), 0)
 
@@ -322,17 +322,17 @@ def to_signed_scale_grid(scale: Tensor) -> Tensor:
     return torch.copysign(to_scale_grid(scale.abs()), scale)
 
 
-def exact_in(scale: Tensor, dtype: torch.dtype) -> bool:
+def is_exact_in(scale: Tensor, dtype: torch.dtype) -> bool:
     """True where every scale is a value of `dtype`, so that storing it in `dtype` is exact."""
     return torch.equal(scale.to(dtype).float(), scale)
 
 
-def on_scale_grid(scale: Tensor) -> bool:
+def is_on_scale_grid(scale: Tensor) -> bool:
     """True where all scales are bfloat16 values, or all are float16 values.
 
     Results of to_scale_grid meet both; scales of a quantized checkpoint may meet only one.
     """
-    return exact_in(scale, torch.bfloat16) or exact_in(scale, torch.float16)
+    return is_exact_in(scale, torch.bfloat16) or is_exact_in(scale, torch.float16)
 
 
 def absmax_scale(weight: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor | None]:
@@ -369,9 +369,9 @@ def quantize(weight: Tensor, scale: Tensor, zero_point: Tensor | None, scheme: S
         raise ValueError("weight: holds NaN or infinity")
     out, inputs = weight.shape
     groups = int(scale.shape[1])
-    integers = weight.float().reshape(out, groups, -1) / by_row(scale, out)[..., None]
+    integers = weight.float().reshape(out, groups, -1) / expand_rows(scale, out)[..., None]
     if zero_point is not None:
-        integers = integers + by_row(zero_point, out).float()[..., None]
+        integers = integers + expand_rows(zero_point, out).float()[..., None]
     integers = round_to(integers, scheme)
     return QTensor(integers.reshape(out, inputs), scale, zero_point, scheme)
 

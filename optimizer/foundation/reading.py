@@ -26,7 +26,7 @@ from optimizer.harness.errors import ExplainedError
 
 JSON_BYTES = 100_000_000  # a tokenizer.json of a million merges has 60 MB
 WORDS = 300  # characters of a library's message that are shown
-# errors of writing, not of reading: atomic.disk_errors_explained handles them
+# errors of writing, not of reading: atomic.explain_disk_errors handles them
 OF_THE_DISK = (
     errno.ENOSPC,
     errno.EDQUOT,
@@ -87,7 +87,7 @@ def reading(
         if own_faults and _is_own(e):
             raise
         raise error(
-            f"it cannot be read ({words(e)})",
+            f"it cannot be read ({quote_error(e)})",
             where=str(where),
             accepted=accepted,
             fix=f"{fix} {DOUBT}".strip(),
@@ -102,7 +102,7 @@ def _is_own(e: BaseException) -> bool:
     return Path(frame.f_code.co_filename).is_relative_to(PACKAGE)
 
 
-def words(e: BaseException) -> str:
+def quote_error(e: BaseException) -> str:
     """A library's exception on one line: its type, and the start of its message."""
     if isinstance(e, RecursionError):
         return "it is nested too deeply"
@@ -115,7 +115,7 @@ def words(e: BaseException) -> str:
 def _unreadable(
     e: OSError, where: Path | str, fix: str, error: type[InputError]
 ) -> InputError | MachineError:
-    reason = os.strerror(e.errno).lower() if e.errno else words(e)
+    reason = os.strerror(e.errno).lower() if e.errno else quote_error(e)
     if e.filename is not None and str(e.filename) not in str(where):
         reason += f": {e.filename}"
     if isinstance(e, PermissionError):
@@ -179,7 +179,7 @@ def read_json(
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as e:
-        reason = words(e).partition(": ")[2] or words(e)
+        reason = quote_error(e).partition(": ")[2] or quote_error(e)
         raise error(f"not JSON ({reason})", where=str(file), fix=fix) from e
 
 

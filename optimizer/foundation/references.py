@@ -11,7 +11,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from optimizer.foundation.errors import RecipeError
-from optimizer.foundation.source_digest import source_digest
+from optimizer.foundation.source_digest import digest_sources
 
 
 def resolve(reference: str) -> Any:
@@ -20,21 +20,21 @@ def resolve(reference: str) -> Any:
     return getattr(import_module(module), attribute)
 
 
-def from_entry_point(group: str, name: str) -> Any:
+def load_entry_point(group: str, name: str) -> Any:
     """The object that the entry point `name` in `group` loads. Raises KeyError where no package
     offers `name`."""
-    point = entry_point(group, name)
+    point = find_entry_point(group, name)
     if point is None:
         raise KeyError(name)
     return point.load()
 
 
-def offered(group: str) -> list[str]:
+def list_entry_points(group: str) -> list[str]:
     """Sorted names of the entry points in `group`."""
     return sorted({point.name for point in entry_points(group=group)})
 
 
-def entry_point(group: str, name: str) -> EntryPoint | None:
+def find_entry_point(group: str, name: str) -> EntryPoint | None:
     """The entry point `name` of `group`, or None. Raises RecipeError for two of that name."""
     points = list(entry_points(group=group, name=name))
     if len(points) > 1:
@@ -50,11 +50,11 @@ def entry_point(group: str, name: str) -> EntryPoint | None:
 def record_code(group: str, name: str) -> dict[str, str]:
     """{"record of NAME": digest of the entry point's module, "version of NAME": version of its
     distribution}, for the key of a step that uses the record; {} without such an entry point."""
-    point = entry_point(group, name)
+    point = find_entry_point(group, name)
     if point is None:
         return {}
     version = point.dist.version if point.dist else ""
     return {
-        f"record of {name}": source_digest(point.module, own=True),
+        f"record of {name}": digest_sources(point.module, own=True),
         f"version of {name}": version,
     }

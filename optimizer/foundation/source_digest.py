@@ -18,7 +18,7 @@ FOLDER = Path(__file__).parents[1]  # of the package
 
 
 @cache
-def source_digest(module: str, own: bool = False) -> str:
+def digest_sources(module: str, own: bool = False) -> str:
     """sha256 of the sources of `module` and, transitively, of the modules of this package that it
     imports, also inside functions; "" for a module of another package.
 

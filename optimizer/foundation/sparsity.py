@@ -88,7 +88,7 @@ class Pattern:
         return values.reshape(out, -1, self.group(inputs))
 
 
-def broken(nonzero: Tensor, pattern: Pattern) -> str:
+def describe_violation(nonzero: Tensor, pattern: Pattern) -> str:
     """Describe the first group with too few zeros; "" where the matrix has the pattern.
 
     nonzero: (out, in) bool

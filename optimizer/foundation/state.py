@@ -76,7 +76,7 @@ from optimizer.foundation import packing
 from optimizer.foundation.errors import CheckpointError
 from optimizer.foundation.qtensor import QTensor, Scheme, to_scale_grid
 from optimizer.foundation.rounding import float4, float8
-from optimizer.foundation.sparsity import Pattern, broken
+from optimizer.foundation.sparsity import Pattern, describe_violation
 
 VERSION = 1
 Mode = Literal["tensor", "token", "float8 tensor", "float8 token", "float8 group", "float4 group"]
@@ -238,7 +238,9 @@ def _check_pattern(parameter: str, q: QTensor | Tensor, text: str | None) -> Non
     """Raise ValueError for a weight other than zero that the parameter's pattern forbids."""
     if text is None:
         return
-    problem = broken(q != 0 if isinstance(q, Tensor) else q.nonzero(), Pattern.parse(text))
+    problem = describe_violation(
+        q != 0 if isinstance(q, Tensor) else q.nonzero(), Pattern.parse(text)
+    )
     if problem:
         raise ValueError(f"{parameter}: {problem}")
 

@@ -34,7 +34,7 @@ def leave_no_bytecode(cached: str | None) -> None:
             pass
 
 
-def damage(package: str) -> str:
+def describe_damage(package: str) -> str:
     """Return in one text how files in the folder `package` differ from the bundle's manifest.
 
     "" if nothing differs, and without a manifest, where this is not a bundle.
@@ -98,6 +98,6 @@ if __name__ == "harness":  # in a bundle; here the name is optimizer.harness
     if STARTING:  # the package itself is found by its __path__
         sys.path[:] = [p for p in sys.path if os.path.realpath(p or os.curdir) != _bundle]
     leave_no_bytecode(__spec__.cached if __spec__ else None)
-    _damage = damage(__path__[0])
+    _damage = describe_damage(__path__[0])
     if _damage:
         _refuse(_bundle, _damage)

@@ -17,7 +17,7 @@ def _checked() -> bool:
     """Return True if __init__.py, which verifies every other file before its import, has run."""
     from importlib import import_module
 
-    return hasattr(import_module(__package__ or "harness"), "damage")
+    return hasattr(import_module(__package__ or "harness"), "describe_damage")
 
 
 if __name__ == "__main__":

@@ -216,9 +216,9 @@ def _is_integer(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class Contract:
-    """A contract as plain data; tasks.of(contract) is its task. Raises BundleError if invalid.
+    """A contract as plain data; tasks.look_up(contract) is its task. Raises BundleError if invalid.
 
-    layer_weights: the array of embedding.file, which `opened` reads; not in the document.
+    layer_weights: the array of embedding.file, which `open_layers` reads; not in the document.
     form: (type, dimensions) of a sentence embedding's answers, set by with_form of
         tasks/embeddings/sentence_embedding.py; null: as the model gives them; not in the document.
     texts: contract of the bundle's second model, of a task that reads texts beside other inputs;
@@ -339,7 +339,7 @@ class Contract:
             )
         return replace(self, embedding=replace(self.vectors, prompt=name))
 
-    def opened(self, folder: Path) -> Contract:
+    def open_layers(self, folder: Path) -> Contract:
         """This contract with the parameters of its layers, from the folder of the tokenizer."""
         if self.vectors.file is None:
             return self
@@ -461,4 +461,4 @@ def read(path: Path) -> Contract:
         raise BundleError(f"cannot be read ({e})", where=str(path)) from None
     contract = Contract.from_json(document, str(path))
     beside = path.parent / "checkpoint"  # folder of the tokenizer, as load writes it
-    return contract.opened(beside if beside.is_dir() else path.parent)
+    return contract.open_layers(beside if beside.is_dir() else path.parent)

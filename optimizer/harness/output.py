@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from .shown import many_lines, one_line
+from .shown import escape_line, escape_lines
 from .tasks.answering import Answered
 from .tasks.task import Task
 
@@ -88,26 +88,26 @@ def write(
     return Summary(texts, cut, longest, failed, first, noun, unknown, unknowns)
 
 
-def json_line(answered: Answered, engine: str) -> str:
+def format_json(answered: Answered, engine: str) -> str:
     """Return one line, a JSON object in ASCII. engine: target of the engine that answered.
 
     The object is the task's answer with "engine", and, except for generation, "tokens" (of the text
     before truncation) and "truncated"; or {"error", "where", "found", "accepted", "fix"}.
     """
     if answered.answer is None:
-        return many_lines(json.dumps({} if answered.error is None else answered.error.as_dict()))
+        return escape_lines(json.dumps({} if answered.error is None else answered.error.as_dict()))
     more: dict[str, Any] = {"engine": engine}
     if answered.tokens is not None:
         more |= {"tokens": answered.tokens, "truncated": answered.truncated}
-    return many_lines(json.dumps({**answered.answer, **more}))
+    return escape_lines(json.dumps({**answered.answer, **more}))
 
 
-def text_line(answered: Answered, task: Task) -> str:
+def format_text(answered: Answered, task: Task) -> str:
     """Return one answer for a person, on one line; a generated text keeps its lines.
 
     Control characters are escaped (shown.py); --json prints every character.
     """
     if answered.answer is None:
-        return one_line(f"error: {answered.error}")
+        return escape_line(f"error: {answered.error}")
     line = task.line(answered.answer)
-    return many_lines(line) if task.multiline else one_line(line.replace("\n", " "))
+    return escape_lines(line) if task.multiline else escape_line(line.replace("\n", " "))

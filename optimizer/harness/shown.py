@@ -1,6 +1,6 @@
 r"""Escape text and remove secrets, before it goes to a terminal, a log or a shared file.
 
-File names, recipe keys, labels and registry answers are untrusted. `one_line` and `many_lines`
+File names, recipe keys, labels and registry answers are untrusted. `escape_line` and `escape_lines`
 escape, as JSON does, everything that a terminal or a CI runner acts on: control characters
 (\u001b), bidirectional overrides (\u202e), commands of GitHub (::error::), Azure (##vso[) and
 TeamCity (##teamcity[). `scrub` removes secrets. Messages go through both; answers of a model are
@@ -58,22 +58,22 @@ PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
 without its last line ends at the quote."""
 
 
-def one_line(text: str) -> str:
+def escape_line(text: str) -> str:
     """Return the text escaped, line ends too, so that a value cannot fake a line."""
-    return _without_commands("".join(map(_escaped, text)) if not text.isprintable() else text)
+    return _remove_commands("".join(map(_escaped, text)) if not text.isprintable() else text)
 
 
-def many_lines(text: str) -> str:
+def escape_lines(text: str) -> str:
     """Return the text escaped except line ends and tabs. JSON stays the same document."""
     parts = (
         part if part.isprintable() else "".join(c if c == "\t" else _escaped(c) for c in part)
         for part in text.split("\n")
     )
-    return _without_commands("\n".join(parts))
+    return _remove_commands("\n".join(parts))
 
 
 class Pieces:
-    """Apply `many_lines` to a text that comes in pieces: an end that may become a command is held
+    """Apply `escape_lines` to a text that comes in pieces: an end that may become a command is held
     back until the next piece or the end."""
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class Pieces:
         return self._printed(tail)
 
     def _printed(self, text: str) -> str:
-        printed = many_lines(self._prefix + text)[len(self._prefix) :]
+        printed = escape_lines(self._prefix + text)[len(self._prefix) :]
         if text:
             self._prefix = "" if text.endswith("\n") else "."
         return printed
@@ -104,17 +104,17 @@ def scrub(text: str) -> str:
     """Return the text with passwords in addresses, keys and tokens as ***. JSON stays JSON."""
     for pattern, instead in PATTERNS:
         text = pattern.sub(instead, text)
-    return ADDRESS.sub(_without_users, text)
+    return ADDRESS.sub(_remove_users, text)
 
 
-def scrubbed(document: Any) -> Any:
+def scrub_document(document: Any) -> Any:
     """Return a JSON document with `scrub` applied to every text, keys included."""
     return _each_text(document, scrub)
 
 
 def has_credentials(address: str) -> bool:
     """Return True for an address with a user or a password: scheme://user:password@host."""
-    return any(_without_users(match) != match[0] for match in ADDRESS.finditer(address))
+    return any(_remove_users(match) != match[0] for match in ADDRESS.finditer(address))
 
 
 def _each_text(value: Any, change: Callable[[str], str]) -> Any:
@@ -127,7 +127,7 @@ def _each_text(value: Any, change: Callable[[str], str]) -> Any:
     return value
 
 
-def _without_users(match: re.Match[str]) -> str:
+def _remove_users(match: re.Match[str]) -> str:
     """Remove the user from each address in a word. A path may hold an @; a user may hold a slash
     only in the password."""
     first, *parts = match[0].split("://")
@@ -140,7 +140,7 @@ def _without_users(match: re.Match[str]) -> str:
     return "://".join([first, *parts])
 
 
-def _without_commands(text: str) -> str:
+def _remove_commands(text: str) -> str:
     return BRACKET.sub(r"\\u0023", COMMAND.sub(r"\1\\u003a", text))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from optimizer.foundation.errors import CheckpointError, RecipeError, closest
+from optimizer.foundation.errors import CheckpointError, RecipeError, suggest
 from optimizer.harness.contract import SECTIONS, VERSION
 from optimizer.harness.inputs.text import TEXT
 from optimizer.harness.tasks.images.zero_shot_image_classification import VECTOR
@@ -107,7 +107,7 @@ def _several_answers(d: Described, labels: list[str]) -> dict[str, Any]:
         thresholds = dict.fromkeys(labels, thresholds)
     if unknown := [name for name in thresholds if name not in labels]:
         raise RecipeError(
-            f"{unknown[0]!r} is not a label{closest(unknown[0], labels)}",
+            f"{unknown[0]!r} is not a label{suggest(unknown[0], labels)}",
             where=where,
             accepted=", ".join(labels),
         )

@@ -10,7 +10,7 @@ import torch
 
 from optimizer.foundation.errors import CheckpointError
 from optimizer.foundation.progress import say
-from optimizer.foundation.reading import words
+from optimizer.foundation.reading import quote_error
 from optimizer.harness.contract import SAMPLING
 from optimizer.harness.errors import InputError
 from optimizer.harness.generate.options import Options
@@ -245,15 +245,15 @@ def _read_template(tokenizer: Any, folder: Path) -> str | None:
         chat.apply_template(str(template), [{"role": "user", "content": "Hello"}], {})
     except NotJinja as e:
         raise CheckpointError(
-            f"the chat template is not Jinja ({words(e)})", where=where, fix=fix
+            f"the chat template is not Jinja ({quote_error(e)})", where=where, fix=fix
         ) from e
     except TooMuch as e:
         raise CheckpointError(
-            f"the chat template cannot be rendered ({words(e)})", where=where, fix=fix
+            f"the chat template cannot be rendered ({quote_error(e)})", where=where, fix=fix
         ) from e
     except Rejected as e:  # it may require other messages
         say(
-            f"load: the chat template refuses a single user message ({words(e)}); "
+            f"load: the chat template refuses a single user message ({quote_error(e)}); "
             "conversations must have the messages that it requires"
         )
     return str(template)

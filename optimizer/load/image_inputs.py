@@ -12,7 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from optimizer.foundation.errors import CheckpointError, RecipeError
-from optimizer.foundation.reading import words
+from optimizer.foundation.reading import quote_error
 from optimizer.harness.image_settings import ImageSettings
 from optimizer.harness.inputs.boxes.boxed_image import BOXED_IMAGE
 from optimizer.harness.inputs.image import ARRAY
@@ -114,7 +114,7 @@ def _output_shapes(
     except Exception as e:  # each architecture refuses differently
         raise CheckpointError(
             f"the processor makes images of {image['height']} x {image['width']}, and the model "
-            f"does not take them ({words(e)})",
+            f"does not take them ({quote_error(e)})",
             where=f"{d.files / 'config.json'}, {d.files / image_processor.FILES[0]}",
             fix="Use the processor that the model was trained with.",
         ) from e

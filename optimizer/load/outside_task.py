@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from optimizer.foundation.errors import RecipeError
-from optimizer.foundation.references import entry_point
+from optimizer.foundation.references import find_entry_point
 from optimizer.harness import tasks
 
 HARNESS = "optimizer.harness"
@@ -35,7 +35,7 @@ def source(task: str) -> str | None:
     if task in tasks.TASKS:
         return None
     _check_name(task)
-    point = entry_point(tasks.GROUP, task)
+    point = find_entry_point(tasks.GROUP, task)
     if point is None:
         raise KeyError(task)
     text = _file(point).read_text(encoding="utf-8")

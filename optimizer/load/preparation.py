@@ -28,7 +28,7 @@ class Described:
 
     @property
     def task(self) -> tasks.Task:
-        return tasks.task(self.section.task)
+        return tasks.find_task(self.section.task)
 
 
 @dataclass(frozen=True)

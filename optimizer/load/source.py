@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path, PurePosixPath
 
 from optimizer.foundation.errors import CheckpointError, MachineError
-from optimizer.foundation.reading import JSON_BYTES, check_regular, reading, words
+from optimizer.foundation.reading import JSON_BYTES, check_regular, quote_error, reading
 from optimizer.harness.tasks.embeddings import feature_extraction
 from optimizer.load.config.modules_json import TRANSFORMER_CONFIGS
 from optimizer.model.checkpoint.checkpoint import read_json
@@ -124,7 +124,7 @@ def local_path(name: str, base: str = "") -> Path:
     except (OSError, RuntimeError, ValueError) as e:
         shown = name if len(name) <= 80 else f"{name[:77]}..."
         raise CheckpointError(
-            f"{shown!r} cannot be a path ({words(e)[:120]})",
+            f"{shown!r} cannot be a path ({quote_error(e)[:120]})",
             where="model.source",
             accepted="a hub id (owner/name), a folder, or python-package:<name>",
         ) from e

@@ -27,7 +27,7 @@ from optimizer.foundation.process import machine_speed
 from optimizer.foundation.progress import say
 from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
-from optimizer.harness.process.temporary import temporary_folder
+from optimizer.harness.process.temporary import make_temporary_folder
 from optimizer.load import (
     conversions,
     faithful,
@@ -93,11 +93,11 @@ def run(section: Model, out: Path) -> None:
         if not adapters and not (folder / adapter.CONFIG).is_file():
             _write_folder(section, resolved, origin, out)
             return
-        with temporary_folder("merged") as scratch:
+        with make_temporary_folder("merged") as scratch:
             if adapters:
                 trained = section
                 if logit_score.takes(section, folder):  # its head is read after merging
-                    trained = section.model_copy(update={"task": tasks.generating()[0]})
+                    trained = section.model_copy(update={"task": tasks.list_generating()[0]})
                 config, model, _ = open_skeleton(trained, folder)
                 _check_base(trained, folder, model, adapters)
                 merged = merge(trained, resolved, folder, adapters, config, scratch)
@@ -128,7 +128,7 @@ def _write_folder(
 
     checkpoint = out / "checkpoint"
     checkpoint.mkdir()
-    with temporary_folder("load") as scratch:
+    with make_temporary_folder("load") as scratch:
         loaded = origin.read(section, folder, config, scratch)
         files, stored = loaded.files, loaded.weights
         pairing = weights.match(stored, model, section)
@@ -275,9 +275,9 @@ def estimate(section: Model, shapes: Shapes) -> Estimate:
     peeked = peek_config(section, fetch=False)
     if peeked is not None and conversions.converts(str(peeked[1].get("model_type"))):
         memory = max(memory, 8 * total)  # transformers' model, and the one that it is compared with
-    if tasks.task(section.task).ranks and library.fits(total):
+    if tasks.find_task(section.task).ranks and library.fits(total):
         memory, seconds = max(memory, library.BYTES * total), seconds + 10 + library.seconds(total)
-    if tasks.task(section.task).names_labels:  # both sides, and one in float64
+    if tasks.find_task(section.task).names_labels:  # both sides, and one in float64
         memory, seconds = max(memory, 5 * 4 * total), seconds + 20
     if vector_comparison.is_compared(section) and library.fits(total):
         memory = max(memory, library.BYTES * total) + vector_comparison.IMPORTS

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from optimizer.foundation.errors import CheckpointError, closest
+from optimizer.foundation.errors import CheckpointError, suggest
 from optimizer.harness import tasks
 from optimizer.load import conversions
 from optimizer.load.quantized import folder as quantized
@@ -400,7 +400,7 @@ def _check_complete(
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
     head = [n for n in missing if not n.startswith(prefix)]
     rest = [n for n in missing if n.startswith(prefix) and ".pooler." not in n]
-    if not tasks.task(section.task).headless and head and not rest:
+    if not tasks.find_task(section.task).headless and head and not rest:
         raise CheckpointError(
             f"the checkpoint has no head for task {section.task}: {', '.join(head[:4])} missing; "
             "an initialized head would answer at random",
@@ -408,7 +408,7 @@ def _check_complete(
             fix="Use a checkpoint fine-tuned for this task, or task: feature-extraction.",
         )
     raise CheckpointError(
-        f"{counted}{closest(missing[0], unused)}",
+        f"{counted}{suggest(missing[0], unused)}",
         where=_place(stored),
         fix="Get the weights again, or check that config.json belongs to them.",
     )

@@ -75,10 +75,10 @@ def _classify(reply: Reply, expected: str) -> str:
 
 
 def _within_all(reply: Reply, limits: Mapping[str, float]) -> bool:
-    return all(t <= limit for kind, limit in limits.items() for t in times(reply, kind))
+    return all(t <= limit for kind, limit in limits.items() for t in list_times(reply, kind))
 
 
-def times(reply: Reply, kind: str) -> list[float]:
+def list_times(reply: Reply, kind: str) -> list[float]:
     """Return one reply's times of a kind in ms; [] for a reply in one piece, except "latency"."""
     if kind == "latency":
         return [1000 * (reply.ended - reply.due)]
@@ -93,7 +93,7 @@ def _percentiles(
     """Return {"p99": [value, low, high], ...} in ms of PERCENTILES; {} if no reply has a time."""
     windows: list[list[float]] = [[] for _ in range(WINDOWS)]
     for reply in replies:
-        windows[min(int(reply.due / seconds * WINDOWS), WINDOWS - 1)] += times(reply, kind)
+        windows[min(int(reply.due / seconds * WINDOWS), WINDOWS - 1)] += list_times(reply, kind)
     values = np.array([t for window in windows for t in window])
     if not len(values):
         return {}
@@ -122,7 +122,9 @@ def _bootstrap(windows: Sequence[Sequence[float]]) -> dict[float, Floats]:
     return dict(zip(PERCENTILES, drawn.T, strict=True))
 
 
-def verdict(figures: Mapping[str, Any], limits: Mapping[str, float], refusals: float) -> Verdict:
+def judge_figures(
+    figures: Mapping[str, Any], limits: Mapping[str, float], refusals: float
+) -> Verdict:
     """Judge figures of `summarize_run`: pass if the 99th percentile of each kind is in its limit
     (ms), at most the share `refusals` was refused, and every other request was answered right.
     Inconclusive if the interval of a percentile contains the limit or is unknown (a short run)."""
@@ -130,11 +132,11 @@ def verdict(figures: Mapping[str, Any], limits: Mapping[str, float], refusals: f
         return "fail"
     if figures["refused"] > refusals * figures["sent"]:
         return "fail"
-    each = [within(figures[kind].get("p99"), limit) for kind, limit in limits.items()]
+    each = [judge_percentile(figures[kind].get("p99"), limit) for kind, limit in limits.items()]
     return "fail" if "fail" in each else "inconclusive" if "inconclusive" in each else "pass"
 
 
-def within(p99: Sequence[float | None] | None, limit: float) -> Verdict:
+def judge_percentile(p99: Sequence[float | None] | None, limit: float) -> Verdict:
     """Judge a 99th percentile, [value, low, high] in ms; None (no answer) is inconclusive."""
     if p99 is None:
         return "inconclusive"

@@ -16,7 +16,7 @@ from optimizer.foundation.progress import say
 from optimizer.foundation.verdicts import Verdict
 from optimizer.harness.bounds import fewest
 from optimizer.harness.inputs.text import TEXT
-from optimizer.harness.runtimes.machine import this_machine
+from optimizer.harness.runtimes.machine import describe_machine
 from optimizer.load_test import arrivals, figures, highest_rate, inputs, open_loop
 from optimizer.load_test.open_loop import Client, Reply
 from optimizer.load_test.requests import RequestKind
@@ -92,10 +92,10 @@ def measure_together(
 
     Raises MachineError for a request without a complete answer, and what Client raises.
     """
-    return asyncio.run(_together(client, lines, sizes, rounds))
+    return asyncio.run(_run_together(client, lines, sizes, rounds))
 
 
-async def _together(
+async def _run_together(
     client: Client, lines: Sequence[str], sizes: Sequence[int], rounds: int
 ) -> list[dict[str, Any]]:
     entries = []
@@ -168,7 +168,7 @@ async def _measure(
             verdict = highest.verdict
     return {
         **document,
-        "machine_of_the_client": this_machine().to_json(),
+        "machine_of_the_client": describe_machine().to_json(),
         "runs": test.runs,
         "objectives": dict(objectives.limits),
         "verdict": verdict,
@@ -208,7 +208,7 @@ class _LoadTest:
         replies = await open_loop.send_all(self.client, self.kind, self.model, values, due)
         answers = [self.expected[values[i % len(values)]] for i in range(len(due))]
         run = figures.summarize_run(replies, answers, seconds, self.objectives.limits)
-        verdict = figures.verdict(run, self.objectives.limits, self.objectives.refusals)
+        verdict = figures.judge_figures(run, self.objectives.limits, self.objectives.refusals)
         arrived = str(self.schedule)
         about = {"rate": rate, "seconds": seconds, "arrivals": arrived, "verdict": verdict}
         self.runs.append({**about, **run})

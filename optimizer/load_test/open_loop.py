@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from optimizer.foundation.errors import InputError
-from optimizer.harness.process.collection import no_collection
+from optimizer.harness.process.collection import pause_collection
 from optimizer.load_test.requests import RequestKind
 
 REFUSED = (429, 503)  # HTTP statuses; a gRPC call that is refused for load has 503 too
@@ -90,7 +90,7 @@ async def send_all(
 ) -> list[Reply]:
     """Send a request at each instant of `due`, cycling through `values`; return all replies."""
     replies = [Reply(instant) for instant in due]
-    with no_collection():
+    with pause_collection():
         start = time.perf_counter()
         async with asyncio.TaskGroup() as tasks:
             for i, reply in enumerate(replies):

@@ -10,7 +10,7 @@ from optimizer.load_test.figures import PERCENTILES, TIMES
 NAMES = {"latency": "latency", "first_token": "first token", "between": "between tokens"}
 
 
-def text_of(document: Mapping[str, Any]) -> str:
+def format_document(document: Mapping[str, Any]) -> str:
     """Return the text of every run, then the highest rate, the cost and the verdict."""
     lines = [f"{document['model']} at {document['url']}, {document['requests']}"]
     for run in document["runs"]:

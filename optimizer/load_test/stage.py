@@ -23,7 +23,7 @@ from typing import Any
 
 from optimizer.data.datasets import digest, samples
 from optimizer.foundation.verdicts import Verdict, worst
-from optimizer.harness.runtimes.machine import this_machine
+from optimizer.harness.runtimes.machine import describe_machine
 from optimizer.recipe.serving import Slo
 from optimizer.store import Stage
 from optimizer.validate.gates import Gate
@@ -45,7 +45,7 @@ def run(section: Slo, packaged: Path, out: Path) -> None:
     with run_server(packaged / "bundle") as server:
         client = HttpClient(server.url, "", section.new_tokens, PATIENCE)
         document = measure.measure(client, texts, schedule, section.rate, objectives)
-    judged = gates(document, section)
+    judged = judge_run(document, section)
     slo = {
         "target": str(server.warmed_up["engine"]),
         "verdict": worst(g.verdict for g in judged),
@@ -55,7 +55,7 @@ def run(section: Slo, packaged: Path, out: Path) -> None:
     (out / FILE).write_text(json.dumps(slo, indent=1), encoding="utf-8")
 
 
-def gates(document: Mapping[str, Any], section: Slo) -> list[Gate]:
+def judge_run(document: Mapping[str, Any], section: Slo) -> list[Gate]:
     if section.rate is None:
         return [_rate_gate(document["highest_rate"])]
     (run,) = document["runs"]
@@ -92,7 +92,7 @@ def _p99_gate(run: Mapping[str, Any], kind: str, limit: float) -> Gate:
     from optimizer.load_test import figures, report
 
     p99 = run[kind].get("p99")
-    verdict = figures.within(p99, limit)
+    verdict = figures.judge_percentile(p99, limit)
     what = f"p99 of {report.NAMES[kind]}"
     if p99 is None:
         message = f"{what} is unknown: no request was answered"
@@ -113,11 +113,11 @@ def _ms(end: float | None) -> str:
     return "unknown" if end is None else f"{end:.1f}"
 
 
-def files(section: Slo) -> Mapping[str, str]:
+def digest_inputs(section: Slo) -> Mapping[str, str]:
     """Return the digest of the texts, and this machine, because times are valid on it only."""
     return {
         **({"slo.data": digest(section.data)} if section.data else {}),
-        "machine": this_machine().key,
+        "machine": describe_machine().key,
     }
 
 
@@ -135,6 +135,6 @@ STAGE = Stage(
         "uvicorn",
         "uvloop",
     ),
-    files=files,
+    files=digest_inputs,
     measured=True,
 )

@@ -10,13 +10,13 @@ from typing import Any
 from optimizer.foundation.errors import MachineError
 from optimizer.foundation.progress import say
 from optimizer.foundation.verdicts import Verdict
-from optimizer.harness.runtimes.machine import this_machine
+from optimizer.harness.runtimes.machine import describe_machine
 from optimizer.load_test import measure
 from optimizer.load_test.highest_rate import HighestRate
 from optimizer.load_test.http_client import HttpClient
 from optimizer.load_test.measure import Objectives, Schedule
 from optimizer.load_test.server import run_server
-from optimizer.load_test.tuning import OVERLOAD, Tuning, TuningTrial, Values, longest_wait
+from optimizer.load_test.tuning import OVERLOAD, Tuning, TuningTrial, Values, find_longest_wait
 
 BATCHES = ("rows", "delay_ms", "workers")
 FULL = {"rows": "full_batch_ms", "slots": "full_step_ms"}  # fields of the log line warmed_up
@@ -54,17 +54,17 @@ class TunedServer:
     def highest(self, settings: Values) -> HighestRate:
         """Measure the highest rate that meets the objectives; HighestRate(None, None) where this
         machine cannot run the server with these settings."""
-        say(f"tune-serving: {as_text(settings)}")
+        say(f"tune-serving: {format_settings(settings)}")
         try:
             document = self._measure(settings, None, self.objectives)
         except MachineError as e:
-            say(f"tune-serving: {as_text(settings)}: {e}")
+            say(f"tune-serving: {format_settings(settings)}: {e}")
             return HighestRate(None, None)
         return HighestRate(**document["highest_rate"])
 
     def overload(self, settings: Values, rate: float) -> Verdict:
         """Return the verdict at a rate above capacity, where all requests may be refused."""
-        say(f"tune-serving: {as_text(settings)} at {rate:.4g} requests a second")
+        say(f"tune-serving: {format_settings(settings)} at {rate:.4g} requests a second")
         document = self._measure(settings, rate, replace(self.objectives, refusals=1.0))
         verdict: Verdict = document["verdict"]
         return verdict
@@ -72,14 +72,14 @@ class TunedServer:
     def _measure(
         self, settings: Values, rate: float | None, objectives: Objectives
     ) -> dict[str, Any]:
-        with run_server(self.bundle, arguments(settings)) as server:
+        with run_server(self.bundle, list_arguments(settings)) as server:
             key = next(FULL[name] for name in FULL if name in settings)
             self.full = server.warmed_up[key] / 1000
             client = HttpClient(server.url, "", self.tokens, self.patience)
             return measure.measure(client, self.lines, self.schedule, rate, objectives)
 
 
-def arguments(settings: Values) -> list[str]:
+def list_arguments(settings: Values) -> list[str]:
     """Return options of `optimize serve` for these settings; settings of None have no option."""
     return [
         word
@@ -107,7 +107,7 @@ def tune(server: TunedServer) -> dict[str, Any]:
             for t in tuning.trials
         ],
         "objectives": dict(server.objectives.limits),
-        "machine": this_machine().to_json(),
+        "machine": describe_machine().to_json(),
     }
     limits = server.objectives.limits
     limit = limits.get("first_token", limits.get("latency"))
@@ -129,7 +129,7 @@ def _longest_wait(
 ) -> tuple[float | None, bool]:
     """Return (result of `longest_wait`, True), or (None, False) if it fails. limit: seconds."""
     try:
-        longest = longest_wait(
+        longest = find_longest_wait(
             lambda wait: server.overload({**settings, "max_wait": wait}, rate), limit, server.full
         )
     except LookupError:
@@ -137,9 +137,9 @@ def _longest_wait(
     return longest, True
 
 
-def text_of(document: Mapping[str, Any]) -> str:
+def format_document(document: Mapping[str, Any]) -> str:
     """Return the text of every trial, then the best settings as a section of a recipe."""
-    lines = [f"  {as_text(t['settings'])}: {_rate(t)}" for t in document["trials"]]
+    lines = [f"  {format_settings(t['settings'])}: {_rate(t)}" for t in document["trials"]]
     if document["verdict"] == "inconclusive":
         fix = "increase --seconds"
         return "\n".join([*lines, f"runs were too short to decide if objectives are met; {fix}"])
@@ -161,6 +161,6 @@ def _rate(trial: Mapping[str, Any]) -> str:
     return f"{trial['met']:.4g} requests a second met them{missed}"
 
 
-def as_text(settings: Values) -> str:
+def format_settings(settings: Values) -> str:
     """Return settings for people, such as "rows 8, workers 2"."""
     return ", ".join(f"{name} {value}" for name, value in settings.items())

@@ -62,7 +62,7 @@ class Tuning:
         if best is first:
             return first
         again, before = self._try(best.settings), self._try(first.settings)
-        return again if better(again.highest, before.highest) else before
+        return again if is_better(again.highest, before.highest) else before
 
     def _try(self, settings: Values) -> TuningTrial:
         self.trials.append(TuningTrial(settings, self.measure(settings)))
@@ -81,20 +81,20 @@ class Tuning:
         """Try values in order until a trial is not better than `best`; return the best trial."""
         for value in values:
             trial = self._try({**best.settings, name: value})
-            if not better(trial.highest, best.highest):
+            if not is_better(trial.highest, best.highest):
                 break
             best = trial
         return best
 
 
-def better(new: HighestRate, old: HighestRate) -> bool:
+def is_better(new: HighestRate, old: HighestRate) -> bool:
     """Tell if `new` met a rate that `old` was not shown to meet."""
     if new.met is None:
         return False
     return old.met is None or (old.missed is not None and new.met >= old.missed)
 
 
-def longest_wait(
+def find_longest_wait(
     measure: Callable[[float | None], Verdict], limit: float, batch: float
 ) -> float | None:
     """Return the longest tried max_wait, in seconds, that keeps the objectives; None: the server's.

@@ -31,7 +31,7 @@ from optimizer.foundation.progress import say
 from optimizer.foundation.references import resolve
 from optimizer.harness import errors as harness
 from optimizer.harness.runtimes import table as runtimes
-from optimizer.harness.runtimes.machine import this_machine
+from optimizer.harness.runtimes.machine import describe_machine
 from optimizer.recipe.schema import TargetSection
 from optimizer.store import Estimate, Shapes, Stage, lowered_bytes, package_version
 
@@ -45,7 +45,7 @@ def run(section: TargetSection, model: Path, *, out: Path) -> None:
     RecipeError when the builder does not take the model, GateError naming the modules that run
     in higher precision than the recipe says (unless allow_precision_fallback).
     """
-    target = targets.of(section.runtime)
+    target = targets.look_up(section.runtime)
     fit: dict[str, Any] = resolve(target.fit)(section) if target.fit else {}
     document: dict[str, Any] = dict(NOT_BUILT)
     try:
@@ -97,12 +97,12 @@ def _translated() -> Iterator[None]:
 def files(section: TargetSection) -> Mapping[str, str]:
     """{name: version or digest} of all inputs of a build besides the model: the builder's code, its
     packages, and GPU and processor where the section depends on them."""
-    target = targets.of(section.runtime)
-    provider = runtimes.of(section.runtime).required.get(section.runs_on, ())
+    target = targets.look_up(section.runtime)
+    provider = runtimes.look_up(section.runtime).required.get(section.runs_on, ())
     names = {*target.distributions, *(name for group in provider for name in group)}
     versions = {f"version of {name}": str(package_version(name)) for name in sorted(names)}
-    gpu = {"gpu": str(this_machine().gpu)} if section.depends_on_gpu else {}
-    here = this_machine() if section.depends_on_processor else None
+    gpu = {"gpu": str(describe_machine().gpu)} if section.depends_on_gpu else {}
+    here = describe_machine() if section.depends_on_processor else None
     processor = {} if here is None else {"processor": f"{here.cpu} {' '.join(here.cpu_features)}"}
     return {**target.code("fit", "build"), **versions, **gpu, **processor}
 
@@ -110,7 +110,7 @@ def files(section: TargetSection) -> Mapping[str, str]:
 def estimate(section: TargetSection, shapes: Shapes) -> Estimate:
     """Estimate memory from the copies of the model that the target's builder holds: of the float
     model for an engine, else of the lowered file."""
-    target = targets.of(section.runtime)
+    target = targets.look_up(section.runtime)
     cost, width = target.cost, 4 if section.float_type == "fp32" else 2
     floats = width * sum(map(prod, shapes.values()))
     size = floats if target.engine_files else lowered_bytes(shapes, width)

@@ -38,18 +38,18 @@ def run(section: TargetSection, source: Path, state: Path, graph: Path, *, out: 
     Raises OptimizeError for a weight of the state that the graph lacks, LedgerError where the
     written file reads back with other weights.
     """
-    resolve(targets.of(section.runtime).lower)(section, source, state, graph, out)
+    resolve(targets.look_up(section.runtime).lower)(section, source, state, graph, out)
 
 
 def files(section: TargetSection) -> Mapping[str, str]:
     """Name the target's lowering code, which is imported only where it is called."""
-    return targets.of(section.runtime).code("lower")
+    return targets.look_up(section.runtime).code("lower")
 
 
 def estimate(section: TargetSection, shapes: Shapes) -> Estimate:
     """Estimate memory from one weight at a time, or copies of a file that is written at once, and
     disk from what compress makes integers."""
-    target = targets.of(section.runtime)
+    target = targets.look_up(section.runtime)
     if target.estimate:
         own: Estimate = resolve(target.estimate)(section, shapes)
         return own

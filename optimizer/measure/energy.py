@@ -45,7 +45,7 @@ class Meter:
     """
 
     def __init__(self, root: Path = ROOT, *, gpu: bool = False, nvml: Any = None) -> None:
-        kinds = [packages(root), *([graphics(nvml)] if gpu else [])]
+        kinds = [find_packages(root), *([find_gpus(nvml)] if gpu else [])]
         self._counters = [counter for counters, _ in kinds for counter in counters]
         self.missing = "; ".join(why for _, why in kinds if why)
         self.devices = [counter.name for counter in self._counters]
@@ -67,7 +67,7 @@ class Meter:
         return sum(spent) / 1e6
 
 
-def packages(root: Path) -> Counters:
+def find_packages(root: Path) -> Counters:
     """Counters of the processors' packages by RAPL, one for each name: newer processors of Intel
     have the same package twice, in intel-rapl:0 and in intel-rapl-mmio:0.
 
@@ -93,7 +93,7 @@ def _reader(file: Path) -> Callable[[], int]:
     return lambda: int(file.read_text())
 
 
-def graphics(nvml: Any = None) -> Counters:
+def find_gpus(nvml: Any = None) -> Counters:
     """Counter of the GPU by NVML. A machine with several GPUs has none: a model runs on one of
     them, and their order differs from that of CUDA."""
     try:

@@ -25,7 +25,7 @@ from urllib.parse import quote
 
 from optimizer.foundation.errors import DataError
 from optimizer.foundation.reading import reading
-from optimizer.measure.ort_profile import kernels_of, module_of, node_of
+from optimizer.measure.ort_profile import module_of, node_of, select_kernels
 
 SQLITE = b"SQLite format 3\0"
 KERNELS, LAUNCHES, RANGES, STRINGS = (
@@ -71,12 +71,12 @@ def read(file: Path) -> dict[str, Any]:
         with file.open("rb") as opened:
             database = opened.read(len(SQLITE)) == SQLITE
         if database:
-            return _document("Nsight Systems", _of_nsight(file), 1e6)
+            return _document("Nsight Systems", _read_nsight(file), 1e6)
         content = json.loads(file.read_text("utf-8"))
     if isinstance(content, dict) and isinstance(content.get("traceEvents"), list):
-        return _document("torch", _of_torch(content["traceEvents"]), 1e3)
+        return _document("torch", _read_torch(content["traceEvents"]), 1e3)
     if isinstance(content, list):
-        return _document("ONNX Runtime", _of_onnx_runtime(content), 1e3)
+        return _document("ONNX Runtime", _read_onnx_runtime(content), 1e3)
     raise DataError("it is not a profile", where=str(file), accepted=ACCEPTED)
 
 
@@ -108,7 +108,7 @@ def _document(source: str, times: Times, per_ms: float) -> dict[str, Any]:
     }
 
 
-def _of_nsight(file: Path) -> Times:
+def _read_nsight(file: Path) -> Times:
     """Times in nanoseconds. Schema: "SQLite Schema Reference" of the Nsight Systems user guide; a
     globalTid holds the process above its lowest 24 bits."""
     with closing(sqlite3.connect(f"file:{quote(str(file.resolve()))}?mode=ro", uri=True)) as base:
@@ -135,10 +135,10 @@ def _of_nsight(file: Path) -> Times:
                 f"WHERE n.eventType IN {NESTED} AND n.end IS NOT NULL"
             ):
                 ranges[thread].append(Range(start, end, name or ""))
-    return _by_module(launches, ranges)
+    return _sum_by_module(launches, ranges)
 
 
-def _of_torch(events: Iterable[Any]) -> Times:
+def _read_torch(events: Iterable[Any]) -> Times:
     """Times in microseconds: of kernels, or without any of the outermost operators of a thread.
     Ranges are those of torch.profiler.record_function."""
     whole = [e for e in events if isinstance(e, dict) and e.get("ph") == "X"]
@@ -163,14 +163,14 @@ def _of_torch(events: Iterable[Any]) -> Times:
             if e["ts"] >= ends.get(e["tid"], 0.0):
                 ends[e["tid"]] = e["ts"] + e["dur"]
                 launches[e["tid"]].append(Launch(e["ts"], e["dur"]))
-    return _by_module(launches, ranges)
+    return _sum_by_module(launches, ranges)
 
 
-def _of_onnx_runtime(events: Iterable[Any]) -> Times:
+def _read_onnx_runtime(events: Iterable[Any]) -> Times:
     """Times in microseconds. Raises DataError for kernels of a GPU: their events end with the
     launch, not with the kernel."""
     times = defaultdict(list)
-    for e in kernels_of(events):
+    for e in select_kernels(events):
         provider = e.get("args", {}).get("provider", "an unknown provider")
         if provider != CPU:
             raise DataError(
@@ -183,7 +183,7 @@ def _of_onnx_runtime(events: Iterable[Any]) -> Times:
     return times
 
 
-def _by_module(
+def _sum_by_module(
     launches: Mapping[Any, Sequence[Launch]], ranges: Mapping[Any, Sequence[Range]]
 ) -> Times:
     """Durations by module. launches, ranges: {thread: in any order}"""
@@ -206,7 +206,7 @@ def _module(name: str) -> str:
     return module if NAME.fullmatch(module) else ""
 
 
-def text(document: Mapping[str, Any], limit: int = 30) -> str:
+def format_document(document: Mapping[str, Any], limit: int = 30) -> str:
     """Return the table for a terminal. limit: rows"""
     rows = document["modules"]
     lines = [f"{document['kernels']} kernels of {document['source']}, {document['ms']:.3f} ms:"]

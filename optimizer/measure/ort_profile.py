@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from optimizer.harness.process.temporary import temporary_folder
+from optimizer.harness.process.temporary import make_temporary_folder
 from optimizer.harness.runtimes.ort.run import OrtRunner
 
 Event = Mapping[str, Any]
@@ -27,7 +27,7 @@ def kernels(
     packed: False for a slower session whose events have the sizes of weights too
     """
     with (
-        temporary_folder("profile") as folder,
+        make_temporary_folder("profile") as folder,
         OrtRunner(
             runner.model,
             device=runner.provider,
@@ -39,10 +39,10 @@ def kernels(
         for _ in range(rounds):
             profiled.infer(arrays)
         events = json.loads(Path(profiled.end_profiling()).read_text("utf-8"))
-    return kernels_of(events)
+    return select_kernels(events)
 
 
-def kernels_of(events: Iterable[Any]) -> list[Event]:
+def select_kernels(events: Iterable[Any]) -> list[Event]:
     """Return the events of kernels among those of a profile."""
     return [
         e

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from math import inf, prod
 from typing import Any
 
-from optimizer.harness.process.temporary import temporary_folder
+from optimizer.harness.process.temporary import make_temporary_folder
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.lower import rates as graph
 from optimizer.measure.ort_profile import Event, kernels, module_of, node_of
@@ -82,7 +82,7 @@ class Rates:
 
 def measure(threads: int) -> Rates:
     """Measure the rates of this machine: the shortest of several rounds, in about 5 seconds."""
-    with temporary_folder("rates") as folder:
+    with make_temporary_folder("rates") as folder:
         arrays = graph.write(folder / "rates.onnx")
         with OrtRunner(folder / "rates.onnx", threads=threads) as runner:
             events = kernels(runner, arrays, ROUNDS)
@@ -97,7 +97,7 @@ def measure(threads: int) -> Rates:
     )
 
 
-def text(rates: Mapping[str, Any]) -> list[str]:
+def format_rates(rates: Mapping[str, Any]) -> list[str]:
     """Lines on the rates of a table, and the last of the percentages beside each module."""
     bandwidth = ", ".join(f"{v / 1e9:.3g} GB/s" for v in rates["bandwidth"].values())
     sizes = ", ".join(f"{int(size) >> 20}" for size in rates["bandwidth"])

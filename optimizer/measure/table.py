@@ -38,7 +38,7 @@ from optimizer.harness.bundle import bench
 from optimizer.harness.bundle.bench import System
 from optimizer.harness.bundle.bundle import Bundle
 from optimizer.harness.errors import BundleError
-from optimizer.harness.runtimes.machine import this_machine
+from optimizer.harness.runtimes.machine import describe_machine
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.harness.trust import signature
 from optimizer.measure import module_times, roofline
@@ -92,14 +92,14 @@ def measure(
     texts, system = bundle.task.inputs.neutral(bundle.contract), bundle.system()
     grid = [(batch, sequence) for batch in batches for sequence in chosen]
     gpu = bundle.engine["device"] != "cpu"
-    document = of_system(system, texts, grid, bundle.threads, seconds, price, gpu=gpu)
+    document = measure_system(system, texts, grid, bundle.threads, seconds, price, gpu=gpu)
     for cell in document["cells"]:
         if cell["cost_per_million"] and not sized:
             del cell["cost_per_million"]["tokens"]
     if isinstance(bundle.runner, OrtRunner):
         batch, sequence = batches[0], max(chosen)
-        arrays = arrays_of(system, texts, (batch, sequence))
-        rates = rates_of(bundle.runner)
+        arrays = build_arrays(system, texts, (batch, sequence))
+        rates = measure_rates(bundle.runner)
         document["rates"] = rates and rates.to_json()
         document["modules"] = module_times.measure(bundle.runner, arrays, rates)
         document["modules"] |= {"batch": batch, "sequence": sequence}
@@ -109,7 +109,7 @@ def measure(
     return {**document, "bundle": named, **engine}
 
 
-def rates_of(runner: OrtRunner) -> Rates | None:
+def measure_rates(runner: OrtRunner) -> Rates | None:
     """Measure the rates of a runner's processor with its threads; None on another device."""
     if runner.provider != "cpu":
         return None
@@ -117,13 +117,13 @@ def rates_of(runner: OrtRunner) -> Rates | None:
     return roofline.measure(runner.threads)
 
 
-def arrays_of(system: System, texts: Sequence[Any], cell: tuple[int, int]) -> dict[str, Any]:
+def build_arrays(system: System, texts: Sequence[Any], cell: tuple[int, int]) -> dict[str, Any]:
     """Arrays of a batch of equal rows. cell: (batch, sequence)"""
     batch, sequence = cell
     return dict(system.pre([system.lengthen([*texts], sequence)] * batch, sequence))
 
 
-def of_system(
+def measure_system(
     system: System,
     texts: Sequence[Any],
     grid: Sequence[tuple[int, int]],
@@ -148,7 +148,7 @@ def of_system(
         "version": VERSION,
         "seconds": time.monotonic() - started,
         "threads": threads,
-        "machine": this_machine().to_json(),
+        "machine": describe_machine().to_json(),
         "busy": at_start,
         "cells": cells,
         "energy": meter.missing,
@@ -198,13 +198,13 @@ def write(document: Mapping[str, Any], out: Path, key: Path | None) -> None:
     """Write a table, and its signature where a private key is given; without a key a signature of
     an earlier table is removed."""
     private_key = None if key is None else sign.load_private(key)
-    with atomic.disk_errors_explained(out, "--out"):
+    with atomic.explain_disk_errors(out, "--out"):
         atomic.write(out, json.dumps(document, indent=1).encode() + b"\n")
         if private_key is None:
-            signature.beside(out).unlink(missing_ok=True)
+            signature.signature_path(out).unlink(missing_ok=True)
             return
-        statement = sign.statement_of(out.name, {out.name: digest_file(out)})
-        atomic.write(signature.beside(out), sign.sign_statement(statement, private_key))
+        statement = sign.compose_statement(out.name, {out.name: digest_file(out)})
+        atomic.write(signature.signature_path(out), sign.sign_statement(statement, private_key))
 
 
 def read(file: Path, key: Path | None = None) -> dict[str, Any]:
@@ -224,11 +224,11 @@ def read(file: Path, key: Path | None = None) -> dict[str, Any]:
     if document.get("busy"):
         say(f"warning: {file} was measured beside other work: {document['busy']}")
     if key is not None:
-        beside = signature.beside(file)
+        beside = signature.signature_path(file)
         if not beside.is_file():
             raise BundleError("the table has no signature", where=str(beside))
         public_key = signature.load_public(key)
-        signed = signature.signed_files(beside.read_bytes(), public_key, str(beside))
+        signed = signature.verify_signed_files(beside.read_bytes(), public_key, str(beside))
         if signed != {file.name: digest_file(file)}:
             raise BundleError("the table is not the one that was signed", where=str(file))
     return dict(document)
@@ -241,7 +241,7 @@ def _check(value: Any, name: str, whole: bool) -> None:
         raise ValueError(f"{name} is {value!r:.40}, not a {'whole ' * whole}number above 0")
 
 
-def text(document: Mapping[str, Any]) -> str:
+def format_table(document: Mapping[str, Any]) -> str:
     """Return the table for a terminal."""
     energy, price = document["energy"], document["price_per_hour"]
     heads = ["batch", "tokens", "p50 ms", "p99 ms", "answers/s"]
@@ -262,7 +262,7 @@ def text(document: Mapping[str, Any]) -> str:
         return "\n".join([*lines, "Modules are timed with ONNX Runtime alone."])
     lines += ["Time by module:", *map(_module_line, modules["modules"][:10])]
     if document["rates"] is not None:
-        lines += roofline.text(document["rates"])
+        lines += roofline.format_rates(document["rates"])
     return "\n".join(lines)
 
 

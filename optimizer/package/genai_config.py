@@ -18,7 +18,7 @@ from optimizer.harness.contract import Contract
 from optimizer.harness.inputs.kv_cache import PARTS, past_name, present_name
 from optimizer.harness.runtimes.ort.decoder import SHARED
 from optimizer.harness.runtimes.ort.exact_integers import EXACT
-from optimizer.harness.runtimes.ort.onnx_external import metadata
+from optimizer.harness.runtimes.ort.onnx_external import read_metadata
 from optimizer.lower.onnx.lookup import IDS
 from optimizer.targets.record import Packed
 
@@ -29,7 +29,7 @@ NUMBER = "%d"  # index of a layer, in patterns of names
 SEARCHED = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
-def document(
+def build_document(
     contract: Contract, model: str, *, shared: bool, integer_products: bool = False
 ) -> dict[str, Any]:
     """Return the content of genai_config.json for a text-generation contract. Sampling follows the
@@ -63,7 +63,7 @@ def document(
                 "session_options": {**dict(settings), "provider_options": []},
                 "inputs": inputs,
                 "outputs": {
-                    "logits": tasks.of(contract).output,
+                    "logits": tasks.look_up(contract).output,
                     **{f"present_{part}_names": present_name(NUMBER, part) for part in PARTS},
                 },
             },
@@ -77,12 +77,12 @@ def add(part: Packed) -> None:
     file; nothing for a task that does not generate text."""
     model, source = part.bundle / part.entry["model"], part.source
     contract = Contract.from_json(json.loads((source / "contract.json").read_text("utf-8")))
-    if not tasks.of(contract).generates:
+    if not tasks.look_up(contract).generates:
         return
-    shared = metadata(model).get(SHARED[0]) == SHARED[1]
+    shared = read_metadata(model).get(SHARED[0]) == SHARED[1]
     modules = json.loads((part.lowered / "lowering.json").read_text("utf-8"))["modules"]
     integers = any(m["activation"] not in (None, IDS) for m in modules.values())
-    config = document(contract, model.name, shared=shared, integer_products=integers)
+    config = build_document(contract, model.name, shared=shared, integer_products=integers)
     text = json.dumps(config, indent=1, sort_keys=True)
     (model.parent / NAME).write_text(text, encoding="utf-8")
     for name in TOKENIZER_FILES:

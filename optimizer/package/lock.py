@@ -17,7 +17,7 @@ from typing import Any
 from optimizer.foundation.errors import RecipeError
 from optimizer.harness.trust.verify import parse
 from optimizer.load.stage import origin
-from optimizer.package.rebuilt import inputs
+from optimizer.package.rebuilt import compare_inputs
 from optimizer.package.stage import MADE_WITH, data_digests
 from optimizer.recipe.schema import Recipe
 from optimizer.store import package_version
@@ -43,7 +43,7 @@ def lock(recipe: Recipe) -> dict[str, Any]:
 def check(recipe_file: Path, recipe: Recipe, against: Path) -> None:
     """Raise RecipeError, naming up to NAMED differences, where a recipe differs from the lock or
     the manifest.json at the path `against`."""
-    differences = inputs(read(against), lock(recipe))
+    differences = compare_inputs(read(against), lock(recipe))
     if differences:
         more = len(differences) - NAMED
         raise RecipeError(

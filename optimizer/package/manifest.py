@@ -11,14 +11,14 @@ from optimizer.harness.bundle.manifest import (
     MANIFEST,
     MEASURED,
     VERSION,
-    content_digest,
     digest,
+    digest_content,
     read_manifest,
 )
 from optimizer.store import digest_file
 
 
-def files(bundle: Path) -> dict[str, dict[str, Any]]:
+def digest_files(bundle: Path) -> dict[str, dict[str, Any]]:
     """Return {name: {sha256, size, measured}} of a bundle's files but manifest.json, sorted."""
     names = sorted(p.relative_to(bundle).as_posix() for p in bundle.rglob("*") if p.is_file())
     return {
@@ -39,12 +39,12 @@ def write(bundle: Path, document: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises BundleError for a manifest that the harness would refuse.
     """
-    listed = files(bundle)
+    listed = digest_files(bundle)
     fields = {
         **document,
         "manifest_version": VERSION,
         "files": listed,
-        "content_digest": content_digest(document["contract"], listed, document.get("texts")),
+        "content_digest": digest_content(document["contract"], listed, document.get("texts")),
     }
     # through JSON first: the digest is of the document as read, with lists for tuples
     manifest: dict[str, Any] = json.loads(json.dumps(fields))

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from optimizer.foundation.verdicts import Verdict, worst
-from optimizer.package.report.comparison import Document, gates_in_order
+from optimizer.package.report.comparison import Document, sort_gates
 
 
 def select_shipped(on_fail: Sequence[str], verdicts: Sequence[object]) -> tuple[bool, ...]:
@@ -25,7 +25,7 @@ def select_shipped(on_fail: Sequence[str], verdicts: Sequence[object]) -> tuple[
     return kept if any(kept) else (True,) * len(kept)
 
 
-def verdict(on_fail: Sequence[str], verdicts: Sequence[object]) -> Verdict:
+def judge_targets(on_fail: Sequence[str], verdicts: Sequence[object]) -> Verdict:
     """Return the verdict of a run: the worst among the targets that belong to the bundle."""
     kept = select_shipped(on_fail, verdicts)
     return worst(v for v, keep in zip(verdicts, kept, strict=True) if keep)
@@ -47,7 +47,7 @@ def describe_dropped(names: Sequence[str], reports: Sequence[Document]) -> list[
     for name, report in zip(names, reports, strict=True):
         if not report["dropped"]:
             continue
-        gate = next(iter(gates_in_order(report)), {})
+        gate = next(iter(sort_gates(report)), {})
         rows.append(
             {
                 "target": name,

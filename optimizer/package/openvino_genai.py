@@ -31,7 +31,7 @@ from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.harness.runtimes.openvino.run import (
     OpenVinoRunner,
     OpenVinoSettings,
-    string_model,
+    open_string_model,
     write_model,
 )
 from optimizer.load.tokenizer.tokenizer import transformers_tokenizer
@@ -86,7 +86,7 @@ def _add_tokenizer(checkpoint: Path, folder: Path, contract: Contract) -> None:
     write_model(tokenizer, folder / TOKENIZER)
     write_model(detokenizer, folder / DETOKENIZER)
     ours = load_tokenizer(checkpoint, contract)
-    encode = string_model(folder / TOKENIZER)
+    encode = open_string_model(folder / TOKENIZER)
     for text in TEXTS:
         ids, expected = encode(text)["input_ids"][0].tolist(), ours.encode(text).ids
         if ids != expected:

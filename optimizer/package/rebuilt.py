@@ -41,10 +41,10 @@ def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> Rebuilt:
         files.append("the contracts differ")
     files += _engines(first["engines"], second["engines"])
     equal: Equal = "no" if files else "but for what is measured" if measured else "to the bit"
-    return Rebuilt(equal, tuple(files), tuple(measured), tuple(inputs(first, second)))
+    return Rebuilt(equal, tuple(files), tuple(measured), tuple(compare_inputs(first, second)))
 
 
-def inputs(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
+def compare_inputs(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
     """Return a sentence per difference in recipe, checkpoint, data and packages of two manifests or
     locks, without validate.latency, which affects no compared file."""
     lines = []

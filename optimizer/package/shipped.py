@@ -39,7 +39,7 @@ def check(bundle: Path, validated: Sequence[Path]) -> None:
     reports = [json.loads((f / verify.REPORT).read_text(encoding="utf-8")) for f in folders]
     unrecorded = [r["target"] for r in reports if not r.get("judged")]
     differences = [f"{verify.REPORT} does not record what was judged for {t}" for t in unrecorded]
-    differences += verify.unjudged(manifest, reports) + verify.unjudged(manifest, inside)
+    differences += verify.list_unjudged(manifest, reports) + verify.list_unjudged(manifest, inside)
     page = bundle / FOLDER / "bundle.json"
     if page.is_file() and _contract(json.loads(page.read_text("utf-8"))) != _contract(manifest):
         differences.append(

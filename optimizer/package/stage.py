@@ -101,7 +101,7 @@ def run(
     """
     bundle = out / "bundle"
     bundle.mkdir()
-    names, sections = kept_targets(section)
+    names, sections = list_kept_targets(section)
     rules = [t.on_fail for t in sections]
     reports = on_fail.mark_dropped(rules, [_read(b.report / "report.json") for b in built])
     _add_tokenizer(bundle, source)
@@ -114,7 +114,7 @@ def run(
             continue
         shipped_targets.append(target)
         engines.append(_add_target(bundle, name, target, steps, engines))
-        if beside := targets.of(target.runtime).package:
+        if beside := targets.look_up(target.runtime).package:
             resolve(beside)(
                 Packed(section.name, bundle, engines[-1], source, steps.model, steps.engine, report)
             )
@@ -124,7 +124,7 @@ def run(
     if section.recipe.texts is not None:
         others = section.recipe.texts.target.harness_packages
     (bundle / "requirements.txt").write_text(
-        requirements(shipped_targets, section.recipe.model.task, others)
+        write_requirements(shipped_targets, section.recipe.model.task, others)
     )
     if serve := serve_requirements():
         (bundle / "requirements-serve.txt").write_text(serve)
@@ -133,11 +133,11 @@ def run(
     document = {
         "name": section.name,
         "version": section.package.version,
-        "verdict": on_fail.verdict(rules, [r["verdict"] for r in reports]),
+        "verdict": on_fail.judge_targets(rules, [r["verdict"] for r in reports]),
         "verdicts": {
             n: r["verdict"] for n, r in zip(names, reports, strict=True) if not r["dropped"]
         },
-        "dropped": [*left_out(section), *on_fail.describe_dropped(names, reports)],
+        "dropped": [*list_left_out(section), *on_fail.describe_dropped(names, reports)],
         "source": origin,
         "licence": section.package.licence or origin.get("licence", ""),
         "licence_files": licences,
@@ -147,7 +147,7 @@ def run(
         "contract": contract_of(source, built[0].report),
         **second,
         "engines": engines,
-        "runnable": any(table.of(e["runtime"]).runs for e in engines),
+        "runnable": any(table.look_up(e["runtime"]).runs for e in engines),
     }
     if document["contract"]["tokenizer"] is not None:
         _check_tokenizer(bundle, section.recipe, document["contract"], reports)
@@ -159,7 +159,7 @@ def run(
         write_tar(bundle, out / f"{label}.tar", label)
 
 
-def target_names(sections: Sequence[TargetSection]) -> list[str]:
+def name_targets(sections: Sequence[TargetSection]) -> list[str]:
     """Return a folder name per target: "onnxruntime-cpu"; if repeated also "onnxruntime-cpu-2"."""
     names: list[str] = []
     for base in (s.name for s in sections):
@@ -168,27 +168,29 @@ def target_names(sections: Sequence[TargetSection]) -> list[str]:
     return names
 
 
-def kept_targets(section: Packaging) -> tuple[list[str], list[TargetSection]]:
+def list_kept_targets(section: Packaging) -> tuple[list[str], list[TargetSection]]:
     """Return (names, sections) of the targets that every stage made, in the recipe's order."""
     missing, sections = {x.target for x in section.left_out}, section.recipe.targets
-    named = enumerate(zip(target_names(sections), sections, strict=True))
+    named = enumerate(zip(name_targets(sections), sections, strict=True))
     here = [pair for i, pair in named if i not in missing]
     return [name for name, _ in here], [target for _, target in here]
 
 
-def left_out(section: Packaging) -> list[dict[str, str]]:
+def list_left_out(section: Packaging) -> list[dict[str, str]]:
     """Return {target, gate, message} of each target that a stage could not make; "gate" is the name
     of the stage."""
-    names = target_names(section.recipe.targets)
+    names = name_targets(section.recipe.targets)
     return [
         {"target": names[x.target], "gate": x.stage, "message": x.message} for x in section.left_out
     ]
 
 
-def requirements(sections: Sequence[TargetSection], task: str, others: Sequence[str] = ()) -> str:
+def write_requirements(
+    sections: Sequence[TargetSection], task: str, others: Sequence[str] = ()
+) -> str:
     """Return the text of requirements.txt: packages that the harness imports for a task and the
     bundle's targets, and others, at the versions installed here."""
-    known = tasks.task(task)
+    known = tasks.find_task(task)
     packages = ["numpy", *known.inputs.requires]
     packages += sorted({p for s in sections for p in s.harness_packages} | set(others))
     packages += known.requires
@@ -264,10 +266,10 @@ def write_tar(folder: Path, tar: Path, top: str) -> None:
     with tarfile.open(tar, "w", format=tarfile.PAX_FORMAT) as archive:
         for path in [folder, *sorted(folder.rglob("*"))]:
             name = Path(top) / path.relative_to(folder)
-            archive.add(path, str(name), recursive=False, filter=plain_member)
+            archive.add(path, str(name), recursive=False, filter=strip_member)
 
 
-def plain_member(member: tarfile.TarInfo) -> tarfile.TarInfo:
+def strip_member(member: tarfile.TarInfo) -> tarfile.TarInfo:
     """Return the member without owner and time, with mode 644 or 755."""
     member.mtime = member.uid = member.gid = 0
     member.uname = member.gname = ""
@@ -283,7 +285,9 @@ def _add_target(
     earlier: list[dict[str, Any]],
 ) -> dict[str, Any]:
     """Copy one target's model and engine, and return its entry in the manifest."""
-    files = _add_model(bundle, name, targets.of(target.runtime).model_files(steps.model), earlier)
+    files = _add_model(
+        bundle, name, targets.look_up(target.runtime).model_files(steps.model), earlier
+    )
     engine = steps.engine
     built = _read(engine / "engine.json")
     folder = bundle / "engines" / name
@@ -404,7 +408,7 @@ def _read(path: Path) -> Any:
 def estimate(section: Packaging, shapes: Shapes) -> Estimate:
     """Return the predicted needs. Disk: models and engines, twice with a tar. Memory: a process
     that opens one engine at a time and answers judged rows."""
-    records = [targets.of(t.runtime) for t in section.recipe.targets]
+    records = [targets.look_up(t.runtime) for t in section.recipe.targets]
     widths = [4 if t.float_type == "fp32" else 2 for t in section.recipe.targets]
     sizes = [lowered_bytes(shapes, width) for width in widths]
     size = sum(s * (2 if r.engine_files else 1) for s, r in zip(sizes, records, strict=True))
@@ -415,14 +419,14 @@ def estimate(section: Packaging, shapes: Shapes) -> Estimate:
     )
 
 
-def files(
+def digest_sources(
     section: Packaging, folder: Path = HARNESS, templates: Path = TEMPLATES
 ) -> dict[str, str]:
     """Return {name: digest} of the harness's sources, the report's templates, the web page, and the
     code that adds files to a target's model."""
     code: dict[str, str] = {}
     for target in section.recipe.targets:
-        code |= targets.of(target.runtime).code("package")
+        code |= targets.look_up(target.runtime).code("package")
     return (
         code
         | {
@@ -435,4 +439,4 @@ def files(
     )
 
 
-STAGE = Stage("package", 2, run, packages=MADE_WITH, files=files, estimate=estimate)
+STAGE = Stage("package", 2, run, packages=MADE_WITH, files=digest_sources, estimate=estimate)

@@ -33,7 +33,7 @@ def signature(tokenizer: Any, character: str) -> str:
     return LETTERS.sub(".", "|".join(pieces))
 
 
-def table(tokenizer: Any) -> dict[str, list[Any]]:
+def build_table(tokenizer: Any) -> dict[str, list[Any]]:
     """Return the table for the web page: {"signatures", "runs"}, as above, of the code points in
     RECORDED. tokenizer: a tokenizers.Tokenizer"""
     indices: dict[str, int] = {}

@@ -33,7 +33,7 @@ from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.runtimes.ort.run import OrtRunner
-from optimizer.harness.tasks import answers, decode, encode
+from optimizer.harness.tasks import build_answers, decode, encode
 from optimizer.lower.web.lower import FLOAT
 from optimizer.package import web_characters
 from optimizer.store import digest_file
@@ -71,15 +71,15 @@ def add(part: Packed) -> None:
     tokenizer = f"tokenizer/{contract.text.file}"
     read = [tokenizer, f"{FOLDER}/onnxruntime-web/ort-wasm-simd-threaded.wasm"]
     read += [name for names, _ in models.values() for name in names]
-    encoder = tasks.of(contract).inputs.open(part.bundle / "tokenizer", contract)
+    encoder = tasks.look_up(contract).inputs.open(part.bundle / "tokenizer", contract)
     cut = " ".join([TEXTS[0]] * (contract.text.max_length // WORDS + 1))
     document = {
         "version": 1,
         "name": part.name,
         "contract": contract.to_json(),
-        "output": tasks.of(contract).output,
+        "output": tasks.look_up(contract).output,
         "threads": part.entry["threads"],
-        "characters": web_characters.table(encoder),
+        "characters": web_characters.build_table(encoder),
         "check": [
             {"text": t, "ids": encode(contract, encoder, [t]).encodings[0].ids}
             for t in (*TEXTS, cut)
@@ -88,7 +88,7 @@ def add(part: Packed) -> None:
             name: {
                 "model": files[0],
                 "external": files[1:],
-                "limit": limit_of(part.report, hop, tasks.of(contract).output),
+                "limit": limit_of(part.report, hop, tasks.look_up(contract).output),
                 **_run_texts(part.bundle / files[0], contract, encoder),
             }
             for name, (files, hop) in models.items()
@@ -122,10 +122,10 @@ def _run_texts(model: Path, contract: Contract, encoder: Any) -> dict[str, list[
         for text in TEXTS:
             batch = encode(contract, encoder, [text])
             result = runner.infer(batch)
-            output = np.ascontiguousarray(result[tasks.of(contract).output], "<f4")
+            output = np.ascontiguousarray(result[tasks.look_up(contract).output], "<f4")
             numbers = base64.b64encode(output.tobytes()).decode("ascii")
             outputs.append({"dims": list(output.shape), "data": numbers})
-            expected += answers(contract, decode(contract, result, batch), batch)
+            expected += build_answers(contract, decode(contract, result, batch), batch)
     return {"outputs": [*outputs, None], "answers": [*expected, None]}
 
 

@@ -87,7 +87,7 @@ def parse(text: str) -> Address:
             folder = Path(parts.pop("folder")) if "folder" in parts else None
             return Address(**parts, folder=folder)
     if "?" in text or "@" in text.replace("@sha256:", ""):
-        raise _with_credentials("address", CREDENTIALS)
+        raise _report_credentials("address", CREDENTIALS)
     hint = "A name has lower-case letters only." if text.startswith("oci://") else ""
     raise RecipeError(f"{text!r:.200} is not an address", accepted=ACCEPTED, fix=hint)
 
@@ -99,10 +99,10 @@ def refuse_credentials(address: str, where: str, fix: str) -> None:
     fix: advice on where to put credentials.
     """
     if has_credentials(address):
-        raise _with_credentials(where, fix)
+        raise _report_credentials(where, fix)
 
 
-def _with_credentials(where: str, fix: str) -> RecipeError:
+def _report_credentials(where: str, fix: str) -> RecipeError:
     """Build the error without the text, which may hold a password or a signed URL."""
     return RecipeError(
         "the address has a user, a password or a query",

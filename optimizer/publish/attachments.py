@@ -37,13 +37,13 @@ REPORT = Attachment(".report.html", "text/html")
 ATTACHMENTS = (SIGNATURE, SBOM, PROVENANCE)
 
 
-def beside(bundle: Path, attachment: Attachment) -> Path:
+def attachment_path(bundle: Path, attachment: Attachment) -> Path:
     """Return the path of one kind of attachment of the folder `bundle`, e.g. FOLDER.sig."""
     folder = bundle.resolve()
     return folder.with_name(f"{folder.name}{attachment.suffix}")
 
 
-def belongs(attachment: Attachment, data: bytes, bundle: Path) -> bool:
+def names_bundle(attachment: Attachment, data: bytes, bundle: Path) -> bool:
     """Return True if the attachment's bytes `data` name this bundle; the author is not checked."""
     if attachment is REPORT:
         return True

@@ -17,7 +17,7 @@ from optimizer.foundation import atomic
 from optimizer.foundation.errors import RecipeError
 from optimizer.foundation.progress import say
 from optimizer.harness.bundle.manifest import MANIFEST
-from optimizer.harness.process.temporary import private_folder
+from optimizer.harness.process.temporary import make_private_folder
 
 REPORT = "report.html"
 REPORT_FILES = frozenset({REPORT, "report.json"})
@@ -36,7 +36,10 @@ def publish(bundle: Path, artifacts: Path, name: str, version: str) -> Path:
     tar = bundle.parent / f"{name}-{version}.tar"
     with _lock_version(artifacts, name, version) as work:
         new, new_tar = work / "bundle", work / "tar"
-        present, tar_present = _same_files(bundle, final), _same_tar(tar, final.parent / tar.name)
+        present, tar_present = (
+            _have_same_files(bundle, final),
+            _is_same_tar(tar, final.parent / tar.name),
+        )
         if not present:
             _copy(bundle, new)
         if not tar_present and tar.is_file():
@@ -94,7 +97,7 @@ def _lock_version(artifacts: Path, name: str, version: str) -> Iterator[Path]:
             if (atomic.set_aside(final) / MANIFEST).is_file():
                 atomic.restore(final)
             _check_replaceable(final)
-            with private_folder(home, ".optimize-publish") as work:
+            with make_private_folder(home, ".optimize-publish") as work:
                 _remove_leftovers(final, f"{name}-{version}.tar")
                 yield work
 
@@ -128,7 +131,7 @@ def _check_replaceable(final: Path) -> None:
         )
 
 
-def _same_files(folder: Path, other: Path) -> bool:
+def _have_same_files(folder: Path, other: Path) -> bool:
     """Return True for two folders with the same names and bytes, and without links."""
     names = _names(folder)
     if names != _names(other) or any((other / n).is_symlink() for n in [*names, "."]):
@@ -144,7 +147,7 @@ def _names(folder: Path) -> list[str]:
     return sorted(str(p.relative_to(folder)) for p in folder.rglob("*"))
 
 
-def _same_tar(tar: Path, other: Path) -> bool:
+def _is_same_tar(tar: Path, other: Path) -> bool:
     """Return True if the two files are equal or both missing; False for a link."""
     if not (tar.is_file() and other.is_file()) or other.is_symlink():
         return not tar.is_file() and not os.path.lexists(other)
@@ -165,7 +168,7 @@ def _copy(folder: Path, to: Path) -> None:
 @contextmanager
 def _explain_disk_errors(artifacts: Path) -> Iterator[None]:
     """Raises MachineError for a full or read-only disk, RecipeError for a file in the way."""
-    with atomic.disk_errors_explained(artifacts, "--artifacts"):
+    with atomic.explain_disk_errors(artifacts, "--artifacts"):
         try:
             yield
         except (FileExistsError, NotADirectoryError) as e:

@@ -15,15 +15,15 @@ from typing import Any
 from optimizer.foundation.buckets.blob import Blob, digest_of
 from optimizer.harness import tasks
 from optimizer.harness.errors import BundleError
-from optimizer.harness.trust.verify import MANIFEST, entries, name_problem, parse
+from optimizer.harness.trust.verify import MANIFEST, list_entries, name_problem, parse
 from optimizer.publish.registries.place import (
     EMPTY,
     EMPTY_TYPE,
     LARGEST_MANIFEST,
     MANIFEST_TYPE,
     Json,
-    document,
     encode,
+    parse_document,
 )
 from optimizer.store import digest_file
 
@@ -70,7 +70,7 @@ def build_artifact(bundle: Path, manifest: Mapping[str, Any]) -> Artifact:
     sha256[MANIFEST] = digest_file(bundle / MANIFEST)
     files = {
         name: Blob(f"sha256:{sha256[name]}", status.st_size, bundle / name)
-        for name, status in sorted(entries(bundle))
+        for name, status in sorted(list_entries(bundle))
     }
     data, config = _assemble(manifest, {n: (b.digest, b.size) for n, b in files.items()})
     return Artifact(data, files, config)
@@ -99,7 +99,7 @@ def _assemble(
     manifest: Mapping[str, Any], files: Mapping[str, tuple[str, int]]
 ) -> tuple[bytes, Blob]:
     """Return the ModelPack manifest's bytes and config; files: {name: (digest, bytes)}, sorted."""
-    config = Blob.of(encode(_config(manifest, [digest for digest, _ in files.values()])))
+    config = Blob.describe(encode(_config(manifest, [digest for digest, _ in files.values()])))
     layers = [
         {
             "mediaType": LAYER_TYPE.format(_kind(name)),
@@ -137,7 +137,7 @@ def read_layers(data: bytes, where: str, kind: str = ARTIFACT_TYPE) -> dict[str,
 
     Raises BundleError for another artifact type, and for invalid names, digests and sizes.
     """
-    manifest = document(data, where)
+    manifest = parse_document(data, where)
     found_kind = manifest.get("artifactType")
     if found_kind != kind or manifest.get("mediaType") != MANIFEST_TYPE:
         raise BundleError(
@@ -216,7 +216,7 @@ def _config(manifest: Mapping[str, Any], digests: list[str]) -> Json:
         "format": FORMATS.get(next(iter(runtimes)), "onnx") if len(runtimes) == 1 else "onnx",
         "capabilities": {
             "inputTypes": ["text"],
-            "outputTypes": [_output_type(tasks.task(manifest["contract"]["task"]))],
+            "outputTypes": [_output_type(tasks.find_task(manifest["contract"]["task"]))],
         },
     }
     if weights.get("bits"):

@@ -14,17 +14,17 @@ from pathlib import Path
 
 from optimizer.foundation import atomic
 from optimizer.foundation.buckets.blob import digest_of
-from optimizer.foundation.errors import RecipeError, closest
+from optimizer.foundation.errors import RecipeError, suggest
 from optimizer.foundation.progress import bar, say
 from optimizer.harness.bundle.manifest import REPORT, read_manifest
 from optimizer.harness.bundle.signed import check_age
 from optimizer.harness.errors import BundleError
 from optimizer.harness.trust import verify
 from optimizer.publish.address import Address
-from optimizer.publish.attachments import ATTACHMENTS, PROVENANCE, SBOM, SIGNATURE, beside
+from optimizer.publish.attachments import ATTACHMENTS, PROVENANCE, SBOM, SIGNATURE, attachment_path
 from optimizer.publish.documents.signatures import find_attachments, find_signature
 from optimizer.publish.model_pack import read_layers
-from optimizer.publish.registries.place import Json, Releases, document
+from optimizer.publish.registries.place import Json, Releases, parse_document
 from optimizer.publish.small_files import SWAPPED, fetch_small
 from optimizer.store import digest_file
 
@@ -61,7 +61,7 @@ def resolve(place: Releases, address: Address) -> bytes:
     if data is None:
         tags = place.tags()
         raise RecipeError(
-            f"nothing here has the tag or digest {reference}{closest(reference, tags)}",
+            f"nothing here has the tag or digest {reference}{suggest(reference, tags)}",
             where=str(address),
             accepted=", ".join(tags) or "none: nothing is published here yet",
         )
@@ -94,14 +94,14 @@ def pull(
     if key is not None:  # before any file is fetched
         signed, hint = find_signature(place, digest, layers, key, str(address))
     final = into or _default_folder(place, layers, address)
-    with atomic.disk_errors_explained(final, "--to"):
+    with atomic.explain_disk_errors(final, "--to"):
         final.parent.mkdir(parents=True, exist_ok=True)
         with atomic.lock(final.parent / f".{final.name}.pull.lock"):
             present = _is_present(final, layers)
             work = final.parent / f".{final.name}.{digest[7:19]}.pull"
             folder = final if present else work / "bundle"
             received = 0 if present else _fetch(place, layers, folder)
-            _, differences = verify.problems(folder)
+            _, differences = verify.list_problems(folder)
             if differences:
                 raise BundleError(differences[0], where=str(folder), fix=SWAPPED)
             read_manifest(folder)
@@ -113,7 +113,7 @@ def pull(
                 check_age(read_manifest(folder)["version"], at_least, str(address))
             for attachment, content in attached.items():
                 work.mkdir(parents=True, exist_ok=True)
-                atomic.write(beside(final, attachment), content, work / "attachment")
+                atomic.write(attachment_path(final, attachment), content, work / "attachment")
             if present:
                 say(f"pull: {final} holds this bundle already")
             else:
@@ -126,7 +126,7 @@ def pull(
 def _default_folder(place: Releases, layers: dict[str, Json], address: Address) -> Path:
     """Return artifacts/NAME/VERSION, with name and version from the bundle's manifest.json."""
     layer = layers[verify.MANIFEST]
-    manifest = document(fetch_small(place, layer, str(address)), str(address))
+    manifest = parse_document(fetch_small(place, layer, str(address)), str(address))
     name, version = str(manifest.get("name")), str(manifest.get("version"))
     for part in (name, version):
         if verify.name_problem(part) or "/" in part or part.startswith("."):
@@ -146,7 +146,7 @@ def _is_present(final: Path, layers: dict[str, Json]) -> bool:
     """Return True for a folder that holds this bundle. Raises RecipeError for another folder."""
     if not os.path.lexists(final):
         return False
-    if final.is_dir() and not final.is_symlink() and not _differs(final, layers):
+    if final.is_dir() and not final.is_symlink() and not _has_other_files(final, layers):
         return True
     raise RecipeError(
         "another file or folder has this path, and it is not replaced",
@@ -155,10 +155,12 @@ def _is_present(final: Path, layers: dict[str, Json]) -> bool:
     )
 
 
-def _differs(folder: Path, layers: dict[str, Json]) -> bool:
-    names = {name for name, _ in verify.entries(folder)}
+def _has_other_files(folder: Path, layers: dict[str, Json]) -> bool:
+    names = {name for name, _ in verify.list_entries(folder)}
     return names != set(layers) or any(
-        verify.problem(folder, name, {"sha256": layer["digest"][7:], "size": layer["size"]})
+        verify.describe_problem(
+            folder, name, {"sha256": layer["digest"][7:], "size": layer["size"]}
+        )
         for name, layer in layers.items()
     )
 
@@ -166,7 +168,7 @@ def _differs(folder: Path, layers: dict[str, Json]) -> bool:
 def _fetch(place: Releases, layers: dict[str, Json], folder: Path) -> int:
     """Fetch every file into the folder, equal files once; return the bytes received now."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, _ in [*verify.entries(folder)]:
+    for name, _ in [*verify.list_entries(folder)]:
         if name not in layers:
             (folder / name).unlink()
     for path in sorted(folder.rglob("*"), reverse=True):

@@ -22,13 +22,13 @@ from optimizer.publish.attachments import (
     REPORT,
     SIGNATURE,
     Attachment,
-    belongs,
-    beside,
+    attachment_path,
+    names_bundle,
 )
 from optimizer.publish.environments.history import SUFFIX
 from optimizer.publish.hubs.folders import BundleFolder, Folders, attachment_name
 from optimizer.publish.model_pack import Artifact, build_artifact, build_referrer
-from optimizer.publish.registries.place import EMPTY, Json, Place, descriptor
+from optimizer.publish.registries.place import EMPTY, Json, Place, describe
 from optimizer.publish.same_model import check_same_model
 
 
@@ -61,7 +61,7 @@ def push(
     bundle; see Place for other errors.
     """
     manifest = read_manifest(bundle)
-    _, differences = verify.problems(bundle)
+    _, differences = verify.list_problems(bundle)
     if differences:
         raise BundleError(
             f"not published, because it differs from its manifest: {differences[0]}",
@@ -102,9 +102,9 @@ def _write(
     """Write everything but the tag; return the bytes sent, and the bytes that the place had."""
     sent, shared = send(place, bar(packed.blobs, "publish"))
     place.write_manifest(packed.manifest)
-    subject = descriptor(packed.manifest)
+    subject = describe(packed.manifest)
     for attachment, data in attached:
-        blob = Blob.of(data)
+        blob = Blob.describe(data)
         more, same = send(place, (EMPTY, blob))
         sent, shared = sent + more, shared + same
         name = f"{label}{attachment.suffix}"
@@ -128,7 +128,7 @@ def send(place: Place, blobs: Iterable[Blob]) -> tuple[int, int]:
 def read_attachments(bundle: Path) -> list[tuple[Attachment, bytes]]:
     """Return (kind, bytes) of each attachment of the folder that exists, and of its report. Raises
     BundleError for an attachment of another bundle, e.g. from before a rebuild."""
-    pairs = [(a, beside(bundle, a)) for a in ATTACHMENTS]
+    pairs = [(a, attachment_path(bundle, a)) for a in ATTACHMENTS]
     pairs.append((REPORT, bundle / "report.html"))
     attached = []
     for attachment, file in pairs:
@@ -137,7 +137,7 @@ def read_attachments(bundle: Path) -> list[tuple[Attachment, bytes]]:
         if file.stat().st_size > verify.LARGEST:
             raise BundleError(f"the file is above {verify.LARGEST:,} bytes", where=str(file))
         data = file.read_bytes()
-        if not belongs(attachment, data, bundle):
+        if not names_bundle(attachment, data, bundle):
             command = "sign" if attachment is SIGNATURE else "attest"
             raise BundleError(
                 "the file belongs to another bundle than this folder",
@@ -173,6 +173,6 @@ def _check_tag(place: Place | Folders, tag: str, digest: str, replace: bool) -> 
     return before
 
 
-def as_document(receipt: Receipt, address: str) -> Json:
+def build_document(receipt: Receipt, address: str) -> Json:
     """Return the document that `optimize publish --json` prints."""
     return {"exit_code": 0, "address": address, **vars(receipt), "attached": [*receipt.attached]}

@@ -13,7 +13,7 @@ from optimizer.harness.errors import BundleError
 from optimizer.harness.trust import verify
 from optimizer.publish.environments.history import SUFFIX
 from optimizer.publish.model_pack import read_layers
-from optimizer.publish.registries.place import Json, Releases, document
+from optimizer.publish.registries.place import Json, Releases, parse_document
 from optimizer.publish.small_files import fetch_small
 
 MOST = 20  # bundles that a new one is compared with
@@ -21,7 +21,7 @@ TOKENIZER = "tokenizer/tokenizer.json"
 Manifest = Mapping[str, Any]
 
 
-def differences(old: Manifest, new: Manifest) -> list[str]:
+def list_differences(old: Manifest, new: Manifest) -> list[str]:
     """Return "task A, and B there" for each part of the model that differs."""
     parts = {
         "task": [m["contract"]["task"] for m in (new, old)],
@@ -63,7 +63,7 @@ def check_same_model(place: Releases, digest: str, manifest: Manifest) -> None:
         if data is None or digest_of(data) == digest:
             return
         try:
-            differ = differences(_read(place, data, tag), manifest)
+            differ = list_differences(_read(place, data, tag), manifest)
         except (BundleError, KeyError, TypeError, AttributeError):  # not a bundle, or damaged
             continue
         if not differ:
@@ -82,4 +82,4 @@ def check_same_model(place: Releases, digest: str, manifest: Manifest) -> None:
 def _read(place: Releases, data: bytes, where: str) -> Json:
     """Fetch the manifest.json of a bundle; data: bytes of its ModelPack manifest."""
     layer = read_layers(data, where)[verify.MANIFEST]
-    return document(fetch_small(place, layer, where), where)
+    return parse_document(fetch_small(place, layer, where), where)

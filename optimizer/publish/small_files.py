@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from optimizer.foundation.buckets.blob import digest_of
 from optimizer.harness.errors import BundleError
-from optimizer.harness.process.temporary import temporary_folder
+from optimizer.harness.process.temporary import make_temporary_folder
 from optimizer.harness.trust import verify
 from optimizer.publish.registries.place import Json, Releases
 
@@ -15,7 +15,7 @@ def fetch_small(place: Releases, layer: Json, where: str) -> bytes:
     """Return a blob's bytes; BundleError for a wrong digest or above verify.LARGEST bytes."""
     if layer["size"] > verify.LARGEST:
         raise BundleError(f"{layer['size']:,} bytes where a small file is expected", where=where)
-    with temporary_folder("pull") as folder:
+    with make_temporary_folder("pull") as folder:
         file = folder / "blob"
         place.receive(layer["digest"], layer["size"], file)
         data = file.read_bytes()

@@ -122,6 +122,6 @@ def publish(
         say(f"publish: {done[-1].text}")
     note = {"version": version, "published": [p.as_dict() for p in done if p.receipt]}
     if addresses:
-        with atomic.disk_errors_explained(bundle.parent, "--artifacts"):
+        with atomic.explain_disk_errors(bundle.parent, "--artifacts"):
             atomic.write(bundle.with_name(f"{bundle.name}{NOTE}"), json.dumps(note).encode())
     return tuple(done)

@@ -18,7 +18,7 @@ from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import ValidationError
 
-from optimizer.foundation.errors import InputError, OptimizeError, RecipeError, closest, joined
+from optimizer.foundation.errors import InputError, OptimizeError, RecipeError, join, suggest
 from optimizer.foundation.reading import reading
 from optimizer.foundation.yaml_lines import DEPTH, Lines, read_value, read_yaml
 from optimizer.recipe.compression import methods
@@ -67,7 +67,7 @@ def read_with_lines(path: Path, overrides: Sequence[str] = ()) -> tuple[Recipe, 
             errors = [_explain(problem, lines, document) for problem in problems[:LISTED]]
             if problems[LISTED:]:
                 errors.append(RecipeError(f"{len(problems) - LISTED} more errors", where=str(path)))
-            error = joined(errors)
+            error = join(errors)
             assert error is not None
             raise error from None
     return recipe, lines
@@ -316,7 +316,7 @@ def _explain(problem: Any, lines: Lines, document: dict[str, Any]) -> RecipeErro
             return RecipeError(f"this key was renamed to {now}", where=where, accepted=now)
         known = sorted((f.alias or n) for n, f in section.model_fields.items() if not f.exclude)
         return RecipeError(
-            f"unknown key{closest(str(loc[-1]), known)}",
+            f"unknown key{suggest(str(loc[-1]), known)}",
             where=where,
             accepted=", ".join(known),
         )
@@ -328,7 +328,7 @@ def _explain(problem: Any, lines: Lines, document: dict[str, Any]) -> RecipeErro
     message = problem["msg"].removeprefix("Input should be ")
     hint = ""
     if problem["type"] == "literal_error" and isinstance(problem["input"], str):
-        hint = closest(problem["input"], _words(problem.get("ctx", {}).get("expected", "")))
+        hint = suggest(problem["input"], _words(problem.get("ctx", {}).get("expected", "")))
     word = problem["type"] == "string_type" and isinstance(problem["input"], int | float)
     quoted = "Put it in quotes if it is meant as text." if word else ""
     return RecipeError(f"{value[:80]} was found{hint}", where=where, accepted=message, fix=quoted)

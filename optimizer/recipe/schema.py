@@ -154,7 +154,7 @@ class Recipe(Section):
     @classmethod
     def _metric_suits_the_task(cls, section: Validate, info: ValidationInfo) -> Validate:
         if "model" in info.data:
-            task = tasks.task(info.data["model"].task)
+            task = tasks.find_task(info.data["model"].task)
             check_metric(task, section)
             check_timing(task, section.latency)
         return section
@@ -180,7 +180,7 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _sections_suit_the_task(self) -> Recipe:
-        generates = tasks.task(self.model.task).generates
+        generates = tasks.find_task(self.model.task).generates
         specs = self.data_specs
         composition.check_of_files(self.model)
         composition.check_inputs(self.model.task, specs)
@@ -202,22 +202,22 @@ class Recipe(Section):
             if present and not generates:
                 raise ValueError(
                     f"{section.rstrip('_')}.{present[0]} belongs to task "
-                    f"{', '.join(tasks.generating())}, and the task is {self.model.task}"
+                    f"{', '.join(tasks.list_generating())}, and the task is {self.model.task}"
                 )
         for method in self.quantize.of_kind("model-tuning") if not generates else ():
             raise ValueError(
                 f"quantize.methods: {method.name} learns from the next tokens of a head over the "
-                f"vocabulary, so it belongs to task {', '.join(tasks.generating())}; the task is "
-                f"{self.model.task}"
+                f"vocabulary, so it belongs to task {', '.join(tasks.list_generating())}; the task "
+                f"is {self.model.task}"
             )
         if self.calibrate is not None and self.calibrate.generated and not generates:
-            others = ", ".join(tasks.generating())
+            others = ", ".join(tasks.list_generating())
             raise ValueError(f"calibrate.generated: only task {others} generates text; remove it")
         if self.embeddings is not None:
-            embeddings.check(self.embeddings, tasks.task(self.model.task), self.calibrate)
+            embeddings.check(self.embeddings, tasks.find_task(self.model.task), self.calibrate)
         if generates and self.validate_.min_cosine is not None:
             raise ValueError("validate.min_cosine is for embeddings; use max_kl or min_top1")
-        if tasks.task(self.model.task).fills and self.validate_.min_cosine is not None:
+        if tasks.find_task(self.model.task).fills and self.validate_.min_cosine is not None:
             raise ValueError("validate.min_cosine is for embeddings; use metric agreement")
         return self
 
@@ -226,13 +226,13 @@ class Recipe(Section):
         names = ("answers", "aggregation", "zero_shot", "max_active_dims", "template")
         present = [name for name in names if getattr(self.model, name) is not None]
         others = [name for name in ("reduce", "qat", "slo") if getattr(self, name) is not None]
-        answers.check(tasks.task(self.model.task), present, others)
-        answers.check_zero_shot(tasks.task(self.model.task), self.model.zero_shot)
+        answers.check(tasks.find_task(self.model.task), present, others)
+        answers.check_zero_shot(tasks.find_task(self.model.task), self.model.zero_shot)
         return self
 
     @model_validator(mode="after")
     def _texts_suit_the_task(self) -> Recipe:
-        embeddings.check_texts(self.texts, tasks.task(self.model.task), self.model.normalize)
+        embeddings.check_texts(self.texts, tasks.find_task(self.model.task), self.model.normalize)
         try:
             _ = self.side_of_texts
         except ValidationError as e:
@@ -245,7 +245,7 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _serving_suits_the_task(self) -> Recipe:
         sections = {"serve": self.serve, "slo": self.slo}
-        serving.check(tasks.task(self.model.task), self.targets, sections)
+        serving.check(tasks.find_task(self.model.task), self.targets, sections)
         if (
             self.slo is not None
             and self.slo.data is not None

@@ -139,13 +139,13 @@ def check(
             )
     serve = sections.get("serve")
     workers = serve.workers if isinstance(serve, Serve) else None
-    parallel = any(t.runs_on in table.of(t.runtime).reentrant for t in targets)
+    parallel = any(t.runs_on in table.look_up(t.runtime).reentrant for t in targets)
     if workers and workers > 1 and not parallel:
         raise ValueError(
             f"serve.workers is {workers}, and no target runs several batches at once; remove it, "
             "or add a target such as {runtime: onnxruntime, device: cpu}"
         )
-    if sections.get("slo") is not None and not any(table.of(t.runtime).runs for t in targets):
+    if sections.get("slo") is not None and not any(table.look_up(t.runtime).runs for t in targets):
         raise ValueError(
             "slo is measured on the bundle's server, and the harness runs none of the targets; "
             "remove it, or add a target such as {runtime: onnxruntime, device: cpu}"

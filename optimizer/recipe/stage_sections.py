@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from optimizer.foundation.errors import closest
+from optimizer.foundation.errors import suggest
 from optimizer.foundation.sections.fields import Device, Gigabytes
 from optimizer.foundation.sections.section import Section
 from optimizer.harness import tasks
@@ -26,16 +26,16 @@ from optimizer.recipe.validate import Latency, Validate
 def _task(name: str) -> tasks.Task:
     """Return the record of a task. Raises ValueError for an unknown one."""
     try:
-        return tasks.task(name)
+        return tasks.find_task(name)
     except KeyError:
-        known = tasks.names()
+        known = tasks.list_names()
         raise ValueError(
-            f"{name!r} is not a task{closest(name, known)} Accepted: {', '.join(known)}"
+            f"{name!r} is not a task{suggest(name, known)} Accepted: {', '.join(known)}"
         ) from None
 
 
 def _list_tasks(schema: dict[str, Any]) -> None:
-    schema["enum"] = tasks.names()
+    schema["enum"] = tasks.list_names()
 
 
 Task = Annotated[

@@ -17,8 +17,8 @@ from pydantic import (
 from pydantic.functional_serializers import WrapSerializer
 from pydantic.functional_validators import WrapValidator
 
-from optimizer.foundation.errors import closest
-from optimizer.foundation.references import from_entry_point, offered
+from optimizer.foundation.errors import suggest
+from optimizer.foundation.references import list_entry_points, load_entry_point
 from optimizer.recipe.targets import GROUP, SECTIONS, TargetSection
 
 
@@ -30,7 +30,7 @@ def section_of(runtime: str) -> type[TargetSection]:
     """
     if runtime in SECTIONS:
         return SECTIONS[runtime]
-    record = from_entry_point(GROUP, runtime)
+    record = load_entry_point(GROUP, runtime)
     section = getattr(record, "section", None)
     named = getattr(record, "name", None) == runtime
     if not (named and isinstance(section, type) and issubclass(section, TargetSection)):
@@ -46,8 +46,8 @@ def _section(value: Any, known: ValidatorFunctionWrapHandler, info: ValidationIn
     try:
         section = section_of(name)
     except KeyError:
-        names = [*SECTIONS, *offered(GROUP)]
-        missing = f"runtime {name!r} is not known{closest(name, names)}"
+        names = [*SECTIONS, *list_entry_points(GROUP)]
+        missing = f"runtime {name!r} is not known{suggest(name, names)}"
         raise ValueError(
             f"{missing if name else 'runtime is missing'} (accepted: {', '.join(names)})"
         ) from None

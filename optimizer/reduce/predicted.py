@@ -130,7 +130,7 @@ def estimate(section: Reduction, reference: Shapes) -> Estimate:
         return Estimate(memory=LIBRARIES + 16 * largest, disk=written, seconds=5 + linear / 1e8)
     width = chosen.chosen != ("depth",) and chosen.importance != "magnitude"
     deep, gradients = "depth" in chosen.chosen, width and chosen.importance == "fisher"
-    generates = tasks.task(section.task).generates
+    generates = tasks.find_task(section.task).generates
     tokens, batch = calibrate.samples, calibrate.batch_size
     tokens, batch = tokens * calibrate.sequence_length, batch * calibrate.sequence_length
     full = tokens if generates else tokens / 2

@@ -115,7 +115,7 @@ def _sizes(recipe: Recipe, search: Search) -> tuple[float, ...]:
     goal = recipe.reduce.goal if recipe.reduce else None
     own = goal.keep if goal and goal.keep else 1.0
     sizes = _first(own, search.over.size or ())
-    if min(sizes) < 1 and tasks.task(recipe.model.task).generates:
+    if min(sizes) < 1 and tasks.find_task(recipe.model.task).generates:
         raise RecipeError(
             "the model generates text, and candidates of other sizes would be judged and timed "
             "with its KV cache",
@@ -154,7 +154,7 @@ def _targets(recipe: Recipe, search: Search) -> tuple[int, ...]:
             f"target {max(listed)} does not exist", where="search.over.targets", accepted=names
         )
     tried = range(count) if listed == "all" else listed
-    untimed = {i: targets.of(recipe.targets[i].runtime).untimed for i in tried}
+    untimed = {i: targets.look_up(recipe.targets[i].runtime).untimed for i in tried}
     if not search.timed:
         return tuple(tried)
     left = tuple(i for i in tried if not untimed[i])

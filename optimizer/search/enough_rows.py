@@ -34,7 +34,7 @@ def count(section: Validation, margin: float, base: Path, answered: Path) -> dic
     level = sequential.confirmation_error(1 - section.validate_.confidence, 1)
     every, train = read_rows(section, base)
     m = RunArtifacts(section, base, base, base, base, base)
-    task = tasks.of(m.contract)
+    task = tasks.look_up(m.contract)
 
     def unchanged(rows: list[Sample]) -> Decision:
         """Decide about a candidate with the float model's answers."""

@@ -81,7 +81,7 @@ def measure(recipe: Recipe, root: Root, seconds: float, price: float | None) -> 
     built = Workbench(recipe, root, first).build(first)
     base, target = built.artifacts.base.path, built.recipe.targets[0]
     contract = contracts.read(base / "contract.json")
-    task = tasks.of(contract)
+    task = tasks.look_up(contract)
     encoder = task.inputs.open(base / "checkpoint", contract)
     latency = built.recipe.validate_.latency
     cell = grid(latency, tasks.longest(contract))[0]
@@ -97,11 +97,11 @@ def measure(recipe: Recipe, root: Root, seconds: float, price: float | None) -> 
                     where=f"target {target.name}",
                 )
             system = graph_system(runner, contract, encoder)
-            rates = rates or table.rates_of(runner)
-            arrays = table.arrays_of(system, texts, cell)
+            rates = rates or table.measure_rates(runner)
+            arrays = table.build_arrays(system, texts, cell)
             profiles[name] = module_times.measure(runner, arrays, rates)
             if name == "modules":
-                document = table.of_system(system, texts, [cell], threads, seconds, price)
+                document = table.measure_system(system, texts, [cell], threads, seconds, price)
     say(f"measure: {built.recipe.name}: {document['cells'][0]['p50']:.3g} ms")
     document["rates"] = rates and rates.to_json()
     return {**document, **profiles, "form": _describe(built), "engine": target.name}
@@ -114,7 +114,7 @@ def _check_task(recipe: Recipe) -> None:
             where="search.over.size",
             fix="Search on the machine that the model is for.",
         )
-    if tasks.task(recipe.model.task).generates:
+    if tasks.find_task(recipe.model.task).generates:
         raise RecipeError(
             "times by module are those of one run, and the task generates text",
             where="model.task",

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optimizer.foundation import atomic
-from optimizer.foundation.errors import MachineError, StoreError, closest, of_the_system
+from optimizer.foundation.errors import MachineError, StoreError, explain_system_error, suggest
 from optimizer.foundation.process import library_settings
 from optimizer.foundation.progress import say
 from optimizer.harness.errors import ExplainedError
@@ -105,7 +105,7 @@ def _mark(store: Root) -> Iterator[Mark]:
     if isinstance(store, SharedStore):
         yield store, store.identity()
         return
-    with atomic.disk_errors_explained(store, "--store"):
+    with atomic.explain_disk_errors(store, "--store"):
         mark = store.resolve() / "search" / f"{uuid.uuid4().hex}.shared"
         mark.parent.mkdir(parents=True, exist_ok=True)
         atomic.write(mark, b"")
@@ -126,7 +126,7 @@ def _admitted(ray: Any, resources: Sequence[str]) -> list[Node]:
     ]
     if not admitted:
         known = sorted({name for node in nodes for name in _resources(node)})
-        near = "".join(closest(name, known) for name in names if name not in known)
+        near = "".join(suggest(name, known) for name in names if name not in known)
         named = "target" if names[-1] in MEMORY else names[-1]
         raise MachineError(
             f"no node of the Ray cluster has {' and '.join(map(repr, names))}{near}",
@@ -233,7 +233,7 @@ def _search(recipe: Recipe, mark: Mark, times: Table | None) -> Result | Explain
     except ExplainedError as e:
         return e
     except Exception as e:
-        if explained := of_the_system(e):
+        if explained := explain_system_error(e):
             return explained
         raise
 

@@ -94,7 +94,7 @@ class Progress:
             self._root.write(self._name, data)
             return
         file = self._root / self._name
-        with atomic.disk_errors_explained(file.parent, "--store"):
+        with atomic.explain_disk_errors(file.parent, "--store"):
             file.parent.mkdir(parents=True, exist_ok=True)
             atomic.write(file, data)
 

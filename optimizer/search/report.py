@@ -101,7 +101,7 @@ def text(result: Result, document: dict[str, Any]) -> str:
 
 def _rows(result: Result) -> str:
     """Name of the examples that are judged."""
-    return "windows" if tasks.task(result.recipe.model.task).generates else "rows"
+    return "windows" if tasks.find_task(result.recipe.model.task).generates else "rows"
 
 
 def _timed(result: Result) -> bool:
@@ -305,7 +305,7 @@ def _settings(result: Result) -> Card | None:
     trials = result.server.document["trials"]
     rows = tuple(
         (
-            line(tuned_server.as_text(trial["settings"])),
+            line(tuned_server.format_settings(trial["settings"])),
             *(
                 line("" if trial[name] is None else f"{trial[name]:.4g}")
                 for name in ("met", "missed")

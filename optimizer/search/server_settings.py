@@ -87,10 +87,10 @@ def sentence(document: Mapping[str, Any]) -> str:
     """
     best, trials = document["serve"], document["trials"]
     rate = f"{document['highest_rate']['met']:.4g} requests a second meet slo"
-    settings = tuned_server.as_text(best)
+    settings = tuned_server.format_settings(best)
     first = trials[0]["settings"]
     if all(best[name] == value for name, value in first.items()):
         return f"Server: {settings}; {rate}. No other settings that were tried are better."
     before = [t["met"] for t in trials if t["settings"] == first][-1]
     own = "none" if before is None else f"{before:.4g}"
-    return f"Server: {settings}; {rate}, with {tuned_server.as_text(first)} {own}."
+    return f"Server: {settings}; {rate}, with {tuned_server.format_settings(first)} {own}."

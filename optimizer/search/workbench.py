@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from optimizer import pipeline, targets
-from optimizer.foundation.errors import MachineError, StoreError, of_the_system
+from optimizer.foundation.errors import MachineError, StoreError, explain_system_error
 from optimizer.foundation.progress import say
 from optimizer.harness.errors import ExplainedError
 from optimizer.harness.shown import scrub
@@ -102,7 +102,7 @@ class Workbench:
             base = steps.get("recover") or steps.get("reduce") or steps["load"]
             parts = (base, steps["compress"], steps.get("export", base))
             artifacts = Artifacts(*parts, steps["lower"], steps["build"])
-            files = targets.of(recipe.targets[0].runtime).model_files(steps["lower"].path)
+            files = targets.look_up(recipe.targets[0].runtime).model_files(steps["lower"].path)
             size = sum(file.stat().st_size for file in files)
             engine = _read(steps["build"], "engine.json")
             if engine["deferred"]:
@@ -228,7 +228,7 @@ def why_refused(label: str, error: Exception) -> str:
         why, shown = error.problem, str(error)
     else:
         why = shown = f"{type(error).__name__}: {error}"
-    system = not isinstance(error, ExplainedError | MemoryError) and of_the_system(error)
+    system = not isinstance(error, ExplainedError | MemoryError) and explain_system_error(error)
     if isinstance(error, StoreError) or system:
         raise error
     say(f"search: {label}: {shown}")

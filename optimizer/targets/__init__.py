@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from optimizer.foundation.errors import RecipeError
-from optimizer.foundation.references import from_entry_point, offered
+from optimizer.foundation.references import list_entry_points, load_entry_point
 from optimizer.harness.runtimes.trt.products import PRODUCTS
 from optimizer.recipe.targets import (
     GROUP,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from optimizer.recipe.compression.quantize import Weights
     from optimizer.recipe.schema import Recipe
 
-__all__ = ["TARGETS", "Accepts", "BuildCost", "Kernels", "Target", "names", "of"]
+__all__ = ["TARGETS", "Accepts", "BuildCost", "Kernels", "Target", "list_names", "look_up"]
 
 ONNXRUNTIME = Target(
     name="onnxruntime",
@@ -204,31 +204,31 @@ TARGETS: dict[str, Target] = {
 }
 
 
-def of(name: str) -> Target:
+def look_up(name: str) -> Target:
     """Return the record of the runtime `name`. Raises KeyError for an unknown name, TypeError for
     an entry point that is not a Target of that name."""
     if name in TARGETS:
         return TARGETS[name]
-    record = from_entry_point(GROUP, name)
+    record = load_entry_point(GROUP, name)
     if not isinstance(record, Target) or record.name != name:
         raise TypeError(f"the entry point {name} of {GROUP} is not a Target of that name")
     return record
 
 
-def names() -> list[str]:
+def list_names() -> list[str]:
     """Return the names of all runtimes: those in TARGETS, then those of other distributions."""
-    return list(dict.fromkeys([*TARGETS, *offered(GROUP)]))
+    return list(dict.fromkeys([*TARGETS, *list_entry_points(GROUP)]))
 
 
-def loadable() -> Iterator[Target]:
-    """Yield every record, except those of other distributions that cannot be loaded; `of` raises
-    the reason where a recipe names one."""
-    for name in names():
+def load_all() -> Iterator[Target]:
+    """Yield every record, except those of other distributions that cannot be loaded; `look_up`
+    raises the reason where a recipe names one."""
+    for name in list_names():
         with suppress(ImportError, AttributeError, TypeError, RecipeError):
-            yield of(name)
+            yield look_up(name)
 
 
-def weight_blocks(recipe: Recipe) -> list[tuple[str, Weights]]:
+def list_weight_blocks(recipe: Recipe) -> list[tuple[str, Weights]]:
     """Return (path in the recipe, block) of every weights block, e.g. "quantize.weights"."""
     quantize = recipe.quantize
     schemes = [("quantize.weights", quantize.weights)]

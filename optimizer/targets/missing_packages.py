@@ -10,10 +10,10 @@ from typing import Any
 from optimizer import targets
 from optimizer.foundation.errors import MachineError
 from optimizer.foundation.progress import say
-from optimizer.harness.bundle.fit import objection
+from optimizer.harness.bundle.fit import find_objection
 from optimizer.harness.bundle.fit_columns import FitContext
 from optimizer.harness.runtimes import table
-from optimizer.harness.runtimes.machine import this_machine
+from optimizer.harness.runtimes.machine import describe_machine
 from optimizer.recipe.targets import TargetSection
 from optimizer.store import package_version
 
@@ -28,22 +28,22 @@ def check_target(section: TargetSection, at: str) -> None:
             where=at,
             fix=f"pip install {' '.join(absent)}",
         )
-    missing = not_judged(section)
+    missing = explain_unjudged(section)
     if missing and section.on_missing != "defer":
         fix = f"{_install(section)}, or set on_missing: defer to skip the judgement."
         raise MachineError(missing, where=at, fix=fix)
     if missing:
         say(f"{at}: {missing}; skipped (on_missing: defer)")
-    if section.on_missing != "defer" and (why := not_opened(section)):
+    if section.on_missing != "defer" and (why := explain_unopened(section)):
         fix = "Set on_missing: defer, to prove the model on the CPU and ship it unmeasured."
         raise MachineError(why, where=at, fix=fix)
 
 
-def not_opened(section: TargetSection) -> str:
+def explain_unopened(section: TargetSection) -> str:
     """Return the reason why this machine cannot open the lowered model of a target for another
     device than the CPU; "" where it can, and for targets with engine files, which defer by
     themselves."""
-    runtime = table.of(section.runtime)
+    runtime = table.look_up(section.runtime)
     if section.device == "cpu" or not runtime.runs or runtime.engine_files:
         return ""
     entry: dict[str, Any] = {
@@ -54,12 +54,12 @@ def not_opened(section: TargetSection) -> str:
         "deferred": False,
         "fit": {},
     }
-    return objection(FitContext(entry, this_machine(), frozenset(), None))
+    return find_objection(FitContext(entry, describe_machine(), frozenset(), None))
 
 
-def not_judged(section: TargetSection) -> str:
+def explain_unjudged(section: TargetSection) -> str:
     """Return the reason why this machine cannot judge the lowered model of a target, or ""."""
-    missing = [p for p in targets.of(section.runtime).judged_by if package_version(p) is None]
+    missing = [p for p in targets.look_up(section.runtime).judged_by if package_version(p) is None]
     if not missing:
         return ""
     are = "is" if len(missing) == 1 else "are"
@@ -70,7 +70,7 @@ def not_judged(section: TargetSection) -> str:
 
 
 def _install(section: TargetSection) -> str:
-    target = targets.of(section.runtime)
+    target = targets.look_up(section.runtime)
     extra = target.extras.get(section.runs_on)
     packages = f"'optimize-toolchain[{extra}]'" if extra else " ".join(target.judged_by)
     return f"pip install {packages}"

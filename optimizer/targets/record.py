@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.foundation.references import record_code
-from optimizer.foundation.source_digest import source_digest
+from optimizer.foundation.source_digest import digest_sources
 from optimizer.recipe.targets import GROUP, TargetSection
 
 GROUPS = (16, 32, 64, 128, 256)  # default of Accepts.group_sizes
@@ -170,5 +170,5 @@ class Target:
         """Return {"code of MODULE": digest, ...} of the functions in the fields `parts`."""
         references = [str(getattr(self, part)) for part in parts]
         modules = sorted({r.partition(":")[0] for r in references if r})
-        digests = {f"code of {m}": source_digest(m, own=True) for m in modules}
+        digests = {f"code of {m}": digest_sources(m, own=True) for m in modules}
         return digests | record_code(GROUP, self.name)

@@ -97,9 +97,9 @@ class RatioQuestion:
     per_round: int = 1
 
     @classmethod
-    def of(cls, limit: float, iterations: int) -> RatioQuestion:
+    def share_rounds(cls, limit: float, iterations: int) -> RatioQuestion:
         """Let the openings of the first look share `iterations` rounds, an even number each: the
-        order of systems is reversed in every second round (bench.order_of)."""
+        order of systems is reversed in every second round (bench.order_systems)."""
         return cls(limit, 2 * math.ceil(iterations / (2 * OPENINGS)))
 
     def first(self, iterations: int, confidence: float | None) -> int:  # noqa: ARG002

@@ -71,7 +71,7 @@ def _trace(chosen: Sequence[Sequence[int]], ends: Sequence[int]) -> tuple[int, .
     return tuple(reversed(picked))
 
 
-def times_of(cells: Sequence[Mapping[str, float]], batch: int, where: str) -> Cost:
+def interpolate_times(cells: Sequence[Mapping[str, float]], batch: int, where: str) -> Cost:
     """Return the cost of a row from measured times: those of the largest measured batch up to
     `batch`, linear between two sequences, and below the shortest one that one's.
 

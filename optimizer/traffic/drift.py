@@ -23,7 +23,7 @@ Compared = tuple[str, Mapping[Any, int], Mapping[Any, int], bool]
 """(what is compared, of the server, of the bundle, bins are ordered)"""
 
 
-def document(
+def build_document(
     manifest: Mapping[str, Any],
     report: Mapping[str, Any],
     metrics: Exposition,
@@ -74,7 +74,7 @@ def _compared(
             bins = {int(bound): count for bound, count in recorded.items()}
             _check_bounds(bins, metrics, of_model)
             yield f"tokens per row, {place}", lengths, bins, True
-    labels = metrics.by_label(ANSWERS, "label", of_model)
+    labels = metrics.count_by_label(ANSWERS, "label", of_model)
     recorded = (report.get("quality") or {}).get("labels")
     if labels and recorded:
         yield "labels of answers, validate.data", labels, recorded, False
@@ -99,7 +99,7 @@ def _most(served: Mapping[Any, int], recorded: Mapping[Any, int]) -> dict[str, A
 WORDS = {"fail": "drift", "pass": "no drift", "inconclusive": "too few rows to tell"}
 
 
-def text(document: Mapping[str, Any]) -> str:
+def format_document(document: Mapping[str, Any]) -> str:
     """Return a line per comparison, and the verdict."""
     lines = [_line(result, document["least"]) for result in document["compared"]]
     return "\n".join([*lines, f"drift: {document['verdict']}"])

@@ -103,7 +103,7 @@ class Exposition:
             if sample == f"{name}_bucket" and labels.items() <= own.items() and "le" in own
         }
 
-    def by_label(self, name: str, label: str, labels: Labels) -> Mapping[str, int]:
+    def count_by_label(self, name: str, label: str, labels: Labels) -> Mapping[str, int]:
         """{value of a label: number} of a counter."""
         return self._sums(name, label, labels)
 

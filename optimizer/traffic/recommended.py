@@ -16,7 +16,7 @@ from optimizer.foundation.progress import say
 from optimizer.harness.bounds import fewest
 from optimizer.measure import table
 from optimizer.recipe.serving import Slo, mean_requests
-from optimizer.traffic.buckets import Buckets, Cost, times_of
+from optimizer.traffic.buckets import Buckets, Cost, interpolate_times
 from optimizer.traffic.requests import Traffic
 
 WINDOW = 60.0  # seconds of the window whose rate is recommended; a choice
@@ -31,7 +31,7 @@ def quantile(counts: Mapping[Value, float], percent: float) -> Value:
     return values[int(np.argmax(share >= percent / 100 - 1e-12))]
 
 
-def rates(instants: Sequence[float]) -> dict[str, float] | None:
+def measure_rates(instants: Sequence[float]) -> dict[str, float] | None:
     """{mean, busiest, window}: requests per second, the busiest over any `window` seconds; None for
     fewer than two distinct instants."""
     span = instants[-1] - instants[0] if instants else 0.0
@@ -42,7 +42,7 @@ def rates(instants: Sequence[float]) -> dict[str, float] | None:
     return {"mean": (len(instants) - 1) / span, "busiest": most / window, "window": window}
 
 
-def cost_of(traffic: Traffic, times: tuple[Path, Path | None] | None) -> tuple[Cost, str]:
+def choose_cost(traffic: Traffic, times: tuple[Path, Path | None] | None) -> tuple[Cost, str]:
     """(cost of a row by its length, its origin): the times of a table, else the number of tokens.
     times: file of the table, and the public key that must have signed it"""
     if times is None:
@@ -53,10 +53,10 @@ def cost_of(traffic: Traffic, times: tuple[Path, Path | None] | None) -> tuple[C
     if traffic.model and of != traffic.model:
         say(f"warning: {file} has the times of {of}, and the requests are to {traffic.model}")
     batch = quantile(traffic.batches, 50) if traffic.batches else 1
-    return times_of(measured["cells"], batch, str(file)), f"the times of {file}"
+    return interpolate_times(measured["cells"], batch, str(file)), f"the times of {file}"
 
 
-def document(
+def build_document(
     traffic: Traffic, choices: Sequence[Buckets], costs: str, where: str
 ) -> dict[str, Any]:
     """Return the document of `--json`. choices: best buckets of each number. costs: their origin"""
@@ -88,7 +88,7 @@ def document(
         "buckets": [{"lengths": list(b.lengths), "cost": b.cost} for b in choices],
         "shapes": shapes,
         "latency": latency,
-        "rate": rates(traffic.instants),
+        "rate": measure_rates(traffic.instants),
         "slo": _slo(traffic),
     }
 
@@ -96,7 +96,7 @@ def document(
 def _slo(traffic: Traffic) -> dict[str, float] | None:
     """Section `slo`: the busiest rate, the 99th percentile of these requests, and the seconds that
     bound one; None without instants or times."""
-    rate = rates(traffic.instants)
+    rate = measure_rates(traffic.instants)
     if rate is None or not traffic.milliseconds:
         return None
     busiest = max(float(f"{rate['busiest']:.4g}"), 0.01)
@@ -106,7 +106,7 @@ def _slo(traffic: Traffic) -> dict[str, float] | None:
     return {"rate": busiest, "p99_ms": p99, "seconds": seconds}
 
 
-def text(document: Mapping[str, Any]) -> str:
+def format_document(document: Mapping[str, Any]) -> str:
     """Return a YAML fragment for a recipe, whose comments have the figures."""
     of_model = f" to {document['model']}" if document["model"] else ""
     lines = [

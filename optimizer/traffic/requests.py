@@ -56,20 +56,20 @@ def read(text: str, where: str, model: str = "") -> Traffic:
     where: name of the file, for messages
     """
     if text.startswith(("# HELP ", "# TYPE ")):
-        return _of_metrics(Exposition.parse(text, where), model)
+        return _read_metrics(Exposition.parse(text, where), model)
     left_out: Counter[str] = Counter()
     entries = [e for e in _entries(text, where, left_out) if _concerns_a_model(e)]
     names = sorted({str(e["model"]) for e in entries if e.get("model")})
     if model and model not in names:
-        raise _of_no_model(names, where, f"no request is to model {model}")
+        raise _report_no_model(names, where, f"no request is to model {model}")
     if len(names) > 1 and not model:
-        raise _of_no_model(names, where, "requests are to several models")
+        raise _report_no_model(names, where, "requests are to several models")
     entries = [e for e in entries if not model or e.get("model") == model]
-    traffic = _of_entries(entries, where, left_out)
+    traffic = _read_entries(entries, where, left_out)
     return Traffic(**{**vars(traffic), "model": model or "".join(names)})
 
 
-def _of_no_model(names: Sequence[str], where: str, problem: str) -> DataError:
+def _report_no_model(names: Sequence[str], where: str, problem: str) -> DataError:
     return DataError(
         problem, where=where, accepted=", ".join(names) or "none", fix="Name one with --model."
     )
@@ -99,7 +99,7 @@ def _concerns_a_model(entry: Mapping[str, Any]) -> bool:
     return status in REFUSED or (status in ANSWERED and bool({"length", "lengths"} & set(entry)))
 
 
-def _of_entries(entries: Iterable[dict[str, Any]], where: str, left_out: Counter[str]) -> Traffic:
+def _read_entries(entries: Iterable[dict[str, Any]], where: str, left_out: Counter[str]) -> Traffic:
     lengths: Counter[int] = Counter()
     batches: Counter[int] = Counter()
     instants, milliseconds, new = list[float](), list[float](), list[float]()
@@ -176,7 +176,7 @@ def _seconds(value: Any, at: str) -> float:
         ) from None
 
 
-def _of_metrics(metrics: Exposition, model: str) -> Traffic:
+def _read_metrics(metrics: Exposition, model: str) -> Traffic:
     named = metrics.of_model(LENGTHS, model)
     lengths = metrics.counts(LENGTHS, named)
     if not lengths:

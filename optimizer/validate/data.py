@@ -34,7 +34,7 @@ def read_data(section: Validation, source: Path, contract: Contract) -> dict[str
     """Read the rows of every set, conversations as texts. Raises DataError where a row of one
     purpose occurs in another; a model may learn from the texts of validate.train, which judge
     nothing, and adapters may be judged on the same texts. source: folder of load"""
-    task = tasks.of(contract)
+    task = tasks.look_up(contract)
     tokenizer = load_tokenizer(source / "checkpoint", contract) if contract.tokenizer else None
     ids = tokenizer.ids if tokenizer else None
     read = {n: samples(spec) for n, spec in specs(section).items()}
@@ -61,7 +61,7 @@ def check_windows(
 ) -> None:
     """Raise DataError where the texts that validate computes perplexity on do not fill one window.
     data: rows by their place in the recipe"""
-    if not tasks.of(contract).generates:
+    if not tasks.look_up(contract).generates:
         return
     for place in (name for name in data if name.startswith(JUDGED)):
         try:

@@ -16,7 +16,7 @@ from torch import nn
 
 from optimizer.harness.contract import Contract, Generation
 from optimizer.harness.inputs import kv_cache
-from optimizer.harness.tasks.text_generation import next_arrays
+from optimizer.harness.tasks.text_generation import build_step_arrays
 from optimizer.validate.ledger.distance import Array
 
 Cache = dict[str, Array]
@@ -31,7 +31,7 @@ class Decoder(Protocol):
 
 def empty_cache(made_of: Generation, batch: int) -> Cache:
     shape = (batch, made_of.kv_heads, 0, made_of.head_dim)
-    return {name: np.zeros(shape, np.float32) for name, _ in kv_cache.names(made_of.layers)}
+    return {name: np.zeros(shape, np.float32) for name, _ in kv_cache.list_names(made_of.layers)}
 
 
 class OnnxDecoder:
@@ -44,8 +44,8 @@ class OnnxDecoder:
     def step(self, ids: Array, mask: Array, cache: Cache | None) -> tuple[Array, Cache]:
         past_cache = empty_cache(self._made_of, len(ids)) if cache is None else cache
         past = {n: past_cache[n].astype(k, copy=False) for n, k in self._kinds.items()}
-        outputs = self._runner.infer({**next_arrays(self._contract, ids, mask), **past})
-        names = kv_cache.names(self._made_of.layers)
+        outputs = self._runner.infer({**build_step_arrays(self._contract, ids, mask), **past})
+        names = kv_cache.list_names(self._made_of.layers)
         return outputs["logits"], {past: outputs[present] for past, present in names}
 
 
@@ -57,7 +57,7 @@ class TorchDecoder:
         self._device = next(model.parameters()).device
 
     def step(self, ids: Array, mask: Array, cache: Cache | None) -> tuple[Array, Cache]:
-        arrays = next_arrays(self._contract, ids, mask)
+        arrays = build_step_arrays(self._contract, ids, mask)
         tensors = {
             n: torch.from_numpy(np.ascontiguousarray(a)).to(self._device) for n, a in arrays.items()
         }
@@ -80,7 +80,7 @@ def cache_of(transformers_cache: Any) -> Cache:
     """{name of the graph's input: array} of transformers' cache, in float32."""
     pairs = [(layer.keys, layer.values) for layer in transformers_cache.layers]
     flat = [t.detach().float().cpu().numpy() for pair in pairs for t in pair]
-    names = [past for past, _ in kv_cache.names(len(pairs))]
+    names = [past for past, _ in kv_cache.list_names(len(pairs))]
     return dict(zip(names, flat, strict=True))
 
 

@@ -98,8 +98,8 @@ def estimate(section: Validation, shapes: Shapes) -> Estimate:
         vocabulary = max((max(s) for s in shapes.values()), default=0)
         logits = (AHEAD + 2) * 4 * settings.sequence_length * vocabulary
         memory = max(memory, LIBRARIES + logits)
-        if latency.time_float and not targets.of(section.target.runtime).untimed:
-            floats, cost = _session(shapes, elements), targets.of(section.target.runtime).cost
+        if latency.time_float and not targets.look_up(section.target.runtime).untimed:
+            floats, cost = _session(shapes, elements), targets.look_up(section.target.runtime).cost
             timed = LIBRARIES + floats + round(cost.copies * lowered_bytes(shapes, 4))
             memory = max(memory, timed)
             comments.append(

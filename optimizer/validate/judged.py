@@ -32,7 +32,7 @@ from optimizer.harness.contract import adapter_file
 from optimizer.harness.inputs.boxes.boxed_image import Boxed
 from optimizer.harness.inputs.tensors import Row
 from optimizer.harness.runtimes import table
-from optimizer.harness.trust.verify import judged_settings
+from optimizer.harness.trust.verify import digest_judged_settings
 from optimizer.store import digest_file
 from optimizer.validate import target_runner
 from optimizer.validate.run_artifacts import RunArtifacts
@@ -57,7 +57,7 @@ def record(
     if not why:
         some = _sample(m, rows)
         with closing(target_runner.open_engine(m)) as runner:
-            answers = replay.answers(m.contract, m.encoder, runner, some)
+            answers = replay.replay_answers(m.contract, m.encoder, runner, some)
         text = json.dumps({"rows": some, "answers": answers})
         (out / ANSWERS).write_text(text, encoding="utf-8")
     return {
@@ -83,11 +83,11 @@ def files(m: RunArtifacts, out: Path | None = None) -> dict[str, Any]:
         "fit": inspected.get("fit"),
     }
     return {
-        "model": _digests(targets.of(target.runtime).model_files(m.model)),
+        "model": _digests(targets.look_up(target.runtime).model_files(m.model)),
         "engine": _digests([m.engine / name for name in built if name]),
         "tokenizer": _digests([m.source / "checkpoint" / name for name in names]),
         **({"adapters": _digests(adapters)} if adapters else {}),
-        **judged_settings(contract, engine),
+        **digest_judged_settings(contract, engine),
     }
 
 
@@ -109,7 +109,7 @@ def files_of(m: RunArtifacts, runner: Any) -> dict[str, str] | None:
         return None
     if file.name == m.inspected.get("engine"):
         return _digests([file])
-    return _digests(targets.of(m.section.target.runtime).model_files(file.parent))
+    return _digests(targets.look_up(m.section.target.runtime).model_files(file.parent))
 
 
 def _digests(paths: Sequence[Path]) -> dict[str, str]:
@@ -120,7 +120,7 @@ def _why_not_answered(m: RunArtifacts) -> str:
     """Why no answers are recorded for `package` to compare the bundle's with, "" where they are:
     the harness does not run the runtime, this machine cannot, or the target is not on the CPU."""
     section = m.section.target
-    runtime = table.of(section.runtime)
+    runtime = table.look_up(section.runtime)
     if not runtime.runs:
         return f"the harness does not run {section.runtime}" + (
             f", which {runtime.served_by} serves" if runtime.served_by else ""
@@ -129,8 +129,8 @@ def _why_not_answered(m: RunArtifacts) -> str:
 
 
 def _sample(m: RunArtifacts, rows: Sequence[Sample]) -> list[dict[str, Any]]:
-    """Choose ROWS rows of all sizes, as replay.answers takes them."""
-    task = tasks.of(m.contract)
+    """Choose ROWS rows of all sizes, as replay.replay_answers takes them."""
+    task = tasks.look_up(m.contract)
     ordered = sorted(rows, key=lambda r: task.inputs.extent(r.input))
     at = np.unique(np.linspace(0, len(ordered) - 1, ROWS).round().astype(int))
     chosen = [ordered[i] for i in at]

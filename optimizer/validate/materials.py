@@ -137,7 +137,7 @@ class Materials(RunArtifacts):
         settings = other or self.section.calibrate
         if settings is None:
             return
-        task = tasks.of(self.contract)
+        task = tasks.look_up(self.contract)
         rows = calibration_rows(settings, task)
         if task.calibration_items == "windows":
             cut_up = windows(rows, self.encoder, self.contract, settings.sequence_length)
@@ -158,7 +158,7 @@ class Materials(RunArtifacts):
         the two texts that differ most in length, and a full batch (of images a batch of eight).
         For a decoder also one text alone, from which every graph can continue."""
         count = len(self.batches)
-        alone = [0] if tasks.of(self.contract).generates else []
+        alone = [0] if tasks.look_up(self.contract).generates else []
         return sorted({*alone, min(1, count - 1), count // 2})
 
     def traces(
@@ -181,7 +181,7 @@ class Materials(RunArtifacts):
             one = self._traced(model, self.batches[i], modules)
             return one if i in kept else replace(one, outputs={})
 
-        return list(threads.each(traced, range(len(self.batches)), cores()))
+        return list(threads.map_in_threads(traced, range(len(self.batches)), cores()))
 
     def _traced(self, model: nn.Module, batch: Batch, modules: Collection[str] = ()) -> Trace:
         """Trace of a batch. Other threads may use the model: hooks are put on a copy."""
@@ -191,7 +191,7 @@ class Materials(RunArtifacts):
 
     def _trace_each(self, model: nn.Module, batches: Sequence[Batch]) -> list[Trace]:
         """Traces without inputs and outputs of modules."""
-        return list(threads.each(lambda b: self._traced(model, b), batches, cores()))
+        return list(threads.map_in_threads(lambda b: self._traced(model, b), batches, cores()))
 
     @cached_property
     def samples(self) -> Samples:
@@ -202,7 +202,7 @@ class Materials(RunArtifacts):
             self.sampled,
             self.outputs,
             self.compared,
-            tasks.of(self.contract).generates and self.section.target.export is not None,
+            tasks.look_up(self.contract).generates and self.section.target.export is not None,
             self.scratch,
         )
 
@@ -294,7 +294,7 @@ class Materials(RunArtifacts):
     def filters(self, module: str) -> ConvGeometry | None:
         """Geometry of a convolution; None for another module."""
         layer = self.float_model.get_submodule(module)
-        return ConvGeometry.of(layer) if isinstance(layer, nn.Conv2d) else None
+        return ConvGeometry.read(layer) if isinstance(layer, nn.Conv2d) else None
 
     def folded_bias(self, module: str) -> Tensor | None:
         """The bias of a linear module after folding and correction; None without one."""

@@ -22,7 +22,7 @@ from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.inputs import kv_cache
-from optimizer.harness.process.temporary import private_folder, temporary_folder
+from optimizer.harness.process.temporary import make_private_folder, make_temporary_folder
 from optimizer.model.architectures.architecture import family
 from optimizer.model.architectures.family_record import Family
 from optimizer.model.checkpoint.checkpoint import Checkpoint, open_checkpoint
@@ -81,8 +81,8 @@ class RunArtifacts:
     def work_folder(self) -> AbstractContextManager[Path]:
         """Empty folder for pieces of graphs, in `scratch`, and so on the disk of their weights."""
         if self.scratch is None:
-            return temporary_folder("ledger")
-        return private_folder(self.scratch, "optimize-ledger")
+            return make_temporary_folder("ledger")
+        return make_private_folder(self.scratch, "optimize-ledger")
 
     @cached_property
     def reference_model(self) -> nn.Module:
@@ -156,7 +156,7 @@ class RunArtifacts:
     @cached_property
     def encoder(self) -> Any:
         """Encoder of the kind of input: for texts the tokenizer."""
-        kind = tasks.of(self.contract).inputs
+        kind = tasks.look_up(self.contract).inputs
         return kind.open(self.source / "checkpoint", self.contract)
 
     @cached_property
@@ -231,10 +231,10 @@ class RunArtifacts:
     @property
     def cache_names(self) -> tuple[list[str], list[str]]:
         """(inputs, outputs) of the KV cache in a decoder's graph, besides the contract's."""
-        if not tasks.of(self.contract).generates:
+        if not tasks.look_up(self.contract).generates:
             return [], []
         layers = self.contract.decoder.layers
-        names = kv_cache.names(layers)
+        names = kv_cache.list_names(layers)
         return [past for past, _ in names], [present for _, present in names]
 
     @property

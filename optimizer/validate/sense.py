@@ -57,7 +57,7 @@ def measure_inputs(
     data: rows by their place in the recipe
     """
     contract = contracts.read(source / "contract.json")
-    kind, sense = tasks.of(contract).inputs, input_sense.of(contract)
+    kind, sense = tasks.look_up(contract).inputs, input_sense.of(contract)
     encoder = kind.open(source / "checkpoint", contract)
     sets: dict[str, Any] = {}
     of_reduce = section.reduce.calibrate if section.reduce else None
@@ -98,7 +98,7 @@ def check_reference(
         check_metric_can_be_lost(settings.metric, rows, baseline, settings.max_drop)
     if settings.metric == "agreement" and baseline.words is None:
         check_agreement_can_be_lost(baseline, settings.max_drop)
-    labelled = labelled_answers(settings.metric, tasks.of(m.contract), rows, baseline, train)
+    labelled = labelled_answers(settings.metric, tasks.look_up(m.contract), rows, baseline, train)
     unlabelled = None if labelled else measure_agreement(settings.metric, rows, baseline)
     names = m.contract.labels
     section = compare_with_chance(settings.metric, labelled, unlabelled, names, settings.confidence)
@@ -117,7 +117,7 @@ def check_comparison(
     place: path in the recipe of the rows
     """
     check_examples_differ(judged, quality["examples"], place)
-    if not tasks.of(m.contract).generates:
+    if not tasks.look_up(m.contract).generates:
         return {}
     section = judge_perplexity(quality, m.contract.decoder.vocabulary)
     print_warnings(section["warnings"])

@@ -54,7 +54,7 @@ from optimizer.foundation.atomic import remove
 from optimizer.foundation.progress import say
 from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
-from optimizer.harness.runtimes.machine import this_machine
+from optimizer.harness.runtimes.machine import describe_machine
 from optimizer.recipe.compression import methods
 from optimizer.recipe.schema import Validation
 from optimizer.reduce.learn.distill import texts
@@ -112,7 +112,7 @@ def run(
     beside: artifacts of the side of texts, for a model that embeds images and texts"""
     missing_packages.check_target(section.target, f"target {section.target.name}")
     contract = contracts.read(artifacts.base / "contract.json")
-    task = tasks.of(contract)
+    task = tasks.look_up(contract)
     data = read_data(section, artifacts.base, contract)
     inputs = select_inputs(data["validate.data"], task)
     clear(out)
@@ -247,7 +247,7 @@ def _judge_quality(
     if (
         note := ELSEWHERE
         if target_runner.why_not_run(m)
-        else targets.of(m.section.target.runtime).answered_by
+        else targets.look_up(m.section.target.runtime).answered_by
     ):
         for judged_on in (report["quality"], *report["also"].values()):
             judged_on["note"] = note
@@ -275,7 +275,7 @@ def _judge_speed(
     m: RunArtifacts, rows: Sequence[Sample], floats: float_baselines.FloatBaselines | None
 ) -> tuple[dict[str, Any], list[Gate]]:
     """(the report's `speed` section, its gates). rows: timed inputs; empty: neutral inputs."""
-    task, latency = tasks.of(m.contract), m.section.validate_.latency
+    task, latency = tasks.look_up(m.contract), m.section.validate_.latency
     texts = [alone(r, task) for r in rows] or task.inputs.neutral(m.contract)
     timing = generation_timing if task.generates else batch_timing
     section = timing.measure(m, texts, floats)
@@ -299,7 +299,7 @@ def one_torch_thread() -> Iterator[None]:
 
 
 def _machine() -> dict[str, Any]:
-    machine = this_machine()
+    machine = describe_machine()
     return {
         "cpu": machine.cpu,
         "cores": machine.cores,
@@ -347,11 +347,11 @@ def check_inputs(section: Validation, source: Path) -> None:
     compressed, and print warnings about them."""
     contract = contracts.read(source / "contract.json")
     data = read_data(section, source, contract)
-    encoder = tasks.of(contract).inputs.open(source / "checkpoint", contract)
+    encoder = tasks.look_up(contract).inputs.open(source / "checkpoint", contract)
     shared_rows.count(data, contract, encoder)
     evaluation.check(section.validate_, data, contract)
     check_windows(section, data, contract, encoder)
-    if tasks.of(contract).in_parts:
+    if tasks.look_up(contract).in_parts:
         answers.encode_parts(contract, encoder, data["validate.data"])
     search_stage.read(section, source, contract, data)
     if section.recovery:
@@ -409,7 +409,9 @@ def compare(
     else:
         metric = quality.compare(settings.metric, rows, *systems, fit_on, settings.confidence)
     cosines = None if widths.differ(m) else quality.cosines(*systems)
-    cosines = None if tasks.of(m.contract).fills else cosines  # of log-probabilities says nothing
+    cosines = (
+        None if tasks.look_up(m.contract).fills else cosines
+    )  # of log-probabilities says nothing
     one_number = all(text.size == 1 for text in systems[0].text)  # its cosine is 1 or -1
     decision, section = quality.judge(
         settings.metric,
@@ -461,12 +463,12 @@ def files(section: Validation) -> Mapping[str, str]:
     """Digests of every data set, of the code of the methods that the ledger runs again and of the
     code that opens and judges the target, and the machine: its times are valid on no other one."""
     return {
-        **targets.of(section.target.runtime).code("open", "hops"),
-        **(targets.of(section.texts.target.runtime).code("open") if section.texts else {}),
+        **targets.look_up(section.target.runtime).code("open", "hops"),
+        **(targets.look_up(section.texts.target.runtime).code("open") if section.texts else {}),
         **{name: digest(spec) for name, spec in specs(section).items()},
         **search_stage.digests(section),
         **methods.code(section.quantize.in_use, limits=True),
-        "machine": this_machine().key,
+        "machine": describe_machine().key,
     }
 
 

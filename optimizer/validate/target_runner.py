@@ -18,14 +18,14 @@ from optimizer.foundation.progress import say
 from optimizer.foundation.references import resolve
 from optimizer.harness import tasks
 from optimizer.harness.bundle.engines import Workshop, padded_sizes
-from optimizer.harness.bundle.fit import verdicts
+from optimizer.harness.bundle.fit import judge_engines
 from optimizer.harness.contract import Contract
 from optimizer.harness.runtimes.fitted import FittedRunner
-from optimizer.harness.runtimes.machine import this_machine
+from optimizer.harness.runtimes.machine import describe_machine
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.harness.runtimes.runner import Runner
 from optimizer.recipe.schema import TargetSection
-from optimizer.targets.missing_packages import not_judged
+from optimizer.targets.missing_packages import explain_unjudged
 from optimizer.validate.ledger.distance import Array
 from optimizer.validate.ledger.pieces import pieces
 from optimizer.validate.ledger.trace import Trace
@@ -38,15 +38,15 @@ def why_not_run(m: RunArtifacts) -> str:
     document, target = m.inspected, m.section.target
     if document.get("deferred"):
         return f"the engine was not built here: {document.get('why')}"
-    if not targets.of(target.runtime).engine_files:
+    if not targets.look_up(target.runtime).engine_files:
         return ""
-    (row,) = verdicts({"engines": [_engine_entry(m)]}, this_machine())
+    (row,) = judge_engines({"engines": [_engine_entry(m)]}, describe_machine())
     return "" if row.how == "load" else f"the {target.runtime} engine is not run here: {row.why}"
 
 
 def why_not_timed(m: RunArtifacts) -> str:
     """Explain why an engine that runs here is not timed; "" where it is."""
-    return targets.of(m.section.target.runtime).untimed
+    return targets.look_up(m.section.target.runtime).untimed
 
 
 def file_sizes(m: RunArtifacts) -> dict[str, int]:
@@ -54,7 +54,7 @@ def file_sizes(m: RunArtifacts) -> dict[str, int]:
     the files that a bundle holds of the lowered one."""
     graph = list(m.reference_graph.glob("model.onnx*"))
     float_files = graph or (m.reference / "checkpoint").iterdir()
-    files = targets.of(m.section.target.runtime).model_files(m.model)
+    files = targets.look_up(m.section.target.runtime).model_files(m.model)
     return {
         "float_bytes": sum(f.stat().st_size for f in float_files),
         "candidate_bytes": sum(f.stat().st_size for f in files),
@@ -64,8 +64,8 @@ def file_sizes(m: RunArtifacts) -> dict[str, int]:
 def why_not_answered(m: RunArtifacts) -> str:
     """Explain why the quality of the target cannot be measured here; "" where it can."""
     runtime = m.section.target.runtime
-    if targets.of(runtime).open:
-        return not_judged(m.section.target)
+    if targets.look_up(runtime).open:
+        return explain_unjudged(m.section.target)
     return (
         f"nothing here runs a model lowered for {runtime}, so no quality is measured; give its "
         "record in optimizer.targets an `open`"
@@ -75,13 +75,13 @@ def why_not_answered(m: RunArtifacts) -> str:
 def open_candidate(m: RunArtifacts, device: str) -> Any:
     """Open the runner that the target's record names (targets/__init__.py: open). It has infer and
     close. device: device of the lowered model, where that is opened."""
-    return resolve(targets.of(m.section.target.runtime).open)(m, device)
+    return resolve(targets.look_up(m.section.target.runtime).open)(m, device)
 
 
 def open_lowered(m: RunArtifacts, device: str) -> OrtRunner:
     """Open the lowered model in ONNX Runtime on `device`; a decoder whose steps a GPU replays takes
     its steps from the same buffers."""
-    kind = pieces.Graph if tasks.of(m.contract).generates else OrtRunner
+    kind = pieces.Graph if tasks.look_up(m.contract).generates else OrtRunner
     threads, fixed = m.section.target.intra_op_threads, _replays_graphs(m)
     runner = kind(m.model / "model.onnx", device=device, threads=threads, fixed=fixed)
     return runner.adapted(m.matrices)
@@ -94,7 +94,7 @@ def _replays_graphs(m: RunArtifacts) -> bool:
 
 def open_on_gpu_or_lowered(m: RunArtifacts, device: str) -> Any:
     """Open the model on a GPU as a bundle does, else the lowered model in ONNX Runtime."""
-    on_gpu = device != "cpu" and not tasks.of(m.contract).generates
+    on_gpu = device != "cpu" and not tasks.look_up(m.contract).generates
     return open_engine(m) if on_gpu else open_lowered(m, device)
 
 
@@ -136,12 +136,12 @@ def open_onnx(
 
 
 def _workshop(folder: Path, contract: Contract | None) -> Workshop:
-    return Workshop(folder, {"files": {}}, this_machine(), None, say, contract=contract)
+    return Workshop(folder, {"files": {}}, describe_machine(), None, say, contract=contract)
 
 
 def manifest_entry(section: TargetSection, model: Path) -> dict[str, Any]:
     """Describe an intact ONNX file as a manifest lists it."""
-    target = targets.of(section.runtime)
+    target = targets.look_up(section.runtime)
     return {
         "target": section.name,
         "runtime": section.runtime,
@@ -170,7 +170,7 @@ def _engine_entry(m: RunArtifacts) -> dict[str, Any]:
 def float_baselines(section: TargetSection) -> dict[str, TargetSection]:
     """{name in reports: target section} of each float baseline that the runtime offers here; the
     section itself, as "<runtime>-float", unless the runtime lists several."""
-    floats = targets.of(section.runtime).floats
+    floats = targets.look_up(section.runtime).floats
     sections: dict[str, TargetSection] = (
         resolve(floats)(section) if floats else {f"{section.runtime}-float": section}
     )
@@ -179,7 +179,7 @@ def float_baselines(section: TargetSection) -> dict[str, TargetSection]:
 
 def piece_opener(m: RunArtifacts) -> pieces.Opener:
     """Opener that runs pieces of the lowered graph in the built engine's kernels on a CPU."""
-    kernels = targets.of(m.section.target.runtime).kernels
+    kernels = targets.look_up(m.section.target.runtime).kernels
     if not kernels.open:
         return pieces.FUSED
     return pieces.Opener(resolve(kernels.open)(m), kernels.behind_quantizers)
@@ -202,7 +202,7 @@ def pieces_on_target(m: RunArtifacts) -> Callable[[Path], AbstractContextManager
 
 def fused_outputs(m: RunArtifacts, traces: Sequence[Trace]) -> list[dict[str, Array]]:
     """{output: array} of the uncut graph in the kernels of `piece_opener`, for each trace."""
-    if targets.of(m.section.target.runtime).kernels.open:
+    if targets.look_up(m.section.target.runtime).kernels.open:
         return engine_outputs(m, traces)
     opener = pieces.changed(pieces.FUSED, m.matrices)
     return m.in_files(pieces.run_graph(m.model / "model.onnx", traces, m.compared, opener))
@@ -220,7 +220,7 @@ def engine_outputs(
 def _open_with_every_output(m: RunArtifacts, device: str) -> Any:
     """Open the candidate so that it gives the outputs that the ledger compares: on a GPU a bundle
     computes the answer alone."""
-    ours = resolve(targets.of(m.section.target.runtime).open)
+    ours = resolve(targets.look_up(m.section.target.runtime).open)
     if ours is not open_on_gpu_or_lowered:
         return open_candidate(m, device)
     return open_padded(m, device) or open_lowered(m, device)
@@ -240,7 +240,7 @@ def open_padded(m: RunArtifacts, device: str) -> Runner | None:
 
 def _engine_runs(m: RunArtifacts) -> bool:
     """Tell if a runtime other than ONNX Runtime runs the target's kernels on this machine."""
-    return bool(targets.of(m.section.target.runtime).kernels.open) and not why_not_run(m)
+    return bool(targets.look_up(m.section.target.runtime).kernels.open) and not why_not_run(m)
 
 
 def open_decoder(m: RunArtifacts, *, fuse: bool) -> Any:
@@ -272,6 +272,6 @@ def open_proven(m: RunArtifacts) -> Runner:
 def repeats_proven_bits(m: RunArtifacts, device: str) -> bool:
     """Tell if `open_candidate` on `device` and `open_proven` give the same bits: only on the CPU,
     and not in torch or in a runner of another distribution."""
-    ours = resolve(targets.of(m.section.target.runtime).open)
+    ours = resolve(targets.look_up(m.section.target.runtime).open)
     opened = (open_lowered, open_on_gpu_or_lowered, open_engine_or_lowered)
     return ours in opened and device == "cpu"

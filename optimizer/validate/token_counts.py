@@ -61,7 +61,7 @@ def calibration(section: Validation, source: Path, contract: Contract) -> Counts
         return None
     if section.quantize.of_kind("pass-through"):
         return None
-    task, checkpoint = tasks.of(contract), source / "checkpoint"
+    task, checkpoint = tasks.look_up(contract), source / "checkpoint"
     rows = calibration_rows(settings, task)
     tuning = section.quantize.model_tuning
     held_out = tuning.held_out if tuning else 0
@@ -89,7 +89,7 @@ def calibration(section: Validation, source: Path, contract: Contract) -> Counts
     ids = [np.array(encoding.ids, np.int64) for encoding in encodings]
     if task.fills:
         for row, encoding in zip(ids, encodings, strict=True):
-            row[fill_mask.drawn(encoding)] = contract.text.mask
+            row[fill_mask.draw_positions(encoding)] = contract.text.mask
     return _counts(ids)
 
 

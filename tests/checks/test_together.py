@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from optimizer import checks
-from optimizer.foundation.errors import MachineError, OptimizeError, RecipeError, joined
+from optimizer.foundation.errors import MachineError, OptimizeError, RecipeError, join
 from tests.conftest import write_tiny_bert
 
 RECIPE = """\
@@ -95,6 +95,6 @@ def test_a_gate_of_cosine_is_refused_for_a_model_of_one_number(tmp_path: Path) -
 
 def test_wrong_input_comes_before_what_the_machine_lacks() -> None:
     machine, recipe = MachineError("no package"), RecipeError("no such key")
-    error = joined([machine, recipe, RecipeError("no such key")])
+    error = join([machine, recipe, RecipeError("no such key")])
     assert error is recipe
     assert error.further == (machine,)

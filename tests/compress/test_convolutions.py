@@ -307,7 +307,7 @@ def test_a_row_of_the_matrix_is_a_filter_in_the_order_that_is_stated() -> None:
 @pytest.mark.parametrize("name", LAYERS)
 def test_the_mean_of_what_a_convolution_gives_is_what_it_gives_at_the_mean_patch(name: str) -> None:
     like, images = layer(name), heavy_tailed((3, 4, 9, 8), 6)
-    filters, weight = ConvGeometry.of(like), like.weight.detach().flatten(1)
+    filters, weight = ConvGeometry.read(like), like.weight.detach().flatten(1)
     mean = filters.apply_to_patch(weight, filters.mean_patch(images).mean(0))
     expected = flatten_positions(filters.conv2d(images, weight)).mean(0)
     torch.testing.assert_close(mean, expected, rtol=1e-4, atol=1e-5)
@@ -320,7 +320,7 @@ def test_zeros_on_some_sides_are_those_of_torchs_padding() -> None:
         expected = plain(nn.functional.pad(images, (0, 1, 2, 0)))
         assert torch.equal(padded(images), expected)
         assert torch.equal(
-            ConvGeometry.of(padded).conv2d(images, plain.weight.flatten(1), plain.bias), expected
+            ConvGeometry.read(padded).conv2d(images, plain.weight.flatten(1), plain.bias), expected
         )
 
 

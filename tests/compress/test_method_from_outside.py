@@ -93,7 +93,7 @@ def test_a_law_that_it_states_and_breaks_is_refused(
 def test_its_code_is_part_of_the_key_and_that_of_others_is_not(
     tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from optimizer.foundation.source_digest import source_digest
+    from optimizer.foundation.source_digest import digest_sources
 
     install(tmp_path / "site", monkeypatch, "changing")
     mine = asking(tiny_bert, tmp_path, method="changing").compression
@@ -102,7 +102,7 @@ def test_its_code_is_part_of_the_key_and_that_of_others_is_not(
     before = COMPRESS.files(mine), COMPRESS.files(others)
     with (tmp_path / "site" / "changing.py").open("a") as f:
         f.write("# changed\n")
-    source_digest.cache_clear()
+    digest_sources.cache_clear()
     assert COMPRESS.files(mine) != before[0]
     assert COMPRESS.files(others) == before[1]
 

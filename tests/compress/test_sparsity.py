@@ -13,7 +13,7 @@ from optimizer.compress import stage
 from optimizer.compress.estimate import estimate
 from optimizer.foundation import state as states
 from optimizer.foundation.errors import RecipeError
-from optimizer.foundation.sparsity import Pattern, broken
+from optimizer.foundation.sparsity import Pattern, describe_violation
 from optimizer.foundation.state import CompressedState
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
 from optimizer.recipe.schema import Compression, Quantize, Sparsity
@@ -75,7 +75,7 @@ def test_a_float_weight_that_is_pruned_is_a_replaced_one(
     source = open_checkpoint(llama).tensors
     for name, text in made.sparsity.items():
         value = made.replaced[name]
-        assert broken(value != 0, Pattern.parse(text)) == ""
+        assert describe_violation(value != 0, Pattern.parse(text)) == ""
         assert torch.equal(value[value != 0], source[name].float()[value != 0])
     rows = checkpoints.modules(tmp_path / "out")
     words = {row["scheme"] for row in rows.values() if "sparse" in row["scheme"]}
@@ -99,7 +99,7 @@ def test_a_pruned_integer_is_the_zero_point_whatever_rounds(
     made = compress(llama, tmp_path / "out", {"method": "wanda"}, quantize)
     assert sorted(made.sparsity) == sorted(made.weights)
     for name in made.sparsity:
-        assert broken(made.weights[name].nonzero(), Pattern.parse("2:4")) == ""
+        assert describe_violation(made.weights[name].nonzero(), Pattern.parse("2:4")) == ""
 
 
 def test_a_second_walk_keeps_the_zeros_of_a_first(llama: Path, tmp_path: Path) -> None:
@@ -153,7 +153,9 @@ def test_without_calibration_magnitude_prunes_each_weight_by_itself(
     stage.run(plain.model_copy(update=update), loaded, out=tmp_path / "out")
     made = states.read(tmp_path / "out")
     assert len(made.sparsity) == 12
-    assert all(broken(made.replaced[n] != 0, Pattern.parse("2:4")) == "" for n in made.sparsity)
+    assert all(
+        describe_violation(made.replaced[n] != 0, Pattern.parse("2:4")) == "" for n in made.sparsity
+    )
 
 
 def test_a_walk_that_was_stopped_ends_in_the_same_bytes(

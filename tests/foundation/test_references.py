@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.foundation.references import from_entry_point, resolve
+from optimizer.foundation.references import load_entry_point, resolve
 
 
 def test_a_reference_is_the_attribute_of_a_module() -> None:
@@ -24,4 +24,4 @@ def test_a_reference_to_nothing_is_an_error(reference: str, error: type[Exceptio
 
 def test_a_name_that_no_distribution_offers_is_a_key_error() -> None:
     with pytest.raises(KeyError, match="no_such_method"):
-        from_entry_point("optimizer.methods", "no_such_method")
+        load_entry_point("optimizer.methods", "no_such_method")

@@ -89,9 +89,9 @@ def test_a_changed_method_redoes_the_runs_that_use_it_and_no_others(
 
 
 def test_a_compiled_module_counts_by_its_bytes() -> None:
-    from optimizer.foundation.source_digest import source_digest
+    from optimizer.foundation.source_digest import digest_sources
 
-    assert source_digest("numpy._core._multiarray_umath", own=True)
+    assert digest_sources("numpy._core._multiarray_umath", own=True)
 
 
 EVERYWHERE = """

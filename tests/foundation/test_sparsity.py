@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from optimizer.compress.methods.pruning.masks import keep_highest
-from optimizer.foundation.sparsity import Pattern, broken
+from optimizer.foundation.sparsity import Pattern, describe_violation
 from tests.conftest import heavy_tailed
 
 PATTERNS = ("2:4", "1:4", "4:8", "3:5", "unstructured 0.5", "unstructured 0.37")
@@ -29,7 +29,7 @@ def test_exactly_as_many_are_pruned_in_every_group_as_the_pattern_says(text: str
     mask = keep_highest(heavy_tailed((7, 40), 3).abs(), pattern)
     zeros = pattern.grouped(~mask).sum(-1)
     assert bool((zeros == pattern.zeros(40)).all())
-    assert broken(mask, pattern) == ""
+    assert describe_violation(mask, pattern) == ""
 
 
 @pytest.mark.parametrize("text", PATTERNS)
@@ -38,7 +38,7 @@ def test_one_weight_let_back_breaks_the_pattern(text: str) -> None:
     mask = keep_highest(heavy_tailed((7, 40), 3).abs(), pattern)
     row, column = (~mask).nonzero()[5].tolist()
     mask[row, column] = True
-    assert f"row {row}" in broken(mask, pattern)
+    assert f"row {row}" in describe_violation(mask, pattern)
 
 
 def test_equal_weights_are_pruned_to_the_pattern_too() -> None:

@@ -11,9 +11,9 @@ from benchmarks.gpu.plan import unfit
 from benchmarks.gpu.systems import SYSTEMS
 from optimizer.harness.bundle.bundle import Bundle
 from optimizer.harness.bundle.engines import spans
-from optimizer.harness.bundle.fit import verdicts
+from optimizer.harness.bundle.fit import judge_engines
 from optimizer.harness.bundle.fit_columns import REQUIRED
-from optimizer.harness.runtimes.machine import this_machine
+from optimizer.harness.runtimes.machine import describe_machine
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.harness.runtimes.trt.build import builder
 from optimizer.validate.ledger.distance import distance
@@ -23,7 +23,7 @@ from tests.harness.runtimes.ort.test_run import arrays
 from tests.package.bundles import small_bundle
 
 pytestmark = pytest.mark.gpu
-HERE = this_machine()
+HERE = describe_machine()
 MANY = 256  # roundoffs: more than the small model has operators and terms in a sum
 
 
@@ -76,7 +76,7 @@ def test_a_deferred_engine_is_built_at_first_start_and_answers_as_the_cpu_does(
     left = {"deferred": True, "engine": None, "why": "left for this machine"}
     small_bundle.edited(made, lambda m: m["engines"][0].update(left))
     manifest = json.loads((made / "manifest.json").read_text())
-    (row,) = verdicts(manifest, HERE, runtime=product)
+    (row,) = judge_engines(manifest, HERE, runtime=product)
     if row.how is None:
         pytest.skip(row.reason)
     said: list[str] = []

@@ -24,7 +24,7 @@ from benchmarks.gpu.plan import (
     twins,
 )
 from benchmarks.gpu.suite import exit_code, run
-from optimizer.harness.runtimes.machine import Gpu, Machine, this_machine
+from optimizer.harness.runtimes.machine import Gpu, Machine, describe_machine
 
 NAMES = [p.name for p in PARTS]
 ADA = Here(Machine("linux", "x86_64", gpu=Gpu("L4", "8.9", "590.1", 23034)))
@@ -47,7 +47,7 @@ def part(name: str) -> Part:
 
 
 def test_a_machine_without_a_gpu_is_told_of_every_part_why_it_did_not_run(tmp_path: Path) -> None:
-    if this_machine().gpu is not None:
+    if describe_machine().gpu is not None:
         pytest.skip("there is a GPU")
     code, document, said = suite(tmp_path / "gpu.json")
     assert code == 0

@@ -10,7 +10,7 @@ import pytest
 from optimizer.harness.__main__ import main
 from optimizer.harness.bounds import LINE, TEXT
 from optimizer.harness.errors import InputError
-from optimizer.harness.inputs.lines import read_lines, windows
+from optimizer.harness.inputs.lines import read_lines, read_windows
 from tests.package.bundles import small_bundle
 
 
@@ -72,7 +72,7 @@ class Endless:
 
 def test_a_line_without_an_end_is_refused_before_memory_is_full() -> None:
     with pytest.raises(InputError, match=f"line 1: the line has .* bytes so far.*{LINE:,} bytes"):
-        list(windows(Endless(), 10))
+        list(read_windows(Endless(), 10))
 
 
 @pytest.mark.parametrize("name", ["missing", "folder", "a\0b"])

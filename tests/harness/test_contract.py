@@ -15,7 +15,7 @@ from optimizer.harness.errors import BundleError
 from optimizer.harness.inputs.text import load_tokenizer
 from tests.harness import small_model
 
-TASKS = tasks.names()
+TASKS = tasks.list_names()
 
 
 @pytest.mark.parametrize("task", TASKS)

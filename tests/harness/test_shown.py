@@ -11,11 +11,11 @@ import pytest
 from optimizer.harness.shown import (
     JOINERS,
     Pieces,
+    escape_line,
+    escape_lines,
     has_credentials,
-    many_lines,
-    one_line,
     scrub,
-    scrubbed,
+    scrub_document,
 )
 
 ACTING = [
@@ -51,10 +51,10 @@ def texts(count: int) -> list[str]:
 
 def test_nothing_acts_on_a_terminal_or_a_runner() -> None:
     for text in [*ACTING, *texts(500)]:
-        shown = one_line(text)
+        shown = escape_line(text)
         assert all(c.isprintable() or c in JOINERS for c in shown), ascii(text)
         assert not COMMAND.search(shown), ascii(text)
-        lines = many_lines(text)
+        lines = escape_lines(text)
         assert lines.count("\n") == text.count("\n")
         assert all(c.isprintable() or c in JOINERS or c in "\n\t" for c in lines), ascii(text)
         assert not COMMAND.search(lines), ascii(text)
@@ -62,7 +62,7 @@ def test_nothing_acts_on_a_terminal_or_a_runner() -> None:
 
 def test_other_texts_stay_as_they_are() -> None:
     for text in PLAIN:
-        assert one_line(text) == many_lines(text) == text
+        assert escape_line(text) == escape_lines(text) == text
 
 
 def test_a_text_in_pieces_is_shown_as_the_whole() -> None:
@@ -72,7 +72,7 @@ def test_a_text_in_pieces_is_shown_as_the_whole() -> None:
         pieces = ["".join(draw.choices(parts, k=draw.randrange(4))) for _ in range(6)]
         printed = Pieces()
         shown = [*map(printed.add, pieces), printed.end()]
-        assert "".join(shown) == many_lines("".join(pieces)), pieces
+        assert "".join(shown) == escape_lines("".join(pieces)), pieces
     printed = Pieces()
     assert [printed.add(piece) for piece in ("a", ":", ":b", " #", "1")] == [
         "a",
@@ -86,7 +86,7 @@ def test_a_text_in_pieces_is_shown_as_the_whole() -> None:
 def test_json_stays_the_same_document() -> None:
     for text in texts(500):
         document = {text: [text, {"a": text}]}
-        assert json.loads(many_lines(json.dumps(document, indent=1))) == document
+        assert json.loads(escape_lines(json.dumps(document, indent=1))) == document
 
 
 PLACES = [
@@ -118,7 +118,7 @@ def test_a_secret_is_not_shown_and_what_stands_around_it_is(place: str) -> None:
         assert "***" in clean
         assert (text[:3], text[-1]) == (clean[:3], clean[-1]) or text == place
     assert json.loads(scrub(json.dumps({"a": place, "b": 1})))["b"] == 1
-    assert scrubbed({"a": [place, 1, None]}) == {"a": [scrub(place), 1, None]}
+    assert scrub_document({"a": [place, 1, None]}) == {"a": [scrub(place), 1, None]}
 
 
 @pytest.mark.parametrize("after", ["", "\\", '\\"', '"', "\n-----END PRIVATE KEY-----"])

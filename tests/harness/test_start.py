@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.harness import damage
+from optimizer.harness import describe_damage
 from tests.package.bundles import small_bundle
 
 
@@ -17,18 +17,20 @@ def start(bundle: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_any_changed_missing_or_extra_source_is_named(bundle: Path) -> None:
     folder = bundle / "harness"
-    assert damage(str(folder)) == ""
+    assert describe_damage(str(folder)) == ""
     files = sorted(p for p in folder.rglob("*.py"))
     assert len(files) > 40
     for path in files:
         name, good = path.relative_to(bundle).as_posix(), path.read_bytes()
         path.write_bytes(good[:-1] + bytes([good[-1] ^ 1]) if good else b"#")
-        assert damage(str(folder)) == f"{name} is damaged: its digest is not the manifest's"
+        assert (
+            describe_damage(str(folder)) == f"{name} is damaged: its digest is not the manifest's"
+        )
         path.unlink()
-        assert damage(str(folder)) == f"{name} is missing"
+        assert describe_damage(str(folder)) == f"{name} is missing"
         path.write_bytes(good)
     (folder / "tasks" / "numpy.py").write_text("")
-    assert damage(str(folder)) == "harness/tasks/numpy.py is not in the manifest"
+    assert describe_damage(str(folder)) == "harness/tasks/numpy.py is not in the manifest"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from optimizer.harness.bundle.manifest import content_digest, digest
+from optimizer.harness.bundle.manifest import digest, digest_content
 from tests.hostile.cases import COMMANDS, VALUES, Case, Good, command, ended, kept
 from tests.package.bundles import small_bundle
 
@@ -67,7 +67,7 @@ def _with_manifest(
             sealed = dict(changed)
             if place[0] != "content_digest":
                 with suppress(AttributeError, KeyError, TypeError):
-                    sealed["content_digest"] = content_digest(sealed["contract"], sealed["files"])
+                    sealed["content_digest"] = digest_content(sealed["contract"], sealed["files"])
             if place[0] != "digest":
                 sealed["digest"] = digest(sealed)
             path.write_text(json.dumps(sealed))

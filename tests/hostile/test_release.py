@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from optimizer import cli
-from optimizer.foundation.errors import MachineError, RecipeError, of_the_system
+from optimizer.foundation.errors import MachineError, RecipeError, explain_system_error
 from optimizer.harness.errors import BundleError
 from optimizer.publish.address import Address
 from optimizer.publish.environments.environments import promote
@@ -256,8 +256,8 @@ def test_paths_that_cannot_be_are_the_command_lines_fault(recipe: Path, tmp_path
         result = optimize("plan", recipe, "--store", store)
         assert (result.exit_code, "bug" in result.output) == (2, False), result.output
     assert optimize("init", "").exit_code == 2
-    assert of_the_system(FileNotFoundError(errno.ENOENT, "no", "a")) is None
-    assert of_the_system(KeyError("getpwuid(): uid not found: 5")) is not None
+    assert explain_system_error(FileNotFoundError(errno.ENOENT, "no", "a")) is None
+    assert explain_system_error(KeyError("getpwuid(): uid not found: 5")) is not None
 
 
 def test_nothing_is_kept_in_proc(bundle: Path) -> None:

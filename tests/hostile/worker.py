@@ -54,7 +54,7 @@ def warm() -> None:
 
     import optimizer.commands
     from optimizer.foundation.process import machine_speed
-    from optimizer.foundation.source_digest import source_digest
+    from optimizer.foundation.source_digest import digest_sources
 
     for name in MODULES:
         import_module(name)
@@ -62,7 +62,7 @@ def warm() -> None:
         import_module(module.name)
     for stage in STAGES:
         import_module(f"optimizer.{stage}")
-        source_digest(f"optimizer.{stage}")
+        digest_sources(f"optimizer.{stage}")
     machine_speed.measure()
     gc.freeze()  # a child's collections do not copy the parent's pages
 

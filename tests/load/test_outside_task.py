@@ -92,15 +92,15 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_one_that_generates_is_named_with_ours(toy: Path) -> None:
-    assert tasks.generating() == ["text-generation"]
+    assert tasks.list_generating() == ["text-generation"]
     (toy / "toy_task.py").write_text(MODULE.replace("arrays=None", "sections=('generation',)"))
     sys.modules.pop("toy_task")
-    assert tasks.generating() == ["text-generation", "array-argmax"]
+    assert tasks.list_generating() == ["text-generation", "array-argmax"]
 
 
 def test_one_that_cannot_be_loaded_is_left_out_of_a_list(toy: Path) -> None:
     (toy / "toy_task.py").write_text("import no_such_module")
-    assert tasks.generating() == ["text-generation"]
+    assert tasks.list_generating() == ["text-generation"]
 
 
 def asked(folder: Path) -> Recipe:

@@ -80,13 +80,16 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def answered(loaded: Path, inputs: list[Any]) -> Any:
     """(contract, the harness's values of inputs, its answers), of the checkpoint in torch."""
     contract = contracts.read(loaded / "contract.json")
-    encoder = tasks.of(contract).inputs.open(loaded / "checkpoint", contract)
+    encoder = tasks.look_up(contract).inputs.open(loaded / "checkpoint", contract)
     batch = tasks.encode(contract, encoder, inputs)
-    model, name = torch_model(open_checkpoint(loaded), contract.task), tasks.of(contract).output
+    model, name = (
+        torch_model(open_checkpoint(loaded), contract.task),
+        tasks.look_up(contract).output,
+    )
     with torch.no_grad():
         output = model(**{n: torch.from_numpy(a) for n, a in batch.items()})[name].numpy()
     values = tasks.decode(contract, {name: output}, batch)
-    return contract, values, tasks.answers(contract, values, batch)
+    return contract, values, tasks.build_answers(contract, values, batch)
 
 
 def images(folder: Path) -> Any:
@@ -245,7 +248,7 @@ def test_what_a_pair_does_not_give_is_refused_with_what_it_does(
     with pytest.raises(RecipeError, match="more than the 64 tokens"):
         load(folders["clip"], ZERO_SHOT, zero_shot=long)
     with pytest.raises(ValueError, match="zero_shot is missing"):
-        check(tasks.task(ZERO_SHOT), (), ())
+        check(tasks.find_task(ZERO_SHOT), (), ())
 
 
 def test_an_output_layer_that_attention_does_not_call_has_its_weights() -> None:

@@ -26,7 +26,7 @@ def outcomes(count: int = 4000, slow: float = 0.0) -> list[Reply]:
 def judged(made: list[Reply], refusals: float = 0.0, **expected: str) -> tuple[Any, Any]:
     answers = [expected.get("answer", "yes")] * len(made)
     run = figures.summarize_run(made, answers, SECONDS, LIMITS)
-    return run, figures.verdict(run, LIMITS, refusals)
+    return run, figures.judge_figures(run, LIMITS, refusals)
 
 
 def test_fast_answers_pass_and_their_percentiles_lie_in_their_intervals() -> None:
@@ -77,8 +77,8 @@ def test_too_few_requests_decide_nothing() -> None:
 
 def test_pieces_are_timed_from_when_the_request_was_due_and_from_each_other() -> None:
     outcome = Reply(1.0, 1.5, [2.0, 2.1, 2.4], 2.4, 200, "abc")
-    assert figures.times(outcome, "latency") == pytest.approx([1400])
-    assert figures.times(outcome, "first_token") == pytest.approx([1000])
-    assert figures.times(outcome, "between") == pytest.approx([100, 300])
+    assert figures.list_times(outcome, "latency") == pytest.approx([1400])
+    assert figures.list_times(outcome, "first_token") == pytest.approx([1000])
+    assert figures.list_times(outcome, "between") == pytest.approx([100, 300])
     run = figures.summarize_run([outcome], ["abc"], SECONDS, {"between": 200.0})
     assert (run["answered"], run["goodput"]) == (1, 0)

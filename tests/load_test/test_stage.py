@@ -29,7 +29,7 @@ def judged(p99: list[float | None], **run: Any) -> list[tuple[str, str]]:
     counts = {"sent": 1000, "wrong": 0, "lost": 0, "refused": 0} | run
     document = {"runs": [{"rate": RATE, **counts, "latency": {"p99": p99}}]}
     section = Slo(rate=RATE, seconds=60.0, p99_ms=50.0, max_refused=0.1)
-    return [(g.name, g.verdict) for g in stage.gates(document, section)]
+    return [(g.name, g.verdict) for g in stage.judge_run(document, section)]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_without_a_rate_one_must_be_met() -> None:
         (None, True, "inconclusive"),
     ):
         highest = {"met": met, "missed": 13.0, "undecided": undecided}
-        (gate,) = stage.gates({"highest_rate": highest}, section)
+        (gate,) = stage.judge_run({"highest_rate": highest}, section)
         assert (gate.name, gate.verdict) == ("slo.rate", verdict)
 
 

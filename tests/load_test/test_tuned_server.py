@@ -16,7 +16,7 @@ from optimizer.harness.server.options import Settings, choose_settings
 from optimizer.load_test import tuned_server
 from optimizer.load_test.highest_rate import PRECISION, HighestRate
 from optimizer.load_test.measure import Objectives, Schedule
-from optimizer.load_test.tuned_server import TunedServer, arguments
+from optimizer.load_test.tuned_server import TunedServer, list_arguments
 from optimizer.recipe.serving import Serve
 from tests.harness.server.serving import parsed
 from tests.package.bundles import small_bundle
@@ -55,13 +55,13 @@ def test_what_is_found_is_a_section_of_a_recipe_and_a_settings_file(tmp_path: Pa
     document = tuned_server.tune(Server())
     expected = {"rows": 16, "delay_ms": 0, "workers": 1, "max_wait": 0.0225}
     assert document["serve"] == expected
-    text = tuned_server.text_of(document)
+    text = tuned_server.format_document(document)
     section = yaml.safe_load(text[text.index("serve:") :])["serve"]
     assert Serve(**section).model_dump(exclude_none=True) == document["serve"]
     file = tmp_path / "serve.json"
     file.write_text(json.dumps({"serve": document["serve"]}))
     by_file = choose_settings({"recipe": {}}, parsed("--settings", str(file)))
-    by_option = choose_settings({"recipe": {}}, parsed(*arguments(document["serve"])))
+    by_option = choose_settings({"recipe": {}}, parsed(*list_arguments(document["serve"])))
     assert by_file == by_option == Settings(rows=16, max_wait=0.0225)
 
 
@@ -71,7 +71,7 @@ def test_where_no_rate_meets_the_objectives_nothing_is_found(undecided: bool) ->
     server.met, server.undecided = False, undecided
     document = tuned_server.tune(server)
     assert document["verdict"] == ("inconclusive" if undecided else "fail")
-    assert "serve:" not in tuned_server.text_of(document)
+    assert "serve:" not in tuned_server.format_document(document)
 
 
 def test_without_an_objective_there_is_nothing_to_tune_for(tmp_path: Path) -> None:

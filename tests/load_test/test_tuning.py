@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from optimizer.load_test.highest_rate import PRECISION, HighestRate
-from optimizer.load_test.tuning import Tuning, TuningTrial, Values, better, longest_wait
+from optimizer.load_test.tuning import Tuning, TuningTrial, Values, find_longest_wait, is_better
 
 START = {"rows": 8, "delay_ms": 0, "workers": 1}
 
@@ -69,9 +69,9 @@ def test_noise_within_the_precision_of_a_search_moves_nothing() -> None:
 
 
 def test_a_rate_that_nobody_missed_is_not_beaten() -> None:
-    assert not better(HighestRate(200.0, None), HighestRate(100.0, None))
-    assert better(HighestRate(1.0, 2.0), HighestRate(None, 1.0))
-    assert not better(HighestRate(None, 1.0), HighestRate(None, 1.0))
+    assert not is_better(HighestRate(200.0, None), HighestRate(100.0, None))
+    assert is_better(HighestRate(1.0, 2.0), HighestRate(None, 1.0))
+    assert not is_better(HighestRate(None, 1.0), HighestRate(None, 1.0))
 
 
 def test_the_longest_wait_that_keeps_the_objective_is_found_by_halving() -> None:
@@ -81,14 +81,14 @@ def test_the_longest_wait_that_keeps_the_objective_is_found_by_halving() -> None
         tried.append(wait)
         return "pass" if wait is not None and wait <= 0.15 else "fail"
 
-    assert longest_wait(measure, 1.02, 0.02) == pytest.approx(0.125)  # type: ignore[arg-type]
+    assert find_longest_wait(measure, 1.02, 0.02) == pytest.approx(0.125)  # type: ignore[arg-type]
     assert tried == [None, *(pytest.approx(0.5 / 2**n) for n in range(3))]
 
 
 def test_a_server_whose_own_wait_keeps_it_needs_none() -> None:
-    assert longest_wait(lambda _: "pass", 1.0, 0.02) is None
+    assert find_longest_wait(lambda _: "pass", 1.0, 0.02) is None
 
 
 def test_where_no_wait_keeps_it_nothing_is_made_up() -> None:
     with pytest.raises(LookupError):
-        longest_wait(lambda _: "fail", 1.0, 0.02)
+        find_longest_wait(lambda _: "fail", 1.0, 0.02)

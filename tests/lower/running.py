@@ -47,7 +47,9 @@ def session(
     options.intra_op_num_threads = 1
     options.log_severity_level = 3
     levels = ort.GraphOptimizationLevel
-    entries = exact_integers.settings(ort)  # where products saturate; it needs an optimized graph
+    entries = exact_integers.list_settings(
+        ort
+    )  # where products saturate; it needs an optimized graph
     as_written = levels.ORT_ENABLE_EXTENDED if entries else levels.ORT_DISABLE_ALL
     options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimize else as_written
     for entry in (*entries, *(() if optimize else (FLOAT_ACTIVATIONS,))):

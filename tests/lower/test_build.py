@@ -120,7 +120,7 @@ def test_defer_leaves_it_to_be_built_elsewhere_and_says_why(
 def test_a_device_that_openvino_does_not_find_ends_with_5_or_is_left_to_a_machine_that_has_it(
     ort_model: Path, tmp_path: Path
 ) -> None:
-    if not devices.absent("npu", devices.available()):
+    if not devices.explain_absent("npu", devices.list_devices()):
         pytest.skip("this machine has an NPU")
     target = OpenVinoTarget(runtime="openvino", device="npu")
     with pytest.raises(
@@ -285,7 +285,7 @@ MEASURED = {  # engines of 1.7.1 for the default GPUs
 @pytest.mark.parametrize("name", MEASURED)
 def test_the_size_of_an_engine_tells_whether_codes_stayed_codes(name: str) -> None:
     sizes, kept = MEASURED[name]
-    assert builder.kept_packed(*sizes) is kept
+    assert builder.keeps_packed(*sizes) is kept
 
 
 def test_an_engine_for_a_product_that_is_not_here_is_left_to_its_machine(

@@ -144,7 +144,7 @@ def test_the_two_dialects_compute_the_same(
     assert max(difference(answers[n], answers["trt"]) for n in ("ort", "plain")) < FLIPS
     if options == {"symmetric": True}:
         # as written neither multiplies integers, so nothing has to be optimized to be exact
-        monkeypatch.setattr(exact_integers, "settings", lambda _: ())
+        monkeypatch.setattr(exact_integers, "list_settings", lambda _: ())
         folders = (tmp_path / name / "lower" for name in ("plain", "trt"))
         plain, trt = (answer(folder, tokens(), optimize=False) for folder in folders)
         assert np.array_equal(plain, trt)

@@ -127,9 +127,9 @@ def test_an_axis_without_a_range_is_refused_by_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("option", sorted(builder.PRODUCTS["tensorrt-rtx"].with_gpu))
 def test_what_takes_a_gpu_to_build_says_so(option: str, tmp_path: Path) -> None:
-    from optimizer.harness.runtimes.machine import this_machine
+    from optimizer.harness.runtimes.machine import describe_machine
 
-    if this_machine().gpu is not None:
+    if describe_machine().gpu is not None:
         pytest.skip("there is a GPU")
     message = refusal(linear(tmp_path / "m.onnx"), MachineError, **{option: True})
     assert f"takes {option} only on a machine with a GPU" in message

@@ -46,7 +46,7 @@ def test_a_shared_layer_opens_where_weights_are_moved_to_uint8(
     albert: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, activations: Any
 ) -> None:
     """ONNX Runtime names the moved weight after the value, and refuses the name a second time."""
-    monkeypatch.setattr(exact_integers, "settings", lambda _: (exact_integers.EXACT,))
+    monkeypatch.setattr(exact_integers, "list_settings", lambda _: (exact_integers.EXACT,))
     state = state_of(albert, PER_CHANNEL, activations)
     folder = lowered(albert, state, ORT, tmp_path)
     assert difference(run(folder), simulated_outputs(albert, state)) < 1e-2

@@ -157,7 +157,7 @@ def test_a_row_costs_its_share_of_the_largest_measured_batch_up_to_the_traffics(
         return {"batch": batch, "sequence": sequence, "p50": p50}
 
     cells = [cell(1, 8, 2.0), cell(4, 8, 4.0), cell(4, 24, 12.0), cell(16, 8, 1.0)]
-    cost = buckets.times_of(cells, 9, "table.json")
+    cost = buckets.interpolate_times(cells, 9, "table.json")
     assert (cost(4), cost(8), cost(16), cost(24)) == (1.0, 1.0, 2.0, 3.0)
     with pytest.raises(DataError, match="up to 24 tokens at batch 4"):
         cost(25)

@@ -82,7 +82,7 @@ def test_its_answers_are_the_evaluators_bit_for_bit(
     batch = tasks.encode(contract, tokenizer, TEXTS)
     with OrtRunner(steps / "steps" / "lower0" / "model.onnx", threads=1) as runner:
         values = tasks.decode(contract, runner.infer(batch), batch)
-    wanted = tasks.answers(contract, values, batch)
+    wanted = tasks.build_answers(contract, values, batch)
     done = run(python, bundle, "-m", "harness", "predict", "--json", *TEXTS)
     assert done.returncode == 0, done.stderr
     assert [a["embedding"] for a in answers(done)] == [w["embedding"] for w in wanted]

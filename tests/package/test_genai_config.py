@@ -25,7 +25,7 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def test_the_document_says_what_the_contract_says() -> None:
     contract = tiny_decoder.contract(320, eos_ids=[2, 0], defaults={"temperature": 0.6})
-    assert genai_config.document(contract, "model.onnx", shared=True) == {
+    assert genai_config.build_document(contract, "model.onnx", shared=True) == {
         "model": {
             "type": "llama",
             "vocab_size": 320,
@@ -66,13 +66,13 @@ def test_the_document_says_what_the_contract_says() -> None:
 
 def test_integer_products_are_exact_on_the_processors_of_all_readers() -> None:
     contract = tiny_decoder.contract(320)
-    config = genai_config.document(contract, "m.onnx", shared=True, integer_products=True)
+    config = genai_config.build_document(contract, "m.onnx", shared=True, integer_products=True)
     options = config["model"]["decoder"]["session_options"]
     assert options == {"session.x64quantprecision": "1", "provider_options": []}
 
 
 def test_a_family_without_position_ids_is_given_none() -> None:
-    made = genai_config.document(tiny_decoder.contract(320, "opt"), "m.onnx", shared=False)
+    made = genai_config.build_document(tiny_decoder.contract(320, "opt"), "m.onnx", shared=False)
     assert "position_ids" not in made["model"]["decoder"]["inputs"]
 
 

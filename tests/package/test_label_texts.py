@@ -123,7 +123,7 @@ def test_labels_that_cannot_be_answered_are_refused_by_their_reason(predictor: P
 def test_a_server_reads_labels_as_texts_and_predicts_the_size_of_the_answer(
     predictor: Predictor,
 ) -> None:
-    task, contract = tasks.of(predictor.contract), predictor.contract
+    task, contract = tasks.look_up(predictor.contract), predictor.contract
     assert task.fields(contract) == ("image", "candidate_labels")
     assert task.fields(replace(contract, label_texts=None)) == ("image",)
     arrays = {"image": np.array([b"AAAA"], object)}

@@ -83,7 +83,7 @@ def test_requirements_are_of_the_targets_that_are_there(tmp_path: Path) -> None:
     cuda = "{runtime: onnxruntime, device: cuda, on_missing: defer}"
     asked = small_bundle.recipe(tmp_path, (small_bundle.ORT, cuda), activations=False)
     both, one = (
-        stage.requirements(t, asked.model.task) for t in (asked.targets, asked.targets[:1])
+        stage.write_requirements(t, asked.model.task) for t in (asked.targets, asked.targets[:1])
     )
     assert "onnxruntime-gpu" in both
     assert "onnxruntime-gpu" not in one
@@ -94,9 +94,11 @@ def test_a_bundle_is_made_when_every_target_in_it_passed(cases: list[tuple[str, 
     rules, verdicts = [c[0] for c in cases], [c[1] for c in cases]
     kept = on_fail.select_shipped(rules, verdicts)
     left = [v for v, keep in zip(verdicts, kept, strict=True) if keep]
-    assert on_fail.verdict(rules, verdicts) == worst(left)
+    assert on_fail.judge_targets(rules, verdicts) == worst(left)
     refused = [c for c in cases if c[0] == "refuse" and c[1] != "pass"]
-    assert (on_fail.verdict(rules, verdicts) == "pass") == ("pass" in verdicts and not refused)
+    assert (on_fail.judge_targets(rules, verdicts) == "pass") == (
+        "pass" in verdicts and not refused
+    )
 
 
 @given(CASES)
@@ -106,7 +108,7 @@ def test_with_refuse_nothing_is_dropped(cases: list[tuple[str, str]]) -> None:
 
 def test_when_all_fail_none_is_dropped() -> None:
     assert on_fail.select_shipped(["drop", "drop"], ["fail", "inconclusive"]) == (True, True)
-    assert on_fail.verdict(["drop", "drop"], ["fail", "inconclusive"]) == "fail"
+    assert on_fail.judge_targets(["drop", "drop"], ["fail", "inconclusive"]) == "fail"
 
 
 def test_no_step_before_package_is_redone_for_it() -> None:

@@ -13,8 +13,8 @@ import pytest
 from optimizer.commands.bundle import examine
 from optimizer.harness.bundle.bundle import Bundle
 from optimizer.harness.errors import MachineError
-from optimizer.harness.runtimes.machine import Machine, this_machine
-from optimizer.harness.runtimes.openvino.devices import absent, available
+from optimizer.harness.runtimes.machine import Machine, describe_machine
+from optimizer.harness.runtimes.openvino.devices import explain_absent, list_devices
 from tests.package.bundles import small_bundle
 
 OPENVINO = "{runtime: openvino, threads: 1, hint: throughput}"
@@ -36,7 +36,7 @@ def test_it_says_what_to_install_and_what_the_runtime_is_told(bundle: Path) -> N
     lines = (bundle / "requirements.txt").read_text().splitlines()
     assert any(line.startswith("openvino==") for line in lines)
     (entry, _) = json.loads((bundle / "manifest.json").read_text())["engines"]
-    assert entry["fit"].pop("device_name") == available()["CPU"]
+    assert entry["fit"].pop("device_name") == list_devices()["CPU"]
     assert entry["fit"] == {
         "device": "cpu",
         "runtime_minimum": "2026.4",
@@ -62,7 +62,7 @@ def test_what_it_compiles_is_kept_once_and_used_again(bundle: Path, tmp_path: Pa
 
 def test_another_processor_has_a_compiled_model_of_its_own(bundle: Path, tmp_path: Path) -> None:
     for cpu in ("one processor", "another"):
-        here = this_machine()
+        here = describe_machine()
         machine = Machine(here.os, here.architecture, here.packages, cpu=cpu, cores=1)
         values(bundle, "openvino", cache=tmp_path, machine=machine)
     assert len(list(tmp_path.glob("*/model.engine"))) == 2
@@ -79,7 +79,7 @@ def test_a_folder_that_keeps_nothing_is_said_and_no_reason_not_to_answer(
 
 
 def test_where_the_package_is_missing_the_next_engine_answers(bundle: Path) -> None:
-    here = this_machine()
+    here = describe_machine()
     packages = {n: v for n, v in here.packages.items() if n != "openvino"}
     machine = Machine(here.os, here.architecture, packages, cores=1)
     lines: list[str] = []
@@ -91,7 +91,7 @@ def test_where_the_package_is_missing_the_next_engine_answers(bundle: Path) -> N
 def test_where_the_device_is_missing_the_next_engine_answers_and_none_is_taken_in_its_place(
     bundle: Path, tmp_path: Path
 ) -> None:
-    if not absent("npu", available()):
+    if not explain_absent("npu", list_devices()):
         pytest.skip("this machine has an NPU")
     other = tmp_path / "bundle"
     shutil.copytree(bundle, other)
@@ -107,6 +107,6 @@ def test_where_the_device_is_missing_the_next_engine_answers_and_none_is_taken_i
     assert any("OpenVINO finds no NPU here; it finds CPU" in line for line in lines)
     with pytest.raises(MachineError, match=r"finds no NPU here.*Install the device's driver"):
         Bundle(other, runtime="openvino")
-    rows = examine.bundle(other)
+    rows = examine.examine_engines(other)
     assert [row["how"] for row in rows] == [None, "load"]
     assert "OpenVINO finds no NPU here" in rows[0]["why"]

@@ -78,7 +78,7 @@ def test_a_bundle_that_answers_as_it_was_judged_is_made(
     judged: tuple[Recipe, list[Path]], tmp_path: Path
 ) -> None:
     bundle = package(judged, tmp_path / "out")
-    assert verify.problems(bundle)[1] == []
+    assert verify.list_problems(bundle)[1] == []
     assert python(bundle, "-m", "harness", "check").returncode == 0
 
 
@@ -176,7 +176,7 @@ def test_what_was_not_judged_is_refused_by_check_and_publish_though_the_manifest
 ) -> None:
     copy = Path(shutil.copytree(bundle, tmp_path / "copy"))
     fault(copy)
-    (line,) = verify.problems(copy)[1]
+    (line,) = verify.list_problems(copy)[1]
     assert "the one judged has" in line
     done = python(copy, "-I", "-S", "verify.py")
     assert (done.returncode, line in done.stdout) == (2, True)
@@ -193,7 +193,7 @@ def test_a_bundle_that_was_published_with_what_was_not_judged_is_not_pulled(
     other_pooling(copy)
     layout = Layout(tmp_path / "layout")
     with monkeypatch.context() as published_unseen:
-        published_unseen.setattr(verify, "unjudged", lambda *_: [])
+        published_unseen.setattr(verify, "list_unjudged", lambda *_: [])
         push(copy, layout, "1")
     with pytest.raises(BundleError, match="the one judged has"):
         pull(layout, parse(f"oci-layout:{tmp_path / 'layout'}:1"), tmp_path / "pulled")
@@ -208,4 +208,4 @@ def test_a_bundle_of_an_older_toolchain_is_taken_as_its_manifest_has_it(
     del reports[0]["judged"]
     (copy / "report.json").write_text(json.dumps(reports))
     rewritten(copy, lambda _: None)
-    assert verify.problems(copy)[1] == []
+    assert verify.list_problems(copy)[1] == []

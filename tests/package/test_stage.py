@@ -13,7 +13,7 @@ import pytest
 from optimizer import harness
 from optimizer.commands.bundle import look
 from optimizer.foundation.errors import GateError, MachineError, RecipeError
-from optimizer.harness.bundle.manifest import content_digest
+from optimizer.harness.bundle.manifest import digest_content
 from optimizer.harness.errors import BundleError
 from optimizer.harness.trust.archive import unpack
 from optimizer.package import manifest as manifests
@@ -77,7 +77,7 @@ def test_the_content_digest_is_of_everything_but_what_was_measured(tmp_path: Pat
             path = tmp_path / "b" / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        return content_digest(contract, manifests.files(tmp_path / "b"))
+        return digest_content(contract, manifests.digest_files(tmp_path / "b"))
 
     plain = digest()
     assert plain == digest(**{"report.html": "other"})
@@ -152,12 +152,12 @@ def test_a_changed_harness_is_another_key(tmp_path: Path) -> None:
     section = small_bundle.recipe(tmp_path).packaging
     copy = tmp_path / "harness"
     shutil.copytree(stage.HARNESS, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    before = stage.files(section, copy)
+    before = stage.digest_sources(section, copy)
     assert stage.STAGE.files is not None
     assert stage.STAGE.files(section) == before
     with (copy / "inputs" / "text.py").open("a") as f:
         f.write("\n")
-    after = stage.files(section, copy)
+    after = stage.digest_sources(section, copy)
     assert [name for name in before if before[name] != after[name]] == ["harness/inputs/text.py"]
 
 
@@ -165,12 +165,12 @@ def test_a_changed_template_of_the_report_is_another_key(tmp_path: Path) -> None
     section = small_bundle.recipe(tmp_path).packaging
     copy = tmp_path / "templates"
     shutil.copytree(stage.TEMPLATES, copy)
-    before = stage.files(section, templates=copy)
+    before = stage.digest_sources(section, templates=copy)
     assert stage.STAGE.files is not None
     assert stage.STAGE.files(section) == before
     with (copy / "card.html").open("a") as f:
         f.write("\n")
-    after = stage.files(section, templates=copy)
+    after = stage.digest_sources(section, templates=copy)
     assert [name for name in before if before[name] != after[name]] == ["report/card.html"]
 
 
@@ -219,7 +219,7 @@ def test_a_runtime_that_is_not_installed_is_pinned_to_the_tested_release(tmp_pat
     cuda = small_bundle.recipe(
         tmp_path, ("{runtime: onnxruntime, device: cuda, on_missing: defer}",), activations=False
     )
-    lines = stage.requirements(cuda.targets, cuda.model.task).splitlines()
+    lines = stage.write_requirements(cuda.targets, cuda.model.task).splitlines()
     release = ".".join(onnxruntime.__version__.split(".")[:2])
     gpu = next(line for line in lines if line.startswith("onnxruntime-gpu"))
     assert gpu.startswith(f"onnxruntime-gpu=={release}.")
@@ -228,8 +228,8 @@ def test_a_runtime_that_is_not_installed_is_pinned_to_the_tested_release(tmp_pat
 def test_a_bundle_says_whether_its_harness_runs_any_of_it() -> None:
     ort, other = ({"engines": [{"runtime": r}]} for r in ("onnxruntime", "another"))
     both = {"engines": [*other["engines"], *ort["engines"]]}
-    assert [look.runnable(m) for m in (ort, other, both)] == [True, False, True]
-    assert not look.runnable({**ort, "runnable": False})  # what was recorded counts
+    assert [look.is_runnable(m) for m in (ort, other, both)] == [True, False, True]
+    assert not look.is_runnable({**ort, "runnable": False})  # what was recorded counts
 
 
 def test_an_engine_the_harness_cannot_run_is_not_promised(

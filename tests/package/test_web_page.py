@@ -19,11 +19,11 @@ from tokenizers import Tokenizer
 from benchmarks.measure import chromium
 from optimizer.foundation.errors import MachineError, OptimizeError
 from optimizer.harness.bundle.bundle import Bundle
-from optimizer.harness.commands.web import Server, pages
+from optimizer.harness.commands.web import Server, find_pages
 from optimizer.lower.web import npm
 from optimizer.lower.web.build import FOLDERS
 from optimizer.package import web_page
-from optimizer.package.stage import requirements
+from optimizer.package.stage import write_requirements
 from tests.harness import small_model
 from tests.package.bundles import small_bundle, web_bundle
 
@@ -230,7 +230,7 @@ def test_chromium_answers_as_the_harness_does(
     made: Path, page: chromium.Chromium, threads: int
 ) -> None:
     expected = predicted(made, TEXTS)
-    with Server(pages(made)) as server:
+    with Server(find_pages(made)) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         page.open(f"{server.address}?threads={threads}")
         page.evaluate("page.complete")
@@ -250,7 +250,7 @@ def test_chromium_answers_as_the_harness_does(
 def test_the_page_shows_answer_times_and_the_float_beside(
     made: Path, page: chromium.Chromium
 ) -> None:
-    with Server(pages(made)) as server:
+    with Server(find_pages(made)) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         page.open(server.address)
         page.evaluate("page.complete")
@@ -320,5 +320,5 @@ def test_without_a_limit_of_the_ledger_no_page_is_made() -> None:
 
 def test_a_page_needs_no_runtime_of_python(tmp_path: Path) -> None:
     asked = small_bundle.recipe(tmp_path, (web_bundle.WEB,))
-    lines = requirements(asked.targets, asked.model.task).splitlines()
+    lines = write_requirements(asked.targets, asked.model.task).splitlines()
     assert [line.partition("==")[0] for line in lines] == ["numpy", "tokenizers"]

@@ -17,13 +17,13 @@ from optimizer.foundation.buckets.blob import Blob, digest_of
 from optimizer.foundation.errors import MachineError
 from optimizer.harness.errors import BundleError
 from optimizer.publish.address import Address
-from optimizer.publish.attachments import SIGNATURE, beside
+from optimizer.publish.attachments import SIGNATURE, attachment_path
 from optimizer.publish.documents.sign import sign
 from optimizer.publish.environments.environments import promote
 from optimizer.publish.model_pack import build_referrer
 from optimizer.publish.pull import pull
 from optimizer.publish.push import push
-from optimizer.publish.registries.place import descriptor
+from optimizer.publish.registries.place import describe
 from optimizer.publish.registries.registry import MOST_PAGES
 from tests.hostile.cases import VALUES
 from tests.publish.servers import oci_server
@@ -93,7 +93,7 @@ def test_a_document_of_another_shape_is_refused_in_a_sentence(
     bundle: Path, tmp_path: Path, server: oci_server.Server, what: str
 ) -> None:
     private, public = write_keys(tmp_path)
-    sign(bundle, private, beside(bundle, SIGNATURE))
+    sign(bundle, private, attachment_path(bundle, SIGNATURE))
     receipt = push(bundle, server.client(), "1")
     at = Address("1", "", host=server.host, name="models/tiny")
     promote(server.client(), at, "production", compared=False)
@@ -162,7 +162,7 @@ def test_half_a_blob_and_then_a_byte_now_and_then_is_not_waited_for(
     tmp_path: Path, server: oci_server.Server
 ) -> None:
     """Ten bytes a second: a timeout of each read would wait for all of them."""
-    blob = Blob.of(bytes(20_000))
+    blob = Blob.describe(bytes(20_000))
     client = server.client()
     client.send(blob)
     server.drip, client.transport.body_seconds = 0.1, 0.5
@@ -181,7 +181,7 @@ JUNK = 101
 def attach(
     server: oci_server.Server, subject: dict[str, Any], blob: bytes, layers: int = 1
 ) -> None:
-    content = Blob.of(blob)
+    content = Blob.describe(blob)
     server.blobs[content.digest] = blob
     document = json.loads(build_referrer(content, SIGNATURE.media_type, "x.sig", subject))
     if layers > 1:
@@ -200,11 +200,11 @@ def test_junk_does_not_hide_a_signature(
     other, _ = write_keys(tmp_path, "other")
     server.has_referrers = True
     push(bundle, server.client(), "1")
-    subject = descriptor(server.manifests["1"][1])
-    sign(bundle, other, beside(bundle, SIGNATURE))
-    foreign = beside(bundle, SIGNATURE).read_bytes()
-    sign(bundle, private, beside(bundle, SIGNATURE))
-    right = beside(bundle, SIGNATURE).read_bytes()
+    subject = describe(server.manifests["1"][1])
+    sign(bundle, other, attachment_path(bundle, SIGNATURE))
+    foreign = attachment_path(bundle, SIGNATURE).read_bytes()
+    sign(bundle, private, attachment_path(bundle, SIGNATURE))
+    right = attachment_path(bundle, SIGNATURE).read_bytes()
     if first:
         attach(server, subject, right)
     for i in range(JUNK):
@@ -214,7 +214,7 @@ def test_junk_does_not_hide_a_signature(
     attach(server, subject, b"{}", layers=2)
     with pytest.raises(BundleError) if not first else _nothing():
         pulled = pull(server.client(), _at(server), tmp_path / "one", public)
-        assert beside(pulled.folder, SIGNATURE).read_bytes() == right
+        assert attachment_path(pulled.folder, SIGNATURE).read_bytes() == right
     if not first:
         attach(server, subject, right)
         pull(server.client(), _at(server), tmp_path / "two", public)

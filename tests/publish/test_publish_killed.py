@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from optimizer.foundation.buckets.blob import digest_of
-from optimizer.publish.attachments import SIGNATURE, beside
+from optimizer.publish.attachments import SIGNATURE, attachment_path
 from optimizer.publish.documents.sign import sign
 from optimizer.publish.pull import pull
 from optimizer.publish.push import push
@@ -37,7 +37,7 @@ def versions(bundle: Path, tmp_path: Path) -> tuple[Path, Path, Path]:
     other = Path(shutil.copytree(bundle, tmp_path / "other"))
     small_bundle.edited(other, lambda m: m.update(licence="mit"))
     for folder in (bundle, other):
-        sign(folder, private, beside(folder, SIGNATURE))
+        sign(folder, private, attachment_path(folder, SIGNATURE))
     return bundle, other, public
 
 
@@ -114,7 +114,7 @@ def test_a_pull_that_is_killed_leaves_nothing_or_the_bundle_and_the_next_one_goe
         assert killing.wait(killing.start(partial(work, into), instant, str(into.parent))) == -9
         if into.exists():
             assert contents(into) == contents(bundle)
-            assert beside(into, SIGNATURE).is_file()
+            assert attachment_path(into, SIGNATURE).is_file()
         pulled = pull(layout, at, into, public)
         saved += pulled.received < whole // 2
         assert contents(into) == contents(bundle)

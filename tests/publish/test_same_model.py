@@ -17,13 +17,13 @@ from optimizer.foundation.errors import MachineError, RecipeError
 from optimizer.harness.bundle.manifest import read_manifest
 from optimizer.harness.errors import BundleError
 from optimizer.publish.address import Address
-from optimizer.publish.attachments import SIGNATURE, beside
+from optimizer.publish.attachments import SIGNATURE, attachment_path
 from optimizer.publish.documents.sign import sign
 from optimizer.publish.pull import pull
 from optimizer.publish.push import push
 from optimizer.publish.registries import index as indexes
 from optimizer.publish.registries.layout import Layout
-from optimizer.publish.same_model import differences
+from optimizer.publish.same_model import list_differences
 from tests.package.bundles import small_bundle
 from tests.publish.servers.keys import write_keys
 
@@ -57,7 +57,7 @@ def test_another_model_or_task_is_named_with_the_present_one(bundle: Path, what:
     old, new = read_manifest(bundle), read_manifest(bundle)
     old["source"]["architecture"] = new["source"]["architecture"] = "BertModel"
     OTHER[what](new)
-    (told,) = differences(old, new)
+    (told,) = list_differences(old, new)
     assert told.startswith(what)
     assert told.endswith(" there")
 
@@ -67,7 +67,7 @@ def test_a_checkpoint_that_was_trained_again_in_another_folder_is_the_same_model
 ) -> None:
     old, new = read_manifest(bundle), read_manifest(bundle)
     old["source"]["source"], new["source"]["source"] = "/runs/1", "/runs/2"
-    assert differences(old, new) == []
+    assert list_differences(old, new) == []
 
 
 def test_another_model_is_published_only_with_the_option(bundle: Path, tmp_path: Path) -> None:
@@ -99,12 +99,12 @@ def test_a_promotion_says_first_that_the_models_differ(bundle: Path, tmp_path: P
 
 def test_a_copy_without_what_was_attached_says_how_to_copy_it(bundle: Path, tmp_path: Path) -> None:
     private, public = write_keys(tmp_path)
-    sign(bundle, private, beside(bundle, SIGNATURE))
+    sign(bundle, private, attachment_path(bundle, SIGNATURE))
     folder = tmp_path / "copy"
     push(bundle, Layout(folder), "1")
     index = json.loads((folder / "index.json").read_bytes())
     fallback = [tag for tag in indexes.resolve_tags(index) if tag != "1"]
-    (folder / "index.json").write_bytes(indexes.without_tags(index, fallback))
+    (folder / "index.json").write_bytes(indexes.remove_tags(index, fallback))
     at = Address("1", "", folder=folder)
     with pytest.raises(BundleError, match="a copy that lost them") as refused:
         pull(Layout(folder), at, tmp_path / "pulled", public)
@@ -116,7 +116,7 @@ def test_a_signature_is_found_in_an_index_whose_types_another_client_dropped(
     bundle: Path, tmp_path: Path
 ) -> None:
     private, public = write_keys(tmp_path)
-    sign(bundle, private, beside(bundle, SIGNATURE))
+    sign(bundle, private, attachment_path(bundle, SIGNATURE))
     place = Layout(tmp_path / "layout")
     push(bundle, place, "1")
     listed = place.referrers

@@ -22,7 +22,7 @@ from optimizer.foundation.buckets import objects
 from optimizer.foundation.buckets.blob import digest_of
 from optimizer.foundation.errors import MachineError, RecipeError
 from optimizer.publish import stage
-from optimizer.publish.attachments import SIGNATURE, beside
+from optimizer.publish.attachments import SIGNATURE, attachment_path
 from optimizer.publish.documents.sign import sign
 from optimizer.publish.registries.layout import Layout
 from optimizer.recipe import file as recipe_file
@@ -79,7 +79,7 @@ def test_a_bundle_that_passed_is_published_with_its_signature_and_noted(
     note = json.loads((tmp_path / "artifacts/tiny/1.published.json").read_bytes())
     assert note == {"version": "1", "published": published}
     private, _ = write_keys(tmp_path)
-    signature = beside(made.bundle, SIGNATURE)
+    signature = attachment_path(made.bundle, SIGNATURE)
     sign(made.bundle, private, signature)
     (again,) = run(one).published
     assert again.receipt is not None

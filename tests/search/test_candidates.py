@@ -94,7 +94,7 @@ def test_the_modules_of_a_share_gain_most_of_all_sets_of_their_size() -> None:
 
 def test_the_split_depends_on_the_texts_alone() -> None:
     rows = [Sample(text=f"text {i % 40}", label=i) for i in range(80)]
-    task = tasks.task("text-classification")
+    task = tasks.find_task("text-classification")
     search, held_out = (split.rows_of(part, rows, task) for part in ("search", "held_out"))
     assert len(search) == len(held_out) == 40
     assert not {r.text for r in search} & {r.text for r in held_out}
@@ -105,20 +105,20 @@ def test_the_split_depends_on_the_texts_alone() -> None:
 
 def test_texts_that_differ_in_case_or_white_space_are_on_one_side() -> None:
     rows = [Sample(text=t.format(i)) for i in range(20) for t in ("text {}", " Text  {} ")]
-    held_out = split.rows_of("held_out", rows, tasks.task("text-classification"))
+    held_out = split.rows_of("held_out", rows, tasks.find_task("text-classification"))
     assert len(held_out) == 20
     assert len({" ".join(r.text.lower().split()) for r in held_out}) == 10
 
 
 def test_rows_of_arrays_are_split_by_their_values() -> None:
     rows = [Sample(arrays=Row({"x": np.full(2, i % 10)}), label=i) for i in range(40)]
-    held_out = split.rows_of("held_out", rows, tasks.task("text-classification"))
+    held_out = split.rows_of("held_out", rows, tasks.find_task("text-classification"))
     assert len(held_out) == 20
     assert len({r.arrays for r in held_out}) == 5
 
 
 def test_questions_about_one_context_are_on_one_side() -> None:
-    task = tasks.task("question-answering")
+    task = tasks.find_task("question-answering")
     rows = [Sample(text=f"question {i}", text_pair=f"context {i % 10}") for i in range(40)]
     search, held_out = (split.rows_of(part, rows, task) for part in ("search", "held_out"))
     assert len(search) == len(held_out) == 20

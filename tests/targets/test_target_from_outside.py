@@ -16,7 +16,7 @@ from optimizer.checks.context import Context
 from optimizer.cli import main
 from optimizer.foundation import state as states
 from optimizer.foundation.errors import RecipeError
-from optimizer.foundation.source_digest import source_digest
+from optimizer.foundation.source_digest import digest_sources
 from optimizer.recipe import file as recipe_file
 from optimizer.store import Store
 from tests.conftest import write_tiny_recipe
@@ -88,7 +88,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     assert sum(len(text.splitlines()) for text in files.values()) <= 60
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     monkeypatch.delitem(sys.modules, "toy_arrays", raising=False)  # another test's
-    source_digest.cache_clear()
+    digest_sources.cache_clear()
     return tmp_path / "site" / "toy_arrays.py"
 
 
@@ -200,11 +200,11 @@ def test_its_section_is_checked_like_ours(installed: Path, tiny_bert: Path, tmp_
 
 
 def test_its_code_is_part_of_the_key(installed: Path) -> None:
-    before = targets.of("arrays").code("lower")
+    before = targets.look_up("arrays").code("lower")
     assert set(before) == {"code of toy_arrays", "record of arrays", "version of arrays"}
     installed.write_text(MODULE.replace("numpy is not timed", "it is not timed"))
-    source_digest.cache_clear()
-    assert targets.of("arrays").code("lower") != before
+    digest_sources.cache_clear()
+    assert targets.look_up("arrays").code("lower") != before
 
 
 def test_without_its_distribution_it_is_not_known(tiny_bert: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from optimizer import targets
 from optimizer.checks import accepted
 from optimizer.checks.context import Context
 from optimizer.foundation.errors import MachineError, RecipeError
-from optimizer.harness.runtimes.machine import this_machine
+from optimizer.harness.runtimes.machine import describe_machine
 from optimizer.harness.runtimes.trt.products import PRODUCTS, BuildOptions
 from optimizer.recipe import file as recipe_file
 from optimizer.recipe.schema import OnnxRuntimeTarget
@@ -228,7 +228,7 @@ def test_only_gguf_takes_scales_of_either_sign(runtime: str, tmp_path: Path) -> 
 
 
 def test_a_gpu_target_that_cannot_be_opened_here_is_refused_before_any_work(tmp_path: Path) -> None:
-    if this_machine().gpu is not None:
+    if describe_machine().gpu is not None:
         pytest.skip("a GPU is here")
     cuda = OnnxRuntimeTarget(runtime="onnxruntime", device="cuda")
     with pytest.raises(MachineError, match="on_missing: defer"):

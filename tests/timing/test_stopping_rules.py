@@ -121,7 +121,7 @@ def test_equal_systems_pass_no_more_often_than_promised_wherever_their_sessions_
         return float(np.mean([high is not None and high < 1 for high in highs]))
 
     allowed = (1 - CONFIDENCE) / 2
-    assert passes(RatioQuestion.of(1.0, 20)) <= allowed + 3 * (allowed / 300) ** 0.5
+    assert passes(RatioQuestion.share_rounds(1.0, 20)) <= allowed + 3 * (allowed / 300) ** 0.5
     assert passes(FASTER) > 0.2
 
 
@@ -129,7 +129,7 @@ def test_equal_systems_whose_sessions_have_two_speeds_pass_no_more_often_than_pr
     """All openings of a look may have one ratio, without a spread."""
 
     def passes(generator: np.random.Generator) -> bool:
-        rule, samples = SequentialTest(RatioQuestion.of(1.0, 20), 20, None), list[float]()
+        rule, samples = SequentialTest(RatioQuestion.share_rounds(1.0, 20), 20, None), list[float]()
         while not rule.looks:
             slower, noise = generator.integers(2, size=2), 0.001 * generator.normal()
             samples.append(float(np.exp(0.03 * (int(slower[0]) - int(slower[1])) + noise)))
@@ -145,7 +145,7 @@ def test_equal_systems_whose_sessions_have_two_speeds_pass_no_more_often_than_pr
 def test_the_clearer_a_ratio_is_the_fewer_openings_decide_it(ratio: float, most: int) -> None:
     for seed in range(20):
         generator, samples, left = np.random.default_rng(seed), list[float](), 20
-        rule = SequentialTest(RatioQuestion.of(1.0, 20), 20, 1000.0, Clock())
+        rule = SequentialTest(RatioQuestion.share_rounds(1.0, 20), 20, 1000.0, Clock())
         while left:
             openings = left // rule.question.rounds
             samples += [ratio * float(np.exp(0.03 * generator.normal())) for _ in range(openings)]

@@ -103,9 +103,9 @@ def test_a_confidence_beyond_the_number_of_divisions_is_refused() -> None:
     report = {"sense": {"texts": {"calibrate": {"lengths": {"4": 500}}}}}
     metrics = Exposition.parse(page("", 0, 500, 500), "metrics")
     manifest = {"name": "tiny", "version": "1"}
-    assert drift.document(manifest, report, metrics, 0.999, 0.1)["verdict"] == "fail"
+    assert drift.build_document(manifest, report, metrics, 0.999, 0.1)["verdict"] == "fail"
     with pytest.raises(InputError, match="random divisions"):
-        drift.document(manifest, report, metrics, 0.99999, 0.1)
+        drift.build_document(manifest, report, metrics, 0.99999, 0.1)
 
 
 def test_a_server_that_reads_longer_texts_than_the_bundle_has_drifted(tmp_path: Path) -> None:

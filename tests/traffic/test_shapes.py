@@ -64,9 +64,9 @@ def test_the_fragment_is_yaml_with_the_busiest_rate_and_a_recording(tmp_path: Pa
 def test_of_two_requests_the_rate_is_theirs_and_the_percentile_the_slower() -> None:
     text = '{"time": 1, "length": 9, "ms": 1}\n{"time": 3, "length": 9, "ms": 100.49}\n'
     traffic = requests.read(text, "trace")
-    assert recommended.rates(traffic.instants) == {"mean": 0.5, "busiest": 0.5, "window": 2}
+    assert recommended.measure_rates(traffic.instants) == {"mean": 0.5, "busiest": 0.5, "window": 2}
     choices = buckets.choose(traffic.lengths, float, 1, 9)
-    slo = recommended.document(traffic, choices, "", "")["slo"]
+    slo = recommended.build_document(traffic, choices, "", "")["slo"]
     assert (slo["rate"], slo["p99_ms"]) == (0.5, 100.49)
 
 

@@ -21,7 +21,7 @@ from optimizer.foundation.errors import DataError
 from optimizer.harness.contract import adapter_file
 from optimizer.harness.runtimes.ort.adapters import read
 from optimizer.harness.runtimes.ort.run import OrtRunner
-from optimizer.harness.tasks.text_generation import next_arrays
+from optimizer.harness.tasks.text_generation import build_step_arrays
 from optimizer.lower.stage import STAGE as LOWER
 from optimizer.recipe.schema import DataSpec, Model
 from optimizer.validate import adapters
@@ -87,7 +87,7 @@ def test_the_graph_with_an_adapter_gives_the_logits_of_peft_on_the_rounded_weigh
         expected = peft.PeftModel.from_pretrained(model, folder)(ids).logits.numpy()
     with OrtRunner(m.model / "model.onnx", threads=1, fuse=False) as runner:
         adapted = runner.adapted(read(m.source / adapter_file("sql")))
-        logits = adapted.decoder(m.contract, 8).step(next_arrays(m.contract, IDS, MASK))
+        logits = adapted.decoder(m.contract, 8).step(build_step_arrays(m.contract, IDS, MASK))
     assert np.abs(expected - plain).max() > 1e4 * np.abs(logits - expected).max()
 
 
@@ -104,7 +104,9 @@ def test_without_an_adapter_the_bits_are_those_of_a_model_without_adapters(
     logits = []
     for folder in (m.model, tmp_path / "lower"):
         with OrtRunner(folder / "model.onnx", threads=1) as runner:
-            logits.append(runner.decoder(m.contract, 8).step(next_arrays(m.contract, IDS, MASK)))
+            logits.append(
+                runner.decoder(m.contract, 8).step(build_step_arrays(m.contract, IDS, MASK))
+            )
     assert logits[0].tobytes() == logits[1].tobytes()
 
 

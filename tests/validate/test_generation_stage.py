@@ -21,7 +21,7 @@ from tests.validate.test_stage import changed
 def test_a_decoder_is_judged_by_nats_agreement_and_time_between_tokens(
     decoder_runs: dict[str, Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(generation_timing.bench, "peak_memory", lambda _: 1)
+    monkeypatch.setattr(generation_timing.bench, "read_peak", lambda _: 1)
     latency = decoder_runs["token"].section.validate_.latency
     rounds = math.ceil(bench.fewest(99) / (latency.new_tokens - 1))
     asked_of_time = {"iterations": rounds, "max_seconds": 0, "p99_ms": 10_000.0}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from optimizer.harness.runtimes.machine import this_machine
+from optimizer.harness.runtimes.machine import describe_machine
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.recipe.schema import TensorRTTarget
 from optimizer.validate.ledger.distance import Distance
@@ -52,7 +52,7 @@ def test_other_kernels_are_within_the_limit_and_a_fault_is_not(
 def test_an_engine_that_does_not_fit_here_is_not_run_and_the_column_is_named(
     runs: dict[str, Run], tmp_path: Path
 ) -> None:
-    if this_machine().gpu is not None:
+    if describe_machine().gpu is not None:
         pytest.skip("there is a GPU")
     run = runs["static"].copy(tmp_path)
     target = TensorRTTarget(runtime="tensorrt-rtx")

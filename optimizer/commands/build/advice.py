@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from optimizer.package.report.cards import generation
-from optimizer.package.report.comparison import part, parts
+from optimizer.package.report.comparison import get_part, get_parts
 
 Report = Mapping[str, Any]
 
@@ -22,11 +22,11 @@ NEAR = (
 FAILED = "change the recipe as docs/tutorial.md, section 5, says of each gate, and run it again"
 
 
-def next_steps(reports: Sequence[Report]) -> list[str]:
+def list_next_steps(reports: Sequence[Report]) -> list[str]:
     """Return a sentence per thing to do, for the gates that did not pass."""
     steps: dict[str, None] = {}
     for report in reports:
-        for gate in parts(report, "gates"):
+        for gate in get_parts(report, "gates"):
             name, verdict = str(gate.get("name")), str(gate.get("verdict"))
             if step := _step(report, name, verdict):
                 steps[step] = None
@@ -42,13 +42,15 @@ def _step(report: Report, name: str, verdict: str) -> str:
         return ""
     if name.startswith("speed."):
         return TIMED
-    quality = part(report, "quality")
+    quality = get_part(report, "quality")
     needed, examples = quality.get("needed"), quality.get("examples")
     if not name.startswith("quality.") or examples is None:
         return ""
     if not needed or needed <= examples:
         return NEAR
-    rows = "texts, for about {} more windows" if generation.generates(report) else "about {} rows"
+    rows = (
+        "texts, for about {} more windows" if generation.is_generation(report) else "about {} rows"
+    )
     return (
         f"add {rows.format(f'{needed - examples:,}')} to the data of validate ({examples:,} of "
         f"about {needed:,} are there), and run the same command: finished steps are reused"

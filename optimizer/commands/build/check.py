@@ -11,7 +11,7 @@ import click
 from optimizer.commands.harness import harness
 from optimizer.commands.options import with_key, with_recipe, with_version
 from optimizer.foundation.progress import show
-from optimizer.harness.shown import one_line
+from optimizer.harness.shown import escape_line
 from optimizer.shared_store import Root
 
 
@@ -83,7 +83,7 @@ def check(
     if obj["json"]:
         show(resolved.model_dump_json(by_alias=True, indent=1))
     else:
-        typed = one_line(shlex.quote(str(recipe)))
+        typed = escape_line(shlex.quote(str(recipe)))
         to = f" Publishes to: {', '.join(resolved.publish)}." if resolved.publish else ""
         from optimizer.load import source  # after checks.read looked at what libraries need
 
@@ -97,6 +97,6 @@ def check(
         if resolved.search is not None:
             to += f" Search: {len(space)} candidates by {resolved.search.objective}."
         show(
-            f"{one_line(str(recipe))}: no error found. Targets: {', '.join(names)}.{to} "
+            f"{escape_line(str(recipe))}: no error found. Targets: {', '.join(names)}.{to} "
             f"Next: optimize plan {typed}, then optimize {search}{typed}"
         )

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optimizer import pipeline
-from optimizer.commands.build.advice import next_steps
-from optimizer.foundation.atomic import disk_errors_explained
+from optimizer.commands.build.advice import list_next_steps
+from optimizer.foundation.atomic import explain_disk_errors
 from optimizer.foundation.errors import GateError, InconclusiveError
 from optimizer.foundation.verdicts import worst
 from optimizer.harness import tasks
@@ -55,11 +55,11 @@ class Result:
     @property
     def runnable(self) -> bool:
         """True if an engine of the bundle was built and can run here."""
-        from optimizer.commands.bundle.look import runnable
+        from optimizer.commands.bundle.look import is_runnable
 
         manifest = self.document["manifest"]
         built = any(not engine["deferred"] for engine in manifest["engines"])
-        return runnable(manifest) and built
+        return is_runnable(manifest) and built
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -78,7 +78,9 @@ class Result:
     def _example(self) -> str:
         """Example of an input on a command line."""
         contract = self.document["manifest"].get("contract") or {}
-        return self.example or (tasks.task(contract["task"]).inputs.example if contract else "")
+        return self.example or (
+            tasks.find_task(contract["task"]).inputs.example if contract else ""
+        )
 
     @property
     def text(self) -> str:
@@ -101,7 +103,7 @@ class Result:
             earlier = self.report.parent.with_suffix("")
             if earlier.is_dir():
                 lines.append(f"{earlier} is the bundle of an earlier run.")
-            if steps := next_steps(self.document.get("reports", [])):
+            if steps := list_next_steps(self.document.get("reports", [])):
                 lines += ["Next:", *(f"  {step}" for step in steps)]
         elif self.steps:
             lines.append(f"Stopped after {self.steps[-1]['stage']}: {self.steps[-1]['path']}")
@@ -127,7 +129,7 @@ def finish(
     predicted: {key of a step: seconds}, reported where a step takes longer
     """
     again = frozenset({"validate", "slo"}) if remeasure else frozenset[str]()
-    with disk_errors_explained(artifacts, "--artifacts"):
+    with explain_disk_errors(artifacts, "--artifacts"):
         if artifacts.exists() and not artifacts.is_dir():  # refused now, not after hours of work
             raise NotADirectoryError(errno.ENOTDIR, "a file", str(artifacts))
     store = Store(store_root, again=again, until=until, predicted=predicted or {})
@@ -137,6 +139,7 @@ def finish(
         return Result(0, None, None, None, steps, {}, "")
 
     from optimizer.package.report import page as html
+    from optimizer.package.report.summary import summarize
     from optimizer.publish import stage
     from optimizer.publish.folder import publish, publish_failed
 
@@ -159,7 +162,7 @@ def finish(
         assert open_place is not None
         published = stage.publish(stage.check(recipe.publish), bundle, open_place)
     code = next((p.error.exit_code for p in published if p.error), EXIT_CODES[verdict])
-    summary = html.summary(document)
+    summary = summarize(document)
     example = "" if bundle is None else _example(recipe, document["manifest"])
     return Result(code, verdict, bundle, report, steps, document, summary, published, example)
 
@@ -173,7 +176,7 @@ def _example(recipe: Recipe, manifest: Mapping[str, Any]) -> str:
         (row,) = samples(recipe.validate_.data, 1)
     except ExplainedError:  # the data are gone since the steps were made
         return ""
-    task, value = tasks.task(recipe.model.task), row.input
+    task, value = tasks.find_task(recipe.model.task), row.input
     if task.fills:
         value = task.ask(Contract.from_json(manifest["contract"]), value)
     pair = row.text_pair if task.pairs_together else None
@@ -191,13 +194,13 @@ def _document(
 ) -> dict[str, Any]:
     """Return the data of the report: see package/report/page.py."""
     from optimizer.package import on_fail
-    from optimizer.package.stage import kept_targets, left_out
+    from optimizer.package.stage import list_kept_targets, list_left_out
 
     packaging = recipe.packaging.model_copy(update={"left_out": outcome.left_out})
-    names, targets = kept_targets(packaging)
+    names, targets = list_kept_targets(packaging)
     loaded = [Path(s["path"]) for s in steps if s["stage"] == "load"][-1]  # behind other sides
     reports = [_report(b.report) for b in outcome.built]
-    dropped = left_out(packaging)
+    dropped = list_left_out(packaging)
     if outcome.bundle is not None:
         reports = on_fail.mark_dropped([t.on_fail for t in targets], reports)
         dropped += on_fail.describe_dropped(names, reports)

@@ -51,7 +51,7 @@ def plan(
     resolved, lines = checks.read(recipe, overrides, fetch=True, early=True)
     with recipe_file.located(lines):
         pipeline.run(resolved, dry)
-        entries = predictions.document(dry)
+        entries = predictions.build_document(dry)
         for address in stage.check(resolved.publish):
             place = partial(open_place, access=access)
             why = stage.describe_tag(address, resolved.package.version, place)
@@ -61,10 +61,10 @@ def plan(
     if load := busy.describe():
         say(f"plan: this machine is busy ({load}); times are predicted for a quiet machine")
     try:
-        room.check(entries, store, room.memory_of_this_machine())
+        room.check(entries, store, room.read_memory_limit())
     except MachineError as e:
         say(f"plan: run would refuse this: {e}")
-    show(json.dumps(entries, indent=1) if obj["json"] else predictions.text(entries))
+    show(json.dumps(entries, indent=1) if obj["json"] else predictions.format_entries(entries))
 
 
 def _searched(recipe: Recipe, store: Root) -> dict[str, Any]:
@@ -82,7 +82,9 @@ def _searched(recipe: Recipe, store: Root) -> dict[str, Any]:
         if uniform not in seconds_of:
             dry = Store(folder_of(store) / "nothing-finished", dry=True, until="build")
             pipeline.run(candidates.derived(recipe, uniform), dry)
-            seconds_of[uniform] = sum(e.get("seconds", 0.0) for e in predictions.document(dry))
+            seconds_of[uniform] = sum(
+                e.get("seconds", 0.0) for e in predictions.build_document(dry)
+            )
     each = budget.seconds_of_timing if recipe.search.timed else 0.0
     tried = [replace(c, finer=0.0) for c in space[: budget.trials]]
     seconds = sum(seconds_of[uniform] + each for uniform in tried)

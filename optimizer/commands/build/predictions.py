@@ -20,7 +20,7 @@ BRIEF = 30
 """Maximum characters of a value in `why`, so that a row fits a terminal."""
 
 
-def document(store: Store) -> list[dict[str, Any]]:
+def build_document(store: Store) -> list[dict[str, Any]]:
     """Return per step {stage, key, what: "reuse", "fetch" or "run", why}; to fetch, disk; to run,
     memory, disk, seconds, and device_memory on a GPU.
 
@@ -64,7 +64,7 @@ def _entry(logged: dict[str, Any], store: Store, shapes: Shapes) -> dict[str, An
         return entry
     estimate = stage.estimate(logged["section"], shapes) if stage.estimate else Estimate()
     remark = stage.remark(logged["section"]) if stage.remark else ""
-    why = _why(logged["made_from"], store.folder / step.stage, store.recipe)
+    why = _explain_run(logged["made_from"], store.folder / step.stage, store.recipe)
     return {
         **entry,
         "what": "run",
@@ -76,7 +76,7 @@ def _entry(logged: dict[str, Any], store: Store, shapes: Shapes) -> dict[str, An
     }
 
 
-def _why(made_from: dict[str, Any], folder: Path, recipe: str) -> str:
+def _explain_run(made_from: dict[str, Any], folder: Path, recipe: str) -> str:
     """Return why a step runs: the settings that changed since the most similar finished step of
     this recipe, or, without such a step, "new for recipe NAME".
 
@@ -122,33 +122,33 @@ def _brief(value: Any) -> str:
     return textwrap.shorten(str(value), BRIEF, placeholder="...")
 
 
-def text(entries: list[dict[str, Any]]) -> str:
+def format_entries(entries: list[dict[str, Any]]) -> str:
     """Return the entries as a table with totals: peak of memory, sums of disk and time."""
     rows = [f"{'step':<10}{'':<8}{'memory':>9}{'disk':>9}{'time':>9}  why"]
     for e in entries:
         need = (
-            f"{in_bytes(e['memory']):>9}{in_bytes(e['disk']):>9}{_seconds(e['seconds']):>9}"
+            f"{format_bytes(e['memory']):>9}{format_bytes(e['disk']):>9}{_seconds(e['seconds']):>9}"
             if e["what"] == "run"
-            else f"{'-':>9}{in_bytes(e['disk']) if 'disk' in e else '-':>9}{'-':>9}"
+            else f"{'-':>9}{format_bytes(e['disk']) if 'disk' in e else '-':>9}{'-':>9}"
         )
         rows.append(f"{e['stage']:<10}{e['what']:<8}{need}  {e['why']}")
     running = [e for e in entries if e["what"] == "run"]
     rows.append(
         f"{'total':<10}{len(running)} to run"
-        f"{in_bytes(max((e['memory'] for e in running), default=0)):>9}"
-        f"{in_bytes(sum(e.get('disk', 0) for e in entries)):>9}"
+        f"{format_bytes(max((e['memory'] for e in running), default=0)):>9}"
+        f"{format_bytes(sum(e.get('disk', 0) for e in entries)):>9}"
         f"{_seconds(sum(e['seconds'] for e in running)):>9}  (memory: the highest peak)"
     )
     on_gpu: dict[str, int] = {}
     for e in running:
         on_gpu[e["stage"]] = max(e["device_memory"], on_gpu.get(e["stage"], 0))
-    needs = [f"{stage} {in_bytes(size)}" for stage, size in on_gpu.items() if size]
+    needs = [f"{stage} {format_bytes(size)}" for stage, size in on_gpu.items() if size]
     if needs:
         rows.append(f"memory of a GPU, where torch can use one: {', '.join(needs)}")
     return "\n".join(rows)
 
 
-def in_bytes(count: int) -> str:
+def format_bytes(count: int) -> str:
     """Format bytes in B, KB, MB, GB or TB (powers of 1000), with one decimal from GB on."""
     size = float(count)
     for unit in ("B", "KB", "MB", "GB"):

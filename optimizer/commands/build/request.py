@@ -68,12 +68,12 @@ def carry_out(request: Request) -> Result:
         if not request.ignore_estimate:
             dry = Store(request.store, dry=True, until=request.until)
             pipeline.run(resolved, dry)
-            steps = predictions.document(dry)
-            room.check(steps, request.store, room.memory_of_this_machine())
+            steps = predictions.build_document(dry)
+            room.check(steps, request.store, room.read_memory_limit())
             predicted = {step["key"]: step.get("seconds", 0.0) for step in steps}
         if resolved.compress.deterministic and not request.portable_kernels:
             _compute_portably(request, "qat" if resolved.qat else "compress")
-        with portable_kernels.used() if request.portable_kernels else nullcontext():
+        with portable_kernels.use_portable_kernels() if request.portable_kernels else nullcontext():
             return finish(
                 resolved,
                 request.store,

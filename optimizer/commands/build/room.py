@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from optimizer.commands.build.predictions import in_bytes
+from optimizer.commands.build.predictions import format_bytes
 from optimizer.foundation.errors import MachineError
 from optimizer.shared_store import Root, folder_of, folder_option
 
@@ -23,7 +23,7 @@ def check(steps: Sequence[Mapping[str, Any]], store: Root, memory: int | None) -
     """Raise MachineError where a step is predicted to need more than `memory`, or all steps
     together, those to be fetched included, more disk than is free below `store`.
 
-    steps: entries of predictions.document
+    steps: entries of predictions.build_document
     memory: bytes of memory of this machine; None: unknown
     """
     running = [step for step in steps if step["what"] == "run"]
@@ -32,24 +32,24 @@ def check(steps: Sequence[Mapping[str, Any]], store: Root, memory: int | None) -
         validates = largest["stage"] == "validate"
         untimed = "set validate.latency.must_beat_float and time_float to false (text generation), "
         raise MachineError(
-            f"predicted memory is {in_bytes(largest['memory'])}, and this machine has "
-            f"{in_bytes(memory)}",
+            f"predicted memory is {format_bytes(largest['memory'])}, and this machine has "
+            f"{format_bytes(memory)}",
             where=f"stage {largest['stage']}",
             fix=f"Use a machine with more memory, {untimed if validates else ''}or lower "
             "compress.memory_gb or the numbers of samples; `optimize plan` shows each stage. "
             f"{ANYWAY}",
         )
     disk = sum(int(step.get("disk", 0)) for step in steps)
-    free = shutil.disk_usage(_there(folder_of(store))).free
+    free = shutil.disk_usage(_find_existing(folder_of(store))).free
     if disk > free:
         raise MachineError(
-            f"predicted disk use is {in_bytes(disk)}, and {in_bytes(free)} are free",
+            f"predicted disk use is {format_bytes(disk)}, and {format_bytes(free)} are free",
             where=str(folder_of(store)),
             fix=f"Free space, or point {folder_option(store)} at another disk. {ANYWAY}",
         )
 
 
-def memory_of_this_machine() -> int | None:
+def read_memory_limit() -> int | None:
     """Return bytes of memory plus swap, or a container's lower limit; None where unknown."""
     sizes: list[int] = []
     if PHYSICAL.is_file():
@@ -66,7 +66,7 @@ def memory_of_this_machine() -> int | None:
     return min((size for size in sizes if size > 0), default=None)
 
 
-def _there(folder: Path) -> Path:
+def _find_existing(folder: Path) -> Path:
     """Return the folder, or its nearest parent that exists."""
     folder = folder.resolve()
     return next(p for p in (folder, *folder.parents) if p.exists())

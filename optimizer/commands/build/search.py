@@ -90,7 +90,7 @@ def search(
     out = out or recipe.with_name(f"{recipe.stem}.found.yaml")
     chosen_recipe.check_place(recipe, out)
     resolved, lines = checks.read(recipe, overrides, fetch=True, until="validate")
-    if price is not None and tasks.task(resolved.model.task).generates:
+    if price is not None and tasks.find_task(resolved.model.task).generates:
         raise click.UsageError(
             "--price-per-hour is for answers of one run, and the model generates text; omit it."
         )
@@ -110,12 +110,12 @@ def search(
         )
     result = replace(result, price=price)
     document = report.document(result, out if result.chosen else None, home / "report.html")
-    with atomic.disk_errors_explained(home, "--artifacts"):
+    with atomic.explain_disk_errors(home, "--artifacts"):
         atomic.write(home / "search.json", json.dumps(document, indent=1).encode() + b"\n")
         atomic.write(home / "report.html", report.page(result, document).encode())
     if result.chosen is not None and result.winner is not None:
         target = result.winner.candidate.target
-        with atomic.disk_errors_explained(out, "--out"):
+        with atomic.explain_disk_errors(out, "--out"):
             chosen_recipe.write(recipe, overrides, target, result.chosen, out)
     elif chosen_recipe.remove_earlier(recipe, out):
         say(f"search: {out}, which an earlier search had found, was removed")

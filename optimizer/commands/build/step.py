@@ -97,9 +97,9 @@ def step(
         request = Request(
             *(recipe, overrides, store, artifacts, lock), until="publish", access=access
         )
-        ended = _ended(carry_out(request))
+        ended = _describe_result(carry_out(request))
     except ExplainedError as e:
-        finish(_failed(e))
+        finish(_describe_failure(e))
         raise
     except Exception as e:
         document = {"exit_code": 1, "error": type(e).__name__, "found": str(e)}
@@ -110,7 +110,7 @@ def step(
     raise SystemExit(ended.exit_code)
 
 
-def _ended(result: Result) -> Ended:
+def _describe_result(result: Result) -> Ended:
     from optimizer.commands.build.step_outputs import Ended
 
     digest = str(result.document["manifest"]["digest"]) if result.bundle else ""
@@ -125,10 +125,10 @@ def _ended(result: Result) -> Ended:
     )
 
 
-def _failed(error: ExplainedError) -> Ended:
+def _describe_failure(error: ExplainedError) -> Ended:
     from optimizer.commands.build.step_outputs import Ended
-    from optimizer.foundation.errors import each, error_document
+    from optimizer.foundation.errors import error_document, split
 
     verdicts = {3: "fail", 4: "inconclusive"}
-    verdict, text = verdicts.get(error.exit_code, "error"), "\n".join(map(str, each(error)))
+    verdict, text = verdicts.get(error.exit_code, "error"), "\n".join(map(str, split(error)))
     return Ended(error.exit_code, verdict, error_document(error), text)

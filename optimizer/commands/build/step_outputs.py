@@ -23,8 +23,8 @@ from typing import Any
 from optimizer.commands.build import step_formats
 from optimizer.foundation import atomic
 from optimizer.foundation.errors import RecipeError
-from optimizer.harness.shown import many_lines, scrub, scrubbed
-from optimizer.package.report.metrics import metrics
+from optimizer.harness.shown import escape_lines, scrub, scrub_document
+from optimizer.package.report.metrics import list_metrics
 
 VALUES = ("verdict", "exit_code", "digest", "bundle")
 """Files that hold one value without a newline, as Argo, Tekton and KFP read them."""
@@ -66,7 +66,7 @@ def check_value(where: str, value: str) -> None:
 
 def remove(folder: Path) -> None:
     """Remove the files of an earlier run, and no other file."""
-    with atomic.disk_errors_explained(folder, "--outputs"):
+    with atomic.explain_disk_errors(folder, "--outputs"):
         for name in FILES:
             (folder / name).unlink(missing_ok=True)
 
@@ -81,20 +81,20 @@ def write(ended: Ended, folder: Path, run_id: str) -> None:
     values = {name: ended.value(name) for name in VALUES}
     for name, value in values.items():
         check_value(f"outputs of the step: {name}", value)
-    with atomic.disk_errors_explained(folder, "--outputs"):
+    with atomic.explain_disk_errors(folder, "--outputs"):
         folder.mkdir(parents=True, exist_ok=True)
-        flat = metrics(ended.document.get("reports", []))
+        flat = list_metrics(ended.document.get("reports", []))
         document = {**ended.document, "run_id": run_id}
         if ended.report is not None and ended.report.is_file():
             atomic.write(folder / "report.html", ended.report.read_bytes())
         texts = {
             "run_id": run_id,
-            "result.json": json.dumps(scrubbed(document), indent=1),
+            "result.json": json.dumps(scrub_document(document), indent=1),
             "metrics.json": json.dumps(flat, indent=1, sort_keys=True),
             "metrics.prom": step_formats.prometheus(flat),
             "junit.xml": step_formats.junit(ended.document),
             "summary.md": step_formats.markdown(
-                ended.verdict, ended.digest, many_lines(ended.text)
+                ended.verdict, ended.digest, escape_lines(ended.text)
             ),
         }
         for name in reversed(VALUES):

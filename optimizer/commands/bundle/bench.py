@@ -45,9 +45,9 @@ def bench(obj: dict[str, bool], bundle: Path, arguments: tuple[str, ...]) -> Non
 
 def _bench_vllm(bundle: Path, options: argparse.Namespace, *, as_json: bool) -> None:
     """Start vLLM with the bundle, and time its answers over HTTP."""
-    from optimizer.commands.serve.load import lines_of
+    from optimizer.commands.serve.load import read_lines
     from optimizer.foundation.errors import InputError
-    from optimizer.harness.runtimes.machine import gpus
+    from optimizer.harness.runtimes.machine import list_gpus
     from optimizer.load_test import measure, server
     from optimizer.load_test.http_client import HttpClient
 
@@ -62,7 +62,7 @@ def _bench_vllm(bundle: Path, options: argparse.Namespace, *, as_json: bool) -> 
         client = HttpClient(running.url, "", tokens, PATIENCE)
         cells = measure.measure_together(
             client,
-            lines_of(options.texts_file),
+            read_lines(options.texts_file),
             options.batch or SIZES,
             options.iterations or ROUNDS,
         )
@@ -70,7 +70,7 @@ def _bench_vllm(bundle: Path, options: argparse.Namespace, *, as_json: bool) -> 
         "exit_code": 0,
         "engine": "vllm",
         "new_tokens": tokens,
-        "gpus": [vars(gpu) for gpu in gpus()],
+        "gpus": [vars(gpu) for gpu in list_gpus()],
         "cells": cells,
     }
     show(json.dumps(document, indent=1) if as_json else _text(document))

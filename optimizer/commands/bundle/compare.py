@@ -48,13 +48,13 @@ def compare(obj: dict[str, bool], a: str, b: str, access: Access) -> None:
 def _describe(bundle: str, access: Access) -> Description:
     from optimizer.commands.bundle import look
     from optimizer.harness.errors import BundleError
-    from optimizer.harness.process.temporary import temporary_folder
+    from optimizer.harness.process.temporary import make_temporary_folder
     from optimizer.publish.address import is_address
     from optimizer.publish.pull import pull_description
 
     if not is_address(bundle):
         return look.describe(Path(bundle))
-    with open_place(bundle, access) as (address, place), temporary_folder("compare") as folder:
+    with open_place(bundle, access) as (address, place), make_temporary_folder("compare") as folder:
         pull_description(place, address, folder)
         try:
             return look.describe(folder, bundle, whole=False)

@@ -28,5 +28,5 @@ def doctor(obj: dict[str, bool], bundle: Path | None) -> None:
 
     document = examine.examine()
     if bundle is not None:
-        document["engines"] = examine.bundle(bundle)
-    show(json.dumps(document, indent=1) if obj["json"] else examine.text(document))
+        document["engines"] = examine.examine_engines(bundle)
+    show(json.dumps(document, indent=1) if obj["json"] else examine.format_document(document))

@@ -59,6 +59,6 @@ def drift(
     manifest = read_manifest(bundle)
     report = read_reports(bundle, manifest)[0]
     exposition = Exposition.parse(places.read(metrics), metrics)
-    document = drifting.document(manifest, report, exposition, confidence, least)
-    show(json.dumps(document, indent=1) if obj["json"] else drifting.text(document))
+    document = drifting.build_document(manifest, report, exposition, confidence, least)
+    show(json.dumps(document, indent=1) if obj["json"] else drifting.format_document(document))
     raise SystemExit(EXIT[document["verdict"]])

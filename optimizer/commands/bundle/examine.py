@@ -11,10 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from optimizer.harness.bundle.fit import verdicts
+from optimizer.harness.bundle.fit import judge_engines
 from optimizer.harness.bundle.fit_columns import REQUIRED, FitContext, processor
 from optimizer.harness.runtimes import table
-from optimizer.harness.runtimes.machine import Machine, this_machine
+from optimizer.harness.runtimes.machine import Machine, describe_machine
 from optimizer.store import package_version
 from optimizer.targets import TARGETS
 
@@ -29,7 +29,7 @@ def examine(machine: Machine | None = None) -> dict[str, Any]:
 
     Imports no heavy package except runtimes that alone can list their devices (OpenVINO).
     """
-    here = machine or this_machine()
+    here = machine or describe_machine()
     devices = _devices(here)
     disk = shutil.disk_usage(".")
     runtimes = dict.fromkeys(d for groups in REQUIRED.values() for group in groups for d in group)
@@ -49,13 +49,13 @@ def examine(machine: Machine | None = None) -> dict[str, Any]:
         },
         "devices": devices,
         "targets": [_target(runtime, provider, here, devices) for runtime, provider in REQUIRED]
-        + [_served_target(name, here) for name in TARGETS if not table.of(name).runs],
+        + [_served_target(name, here) for name in TARGETS if not table.look_up(name).runs],
     }
 
 
 def _served_target(runtime: str, machine: Machine) -> dict[str, Any]:
     """Return the row of a target that other programs run."""
-    target, served_by = TARGETS[runtime], table.of(runtime).served_by
+    target, served_by = TARGETS[runtime], table.look_up(runtime).served_by
     missing = [name for name in target.judged_by if machine.version((name,)) is None]
     if not target.judged_by and machine.version(target.distributions) is None:
         missing = [target.distributions[0]]
@@ -93,14 +93,14 @@ def _devices(
 def _absent(runtime: str, device: str, devices: Mapping[str, Mapping[str, str]]) -> str:
     """Return the reason why a runtime's list lacks `device`; "" where present or without a list."""
     present = devices.get(runtime)
-    return str(table.of(runtime).lister().absent(device, present)) if present else ""
+    return str(table.look_up(runtime).lister().absent(device, present)) if present else ""
 
 
 def _target(
     runtime: str, provider: str, machine: Machine, devices: Mapping[str, Mapping[str, str]]
 ) -> dict[str, Any]:
     """Return a provider's row, by the harness's decision about a deferred engine."""
-    row = table.of(runtime)
+    row = table.look_up(runtime)
     fit = {"driver_minimum": row.driver_minimum} if row.driver_minimum else {}
     on_cuda = provider == "cuda" or provider not in DEVICES
     engine: dict[str, Any] = {
@@ -113,7 +113,9 @@ def _target(
         "fit": fit,
     }
     absent = _absent(runtime, provider, devices)
-    (verdict,) = verdicts({"engines": [engine]}, machine, failed={0: absent} if absent else None)
+    (verdict,) = judge_engines(
+        {"engines": [engine]}, machine, failed={0: absent} if absent else None
+    )
     groups = REQUIRED[runtime, provider]
     missing = [group[0] for group in groups if machine.version(group) is None]
     runs = verdict.how is not None
@@ -139,14 +141,14 @@ def _target(
 
 def _ready(engine: dict[str, Any], machine: Machine) -> str:
     """Return "ready", and the models that this processor would answer wrongly."""
-    if not table.of(engine["runtime"]).saturates:
+    if not table.look_up(engine["runtime"]).saturates:
         return "ready"
     integers = {**engine, "fit": {"integer_products": True}}
     why = processor(FitContext(integers, machine, frozenset(), None))
     return f"ready, but models with INT8 activations are refused: {why}" if why else "ready"
 
 
-def bundle(folder: Path, machine: Machine | None = None) -> list[dict[str, Any]]:
+def examine_engines(folder: Path, machine: Machine | None = None) -> list[dict[str, Any]]:
     """Return {target, how, why, install} per engine of a bundle; how: None if it cannot run here.
 
     Raises harness.errors.BundleError where the folder is not a bundle, or a file that every engine
@@ -155,25 +157,25 @@ def bundle(folder: Path, machine: Machine | None = None) -> list[dict[str, Any]]
     from optimizer.harness.bundle.manifest import read_manifest, refuse_damage
 
     manifest = read_manifest(folder)
-    return engines(manifest, refuse_damage(folder, manifest), machine)
+    return list_engines(manifest, refuse_damage(folder, manifest), machine)
 
 
-def engines(
+def list_engines(
     manifest: Mapping[str, Any], damaged: Set[str], machine: Machine | None = None
 ) -> list[dict[str, Any]]:
-    """Return the rows of `bundle`. damaged: names of damaged files."""
-    here = machine or this_machine()
+    """Return the rows of `examine_engines`. damaged: names of damaged files."""
+    here = machine or describe_machine()
     devices = _devices(here, {str(e["runtime"]) for e in manifest["engines"]})
     failed = {
         i: why
         for i, e in enumerate(manifest["engines"])
         if (why := _absent(e["runtime"], e["device"], devices))
     }
-    rows = verdicts(manifest, here, damaged=damaged, failed=failed)
+    rows = judge_engines(manifest, here, damaged=damaged, failed=failed)
     return [{"target": r.target, "how": r.how, "why": r.why, "install": r.install} for r in rows]
 
 
-def text(document: dict[str, Any]) -> str:
+def format_document(document: dict[str, Any]) -> str:
     """Format the result of `examine` for a terminal."""
     m, gpu = document["machine"], document["machine"]["gpu"]
     card = (

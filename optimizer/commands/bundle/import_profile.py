@@ -29,4 +29,4 @@ def import_profile(obj: dict[str, bool], file: Path) -> None:
     from optimizer.measure import imported
 
     document = imported.read(file)
-    show(json.dumps(document, indent=1) if obj["json"] else imported.text(document))
+    show(json.dumps(document, indent=1) if obj["json"] else imported.format_document(document))

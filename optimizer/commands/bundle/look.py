@@ -12,7 +12,7 @@ from typing import Any
 
 from optimizer.harness.errors import BundleError
 from optimizer.harness.runtimes import table
-from optimizer.package.report.comparison import part
+from optimizer.package.report.comparison import get_part
 from optimizer.package.report.figures import finite
 
 NAMES = 11  # width of the names of lines
@@ -20,35 +20,35 @@ Document = Mapping[str, Any]
 
 
 def inspect(bundle: Path) -> dict[str, Any]:
-    """Return the manifest plus "overview" (overview.py), "runs_here" (rows of examine.bundle), and
-    two lists of file names: "damaged", files without their recorded digest, and "unlisted", files
-    that the manifest lacks.
+    """Return the manifest plus "overview" (overview.py), "runs_here" (rows of
+    examine.examine_engines), and two lists of file names: "damaged", files without their recorded
+    digest, and "unlisted", files that the manifest lacks.
 
     Raises BundleError where the folder is not a bundle, or its manifest is not valid.
     """
-    from optimizer.commands.bundle.examine import engines
-    from optimizer.commands.bundle.overview import overview
+    from optimizer.commands.bundle.examine import list_engines
+    from optimizer.commands.bundle.overview import summarize
     from optimizer.harness.bundle.manifest import (
-        damaged_files,
+        list_damaged_files,
+        list_unlisted_files,
         read_manifest,
         read_reports,
-        unlisted_files,
     )
 
     manifest = read_manifest(bundle)
-    damaged = damaged_files(bundle, manifest, reports=True)
+    damaged = list_damaged_files(bundle, manifest, reports=True)
     reports, unread = [], ""
     try:
         reports = read_reports(bundle, manifest)
     except BundleError as e:
         unread = f"not shown: {e.problem}"
-    fits = engines(manifest, damaged)
+    fits = list_engines(manifest, damaged)
     return {
         **manifest,
-        "overview": overview(manifest, reports, fits, unread),
+        "overview": summarize(manifest, reports, fits, unread),
         "runs_here": fits,
         "damaged": sorted(damaged),
-        "unlisted": unlisted_files(bundle, manifest),
+        "unlisted": list_unlisted_files(bundle, manifest),
     }
 
 
@@ -71,7 +71,7 @@ def inspect_text(document: dict[str, Any], *, files: bool = False) -> str:
         for d in document.get("dropped", [])
     ]
     lines += [f"{'engine':<{NAMES}}{e['target']}: {_state(e)}" for e in document["engines"]]
-    if not runnable(document):
+    if not is_runnable(document):
         started = any(e["runtime"] == table.VLLM for e in document["engines"])
         lines.append(
             "The harness runs none of these engines: serve and bench start vLLM, predict refuses."
@@ -95,18 +95,18 @@ def inspect_text(document: dict[str, Any], *, files: bool = False) -> str:
     return "\n".join(lines)
 
 
-def runnable(manifest: Mapping[str, Any]) -> bool:
+def is_runnable(manifest: Mapping[str, Any]) -> bool:
     """Return True where the harness runs at least one engine of the bundle; computed for older
     manifests, without the field "runnable"."""
     recorded = manifest.get("runnable")
     if recorded is not None:
         return bool(recorded)
-    return any(table.of(e["runtime"]).runs for e in manifest["engines"])
+    return any(table.look_up(e["runtime"]).runs for e in manifest["engines"])
 
 
 def _state(engine: Mapping[str, Any]) -> str:
     """Describe an engine: built or opened where the bundle was made, or not."""
-    runtime = table.of(engine["runtime"])
+    runtime = table.look_up(engine["runtime"])
     state = "not there yet" if engine["engine"] is None else "built and checked where it was made"
     if not runtime.engine_files:
         state = "portable ONNX, opened and checked where it was made"
@@ -151,7 +151,7 @@ def compare(a: Description, b: Description) -> dict[str, Any]:
     from optimizer.publish import same_model
     from optimizer.publish.environments import comparison
 
-    other = same_model.differences(a.manifest, b.manifest)
+    other = same_model.list_differences(a.manifest, b.manifest)
     flat = [_flat(one.manifest["recipe"]) for one in (a, b)]
     changed = {
         key: [f.get(key) for f in flat]
@@ -185,10 +185,10 @@ def _speed(old: Document, new: Document, apart: str = "") -> list[str]:
     if machines[0] != machines[1]:
         apart = apart or f"timed on {machines[0]} and on {machines[1]}"
     cells = [c for c in new.get("cells", []) if _place(c) in before]
-    return [f"time at {_place(c)}: {faster(before[_place(c)], c, apart)}" for c in cells]
+    return [f"time at {_place(c)}: {judge_speed(before[_place(c)], c, apart)}" for c in cells]
 
 
-def faster(old: Document, new: Document, apart: str = "") -> str:
+def judge_speed(old: Document, new: Document, apart: str = "") -> str:
     """Return "faster", "slower" or "cannot be told" by the ratios of two cells to their float
     baseline.
 
@@ -200,7 +200,7 @@ def faster(old: Document, new: Document, apart: str = "") -> str:
     times = [finite(_candidate(cell).get("p50")) for cell in (new, old)]
     p50 = " against ".join("?" if t is None else f"{t:.4g} ms" for t in times)
     seen = f"p50 {p50}, of two runs"
-    floats = [part(cell, "ratio").get("to") for cell in (new, old)]
+    floats = [get_part(cell, "ratio").get("to") for cell in (new, old)]
     if not apart and None in floats:
         apart = "without a float baseline timed in the same run"
     if not apart and floats[0] != floats[1]:
@@ -220,8 +220,8 @@ def faster(old: Document, new: Document, apart: str = "") -> str:
 def _ratio(cell: Document) -> tuple[float, float, float] | None:
     """Return (median, lower end, upper end) of a cell's ratio to float; None where one is unknown.
     Of generated text the ratio of the time between tokens."""
-    ratio = part(cell, "ratio")
-    ratio = part(ratio, "inter_token") if "prompt" in cell else ratio
+    ratio = get_part(cell, "ratio")
+    ratio = get_part(ratio, "inter_token") if "prompt" in cell else ratio
     bounds = ratio.get("interval")
     if not isinstance(bounds, list) or len(bounds) != 2:
         return None
@@ -261,8 +261,8 @@ def _figures(one: Description) -> dict[str, Any]:
 def _candidate(cell: Document) -> Document:
     """Return the candidate's times that `inspect` and `compare` show of a cell: end to end, or of
     one generated token."""
-    system = part(part(cell, "systems"), "candidate")
-    return part(system, "inter_token" if "prompt" in cell else "end_to_end")
+    system = get_part(get_part(cell, "systems"), "candidate")
+    return get_part(system, "inter_token" if "prompt" in cell else "end_to_end")
 
 
 def _place(cell: Document) -> str:

@@ -93,4 +93,4 @@ def measure(
             batches = batch or bench_grid(opened.manifest, None, sequence or (1,), 1).batch
             document = table.measure(opened, batches, sequence, seconds, price)
     table.write(document, out, key)
-    show(json.dumps(document, indent=1) if obj["json"] else table.text(document))
+    show(json.dumps(document, indent=1) if obj["json"] else table.format_table(document))

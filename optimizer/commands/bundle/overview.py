@@ -17,12 +17,12 @@ from optimizer.package.report.comparison import (
     SYSTEMS,
     Row,
     baseline,
+    divide,
+    get_part,
+    get_parts,
     latency_rows,
-    part,
-    parts,
+    name_candidate,
     quality_rows,
-    quantized,
-    ratio_of,
 )
 from optimizer.package.report.figures import plain, size, times
 
@@ -30,13 +30,13 @@ Document = Mapping[str, Any]
 LABELS = 3  # names of labels that are printed
 
 
-def overview(
+def summarize(
     manifest: Document, reports: Sequence[Document], fits: Sequence[Document], unread: str = ""
 ) -> dict[str, str]:
     """Return {name of a line: text}.
 
     reports: report.json of each target; empty where it cannot be read
-    fits: rows of examine.bundle
+    fits: rows of examine.examine_engines
     unread: sentence in place of figures where report.json cannot be read
     """
     runs = [fit for fit in fits if fit["how"]]
@@ -47,7 +47,7 @@ def overview(
     adapters = _adapters(report)
     return {
         "bundle": f"{manifest['name']} version {manifest['version']}: "
-        f"{quantized(manifest['recipe'])} of {source}, licence {licence}, "
+        f"{name_candidate(manifest['recipe'])} of {source}, licence {licence}, "
         f"verdict {manifest['verdict']}",
         "task": _task(manifest["contract"]),
         "quality": several + (_quality(report) if report else unread),
@@ -85,7 +85,7 @@ def _input(contract: Contract) -> str:
 
 def _output(contract: Contract) -> str:
     try:
-        task = tasks.task(contract.task)
+        task = tasks.find_task(contract.task)
     except KeyError:  # a task of another package, which is not installed
         return ", ".join(spec.name for spec in contract.outputs)
     if task.gives:
@@ -117,35 +117,39 @@ def _output(contract: Contract) -> str:
 
 def _adapters(report: Document) -> str:
     """Quality with each adapter that requests may choose; "" without any."""
-    sections = part(report, "adapters")
-    judged = {name: {**report, "quality": part(sections, name)} for name in sections}
+    sections = get_part(report, "adapters")
+    judged = {name: {**report, "quality": get_part(sections, name)} for name in sections}
     return "; ".join(f"{n}: {_quality(one, f'adapter.{n}.')}" for n, one in judged.items())
 
 
 def _quality(report: Document, gates: str = "") -> str:
     """Quality in the report. gates: beginning of the names of its gates"""
-    generates = generation.generates(report)
+    generates = generation.is_generation(report)
     row = (generation.quality_rows if generates else quality_rows)(report)[0]
     if row.unmeasured:
         return _unmeasured(row)
     verdict = next(
-        (g for g in parts(report, "gates") if str(g.get("name")).startswith(f"{gates}quality.")),
+        (
+            g
+            for g in get_parts(report, "gates")
+            if str(g.get("name")).startswith(f"{gates}quality.")
+        ),
         {},
     )
-    margin = part(report, "quality").get("margin")
+    margin = get_part(report, "quality").get("margin")
     text = f"{row.name.lower()} {_entry(row, 'after')}, float {row.before.text}, "
     text += f"change {_entry(row, 'change')}, margin {plain(margin)}"
     return f"{text}: {verdict['verdict']}" if verdict.get("verdict") else text
 
 
 def _latency(report: Document) -> str:
-    tokens = generation.latency_rows(report) if generation.generates(report) else []
+    tokens = generation.latency_rows(report) if generation.is_generation(report) else []
     rows = tokens or latency_rows(report)
     row = next((r for r in rows if " p50" in r.name or r.name.startswith("p50")), rows[0])
     if row.unmeasured:
         return _unmeasured(row)
-    speed = part(report, "speed")
-    machine, cell = part(speed, "machine"), parts(speed, "cells")[0]
+    speed = get_part(report, "speed")
+    machine, cell = get_part(speed, "machine"), get_parts(speed, "cells")[0]
     other = baseline(cell, str(report.get("target"))) or "float"
     threads = plain(speed.get("threads"))
     where = f"{machine.get('cpu')}, {threads} thread{'' if threads == '1' else 's'}"
@@ -158,11 +162,11 @@ def _latency(report: Document) -> str:
 def _size(manifest: Document, report: Document) -> str:
     files = [file["size"] for file in manifest["files"].values()]
     folder = f"folder {size(sum(files))} in {len(files)} files"
-    sizes = part(part(report, "speed"), "size") or part(report, "size")
+    sizes = get_part(get_part(report, "speed"), "size") or get_part(report, "size")
     if not sizes:
         return folder
     before, after = sizes.get("float_bytes"), sizes.get("candidate_bytes")
-    return f"model file {size(after)}, {times(ratio_of(after, before))} of float; {folder}"
+    return f"model file {size(after)}, {times(divide(after, before))} of float; {folder}"
 
 
 def _runs_here(runs: Sequence[Document], fits: Sequence[Document]) -> str:

@@ -9,7 +9,7 @@ import click
 
 from optimizer.commands.options import with_debug_and_json
 from optimizer.foundation.progress import show
-from optimizer.harness.shown import one_line
+from optimizer.harness.shown import escape_line
 
 
 @click.command()
@@ -36,5 +36,5 @@ def attest(obj: dict[str, bool], bundle: Path, key: Path | None) -> None:
 
     parts, how = write(bundle, key)
     document = {"exit_code": 0, "bundle": str(bundle), "sbom": str(parts), "provenance": str(how)}
-    text = "\n".join(one_line(str(file)) for file in (parts, how))
+    text = "\n".join(escape_line(str(file)) for file in (parts, how))
     show(json.dumps(document) if obj["json"] else text)

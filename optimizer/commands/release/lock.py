@@ -62,6 +62,6 @@ def lock(
         now = locks.lock(resolved)
     file = out or lock_beside(recipe)
     text = json.dumps(now, indent=1, sort_keys=True)
-    with atomic.disk_errors_explained(file, "--out"):
+    with atomic.explain_disk_errors(file, "--out"):
         atomic.write(file, text.encode())
     show(json.dumps({"exit_code": 0, "lock": str(file)}) if obj["json"] else str(file))

@@ -14,7 +14,7 @@ import click
 
 from optimizer.commands.options import with_debug_and_json, with_policy
 from optimizer.foundation.progress import show
-from optimizer.harness.shown import one_line
+from optimizer.harness.shown import escape_line
 
 if TYPE_CHECKING:
     from optimizer.publish.address import Address
@@ -115,7 +115,7 @@ def publish(
     from dataclasses import replace as changed
 
     from optimizer.harness.bundle.manifest import read_manifest
-    from optimizer.publish.push import as_document, push
+    from optimizer.publish.push import build_document, push
 
     with open_place(address, access) as (parsed, place):
         tag = parsed.tag or str(read_manifest(bundle)["version"])
@@ -125,8 +125,8 @@ def publish(
             )
         receipt = push(bundle, place, tag, replace=replace, new_model=new_model)
     at = changed(parsed, tag=tag, digest=receipt.digest)
-    text = f"{one_line(str(at))}\n{receipt.sent:,} bytes sent, {receipt.shared:,} already there"
-    show(json.dumps(as_document(receipt, str(at))) if obj["json"] else text)
+    text = f"{escape_line(str(at))}\n{receipt.sent:,} bytes sent, {receipt.shared:,} already there"
+    show(json.dumps(build_document(receipt, str(at))) if obj["json"] else text)
 
 
 @click.command()
@@ -166,7 +166,7 @@ def pull(
         pulled = fetch(place, parsed, folder, key, at_least)
     document = {**vars(pulled), "folder": str(pulled.folder), "attached": [*pulled.attached]}
     signed = f", signed by the key {pulled.key[:16]}..." if pulled.key else ""
-    text = one_line(f"{pulled.folder}: {pulled.digest}{signed}")
+    text = escape_line(f"{pulled.folder}: {pulled.digest}{signed}")
     show(json.dumps({"exit_code": 0, **document}) if obj["json"] else text)
 
 
@@ -188,7 +188,7 @@ def versions(obj: dict[str, bool], address: str, access: Access) -> None:
         tags = [tag for tag in place.tags() if not tag.endswith(".history")]
         read = {tag: place.read_manifest(tag) for tag in tags}
     named = {tag: digest_of(data) for tag, data in read.items() if data is not None}
-    lines = [f"{digest}  {one_line(tag)}" for tag, digest in named.items()]
+    lines = [f"{digest}  {escape_line(tag)}" for tag, digest in named.items()]
     document = {"exit_code": 0, "address": address, "versions": named}
     show(
         json.dumps(document)

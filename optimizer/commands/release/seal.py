@@ -9,7 +9,7 @@ import click
 
 from optimizer.commands.options import with_debug_and_json, with_policy
 from optimizer.foundation.progress import show
-from optimizer.harness.shown import one_line
+from optimizer.harness.shown import escape_line
 
 
 @click.command()
@@ -53,7 +53,7 @@ def seal(
     default = whole.with_name(f"{whole.name}.age")
     into = encrypt(bundle, recipients, file or default, replace=replace)
     document = {"exit_code": 0, "bundle": str(bundle), "file": str(into)}
-    show(json.dumps(document) if obj["json"] else one_line(str(into)))
+    show(json.dumps(document) if obj["json"] else escape_line(str(into)))
 
 
 @click.command("open")
@@ -91,4 +91,4 @@ def unseal(
     hint = decrypt(sealed, identity, folder, key, at_least)
     signed = f", signed by the key {hint[:16]}..." if hint else ""
     document = {"exit_code": 0, "folder": str(folder), "key": hint}
-    show(json.dumps(document) if obj["json"] else one_line(f"{folder}{signed}"))
+    show(json.dumps(document) if obj["json"] else escape_line(f"{folder}{signed}"))

@@ -9,7 +9,7 @@ import click
 
 from optimizer.commands.options import with_debug_and_json
 from optimizer.foundation.progress import show
-from optimizer.harness.shown import one_line
+from optimizer.harness.shown import escape_line
 
 
 @click.command()
@@ -40,11 +40,11 @@ def sign(obj: dict[str, bool], bundle: Path, key: Path, signature: Path | None) 
       optimize sign artifacts/minilm-int8/1 --key private.pem
       optimize check artifacts/minilm-int8/1 --require-signature public.pem
     """
-    from optimizer.harness.trust.signature import beside
+    from optimizer.harness.trust.signature import signature_path
     from optimizer.publish.documents.sign import sign as sign_bundle
 
-    file = signature or beside(bundle.resolve())
+    file = signature or signature_path(bundle.resolve())
     hint = sign_bundle(bundle, key, file)
     document = {"exit_code": 0, "bundle": str(bundle), "signature": str(file), "key": hint}
-    text = one_line(f"{file}: signed by the key {hint[:16]}...")
+    text = escape_line(f"{file}: signed by the key {hint[:16]}...")
     show(json.dumps(document) if obj["json"] else text)

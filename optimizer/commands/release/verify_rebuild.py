@@ -38,7 +38,7 @@ def verify_rebuild(obj: dict[str, bool], bundle: Path, recipe: Path, work: Path 
     from optimizer.commands.build.request import Request, carry_out
     from optimizer.foundation.errors import GateError, RecipeError
     from optimizer.harness.bundle.manifest import read_manifest, refuse_damage
-    from optimizer.harness.process.temporary import temporary_folder
+    from optimizer.harness.process.temporary import make_temporary_folder
     from optimizer.package.rebuilt import compare
 
     manifest = read_manifest(bundle)
@@ -50,7 +50,7 @@ def verify_rebuild(obj: dict[str, bool], bundle: Path, recipe: Path, work: Path 
         f"compress.deterministic={json.dumps(deterministic)}",  # as it was made
     )
     with ExitStack() as stack:
-        folder = work or stack.enter_context(temporary_folder("rebuild"))
+        folder = work or stack.enter_context(make_temporary_folder("rebuild"))
         if (folder / "store").exists():
             raise RecipeError(
                 "the folder has the store of an earlier run, whose steps would be reused",

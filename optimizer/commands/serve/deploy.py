@@ -97,7 +97,7 @@ def deploy(
       optimize deploy artifacts/minilm-int8/1 --to compose --out deploy/compose --cpu 2
     """
     from optimizer.deploy import output, source
-    from optimizer.deploy.platforms import platform as record_of
+    from optimizer.deploy.platforms import find_platform as record_of
     from optimizer.deploy.settings import DeployOptions
 
     settings = DeployOptions(serve_options, **options)

@@ -114,7 +114,7 @@ def load(obj: dict[str, bool], /, target: str, rate: float | None, **options: An
     limits = {kind: options[name] for kind, name in LIMITS.items() if options[name] is not None}
     if rate is None and not limits:
         raise click.UsageError("Give --rate, or an objective for the search, such as --p99-ms 50.")
-    come, lines = _arrivals(options), lines_of(options["texts_file"])
+    come, lines = _arrivals(options), read_lines(options["texts_file"])
     if busy_with := busy.describe():
         say(f"load: this machine is busy ({busy_with}); a quiet one answers a higher rate")
     with ExitStack() as stack:
@@ -124,7 +124,7 @@ def load(obj: dict[str, bool], /, target: str, rate: float | None, **options: An
     best = rate if rate is not None else document["highest_rate"]["met"]
     if options["price"] is not None and best:
         document["cost_per_1000"] = options["price"] / 3600 / best * 1000
-    show(json.dumps(document, indent=1) if obj["json"] else report.text_of(document))
+    show(json.dumps(document, indent=1) if obj["json"] else report.format_document(document))
     raise SystemExit(EXIT[document["verdict"]])
 
 
@@ -165,7 +165,7 @@ def _client(target: str, options: Mapping[str, Any], stack: ExitStack) -> Client
     return GrpcClient(url, name, token, patience)
 
 
-def lines_of(file: Path | None) -> list[str]:
+def read_lines(file: Path | None) -> list[str]:
     """Return a file's lines that are not blank; [] for None. Raises DataError for a blank file."""
     from optimizer.harness.inputs.lines import read_lines
 

@@ -76,11 +76,11 @@ def shapes(
         )
     if recording is not None and not traffic.instants:
         raise DataError("it has no arrival times", where=requests, fix="Omit --recording.")
-    cost, origin = recommended.cost_of(traffic, times)
+    cost, origin = recommended.choose_cost(traffic, times)
     choices = bucketing.choose(traffic.lengths, cost, buckets, longest or seen)
-    document = recommended.document(traffic, choices, origin, requests)
+    document = recommended.build_document(traffic, choices, origin, requests)
     if recording is not None:
         instants = "".join(f"{t - traffic.instants[0]:.3f}\n" for t in traffic.instants)
-        with atomic.disk_errors_explained(recording, "--recording"):
+        with atomic.explain_disk_errors(recording, "--recording"):
             atomic.write(recording, instants.encode())
-    show(json.dumps(document, indent=1) if obj["json"] else recommended.text(document))
+    show(json.dumps(document, indent=1) if obj["json"] else recommended.format_document(document))

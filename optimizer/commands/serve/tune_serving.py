@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from optimizer.commands.options import with_debug_and_json
-from optimizer.commands.serve.load import EXIT, LIMITS, lines_of, with_load
+from optimizer.commands.serve.load import EXIT, LIMITS, read_lines, with_load
 from optimizer.foundation.progress import show
 
 
@@ -50,7 +50,7 @@ def tune_serving(obj: dict[str, bool], /, bundle: Path, out: Path | None, **opti
         raise click.UsageError("Give an objective, such as --p99-ms 50.")
     server = tuned_server.TunedServer(
         bundle,
-        lines_of(options["texts_file"]),
+        read_lines(options["texts_file"]),
         Schedule(options["seconds"], burst=options["burst"]),
         Objectives(limits, options["max_refused"]),
         options["tokens"],
@@ -58,7 +58,7 @@ def tune_serving(obj: dict[str, bool], /, bundle: Path, out: Path | None, **opti
     )
     document = tuned_server.tune(server)
     if out is not None and document["verdict"] == "pass":
-        with atomic.disk_errors_explained(out, "--out"):
+        with atomic.explain_disk_errors(out, "--out"):
             atomic.write(out, json.dumps({"serve": document["serve"]}, indent=1).encode() + b"\n")
-    show(json.dumps(document, indent=1) if obj["json"] else tuned_server.text_of(document))
+    show(json.dumps(document, indent=1) if obj["json"] else tuned_server.format_document(document))
     raise SystemExit(EXIT[document["verdict"]])

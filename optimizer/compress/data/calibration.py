@@ -29,7 +29,7 @@ def batches(section: Compression | Reduction, source: Path) -> list[Batch]:
     if calibrate is None:
         return []
     contract = contracts.read(source / "contract.json")
-    task = tasks.of(contract)
+    task = tasks.look_up(contract)
     if task.calibration_items == "windows":
         size, windows = calibrate.batch_size, _windows(calibrate, source)
         _check_enough(len(windows), section)
@@ -63,7 +63,7 @@ def _windows(calibrate: Calibrate, source: Path) -> list[Any]:
     from optimizer.harness import tasks
 
     contract = contracts.read(source / "contract.json")
-    task = tasks.of(contract)
+    task = tasks.look_up(contract)
     rows = datasets.calibration_rows(calibrate, task)
     if not rows:
         raise DataError("no calibration sample", where="calibrate.data")
@@ -79,7 +79,7 @@ def check_enough(section: Compression | Reduction, source: Path) -> None:
     from optimizer.harness import contract as contracts
     from optimizer.harness import tasks
 
-    task = tasks.of(contracts.read(source / "contract.json"))
+    task = tasks.look_up(contracts.read(source / "contract.json"))
     if section.calibrate is not None and task.calibration_items == "windows":
         _check_enough(len(_windows(section.calibrate, source)), section)
 

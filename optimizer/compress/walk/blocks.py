@@ -22,7 +22,7 @@ from optimizer.compress.walk.activation_buffer import Buffer
 from optimizer.compress.walk.consumed import Consumed
 from optimizer.compress.walk.deal import ALL, Deal
 from optimizer.foundation.errors import CheckpointError
-from optimizer.foundation.process.torch_device import CPU, moved, sums_of
+from optimizer.foundation.process.torch_device import CPU, move, sums_of
 from optimizer.foundation.qtensor import Scheme
 from optimizer.model.architectures.family_record import Family
 from optimizer.model.checkpoint.attention_operands import Operand
@@ -50,7 +50,7 @@ class Use:
     def apply(self, model: nn.Module, hidden: Tensor) -> Tensor:
         """Run the block on `hidden` (batch, sequence, features), on its device."""
         block = model.get_submodule(self.block)
-        args, kwargs = moved((self.args, self.kwargs), hidden.device)
+        args, kwargs = move((self.args, self.kwargs), hidden.device)
         if self.added is not None:
             hidden = hidden + self.added.to(hidden.device)
         if self.by_name:

@@ -198,5 +198,5 @@ def open_source(task: Task, folder: Path) -> ModelSource:
     model: Any = skeleton(checkpoint, task)
     if architecture.kind == "decoder" and has_sdpa(model):
         model.set_attn_implementation("sdpa")  # eager makes a score for every pair of tokens
-    prefix, inputs = architecture.prefix(task), tasks.task(task).inputs
+    prefix, inputs = architecture.prefix(task), tasks.find_task(task).inputs
     return ModelSource(model, checkpoint.tensors, architecture, prefix, inputs)

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from optimizer.foundation import atomic
-from optimizer.foundation.process.torch_device import CPU, finished
+from optimizer.foundation.process.torch_device import CPU, wait_for_device
 from optimizer.foundation.progress import say
 from optimizer.model.checkpoint.checkpoint import read_json
 
@@ -103,7 +103,7 @@ def choose(
 
     def multiply(dtype: torch.dtype) -> None:
         torch.nn.functional.linear(inputs.to(dtype), weight.to(dtype))
-        finished(device)
+        wait_for_device(device)
 
     seconds = time_in_turns(multiply)
     products = Products("bf16" if bf16_is_faster(seconds) else "fp32", seconds)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from optimizer.data.labels import normal
-from optimizer.foundation.errors import DataError, closest
+from optimizer.foundation.errors import DataError, suggest
 
 BOXES, LABELS = ("bbox", "box"), ("category", "category_id", "label")
 ACCEPTED = (
@@ -110,7 +110,7 @@ def in_model(
             label = ids.get(normal(label), -1)
         if not 0 <= label < len(labels):
             raise DataError(
-                f"an object has the label {one.label!r}" + closest(str(one.label), list(labels)),
+                f"an object has the label {one.label!r}" + suggest(str(one.label), list(labels)),
                 where=f"{where}: columns.objects",
                 accepted=f"names or ids 0..{len(labels) - 1} of the model's labels: "
                 + ", ".join(labels[:20]),

@@ -96,7 +96,7 @@ def _lengths(
 ) -> dict[str, int]:
     """Histogram of the rows that the model gets, with special tokens and prompt; {} for
     text-generation, whose texts are joined."""
-    task = tasks.of(contract)
+    task = tasks.look_up(contract)
     if task.generates:
         return {}
     texts, pairs = [s.text for s in samples], [s.text_pair for s in samples]
@@ -133,7 +133,7 @@ def _token_rows(
 
 def _room(contract: Contract, tokenizer: Any, length: int | None) -> int | None:
     """Maximum tokens of a text besides special ones and the prompt's; None for no limit."""
-    task = tasks.of(contract)
+    task = tasks.look_up(contract)
     if task.generates or (task.extracts and length is None):  # windows read all of a context
         return None
     limit = min(contract.text.max_length, length or contract.text.max_length)

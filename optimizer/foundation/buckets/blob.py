@@ -20,7 +20,7 @@ class Blob:
     content: Path | bytes
 
     @classmethod
-    def of(cls, data: bytes) -> Blob:
+    def describe(cls, data: bytes) -> Blob:
         return cls(digest_of(data), len(data), data)
 
     def read(self) -> bytes:

@@ -90,7 +90,7 @@ class Objects:
             result = obstore.get(self._client(), name)
             meta = result.meta
             if meta["size"] > LARGEST_READ:
-                raise too_large(meta["size"], f"{self.where}/{name}")
+                raise build_size_error(meta["size"], f"{self.where}/{name}")
             version = {"e_tag": meta["e_tag"] or "", "version": meta["version"] or ""}
             return Stored(bytes(result.bytes()), {k: v for k, v in version.items() if v})
 
@@ -358,7 +358,7 @@ def _read_and_check(blob: Blob, file: BinaryIO, size: int) -> Iterator[bytes]:
         raise changed_error(blob)
 
 
-def too_large(size: int, where: str) -> BundleError:
+def build_size_error(size: int, where: str) -> BundleError:
     return BundleError(f"it has {size:,} bytes, above {LARGEST_READ:,}", where=where)
 
 

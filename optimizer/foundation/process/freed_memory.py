@@ -11,7 +11,7 @@ LARGEST = 32 << 20  # DEFAULT_MMAP_THRESHOLD_MAX, up to which glibc raises its m
 
 
 @contextmanager
-def reused(below: int) -> Iterator[None]:
+def keep_freed_memory(below: int) -> Iterator[None]:
     """Inside, reuse freed memory instead of returning it page by page, which is a good part of the
     time for the temporaries of a block.
 

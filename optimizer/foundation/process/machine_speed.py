@@ -69,7 +69,7 @@ def measure() -> MachineSpeed:
     """Measure this machine, once per process."""
     import torch
 
-    (alone,) = threads.each(lambda _: _measure(), [None])
+    (alone,) = threads.map_in_threads(lambda _: _measure(), [None])
     return replace(alone, threads=torch.get_num_threads())
 
 

@@ -1,9 +1,9 @@
 """Float kernels that give the same bytes on every x86-64 processor.
 
 torch, MKL and oneDNN choose kernels by the processor; those that sum in another order or fuse
-multiply and add round differently. In a process with ENVIRONMENT, inside `used`, torch runs its
-kernels for any x86-64, MKL its "COMPATIBLE" branch of conditional numerical reproducibility (oneMKL
-developer guide), oneDNN is off, and sums use one thread.
+multiply and add round differently. In a process with ENVIRONMENT, inside `use_portable_kernels`,
+torch runs its kernels for any x86-64, MKL its "COMPATIBLE" branch of conditional numerical
+reproducibility (oneMKL developer guide), oneDNN is off, and sums use one thread.
 
 Libraries read both variables once while they load, so only the command line (optimizer/cli.py) sets
 them, before torch is imported.
@@ -25,7 +25,7 @@ BRANCH, COMPATIBLE = 1, 3
 
 
 @contextmanager
-def used() -> Iterator[None]:
+def use_portable_kernels() -> Iterator[None]:
     """Inside, run torch without oneDNN, on one thread."""
     import torch
 
@@ -41,7 +41,8 @@ def used() -> Iterator[None]:
 
 
 def check() -> None:
-    """Raise MachineError where this process lacks ENVIRONMENT's kernels or runs outside `used`."""
+    """Raise MachineError where this process lacks ENVIRONMENT's kernels, or runs outside
+    `use_portable_kernels`."""
     import torch
 
     others = {

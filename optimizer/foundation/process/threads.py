@@ -11,7 +11,7 @@ In = TypeVar("In")
 Out = TypeVar("Out")
 
 
-def each(
+def map_in_threads(
     function: Callable[[In], Out], items: Iterable[In], count: int | None = None
 ) -> Iterator[Out]:
     """Yield function(item) of all items, in order; items are read as they are needed, and at most

@@ -17,7 +17,7 @@ CONTEXT = 600 << 20  # GPU memory of CUDA's context and its libraries (assumed, 
 Unusable = Callable[[], str]
 
 
-def unusable() -> str:
+def explain_unusable() -> str:
     """The reason why torch cannot compute on a GPU of this machine; "" where it can."""
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is a build without CUDA"
@@ -29,12 +29,12 @@ def unusable() -> str:
     return ""
 
 
-def resolve(device: Device, where: str, reason: Unusable = unusable) -> torch.device:
+def resolve(device: Device, where: str, reason: Unusable = explain_unusable) -> torch.device:
     """The device that a recipe names. auto: a GPU where torch can compute on one, else the CPU.
     Raises MachineError for cuda where it cannot.
 
     where: place in the recipe
-    reason: function that replaces `unusable`
+    reason: function that replaces `explain_unusable`
     """
     if device == "cpu":
         return CPU
@@ -115,7 +115,7 @@ def name_of(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-def finished(device: torch.device) -> None:
+def wait_for_device(device: torch.device) -> None:
     """Wait for the work of a GPU, so that a clock shows the time it took."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -130,7 +130,7 @@ def sums_of(device: torch.device) -> tuple[Any, str]:
     return backends.cuda.matmul, "tf32"
 
 
-def moved(value: Any, device: torch.device) -> Any:
+def move(value: Any, device: torch.device) -> Any:
     """`value` with the tensors in its tuples, lists and dicts on a device. Of an expanded tensor
     one slice is copied."""
     if device.type == "cpu":
@@ -141,7 +141,7 @@ def moved(value: Any, device: torch.device) -> Any:
             kept = kept.narrow(axis, 0, 1) if size > 1 and stride == 0 else kept
         return kept.to(device).expand(value.shape)
     if isinstance(value, tuple | list):
-        return type(value)(moved(one, device) for one in value)
+        return type(value)(move(one, device) for one in value)
     if isinstance(value, dict):
-        return {name: moved(one, device) for name, one in value.items()}
+        return {name: move(one, device) for name, one in value.items()}
     return value

@@ -41,23 +41,27 @@ def lengths(pairs: Iterable[tuple[Array, Array]], usual: float | None = None) ->
 
     usual: mean square of the values of a usual example; None: that of `pairs`
     """
-    return relative([squares(f, e) for f, e in pairs], usual)
+    return compare_lengths([squares(f, e) for f, e in pairs], usual)
 
 
 @np.errstate(invalid="ignore")  # of two infinite values
 def squares(actual: Array, expected: Array) -> Squares:
     """Squares of one pair, in float64."""
     if actual.shape != expected.shape:
-        return NOWHERE, sum(float(e @ e) for e, _ in in_chunks(expected, expected)), expected.size
+        return (
+            NOWHERE,
+            sum(float(e @ e) for e, _ in iterate_chunks(expected, expected)),
+            expected.size,
+        )
     square = norm = 0.0
-    for f, e in in_chunks(actual, expected):
+    for f, e in iterate_chunks(actual, expected):
         norm += float(e @ e)
         f -= e
         square += float(f @ f)
     return (square if math.isfinite(square + norm) else NOWHERE), norm, expected.size
 
 
-def in_chunks(actual: Array, expected: Array) -> Iterator[tuple[Floats, Floats]]:
+def iterate_chunks(actual: Array, expected: Array) -> Iterator[tuple[Floats, Floats]]:
     """CHUNK values at a time of two arrays of one size, as copies in float64 that the next two
     overwrite. The logits of a text take hundreds of megabytes: whole copies would go to memory and
     back."""
@@ -72,7 +76,7 @@ def in_chunks(actual: Array, expected: Array) -> Iterator[tuple[Floats, Floats]]
         yield parts[0], parts[1]
 
 
-def relative(each: Sequence[Squares], usual: float | None = None) -> list[float]:
+def compare_lengths(each: Sequence[Squares], usual: float | None = None) -> list[float]:
     """Relative distances of pairs from their squares. usual: see `lengths`."""
     norms, sizes = sum(norm for _, norm, _ in each), sum(size for _, _, size in each)
     usual = norms / max(sizes, 1) if usual is None else usual

@@ -28,14 +28,14 @@ RESERVED = (
 )  # endings of files beside the folder of a version
 
 
-def _not_nearly_zero(value: float) -> float:
+def _refuse_nearly_zero(value: float) -> float:
     """Refuse a number so close to 0 that it must be a typing error."""
     if 0 < abs(value) < SMALLEST:
         raise ValueError(f"closer to 0 than {SMALLEST}, which is taken for a typing error")
     return value
 
 
-Limit = Annotated[float, AfterValidator(_not_nearly_zero)]  # of a measurement, or a margin
+Limit = Annotated[float, AfterValidator(_refuse_nearly_zero)]  # of a measurement, or a margin
 Milliseconds = Annotated[Limit, Field(gt=0, le=3_600_000)]  # an hour
 Seed = Annotated[int, Field(ge=0, lt=2**63)]  # what torch and numpy both take
 BatchSize = Annotated[int, Field(ge=1, le=WIDE)]
@@ -47,7 +47,7 @@ Device = Literal["auto", "cpu", "cuda"]  # of torch; auto: a GPU where torch can
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=100)]
 
 
-def _not_reserved(name: str) -> str:
+def _refuse_reserved(name: str) -> str:
     if name.endswith(RESERVED):
         raise ValueError(
             f"{name!r} has an ending reserved for files beside the bundle ({', '.join(RESERVED)}); "
@@ -62,7 +62,7 @@ def _inside(path: str) -> str:
     return path
 
 
-Version = Annotated[Name, AfterValidator(_not_reserved)]
+Version = Annotated[Name, AfterValidator(_refuse_reserved)]
 Column = Annotated[str, Field(min_length=1, max_length=256)]
 Pattern = Annotated[str, Field(min_length=1, max_length=PATH, pattern=r"\S")]
 Inside = Annotated[str, Field(min_length=1, max_length=PATH), AfterValidator(_inside)]

@@ -34,8 +34,8 @@ from ..bounds import CONFIDENCE, fewest
 from ..errors import HarnessError, InputError
 from ..inputs.text import lengthen
 from ..process.child import run_python
-from ..process.collection import no_collection
-from ..runtimes.machine import this_machine
+from ..process.collection import pause_collection
+from ..runtimes.machine import describe_machine
 
 STAGES = ("pre", "forward", "post")
 PERCENTILES = (50, 90, 95, 99)
@@ -118,7 +118,7 @@ def measure(
                 **_ratio(times[candidate], times[baseline]),
             }
         measured.append(cell)
-    return {"machine": this_machine().to_json(), "threads": threads, "cells": measured}
+    return {"machine": describe_machine().to_json(), "threads": threads, "cells": measured}
 
 
 def percentile(samples: Sequence[float], percent: float) -> float:
@@ -153,7 +153,7 @@ def read_peak_memory() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def peak_memory(code: str) -> int:
+def read_peak(code: str) -> int:
     """Measure the peak resident bytes of a fresh Python that runs `code`.
 
     The child measures itself, because the usage that a parent reads starts at the parent's size.
@@ -207,13 +207,13 @@ def _run_rounds(
     """Run the rounds; returns {system: {stage: milliseconds of each counted round}}."""
     times: dict[str, dict[str, list[float]]] = {n: {s: [] for s in STAGES} for n in systems}
     names = list(systems)
-    with no_collection():  # a collection would be charged to another system than caused it
+    with pause_collection():  # a collection would be charged to another system than caused it
         more = counted.more
         further = (lambda: more({n: _end_to_end(t) for n, t in times.items()})) if more else None
         plan = plan_rounds(counted.iterations, counted.warmup, counted.again, further)
         done = 0
         for i, counts in enumerate(plan):
-            for name in order_of(names, done):
+            for name in order_systems(names, done):
                 if counted.sits_out(name, times):
                     continue
                 taken = _time_batch(systems[name], rounds[i % len(rounds)], sequence)
@@ -223,7 +223,7 @@ def _run_rounds(
     return times
 
 
-def order_of(names: Sequence[str], round_: int) -> list[str]:
+def order_systems(names: Sequence[str], round_: int) -> list[str]:
     """Order of systems in a round. It rotates every two rounds, and is reversed in the second of
     these, so that each of two systems runs first in one of them."""
     first = round_ // 2 % len(names)
@@ -285,11 +285,11 @@ def percentiles(samples: Sequence[float]) -> dict[str, Any]:
 
 
 def _ratio(candidate: dict[str, list[float]], baseline: dict[str, list[float]]) -> dict[str, Any]:
-    """`ratio` of two systems' end-to-end times, from their times by stage."""
-    return ratio(_end_to_end(candidate), _end_to_end(baseline))
+    """`compare_times` of two systems' end-to-end times, from their times by stage."""
+    return compare_times(_end_to_end(candidate), _end_to_end(baseline))
 
 
-def ratio(candidate: Sequence[float], baseline: Sequence[float]) -> dict[str, Any]:
+def compare_times(candidate: Sequence[float], baseline: Sequence[float]) -> dict[str, Any]:
     """{"median", "interval": [low, high]} of candidate's time / baseline's, round by round."""
     ratios = [c / b for c, b in zip(candidate, baseline, strict=True)]
     return {"median": percentile(ratios, 50), "interval": list(percentile_interval(ratios, 50))}

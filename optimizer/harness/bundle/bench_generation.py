@@ -21,10 +21,10 @@ from ..contract import Contract
 from ..errors import InputError
 from ..generate import Options, stream
 from ..generate.loop import batches
-from ..process.collection import no_collection
+from ..process.collection import pause_collection
 from ..runtimes.decoder import DecoderRunner
-from ..runtimes.machine import this_machine
-from .bench import Again, order_of, percentiles, plan_rounds, ratio
+from ..runtimes.machine import describe_machine
+from .bench import Again, compare_times, order_systems, percentiles, plan_rounds
 
 Rounds = list[tuple[float, list[float]]]  # per round: ms to the first token, and to each next one
 BINS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
@@ -87,7 +87,7 @@ def measure_generation(
             if baseline in rounds and candidate in rounds:
                 cell["ratio"] = _ratio(rounds, candidate, baseline)
             cells.append(cell)
-    return {"machine": this_machine().to_json(), "threads": threads, "cells": cells}
+    return {"machine": describe_machine().to_json(), "threads": threads, "cells": cells}
 
 
 def _checked(
@@ -149,11 +149,11 @@ def _run_rounds(
 ) -> dict[str, Rounds]:
     times: dict[str, Rounds] = {n: [] for n in systems}
     names = list(systems)
-    with no_collection():  # a collection would be charged to another system than caused it
+    with pause_collection():  # a collection would be charged to another system than caused it
         done = 0
         for counts in plan((lambda: more(times)) if more else None):
             batch = next(prompts)
-            for name in order_of(names, done):
+            for name in order_systems(names, done):
                 taken = _time_batch(systems[name], model, batch, options)
                 times[name] += [taken] if counts else []
             done += counts
@@ -201,6 +201,6 @@ def _ratio(rounds: Mapping[str, Rounds], candidate: str, baseline: str) -> dict[
     return {
         "of": candidate,
         "to": baseline,
-        "ttft": ratio([f for f, _ in ours], [f for f, _ in theirs]),
-        "inter_token": ratio([sum(s) for _, s in ours], [sum(s) for _, s in theirs]),
+        "ttft": compare_times([f for f, _ in ours], [f for f, _ in theirs]),
+        "inter_token": compare_times([sum(s) for _, s in ours], [sum(s) for _, s in theirs]),
     }

@@ -33,13 +33,13 @@ from ..generate.prompt_lookup import PromptLookup, measure_lookup
 from ..process.closing import Closing
 from ..runtimes import table
 from ..runtimes.decoder import DecoderRunner
-from ..runtimes.machine import Machine, this_machine
+from ..runtimes.machine import Machine, describe_machine
 from ..runtimes.ort.adapters import read
 from ..runtimes.ort.genai import GenaiRunner
 from ..runtimes.ort.onnx_external import check_inside
 from ..runtimes.ort.run import OrtRunner
 from ..runtimes.runner import Runner
-from ..tasks import Array, decode, encode, generating
+from ..tasks import Array, decode, encode, list_generating
 from ..tasks.answering import Answered, Predictor, Query, answer
 from ..tasks.embeddings import image_text_embedding
 from ..tasks.embeddings.sentence_embedding import with_form
@@ -100,7 +100,7 @@ class Bundle(Closing):
         damaged = refuse_damage(self.folder, self.manifest)
         contract = Contract.from_json(self.manifest["contract"], MANIFEST)
         self.task = tasks.check(contract, MANIFEST)
-        self.contract = contract.opened(self.folder / "tokenizer").with_prompt(prompt)
+        self.contract = contract.open_layers(self.folder / "tokenizer").with_prompt(prompt)
         self.encoder = self.task.inputs.open(self.folder / "tokenizer", self.contract)
         if self.contract.label_texts is not None:
             threads_of_texts = 0 if threads is None else threads
@@ -108,7 +108,7 @@ class Bundle(Closing):
         self._shop = Workshop(
             self.folder,
             self.manifest,
-            machine or this_machine(),
+            machine or describe_machine(),
             cache,
             say,
             self.contract,
@@ -173,7 +173,7 @@ class Bundle(Closing):
                 )
             except (MachineError, BuildError) as e:
                 again = isinstance(e, UnopenedError) and not build
-                again = again and table.of(self.engine["runtime"]).engine_files
+                again = again and table.look_up(self.engine["runtime"]).engine_files
                 (unopened if again else failed)[index] = str(e)
                 fix = fix or e.fix
             else:
@@ -240,7 +240,7 @@ class Bundle(Closing):
     @property
     def reentrant(self) -> bool:
         """True if several threads may run the engine at once."""
-        alone = table.reentrant(self.engine) and not self.task.generates
+        alone = table.is_reentrant(self.engine) and not self.task.generates
         return alone and (self.texts is None or self.texts.reentrant)
 
     def _threads_of(self, workers: int) -> int:
@@ -253,7 +253,9 @@ class Bundle(Closing):
     def _open_genai(self, folder: Path) -> GenaiRunner:
         if not self.task.generates:
             raise InputError(
-                f"the task is {self.task.name}", where="genai", accepted=", ".join(generating())
+                f"the task is {self.task.name}",
+                where="genai",
+                accepted=", ".join(list_generating()),
             )
         return GenaiRunner(folder)
 
@@ -267,7 +269,7 @@ class Bundle(Closing):
             raise InputError(
                 problem,
                 where="prompt_lookup",
-                accepted=f"a model for {', '.join(generating())}, without genai",
+                accepted=f"a model for {', '.join(list_generating())}, without genai",
             )
         try:
             return measure_lookup(

@@ -35,7 +35,7 @@ Build = Callable[[Path, Path], object]
 Say = Callable[[str], None]
 
 
-def made_from(
+def describe_origin(
     engine: Mapping[str, Any],
     files: Mapping[str, Mapping[str, Any]],
     machine: Machine,
@@ -61,15 +61,15 @@ BUILT_WITH = ("runtime_version", "compute_capabilities", "gpu", "driver_minimum"
 """Keys of a fit that describe where the shipped engine was built, not what to build."""
 
 
-def key(document: Mapping[str, Any]) -> str:
-    """Name of an engine's folder in the cache: hash of the document of `made_from`."""
+def name_engine_folder(document: Mapping[str, Any]) -> str:
+    """Name of an engine's folder in the cache: hash of the document of `describe_origin`."""
     text = json.dumps(document, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def cached(cache: Path, document: Mapping[str, Any]) -> Path | None:
-    """Path of the intact cached engine of a `made_from` document; None without one."""
-    folder = cache / key(document)
+def find_cached(cache: Path, document: Mapping[str, Any]) -> Path | None:
+    """Path of the intact cached engine of a `describe_origin` document; None without one."""
+    folder = cache / name_engine_folder(document)
     try:
         built = json.loads((folder / BUILT).read_text(encoding="utf-8"))
         with (folder / ENGINE).open("rb") as f:
@@ -95,14 +95,16 @@ def obtain(
 
     Raises CacheError if the cache cannot be written, and as `build`; the cache is then unchanged.
     """
-    engine = cached(cache, document)
+    engine = find_cached(cache, document)
     if engine is not None:
         return engine
-    name = key(document)
+    name = name_engine_folder(document)
     try:
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _lock(cache / f"{name}.lock", say):
-            engine = cached(cache, document)  # another process may have built it while we waited
+            engine = find_cached(
+                cache, document
+            )  # another process may have built it while we waited
             if engine is not None:
                 return engine
             partial = cache / f"{name}.partial"
@@ -137,7 +139,7 @@ def _finish(partial: Path, final: Path, document: Mapping[str, Any]) -> None:
     (partial / BUILT).write_text(text, encoding="utf-8")
     for path in (*partial.iterdir(), partial):
         _sync(path)
-    if final.exists():  # damaged: `cached` refused it
+    if final.exists():  # damaged: `find_cached` refused it
         shutil.rmtree(final)
     os.rename(partial, final)
     _sync(final.parent)

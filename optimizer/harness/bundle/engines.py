@@ -20,7 +20,7 @@ from ..runtimes.ort import bound
 from ..runtimes.ort.run import OrtRunner
 from ..runtimes.runner import Runner
 from ..runtimes.trt.products import PRODUCTS, BuildOptions
-from ..tasks.text_generation import next_arrays
+from ..tasks.text_generation import build_step_arrays
 from . import engine_cache
 from .engine_cache import Build, Say
 from .fit import ADVICE, How
@@ -87,11 +87,11 @@ class Workshop:
         """True if the cache holds the engine."""
         if self.cache is None:
             return False
-        return engine_cache.cached(self.cache, self.made_from(engine)) is not None
+        return engine_cache.find_cached(self.cache, self.made_from(engine)) is not None
 
     def made_from(self, engine: Mapping[str, Any]) -> dict[str, Any]:
         version = FitContext(engine, self.machine, frozenset(), None).installed or ""
-        return engine_cache.made_from(engine, self.manifest["files"], self.machine, version)
+        return engine_cache.describe_origin(engine, self.manifest["files"], self.machine, version)
 
 
 def open_model(shop: Workshop, engine: Mapping[str, Any], _how: How, threads: int) -> Runner:
@@ -102,7 +102,7 @@ def open_model(shop: Workshop, engine: Mapping[str, Any], _how: How, threads: in
     texts = contract is not None and contract.tokenizer is not None
     if contract is None or not texts or provider != "cuda":
         return OrtRunner(model, device=provider, threads=threads, divide=divide)
-    if tasks.of(contract).generates:
+    if tasks.look_up(contract).generates:
         return open_decoder(
             shop, contract, model, provider, engine["fit"].get("cuda_graphs", False)
         )
@@ -133,7 +133,7 @@ def _open_decoder_with_graphs(contract: Contract, model: Path, device: str) -> R
         if not runner.fixes_steps:
             raise BundleError("its past and present share no buffer", where=str(model))
         one = np.ones((1, 1), np.int64)
-        runner.decoder(contract).last(next_arrays(contract, one, one))
+        runner.decoder(contract).last(build_step_arrays(contract, one, one))
     except (MachineError, BundleError):
         runner.close()
         raise
@@ -143,15 +143,15 @@ def _open_decoder_with_graphs(contract: Contract, model: Path, device: str) -> R
 def padded_sizes(engine: Mapping[str, Any], contract: Contract) -> list[dict[str, Any]]:
     """Optimization profiles of a bundle's engine, to whose sizes texts or images are padded; [] for
     an engine that takes any size. engine: its entry in the manifest."""
-    task = tasks.of(contract)
+    task = tasks.look_up(contract)
     if task.generates:
         return []
-    if table.of(engine["runtime"]).engine_files:
+    if table.look_up(engine["runtime"]).engine_files:
         return profiles(engine["fit"]["shapes"])
     # logits of a vocabulary at each position would fill the memory of the sizes that are kept
     replayed = engine["fit"].get("cuda_graphs", False) and not task.reads_vocabulary
     texts = contract.tokenizer is not None
-    return bound.profiles(contract.text.max_length) if replayed and texts else []
+    return bound.list_profiles(contract.text.max_length) if replayed and texts else []
 
 
 def open_on_device(
@@ -162,7 +162,7 @@ def open_on_device(
     sizes: sizes that texts are padded to, to replay a CUDA graph of each; a model that cannot be
         captured runs without, with a warning. Empty: no graphs
     """
-    answer = tasks.of(contract).answer_output
+    answer = tasks.look_up(contract).answer_output
     if sizes:
         try:
             return _open_with_graphs(contract, model, device, answer, sizes)
@@ -195,7 +195,7 @@ def open_openvino(shop: Workshop, engine: Mapping[str, Any], _how: How, threads:
     devices.check(settings.device)
     axes = {i.name: i.axes for i in shop.contract.inputs} if shop.contract is not None else None
     kept = shop.cache is not None and not settings.paged  # OpenVINO imports no paged model
-    kept = kept and "EXPORT_IMPORT" in devices.capabilities(settings.device)
+    kept = kept and "EXPORT_IMPORT" in devices.list_capabilities(settings.device)
     compiled = _compiled(shop, engine, settings, threads) if kept else None
     return OpenVinoRunner(model, settings, threads=threads, compiled=compiled, axes=axes)
 
@@ -204,13 +204,13 @@ def _compiled(
     shop: Workshop, engine: Mapping[str, Any], settings: OpenVinoSettings, threads: int
 ) -> Path | None:
     """Path of the model compiled for this processor; None if the cache is not writable."""
-    from ..runtimes.openvino.devices import full_name
+    from ..runtimes.openvino.devices import read_full_name
     from ..runtimes.openvino.run import write_compiled
 
     machine, model = shop.machine, shop.folder / engine["model"]
     document = shop.made_from(engine) | {
         "processor": [machine.cpu, *machine.cpu_features],
-        "device": full_name(settings.device),
+        "device": read_full_name(settings.device),
         "threads": threads or machine.cores,
     }
     assert shop.cache is not None
@@ -237,7 +237,7 @@ def open_engine(shop: Workshop, engine: Mapping[str, Any], how: How, _threads: i
     kernels = None
     if PRODUCTS[product].runtime_config and shop.cache is not None:
         shop.cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-        kernels = shop.cache / f"{engine_cache.key(shop.made_from(engine))}.kernels"
+        kernels = shop.cache / f"{engine_cache.name_engine_folder(shop.made_from(engine))}.kernels"
     runner = TrtRunner(
         path,
         product=product,

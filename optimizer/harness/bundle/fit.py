@@ -142,8 +142,8 @@ def decide(
     failed: Mapping[int, str] | None = None,
     unopened: Mapping[int, str] | None = None,
 ) -> Decision:
-    """Choose an engine as the module says; for the arguments see `verdicts`."""
-    rows = verdicts(
+    """Choose an engine as the module says; for the arguments see `judge_engines`."""
+    rows = judge_engines(
         manifest,
         machine,
         damaged=damaged,
@@ -169,7 +169,7 @@ def decide(
     return kind(chosen.index, chosen.reason)
 
 
-def verdicts(
+def judge_engines(
     manifest: Mapping[str, Any],
     machine: Machine,
     *,
@@ -201,19 +201,19 @@ def verdicts(
 
 def _judge(index: int, engine: Mapping[str, Any], context: FitContext, unopened: str) -> Verdict:
     """Verdict about one engine. unopened: reason why its file did not open; "" if not tried."""
-    column, why = _objection(POSSIBLE, context)
+    column, why = _find_objection(POSSIBLE, context)
     if column:
         return _row(index, engine, None, column, why, columns.install(context))
-    if not table.of(engine["runtime"]).engine_files:
-        column, why = _objection(MODEL, context)
+    if not table.look_up(engine["runtime"]).engine_files:
+        column, why = _find_objection(MODEL, context)
         unseen = "; it was not opened where the bundle was made" if engine["deferred"] else ""
         fits = f"portable ONNX, and the runtime is installed{unseen}"
         return _row(index, engine, None if column else "load", column or FITS, why or fits)
-    column, why = ("tried", unopened) if unopened else _objection(LOADABLE, context)
+    column, why = ("tried", unopened) if unopened else _find_objection(LOADABLE, context)
     if not column:
         fits = "the engine was built for this runtime, system and GPU"
         return _row(index, engine, "load", FITS, fits)
-    other, cannot = _objection(BUILDABLE, context)
+    other, cannot = _find_objection(BUILDABLE, context)
     text = f"{column}: {why}"
     if other:
         text = f"{text}, and it cannot be built here: {other}: {cannot}"
@@ -222,13 +222,13 @@ def _judge(index: int, engine: Mapping[str, Any], context: FitContext, unopened:
     return Verdict(index, engine["target"], "build", (column,), text)
 
 
-def objection(context: FitContext) -> str:
+def find_objection(context: FitContext) -> str:
     """First reason why a machine cannot run an engine, whatever its files are; "" without one."""
-    column, why = _objection(POSSIBLE, context)
+    column, why = _find_objection(POSSIBLE, context)
     return f"{column}: {why}" if column else ""
 
 
-def _objection(rules: Sequence[tuple[str, Column]], context: FitContext) -> tuple[str, str]:
+def _find_objection(rules: Sequence[tuple[str, Column]], context: FitContext) -> tuple[str, str]:
     """First objection, as (column, reason); ("", "") without one."""
     for name, column in rules:
         why = column(context)

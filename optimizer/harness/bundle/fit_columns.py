@@ -77,7 +77,7 @@ class FitContext:
 
     @property
     def record(self) -> Runtime:
-        return table.of(self.runtime)
+        return table.look_up(self.runtime)
 
     @property
     def installed(self) -> str | None:

@@ -45,12 +45,21 @@ from .. import fields, tasks
 from ..contract import Contract, adapter_file
 from ..errors import BundleError
 from ..runtimes import table
-from ..runtimes.trt.header import belongs
+from ..runtimes.trt.header import fits_entry
 from ..schema import refuse
-from ..trust.verify import LARGEST, MANIFEST, REPORT, canonical, digest, parse, problem, unlisted
+from ..trust.verify import (
+    LARGEST,
+    MANIFEST,
+    REPORT,
+    describe_problem,
+    digest,
+    encode_canonical,
+    find_unlisted,
+    parse,
+)
 from . import label_encoder
 
-__all__ = ["MANIFEST", "REPORT", "canonical", "digest"]
+__all__ = ["MANIFEST", "REPORT", "digest", "encode_canonical"]
 
 VERSION = 2
 AGAIN = "Get the bundle again, or package the model again: optimize RECIPE."
@@ -68,12 +77,12 @@ STARTING = "harness/__pycache__/__init__."
 STARTED = ("harness/__init__.py", "harness/__main__.py", "requirements.txt")
 
 
-def content_digest(
+def digest_content(
     contract: Any, files: Mapping[str, Mapping[str, Any]], texts: str | None = None
 ) -> str:
     """Digest of everything that determines answers. contract, files, texts: fields of the
     manifest."""
-    lines = [f"{hashlib.sha256(canonical(contract)).hexdigest()}  contract\n"]
+    lines = [f"{hashlib.sha256(encode_canonical(contract)).hexdigest()}  contract\n"]
     lines += [f"{f['sha256']}  {n}\n" for n, f in sorted(files.items()) if not f["measured"]]
     lines += [f"{texts}  {TEXTS}\n"] if texts else []
     return hashlib.sha256("".join(lines).encode()).hexdigest()
@@ -113,7 +122,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     _check_engines(manifest, where)
     _check_files(manifest, where)
     texts = manifest.get("texts")
-    expected = content_digest(manifest["contract"], manifest["files"], texts)
+    expected = digest_content(manifest["contract"], manifest["files"], texts)
     if manifest["content_digest"] != expected:
         raise BundleError("content_digest is wrong", where=str(path), fix=AGAIN)
     return manifest
@@ -143,7 +152,7 @@ def _check_contract(document: Mapping[str, Any]) -> None:
     """Check the contract beyond its fields. An unknown task belongs to another package; only its
     fields are checked."""
     try:
-        tasks.task(document["task"])
+        tasks.find_task(document["task"])
     except KeyError:
         return
     tasks.check(Contract.from_json(document, MANIFEST), MANIFEST)
@@ -158,7 +167,7 @@ def _check_engines(manifest: Mapping[str, Any], where: str) -> None:
             refuse(engine["target"], f"{at}.target", "a name that no other engine has")
         if engine["model"] not in engine["model_files"]:
             refuse(engine["model"], f"{at}.model", "one of model_files")
-        if table.of(engine["runtime"]).engine_files:
+        if table.look_up(engine["runtime"]).engine_files:
             fields.WITH_SHAPES(engine, at)
             if not engine["deferred"]:
                 fields.BUILT_ENGINE(engine, at)
@@ -213,7 +222,7 @@ def _check_files(manifest: Mapping[str, Any], where: str) -> None:
             )
 
 
-def damaged_files(
+def list_damaged_files(
     folder: Path, manifest: Mapping[str, Any], *, reports: bool = False
 ) -> frozenset[str]:
     """Names of damaged files: missing, a link, of another size or digest, or an engine whose header
@@ -222,23 +231,23 @@ def damaged_files(
     reports: include reports, which no engine computes with
     """
     names = [n for n in manifest["files"] if reports or n not in REPORTS]
-    damaged = {n for n in names if not intact(folder, n, manifest["files"][n])}
+    damaged = {n for n in names if not is_intact(folder, n, manifest["files"][n])}
     for engine in manifest["engines"]:
-        name, names_gpus = engine["engine"], table.of(engine["runtime"]).compute_capabilities
+        name, names_gpus = engine["engine"], table.look_up(engine["runtime"]).compute_capabilities
         if name and names_gpus and not engine["deferred"] and name not in damaged:
-            damaged |= set() if belongs(folder / name, engine["fit"]) else {name}
+            damaged |= set() if fits_entry(folder / name, engine["fit"]) else {name}
     return frozenset(damaged)
 
 
-def intact(folder: Path, name: str, entry: Mapping[str, Any]) -> bool:
+def is_intact(folder: Path, name: str, entry: Mapping[str, Any]) -> bool:
     """True if a file exists, is not a link, and has the size and digest of its entry."""
-    return not problem(folder, name, entry)
+    return not describe_problem(folder, name, entry)
 
 
-def unlisted_files(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
+def list_unlisted_files(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
     """Names of files, links and bytecode in the folder that the manifest does not list."""
     try:
-        return sorted(unlisted(folder, manifest["files"]))
+        return sorted(find_unlisted(folder, manifest["files"]))
     except OSError as e:
         raise BundleError(f"cannot be listed ({e.strerror})", where=str(e.filename)) from None
 
@@ -251,7 +260,7 @@ def refuse_damage(folder: Path, manifest: Mapping[str, Any]) -> frozenset[str]:
     file in a folder of listed files, or an importable file at the top. `check` reports other
     unlisted files, such as notes.
     """
-    damaged = damaged_files(folder, manifest)
+    damaged = list_damaged_files(folder, manifest)
     owned = {
         n
         for e in manifest["engines"]
@@ -263,7 +272,7 @@ def refuse_damage(folder: Path, manifest: Mapping[str, Any]) -> frozenset[str]:
     folders = {n.partition("/")[0] for n in manifest["files"] if "/" in n}
     strays = [
         n
-        for n in unlisted_files(folder, manifest)
+        for n in list_unlisted_files(folder, manifest)
         if n.partition("/")[0] in folders or ("/" not in n and n.endswith(IMPORTED))
         if not n.startswith(STARTING)
     ]
@@ -280,7 +289,7 @@ def read_reports(folder: Path, manifest: Mapping[str, Any]) -> list[dict[str, An
     """Read the reports of all targets. Raises BundleError if report.json is missing, damaged or
     has a wrong field."""
     path, entry = folder / REPORT, manifest["files"].get(REPORT)
-    if entry is None or not intact(folder, REPORT, entry):
+    if entry is None or not is_intact(folder, REPORT, entry):
         raise BundleError(f"damaged or missing: {REPORT}", where=str(folder), fix=AGAIN)
     try:
         document = parse(path.read_bytes(), finite=False)

@@ -46,7 +46,7 @@ def bench_grid(
     return grid
 
 
-def new_tokens(manifest: dict[str, Any], chosen: int | None) -> int:
+def choose_new_tokens(manifest: dict[str, Any], chosen: int | None) -> int:
     """Tokens to generate after each prompt: `chosen`, else the number in the manifest's recipe.
     Raises InputError without either."""
     latency = (manifest["recipe"].get("validate") or {}).get("latency") or {}

@@ -6,8 +6,8 @@
               {"tokens", "text", "scores": sha256 of the first token's scores} of greedy decoding,
               each row by itself
 
-The evaluator calls `answers` for the engine that it judged, and writes {"rows", "answers"} as JSON;
-`main` does the same in a new process with a bundle.
+The evaluator calls `replay_answers` for the engine that it judged, and writes {"rows", "answers"}
+as JSON; `main` does the same in a new process with a bundle.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ PROMPT, NEW = 16, 12
 """Tokens of a prompt, and new tokens, where the context has room."""
 
 
-def answers(
+def replay_answers(
     contract: Contract, encoder: Any, runner: Runner, rows: Sequence[Mapping[str, Any]]
 ) -> list[Any]:
     """Answer rows: a JSON value per row, see the module. encoder: tokenizer or image encoder of the
     bundle. Raises HarnessError for a row that cannot be answered."""
-    if tasks.of(contract).generates:
+    if tasks.look_up(contract).generates:
         return [_continued(contract, encoder, runner, row["input"]) for row in rows]
     queries = [Query(f"row {i}", _input(r["input"]), r["pair"]) for i, r in enumerate(rows)]
     results = []
@@ -55,7 +55,7 @@ def main(bundle: Path, target: str, file: Path) -> None:
 
     rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
     with Bundle(bundle, target=target) as opened:
-        print(json.dumps(answers(opened.contract, opened.encoder, opened.runner, rows)))
+        print(json.dumps(replay_answers(opened.contract, opened.encoder, opened.runner, rows)))
 
 
 def _input(value: Any) -> Any:

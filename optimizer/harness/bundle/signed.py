@@ -39,7 +39,7 @@ def check(folder: Path, args: argparse.Namespace, say: Callable[[str], None]) ->
         from ..trust import signature
 
         bundle = Path(args.bundle or folder).resolve()
-        file = args.signature or signature.beside(bundle)
+        file = args.signature or signature.signature_path(bundle)
         key = signature.require(folder, args.require_signature, file)
         say(f"signed by the key {key[:16]}...: all files match the signature")
     elif args.signature is not None:

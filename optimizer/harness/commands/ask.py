@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import MachineError
 from ..server.inference import ANSWER, Service
-from ..shown import Pieces, many_lines
+from ..shown import Pieces, escape_lines
 
 SHOWN = (
     "vllm:",
@@ -40,7 +40,7 @@ async def ask(service: Service, address: tuple[str, int], token: str, text: str)
         document = {"inputs": [tensor], "outputs": [{"name": ANSWER}]}
         path = f"/v2/models/{service.name}/infer"
         body = [line async for line in _lines(address, path, token, document)][-1]
-        sys.stdout.write(many_lines(json.loads(body)["outputs"][0]["data"][0]))
+        sys.stdout.write(escape_lines(json.loads(body)["outputs"][0]["data"][0]))
     sys.stdout.write("\n\n")
     async for line in _lines(address, "/metrics", token):
         if line.startswith(SHOWN) and "_bucket" not in line:

@@ -33,7 +33,7 @@ def _framed(document: dict[str, Any], lines: list[str]) -> str:
     memory, size = document["peak_memory"]["candidate"], document["size"]["candidate_bytes"]
     return "\n".join(
         (
-            f"{document['engine']} on {processor(document)}",
+            f"{document['engine']} on {name_processor(document)}",
             "times in ms, with 95 % intervals; ? = too few rounds to bound it",
             *lines,
             "",
@@ -42,7 +42,7 @@ def _framed(document: dict[str, Any], lines: list[str]) -> str:
     )
 
 
-def processor(document: Mapping[str, Any]) -> str:
+def name_processor(document: Mapping[str, Any]) -> str:
     """Name the processor that a bench ran on: the GPU with its driver, or the CPU with its threads.
     document: result of `bench`"""
     machine = document["machine"]
@@ -86,7 +86,7 @@ def _recorded(cell: dict[str, Any], recorded: dict[str, Any]) -> str:
     return f"{ratio['median']:.2f} {_interval(ratio['interval'])} of {name}'s time ({where})"
 
 
-def generation_text(document: dict[str, Any]) -> str:
+def format_generation(document: dict[str, Any]) -> str:
     """Render measure_generation's document, at most 100 columns wide."""
     lines = list[str]()
     for cell in document["cells"]:

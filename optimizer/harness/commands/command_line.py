@@ -35,7 +35,7 @@ from ..bundle import signed
 from ..embedding_settings import LARGEST
 from ..errors import HarnessError, InputError, MachineError
 from ..server import options as serving
-from ..shown import many_lines, one_line, scrub, scrubbed
+from ..shown import escape_line, escape_lines, scrub, scrub_document
 from . import generation_commands as generation
 from . import queries
 from .opening import find_verified, make_opener, open_bundle
@@ -82,7 +82,11 @@ def main(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> int:
 def _print_error(error: HarnessError, as_json: bool) -> int:
     """Print an error; returns the exit code."""
     if as_json:
-        print(many_lines(json.dumps(scrubbed({"exit_code": error.exit_code, **error.as_dict()}))))
+        print(
+            escape_lines(
+                json.dumps(scrub_document({"exit_code": error.exit_code, **error.as_dict()}))
+            )
+        )
     else:
         _say(str(error))
     return error.exit_code
@@ -90,7 +94,7 @@ def _print_error(error: HarnessError, as_json: bool) -> int:
 
 def _print_document(document: dict[str, Any], text: str, args: argparse.Namespace) -> int:
     """Print `text`, or with --json the document; returns the document's exit code, or 0."""
-    print(many_lines(json.dumps(document) if args.json else text))
+    print(escape_lines(json.dumps(document) if args.json else text))
     return int(document.get("exit_code", 0))
 
 
@@ -98,12 +102,14 @@ def predict(folder: Path, args: argparse.Namespace) -> int:
     from .. import output
 
     with open_bundle(folder, args, _say, lookup=args.prompt_lookup or 0) as bundle:
-        engine, task = bundle.engine["target"], tasks.of(bundle.contract)
+        engine, task = bundle.engine["target"], tasks.look_up(bundle.contract)
 
         def emit(answered: Answered) -> None:
             as_json = args.json or args.jsonl
             line = (
-                output.json_line(answered, engine) if as_json else output.text_line(answered, task)
+                output.format_json(answered, engine)
+                if as_json
+                else output.format_text(answered, task)
             )
             print(line, flush=True)
 
@@ -115,11 +121,11 @@ def predict(folder: Path, args: argparse.Namespace) -> int:
             summary = generation.predict(bundle, args, windows, emit)
         else:
             generation.refuse_generation_options(args, task)
-            if not args.pair and queries.reads_pairs(bundle):
+            if not args.pair and queries.accepts_pairs(bundle):
                 names = task.inputs.fields
                 queries.refuse_single_texts(args, names)
                 windows = (queries.parse_pairs(window, names) for window in windows)
-            elif queries.takes_labels(bundle.contract):
+            elif queries.accepts_labels(bundle.contract):
                 field = task.inputs.fields[0]
                 windows = (queries.parse_labels(w, args.labels, field) for w in windows)
             elif task.pairs_together and bundle.contract.image is not None:
@@ -138,15 +144,15 @@ def predict(folder: Path, args: argparse.Namespace) -> int:
 
 
 def bench(folder: Path, args: argparse.Namespace) -> int:
-    from ..bundle.bench import peak_memory
+    from ..bundle.bench import read_peak
     from ..bundle.recorded import recorded_speed
     from ..generate import Options
     from ..inputs.lines import read_lines
-    from .bench_text import bench_text, generation_text
+    from .bench_text import bench_text, format_generation
 
     lines = read_lines(args.texts_file) if args.texts_file else []
     with open_bundle(folder, args, _say) as bundle:
-        task = tasks.of(bundle.contract)
+        task = tasks.look_up(bundle.contract)
         own = [task.inputs.parse(line) for line in lines if line.strip()]
         texts = own if args.texts_file else list(task.inputs.neutral(bundle.contract))
         if task.generates:
@@ -171,8 +177,8 @@ def bench(folder: Path, args: argparse.Namespace) -> int:
         f"threads={args.threads!r}, genai={args.genai!r}, cache={cache})\n"
         f"kind = bundle.task.inputs\nbundle.{job}"
     )
-    document["peak_memory"] = {"candidate": peak_memory(code)}
-    text = (generation_text if task.generates else bench_text)(document)
+    document["peak_memory"] = {"candidate": read_peak(code)}
+    text = (format_generation if task.generates else bench_text)(document)
     return _print_document(document, text, args)
 
 
@@ -205,22 +211,22 @@ def _measure_batches(bundle: Bundle, args: argparse.Namespace, texts: list[Any])
 
 def check(folder: Path, args: argparse.Namespace) -> int:
     from ..bundle.engines import Workshop
-    from ..bundle.fit import Refuse, decide, verdicts
-    from ..bundle.manifest import damaged_files, read_manifest, unlisted_files
+    from ..bundle.fit import Refuse, decide, judge_engines
+    from ..bundle.manifest import list_damaged_files, list_unlisted_files, read_manifest
     from ..runtimes import table
-    from ..runtimes.machine import this_machine
+    from ..runtimes.machine import describe_machine
     from ..runtimes.ort.onnx_external import check_inside
-    from ..trust.verify import REPORT, unjudged_files
+    from ..trust.verify import REPORT, list_unjudged_files
 
     manifest = read_manifest(folder)
-    damaged = damaged_files(folder, manifest, reports=True)
-    extra = unlisted_files(folder, manifest)
-    unjudged = [] if REPORT in damaged else unjudged_files(folder, manifest)
+    damaged = list_damaged_files(folder, manifest, reports=True)
+    extra = list_unlisted_files(folder, manifest)
+    unjudged = [] if REPORT in damaged else list_unjudged_files(folder, manifest)
     for engine in manifest["engines"]:
-        opened = engine["model"].endswith(".onnx") or table.of(engine["runtime"]).runs
+        opened = engine["model"].endswith(".onnx") or table.look_up(engine["runtime"]).runs
         if opened and engine["model"] not in damaged:
             check_inside(folder / engine["model"], folder, set(manifest["files"]))
-    machine = this_machine()
+    machine = describe_machine()
     decision = decide(manifest, machine, damaged=damaged, runtime=args.runtime)
     refused = isinstance(decision, Refuse)
     shop = Workshop(folder, manifest, machine, args.cache)
@@ -233,7 +239,7 @@ def check(folder: Path, args: argparse.Namespace) -> int:
             "install": row.install,
             "built_before": row.how == "build" and shop.is_cached(manifest["engines"][row.index]),
         }
-        for row in verdicts(manifest, machine, damaged=damaged, runtime=args.runtime)
+        for row in judge_engines(manifest, machine, damaged=damaged, runtime=args.runtime)
     ]
     document = {
         "exit_code": 2 if damaged or extra or unjudged else 5 if refused else 0,
@@ -253,7 +259,7 @@ def check(folder: Path, args: argparse.Namespace) -> int:
     lines += [f"  unjudged  {difference}" for difference in unjudged]
     lines += [line for row in rows for line in _render_verdict(row)]
     lines.append(f"{document['decision']}: {decision.reason}")
-    return _print_document(document, "\n".join(map(one_line, lines)), args)
+    return _print_document(document, "\n".join(map(escape_line, lines)), args)
 
 
 def serve(args: argparse.Namespace) -> int:
@@ -296,9 +302,9 @@ def describe_options(command: str) -> str:
 
 
 def web(folder: Path, args: argparse.Namespace) -> int:
-    from .web import Server, pages
+    from .web import Server, find_pages
 
-    with Server(pages(folder), args.port) as server:
+    with Server(find_pages(folder), args.port) as server:
         print(json.dumps({"address": server.address}) if args.json else server.address, flush=True)
         try:
             server.serve_forever()
@@ -434,4 +440,4 @@ def _default_cache() -> Path | None:
 
 def _say(message: str) -> None:
     """Print a message to standard error, escaped and without secrets."""
-    print(one_line(scrub(message)), file=sys.stderr, flush=True)
+    print(escape_line(scrub(message)), file=sys.stderr, flush=True)

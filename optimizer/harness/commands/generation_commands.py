@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import bounds
 from ..errors import InputError
-from ..shown import Pieces, many_lines
+from ..shown import Pieces, escape_lines
 from ..trust.verify import parse
 
 if TYPE_CHECKING:  # only to check types: the command line must open without numpy
@@ -88,7 +88,7 @@ def add_bench(command: argparse.ArgumentParser) -> None:
 
 def refuse_generation_options(args: argparse.Namespace, task: Task) -> None:
     """Raise InputError for an option of text-generation with another task."""
-    from ..tasks import generating
+    from ..tasks import list_generating
 
     for name in (*ONLY, "new_tokens"):
         value = getattr(args, name, None)
@@ -96,7 +96,7 @@ def refuse_generation_options(args: argparse.Namespace, task: Task) -> None:
             raise InputError(
                 f"the task is {task.name}",
                 where=f"--{name.replace('_', '-')}",
-                accepted=", ".join(generating()),
+                accepted=", ".join(list_generating()),
             )
 
 
@@ -135,7 +135,7 @@ def predict(
 def bench(bundle: Bundle, args: argparse.Namespace, texts: Sequence[str]) -> dict[str, Any]:
     """measure_generation's document, over the recipe's grid with the options of `args` in place."""
     from ..bundle.bench_generation import measure_generation
-    from ..bundle.recorded import bench_grid, new_tokens
+    from ..bundle.recorded import bench_grid, choose_new_tokens
 
     grid = bench_grid(bundle.manifest, args.batch, args.sequence, args.iterations)
     return measure_generation(
@@ -145,7 +145,7 @@ def bench(bundle: Bundle, args: argparse.Namespace, texts: Sequence[str]) -> dic
         texts,
         grid.sequence,
         grid.batch,
-        new_tokens(bundle.manifest, args.new_tokens),
+        choose_new_tokens(bundle.manifest, args.new_tokens),
         grid.iterations,
         threads=bundle.threads,
     )
@@ -183,10 +183,10 @@ def _make_conversation(args: argparse.Namespace, text: str) -> list[dict[str, An
 
 def _tokenize(bundle: Bundle, args: argparse.Namespace, query: Query) -> list[int]:
     """Tokenize a prompt. Raises InputError naming the text, as prompt_ids does."""
-    from ..tasks.text_generation import prompt_ids
+    from ..tasks.text_generation import tokenize_prompt
 
     prompt: Prompt = _make_conversation(args, query.input) if args.chat else query.input
-    return prompt_ids(bundle.contract, bundle.encoder, prompt, query.where)
+    return tokenize_prompt(bundle.contract, bundle.encoder, prompt, query.where)
 
 
 def _answer_batches(
@@ -274,7 +274,7 @@ def _stream_answer(
     text, tokens, last, printed = "", 0, None, Pieces()
     for piece in bundle.stream([prompt], options, numbers=[number]):
         if args.json:
-            print(many_lines(json.dumps({**asdict(piece), "row": number})), flush=True)
+            print(escape_lines(json.dumps({**asdict(piece), "row": number})), flush=True)
         else:
             sys.stdout.write(printed.add(piece.text))
             sys.stdout.flush()

@@ -34,10 +34,10 @@ def _folder(bundle: Path | None, stack: ExitStack) -> Path:
         raise BundleError(f"cannot be read ({e})", where=f"{str(folder)[:200]}") from None
     if not plain:
         return folder
-    from ..process.temporary import temporary_folder
+    from ..process.temporary import make_temporary_folder
     from ..trust.archive import unpack
 
-    return unpack(folder, stack.enter_context(temporary_folder("bundle")) / "bundle")
+    return unpack(folder, stack.enter_context(make_temporary_folder("bundle")) / "bundle")
 
 
 def open_bundle(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..tasks.task import Task
 
 
-def reads_pairs(bundle: Bundle) -> bool:
+def accepts_pairs(bundle: Bundle) -> bool:
     """Tell if the model was judged on pairs, whose two texts it reads together."""
     validate = bundle.manifest["recipe"].get("validate") or {}
     columns = (validate.get("data") or {}).get("columns") or {}
@@ -72,10 +72,10 @@ def check_labels(labels: str | None, contract: Contract) -> None:
 
     if labels is None:
         return
-    if takes_labels(contract):
+    if accepts_labels(contract):
         check_text(labels, "--labels")
         return
-    task = tasks.of(contract)
+    task = tasks.look_up(contract)
     why = (
         "whose labels are those of its recipe, encoded in its weights" if task.names_labels else ""
     )
@@ -90,9 +90,9 @@ def check_labels(labels: str | None, contract: Contract) -> None:
     )
 
 
-def takes_labels(contract: Contract) -> bool:
+def accepts_labels(contract: Contract) -> bool:
     """Tell if a request may name the labels of its answer."""
-    return tasks.of(contract).chooses or contract.label_texts is not None
+    return tasks.look_up(contract).chooses or contract.label_texts is not None
 
 
 def parse_labels(window: Sequence[Query], labels: str | None, field: str) -> list[Query]:
@@ -141,7 +141,7 @@ def read_queries(args: argparse.Namespace, noun: str) -> Iterator[list[Query]]:
     """Yield windows of texts from the command line, or from standard input as they come. Raises
     InputError for a text that cannot be read, and for pairs that are not one per text.
     """
-    from ..inputs.lines import windows
+    from ..inputs.lines import read_windows
     from ..inputs.text import check_text
     from ..tasks.answering import WINDOW, Query
 
@@ -156,7 +156,7 @@ def read_queries(args: argparse.Namespace, noun: str) -> Iterator[list[Query]]:
         for where, text in named:
             check_text(text, where)
         if not texts:  # one line per --pair: few
-            lines = (line for window in windows(source, most) for line in window)
+            lines = (line for window in read_windows(source, most) for line in window)
             named = [(f"line {line.number}", line.text) for line in lines]
         if args.pair and len(args.pair) != len(named):
             raise InputError(
@@ -169,5 +169,5 @@ def read_queries(args: argparse.Namespace, noun: str) -> Iterator[list[Query]]:
         for start in range(0, len(every), most):
             yield every[start : start + most]
         return
-    for window in windows(source, most):
+    for window in read_windows(source, most):
         yield [Query(f"line {line.number}", line.text) for line in window]

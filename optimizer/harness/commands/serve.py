@@ -17,13 +17,13 @@ from ..errors import InputError
 from ..server.grpc.server import PACKAGES, GrpcServer
 from ..server.http.app import App
 from ..server.http.hosts import Hosts
-from ..server.http.listening import addresses, exposed
+from ..server.http.listening import refuse_exposed, resolve_addresses
 from ..server.http.request import Security
 from ..server.http.server import Server
-from ..server.observe.tracing import Tracer, sending
+from ..server.observe.tracing import Tracer, start_tracer
 from ..server.options import CONNECTIONS, check_installed
 from ..server.versions.loader import Loader, OpenBundle
-from ..shown import many_lines
+from ..shown import escape_lines
 from ..trust.plain_file import read_secret
 from .ask import ask
 
@@ -38,10 +38,10 @@ SWITCH = 0.0005  # seconds until the model's thread hands the GIL to the event l
 
 def run(open_bundle: OpenBundle, args: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit code. Raises as Bundle does."""
-    loopback = all(a.loopback for a in addresses(args.host, args.port))
+    loopback = all(a.loopback for a in resolve_addresses(args.host, args.port))
     if not (loopback or args.token_file or args.insecure):
-        raise exposed(args.host)
-    app, tracer = application(args, named_hosts(args, loopback=loopback))
+        raise refuse_exposed(args.host)
+    app, tracer = application(args, choose_hosts(args, loopback=loopback))
     if not (loopback or args.token_file):
         message = f"every client that reaches {args.host} is answered without a token (--insecure)"
         say(level="warning", event="insecure", message=message)
@@ -139,11 +139,11 @@ def application(args: argparse.Namespace, hosts: Hosts | None) -> tuple[App, Tra
     accepted names of the server; None: any. Raises InputError, MachineError."""
     token = "" if args.token_file is None else read_token(args.token_file, _warn)
     security = Security(token, args.max_body, args.client_seconds, args.max_values, hosts)
-    tracer = sending(args.otlp_endpoint, say) if args.otlp_endpoint else None
+    tracer = start_tracer(args.otlp_endpoint, say) if args.otlp_endpoint else None
     return App(security, say, tracer), tracer
 
 
-def named_hosts(args: argparse.Namespace, *, loopback: bool) -> Hosts | None:
+def choose_hosts(args: argparse.Namespace, *, loopback: bool) -> Hosts | None:
     """Choose the names that a request's Host header may have; None: any. loopback: only this
     machine reaches the server."""
     if not args.allowed_host and not loopback:
@@ -172,6 +172,6 @@ def say(**fields: Any) -> None:
     """Write the fields and the time as one JSON line to standard error."""
     now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     line = {"time": now, **fields}
-    text = many_lines(json.dumps(line))
+    text = escape_lines(json.dumps(line))
     sys.stderr.write(f"{text}\n")  # at once: `print` writes the end of a line by itself
     sys.stderr.flush()

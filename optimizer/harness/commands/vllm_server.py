@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import tasks
-from ..bundle.manifest import MANIFEST, damaged_files, read_manifest
+from ..bundle.manifest import MANIFEST, list_damaged_files, read_manifest
 from ..errors import BundleError, InputError, MachineError
 from ..runtimes import machine, vllm
 from ..runtimes.table import VLLM
@@ -52,7 +52,7 @@ def run(folder: Path, engine: Mapping[str, Any], args: argparse.Namespace, defau
     Raises InputError for an option that vLLM does not take, BundleError for a damaged model,
     MachineError as vllm.check, and where vLLM ends before it is ready.
     """
-    from ..server.http.listening import addresses, exposed
+    from ..server.http.listening import refuse_exposed, resolve_addresses
     from .serve import say
 
     for name, value in sorted(vars(args).items()):
@@ -64,18 +64,18 @@ def run(folder: Path, engine: Mapping[str, Any], args: argparse.Namespace, defau
             accepted="--host, --port, --insecure",
             fix="Put a proxy that asks for a token, or limits requests, in front of it.",
         )
-    if not (all(a.loopback for a in addresses(args.host, args.port)) or args.insecure):
-        raise exposed(args.host)
+    if not (all(a.loopback for a in resolve_addresses(args.host, args.port)) or args.insecure):
+        raise refuse_exposed(args.host)
     fit, manifest = engine["fit"], engine["bundle"]
-    if damaged := damaged_files(folder, manifest) & {*engine["model_files"]}:
+    if damaged := list_damaged_files(folder, manifest) & {*engine["model_files"]}:
         raise BundleError(f"damaged or missing: {', '.join(sorted(damaged))}", where=str(folder))
-    packages, importable = machine.this_machine().packages, find_spec("vllm") is not None
-    vllm.check(fit, packages, machine.gpus(), importable=importable)
+    packages, importable = machine.describe_machine().packages, find_spec("vllm") is not None
+    vllm.check(fit, packages, machine.list_gpus(), importable=importable)
     port = args.port or free_port(args.host)
     model = (folder / engine["model"]).parent
-    generates = tasks.task(manifest["contract"]["task"]).generates
+    generates = tasks.find_task(manifest["contract"]["task"]).generates
     where = args.host, port
-    words = vllm.command(fit, model, manifest["name"], where, generates=generates)
+    words = vllm.build_command(fit, model, manifest["name"], where, generates=generates)
     say(level="info", event="starting", command=words)
     child = subprocess.Popen(words)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -96,9 +96,9 @@ def run(folder: Path, engine: Mapping[str, Any], args: argparse.Namespace, defau
 
 def free_port(host: str) -> int:
     """Return a port of this host that nothing listens on."""
-    from ..server.http.listening import addresses, open_sockets
+    from ..server.http.listening import open_sockets, resolve_addresses
 
-    (first, *others) = open_sockets(addresses(host, 0))
+    (first, *others) = open_sockets(resolve_addresses(host, 0))
     port = int(first.getsockname()[1])
     for each in (first, *others):
         each.close()

@@ -46,7 +46,7 @@ PIECE = 1 << 20  # bytes per read and send
 IDLE = 30  # timeout of a silent connection in seconds
 
 
-def pages(folder: Path) -> dict[str, Path]:
+def find_pages(folder: Path) -> dict[str, Path]:
     """Find the served files, {name: path}. Raises BundleError for a bundle without a page, and for
     a file that differs from the manifest."""
     manifest = read_manifest(folder)
@@ -73,8 +73,8 @@ def _read_by_the_page(folder: Path) -> set[str]:
 
 
 class Server(ThreadingHTTPServer):
-    """HTTP server of the files of `pages`. port: 0 takes a free port. Raises MachineError for a
-    port in use."""
+    """HTTP server of the files of `find_pages`. port: 0 takes a free port. Raises MachineError for
+    a port in use."""
 
     daemon_threads = True
 

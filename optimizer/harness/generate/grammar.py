@@ -21,7 +21,7 @@ PACKAGE = "llguidance"
 NO_SPACES = {"whitespace_flexible": False}  # otherwise endless spaces would be valid JSON
 
 
-def installed() -> bool:
+def is_installed() -> bool:
     return find_spec(PACKAGE) is not None
 
 
@@ -38,7 +38,7 @@ class Grammars:
     """
 
     def __init__(self, tokenizer: Any, vocabulary: int, end: int) -> None:
-        if not installed():
+        if not is_installed():
             raise MachineError(f"{PACKAGE} is not installed", fix=f"pip install {PACKAGE}")
         import llguidance
 
@@ -47,7 +47,7 @@ class Grammars:
             tokenizer.to_str(), n_vocab=vocabulary, eos_token=end
         )
 
-    def of_schema(self, schema: Mapping[str, Any], where: str) -> Grammar:
+    def compile_schema(self, schema: Mapping[str, Any], where: str) -> Grammar:
         """Return the Grammar of a JSON schema.
 
         Raises InputError naming `where` for an invalid, too large or unsupported schema. The

@@ -17,7 +17,7 @@ from ..contract import Contract
 from ..errors import InputError
 from ..inputs.batch import Array
 from ..runtimes.decoder import Decoder, DecoderRunner, pieces
-from ..tasks.text_generation import Prompt, arrays, next_arrays, prompt_ids
+from ..tasks.text_generation import Prompt, arrays, build_step_arrays, tokenize_prompt
 from .options import Options
 from .prompt_lookup import PromptLookup, generate_row
 from .row import Piece, Row, Rules
@@ -114,7 +114,7 @@ def _prompts(
         raise InputError(
             "a single prompt was given", where="prompts", fix="Put it in a list of prompts."
         )
-    return [prompt_ids(contract, tokenizer, p, f"prompts[{i}]") for i, p in enumerate(prompts)]
+    return [tokenize_prompt(contract, tokenizer, p, f"prompts[{i}]") for i, p in enumerate(prompts)]
 
 
 def _stream(
@@ -127,7 +127,7 @@ def _stream(
     numbers: Sequence[int] | None,
     lookup: PromptLookup | None,
 ) -> Iterator[Piece]:
-    rules = Rules.of(contract, tokenizer, options)
+    rules = Rules.build(contract, tokenizer, options)
     drawn = range(len(prompts)) if numbers is None else numbers
     if lookup is not None:
         for i, prompt in enumerate(prompts):
@@ -186,7 +186,7 @@ def _batch(
         if all(row.finish is not None for row in rows):
             return
         mask = np.concatenate([mask, np.ones_like(chosen)], 1)  # a finished row is fed padding
-        scores = decoder.last(next_arrays(contract, chosen, mask))
+        scores = decoder.last(build_step_arrays(contract, chosen, mask))
 
 
 def prefill(decoder: Decoder, first: Mapping[str, Array], size: int = PREFILL) -> Array:

@@ -56,7 +56,7 @@ class Rules:
     grammar: Grammar | None = None
 
     @classmethod
-    def of(cls, contract: Contract, tokenizer: Any, options: Options) -> Rules:
+    def build(cls, contract: Contract, tokenizer: Any, options: Options) -> Rules:
         """Build the rules of a request. Raises InputError for a stop string that cannot occur."""
         spec = contract.decoder
         return cls(

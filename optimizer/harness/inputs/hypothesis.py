@@ -42,7 +42,7 @@ class Claim:
         return self.text, self.settings.hypothesis(self.label)
 
 
-def claims(text: str, settings: ZeroShotSettings) -> list[Claim]:
+def list_claims(text: str, settings: ZeroShotSettings) -> list[Claim]:
     """Return one claim per label, in an order rotated by a hash of the text. Calibration reads only
     the first claim, so the rotation lets it see every label."""
     labels = settings.candidate_labels
@@ -78,7 +78,7 @@ def encode(
                 continue
             for label in settings.candidate_labels:
                 check_text(label, f"labels[{i}]")
-            rows = claims(text, settings)
+            rows = list_claims(text, settings)
         results.append(_encoded(tokenizer, rows[: None if length is None else 1], limit, length))
     return results
 
@@ -160,7 +160,7 @@ def _encoded(
     )
 
 
-def full_lengths(
+def count_full_lengths(
     contract: Contract,
     tokenizer: TextTokenizer,
     texts: Sequence[str],
@@ -170,7 +170,7 @@ def full_lengths(
     sizes = []
     for text, named in zip(texts, labels or [None] * len(texts), strict=True):
         settings, _ = read_settings(contract.choice, named)
-        pairs = [(text[:READ_AT_MOST], row.pair[1]) for row in claims(text, settings)]
+        pairs = [(text[:READ_AT_MOST], row.pair[1]) for row in list_claims(text, settings)]
         sizes.append(max(len(e.ids) for e in tokenize(tokenizer, pairs)))
     return sizes
 
@@ -178,7 +178,7 @@ def full_lengths(
 HYPOTHESIS = replace(
     TEXT,
     encode=encode,
-    full_sizes=full_lengths,
+    full_sizes=count_full_lengths,
     requested=("text", NAMES[0]),
     example='"a lovely film" --labels "cinema, sport"',
 )

@@ -141,20 +141,23 @@ def collate(contract: Contract, encoded: Sequence[Encoded], size: int | None = N
     return Batch({ARRAY: array}, inputs, encodings, sides=[e.sides for e in encoded])
 
 
-def received(data: bytes, textual: bool) -> bytes:
+def read_received(data: bytes, textual: bool) -> bytes:
     """Return the bytes of an image file from a request; a JSON string holds them in base64."""
     return base64.b64decode(data, validate=True) if textual else data
 
 
-def sent(path: str) -> str:
-    """Return the image file at `path` in base64, the inverse of `received`. Raises InputError."""
+def encode_sent(path: str) -> str:
+    """Return the image file at `path` in base64, the inverse of `read_received`.
+
+    Raises InputError for a file that cannot be read.
+    """
     try:
         return base64.b64encode(Path(path).read_bytes()).decode()
     except OSError as e:
         raise InputError(f"the image cannot be read ({e.strerror})", where=path) from None
 
 
-def neutral(contract: Contract) -> list[Array]:
+def draw_noise(contract: Contract) -> list[Array]:
     """Return images of noise in the model's input size, for timing."""
     s = contract.images
     rng = np.random.default_rng(0)
@@ -167,12 +170,12 @@ IMAGE = InputKind(
     encode=encode,
     collate=collate,
     parse=Path,
-    received=received,
-    sent=sent,
+    received=read_received,
+    sent=encode_sent,
     arrays=(ARRAY,),
     sections=("image",),
     columns=("image",),
     requires=("pillow",),
     example="photo.jpg",
-    neutral=neutral,
+    neutral=draw_noise,
 )

@@ -60,9 +60,9 @@ def load_image(source: Any, channels: int) -> Any:
     Raises UnreadableImage.
     """
     if isinstance(source, np.ndarray):
-        return _convert(_of_array(source), channels)
+        return _convert(_open_array(source), channels)
     if isinstance(source, bytes | bytearray | memoryview):
-        return _of_file(io.BytesIO(source), channels)
+        return _open_file(io.BytesIO(source), channels)
     if not isinstance(source, str | Path):
         raise UnreadableImage(
             f"{type(source).__name__} is not an image",
@@ -76,12 +76,12 @@ def load_image(source: Any, channels: int) -> Any:
         if path.stat().st_size > BYTES:
             raise UnreadableImage(f"it has more than {BYTES:,} bytes", f"Give {NAMED}.")
         with path.open("rb") as file:
-            return _of_file(file, channels)
+            return _open_file(file, channels)
     except (OSError, ValueError) as e:  # a name with a zero byte, no permission
         raise UnreadableImage(f"it cannot be read ({e})", f"Give the path of {NAMED}.") from None
 
 
-def sides_of(source: Any) -> tuple[int, int]:
+def read_sides(source: Any) -> tuple[int, int]:
     """Return two sides of an image, in either order, from its header alone; (0, 0) for one that
     `load_image` refuses. source: as there."""
     if isinstance(source, np.ndarray):
@@ -98,7 +98,7 @@ def sides_of(source: Any) -> tuple[int, int]:
     return (height, width) if width * height <= PIXELS else (0, 0)
 
 
-def _of_file(file: Any, channels: int) -> Any:
+def _open_file(file: Any, channels: int) -> Any:
     from PIL import ImageOps, UnidentifiedImageError
 
     image = import_pillow()
@@ -142,7 +142,7 @@ def _too_large(size: str) -> UnreadableImage:
     )
 
 
-def _of_array(array: Array) -> Any:
+def _open_array(array: Array) -> Any:
     image = import_pillow()
     shape = array.shape
     fits = array.ndim == 2 or (array.ndim == 3 and shape[2] in (1, 3, 4))

@@ -88,21 +88,21 @@ def _utf8(data: bytes, textual: bool) -> Any:
     return data.decode()
 
 
-def _nothing(folder: Path, contract: Contract) -> None:
+def _open_nothing(folder: Path, contract: Contract) -> None:
     del folder, contract
 
 
-def _one_size(contract: Contract) -> int:
+def _return_one_size(contract: Contract) -> int:
     del contract
     return 1
 
 
-def _no_extent(value: Any) -> int:
+def _return_no_extent(value: Any) -> int:
     del value
     return 0
 
 
-def _none(contract: Contract) -> list[Any]:
+def _draw_none(contract: Contract) -> list[Any]:
     del contract
     return []
 
@@ -151,7 +151,7 @@ class InputKind:
     parse: Callable[[str], Any]
     received: Callable[[bytes, bool], Any] = _utf8
     sent: Callable[[str], str] = str
-    open: Callable[[Path, Contract], Any] = _nothing
+    open: Callable[[Path, Contract], Any] = _open_nothing
     arrays: tuple[str, ...] = ()
     sections: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
@@ -164,9 +164,9 @@ class InputKind:
     )
     example: str = ""
     size: str = ""
-    longest: Callable[[Contract], int] = _one_size
-    extent: Callable[[Any], int] = _no_extent
-    neutral: Callable[[Contract], Sequence[Any]] = _none
+    longest: Callable[[Contract], int] = _return_one_size
+    extent: Callable[[Any], int] = _return_no_extent
+    neutral: Callable[[Contract], Sequence[Any]] = _draw_none
     lengthen: Callable[[Iterable[Any], int], Any] = _first
 
     @property

@@ -33,7 +33,7 @@ def present_name(layer: int | str, part: str) -> str:
     return f"{PRESENT}.{layer}.{part}"
 
 
-def names(layers: int) -> list[tuple[str, str]]:
+def list_names(layers: int) -> list[tuple[str, str]]:
     """Return (input name, output name) of each array of the KV cache, starting with layer 0."""
     return [(past_name(i, p), present_name(i, p)) for i in range(layers) for p in PARTS]
 
@@ -53,7 +53,7 @@ def past_of(present: str) -> str:
     return PAST + present.removeprefix(PRESENT)
 
 
-def itemsize(inputs: Mapping[str, np.dtype[Any] | None]) -> int:
+def read_itemsize(inputs: Mapping[str, np.dtype[Any] | None]) -> int:
     """Return the bytes of one element of the KV cache; 4, as of float32, if no type is known.
 
     inputs: {name of a graph input: element type, or None if unknown}.

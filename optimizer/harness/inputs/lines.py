@@ -35,7 +35,7 @@ class Line:
     text: str
 
 
-def windows(source: Source, most: int) -> Iterator[list[Line]]:
+def read_windows(source: Source, most: int) -> Iterator[list[Line]]:
     """Yield lists of lines in order, each as soon as its lines have been read.
 
     most: maximum lines per list. Lists are not filled up: the lines of one read are passed on, so
@@ -70,7 +70,7 @@ def read_lines(path: Path) -> list[str]:
     """Return the lines of a file. Raises InputError if it cannot be read or is not UTF-8."""
     with open_regular(path) as source:
         try:
-            return [line.text for window in windows(source, READ) for line in window]
+            return [line.text for window in read_windows(source, READ) for line in window]
         except OSError as e:
             raise InputError(f"cannot be read ({e})", where=str(path)) from None
         except InputError as e:

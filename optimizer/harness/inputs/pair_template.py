@@ -74,7 +74,7 @@ def suffix(contract: Contract, tokenizer: TextTokenizer) -> list[int]:
     return list(one[len(one) - count :]) if count < len(one) else []
 
 
-def full_lengths(
+def count_full_lengths(
     contract: Contract,
     tokenizer: TextTokenizer,
     queries: Sequence[str],
@@ -82,7 +82,7 @@ def full_lengths(
 ) -> list[int]:
     """Number of tokens of each query with its document, without truncation."""
     if contract.template is None:
-        return text.full_lengths(contract, tokenizer, queries, documents)
+        return text.count_full_lengths(contract, tokenizer, queries, documents)
     rows = [
         render(contract, query[:READ_AT_MOST], document and document[:READ_AT_MOST])
         for query, document in zip(queries, documents or [None] * len(queries), strict=True)
@@ -90,4 +90,4 @@ def full_lengths(
     return [len(e.ids) for e in tokenize(tokenizer, rows, special=False)]
 
 
-QUERY = replace(TEXT, encode=encode, full_sizes=full_lengths)
+QUERY = replace(TEXT, encode=encode, full_sizes=count_full_lengths)

@@ -48,7 +48,7 @@ def encode(
     special = int(tokenizer.num_special_tokens_to_add(True))
     ids_of_questions = tokenizer.ids([tokenizer.head(q, limit) for q, _ in rows])
     problems = [
-        _problem(context, limit - special - len(ids), stride)
+        _find_problem(context, limit - special - len(ids), stride)
         for (_, context), ids in zip(rows, ids_of_questions, strict=True)
     ]
     heads = [
@@ -70,7 +70,7 @@ def encode(
     return encoded
 
 
-def _problem(context: str, room: int, stride: int) -> tuple[str, str]:
+def _find_problem(context: str, room: int, stride: int) -> tuple[str, str]:
     """Return (problem, remedy) of a row. room: tokens that the question leaves for the context."""
     if len(context) > READ_AT_MOST:
         return (
@@ -97,7 +97,7 @@ def _encoded(
             problem="the context has no token",
             fix="Give the text that answers the question.",
         )
-    new = [_new_ids(window, stride if i else 0) for i, window in enumerate(windows)]
+    new = [_drop_shared_ids(window, stride if i else 0) for i, window in enumerate(windows)]
     rest = [
         Encoded(context, w, len(w.ids), unknown=ids.count(unknown))
         for w, ids in zip(windows, new, strict=True)
@@ -112,7 +112,7 @@ def _encoded(
     )
 
 
-def _new_ids(window: Any, shared: int) -> list[int]:
+def _drop_shared_ids(window: Any, shared: int) -> list[int]:
     """Return the ids of a window's context without the first `shared`."""
     both = zip(window.ids, window.sequence_ids, strict=True)
     return [token for token, sequence in both if sequence == CONTEXT][shared:]

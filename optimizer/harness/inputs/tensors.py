@@ -86,7 +86,7 @@ def _encoded(contract: Contract, row: Any) -> Encoded:
     values = row if isinstance(row, Mapping) else {ONLY: row}
     if len(names) == 1 and set(values) == {ONLY}:
         values = {names[0]: values[ONLY]}
-    fix = f"Give {', '.join(f'{s.name} {_form(s)}' for s in contract.inputs)}."
+    fix = f"Give {', '.join(f'{s.name} {_describe_form(s)}' for s in contract.inputs)}."
     for problem, some in (
         ("missing", set(names) - set(values)),
         ("unknown", set(values) - {*names}),
@@ -103,7 +103,7 @@ def _encoded(contract: Contract, row: Any) -> Encoded:
     return Encoded(row, arrays, size=1)
 
 
-def _form(spec: TensorSpec) -> str:
+def _describe_form(spec: TensorSpec) -> str:
     return f"({spec.dtype} {list(spec.axes[1:])})"
 
 
@@ -144,7 +144,7 @@ def parse(text: str) -> Any:
     if text.endswith(FILES):
         return read_file(Path(text))
     try:
-        return _checked(parse_json(text.encode()))
+        return _check_values(parse_json(text.encode()))
     except (ValueError, RecursionError) as e:
         raise InputError(
             f"it is not JSON ({str(e)[:80]})",
@@ -153,7 +153,7 @@ def parse(text: str) -> Any:
         ) from None
 
 
-def _checked(document: Any) -> Any:
+def _check_values(document: Any) -> Any:
     if not isinstance(document, dict | list | int | float) or isinstance(document, bool):
         raise ValueError("it is not an object of arrays")
     return document
@@ -175,23 +175,23 @@ def read_file(file: Path) -> Any:
         ) from None
 
 
-def received(data: bytes, textual: bool) -> Any:
+def read_received(data: bytes, textual: bool) -> Any:
     """Read a row of a request, which is JSON."""
     del textual
     if len(data) > LINE:
         raise ValueError(f"more than {LINE} bytes")
-    return _checked(parse_json(data))
+    return _check_values(parse_json(data))
 
 
-def sent(text: str) -> str:
-    """The row of a command line as JSON, the inverse of `received`. Raises InputError."""
+def encode_sent(text: str) -> str:
+    """The row of a command line as JSON, the inverse of `read_received`. Raises InputError."""
     row = parse(text)
     if isinstance(row, Mapping):
         return json.dumps({name: np.asarray(array).tolist() for name, array in row.items()})
     return json.dumps(np.asarray(row).tolist())
 
 
-def neutral(contract: Contract) -> list[Row]:
+def draw_noise(contract: Contract) -> list[Row]:
     """Return rows of noise for timing: floats normally distributed, whole numbers 0 or 1."""
     rng = np.random.default_rng(0)
 
@@ -209,9 +209,9 @@ TENSORS = InputKind(
     encode=encode,
     collate=collate,
     parse=parse,
-    received=received,
-    sent=sent,
+    received=read_received,
+    sent=encode_sent,
     columns=("arrays",),
     example="row.npz",
-    neutral=neutral,
+    neutral=draw_noise,
 )

@@ -184,10 +184,10 @@ def encode(
     limit = check_length(contract, length)
     before, skipped = contract.vectors.text, 0
     if before and not contract.vectors.include_prompt:
-        skipped = prompt_length(tokenizer, before, limit)
+        skipped = count_prompt_tokens(tokenizer, before, limit)
     heads = [tokenizer.head(before + text, limit) for text in texts]
     seconds = pairs and [None if pair is None else tokenizer.head(pair, limit) for pair in pairs]
-    encodings = tokenize(tokenizer.cut_at(limit), _rows(heads, seconds))
+    encodings = tokenize(tokenizer.cut_at(limit), _to_tokenizer_arguments(heads, seconds))
     shorter = [
         len(head) < len(before) + len(text) or bool(second and pair and len(second) < len(pair))
         for text, head, pair, second in zip(
@@ -199,7 +199,7 @@ def encode(
     return [_encoded(*row, unknown, skipped) for row in rows]
 
 
-def prompt_length(tokenizer: TextTokenizer, prompt: str, limit: int) -> int:
+def count_prompt_tokens(tokenizer: TextTokenizer, prompt: str, limit: int) -> int:
     """Number of first tokens of a text that are its prompt's, counted as sentence-transformers
     does: tokens of the prompt alone, without a special token at the end. limit: maximum tokens"""
     (encoding,) = tokenize(tokenizer.cut_at(limit), [tokenizer.head(prompt, limit)])
@@ -303,7 +303,7 @@ def encode_ids(
     return [Encoded(row, TokenIds(row), len(row)) for row in rows]
 
 
-def full_lengths(
+def count_full_lengths(
     contract: Contract,
     tokenizer: TextTokenizer,
     texts: Sequence[str],
@@ -316,7 +316,7 @@ def full_lengths(
     """
     heads = [(contract.vectors.text + text)[:READ_AT_MOST] for text in texts]
     seconds = pairs and [None if pair is None else pair[:READ_AT_MOST] for pair in pairs]
-    return [len(e.ids) for e in tokenize(tokenizer, _rows(heads, seconds))]
+    return [len(e.ids) for e in tokenize(tokenizer, _to_tokenizer_arguments(heads, seconds))]
 
 
 def collate(contract: Contract, encoded: Sequence[Encoded], length: int | None = None) -> Batch:
@@ -393,7 +393,7 @@ def check_texts(texts: Sequence[str], pairs: Sequence[str | None] | None) -> Non
             check_text(pair, f"pairs[{i}]")
 
 
-def _rows(texts: Sequence[str], pairs: Sequence[str | None] | None) -> list[Any]:
+def _to_tokenizer_arguments(texts: Sequence[str], pairs: Sequence[str | None] | None) -> list[Any]:
     """Return the texts and pairs as arguments of the tokenizer."""
     if pairs is None:
         return list(texts)
@@ -426,7 +426,7 @@ TEXT = InputKind(
     columns=("text", "text_pair"),
     requires=("tokenizers",),
     real=real,
-    full_sizes=full_lengths,
+    full_sizes=count_full_lengths,
     example='"what a lovely film"',
     size="tokens",
     longest=longest,

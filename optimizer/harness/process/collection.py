@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def no_collection() -> Iterator[None]:
+def pause_collection() -> Iterator[None]:
     """Collect garbage once, then not again until the end of the `with`.
 
     Used while something is timed: a collection takes 0.1 s with 100,000 live answers. Also used

@@ -8,14 +8,14 @@ MEMINFO = Path("/proc/meminfo")
 GROUP = Path("/sys/fs/cgroup")  # a container's cgroup, version 2
 
 
-def free(meminfo: Path = MEMINFO, group: Path = GROUP) -> int | None:
+def read_free(meminfo: Path = MEMINFO, group: Path = GROUP) -> int | None:
     """Free bytes of the machine and of the container's limit, the smaller; None if both are
     unknown."""
-    known = [value for value in (_of_machine(meminfo), _of_group(group)) if value is not None]
+    known = [value for value in (_read_machine(meminfo), _read_group(group)) if value is not None]
     return min(known, default=None)
 
 
-def _of_machine(file: Path) -> int | None:
+def _read_machine(file: Path) -> int | None:
     try:
         lines = file.read_text().splitlines()
     except OSError:
@@ -24,7 +24,7 @@ def _of_machine(file: Path) -> int | None:
     return int(values[0][1]) << 10 if values else None
 
 
-def _of_group(folder: Path) -> int | None:
+def _read_group(folder: Path) -> int | None:
     try:
         limit, used = ((folder / f"memory.{n}").read_text().strip() for n in ("max", "current"))
     except OSError:

@@ -35,6 +35,6 @@ def give_way(niceness: int) -> None:
                 os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
 
 
-def executor(niceness: int) -> ThreadPoolExecutor:
+def make_executor(niceness: int) -> ThreadPoolExecutor:
     """Executor of one thread that opens models; the models' threads inherit its niceness."""
     return ThreadPoolExecutor(1, "opening", give_way, (niceness,))

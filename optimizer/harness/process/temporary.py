@@ -33,22 +33,22 @@ OWNER = re.compile(r"(\.?optimize-[a-z]+-[0-9a-f]{16})\.owner")
 
 def check_place() -> None:
     """Raise MachineError if no folder for temporary files is writable; some imports need it."""
-    with _refusals_explained():
+    with _explain_refusals():
         tempfile.gettempdir()
 
 
 @contextmanager
-def temporary_folder(purpose: str) -> Iterator[Path]:
+def make_temporary_folder(purpose: str) -> Iterator[Path]:
     """Make an empty folder below TMPDIR, removed at the end. Raises MachineError on failure."""
     with ExitStack() as stack:
-        with _refusals_explained():
+        with _explain_refusals():
             parent = Path(tempfile.gettempdir())
-            folder = stack.enter_context(private_folder(parent, f"optimize-{purpose}"))
+            folder = stack.enter_context(make_private_folder(parent, f"optimize-{purpose}"))
         yield folder
 
 
 @contextmanager
-def _refusals_explained() -> Iterator[None]:
+def _explain_refusals() -> Iterator[None]:
     try:
         yield
     except OSError as e:
@@ -60,13 +60,13 @@ def _refusals_explained() -> Iterator[None]:
 
 
 @contextmanager
-def private_folder(parent: Path, name: str) -> Iterator[Path]:
+def make_private_folder(parent: Path, name: str) -> Iterator[Path]:
     """Make an empty folder in `parent` for this process alone, removed at the end. Raises OSError.
 
     name: prefix of its name, "optimize-<purpose>" or ".optimize-<purpose>"
     """
     _clear_abandoned(parent)
-    folder, owner = _new_owner(parent, name)
+    folder, owner = _open_owner(parent, name)
     try:
         with owner:
             folder.mkdir(mode=0o700)
@@ -75,7 +75,7 @@ def private_folder(parent: Path, name: str) -> Iterator[Path]:
         _remove(folder)
 
 
-def _new_owner(parent: Path, name: str) -> tuple[Path, BinaryIO]:
+def _open_owner(parent: Path, name: str) -> tuple[Path, BinaryIO]:
     """Choose the path of a folder, and open its owner file.
 
     Another process may take the file for an abandoned one before it is locked; then another name is

@@ -41,7 +41,7 @@ class FittedRunner(Closing):
         self._runner, self._profiles = runner, profiles
         self._inputs = {i.name: i.axes for i in contract.inputs}
         self._axes = {o.name: o.axes for o in contract.outputs}
-        answer = tasks.of(contract).answer_output
+        answer = tasks.look_up(contract).answer_output
         self._axes |= {answer: ("batch", "width")} if answer else {}
         text = contract.tokenizer
         self._padding = (  # a model may tell its last token by the id of padding

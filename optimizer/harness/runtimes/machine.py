@@ -105,7 +105,7 @@ class Machine:
         return {**asdict(self), "runners": sorted(self.runners)}
 
 
-def this_machine() -> Machine:
+def describe_machine() -> Machine:
     """Describe this machine without importing a runtime or starting a GPU context."""
     return Machine(
         os=platform.system().lower(),
@@ -132,10 +132,10 @@ def _packages() -> dict[str, str]:
 
 def _gpu() -> Gpu | None:
     """Return the first GPU; None without a GPU or its driver."""
-    return next(iter(gpus()), None)
+    return next(iter(list_gpus()), None)
 
 
-def gpus() -> list[Gpu]:
+def list_gpus() -> list[Gpu]:
     """Return the GPUs that nvidia-smi lists; [] without a GPU or its driver."""
     query = "--query-gpu=name,compute_cap,driver_version,memory.total"
     try:

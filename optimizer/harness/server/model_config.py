@@ -72,7 +72,7 @@ def model_config(
     return document
 
 
-def numbered(config: Mapping[str, Any]) -> dict[str, Any]:
+def number_enumerations(config: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration with the numbers of its enumerations, as a message has them."""
 
     def tensors(name: str) -> list[dict[str, Any]]:

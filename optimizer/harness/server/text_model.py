@@ -14,7 +14,7 @@ from ..generate.row import Rules
 from ..runtimes.decoder import DecoderRunner
 from ..runtimes.ort.run import OrtRunner
 from ..runtimes.slots import Slots
-from ..tasks.text_generation import Prompt, prompt_ids
+from ..tasks.text_generation import Prompt, tokenize_prompt
 from .options import ANSWER
 from .refusals import RequestError, TooLargeError, UnknownError
 from .warm_up.sharing import ALONE
@@ -99,12 +99,12 @@ class TextModel:
         """Sampling rules of a request. Raises RequestError for an option out of range.
         schema: JSON schema of the texts; None for free text."""
         try:
-            rules = Rules.of(self.contract, self.encoder, Options.from_json(options))
+            rules = Rules.build(self.contract, self.encoder, Options.from_json(options))
             if schema is None:
                 return rules
             if self.grammars is None:
                 raise RequestError(self._no_grammars, param="response_format")
-            return replace(rules, grammar=self.grammars.of_schema(schema, "response_format"))
+            return replace(rules, grammar=self.grammars.compile_schema(schema, "response_format"))
         except InputError as e:
             raise client_error(e) from None
 
@@ -129,7 +129,7 @@ class TextModel:
         rows, tokens = list[list[int]](), 0
         for i, prompt in enumerate(prompts):
             try:
-                row = prompt_ids(self.contract, self.encoder, prompt, f"prompt {i}")
+                row = tokenize_prompt(self.contract, self.encoder, prompt, f"prompt {i}")
             except InputError as e:
                 raise client_error(e) from None
             if len(row) >= self.context:

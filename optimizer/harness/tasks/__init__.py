@@ -86,15 +86,17 @@ __all__ = [
     "Array",
     "Batch",
     "Task",
-    "answers",
+    "build_answers",
     "check",
     "decode",
     "encode",
     "encode_each",
-    "generating",
+    "find_task",
+    "list_generating",
+    "list_names",
     "longest",
+    "look_up",
 ]
-__all__ += ["names", "of", "task"]
 
 AGAIN = "The model does not match its contract: package it again."
 GROUP = "optimizer.tasks"
@@ -124,7 +126,7 @@ TASKS: dict[str, Task] = {
 }
 
 
-def task(name: str) -> Task:
+def find_task(name: str) -> Task:
     """Return the Task `name`, from TASKS, a module of this folder (in a bundle) or an entry point.
 
     Raises KeyError for an unknown task.
@@ -144,10 +146,10 @@ def task(name: str) -> Task:
     raise KeyError(name)
 
 
-_outside_task = cache(task)  # searches the entry points once, not at every batch
+_outside_task = cache(find_task)  # searches the entry points once, not at every batch
 
 
-def of(contract: Contract) -> Task:
+def look_up(contract: Contract) -> Task:
     """Return the Task that a contract names. Raises KeyError for an unknown name."""
     return TASKS.get(contract.task) or _outside_task(contract.task)
 
@@ -159,9 +161,9 @@ def check(contract: Contract, where: str = "contract.json") -> Task:
     inputs, outputs or sections that the task does not have.
     """
     try:
-        record = of(contract)
+        record = look_up(contract)
     except KeyError:
-        require(False, f"{where}: task", contract.task, ", ".join(names()))
+        require(False, f"{where}: task", contract.task, ", ".join(list_names()))
         raise
     kind = record.inputs
     require(
@@ -212,23 +214,23 @@ def check(contract: Contract, where: str = "contract.json") -> Task:
 
 def longest(contract: Contract) -> int:
     """Return the maximum size of an input, e.g. the tokens of a text."""
-    return of(contract).inputs.longest(contract)
+    return look_up(contract).inputs.longest(contract)
 
 
-def names() -> list[str]:
+def list_names() -> list[str]:
     """Return the names of all tasks, the table's first."""
     return [*TASKS, *sorted({p.name for p in entry_points(group=GROUP)} - {*TASKS})]
 
 
-def generating() -> list[str]:
+def list_generating() -> list[str]:
     """Return the names of the text-generation tasks, the table's first.
 
-    Entry points that cannot be loaded are skipped; `task` raises their error.
+    Entry points that cannot be loaded are skipped; `find_task` raises their error.
     """
     generate = []
-    for name in names():
+    for name in list_names():
         with suppress(ImportError, AttributeError, TypeError):
-            generate += [name] if task(name).generates else []
+            generate += [name] if find_task(name).generates else []
     return generate
 
 
@@ -237,7 +239,7 @@ def encode_each(
 ) -> list[Encoded]:
     """Encode inputs that are to be answered. One that the model cannot read, or that the task
     cannot answer, gets a `problem`. Raises the kind's InputError."""
-    record = of(contract)
+    record = look_up(contract)
     each = []
     for one in record.inputs.encode(contract, encoder, inputs, pairs):
         problem, fix = ("", "") if one.problem else record.check(contract, one)
@@ -259,7 +261,7 @@ def encode(
     size: truncate and pad to exactly this size instead.
     Raises the kind's InputError, also for an input that the model cannot read.
     """
-    kind = of(contract).inputs
+    kind = look_up(contract).inputs
     encoded = kind.encode(contract, encoder, inputs, pairs, size)
     for i, one in enumerate(encoded):
         if one.problem:
@@ -277,14 +279,14 @@ def decode(contract: Contract, outputs: Mapping[str, Array], inputs: Mapping[str
         which ones are left out of the pooling.
     Raises AnswerError for NaN or infinity outside the padding.
     """
-    if contract.texts is not None and not set(of(contract).inputs.arrays) <= set(inputs):
+    if contract.texts is not None and not set(look_up(contract).inputs.arrays) <= set(inputs):
         contract = contract.texts  # the bundle's second model ran
-    record = of(contract)
+    record = look_up(contract)
     if record.answer_output in outputs:
         array = np.asarray(outputs[record.answer_output], np.float32)
         _check_finite(record.answer_output, array, np.ones(len(array), bool))
         return array
-    raw = _output(contract, outputs, len(next(iter(inputs.values()))))
+    raw = _read_output(contract, outputs, len(next(iter(inputs.values()))))
     real = record.inputs.real(inputs)
     _check_finite(record.output or "of the model", raw, real)
     pooled = inputs.pooled if isinstance(inputs, Batch) and inputs.skipped else real
@@ -294,13 +296,13 @@ def decode(contract: Contract, outputs: Mapping[str, Array], inputs: Mapping[str
     return record.of_request(contract, values, outputs, inputs)
 
 
-def _output(contract: Contract, outputs: Mapping[str, Array], rows: int) -> Array:
+def _read_output(contract: Contract, outputs: Mapping[str, Array], rows: int) -> Array:
     """Return the task's outputs, float32, joined along their last axis; of a task without one all
     outputs of the contract, each flattened per row. Raises BundleError if a name or shape is
     wrong."""
-    task = of(contract)
+    task = look_up(contract)
     if not task.output:
-        return _joined(contract, outputs, rows)
+        return _join_outputs(contract, outputs, rows)
     arrays: list[Array] = []
     for name, axes in {task.output: task.axes, **task.beside}.items():
         if name not in outputs:
@@ -326,7 +328,7 @@ def _output(contract: Contract, outputs: Mapping[str, Array], rows: int) -> Arra
     return np.concatenate(arrays, -1) if task.beside else arrays[0]
 
 
-def _joined(contract: Contract, outputs: Mapping[str, Array], rows: int) -> Array:
+def _join_outputs(contract: Contract, outputs: Mapping[str, Array], rows: int) -> Array:
     parts = []
     for spec in contract.outputs:
         shape = (rows, *spec.axes[1:])
@@ -358,6 +360,6 @@ def _check_finite(name: str, raw: Array, real: Array) -> None:
         )
 
 
-def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, Any]]:
+def build_answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, Any]]:
     """Return one JSON object per input from decode's array; its keys are in the task's file."""
-    return of(contract).answers(contract, values, batch)
+    return look_up(contract).answers(contract, values, batch)

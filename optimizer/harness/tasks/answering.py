@@ -14,7 +14,7 @@ from typing import Any
 from .. import tasks
 from ..contract import Contract
 from ..errors import AnswerError, HarnessError, InputError
-from . import Array, answers, decode
+from . import Array, build_answers, decode
 
 Result = Mapping[str, Any] | AnswerError
 """Answer to a row of the model, or its error."""
@@ -85,7 +85,7 @@ def answer(predictor: Predictor, queries: Sequence[Query], batch_size: int) -> I
     batch_size: maximum inputs per run of the model.
     Raises InputError for inputs of another kind. An AnswerError is yielded as the input's error.
     """
-    contract, kind = predictor.contract, tasks.of(predictor.contract).inputs
+    contract, kind = predictor.contract, tasks.look_up(predictor.contract).inputs
     inputs, pairs = [a.input for a in queries], [a.pair for a in queries]
     encoded = tasks.encode_each(contract, predictor.encoder, inputs, pairs)
     kept: list[int | None] = [None] * len(queries)
@@ -113,7 +113,7 @@ def answer(predictor: Predictor, queries: Sequence[Query], batch_size: int) -> I
                 return {group[0]: e}
             # run the rows separately to find the failing ones
             return {i: a for row in group for i, a in compute([row]).items()}
-        return dict(zip(group, answers(contract, values, batch), strict=True))
+        return dict(zip(group, build_answers(contract, values, batch), strict=True))
 
     def answered(i: int, parts: Sequence[Result]) -> Answered:
         where, one = queries[i].where, encoded[i]
@@ -125,7 +125,7 @@ def answer(predictor: Predictor, queries: Sequence[Query], batch_size: int) -> I
             error = AnswerError(failed[0].problem, where=f"{where}: {failed[0].where}")
             return Answered(where, None, error, tokens[i], kept[i])
         results = [part for part in parts if not isinstance(part, AnswerError)]
-        whole = tasks.of(contract).merge(contract, results)
+        whole = tasks.look_up(contract).merge(contract, results)
         return Answered(where, whole, None, tokens[i], kept[i], one.unknown)
 
     sides: dict[str, list[int]] = {}
@@ -136,11 +136,11 @@ def answer(predictor: Predictor, queries: Sequence[Query], batch_size: int) -> I
         for numbers in sides.values()
         for group in group_by_length([rows[i].size for i in numbers], batch_size)
     ]
-    ready = _in_order(map(compute, groups), counts)
+    ready = _yield_in_order(map(compute, groups), counts)
     return (answered(i, parts) for i, parts in enumerate(ready))
 
 
-def _in_order(
+def _yield_in_order(
     batches: Iterator[dict[int, Result]], counts: Sequence[int]
 ) -> Iterator[list[Result]]:
     """Yield the results of each input's rows, in order, as soon as all are there.

@@ -86,7 +86,7 @@ def ask(contract: Contract, text: str) -> str:
     return text if token in text else " ".join(words)
 
 
-def drawn(encoding: Any) -> Array:
+def draw_positions(encoding: Any) -> Array:
     """Return the positions of SHARE of a text's tokens, one or more and none of them special, drawn
     by the digest of the ids."""
     digest = hashlib.sha256(np.array(encoding.ids, np.int64).tobytes()).digest()
@@ -96,11 +96,11 @@ def drawn(encoding: Any) -> Array:
 
 
 def mask_tokens(contract: Contract, batch: Batch) -> tuple[Batch, Array]:
-    """Return a copy of a batch with masks at the `drawn` positions of each text, and where they
-    are, (batch, sequence) bool."""
+    """Return a copy of a batch with masks at the positions that `draw_positions` draws in each
+    text, and where they are, (batch, sequence) bool."""
     places = np.zeros(batch["input_ids"].shape, bool)
     for row, encoding in zip(places, batch.encodings, strict=True):
-        row[drawn(encoding)] = True
+        row[draw_positions(encoding)] = True
     ids = np.where(places, contract.text.mask, batch["input_ids"])
     arrays = {**batch, "input_ids": ids.astype(batch["input_ids"].dtype)}
     return Batch(arrays, batch.inputs, batch.encodings, batch.real, batch.encoder), places

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from ..contract import Contract
 
 
-def _no_tensors(contract: Contract) -> dict[str, tuple[str, tuple[int, ...]]]:
+def _list_no_tensors(contract: Contract) -> dict[str, tuple[str, tuple[int, ...]]]:
     del contract
     return {}
 
 
-def _no_problem(contract: Contract, encoded: Encoded) -> tuple[str, str]:
+def _accept_any(contract: Contract, encoded: Encoded) -> tuple[str, str]:
     del contract, encoded
     return "", ""
 
@@ -29,7 +29,7 @@ def _only(contract: Contract, answers: Sequence[Mapping[str, Any]]) -> dict[str,
     return dict(answer)
 
 
-def _as_it_is(contract: Contract, value: Any) -> Any:
+def _keep_value(contract: Contract, value: Any) -> Any:
     del contract
     return value
 
@@ -114,7 +114,7 @@ class Task:
     decode: Callable[[Contract, Array, Array], Array]
     answers: Callable[[Contract, Array, Batch], list[dict[str, Any]]]
     line: Callable[[Mapping[str, Any]], str]
-    tensors: Callable[[Contract], Mapping[str, tuple[str, tuple[int, ...]]]] = _no_tensors
+    tensors: Callable[[Contract], Mapping[str, tuple[str, tuple[int, ...]]]] = _list_no_tensors
     beside: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     answer_output: str = ""
     arrays: tuple[str, ...] | None = ()
@@ -125,9 +125,9 @@ class Task:
     reads_texts: bool = False
     names_labels: bool = False
     calibration_items: Literal["rows", "windows"] = "rows"
-    check: Callable[[Contract, Encoded], tuple[str, str]] = _no_problem
+    check: Callable[[Contract, Encoded], tuple[str, str]] = _accept_any
     merge: Callable[[Contract, Sequence[Mapping[str, Any]]], dict[str, Any]] = _only
-    ask: Callable[[Contract, Any], Any] = _as_it_is
+    ask: Callable[[Contract, Any], Any] = _keep_value
     of_request: Callable[[Contract, Array, Mapping[str, Array], Batch], Array] = _of_recipe
     requires: tuple[str, ...] = ()
     bytes: Callable[[Contract, Any], int] | None = None

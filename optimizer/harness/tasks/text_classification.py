@@ -37,7 +37,7 @@ def activated(contract: Contract, values: Array) -> Array:
     return sigmoid(values).astype(np.float32)
 
 
-def chosen(contract: Contract, scores: Array) -> Array:
+def choose_labels(contract: Contract, scores: Array) -> Array:
     """Return the labels of each text of a multi-label model, (batch, labels) bool: those whose
     probability in `scores` is at least their threshold."""
     least = contract.thresholds or (THRESHOLD,) * scores.shape[-1]
@@ -60,7 +60,7 @@ def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, A
         each = [dict(zip(labels, map(float, row), strict=True)) for row in numbers]
         if not contract.multi_label:
             return [{"values": row} for row in each]
-        kept = chosen(contract, numbers)
+        kept = choose_labels(contract, numbers)
         return [
             {"labels": [labels[i] for i in np.flatnonzero(k)], "scores": row}
             for row, k in zip(each, kept, strict=True)

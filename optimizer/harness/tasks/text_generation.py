@@ -28,7 +28,7 @@ Message = Mapping[str, Any]
 Prompt = str | Sequence[Message] | Sequence[int]
 
 
-def prompt_ids(contract: Contract, tokenizer: Any, prompt: Prompt, where: str) -> list[int]:
+def tokenize_prompt(contract: Contract, tokenizer: Any, prompt: Prompt, where: str) -> list[int]:
     """Return the token ids of one prompt: a text, a conversation, or token ids.
 
     The tokenizer adds its special tokens to a text. A conversation is rendered by the chat
@@ -102,7 +102,7 @@ def arrays(contract: Contract, rows: Sequence[Sequence[int] | Array], width: int
     return Batch(_inputs(contract, ids, mask), (), (), mask.astype(bool))
 
 
-def next_arrays(contract: Contract, ids: Array, mask: Array) -> dict[str, Array]:
+def build_step_arrays(contract: Contract, ids: Array, mask: Array) -> dict[str, Array]:
     """Return the model's input arrays for a decode step.
 
     ids: new tokens (batch, new).

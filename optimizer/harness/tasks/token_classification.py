@@ -51,11 +51,11 @@ def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, A
     rows: list[dict[str, Any]] = []
     for text, encoding, row in zip(batch.inputs, batch.encodings, values, strict=True):
         if contract.aggregation is not None:
-            joined = aggregated(contract, batch.encoder, text, encoding, row)
+            joined = aggregate_entities(contract, batch.encoder, text, encoding, row)
             rows.append({"entities": joined})
             continue
         tagged = words(contract, text, encoding, row)
-        rows.append({"words": tagged, "entities": entities(text, tagged)})
+        rows.append({"words": tagged, "entities": join_entities(text, tagged)})
     return rows
 
 
@@ -87,7 +87,7 @@ def word_labels(contract: Contract, text: str, encoding: Any, logits: Array, tok
     """Return {start: label} of the words of a text, by the contract's strategy where it joins the
     tokens of a word, else by a word's first token."""
     if contract.aggregation in OF_WORDS:
-        tagged = aggregated_words(contract, tokenizer, text, encoding, logits)
+        tagged = aggregate_words(contract, tokenizer, text, encoding, logits)
         return {_place(text, w["start"], w["end"])["start"]: w["entity"] for w in tagged}
     return {w["start"]: w["label"] for w in words(contract, text, encoding, logits)}
 
@@ -98,7 +98,7 @@ def _place(text: str, start: int, end: int) -> dict[str, Any]:
     return {"text": text[start:end], "start": start, "end": end}
 
 
-def entities(text: str, tagged: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def join_entities(text: str, tagged: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return entities, with the keys of `words`: joined words of one kind, see the module."""
     groups: list[tuple[str, list[dict[str, Any]]]] = []
     previous = OUTSIDE
@@ -121,7 +121,7 @@ def entities(text: str, tagged: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def aggregated(
+def aggregate_entities(
     contract: Contract, tokenizer: Any, text: str, encoding: Any, logits: Array
 ) -> list[dict[str, Any]]:
     """Return the entities of a text in order, with the fields of the module's docstring.
@@ -130,20 +130,20 @@ def aggregated(
     logits: (sequence, labels).
     """
     if contract.aggregation in OF_WORDS:
-        parts = aggregated_words(contract, tokenizer, text, encoding, logits)
+        parts = aggregate_words(contract, tokenizer, text, encoding, logits)
     else:
         parts = [
-            _labelled(contract, token["scores"]) | token
+            _label_tokens(contract, token["scores"]) | token
             for token in _tokens(tokenizer, text, encoding, softmax(logits))
         ]
     if contract.aggregation == NONE:
         names = ("entity", "score", "index", "word", "start", "end")
         return [{n: part[n] for n in names} for part in parts if part["entity"] != OUTSIDE]
-    groups = [_group(tokenizer, members) for members in _adjacent(parts)]
+    groups = [_group(tokenizer, members) for members in _split_adjacent(parts)]
     return [group for group in groups if group["entity_group"] != OUTSIDE]
 
 
-def aggregated_words(
+def aggregate_words(
     contract: Contract, tokenizer: Any, text: str, encoding: Any, logits: Array
 ) -> list[dict[str, Any]]:
     """Return {"entity", "score", "word", "start", "end"} per word, by a strategy of OF_WORDS."""
@@ -164,14 +164,14 @@ def _word(contract: Contract, tokenizer: Any, tokens: Sequence[dict[str, Any]]) 
         "max": lambda: max(scores, key=lambda one: one.max()),
     }
     return {
-        **_labelled(contract, choose[str(contract.aggregation)]()),
+        **_label_tokens(contract, choose[str(contract.aggregation)]()),
         "word": _string(tokenizer, [token["word"] for token in tokens]),
         "start": tokens[0]["start"],
         "end": tokens[-1]["end"],
     }
 
 
-def _labelled(contract: Contract, scores: Array) -> dict[str, Any]:
+def _label_tokens(contract: Contract, scores: Array) -> dict[str, Any]:
     best = int(scores.argmax())
     return {"entity": (contract.labels or ())[best], "score": float(scores[best])}
 
@@ -198,7 +198,7 @@ def _tokens(tokenizer: Any, text: str, encoding: Any, scores: Array) -> list[dic
     return tokens
 
 
-def _adjacent(parts: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+def _split_adjacent(parts: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     """Return groups of adjacent tokens or words of one kind; "B-" starts a new one."""
     groups: list[list[dict[str, Any]]] = []
     previous = None

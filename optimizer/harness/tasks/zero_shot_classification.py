@@ -53,7 +53,7 @@ def merge(contract: Contract, claims: Sequence[Mapping[str, Any]]) -> dict[str, 
     }
 
 
-def evidence(claims: Sequence[Mapping[str, Any]]) -> Array:
+def weigh_claims(claims: Sequence[Mapping[str, Any]]) -> Array:
     """Return numbers by which the labels of a request are ordered, in its order: logits of
     entailment, less those of contradiction where each label is judged by itself."""
     ordered = sorted(claims, key=lambda claim: int(claim["number"]))

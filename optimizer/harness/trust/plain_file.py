@@ -32,7 +32,7 @@ def open_regular(path: Path) -> io.BufferedReader:
 def read(path: Path, largest: int = LARGEST) -> bytes:
     """Read a regular file of at most `largest` bytes. Raises InputError."""
     with open_regular(path) as file:
-        return _at_most(file, path, largest)
+        return _read_at_most(file, path, largest)
 
 
 def read_secret(
@@ -58,10 +58,10 @@ def read_secret(
                 f"{path}: others on this machine may use this secret (mode {mode:04o}). "
                 f"Accepted: 0600. chmod 600 {path}"
             )
-        return _at_most(file, path, largest)
+        return _read_at_most(file, path, largest)
 
 
-def _at_most(file: io.BufferedReader, path: Path, largest: int) -> bytes:
+def _read_at_most(file: io.BufferedReader, path: Path, largest: int) -> bytes:
     data = file.read(largest + 1)
     if len(data) > largest:
         raise InputError(f"more than {largest:,} bytes", where=str(path))

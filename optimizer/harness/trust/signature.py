@@ -31,7 +31,7 @@ from typing import Any
 
 from ..errors import BundleError, InputError, MachineError
 from .plain_file import read
-from .verify import entries, name_problem, parse
+from .verify import list_entries, name_problem, parse
 
 MEDIA_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
@@ -44,13 +44,13 @@ MAKE = "Make one: openssl ecparam -name prime256v1 -genkey -noout -out private.p
 MAKE += "half: openssl ec -in private.pem -pubout -out public.pem"
 
 
-def beside(bundle: Path) -> Path:
+def signature_path(bundle: Path) -> Path:
     """Path of the signature of a bundle's folder or tar."""
     return bundle.with_name(f"{bundle.name}.sig")
 
 
 def require(folder: Path, key: Path, signature: Path) -> str:
-    """Verify that a folder has exactly the files that a key signed; returns the `hint` of the key.
+    """Verify that a folder has exactly the files that a key signed; returns the key's digest.
 
     key: file of the public key
 
@@ -64,7 +64,7 @@ def require(folder: Path, key: Path, signature: Path) -> str:
             where=str(signature),
             fix="Get it from the bundle's publisher, or name its file: --signature FILE.",
         )
-    signed = signed_files(read(signature), public_key, str(signature))
+    signed = verify_signed_files(read(signature), public_key, str(signature))
     differences = compare(folder, signed)
     if differences:
         raise BundleError(
@@ -73,7 +73,7 @@ def require(folder: Path, key: Path, signature: Path) -> str:
             where=str(folder),
             fix="Do not use it; get the bundle and its signature again.",
         )
-    return hint(public_key)
+    return digest_key(public_key)
 
 
 def load_public(path: Path) -> Any:
@@ -105,7 +105,7 @@ def algorithm(key: Any) -> Any:
     return ec.ECDSA(getattr(hashes, HASHES[key.curve.name])())
 
 
-def hint(public_key: Any) -> str:
+def digest_key(public_key: Any) -> str:
     """Name of a key in a signature: the sha256 of the public key as PEM."""
     serialization, _ = _cryptography()
     pem: bytes = public_key.public_bytes(
@@ -120,12 +120,12 @@ def encode_payload(payload: bytes, payload_type: str = PAYLOAD_TYPE) -> bytes:
     return head.encode() + payload
 
 
-def root(digests: list[str]) -> str:
+def digest_subject(digests: list[str]) -> str:
     """Digest of a statement's subject, from the files' digests in hex, in the statement's order."""
     return hashlib.sha256(b"".join(map(bytes.fromhex, digests))).hexdigest()
 
 
-def signed_files(data: bytes, public_key: Any, where: str) -> dict[str, str]:
+def verify_signed_files(data: bytes, public_key: Any, where: str) -> dict[str, str]:
     """Verify a signature; returns the signed files, {name: sha256}.
 
     Raises BundleError for a signature that cannot be read, is another key's, or does not list a
@@ -144,7 +144,7 @@ def signed_files(data: bytes, public_key: Any, where: str) -> dict[str, str]:
             raise ValueError("a digest is not sha256")
         if wrong := [f"{n!r:.80} {why}" for n in names if (why := name_problem(n))]:
             raise ValueError(wrong[0])
-        if len(set(names)) < len(names) or root(digests) != subject["digest"]["sha256"]:
+        if len(set(names)) < len(names) or digest_subject(digests) != subject["digest"]["sha256"]:
             raise ValueError("its digests are not its subject's")
     except (KeyError, TypeError, ValueError, AttributeError) as e:
         raise BundleError(
@@ -181,7 +181,7 @@ def open_envelope(data: bytes, public_key: Any, where: str) -> dict[str, Any]:
     try:
         public_key.verify(written, encode_payload(payload, payload_type), algorithm(public_key))
     except InvalidSignature:
-        ours = hint(public_key)
+        ours = digest_key(public_key)
         other = f"is of the key {named:.16}..., not of the required {ours[:16]}..."
         raise BundleError(
             f"the signature {other if named != ours else 'does not match: its text was changed'}",
@@ -200,7 +200,7 @@ def open_envelope(data: bytes, public_key: Any, where: str) -> dict[str, Any]:
 def compare(folder: Path, signed: Mapping[str, str]) -> list[str]:
     """List the differences of a folder from {name: sha256} of the signed files; [] without any."""
     try:
-        present = dict(entries(folder))
+        present = dict(list_entries(folder))
         differences = [f"{n} is missing" for n in sorted({*signed} - {*present})]
         for name, status in sorted(present.items()):
             if not stat.S_ISREG(status.st_mode):

@@ -62,7 +62,7 @@ def parse_shallow(text: str, *, finite: bool = True) -> Any:
     return value
 
 
-def canonical(value: Any) -> bytes:
+def encode_canonical(value: Any) -> bytes:
     """Value as bytes of canonical JSON: ASCII, keys sorted, no spaces. Raises ValueError for NaN
     and infinity."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
@@ -72,7 +72,7 @@ def canonical(value: Any) -> bytes:
 def digest(manifest: Mapping[str, Any]) -> str:
     """Digest of a manifest without its key `digest`."""
     rest = {key: value for key, value in manifest.items() if key != "digest"}
-    return hashlib.sha256(canonical(rest)).hexdigest()
+    return hashlib.sha256(encode_canonical(rest)).hexdigest()
 
 
 def name_problem(name: object) -> str:
@@ -91,7 +91,7 @@ def name_problem(name: object) -> str:
     return ""
 
 
-def entries(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
+def list_entries(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
     """List (name, lstat) of everything below the folder except folders; links are not followed.
     Raises OSError for a folder that cannot be listed."""
     waiting = [(str(folder), "")]
@@ -106,16 +106,16 @@ def entries(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
                     yield name, entry.stat(follow_symlinks=False)
 
 
-def unlisted(folder: Path, files: Mapping[str, Any]) -> dict[str, str]:
+def find_unlisted(folder: Path, files: Mapping[str, Any]) -> dict[str, str]:
     """Find files that the manifest does not list: {name below the folder: kind, in words}."""
     return {
         name: _kind(name, status)
-        for name, status in sorted(entries(folder))
+        for name, status in sorted(list_entries(folder))
         if name not in files and name != MANIFEST
     }
 
 
-def problem(folder: Path, name: str, entry: Mapping[str, Any]) -> str:
+def describe_problem(folder: Path, name: str, entry: Mapping[str, Any]) -> str:
     """Describe how a listed file differs from its entry, {sha256, size}; "" if it does not."""
     path, status = str(folder), None
     try:
@@ -138,7 +138,7 @@ def problem(folder: Path, name: str, entry: Mapping[str, Any]) -> str:
     return "" if actual == entry["sha256"] else "is damaged: its digest is not the manifest's"
 
 
-def problems(folder: Path) -> tuple[str, list[str]]:
+def list_problems(folder: Path) -> tuple[str, list[str]]:
     """Compare a folder with its manifest; returns the manifest's digest ("" if it is wrong) and all
     differences, a sentence each."""
     path = folder / MANIFEST
@@ -158,25 +158,27 @@ def problems(folder: Path) -> tuple[str, list[str]]:
         return "", [f"{MANIFEST} is damaged: its digest is {actual[:16]}..., and it says otherwise"]
     differences = [f"{n!r} {why}" for n in plain if (why := name_problem(n))]
     if not differences:
-        differences = [f"{n} {why}" for n, e in plain.items() if (why := problem(folder, n, e))]
+        differences = [
+            f"{n} {why}" for n, e in plain.items() if (why := describe_problem(folder, n, e))
+        ]
     try:
-        differences += [f"{n} is {kind}" for n, kind in unlisted(folder, plain).items()]
+        differences += [f"{n} is {kind}" for n, kind in find_unlisted(folder, plain).items()]
     except OSError as e:
         differences.append(f"{e.filename} cannot be listed ({e.strerror})")
-    return actual, differences or unjudged_files(folder, manifest)
+    return actual, differences or list_unjudged_files(folder, manifest)
 
 
-def unjudged_files(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
-    """Compare as `unjudged` does, with the bundle's report, whose digest is not checked here."""
+def list_unjudged_files(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
+    """Compare as `list_unjudged` does, with the bundle's report; its digest is not checked here."""
     if REPORT not in manifest["files"]:
         return []
     try:
-        return unjudged(manifest, parse((folder / REPORT).read_bytes(), finite=False))
+        return list_unjudged(manifest, parse((folder / REPORT).read_bytes(), finite=False))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
         return [f"{REPORT} cannot be read ({type(e).__name__}: {e})"]
 
 
-def unjudged(manifest: Mapping[str, Any], reports: Sequence[Mapping[str, Any]]) -> list[str]:
+def list_unjudged(manifest: Mapping[str, Any], reports: Sequence[Mapping[str, Any]]) -> list[str]:
     """List the differences between the manifest and the judged files, a sentence each; [] if equal.
 
     reports: content of report.json, one per target in the recipe's order; a report without `judged`
@@ -191,16 +193,18 @@ def unjudged(manifest: Mapping[str, Any], reports: Sequence[Mapping[str, Any]]) 
     for engine, report in zip(manifest["engines"], kept, strict=True):
         judged = report.get("judged")
         if judged is not None:
-            differences += _other_files(engine, manifest, judged)
-            differences += _other_settings(engine, manifest["contract"], judged)
+            differences += _list_changed_files(engine, manifest, judged)
+            differences += _list_changed_settings(engine, manifest["contract"], judged)
     return list(dict.fromkeys(differences))  # targets share files
 
 
-def judged_settings(contract: Any, engine: Mapping[str, Any]) -> dict[str, str]:
+def digest_judged_settings(contract: Any, engine: Mapping[str, Any]) -> dict[str, str]:
     """Digests that a report's `judged` and the manifest must share: {"contract", "opened_with":
     sha256 of canonical JSON}. engine: entry of the manifest, or its OPENED_WITH."""
     values = {"contract": contract, "opened_with": {k: engine.get(k) for k in OPENED_WITH}}
-    return {name: hashlib.sha256(canonical(value)).hexdigest() for name, value in values.items()}
+    return {
+        name: hashlib.sha256(encode_canonical(value)).hexdigest() for name, value in values.items()
+    }
 
 
 def main(arguments: list[str]) -> int:
@@ -209,7 +213,7 @@ def main(arguments: list[str]) -> int:
         print(__doc__)
         return 0 if arguments[:1] in (["-h"], ["--help"]) else 2
     folder = Path(arguments[0]) if arguments else Path(__file__).parent
-    actual, differences = problems(folder)
+    actual, differences = list_problems(folder)
     for difference in differences:
         line = f"{folder}: {difference}"  # file names may hold control characters
         print("".join(c if c.isprintable() else ascii(c)[1:-1] for c in line))
@@ -219,7 +223,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _other_files(
+def _list_changed_files(
     engine: Mapping[str, Any], manifest: Mapping[str, Any], judged: Mapping[str, Any]
 ) -> list[str]:
     """List the files of an engine that differ from the judged ones."""
@@ -250,7 +254,7 @@ def _other_files(
     return differences
 
 
-def _other_settings(
+def _list_changed_settings(
     engine: Mapping[str, Any], contract: Any, judged: Mapping[str, Any]
 ) -> list[str]:
     """List the differences of contract and settings of an engine from the judged ones."""
@@ -260,7 +264,7 @@ def _other_settings(
     }
     return [
         f"{titles[name]} has sha256 {actual}, and the one judged has {judged[name]}"
-        for name, actual in judged_settings(contract, engine).items()
+        for name, actual in digest_judged_settings(contract, engine).items()
         if actual != judged[name]
     ]
 

@@ -245,7 +245,7 @@ def check_not_alone(folder: Path) -> None:
 def set_labels(config: Any, section: Model, folder: Path) -> None:
     """Give a transformers config the number of labels of the head that an adapter brings, which
     adapter_config.json does not name."""
-    if not tasks.task(section.task).classifies:
+    if not tasks.find_task(section.task).classifies:
         return
     for adapter in find(section, folder):
         rows = [e.shape[0] for n, e in adapter.header.items() if n.endswith(HEADS)]

@@ -19,7 +19,7 @@ from torch import Tensor
 from optimizer.foundation.errors import CheckpointError, MachineError
 from optimizer.foundation.process.quiet import quiet
 from optimizer.foundation.progress import say
-from optimizer.foundation.reading import reading, words
+from optimizer.foundation.reading import quote_error, reading
 from optimizer.load import source
 from optimizer.load.adapters import adapter as adapter_files
 from optimizer.load.adapters.adapter import PREFIX, Adapter
@@ -94,7 +94,7 @@ def merge(
     except Exception as e:  # of a full disk safetensors raises an error of its own
         size = sum(tensor.nbytes for tensor in kept.values()) / 1e9
         raise MachineError(
-            f"the merged model cannot be written ({words(e)})",
+            f"the merged model cannot be written ({quote_error(e)})",
             where=str(scratch),
             fix=f"Set TMPDIR to a folder with {size:.2g} GB free; the model is written there in "
             "float32.",
@@ -146,7 +146,7 @@ def _merge_one(peft: Any, model: Any, adapter: Adapter) -> Any:
             return wrapped.merge_and_unload(safe_merge=True)
     except Exception as e:
         raise CheckpointError(
-            f"peft cannot merge the adapter ({words(e)})",
+            f"peft cannot merge the adapter ({quote_error(e)})",
             where=where,
             fix="If the message names NaN, the adapter's training diverged: use another.",
         ) from e
@@ -159,7 +159,7 @@ def wrap(peft: Any, model: Any, adapter: Adapter) -> Any:
             return peft.PeftModel.from_pretrained(model, adapter.folder, local_files_only=True)
     except Exception as e:  # each method of peft fails differently
         raise CheckpointError(
-            f"peft cannot load the adapter into the model ({words(e)})",
+            f"peft cannot load the adapter into the model ({quote_error(e)})",
             where=str(adapter.folder),
             accepted=f"an adapter of the model in model.source{_trained_on(adapter)}",
         ) from e

@@ -13,7 +13,7 @@ from optimizer.foundation.errors import CheckpointError
 from optimizer.foundation.reading import reading
 from optimizer.harness import tasks
 from optimizer.harness.inputs.image import IMAGE
-from optimizer.harness.process.temporary import temporary_folder
+from optimizer.harness.process.temporary import make_temporary_folder
 from optimizer.load import source, weights
 from optimizer.load.adapters import adapter
 from optimizer.load.config import config_fields, model_type
@@ -113,7 +113,7 @@ def read_config(folder: Path, section: Model) -> Any:
         return pairs.config(section, folder)
     pairs.check_side(raw, section, file)
     fix = "Check model_type, or install the transformers version the model asks for."
-    with reading(file, fix=fix), temporary_folder("config") as scratch:
+    with reading(file, fix=fix), make_temporary_folder("config") as scratch:
         files = model_type.completed(folder, section.model_type, scratch)
         config = AutoConfig.from_pretrained(files, trust_remote_code=section.trust_remote_code)
     config.name_or_path = str(folder)
@@ -138,7 +138,7 @@ def check_task(config: Any, section: Model, folder: Path) -> None:
     decoder for text generation, a causal decoder where both sides of a token are read, a language
     model's head for text-ranking, a model of more than texts for a task of texts, or an
     encoder-decoder without a row (except T5's encoder, for hidden states)."""
-    task, causal = tasks.task(section.task), families.is_causal(config)
+    task, causal = tasks.find_task(section.task), families.is_causal(config)
     what, fix = "", ""
     if getattr(config, "is_encoder_decoder", False):
         alone = task.headless and families.has_encoder(config.model_type)
@@ -191,7 +191,7 @@ def _predicts_tokens(config: Any, section: Model, folder: Path) -> bool:
 
 def check_covered(config: Any, section: Model, model: nn.Module, folder: Path) -> None:
     """Raise CheckpointError where the model's first argument is not the task's (e.g. input_ids)."""
-    takes = preparation(tasks.task(section.task))
+    takes = preparation(tasks.find_task(section.task))
     if next(iter(inspect.signature(model.forward).parameters)) != takes.first:
         what = f"of another kind than {takes.noun}s: its first input is not {takes.first}"
         raise _not_covered(config, section, folder, what)
@@ -200,7 +200,7 @@ def check_covered(config: Any, section: Model, model: nn.Module, folder: Path) -
 def _not_covered(
     config: Any, section: Model, folder: Path, what: str, fix: str = ""
 ) -> CheckpointError:
-    task = tasks.task(section.task)
+    task = tasks.find_task(section.task)
     kinds = ["decoder"] if task.generates else ["encoder"]
     noun = preparation(task).noun.replace("model", kinds[0])
     if not task.generates and not task.reads_vocabulary:

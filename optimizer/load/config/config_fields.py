@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from optimizer.foundation.errors import CheckpointError, closest
+from optimizer.foundation.errors import CheckpointError, suggest
 from optimizer.load.config import rope_fields
 from optimizer.model.checkpoint.checkpoint import read_header
 
@@ -124,7 +124,7 @@ def check_activations(config: Mapping[str, Any], file: Path | str) -> None:
         value = config.get(name)
         if value is not None and value not in ACT2FN:
             raise CheckpointError(
-                f"{value!r} is not an activation of transformers{closest(value, list(ACT2FN))}",
+                f"{value!r} is not an activation of transformers{suggest(value, list(ACT2FN))}",
                 where=f"{file}: {name}",
                 accepted=", ".join(sorted(ACT2FN)),
             )

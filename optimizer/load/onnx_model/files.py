@@ -14,7 +14,7 @@ from onnx import numpy_helper
 from onnx.external_data_helper import load_external_data_for_tensor
 
 from optimizer.foundation.errors import CheckpointError
-from optimizer.foundation.reading import check_external_data, check_regular, reading, words
+from optimizer.foundation.reading import check_external_data, check_regular, quote_error, reading
 from optimizer.harness import tasks
 from optimizer.harness.inputs.tensors import TENSORS
 from optimizer.load import source
@@ -42,7 +42,7 @@ class OnnxFile:
 
 def takes(section: Model) -> bool:
     """True for a model that is an ONNX file: its task takes tensors."""
-    return tasks.task(section.task).inputs is TENSORS
+    return tasks.find_task(section.task).inputs is TENSORS
 
 
 def find(section: Model) -> OnnxFile:
@@ -157,7 +157,7 @@ def arrays(model: onnx.ModelProto, path: Path) -> dict[str, NDArray[Any]]:
             values[tensor.name] = numpy_helper.to_array(tensor, str(path.parent))
         except ValueError as e:
             raise CheckpointError(
-                f"its bytes do not fit its shape {list(tensor.dims)} ({words(e)})",
+                f"its bytes do not fit its shape {list(tensor.dims)} ({quote_error(e)})",
                 where=f"{path}: {tensor.name}",
                 fix="Export the model again.",
             ) from e

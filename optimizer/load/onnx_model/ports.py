@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from optimizer.foundation.errors import CheckpointError, RecipeError, closest
+from optimizer.foundation.errors import CheckpointError, RecipeError, suggest
 from optimizer.harness.contract import DTYPES
 from optimizer.load.onnx_model.draft import Draft
 from optimizer.load.onnx_model.passes import PARAMETERS
@@ -76,7 +76,7 @@ def read(model: onnx.ModelProto, draft: Draft, section: Model, path: Path) -> Po
         place = "axes" if unknown[0] in section.axes else "ranges"
         known = [*used, *draft.inputs]
         raise RecipeError(
-            f"the file has no {unknown[0]!r}{closest(unknown[0], known)}",
+            f"the file has no {unknown[0]!r}{suggest(unknown[0], known)}",
             where=f"model.{place}",
             accepted=", ".join(draft.inputs),
         )

@@ -27,11 +27,11 @@ import torch
 from onnx import inliner, numpy_helper, shape_inference, version_converter
 
 from optimizer.foundation import safetensors_stream
-from optimizer.foundation.errors import CheckpointError, RecipeError, closest
-from optimizer.foundation.reading import reading, words
+from optimizer.foundation.errors import CheckpointError, RecipeError, suggest
+from optimizer.foundation.reading import quote_error, reading
 from optimizer.harness import tasks
 from optimizer.harness.contract import SECTIONS, VERSION, Contract
-from optimizer.harness.process.temporary import temporary_folder
+from optimizer.harness.process.temporary import make_temporary_folder
 from optimizer.load.onnx_model import draft as drafts
 from optimizer.load.onnx_model import files, passes, ports, reference, refusals, widen
 from optimizer.load.onnx_model.draft import Array, Draft
@@ -131,7 +131,7 @@ def _chosen(names: list[str], section: Model) -> list[str]:
     unknown = [n for n in section.outputs if n not in names]
     if unknown:
         raise RecipeError(
-            f"the file has no output {unknown[0]!r}{closest(unknown[0], names)}",
+            f"the file has no output {unknown[0]!r}{suggest(unknown[0], names)}",
             where="model.outputs",
             accepted=", ".join(names),
         )
@@ -163,7 +163,7 @@ def _converted(
         return converted, OPSET
     except Exception as e:  # the converter raises errors of several libraries
         raise CheckpointError(
-            f"onnx.version_converter does not convert opset {opset} to {OPSET} ({words(e)})",
+            f"onnx.version_converter does not convert opset {opset} to {OPSET} ({quote_error(e)})",
             where=str(path),
             fix=f"Export the model with opset_version {OPSET}.",
         ) from e
@@ -298,7 +298,7 @@ def contract(
     document: dict[str, Any] = {
         "version": VERSION,
         "task": section.task,
-        "input_kind": tasks.task(section.task).inputs.name,
+        "input_kind": tasks.find_task(section.task).inputs.name,
         "inputs": ports.as_document(opened.ports),
         "outputs": ports.outputs_document(alone[0], together, opened.source.path),
         **dict.fromkeys(SECTIONS),
@@ -336,7 +336,7 @@ def shapes(section: Model) -> Shapes:
     which drawn rows go through the torch model."""
     opened = open_file(section)
     tensors = {n: torch.from_numpy(a.copy()) for n, a in opened.finished.parameters.items()}
-    with temporary_folder("graph") as folder:
+    with make_temporary_folder("graph") as folder:
         graph = _graph(opened, folder)
         graph.folder.mkdir()
         ignore = lambda _: None  # noqa: E731 - load says which nodes stay float

@@ -116,7 +116,7 @@ def read(section: Model, folder: Path, model_config: Any, out: Path) -> Loaded:
     gguf_file.check_whole(model, header.tensors, file)
     model_config.architectures, model_config.dtype = [type(model).__name__], "float32"
     model_config.save_pretrained(out)
-    generates = tasks.task(section.task).generates
+    generates = tasks.find_task(section.task).generates
     if generates and not (folder / GENERATION_CONFIG).is_file():
         model.generation_config.save_pretrained(out)
     metadata = _metadata(header)

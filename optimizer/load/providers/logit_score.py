@@ -15,7 +15,7 @@ from typing import Any
 
 from optimizer.foundation.errors import CheckpointError
 from optimizer.harness import tasks
-from optimizer.harness.process.temporary import temporary_folder
+from optimizer.harness.process.temporary import make_temporary_folder
 from optimizer.load import conversions, faithful, source, weights
 from optimizer.load.config.model_type import CONFIG
 from optimizer.load.providers.provider import Loaded, Provider
@@ -39,7 +39,7 @@ def read(section: Model, folder: Path, config: Any, scratch: Path) -> Loaded:
             where=str(folder),
             accepted="the float checkpoint of an architecture such as Qwen3, Llama or Gemma",
         )
-    generating = tasks.generating()[0]
+    generating = tasks.list_generating()[0]
     model: Any = skeleton_from_config(config, generating, section.trust_remote_code)
     head = model.get_output_embeddings()
     name = next(n for n, module in model.named_modules() if module is head)
@@ -92,7 +92,7 @@ def verify(section: Model, folder: Path, pairing: Weights, out: Path) -> None:
     classifier's weight left out: score_comparison.py compares its scores."""
     names = {p: n for p, n in pairing.source_names.items() if n != SCORE}
     rest = Weights({n: pairing.stored[n] for n in names.values()}, names, pairing.unused)
-    with temporary_folder("load") as scratch:
+    with make_temporary_folder("load") as scratch:
         checkpoint, files = open_checkpoint(out), _link(folder, scratch)
         (files / CONFIG).symlink_to((checkpoint.folder / CONFIG).resolve())  # as `read` made it
         faithful.check(files, section, checkpoint.tensors.as_written, rest, computed={SCORE})

@@ -93,7 +93,7 @@ def _texts(contract: Contract) -> list[Any]:
 
 def _ours(contract: Contract, encoder: Any, model: nn.Module, inputs: list[Any]) -> Values:
     """The harness's values (inputs, numbers), in the float type of the model."""
-    task, kind = tasks.of(contract), next(model.parameters()).dtype
+    task, kind = tasks.look_up(contract), next(model.parameters()).dtype
     batch = tasks.encode(contract, encoder, inputs)
     arrays = {name: torch.from_numpy(a) for name, a in batch.items()}
     with torch.no_grad():

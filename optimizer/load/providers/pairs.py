@@ -20,7 +20,7 @@ from optimizer.foundation.process.quiet import quiet
 from optimizer.foundation.reading import reading
 from optimizer.harness import tasks
 from optimizer.harness.inputs.text import TEXT
-from optimizer.harness.process.temporary import temporary_folder
+from optimizer.harness.process.temporary import make_temporary_folder
 from optimizer.load import faithful, weights
 from optimizer.load.config.model_folder import model_folder
 from optimizer.load.preparation import Described
@@ -56,12 +56,12 @@ def config(section: Model, folder: Path) -> Any:
     file = folder / "config.json"
     with reading(file):
         whole = AutoConfig.from_pretrained(folder)
-    name, tower = of_pair(whole.model_type, tasks.task(section.task).inputs.name)
+    name, tower = of_pair(whole.model_type, tasks.find_task(section.task).inputs.name)
     side = copy.deepcopy(getattr(whole, tower.side))
     side.architectures = [tower.model]
     if hasattr(whole, "projection_dim"):  # the pair's own decides, as in transformers
         side.projection_dim = whole.projection_dim
-    if tasks.task(section.task).names_labels and section.zero_shot is not None:
+    if tasks.find_task(section.task).names_labels and section.zero_shot is not None:
         labels = dict(enumerate(section.zero_shot.candidate_labels))
         side.id2label, side.label2id = labels, {n: i for i, n in labels.items()}
     side.name_or_path = str(folder)
@@ -76,7 +76,7 @@ def check_side(raw: Mapping[str, Any], section: Model, file: Path, *, whole: boo
     raw: content of config.json
     whole: True where the other side is there too
     """
-    tower, task = TOWERS.get(str(raw.get("model_type"))), tasks.task(section.task)
+    tower, task = TOWERS.get(str(raw.get("model_type"))), tasks.find_task(section.task)
     both = task.names_labels or task.reads_texts
     if tower is None and task.reads_texts:
         raise CheckpointError(
@@ -117,7 +117,7 @@ def read(section: Model, folder: Path, model_config: Any, out: Path) -> Loaded:
     stored = {
         n: s for n, s in weights.find(folder, section).items() if n.startswith(tower.prefixes)
     }
-    if tasks.task(section.task).names_labels:
+    if tasks.find_task(section.task).names_labels:
         stored |= dict(zip(COMPUTED, _encode_labels(section, folder, tower), strict=True))
     return Loaded(out, stored)
 
@@ -144,7 +144,7 @@ def _encode_labels(section: Model, folder: Path, tower: Tower) -> tuple[Tensor, 
 
     assert section.zero_shot is not None
     settings = section.zero_shot
-    template = settings.template(tasks.task(section.task))
+    template = settings.template(tasks.find_task(section.task))
     texts = [template.format(label) for label in settings.candidate_labels]
     with reading(folder), quiet():
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -176,7 +176,7 @@ def _encode_labels(section: Model, folder: Path, tower: Tower) -> tuple[Tensor, 
 
 def verify(section: Model, folder: Path, pairing: Weights, out: Path) -> None:
     """Raise OptimizeError naming the first written parameter that differs from the source."""
-    with temporary_folder("load") as scratch:
+    with make_temporary_folder("load") as scratch:
         for file in folder.iterdir():
             if file.is_file() and file.name != "config.json":
                 (scratch / file.name).symlink_to(file.resolve())

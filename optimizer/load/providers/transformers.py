@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from optimizer.harness.process.temporary import temporary_folder
+from optimizer.harness.process.temporary import make_temporary_folder
 from optimizer.load import conversions, faithful, weights
 from optimizer.load.config.model_type import completed
 from optimizer.load.providers.provider import Loaded, Provider
@@ -29,7 +29,7 @@ def read(section: Model, folder: Path, config: Any, scratch: Path) -> Loaded:
 
 def verify(section: Model, folder: Path, pairing: Weights, out: Path) -> None:
     """Raise OptimizeError naming the first written parameter that differs from the source."""
-    with temporary_folder("load") as scratch:
+    with make_temporary_folder("load") as scratch:
         files = completed(folder, section.model_type, scratch)
         faithful.check(files, section, open_checkpoint(out).tensors.as_written, pairing)
 

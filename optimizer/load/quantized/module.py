@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from optimizer.foundation.errors import CheckpointError
-from optimizer.foundation.qtensor import QTensor, Scheme, divides, on_scale_grid
+from optimizer.foundation.qtensor import QTensor, Scheme, divides, is_on_scale_grid
 from optimizer.load.quantized.parts import FLOAT_INSTEAD
 from optimizer.model.checkpoint.checkpoint import GET_AGAIN, Entry, read_entry
 
@@ -59,7 +59,7 @@ class Module:
         scale = scale.float().contiguous()
         if not bool((torch.isfinite(scale) & (scale > 0)).all()):
             raise self.wrong("a scale is zero, negative, NaN or infinite")
-        if not on_scale_grid(scale):
+        if not is_on_scale_grid(scale):
             raise self.wrong(
                 "its float32 scales have more digits than 16-bit targets hold",
                 accepted="scales that are float16 values, or bfloat16 values",

@@ -124,7 +124,7 @@ def read(root: Path, section: Model, width: int) -> Reading:
 
     Raises CheckpointError for a module, an activation or a value that is not covered.
     """
-    if tasks.task(section.task).weighs:
+    if tasks.find_task(section.task).weighs:
         return _read_sparse(root, section)
     if not is_sentence_folder(root):
         file = transformer_config(root)

@@ -35,7 +35,7 @@ def why_not_run(d: Described) -> str:
         return "sentence-transformers does not read GGUF files"
     count = parameters(d)
     if not fits(count):
-        left = (memory.free() or 0) / 1e9
+        left = (memory.read_free() or 0) / 1e9
         return (
             f"{count:,} parameters take {BYTES * count / 1e9:.0f} GB to compare with "
             f"sentence-transformers, and of the {left:.0f} GB that are free half are used at most"
@@ -51,7 +51,7 @@ def parameters(d: Described) -> int:
 def fits(count: int) -> bool:
     """True for a number of parameters that is run beside the library: up to LARGEST, and more where
     this machine has the memory."""
-    return count <= LARGEST or SPARE * BYTES * count <= (memory.free() or 0)
+    return count <= LARGEST or SPARE * BYTES * count <= (memory.read_free() or 0)
 
 
 def seconds(count: int) -> float:

@@ -33,7 +33,11 @@ def takes(section: Model, folder: Path) -> bool:
     """True for a causal language model under a task that ranks, where no adapter brings another
     head. folder: of config.json"""
     file = folder / CONFIG
-    if not tasks.task(section.task).ranks or section.gguf_file is not None or not file.is_file():
+    if (
+        not tasks.find_task(section.task).ranks
+        or section.gguf_file is not None
+        or not file.is_file()
+    ):
         return False
     named = read_json(file).get("architectures")
     first = str(named[0]) if isinstance(named, list) and named else ""

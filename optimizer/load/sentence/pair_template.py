@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.foundation.errors import CheckpointError
-from optimizer.foundation.reading import words
+from optimizer.foundation.reading import quote_error
 from optimizer.load.config.model_folder import model_folder
 from optimizer.load.config.modules_json import transformer_config
 from optimizer.load.preparation import Described
@@ -82,7 +82,7 @@ def _rendered(d: Described, tokenizer: Any, config: Mapping[str, Any], folder: P
         text = str(tokenizer.apply_chat_template(messages, tokenize=False, **options))
     except Exception as e:  # of Jinja, or raised by the template
         raise CheckpointError(
-            f"the chat template does not take a query and a document ({words(e)[:200]})",
+            f"the chat template does not take a query and a document ({quote_error(e)[:200]})",
             where=where,
             accepted='a template that prints the messages of roles "query" and "document"',
         ) from e

@@ -23,12 +23,12 @@ from torch import nn
 from optimizer.foundation.errors import CheckpointError
 from optimizer.foundation.process.quiet import quiet
 from optimizer.foundation.progress import say
-from optimizer.foundation.reading import words
+from optimizer.foundation.reading import quote_error
 from optimizer.foundation.rounding.tolerance import UNIT, normal_bound
 from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
-from optimizer.harness.inputs.pair_template import full_lengths
+from optimizer.harness.inputs.pair_template import count_full_lengths
 from optimizer.harness.tasks.text_classification import activated
 from optimizer.load.config.model_folder import model_folder
 from optimizer.load.preparation import Described
@@ -63,7 +63,7 @@ def compare(d: Described, out: Path) -> None:
         theirs = _open(d)
         logits, scores = _theirs(theirs, pairs)
     except Exception as e:  # whatever the library or the model's code raises
-        say(f"load: scores are not compared: CrossEncoder does not answer ({words(e)[:200]})")
+        say(f"load: scores are not compared: CrossEncoder does not answer ({quote_error(e)[:200]})")
         return
     if d.section.max_length is None and contract.text.max_length <= library.LONGEST:
         try:
@@ -105,7 +105,7 @@ def _pairs(contract: Contract, encoder: Any, count: int) -> tuple[Pairs, tuple[s
 
     each = [(text(7 * i, 1 + i % 5).title(), text(11 * i + 3, 1 + i % 12)) for i in range(count)]
     longest = contract.text.max_length
-    sizes = full_lengths(contract, encoder, *map(list, zip(*each, strict=True)))
+    sizes = count_full_lengths(contract, encoder, *map(list, zip(*each, strict=True)))
     pairs = zip(each, sizes, strict=True)
     whole = [pair for pair, size in pairs if size <= longest] or [(own[0], own[-1])]
     return whole, (text(1, longest // 2), text(5, longest))
@@ -118,7 +118,7 @@ def _logits(contract: Contract, encoder: Any, model: nn.Module, pairs: Pairs) ->
         batch = tasks.encode(contract, encoder, [query], [document])
         with torch.no_grad():
             output = model(**{name: torch.from_numpy(array) for name, array in batch.items()})
-        each.append(getattr(output, tasks.of(contract).output).numpy())
+        each.append(getattr(output, tasks.look_up(contract).output).numpy())
     return np.concatenate(each)
 
 

@@ -29,7 +29,7 @@ from torch import nn
 from optimizer.foundation.errors import CheckpointError
 from optimizer.foundation.process.quiet import quiet
 from optimizer.foundation.progress import say
-from optimizer.foundation.reading import words
+from optimizer.foundation.reading import quote_error
 from optimizer.foundation.rounding.tolerance import UNIT, lengths, upper_bound
 from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
@@ -77,7 +77,7 @@ def compare(d: Described, out: Path) -> None:
     try:
         theirs = _theirs(d, questions)
     except Exception as e:  # whatever the library or the model's code raises
-        _refuse_unread(d, reading, f"the library does not answer ({words(e)[:200]})")
+        _refuse_unread(d, reading, f"the library does not answer ({quote_error(e)[:200]})")
         return
     worst = 0.0
     for (prompt, texts), mine, other in zip(questions, ours, theirs, strict=True):
@@ -95,11 +95,11 @@ def compare(d: Described, out: Path) -> None:
 
 def is_compared(section: Model) -> bool:
     """True where a model of this section is compared, as far as is known before it is fetched."""
-    if "embedding" not in tasks.task(section.task).optional or section.gguf_file is not None:
+    if "embedding" not in tasks.find_task(section.task).optional or section.gguf_file is not None:
         return False
     if not source.is_local(section.source, section.base):
         return library.is_installed()
-    weighs = tasks.task(section.task).weighs
+    weighs = tasks.find_task(section.task).weighs
     folder_of_library = weighs or folder.is_sentence_folder(source.resolve(section).folder)
     return folder_of_library and library.is_installed()
 
@@ -162,7 +162,7 @@ def _vectors(contract: Contract, encoder: Any, model: nn.Module, texts: Sequence
     arrays = {name: torch.from_numpy(array) for name, array in batch.items()}
     with torch.no_grad():
         output = model(**arrays)
-    name = tasks.of(contract).output
+    name = tasks.look_up(contract).output
     return np.asarray(tasks.decode(contract, {name: getattr(output, name).numpy()}, batch))
 
 

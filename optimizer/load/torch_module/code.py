@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from optimizer.foundation.errors import MachineError, RecipeError
-from optimizer.foundation.reading import check_regular, words
+from optimizer.foundation.reading import check_regular, quote_error
 from optimizer.harness.errors import ExplainedError
 from optimizer.model.checkpoint import own_code
 from optimizer.recipe.schema import Model
@@ -97,7 +97,8 @@ def _imports(module: str, file: Path) -> list[str]:
         tree = ast.parse(file.read_bytes(), str(file))
     except (SyntaxError, ValueError, RecursionError) as e:
         raise RecipeError(
-            f"it is not Python ({words(e)})", where=f"{file}:{getattr(e, 'lineno', None) or 1}"
+            f"it is not Python ({quote_error(e)})",
+            where=f"{file}:{getattr(e, 'lineno', None) or 1}",
         ) from e
     package = module.split(".") if file.name == "__init__.py" else module.split(".")[:-1]
     names = []
@@ -206,7 +207,7 @@ def calling(where: str, base: Path) -> Iterator[None]:
         raise MachineError("there is not enough memory", where=where) from e
     except BaseException as e:
         raise RecipeError(
-            f"its code fails ({words(e)}{line_of(e, base)})",
+            f"its code fails ({quote_error(e)}{line_of(e, base)})",
             where=where,
             fix="--debug prints all of it.",
         ) from e

@@ -18,7 +18,7 @@ from torch import Tensor
 from optimizer.foundation.errors import CheckpointError
 from optimizer.foundation.process.quiet import quiet
 from optimizer.foundation.progress import say
-from optimizer.foundation.reading import words
+from optimizer.foundation.reading import quote_error
 from optimizer.load.onnx_model.passes import TURNED
 from optimizer.load.torch_module import code
 from optimizer.load.torch_module.module import TorchModule
@@ -65,7 +65,7 @@ def _export(of: TorchModule, example: Mapping[str, Tensor], *, dynamic: bool) ->
 
 def _cause(e: BaseException, of: TorchModule) -> str:
     first = e.__cause__ or e
-    return words(first) + code.line_of(first, of.base)
+    return quote_error(first) + code.line_of(first, of.base)
 
 
 def _refusal(of: TorchModule, e: Exception) -> CheckpointError:

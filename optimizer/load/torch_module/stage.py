@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.foundation.errors import CheckpointError
-from optimizer.harness.process.temporary import temporary_folder
+from optimizer.harness.process.temporary import make_temporary_folder
 from optimizer.load.onnx_model import files as onnx_files
 from optimizer.load.onnx_model import stage as onnx_model
 from optimizer.load.onnx_model.stage import Opened
@@ -39,7 +39,7 @@ def takes(section: Model) -> bool:
 @contextmanager
 def _exported(section: Model) -> Iterator[tuple[Model, TorchModule]]:
     """(section of the exported file, the module), while both exist."""
-    with temporary_folder("module") as folder, code.imported(section) as functions:
+    with make_temporary_folder("module") as folder, code.imported(section) as functions:
         module = modules.build(section, functions)
         file = export.to_file(module, folder)
         own = dict.fromkeys(("module", "weights", "example"), None)

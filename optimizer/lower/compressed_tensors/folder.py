@@ -47,7 +47,7 @@ def lower(
     caches = bool(format_.cache_scales(compressed))
     schemes = config.module_schemes(checkpoint, compressed, format_.embedding(checkpoint))
     rows = [(m, c.weight, c.activations) for m, c in sorted(schemes.items())]
-    generates = tasks.of(contracts.read(source / "contract.json")).generates
+    generates = tasks.look_up(contracts.read(source / "contract.json")).generates
     commands, warnings = serving_engines.notes(rows, generates=generates, float8_cache=caches)
     document["notes"] += warnings
     serving = serving_engines.page(commands, warnings)

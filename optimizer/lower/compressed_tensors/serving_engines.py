@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from optimizer.foundation.errors import RecipeError
-from optimizer.targets import weight_blocks
+from optimizer.targets import list_weight_blocks
 
 if TYPE_CHECKING:
     from optimizer.recipe.schema import CompressedTensorsTarget, Recipe
@@ -205,7 +205,7 @@ def check(recipe: Recipe, section: CompressedTensorsTarget | VllmTarget, at: str
     mode = None if inputs is None else inputs.mode
     schemes: list[tuple[str, Weight, str | None]] = [
         (where, weight, None if where == "quantize.head" else mode)
-        for where, weight in weight_blocks(recipe)
+        for where, weight in list_weight_blocks(recipe)
         if where != "quantize.embedding"  # written as float
     ]
     for name in section.serve_with:

@@ -49,7 +49,7 @@ from torch import Tensor
 
 from optimizer.foundation import packing, safetensors_stream
 from optimizer.foundation.errors import OptimizeError, RecipeError
-from optimizer.foundation.qtensor import QTensor, exact_in
+from optimizer.foundation.qtensor import QTensor, is_exact_in
 from optimizer.foundation.rounding import float4, float8
 from optimizer.foundation.state import CompressedState, Range
 from optimizer.lower.compressed_tensors import config
@@ -189,7 +189,7 @@ class _Entries:
 
     def _scale(self, name: str, scale: Tensor) -> Tensor:
         stored = scale.to(self.dtype)
-        if not exact_in(scale, self.dtype):
+        if not is_exact_in(scale, self.dtype):
             ratio = stored.float() / scale
             if not bool((torch.isfinite(ratio) & (ratio > 0)).all()):
                 raise OptimizeError(

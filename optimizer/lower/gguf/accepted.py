@@ -6,19 +6,19 @@ from optimizer.foundation.errors import RecipeError
 from optimizer.harness import tasks
 from optimizer.recipe.schema import Recipe
 from optimizer.recipe.targets import GgufTarget
-from optimizer.targets import weight_blocks
+from optimizer.targets import list_weight_blocks
 
 
 def check(recipe: Recipe, _section: GgufTarget, at: str) -> None:
     """Raise RecipeError for a task without generation and for 8 bits with zero points."""
-    if not tasks.task(recipe.model.task).generates:
+    if not tasks.find_task(recipe.model.task).generates:
         raise RecipeError(
             f"{recipe.model.task} is not accepted by target gguf ({at}): its files hold language "
             "models",
             where="model.task",
             accepted=", ".join(n for n, task in tasks.TASKS.items() if task.generates),
         )
-    for where, weights in weight_blocks(recipe):
+    for where, weights in list_weight_blocks(recipe):
         if weights.bits == 8 and not weights.symmetric:
             raise RecipeError(
                 f"false with bits: 8 is not accepted by target gguf ({at}): Q8_0 has a scale only",

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from optimizer.foundation.qtensor import QTensor, exact_in
+from optimizer.foundation.qtensor import QTensor, is_exact_in
 
 BLOCK = 32
 TYPES = ("Q8_0", "Q4_0", "Q4_1")
@@ -38,7 +38,7 @@ def type_of(q: QTensor) -> str:
         raise ValueError(f"its rows have {columns} values, which is not a multiple of {BLOCK}")
     if q.scheme.group_size is not None and q.scheme.group_size % BLOCK:
         raise ValueError(f"its groups have {q.scheme.group_size} values, not a multiple of {BLOCK}")
-    if not exact_in(q.scale, torch.float16):
+    if not is_exact_in(q.scale, torch.float16):
         raise ValueError("it has a scale that fp16 does not hold")
     if q.scheme.bits == 8:
         if not q.scheme.symmetric:

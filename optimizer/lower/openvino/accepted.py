@@ -13,7 +13,7 @@ def check(recipe: Recipe, section: OpenVinoTarget, at: str) -> None:
 
     at: path of the section
     """
-    if tasks.task(recipe.model.task).generates:
+    if tasks.find_task(recipe.model.task).generates:
         return
     if section.genai:
         raise RecipeError(

@@ -10,12 +10,12 @@ from typing import Any
 from optimizer.foundation.progress import say
 from optimizer.harness.bundle import fit_columns
 from optimizer.harness.errors import MachineError
-from optimizer.harness.runtimes.machine import this_machine
+from optimizer.harness.runtimes.machine import describe_machine
 from optimizer.harness.runtimes.openvino import devices
 from optimizer.harness.runtimes.openvino.run import (
     OpenVinoRunner,
     OpenVinoSettings,
-    unpaged,
+    explain_unpaged,
     write_stateful,
 )
 from optimizer.lower.onnx.lookup import IDS
@@ -45,9 +45,9 @@ def build(section: OpenVinoTarget, model: Path, out: Path) -> dict[str, Any]:
     lowering = json.loads((model / "lowering.json").read_text(encoding="utf-8"))
     integers = any(e["activation"] not in ("float", IDS) for e in lowering["modules"].values())
     needs = {**fit(section), "integer_products": integers}
-    needs["device_name"] = devices.full_name(section.device)
+    needs["device_name"] = devices.read_full_name(section.device)
     context = fit_columns.FitContext(
-        {"device": section.device, "fit": needs}, this_machine(), frozenset(), None
+        {"device": section.device, "fit": needs}, describe_machine(), frozenset(), None
     )
     if unfit := fit_columns.processor(context):
         raise MachineError(
@@ -81,7 +81,7 @@ def _unpaged(section: OpenVinoTarget, attention: Mapping[str, Any] | None, model
     if attention is None:
         return ""
     if section.device == "cpu":
-        why = str(attention["unpaged"]) or unpaged(model)
+        why = str(attention["unpaged"]) or explain_unpaged(model)
     else:
         why = f"its pages are in the memory of the processor, not of the {section.device}"
     if why:
@@ -91,7 +91,7 @@ def _unpaged(section: OpenVinoTarget, attention: Mapping[str, Any] | None, model
 
 def float_baselines(section: OpenVinoTarget) -> dict[str, OpenVinoTarget]:
     """{name in reports: section} for each float type with kernels on the device."""
-    listed = devices.capabilities(section.device)
+    listed = devices.list_capabilities(section.device)
     names: dict[Any, str] = {
         "fp32": "openvino-float",
         "bf16": "openvino-float-bf16",

@@ -47,7 +47,7 @@ def lower(section: OpenVinoTarget, source: Path, state: Path, graph: Path, out: 
 
 def _decoder(model: ir.Model, contract: Contract) -> dict[str, Any] | None:
     """Fuse a decoder's attentions in place. Returns `attention` of lowering.json."""
-    if not tasks.of(contract).generates:
+    if not tasks.look_up(contract).generates:
         return None
     fused, unpaged = openvino_attention.fuse(model, contract.decoder.context)
     for layer, why in list(fused.left.items())[:3]:

@@ -34,7 +34,7 @@ LAST = np.array([-1], np.int64)
 def add(model: ir.Model, contract: Contract) -> str:
     """Add the output to `model` in place, for a task that has one. Returns the reason where it is
     left to the host, else ""."""
-    task = tasks.of(contract)
+    task = tasks.look_up(contract)
     if not task.answer_output:
         return ""
     if contract.vectors.layers:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from optimizer.harness.process.temporary import temporary_folder
+from optimizer.harness.process.temporary import make_temporary_folder
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.lower.ort.inspection import inspect
 from optimizer.recipe.schema import OnnxRuntimeTarget, TargetSection
@@ -26,7 +26,7 @@ def fit(section: OnnxRuntimeTarget) -> dict[str, Any]:
 
 def build(section: TargetSection, model: Path, _out: Path) -> dict[str, Any]:
     """See lower/build.py. Raises harness.errors.MachineError where it cannot be opened here."""
-    with temporary_folder("build") as folder:
+    with make_temporary_folder("build") as folder:
         optimized = folder / "optimized.onnx"
         with suppress(OSError):  # only operators and names are read: the weights go nowhere
             (folder / f"{optimized.name}.data").symlink_to(os.devnull)

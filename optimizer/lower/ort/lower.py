@@ -39,7 +39,7 @@ def lower(section: OnnxRuntimeTarget, source: Path, state: Path, graph: Path, ou
     """See stage.run."""
     model, names, compressed = onnx_lowering.read(graph, state)
     contract = contracts.read(source / "contract.json")
-    generates = tasks.of(contract).generates
+    generates = tasks.look_up(contract).generates
     attention = _decoder(model, section, contract) if generates else None
     activations = qdq.lower(model, names, compressed, section.float_type)
     if section.device == "cpu":

@@ -10,7 +10,7 @@ from typing import Any
 
 from optimizer.foundation.progress import meter
 from optimizer.harness.bundle.engines import spans
-from optimizer.harness.runtimes.machine import this_machine
+from optimizer.harness.runtimes.machine import describe_machine
 from optimizer.harness.runtimes.trt import inspect
 from optimizer.harness.runtimes.trt.build import builder
 from optimizer.harness.runtimes.trt.build.watch import PARTS
@@ -47,7 +47,7 @@ def _built_on(section: TensorRTTarget) -> dict[str, str]:
     """{"gpu": CUDA's first device} where the engine is bound to it, else {}."""
     if not PRODUCTS[section.runtime].needs_gpu:
         return {}
-    device, gpu = first_device(), this_machine().gpu
+    device, gpu = first_device(), describe_machine().gpu
     name = device[0] if device is not None else gpu.name if gpu is not None else None
     return {"gpu": name} if name is not None else {}
 
@@ -157,7 +157,7 @@ def _inspected(lowering: dict[str, Any], network: dict[str, Any]) -> tuple[list[
         unknown.append("the selected kernels and their precision: an engine opens only on its GPU")
         return known, unknown
     known.append("the engine's layers: the kernel of each module, and its types")
-    untold = inspect.unreported_modules(lowering, kernels)
+    untold = inspect.list_unreported_modules(lowering, kernels)
     if untold:
         unknown.append(
             f"the precision of these, which the engine does not report: {', '.join(untold)}"

@@ -31,7 +31,7 @@ PARTS = {
 
 def check(recipe: Recipe, _section: OnnxRuntimeWebTarget, at: str) -> None:
     """Raise RecipeError for a task that the page does not answer."""
-    task = tasks.task(recipe.model.task)
+    task = tasks.find_task(recipe.model.task)
     if task.not_in_browser:
         accepted = ", ".join(n for n, t in tasks.TASKS.items() if not t.not_in_browser)
         raise RecipeError(

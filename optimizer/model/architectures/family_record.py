@@ -82,7 +82,7 @@ class Family:
     def of_task(self, task: Task) -> Family:
         """These facts of the model of `task`: a decoder that does not generate runs once over a
         text and has no head over the vocabulary, so it is handled as an encoder."""
-        if self.kind == "encoder" or tasks.task(task).generates:
+        if self.kind == "encoder" or tasks.find_task(task).generates:
             return self
         return replace(self, kind="encoder", head="")
 
@@ -118,4 +118,4 @@ class Family:
 
     def prefix(self, task: Task) -> str:
         """Prefix of the base model's names in the model of `task`: "" or "bert."."""
-        return "" if tasks.task(task).headless or not self.base else self.base_prefix
+        return "" if tasks.find_task(task).headless or not self.base else self.base_prefix

@@ -90,7 +90,7 @@ def read_header(file: Path, *, float8: bool = False) -> dict[str, Entry]:
         entries = {n: _entry(file, n, e, 8 + length, size, dtypes) for n, e in items}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
         raise CheckpointError(
-            f"the safetensors header is corrupt ({reading.words(e)})",
+            f"the safetensors header is corrupt ({reading.quote_error(e)})",
             where=str(file),
             fix=GET_AGAIN,
         ) from e

@@ -22,7 +22,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from optimizer.foundation.errors import CheckpointError
-from optimizer.foundation.reading import DOUBT, words
+from optimizer.foundation.reading import DOUBT, quote_error
 from optimizer.harness import tasks
 from optimizer.model.architectures.families import FAMILIES, has_encoder
 from optimizer.model.architectures.towers import TOWERS
@@ -40,7 +40,7 @@ def auto_class(task: Task, model_type: object) -> Any:
     """The transformers Auto class that builds the model of a task; for hidden states of an
     encoder-decoder with a class of its encoder alone (T5), the one that builds this; for one side
     of a pair its own."""
-    chosen = tasks.task(task)
+    chosen = tasks.find_task(task)
     module, _, name = chosen.model.partition(":")
     if model_type in TOWERS:
         return tower_model.tower_class(str(model_type), task)
@@ -96,18 +96,23 @@ def skeleton_from_config(config: Any, task: Task, trust_remote_code: bool = Fals
             )
     except Exception as e:  # each architecture fails differently
         raise CheckpointError(
-            f"transformers cannot build a {task} model of type {config.model_type!r} ({words(e)})",
+            f"transformers cannot build a {task} model of type {config.model_type!r} "
+            f"({quote_error(e)})",
             where=_culprit(config),
             fix=UNINSTALLED
             if isinstance(e, ImportError)
             else "Use a checkpoint of a model that transformers has for this task, with its "
             f"original config.json. {DOUBT}",
         ) from e
-    if not tasks.task(task).generates:
+    if not tasks.find_task(task).generates:
         model.config.use_cache = False  # a decoder's answer is one run
     _linear_for_conv1d(model)
     pooler = getattr(model, "pooler", None)
-    if tasks.task(task).headless and pooler is not None and any(True for _ in pooler.parameters()):
+    if (
+        tasks.find_task(task).headless
+        and pooler is not None
+        and any(True for _ in pooler.parameters())
+    ):
         model.pooler = None
     base = getattr(model, getattr(model, "base_model_prefix", ""), model)
     for name in UNUSED:
@@ -121,7 +126,7 @@ def join_outputs(model: nn.Module, task: Task) -> None:
     """Let a model of transformers return the task's output where it joins several: Task.joined."""
     from transformers.modeling_outputs import TokenClassifierOutput
 
-    joined = tasks.task(task)
+    joined = tasks.find_task(task)
 
     def join(_model: nn.Module, _inputs: Any, result: Any) -> Any:
         ends = torch.stack([result[name] for name in joined.joined], -1)

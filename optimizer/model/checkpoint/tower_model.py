@@ -33,7 +33,7 @@ def tower_class(model_type: str, task: Task) -> Any:
         logits: Tensor | None = None
         image_embeds: Tensor | None = None
 
-    tower, classifies = TOWERS[model_type], tasks.task(task).names_labels
+    tower, classifies = TOWERS[model_type], tasks.find_task(task).names_labels
     base: Any = getattr(transformers, tower.model)
 
     class Side(base):

@@ -64,7 +64,7 @@ class GraphShapes(dict[str, tuple[int, ...]]):
 
 def measure(model: GraphModel, inputs: Mapping[str, Tensor]) -> tuple[PartNeeds, ...]:
     """Run a filled model on one thread. inputs: rows, of which the needs are per row"""
-    (parts,) = threads.each(lambda _: _measure(model, inputs), [None])
+    (parts,) = threads.map_in_threads(lambda _: _measure(model, inputs), [None])
     return parts
 
 

@@ -60,45 +60,47 @@ class Row:
         return self.before.text == self.after.text == NOT_MEASURED
 
 
-def part(holder: Any, key: str) -> Document:
+def get_part(holder: Any, key: str) -> Document:
     """Return the object holder[key]; {} where it is missing or not an object."""
     value = holder.get(key) if isinstance(holder, Mapping) else None
     return value if isinstance(value, Mapping) else {}
 
 
-def parts(holder: Any, key: str) -> list[Document]:
+def get_parts(holder: Any, key: str) -> list[Document]:
     """Return the objects in the list holder[key]; [] where it is missing or not a list."""
     value = holder.get(key) if isinstance(holder, Mapping) else None
     return [p for p in value if isinstance(p, Mapping)] if isinstance(value, list) else []
 
 
-def gates_in_order(report: Document) -> list[Document]:
+def sort_gates(report: Document) -> list[Document]:
     """Return gates: failed and not measured first, then inconclusive, then passed."""
     rank = {"inconclusive": 1, "pass": 2}
-    return sorted(parts(report, "gates"), key=lambda g: rank.get(str(g.get("verdict")), 0))
+    return sorted(get_parts(report, "gates"), key=lambda g: rank.get(str(g.get("verdict")), 0))
 
 
-def why_missing(report: Document, section: str) -> str:
+def explain_missing(report: Document, section: str) -> str:
     """Return the reason why a section has no measurement, from report["not_measured"][section],
     report[section]["not_measured"] or the target's deferred engine."""
-    reason = part(report, "not_measured").get(section) or part(report, section).get("not_measured")
-    engine = part(report, "engine")
+    reason = get_part(report, "not_measured").get(section) or get_part(report, section).get(
+        "not_measured"
+    )
+    engine = get_part(report, "engine")
     if not reason and (engine.get("deferred") or report.get("deferred")):
         reason = engine.get("why") or report.get("why") or "the engine was not built here"
     return str(reason) if reason else "the report gives no reason"
 
 
-def quantized(recipe: Any) -> str:
+def name_candidate(recipe: Any) -> str:
     """Return a recipe's name of the candidate: "INT8", "INT4 weights", "2:4 sparse", ..."""
-    section = part(recipe, "quantize")
+    section = get_part(recipe, "quantize")
     names = (section.get("method"), *(section.get("methods") or ()))
     known = [METHODS.get(RENAMED.get(name, name)) for name in names if name]
     if any(m is not None and m.kind == "pass-through" for m in known):
         return "original integers"  # the recipe does not say the bits of the checkpoint's
-    sparsity = part(recipe, "sparsity")
+    sparsity = get_part(recipe, "sparsity")
     if sparsity and any(m is not None and m.kind == "float" for m in known):
         return f"{sparsity.get('pattern')} sparse"
-    weights = part(section, "weights")
+    weights = get_part(section, "weights")
     bits = weights.get("bits")
     if bits is None:
         return "quantized"
@@ -108,43 +110,43 @@ def quantized(recipe: Any) -> str:
 
 def system(name: str, recipe: Any) -> str:
     """Return the display name of a system, of "candidate" by the recipe; else the name itself."""
-    return quantized(recipe) if name == "candidate" else SYSTEMS.get(name, name)
+    return name_candidate(recipe) if name == "candidate" else SYSTEMS.get(name, name)
 
 
 def baseline(cell: Document, target: str) -> str | None:
     """Return the name of the float system that a cell's candidate is compared with: the system
     in its ratio, else the same runtime's, else ONNX Runtime's, else the first; None without any."""
-    others = [n for n in part(cell, "systems") if n != "candidate"]
-    compared = str(part(cell, "ratio").get("to", ""))
+    others = [n for n in get_part(cell, "systems") if n != "candidate"]
+    compared = str(get_part(cell, "ratio").get("to", ""))
     for float_target in (compared, f"{target.rsplit('-', 1)[0]}-float", "onnxruntime-float"):
         if float_target in others:
             return float_target
     return others[0] if others else None
 
 
-def with_interval(value: Any, write: Writer, bounds: Any = None) -> Entry:
+def build_cell(value: Any, write: Writer, bounds: Any = None) -> Entry:
     """Return a cell: `value` written by `write`, and its interval `bounds` as the note."""
     return Entry(write(value), interval(bounds, write, unit=False))
 
 
 def quality_rows(report: Document) -> list[Row]:
     """Return rows on the metric (not perplexity) and cosine; one with the reason if unmeasured."""
-    quality = part(report, "quality")
+    quality = get_part(report, "quality")
     if not quality.get("metric"):
-        gap = Entry(NOT_MEASURED, why_missing(report, "quality"))
+        gap = Entry(NOT_MEASURED, explain_missing(report, "quality"))
         return [Row("Quality", gap, gap)]
     metric = str(quality["metric"])
     value, differ = level(metric), change(metric)
-    before, after, moved = (part(quality, k) for k in ("baseline", "candidate", "difference"))
+    before, after, moved = (get_part(quality, k) for k in ("baseline", "candidate", "difference"))
     rows = [
         Row(
             title(metric),
-            with_interval(before.get("value"), value, before.get("interval")),
-            with_interval(after.get("value"), value, after.get("interval")),
-            with_interval(moved.get("value"), differ, moved.get("interval")),
+            build_cell(before.get("value"), value, before.get("interval")),
+            build_cell(after.get("value"), value, after.get("interval")),
+            build_cell(moved.get("value"), differ, moved.get("interval")),
         )
     ]
-    cosine = part(quality, "cosine")
+    cosine = get_part(quality, "cosine")
     if cosine and metric != "cosine":
         write = level("cosine")
         lowest = Entry(write(cosine.get("mean")), f"lowest {write(cosine.get('min'))}")
@@ -154,41 +156,41 @@ def quality_rows(report: Document) -> list[Row]:
 
 def latency_rows(report: Document) -> list[Row]:
     """Return rows on p50 and p99 of each batch x sequence; one with the reason if unmeasured."""
-    cells = parts(part(report, "speed"), "cells")
+    cells = get_parts(get_part(report, "speed"), "cells")
     if not cells:
-        gap = Entry(NOT_MEASURED, why_missing(report, "speed"))
+        gap = Entry(NOT_MEASURED, explain_missing(report, "speed"))
         return [Row("Latency", gap, gap)]
     rows = []
     for cell in cells:
         first = baseline(cell, str(report.get("target", "")))
         ends = [
-            part(part(part(cell, "systems"), n), "end_to_end") if n else {}
+            get_part(get_part(get_part(cell, "systems"), n), "end_to_end") if n else {}
             for n in (first, "candidate")
         ]
         for p in ("p50", "p99"):
-            before, after = (with_interval(e.get(p), ms, e.get(f"{p}_interval")) for e in ends)
-            ratio = part(cell, "ratio")
-            moved = Entry(times(ratio_of(ends[1].get(p), ends[0].get(p))))
+            before, after = (build_cell(e.get(p), ms, e.get(f"{p}_interval")) for e in ends)
+            ratio = get_part(cell, "ratio")
+            moved = Entry(times(divide(ends[1].get(p), ends[0].get(p))))
             if p == "p50" and "median" in ratio:
-                moved = with_interval(ratio["median"], times, ratio.get("interval"))
-            name = f"{p}, batch {plain(cell.get('batch'))}{size_of(cell)}"
+                moved = build_cell(ratio["median"], times, ratio.get("interval"))
+            name = f"{p}, batch {plain(cell.get('batch'))}{format_length(cell)}"
             rows.append(Row(name, before, after, moved))
     return rows
 
 
 def paired_note(report: Document) -> str:
     """Return PAIRED where a timed size has such a ratio; else ""."""
-    ratios = [part(cell, "ratio") for cell in parts(part(report, "speed"), "cells")]
+    ratios = [get_part(cell, "ratio") for cell in get_parts(get_part(report, "speed"), "cells")]
     return PAIRED if any(ratios) else ""
 
 
-def size_of(cell: Document) -> str:
+def format_length(cell: Document) -> str:
     """Return a timing cell's sequence length as " × 128"; "" for 1, inputs of one size."""
     sequence = cell.get("sequence")
     return "" if sequence == 1 else f" × {plain(sequence)}"
 
 
-def ratio_of(after: Any, before: Any) -> float | None:
+def divide(after: Any, before: Any) -> float | None:
     """Return after / before; None where either is not a finite number, or `before` is 0."""
     a, b = finite(after), finite(before)
     return a / b if a is not None and b else None
@@ -196,13 +198,13 @@ def ratio_of(after: Any, before: Any) -> float | None:
 
 def size_rows(report: Document) -> list[Row]:
     """Return one row on the size of the model file and one on peak memory."""
-    speed = part(report, "speed")
+    speed = get_part(report, "speed")
     rows = []
     for key, name in (("size", "Model file"), ("peak_memory", "Peak memory")):
-        holder = part(speed, key) or part(report, key)
+        holder = get_part(speed, key) or get_part(report, key)
         before, after = _pair(holder, str(report.get("target", "")))
-        moved = Entry(times(ratio_of(after, before)))
-        gap = "" if holder else why_missing(report, key if speed else "speed")
+        moved = Entry(times(divide(after, before)))
+        gap = "" if holder else explain_missing(report, key if speed else "speed")
         rows.append(Row(name, Entry(size(before), gap), Entry(size(after), gap), moved))
     return rows
 

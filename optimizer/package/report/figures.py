@@ -31,7 +31,7 @@ def finite(value: Any) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def broken(value: Any) -> bool:
+def is_broken(value: Any) -> bool:
     """Return True for a recorded value that is not a finite number."""
     return value is not None and finite(value) is None
 

@@ -9,7 +9,7 @@ from typing import Any
 Report = Mapping[str, Any]
 
 
-def metrics(reports: Sequence[Report]) -> dict[str, float]:
+def list_metrics(reports: Sequence[Report]) -> dict[str, float]:
     """Return {"<target>/<name>": number} of every finite measurement."""
     flat: dict[str, Any] = {}
     for report in reports:

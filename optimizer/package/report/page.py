@@ -9,7 +9,7 @@
 
 The page makes no network requests and runs no script. The same document gives the same bytes. A
 section that was not measured is shown with the reason, from `"not_measured": {section: reason}` of
-the report. Content is made here, markup in templates/page.html; `summary` is for a terminal.
+the report. Content is made here, markup in templates/page.html; summary.py is for a terminal.
 """
 
 from __future__ import annotations
@@ -19,14 +19,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from optimizer.foundation.verdicts import worst
-from optimizer.harness.shown import scrubbed
+from optimizer.harness.shown import scrub_document
 from optimizer.package.report.cards import hops, learning, sections, timed_sizes, vectors
-from optimizer.package.report.comparison import Document, gates_in_order, part, parts, quantized
+from optimizer.package.report.comparison import (
+    Document,
+    get_part,
+    get_parts,
+    name_candidate,
+    sort_gates,
+)
 from optimizer.package.report.figures import finite, size, whole
-from optimizer.package.report.rows import further
-from optimizer.package.report.summary import summary
+from optimizer.package.report.rows import list_further_reports
 from optimizer.package.report.templating import environment
-from optimizer.package.report.verdict import sentence
+from optimizer.package.report.verdict import write_verdict
 from optimizer.package.report.view import (
     Card,
     Page,
@@ -39,18 +44,16 @@ from optimizer.package.report.view import (
     line,
 )
 
-__all__ = ["render", "summary"]
-
 
 def render(document: Mapping[str, Any]) -> str:
     """Return the page as text, to be written as UTF-8; passwords in addresses are removed."""
-    return environment().get_template("page.html").render(page=_page(scrubbed(document)))
+    return environment().get_template("page.html").render(page=_page(scrub_document(document)))
 
 
 def _page(document: Document) -> Page:
-    source, manifest = part(document, "source"), part(document, "manifest")
-    reports, recipe = parts(document, "reports"), document.get("recipe")
-    files = {"Source files": part(source, "files"), "Bundle files": part(manifest, "files")}
+    source, manifest = get_part(document, "source"), get_part(document, "manifest")
+    reports, recipe = get_parts(document, "reports"), document.get("recipe")
+    files = {"Source files": get_part(source, "files"), "Bundle files": get_part(manifest, "files")}
     return Page(
         name=str(document.get("name", "unnamed")),
         verdict=_together(reports),
@@ -70,9 +73,11 @@ def _together(reports: list[Document]) -> str:
 
 
 def _lead(document: Document) -> str:
-    source = part(document, "source")
-    model = str(source.get("source") or part(part(document, "recipe"), "model").get("source"))
-    pieces = [f"{quantized(document.get('recipe'))} of {model}"]
+    source = get_part(document, "source")
+    model = str(
+        source.get("source") or get_part(get_part(document, "recipe"), "model").get("source")
+    )
+    pieces = [f"{name_candidate(document.get('recipe'))} of {model}"]
     if source.get("parameters") is not None:
         pieces.append(f"{_millions(source['parameters'])} parameters")
     if source.get("task"):
@@ -87,7 +92,7 @@ def _millions(count: Any) -> str:
 
 def _verdict(report: Document, recipe: Any, number: int) -> Verdict:
     verdict = str(report.get("verdict"))
-    failing = [g for g in gates_in_order(report) if g.get("verdict") != "pass"]
+    failing = [g for g in sort_gates(report) if g.get("verdict") != "pass"]
     return Verdict(
         target=str(report.get("target")),
         href=f"#{_anchor(number)}",
@@ -104,7 +109,7 @@ def _verdict(report: Document, recipe: Any, number: int) -> Verdict:
             )
             for g in failing
         ),
-        sentence=sentence(report, recipe),
+        sentence=write_verdict(report, recipe),
     )
 
 
@@ -117,13 +122,13 @@ def _target(reports: list[Document], recipe: Any, number: int) -> TargetPart:
     groups = (
         (sections.comparison(report, recipe),),
         (sections.quality(report, recipe),),
-        *((sections.quality(r, recipe, name),) for name, r in further(report).items()),
-        vectors.vectors(report),
+        *((sections.quality(r, recipe, name),) for name, r in list_further_reports(report).items()),
+        vectors.build_cards(report),
         sections.latency(report, recipe),
         sections.stages(report, recipe),
         (sections.gates(report),),
         timed_sizes.sizes(report),
-        learning.learned(report),
+        learning.build_cards(report),
         (hops.ledger(report),),
         (_modules(reports, number),),
         (sections.fallbacks(report),),
@@ -144,7 +149,7 @@ def _modules(reports: list[Document], number: int) -> Card:
 
 def _provenance(document: Document, reports: list[Document]) -> tuple[tuple[str, str], ...]:
     """Return (name, value) rows on the source, the bundle and the machines of the measurements."""
-    source, manifest = part(document, "source"), part(document, "manifest")
+    source, manifest = get_part(document, "source"), get_part(document, "manifest")
     rows: list[tuple[str, Any]] = [
         (key.replace("_", " "), source.get(key))
         for key in ("source", "revision", "licence", "model_type", "architecture", "task")
@@ -155,19 +160,19 @@ def _provenance(document: Document, reports: list[Document]) -> tuple[tuple[str,
             ("bundle version", manifest.get("version")),
             ("bundle digest", manifest.get("digest")),
         ]
-    packages = part(manifest, "packages") or part(manifest, "versions")
+    packages = get_part(manifest, "packages") or get_part(manifest, "versions")
     if packages:
         rows.append(("packages", ", ".join(f"{k} {v}" for k, v in packages.items())))
     known = [(k, v) for k, v in rows if v not in (None, "")]
-    return tuple((k, sections.as_line(v)) for k, v in (*known, *_machines(reports)))
+    return tuple((k, sections.format_value(v)) for k, v in (*known, *_machines(reports)))
 
 
 def _machines(reports: list[Document]) -> list[tuple[str, Any]]:
     """Return (name, value) rows on the machine and packages of each target's timing."""
     rows: list[tuple[str, Any]] = []
     for r in reports:
-        speed = part(r, "speed")
-        machine = part(speed, "machine")
+        speed = get_part(r, "speed")
+        machine = get_part(speed, "machine")
         if machine:
             known = {k: v for k, v in machine.items() if k not in ("packages", "runners") and v}
             known |= {} if speed.get("threads") is None else {"threads": speed["threads"]}

@@ -10,31 +10,31 @@ from optimizer.package.report.comparison import (
     Document,
     Entry,
     Row,
+    get_part,
     latency_rows,
-    part,
     quality_rows,
     size_rows,
 )
 from optimizer.package.report.figures import times, whole
 
 
-def rows(report: Document) -> list[Row]:
+def build_rows(report: Document) -> list[Row]:
     """Return rows float | quantized | change: quality, latency per batch x sequence, size, memory;
     for a reduced model also its speedup and parameters."""
     return [*_answering(report), *gain_rows(report), *_smaller(report)]
 
 
 def _answering(report: Document) -> list[Row]:
-    if generation.generates(report):
+    if generation.is_generation(report):
         speed = generation.latency_rows(report) or latency_rows(report)
         others = [
             replace(generation.quality_rows(r)[0], name=f"Perplexity, {name}")
-            for name, r in further(report).items()
+            for name, r in list_further_reports(report).items()
         ]
         return [*generation.quality_rows(report), *others, *speed, *size_rows(report)]
     others = [
         replace(row, name=f"{row.name}, {name}")
-        for name, r in further(report).items()
+        for name, r in list_further_reports(report).items()
         for row in quality_rows(r)[:1]
     ]
     return [*quality_rows(report), *others, *latency_rows(report), *size_rows(report)]
@@ -42,7 +42,7 @@ def _answering(report: Document) -> list[Row]:
 
 def _smaller(report: Document) -> list[Row]:
     """Return one row on the parameters of a reduced model; [] for other models."""
-    reduced = part(report, "reduced")
+    reduced = get_part(report, "reduced")
     if not reduced:
         return []
     before, after = reduced["weights"]["all"]
@@ -55,9 +55,9 @@ def _smaller(report: Document) -> list[Row]:
     return [Row("Parameters", Entry(whole(before), there), Entry(whole(after), kept), ratio)]
 
 
-def further(report: Document) -> dict[str, Document]:
+def list_further_reports(report: Document) -> dict[str, Document]:
     """Return {further evaluation set, or "adapter NAME": the report with its section of quality as
     "quality"}."""
-    also, adapters = part(report, "also"), part(report, "adapters")
+    also, adapters = get_part(report, "also"), get_part(report, "adapters")
     sections = {**also, **{f"adapter {name}": section for name, section in adapters.items()}}
-    return {name: {**report, "quality": part(sections, name)} for name in sections}
+    return {name: {**report, "quality": get_part(sections, name)} for name in sections}

@@ -6,16 +6,16 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from optimizer.package.report.cards.vectors import sentence
+from optimizer.package.report.cards.vectors import describe_forms
 from optimizer.package.report.comparison import (
     Document,
     Entry,
-    gates_in_order,
+    get_parts,
+    name_candidate,
     paired_note,
-    parts,
-    quantized,
+    sort_gates,
 )
-from optimizer.package.report.rows import rows
+from optimizer.package.report.rows import build_rows
 from optimizer.package.report.verdict import counts
 from optimizer.validate.ledger.explain import COMMAND
 
@@ -23,20 +23,20 @@ WIDTH = 100
 COLUMNS = (22, 22, 22, 28)  # name, float, quantized, change; with gaps of 1 this fits WIDTH
 
 
-def summary(document: Mapping[str, Any]) -> str:
+def summarize(document: Mapping[str, Any]) -> str:
     """Return one block per target: verdict, gates that did not pass, and a table of quality with
     interval, p50 and p99 end to end, and size. The first line lists dropped targets with reasons.
     At most 100 columns wide, except that line and commands to copy."""
     lines = [_first(document)]
-    for report in parts(document, "reports"):
-        lines += ["", *_target(report, quantized(document.get("recipe")))]
+    for report in get_parts(document, "reports"):
+        lines += ["", *_target(report, name_candidate(document.get("recipe")))]
     if len(lines) == 1:
         lines.append("no target was judged")
     return "\n".join(line.rstrip() for line in lines)
 
 
 def _first(document: Mapping[str, Any]) -> str:
-    name, dropped = str(document.get("name", "unnamed")), parts(document, "dropped")
+    name, dropped = str(document.get("name", "unnamed")), get_parts(document, "dropped")
     if not dropped:
         return name
     without = "; ".join(f"{d['target']} ({d['gate']}: {d['message']})" for d in dropped)
@@ -48,14 +48,14 @@ def _target(report: Document, name: str) -> list[str]:
     verdict = str(report.get("verdict")).upper() + (", DROPPED" if report.get("dropped") else "")
     heading = f"{report.get('target')}: {verdict}, {counts(report)}"
     lines = _wrapped(heading, "")
-    for gate in gates_in_order(report):
+    for gate in sort_gates(report):
         if gate.get("verdict") != "pass":
             text = f"{gate.get('verdict')}: {gate.get('name')}: {gate.get('message', '')}"
             reason, command, rest = text.partition(COMMAND)
             lines += _wrapped(reason, "  ")
             lines += [f"    {command}{rest}"] if command else []
     lines.append(_line("", "float", name, "change"))
-    for row in rows(report):
+    for row in build_rows(report):
         entries = [row.before, row.after, row.change]
         if row.unmeasured:
             lines += _wrapped(f"{row.name}: {row.before.text}: {row.before.note}", "")
@@ -63,7 +63,7 @@ def _target(report: Document, name: str) -> list[str]:
         lines.append(_line(row.name, *(e.text for e in entries)))
         if any(e.note for e in entries):
             lines.append(_line("", *(_note(e) for e in entries)))
-    return lines + _wrapped(sentence(report), "") + _wrapped(paired_note(report), "")
+    return lines + _wrapped(describe_forms(report), "") + _wrapped(paired_note(report), "")
 
 
 def _note(entry: Entry) -> str:

@@ -8,10 +8,10 @@ from optimizer.package.report.cards import generation, vectors
 from optimizer.package.report.comparison import (
     Document,
     baseline,
-    part,
-    parts,
-    quantized,
-    why_missing,
+    explain_missing,
+    get_part,
+    get_parts,
+    name_candidate,
 )
 from optimizer.package.report.figures import (
     change,
@@ -28,7 +28,7 @@ from optimizer.package.report.figures import (
 def counts(report: Document) -> str:
     """Return a count of verdicts: "all 6 gates passed", "of 6 gates, 2 failed and 1 undecided", "3
     gates passed, 1 not measured here"."""
-    gates = [str(g.get("verdict")) for g in parts(report, "gates")]
+    gates = [str(g.get("verdict")) for g in get_parts(report, "gates")]
     if not gates:
         return "no gate was judged"
     bad = {v: gates.count(v) for v in gates if v != "pass"}
@@ -42,10 +42,10 @@ def counts(report: Document) -> str:
     )
 
 
-def sentence(report: Document, recipe: Any) -> str:
+def write_verdict(report: Document, recipe: Any) -> str:
     """Return the recommendation and the changes in numbers."""
     verdict = str(report.get("verdict"))
-    unmeasured = any(g.get("verdict") == "not measured" for g in parts(report, "gates"))
+    unmeasured = any(g.get("verdict") == "not measured" for g in get_parts(report, "gates"))
     opening = {
         "pass": "Good as far as this machine can tell" if unmeasured else "Good to ship",
         "fail": "Do not ship",
@@ -58,18 +58,18 @@ def sentence(report: Document, recipe: Any) -> str:
         _quality(report),
         _speed(report, recipe),
         _size(report),
-        vectors.sentence(report),
+        vectors.describe_forms(report),
     ]
     return " ".join(s for s in sentences if s)
 
 
 def _quality(report: Document) -> str:
-    section = part(report, "quality")
+    section = get_part(report, "quality")
     if not section.get("metric"):
-        return f"Quality was not measured: {why_missing(report, 'quality')}."
-    if generation.generates(report):
+        return f"Quality was not measured: {explain_missing(report, 'quality')}."
+    if generation.is_generation(report):
         return _text_cost(report, section)
-    metric, moved = str(section["metric"]), part(section, "difference")
+    metric, moved = str(section["metric"]), get_part(section, "difference")
     write = change(metric)
     text = f"{title(metric)} changed by {write(moved.get('value'))}"
     bounds = interval(moved.get("interval"), write)
@@ -82,7 +82,7 @@ def _quality(report: Document) -> str:
 
 
 def _text_cost(report: Document, section: Document) -> str:
-    before, after = (plain(part(section, k).get("value")) for k in ("baseline", "candidate"))
+    before, after = (plain(get_part(section, k).get("value")) for k in ("baseline", "candidate"))
     value, bounds = generation.cost(report)
     span = interval(bounds, nats)
     text = f"Perplexity went from {before} to {after}: held-out text costs {nats(value)} more"
@@ -94,24 +94,27 @@ def _text_cost(report: Document, section: Document) -> str:
 
 
 def _speed(report: Document, recipe: Any) -> str:
-    cells = parts(part(report, "speed"), "cells")
+    cells = get_parts(get_part(report, "speed"), "cells")
     if not cells:
-        return f"Speed was not measured: {why_missing(report, 'speed')}."
-    ratios = [finite(part(c, "ratio").get("median")) for c in cells]
-    if generation.generates(report):
-        ratios = [finite(part(part(c, "ratio"), "inter_token").get("median")) for c in cells]
+        return f"Speed was not measured: {explain_missing(report, 'speed')}."
+    ratios = [finite(get_part(c, "ratio").get("median")) for c in cells]
+    if generation.is_generation(report):
+        ratios = [
+            finite(get_part(get_part(c, "ratio"), "inter_token").get("median")) for c in cells
+        ]
     known = [r for r in ratios if r is not None]
     if not known or baseline(cells[0], str(report.get("target", ""))) is None:
         return "The time relative to float is not known."
     low, high = min(known), max(known)
     span = times(low) if times(low) == times(high) else f"{times(low)} to {times(high)}"
     pace = "faster" if high < 1 else "slower" if low > 1 else "not clearly faster"
-    return f"{quantized(recipe).capitalize() if quantized(recipe).islower() else quantized(recipe)}\
- takes {span} the time of float ({pace})."
+    name = name_candidate(recipe)
+    name = name.capitalize() if name.islower() else name
+    return f"{name} takes {span} the time of float ({pace})."
 
 
 def _size(report: Document) -> str:
-    section = part(part(report, "speed"), "size") or part(report, "size")
+    section = get_part(get_part(report, "speed"), "size") or get_part(report, "size")
     before, after = (finite(section.get(k)) for k in ("float_bytes", "candidate_bytes"))
     if not before or after is None:
         return ""

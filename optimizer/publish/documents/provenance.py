@@ -20,7 +20,7 @@ BUILD_TYPE = "urn:optimize-toolchain:recipe:2"
 BUILDER = "optimize-toolchain"
 
 
-def provenance(
+def build_provenance(
     manifest: Mapping[str, Any], sha256: str, reports: Sequence[Mapping[str, Any]]
 ) -> Json:
     """Return the statement; sha256: digest of manifest.json; reports: content of report.json."""

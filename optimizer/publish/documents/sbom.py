@@ -26,7 +26,7 @@ KINDS = {"model/": "machine-learning-model", "engines/": "machine-learning-model
 """{first characters of a file's name: component type}; the type of other files is "file"."""
 
 
-def sbom(manifest: Mapping[str, Any], reports: Sequence[Mapping[str, Any]]) -> Json:
+def build_sbom(manifest: Mapping[str, Any], reports: Sequence[Mapping[str, Any]]) -> Json:
     """Return the document; manifest, reports: content of manifest.json and report.json."""
     reference = f"{manifest['name']}@{manifest['version']}"
     components = [

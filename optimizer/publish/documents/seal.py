@@ -18,12 +18,12 @@ from optimizer.foundation.errors import MachineError, RecipeError
 from optimizer.harness.bundle.manifest import read_manifest
 from optimizer.harness.bundle.signed import check_age
 from optimizer.harness.errors import BundleError, InputError
-from optimizer.harness.process.temporary import private_folder
+from optimizer.harness.process.temporary import make_private_folder
 from optimizer.harness.trust import signature, verify
 from optimizer.harness.trust.archive import unpack
 from optimizer.harness.trust.plain_file import open_regular, read
-from optimizer.package.stage import plain_member
-from optimizer.publish.attachments import ATTACHMENTS, beside
+from optimizer.package.stage import strip_member
+from optimizer.publish.attachments import ATTACHMENTS, attachment_path
 from optimizer.publish.documents.sign import read_secret
 from optimizer.publish.push import read_attachments
 
@@ -57,25 +57,25 @@ def seal(bundle: Path, recipients: tuple[str, ...], into: Path, *, replace: bool
     if not keys:
         raise RecipeError("no public key was given", where="--recipient", accepted=RECIPIENTS)
     read_manifest(bundle)
-    _, differences = verify.problems(bundle)
+    _, differences = verify.list_problems(bundle)
     if differences:
         raise BundleError(f"it differs from its manifest: {differences[0]}", where=str(bundle))
     if into.resolve().is_relative_to(bundle.resolve()):
         raise RecipeError(
             "the file would lie inside the bundle", where=str(into), fix="Give another: --to FILE."
         )
-    attached = [beside(bundle, a) for a, _ in read_attachments(bundle) if a in ATTACHMENTS]
+    attached = [attachment_path(bundle, a) for a, _ in read_attachments(bundle) if a in ATTACHMENTS]
     with (
-        atomic.disk_errors_explained(into, "--to"),
-        private_folder(into.resolve().parent, WORK) as work,
+        atomic.explain_disk_errors(into, "--to"),
+        make_private_folder(into.resolve().parent, WORK) as work,
     ):
         with tarfile.open(work / "tar", "w", format=tarfile.PAX_FORMAT) as archive:
             for path in [bundle, *sorted(bundle.rglob("*"))]:
                 name = Path("sealed", BUNDLE) / path.relative_to(bundle)
-                archive.add(path, str(name), recursive=False, filter=plain_member)
+                archive.add(path, str(name), recursive=False, filter=strip_member)
             for file in attached:
                 suffix = file.name.removeprefix(bundle.resolve().name)
-                archive.add(file, f"sealed/{BUNDLE}{suffix}", filter=plain_member)
+                archive.add(file, f"sealed/{BUNDLE}{suffix}", filter=strip_member)
         with (work / "tar").open("rb") as clear, (work / "age").open("wb") as sealed:
             pyrage.encrypt_io(clear, sealed, keys)
         atomic.sync(work / "age")
@@ -110,27 +110,27 @@ def unseal(
             fix="Move it away, or give another folder: --to FOLDER.",
         )
     with (
-        atomic.disk_errors_explained(into, "--to"),
-        private_folder(into.resolve().parent, WORK) as work,
+        atomic.explain_disk_errors(into, "--to"),
+        make_private_folder(into.resolve().parent, WORK) as work,
     ):
         _decrypt(pyrage, sealed, identities, work / "tar")
         folder = unpack(work / "tar", work / "sealed")
         bundle = folder / BUNDLE
         if not bundle.is_dir():
             raise BundleError("the decrypted file is not a bundle", where=str(sealed))
-        _, differences = verify.problems(bundle)
+        _, differences = verify.list_problems(bundle)
         if differences:
             raise BundleError(f"the bundle inside: {differences[0]}", where=str(sealed))
         manifest = read_manifest(bundle)
-        hint = signature.require(bundle, key, signature.beside(bundle)) if key else ""
+        hint = signature.require(bundle, key, signature.signature_path(bundle)) if key else ""
         if at_least is not None:
             check_age(manifest["version"], at_least, str(sealed))
         bundle.chmod(0o700)
         for attachment in ATTACHMENTS:
-            file = beside(bundle, attachment)
+            file = attachment_path(bundle, attachment)
             if file.is_file():
                 atomic.sync(file)
-                os.replace(file, beside(into, attachment))
+                os.replace(file, attachment_path(into, attachment))
         atomic.finish(bundle, into)
     return hint
 

@@ -31,7 +31,7 @@ def sign(bundle: Path, key: Path, into: Path) -> str:
     manifest, RecipeError for an invalid key, MachineError without the package cryptography.
     """
     private_key = load_private(key)
-    _, differences = verify.problems(bundle)
+    _, differences = verify.list_problems(bundle)
     if differences:
         raise BundleError(
             f"not signed, because it differs from its manifest: {differences[0]}",
@@ -48,10 +48,10 @@ def sign(bundle: Path, key: Path, into: Path) -> str:
         raise RecipeError(
             "the signature would be an unsigned file inside the bundle",
             where=str(into),
-            fix=f"Leave out --signature to write it to {signature.beside(bundle)}.",
+            fix=f"Leave out --signature to write it to {signature.signature_path(bundle)}.",
         )
     atomic.write(into, sign_statement(build_statement(bundle), private_key))
-    return signature.hint(private_key.public_key())
+    return signature.digest_key(private_key.public_key())
 
 
 def _is_signature(path: Path) -> bool:
@@ -99,16 +99,18 @@ def load_private(path: Path) -> Any:
 def build_statement(bundle: Path) -> Json:
     """Return the in-toto statement that lists every file of the folder, sorted by name."""
     manifest = json.loads((bundle / verify.MANIFEST).read_bytes())
-    names = sorted(name for name, _ in verify.entries(bundle))
+    names = sorted(name for name, _ in verify.list_entries(bundle))
     digests = {name: digest_file(bundle / name) for name in names}
-    return statement_of(f"{manifest['name']}-{manifest['version']}", digests)
+    return compose_statement(f"{manifest['name']}-{manifest['version']}", digests)
 
 
-def statement_of(name: str, digests: Mapping[str, str]) -> Json:
+def compose_statement(name: str, digests: Mapping[str, str]) -> Json:
     """Return the statement about files. digests: {name of a file: sha256}, in order"""
     return {
         "_type": signature.STATEMENT_TYPE,
-        "subject": [{"name": name, "digest": {"sha256": signature.root([*digests.values()])}}],
+        "subject": [
+            {"name": name, "digest": {"sha256": signature.digest_subject([*digests.values()])}}
+        ],
         "predicateType": signature.PREDICATE_TYPE,
         "predicate": {
             "serialization": {
@@ -133,7 +135,7 @@ def sign_statement(statement: Json, private_key: Any) -> bytes:
     document = {
         "mediaType": signature.MEDIA_TYPE,
         "verificationMaterial": {
-            "publicKey": {"hint": signature.hint(public_key)},
+            "publicKey": {"hint": signature.digest_key(public_key)},
             "tlogEntries": [],
         },
         "dsseEnvelope": {

@@ -13,7 +13,7 @@ from pathlib import Path
 from optimizer.foundation.progress import say
 from optimizer.harness.errors import BundleError
 from optimizer.harness.trust import signature, verify
-from optimizer.publish.attachments import ATTACHMENTS, SIGNATURE, Attachment, belongs
+from optimizer.publish.attachments import ATTACHMENTS, SIGNATURE, Attachment, names_bundle
 from optimizer.publish.model_pack import is_descriptor, read_layers
 from optimizer.publish.registries.place import Json, Releases
 from optimizer.publish.small_files import fetch_small
@@ -39,18 +39,20 @@ def find_signature(
     """
     public_key = signature.load_public(key)
     files = {name: layer["digest"].removeprefix("sha256:") for name, layer in layers.items()}
-    problem = _unsigned(place, digest, layers, where)
+    problem = _report_unsigned(place, digest, layers, where)
     for content in fetch_attachments(place, digest, SIGNATURE, _largest(SIGNATURE, layers), MOST):
         try:
-            if signature.signed_files(content, public_key, where) == files:
-                return content, signature.hint(public_key)
+            if signature.verify_signed_files(content, public_key, where) == files:
+                return content, signature.digest_key(public_key)
             problem = BundleError("this key signed other files than these", where=where)
         except BundleError as e:
             problem = e
     raise problem
 
 
-def _unsigned(place: Releases, digest: str, layers: Mapping[str, Json], where: str) -> BundleError:
+def _report_unsigned(
+    place: Releases, digest: str, layers: Mapping[str, Json], where: str
+) -> BundleError:
     """Return the error for a bundle without a signature. To a registry or a layout `publish`
     attaches report.html, so a bundle there with nothing attached is a copy that lost it."""
     sign = "its publisher signs it (optimize sign) and publishes it again."
@@ -83,7 +85,7 @@ def find_attachments(
     for attachment in kinds:
         largest = _largest(attachment, layers)
         for content in fetch_attachments(place, digest, attachment, largest, MOST_WITHOUT_KEY):
-            if belongs(attachment, content, folder):
+            if names_bundle(attachment, content, folder):
                 matching[attachment] = content
                 break
     return matching

@@ -84,7 +84,7 @@ def _compare(
     metric = str(new["metric"])
     where = f"{target}, {metric}" if use == FIRST else f"{target}, {use}, {metric}"
     a, b = (section.get("each") or {} for section in (old, new))
-    why, decision = _incomparable(old, new, same_rows), None
+    why, decision = _explain_incomparable(old, new, same_rows), None
     if not why:
         try:
             decision = _TESTS[b["kind"]](a, b, new)
@@ -93,11 +93,11 @@ def _compare(
     if decision is None:
         message = f"{where}: cannot be told: {why}"
         return Comparison(target, metric, "inconclusive", message)
-    message = f"{where}: {sentence(decision, UNITS.get(b['kind'], ''))}"
+    message = f"{where}: {describe_decision(decision, UNITS.get(b['kind'], ''))}"
     return Comparison(target, metric, decision.verdict, message, decision.drop, decision.interval)
 
 
-def sentence(decision: Decision, unit: str) -> str:
+def describe_decision(decision: Decision, unit: str) -> str:
     """Return "better by ...", "worse by ..." or "cannot be told: ...", with the interval and the
     margin. unit: unit of the difference, with a space before it."""
     (low, high), drop = decision.interval, decision.drop
@@ -120,7 +120,7 @@ def sentence(decision: Decision, unit: str) -> str:
     return f"{text}, {margin}{needed}"
 
 
-def _incomparable(old: Mapping[str, Any], new: Mapping[str, Any], same_rows: bool) -> str:
+def _explain_incomparable(old: Mapping[str, Any], new: Mapping[str, Any], same_rows: bool) -> str:
     """Return the reason why two results cannot be compared; "" where they can."""
     a, b = (section.get("each") or {} for section in (old, new))
     if new["metric"] != old["metric"]:

@@ -23,12 +23,12 @@ from optimizer.harness.trust import verify
 from optimizer.publish.address import Address
 from optimizer.publish.documents.signatures import find_signature
 from optimizer.publish.environments.comparison import Comparison, compare
-from optimizer.publish.environments.history import SUFFIX, digests_in, history_manifest
+from optimizer.publish.environments.history import SUFFIX, history_manifest, parse_digests
 from optimizer.publish.hubs.folders import Folders
 from optimizer.publish.model_pack import read_layers
 from optimizer.publish.pull import resolve
 from optimizer.publish.registries.place import EMPTY, Json, Releases
-from optimizer.publish.same_model import differences
+from optimizer.publish.same_model import list_differences
 from optimizer.publish.small_files import fetch_small
 
 LONGEST = 1000  # digests in a history
@@ -119,7 +119,7 @@ def rollback(place: Releases, environment: str, of: str = "") -> Move:
         named = place.read_manifest(of)
         if named is None or digest_of(named) != before:
             return Move(environment, before, before)
-    past = cut_history(history(place, environment), before)[:-1]
+    past = cut_history(read_history(place, environment), before)[:-1]
     data = place.read_manifest(past[-1]) if past else None
     if data is None:
         raise RecipeError(
@@ -134,17 +134,17 @@ def rollback(place: Releases, environment: str, of: str = "") -> Move:
 def move(place: Releases, environment: str, data: bytes, expected: str) -> None:
     """Let an environment that names the digest `expected` name the manifest `data`, and extend its
     history. Raises RecipeError if it names another digest."""
-    past = cut_history(history(place, environment), expected) if expected else []
+    past = cut_history(read_history(place, environment), expected) if expected else []
     listed = [*past, digest_of(data)][-LONGEST:]
     place.send(EMPTY)
     tags = {f"{environment}{SUFFIX}": history_manifest(listed), environment: data}
     _check_moved(place.move(tags, environment, expected), environment)
 
 
-def history(place: Releases, environment: str) -> list[str]:
+def read_history(place: Releases, environment: str) -> list[str]:
     """Return the digests that the environment has named, oldest first."""
     data = place.read_manifest(f"{environment}{SUFFIX}")
-    return [] if data is None else digests_in(data, f"{environment}{SUFFIX}")
+    return [] if data is None else parse_digests(data, f"{environment}{SUFFIX}")
 
 
 def check_name(environment: str) -> None:
@@ -179,7 +179,7 @@ def _check_environment(
     if isinstance(place, Folders):  # its `move` refuses the tag of a version
         return
     own_version = str(candidate.manifest.get("version")) == environment
-    if own_version or (current is not None and not history(place, environment)):
+    if own_version or (current is not None and not read_history(place, environment)):
         raise RecipeError(
             "this is the name of a published version, which a promotion does not change",
             where=f"--to {environment}",
@@ -190,7 +190,7 @@ def _check_environment(
 
 def _check_model(there: Release, candidate: Release, where: str, environment: str) -> None:
     """Raises RecipeError for a candidate of another model or task."""
-    differ = differences(there.manifest, candidate.manifest)
+    differ = list_differences(there.manifest, candidate.manifest)
     if differ:
         raise RecipeError(
             f"another model than that of {environment}: {'; '.join(differ)}",

@@ -8,7 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from optimizer.publish.registries.place import EMPTY, EMPTY_TYPE, MANIFEST_TYPE, document, encode
+from optimizer.publish.registries.place import (
+    EMPTY,
+    EMPTY_TYPE,
+    MANIFEST_TYPE,
+    encode,
+    parse_document,
+)
 
 SUFFIX = ".history"
 HISTORY_TYPE = "application/vnd.optimize-toolchain.history.v1+json"
@@ -30,8 +36,8 @@ def history_manifest(digests: Sequence[str]) -> bytes:
     )
 
 
-def digests_in(data: bytes, where: str) -> list[str]:
+def parse_digests(data: bytes, where: str) -> list[str]:
     """Return the digests in a history's manifest. Raises BundleError if it is not a JSON object."""
-    annotations = document(data, where).get("annotations")
+    annotations = parse_document(data, where).get("annotations")
     listed = annotations.get(HISTORY, "") if isinstance(annotations, dict) else ""
     return listed.split() if isinstance(listed, str) else []

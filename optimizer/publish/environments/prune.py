@@ -12,10 +12,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from optimizer.publish.environments.environments import cut_history, history
+from optimizer.publish.environments.environments import cut_history, read_history
 from optimizer.publish.environments.history import SUFFIX
-from optimizer.publish.registries.index import referenced_digests
-from optimizer.publish.registries.place import Place, document, fallback_tag, is_fallback_tag
+from optimizer.publish.registries.index import list_referenced_digests
+from optimizer.publish.registries.place import Place, fallback_tag, is_fallback_tag, parse_document
 
 
 class Prunable(Place, Protocol):
@@ -68,7 +68,7 @@ def _choose(place: Prunable, keep: int) -> tuple[Pruned, set[str], list[str]]:
     versions, environments = _split_tags(tagged)
     safe = {tagged[e] for e in environments}
     # a rollback names the digest before the present one
-    safe |= {d for e in environments for d in cut_history(history(place, e), tagged[e])[-2:-1]}
+    safe |= {d for e in environments for d in cut_history(read_history(place, e), tagged[e])[-2:-1]}
     newest = versions[max(0, len(versions) - keep) :]
     kept = [v for v in versions if v in newest or tagged[v] in safe]
     named = safe | {tagged[v] for v in kept}
@@ -101,8 +101,8 @@ def _reachable(place: Place, digests: Iterable[str]) -> set[str]:
         data = place.read_manifest(digest)
         if data is None:
             continue
-        manifest = document(data, digest)
-        named = referenced_digests(manifest)
+        manifest = parse_document(data, digest)
+        named = list_referenced_digests(manifest)
         reachable |= set() if manifest.get("manifests") else set(named)
         waiting += named if manifest.get("manifests") else []
     return reachable

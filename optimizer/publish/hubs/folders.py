@@ -17,9 +17,9 @@ from optimizer.foundation.buckets.blob import Blob, digest_of
 from optimizer.foundation.errors import MachineError, RecipeError
 from optimizer.harness.trust import verify
 from optimizer.publish.attachments import ATTACHMENTS, Attachment
-from optimizer.publish.environments.history import SUFFIX, digests_in, history_manifest
+from optimizer.publish.environments.history import SUFFIX, history_manifest, parse_digests
 from optimizer.publish.model_pack import build_manifest, build_referrer, read_layers
-from optimizer.publish.registries.place import Json, descriptor
+from optimizer.publish.registries.place import Json, describe
 
 NAME_LENGTH = 16  # hexadecimal digits of an attachment's digest in its name
 
@@ -156,10 +156,10 @@ class Folders:
             attachment = next((a for a in ATTACHMENTS if name.endswith(a.suffix)), None)
             if attachment is None:
                 continue
-            blob = Blob.of(content)
-            manifest = build_referrer(blob, attachment.media_type, name, descriptor(data))
+            blob = Blob.describe(content)
+            manifest = build_referrer(blob, attachment.media_type, name, describe(data))
             self._contents |= {blob.digest: content, digest_of(manifest): manifest}
-            listed.append(descriptor(manifest))
+            listed.append(describe(manifest))
         return listed
 
     def tags(self) -> list[str]:
@@ -177,7 +177,7 @@ class Folders:
         if revision is None:
             raise MachineError(f"{digest} was removed meanwhile", where=last)
         history = tags.get(f"{last}{SUFFIX}")
-        past = None if history is None else digests_in(history, last)
+        past = None if history is None else parse_digests(history, last)
         return self.registry.move(last, revision, past, current)
 
     def close(self) -> None:

@@ -26,7 +26,7 @@ from optimizer.foundation.progress import say
 from optimizer.harness.errors import BundleError
 from optimizer.harness.trust import verify
 from optimizer.publish.hubs.folders import BundleFolder
-from optimizer.publish.hubs.model_card import model_card
+from optimizer.publish.hubs.model_card import write_model_card
 from optimizer.publish.model_pack import build_manifest
 from optimizer.publish.registries.place import LARGEST_MANIFEST
 
@@ -182,7 +182,7 @@ class Hub:
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
         published = self._published_digests()
-        card = model_card(folder.manifest, folder.reports, self.repository).encode()
+        card = write_model_card(folder.manifest, folder.reports, self.repository).encode()
         start = _attestation(folder.digest)
         contents: dict[str, Any] = {name: blob.content for name, blob in folder.files.items()}
         contents |= {CARD: card}

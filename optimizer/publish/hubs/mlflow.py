@@ -28,7 +28,12 @@ from optimizer.foundation.progress import bar
 from optimizer.harness.errors import BundleError
 from optimizer.harness.trust import verify
 from optimizer.publish.hubs.folders import BundleFolder
-from optimizer.publish.hubs.mlflow_model import BUNDLE, collect_metrics, flatten_recipe, model_files
+from optimizer.publish.hubs.mlflow_model import (
+    BUNDLE,
+    build_model_files,
+    collect_metrics,
+    flatten_recipe,
+)
 
 MODEL = "model"
 ATTESTATIONS = "attestations"
@@ -216,7 +221,7 @@ class RegisteredModel:
             f"{MODEL}/{BUNDLE}/{name}": blob.content for name, blob in folder.files.items()
         }
         required = Path(contents[f"{MODEL}/{BUNDLE}/requirements.txt"]).read_text()
-        beside = model_files(folder.manifest, required, self.mlflow_version)
+        beside = build_model_files(folder.manifest, required, self.mlflow_version)
         contents |= {f"{MODEL}/{name}": data for name, data in beside.items()}
         contents |= {f"{ATTESTATIONS}/{name}": data for name, data in folder.attachments.items()}
         if "report.html" in folder.files:

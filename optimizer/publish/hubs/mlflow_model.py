@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from optimizer.harness import tasks
-from optimizer.package.report.metrics import metrics
+from optimizer.package.report.metrics import list_metrics
 from optimizer.publish.hubs import pyfunc
 
 BUNDLE = "bundle"
@@ -28,13 +28,15 @@ NAME = re.compile(r"[^\w\-. :/]")
 Document = Mapping[str, Any]
 
 
-def model_files(manifest: Document, requirements: str, mlflow_version: str) -> dict[str, bytes]:
+def build_model_files(
+    manifest: Document, requirements: str, mlflow_version: str
+) -> dict[str, bytes]:
     """Return {name: bytes} of the model's files beside the bundle.
 
     requirements: content of the bundle's requirements.txt.
     mlflow_version: version of the package mlflow.
     """
-    kind = tasks.task(manifest["contract"]["task"]).inputs.name
+    kind = tasks.find_task(manifest["contract"]["task"]).inputs.name
     columns = [
         {"type": "string", "name": kind, "required": True},
         {"type": "string", "name": f"{kind}_pair", "required": False},
@@ -68,7 +70,7 @@ def model_files(manifest: Document, requirements: str, mlflow_version: str) -> d
 
 def collect_metrics(reports: Sequence[Document]) -> dict[str, float]:
     """Return {name: number} of the measurements in report.json, with names that MLflow accepts."""
-    return {NAME.sub("_", name): value for name, value in metrics(reports).items()}
+    return {NAME.sub("_", name): value for name, value in list_metrics(reports).items()}
 
 
 def flatten_recipe(recipe: Document) -> dict[str, str]:

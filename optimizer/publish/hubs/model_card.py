@@ -14,8 +14,8 @@ from typing import Any
 import yaml
 
 from optimizer.harness import tasks
-from optimizer.package.report.comparison import Entry, paired_note, quantized
-from optimizer.package.report.rows import rows
+from optimizer.package.report.comparison import Entry, name_candidate, paired_note
+from optimizer.package.report.rows import build_rows
 from optimizer.publish.documents.sbom import SPDX, data_spec
 
 HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -26,7 +26,7 @@ MARKUP = re.compile(r"([\\`*_{}\[\]<>#|~])")
 Document = Mapping[str, Any]
 
 
-def model_card(manifest: Document, reports: Sequence[Document], repository: str) -> str:
+def write_model_card(manifest: Document, reports: Sequence[Document], repository: str) -> str:
     """Return the text of README.md; repository: OWNER/NAME on the hub, for commands in the text."""
     front = yaml.safe_dump(
         front_matter(manifest, reports), sort_keys=False, allow_unicode=True, width=10_000
@@ -47,7 +47,7 @@ def model_card(manifest: Document, reports: Sequence[Document], repository: str)
 
 def front_matter(manifest: Document, reports: Sequence[Document]) -> dict[str, Any]:
     """Return {field: value} of the front matter, which the hub reads."""
-    task = tasks.task(manifest["contract"]["task"])
+    task = tasks.find_task(manifest["contract"]["task"])
     pipeline = task.pipeline_tag or task.name
     source = manifest["source"]
     metadata: dict[str, Any] = {**_licence(manifest.get("licence") or "")}
@@ -100,7 +100,7 @@ def _lead(manifest: Document) -> str:
     runs = ", ".join(f"{e['runtime']} on {e['device']}" for e in engines)
     licence = manifest.get("licence")
     return (
-        f"{_escape(source['source'])}{revision}, {quantized(manifest['recipe'])}, for {runs}. "
+        f"{_escape(source['source'])}{revision}, {name_candidate(manifest['recipe'])}, for {runs}. "
         f"Verdict of its gates: {manifest['verdict']}."
         + (f" Licence of the model: {_escape(licence)}." if licence else "")
     )
@@ -120,10 +120,10 @@ def _figures(report: Document, recipe: Document) -> str:
     lines = [
         f"## {_escape(report['target'])}: {report['verdict']}",
         "",
-        f"| | float | {quantized(recipe)} | change |",
+        f"| | float | {name_candidate(recipe)} | change |",
         "|---|---|---|---|",
     ]
-    for row in rows(report):
+    for row in build_rows(report):
         entries = [_write(entry) for entry in (row.before, row.after, row.change)]
         lines.append(f"| {_escape(row.name)} | {' | '.join(entries)} |")
     notes = f"Intervals are in parentheses; report.html has the rest. {paired_note(report)}"

@@ -9,7 +9,7 @@ import json
 from collections.abc import Collection, Mapping
 
 from optimizer.harness.errors import BundleError
-from optimizer.publish.registries.place import Json, descriptor, document, encode
+from optimizer.publish.registries.place import Json, describe, encode, parse_document
 
 FILE = "index.json"
 MARK = "oci-layout"
@@ -22,7 +22,7 @@ def read(data: bytes | None, where: str) -> Json:
     """Parse index.json; None gives an index without tags. Raises BundleError for other bytes."""
     if data is None:
         return EMPTY
-    index = document(data, where)
+    index = parse_document(data, where)
     listed = index.get("manifests")
     if not isinstance(listed, list) or not all(
         isinstance(e, dict) and isinstance(e.get("digest"), str) for e in listed
@@ -39,7 +39,7 @@ def annotation(index: Json, name: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-def with_annotation(index: Json, name: str, value: str) -> Json:
+def annotate(index: Json, name: str, value: str) -> Json:
     """Return the index with this annotation, or without it if the value is empty."""
     others = {k: v for k, v in index.get("annotations", {}).items() if k != name}
     annotations = {**others, **({name: value} if value else {})}
@@ -52,19 +52,19 @@ def resolve_tags(index: Json) -> dict[str, str]:
     return {tag: e["digest"] for e in index["manifests"] if (tag := _tag(e))}
 
 
-def with_tags(index: Json, tags: Mapping[str, bytes]) -> bytes:
+def add_tags(index: Json, tags: Mapping[str, bytes]) -> bytes:
     """Return the bytes of the index with {tag: manifest's bytes} added or moved to its end."""
     others = [e for e in index["manifests"] if _tag(e) not in tags]
-    added = [{**descriptor(data), "annotations": {REF_NAME: tag}} for tag, data in tags.items()]
+    added = [{**describe(data), "annotations": {REF_NAME: tag}} for tag, data in tags.items()]
     return encode({**index, "manifests": [*others, *added]})
 
 
-def without_tags(index: Json, tags: Collection[str]) -> bytes:
+def remove_tags(index: Json, tags: Collection[str]) -> bytes:
     others = [e for e in index["manifests"] if _tag(e) not in tags]
     return encode({**index, "manifests": others})
 
 
-def referenced_digests(manifest: Json) -> list[str]:
+def list_referenced_digests(manifest: Json) -> list[str]:
     """Return the digests in a manifest (config, layers) or in an index (manifests)."""
     entries = [manifest.get("config")]
     for key in ("layers", "manifests"):

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from optimizer.foundation import atomic
 from optimizer.foundation.buckets.blob import Blob, digest_of
-from optimizer.foundation.buckets.objects import LARGEST_READ, changed_error, too_large
+from optimizer.foundation.buckets.objects import LARGEST_READ, build_size_error, changed_error
 from optimizer.foundation.errors import MachineError, RecipeError
 from optimizer.harness.errors import BundleError
 from optimizer.publish.registries import index as indexes
@@ -27,10 +27,10 @@ from optimizer.publish.registries.place import (
     LARGEST_MANIFEST,
     Json,
     add_referrer,
-    descriptor,
-    document,
+    describe,
     fallback_tag,
     is_fallback_tag,
+    parse_document,
     parse_referrers,
 )
 from optimizer.store import digest_file
@@ -95,13 +95,13 @@ class Layout:
     def write_manifest(self, data: bytes, tag: str = "") -> None:
         with self.lock():
             self._check_blobs(data)
-            self._send(Blob.of(data))
+            self._send(Blob.describe(data))
             if tag:
                 self._set_tags({tag: data})
 
     def _check_blobs(self, data: bytes) -> None:
         """Raises MachineError for a blob that a simultaneous prune removed."""
-        digests = indexes.referenced_digests(document(data, "manifest"))
+        digests = indexes.list_referenced_digests(parse_document(data, "manifest"))
         missing = [d for d in digests if not self.blob(d).is_file()]
         if missing:
             raise MachineError(
@@ -114,9 +114,9 @@ class Layout:
         tag = fallback_tag(subject)
         with self.lock():
             self._check_blobs(data)
-            self._send(Blob.of(data))
-            index = add_referrer(self.read_manifest(tag), descriptor(data))
-            self._send(Blob.of(index))
+            self._send(Blob.describe(data))
+            index = add_referrer(self.read_manifest(tag), describe(data))
+            self._send(Blob.describe(index))
             self._set_tags({tag: index})
 
     def referrers(self, subject: str) -> list[Json]:
@@ -132,13 +132,13 @@ class Layout:
                 return False
             for data in tags.values():
                 self._check_blobs(data)
-                self._send(Blob.of(data))
+                self._send(Blob.describe(data))
             self._set_tags(tags)
             return True
 
     def drop_tags(self, tags: Collection[str]) -> None:
         """The caller holds the lock."""
-        self._write_index(indexes.without_tags(self._index(), tags))
+        self._write_index(indexes.remove_tags(self._index(), tags))
 
     def blobs(self) -> dict[str, int]:
         folder = self.folder / "blobs" / "sha256"
@@ -154,7 +154,7 @@ class Layout:
         """Do nothing: no file stays open."""
 
     def _set_tags(self, tags: Mapping[str, bytes]) -> None:
-        self._write_index(indexes.with_tags(self._index(), tags))
+        self._write_index(indexes.add_tags(self._index(), tags))
 
     def _write_index(self, data: bytes) -> None:
         atomic.write(self.folder / indexes.FILE, data, self.folder / ".partial")
@@ -165,12 +165,12 @@ class Layout:
     def _index(self) -> Json:
         path = self.folder / indexes.FILE
         if path.is_file() and (size := path.stat().st_size) > LARGEST_READ:
-            raise too_large(size, str(path))
+            raise build_size_error(size, str(path))
         return indexes.read(path.read_bytes() if path.is_file() else None, str(path))
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        with atomic.disk_errors_explained(self.folder, "the address"):
+        with atomic.explain_disk_errors(self.folder, "the address"):
             (self.folder / "blobs" / "sha256").mkdir(parents=True, exist_ok=True)
             with atomic.lock(self.folder / ".lock"):
                 mark = self.folder / indexes.MARK

@@ -32,11 +32,11 @@ from optimizer.publish.registries.place import (
     LARGEST_MANIFEST,
     Json,
     add_referrer,
-    descriptor,
-    document,
+    describe,
     encode,
     fallback_tag,
     is_fallback_tag,
+    parse_document,
     parse_referrers,
 )
 
@@ -88,21 +88,21 @@ class ObjectStore:
         return stored.data
 
     def write_manifest(self, data: bytes, tag: str = "") -> None:
-        self._send_missing(Blob.of(data))
+        self._send_missing(Blob.describe(data))
         if tag:
-            self._change(lambda index: indexes.with_tags(index, {tag: data}), (data,))
+            self._change(lambda index: indexes.add_tags(index, {tag: data}), (data,))
         else:
             self._check_blobs((data,))
 
     def write_referrer(self, data: bytes, subject: str) -> None:
-        tag, added = fallback_tag(subject), descriptor(data)
-        self._send_missing(Blob.of(data))
+        tag, added = fallback_tag(subject), describe(data)
+        self._send_missing(Blob.describe(data))
 
         def with_referrer(index: Json) -> bytes:
             digest = indexes.resolve_tags(index).get(tag)
             listed = add_referrer(self.read_manifest(digest) if digest else None, added)
-            self._send_missing(Blob.of(listed))
-            return indexes.with_tags(index, {tag: listed})
+            self._send_missing(Blob.describe(listed))
+            return indexes.add_tags(index, {tag: listed})
 
         self._change(with_referrer, (data,))
 
@@ -118,7 +118,7 @@ class ObjectStore:
     def move(self, tags: Mapping[str, bytes], last: str, expected: str) -> bool:
         """Atomic: a reader of the index sees all moved tags or none."""
         for data in tags.values():
-            self._send_missing(Blob.of(data))
+            self._send_missing(Blob.describe(data))
         moved = {tag: digest_of(data) for tag, data in tags.items()}
         tried = [False]
 
@@ -126,7 +126,7 @@ class ObjectStore:
             if indexes.resolve_tags(index).get(last, "") != expected:
                 return None
             tried[0] = True
-            return indexes.with_tags(index, tags)
+            return indexes.add_tags(index, tags)
 
         if self._change(moving, tags.values()):
             return True
@@ -150,7 +150,7 @@ class ObjectStore:
             self._mark = ""
 
     def _write_mark(self, mark: str) -> None:
-        self._change(lambda index: encode(indexes.with_annotation(index, PRUNING, mark)), ())
+        self._change(lambda index: encode(indexes.annotate(index, PRUNING, mark)), ())
 
     def blobs(self) -> dict[str, int]:
         sizes = self.objects.sizes(BLOBS)
@@ -159,7 +159,7 @@ class ObjectStore:
     def drop_tags(self, tags: Collection[str]) -> None:
         """The caller holds the lock."""
         self._check_time("the prune has changed nothing")
-        self._change(lambda index: indexes.without_tags(index, tags), ())
+        self._change(lambda index: indexes.remove_tags(index, tags), ())
 
     def drop_blobs(self, digests: Collection[str]) -> None:
         """The caller holds the lock."""
@@ -231,11 +231,11 @@ class ObjectStore:
                 fix="Run the same command again when it has ended; if it was killed, in "
                 f"{left.total_seconds() / 60:.0f} minutes.",
             )
-        return indexes.with_annotation(index, PRUNING, "")
+        return indexes.annotate(index, PRUNING, "")
 
     def _check_blobs(self, manifests: Collection[bytes]) -> None:
         """Raises MachineError for a blob that a simultaneous prune removed."""
-        named = {d for data in manifests for d in _referenced(data)}
+        named = {d for data in manifests for d in _list_referenced(data)}
         if not named:
             return
         missing = sorted(named - set(self.blobs()))
@@ -263,5 +263,5 @@ class ObjectStore:
         return f"{BLOBS}/{hexadecimal}"
 
 
-def _referenced(data: bytes) -> list[str]:
-    return [*indexes.referenced_digests(document(data, "manifest")), digest_of(data)]
+def _list_referenced(data: bytes) -> list[str]:
+    return [*indexes.list_referenced_digests(parse_document(data, "manifest")), digest_of(data)]

@@ -18,7 +18,7 @@ EMPTY_TYPE = "application/vnd.oci.empty.v1+json"
 LARGEST_MANIFEST = 4 << 20  # bytes; the OCI specification asks registries to accept this size
 
 
-EMPTY = Blob.of(b"{}")
+EMPTY = Blob.describe(b"{}")
 """Config of a manifest that needs none."""
 
 
@@ -70,7 +70,7 @@ def encode(document: Json) -> bytes:
     return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
 
 
-def document(data: bytes, where: str) -> Json:
+def parse_document(data: bytes, where: str) -> Json:
     """Parse a manifest's bytes. Raises BundleError for bytes that are not a JSON object."""
     try:
         value = parse(data)
@@ -81,9 +81,9 @@ def document(data: bytes, where: str) -> Json:
     return value
 
 
-def descriptor(data: bytes) -> Json:
+def describe(data: bytes) -> Json:
     """Return the descriptor of a manifest's bytes: its entry in an index."""
-    manifest = document(data, "manifest")
+    manifest = parse_document(data, "manifest")
     entry: Json = {
         "mediaType": manifest["mediaType"],
         "digest": digest_of(data),
@@ -116,7 +116,7 @@ def parse_referrers(index: bytes | None) -> list[Json]:
     """Return the descriptors in an index of referrers, [] for None; BundleError if invalid."""
     if index is None:
         return []
-    listed = document(index, "index of referrers").get("manifests")
+    listed = parse_document(index, "index of referrers").get("manifests")
     if not isinstance(listed, list) or not all(
         isinstance(e, dict) and isinstance(e.get("digest"), str) for e in listed
     ):

@@ -22,11 +22,11 @@ from optimizer.publish.registries.place import (
     MANIFEST_TYPE,
     Json,
     add_referrer,
-    descriptor,
-    document,
+    describe,
     encode,
     fallback_tag,
     is_fallback_tag,
+    parse_document,
     parse_referrers,
 )
 from optimizer.publish.registries.transport import Answer, Sink, Transport
@@ -101,7 +101,7 @@ class Registry:
         answer = self._put(data, digest_of(data))
         if "oci-subject" in answer.headers:
             return
-        tag, added = fallback_tag(subject), descriptor(data)
+        tag, added = fallback_tag(subject), describe(data)
         for _ in range(ROUNDS):
             index = add_referrer(self.read_manifest(tag), added)
             self._put(index, tag)
@@ -135,7 +135,7 @@ class Registry:
             answer = self.transport.request("GET", url)
             if self._check_status(answer, 200, 404, *absent).status != 200:
                 return listed if len(seen) > 1 else None
-            page = document(answer.data, key).get(key) or []
+            page = parse_document(answer.data, key).get(key) or []
             if not isinstance(page, list):
                 raise BundleError(f"its {key} are not a list", where=self.transport.host)
             listed += page
@@ -166,7 +166,7 @@ class Registry:
         answer = self.transport.request(
             "PUT",
             f"{self.root}/manifests/{reference}",
-            headers={"Content-Type": document(data, reference)["mediaType"]},
+            headers={"Content-Type": parse_document(data, reference)["mediaType"]},
             body=data,
         )
         return self._check_status(answer, 201)

@@ -26,9 +26,9 @@ def is_token_service(registry: str, service: str, allowed: Collection[str]) -> b
     registry, service: HOST or HOST:PORT; HOST means port 443.
     allowed: services given by the user, written alike.
     """
-    registry, service = _without_default_port(registry), _without_default_port(service)
-    return service in {registry, SERVICES.get(registry), *map(_without_default_port, allowed)}
+    registry, service = _strip_default_port(registry), _strip_default_port(service)
+    return service in {registry, SERVICES.get(registry), *map(_strip_default_port, allowed)}
 
 
-def _without_default_port(host: str) -> str:
+def _strip_default_port(host: str) -> str:
     return host.lower().removesuffix(":443")

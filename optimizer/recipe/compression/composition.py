@@ -49,7 +49,7 @@ def check_labels(learning: Learning, data: DataSpec, task: str) -> None:
     place = f"{learning.PLACE}.losses.labels"
     if not learning.losses.labels:
         return
-    record = tasks.task(task)
+    record = tasks.find_task(task)
     if not record.classifies or record.per_position or record.ranks:
         raise ValueError(f"{place}: only text-classification has a label per text; leave it out")
     if "label" not in data.columns:
@@ -61,8 +61,8 @@ def check_labels(learning: Learning, data: DataSpec, task: str) -> None:
 
 def check_generated(learning: Learning, task: str) -> None:
     """Raise ValueError for generated text where the task's model does not generate."""
-    if learning.generated and not tasks.task(task).generates:
-        writing = ", ".join(tasks.generating())
+    if learning.generated and not tasks.find_task(task).generates:
+        writing = ", ".join(tasks.list_generating())
         raise ValueError(
             f"{learning.PLACE}.generated: only task {writing} generates text; the task is {task}; "
             "leave it out"
@@ -281,15 +281,16 @@ def check_inputs(task: str, specs: Mapping[str, DataSpec]) -> None:
 
     specs: {place in the recipe: data set}
     """
-    kind, columns = tasks.task(task).inputs, {k.columns[0] for k in (TEXT, IMAGE, TENSORS)}
+    kind, columns = tasks.find_task(task).inputs, {k.columns[0] for k in (TEXT, IMAGE, TENSORS)}
     if not columns & set(kind.columns):
         return  # a kind of another package
     for place, spec in specs.items():
         chat = "messages" in spec.columns and not place.startswith("slo")
-        if chat and not tasks.task(task).generates:
+        if chat and not tasks.find_task(task).generates:
             raise ValueError(
-                f"{place}.columns has messages, which task {', '.join(tasks.generating())} reads; "
-                f"{task} takes {kind.name}s; give {kind.columns[0]}: <column of the data set>"
+                f"{place}.columns has messages, which task {', '.join(tasks.list_generating())} "
+                f"reads; {task} takes {kind.name}s; give {kind.columns[0]}: <column of the data "
+                "set>"
             )
         if kind.columns[0] not in spec.columns and not chat:
             others = ", ".join(sorted(columns & set(spec.columns))) or "none"
@@ -303,7 +304,7 @@ def check_of_files(model: Model) -> None:
     """Raise ValueError for a key of ONNX files in the section of another model."""
     keys = ("onnx_file", "outputs", "axes", "ranges", "module")
     present = [key for key in keys if getattr(model, key)]
-    if present and tasks.task(model.task).inputs is not TENSORS:
+    if present and tasks.find_task(model.task).inputs is not TENSORS:
         raise ValueError(
             f"model.{present[0]} is for task tensors, and the task is {model.task}; remove it, or "
             "set task: tensors"
@@ -319,7 +320,7 @@ def check_of_texts(task: str, sections: Mapping[str, Any]) -> None:
 
     sections: {place in the recipe: section or None}
     """
-    kind = tasks.task(task).inputs
+    kind = tasks.find_task(task).inputs
     present = [place for place, value in sections.items() if value is not None]
     if kind.name != TEXT.name and present:
         raise ValueError(

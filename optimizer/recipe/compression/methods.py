@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from optimizer.foundation.errors import RecipeError
-from optimizer.foundation.references import from_entry_point, offered, record_code
+from optimizer.foundation.references import list_entry_points, load_entry_point, record_code
 from optimizer.foundation.sections import method_options as options
 from optimizer.foundation.sections.section import Section
-from optimizer.foundation.source_digest import source_digest
+from optimizer.foundation.source_digest import digest_sources
 from optimizer.recipe.data import Calibrate
 
 GROUP = "optimizer.methods"
@@ -255,7 +255,7 @@ def method(name: str) -> Method:
     """
     if name in METHODS:
         return METHODS[name]
-    record = from_entry_point(GROUP, name)
+    record = load_entry_point(GROUP, name)
     if not isinstance(record, Method) or record.name != name:
         raise TypeError(f"the entry point {name} of {GROUP} is {record!r}, not a Method {name!r}")
     return record
@@ -263,7 +263,7 @@ def method(name: str) -> Method:
 
 def names() -> list[str]:
     """The names of all methods: first METHODS, then entry points of other distributions."""
-    return list(dict.fromkeys([*METHODS, *offered(GROUP)]))
+    return list(dict.fromkeys([*METHODS, *list_entry_points(GROUP)]))
 
 
 def calibrated() -> list[str]:
@@ -304,7 +304,7 @@ def code(records: Iterable[Method], limits: bool = False) -> dict[str, str]:
     if limits:
         references |= {f"{r.kind} {r.name} limits": r.limits for r in records if r.limits}
     modules = {what: name.partition(":")[0] for what, name in references.items()}
-    digests = {what: source_digest(module, own=True) for what, module in modules.items()}
+    digests = {what: digest_sources(module, own=True) for what, module in modules.items()}
     for name in {record.name for record in records} - set(METHODS):
         digests |= record_code(GROUP, name)
     return digests

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, mod
 from optimizer.foundation.sections import fields
 from optimizer.foundation.sections.method_options import HessianOptions, SparsegptOptions
 from optimizer.foundation.sections.section import Section
-from optimizer.foundation.source_digest import source_digest
+from optimizer.foundation.source_digest import digest_sources
 from optimizer.foundation.sparsity import UNSTRUCTURED, Pattern
 
 _APPLY = "optimizer.compress.apply.pruning."
@@ -156,7 +156,7 @@ def code(sparsity: Sparsity | None) -> dict[str, str]:
     if sparsity is None:
         return {}
     module = sparsity.record.apply.partition(":")[0]
-    return {f"sparsity {sparsity.method}": source_digest(module, own=True)}
+    return {f"sparsity {sparsity.method}": digest_sources(module, own=True)}
 
 
 def check(sparsity: Sparsity, quantize: Any) -> None:

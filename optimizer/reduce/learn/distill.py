@@ -93,7 +93,7 @@ def texts(section: Learning, spec: DataSpec, contract: Contract, checkpoint: Pat
     checkpoint: folder with the tokenizer
     """
     tokenizer = load_tokenizer(checkpoint, contract)
-    windows = tasks.of(contract).calibration_items == "windows"
+    windows = tasks.look_up(contract).calibration_items == "windows"
     length = section.sequence_length
     rows: Sequence[Any] = datasets.samples(spec, None if windows else section.samples, section.seed)
     if windows:

@@ -54,7 +54,7 @@ def _estimate(recover: Learning, task: Task, shapes: Shapes) -> Estimate:
     linear = [shape for shape in inside.values() if len(shape) == 2]
     blocks = len({BLOCK.findall(name)[0] for name in inside}) or 1
     hidden = max((min(shape) for shape in linear), default=0)
-    generates = tasks.task(task).generates
+    generates = tasks.find_task(task).generates
     rows = recover.batch_size
     logits = head = 0
     if generates:

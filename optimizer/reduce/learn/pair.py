@@ -111,7 +111,7 @@ class Pair:
 
     @property
     def task(self) -> Task:
-        return tasks.of(self.contract)
+        return tasks.look_up(self.contract)
 
     @property
     def widths(self) -> tuple[int, int]:

@@ -73,11 +73,11 @@ def goal(layout: Layout) -> int:
             accepted=f"hidden for {some}",
             fix="Use methods: [width], or reduce.student for a narrower model.",
         )
-    if not tasks.task(layout.section.task).generates:
+    if not tasks.find_task(layout.section.task).generates:
         raise RecipeError(
             f"task is {layout.section.task}, and methods has hidden",
             where="reduce.methods",
-            accepted=f"hidden for {', '.join(tasks.generating())}",
+            accepted=f"hidden for {', '.join(tasks.list_generating())}",
             fix="Use methods: [width].",
         )
     full, inside, outside = width(layout), [0, 0], [0, 0]

@@ -113,7 +113,7 @@ class Outputs:
     @property
     def classifies(self) -> bool:
         """True where answers are logits."""
-        task = tasks.of(self.contract)
+        task = tasks.look_up(self.contract)
         return bool(task.classifies or task.generates or task.fills)
 
 

@@ -28,7 +28,7 @@ from optimizer.foundation.errors import MachineError
 from optimizer.foundation.progress import bar
 from optimizer.foundation.verdicts import Verdict
 from optimizer.harness import tasks
-from optimizer.harness.runtimes.machine import this_machine
+from optimizer.harness.runtimes.machine import describe_machine
 from optimizer.search import sequential
 from optimizer.search.sequential import Look
 from optimizer.search.stages import answered
@@ -76,7 +76,7 @@ def _open(m: RunArtifacts) -> Any:
 def _judge(m: RunArtifacts, runner: Any, part: Part, reference: Path) -> tuple[Judge, int]:
     """(function from a look to its verdict and document, number of rows) of one part."""
     every, train = answered.read_rows(m.section, m.source)
-    task = tasks.of(m.contract)
+    task = tasks.look_up(m.contract)
     chosen = rows_of(part, every, task)
     if task.generates:
         reading = _Reading(m, runner, windows_of(m, chosen))
@@ -182,8 +182,8 @@ def files(section: Judging) -> dict[str, str]:
     """Digests of the data and of the code that opens the target, and the machine."""
     return {
         **answered.files(section.validation),
-        **targets.of(section.validation.target.runtime).code("open"),
-        "machine": this_machine().key,
+        **targets.look_up(section.validation.target.runtime).code("open"),
+        "machine": describe_machine().key,
     }
 
 

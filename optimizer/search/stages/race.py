@@ -23,7 +23,7 @@ from optimizer import targets
 from optimizer.data.datasets import alone, digest, samples
 from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
-from optimizer.harness.runtimes.machine import this_machine
+from optimizer.harness.runtimes.machine import describe_machine
 from optimizer.harness.runtimes.ort.run import OrtRunner, cores
 from optimizer.measure import module_times, table
 from optimizer.search.stages.sections import Race
@@ -43,7 +43,7 @@ FIGURES = ("p50", "p50_interval", "p99", "p99_interval")
 def run(section: Race, base: Path, models: tuple[Path, ...], out: Path) -> None:
     """Time the models. base: folder of load; models: folders of lower, one per system."""
     contract, latency = contracts.read(base / "contract.json"), section.latency
-    task = tasks.of(contract)
+    task = tasks.look_up(contract)
     encoder = task.inputs.open(base / "checkpoint", contract)
     rows = samples(latency.data) if latency.data else ()
     texts = [alone(row, task) for row in rows] or task.inputs.neutral(contract)
@@ -66,7 +66,7 @@ def run(section: Race, base: Path, models: tuple[Path, ...], out: Path) -> None:
         if task.generates
         else BatchTimer(texts, latency, 0, runners)
     )
-    question = RatioQuestion.of(1.0, latency.iterations)
+    question = RatioQuestion.share_rounds(1.0, latency.iterations)
     rule = SequentialTest(question, latency.iterations, section.seconds)
     turns = Comparison(timer, rule, BEST if BEST in section.targets else RECIPE)
     with closing(runners):
@@ -80,7 +80,7 @@ def run(section: Race, base: Path, models: tuple[Path, ...], out: Path) -> None:
             measured = timer.time(systems, cell)
         own, modules = runners.opened(CANDIDATE), None
         if isinstance(own, OrtRunner) and own.provider == "cpu" and not task.generates:
-            modules = _modules(own, table.arrays_of(systems[CANDIDATE], texts, cell))
+            modules = _modules(own, table.build_arrays(systems[CANDIDATE], texts, cell))
     (timed,) = measured["cells"]
     times = {name: dict(system[timer.percentiles]) for name, system in timed["systems"].items()}
     confidence = confidence_of(max(len(rule.looks), 1))
@@ -104,11 +104,11 @@ def _modules(runner: OrtRunner, arrays: Mapping[str, Any]) -> dict[str, float]:
 def files(section: Race) -> dict[str, str]:
     """Digests of the texts and of the code that opens the targets, and the machine."""
     data = section.latency.data
-    code = [targets.of(target.runtime).code("open") for target in section.targets.values()]
+    code = [targets.look_up(target.runtime).code("open") for target in section.targets.values()]
     return {
         **{name: value for one in code for name, value in one.items()},
         **({"validate.latency.data": digest(data)} if data else {}),
-        "machine": this_machine().key,
+        "machine": describe_machine().key,
     }
 
 

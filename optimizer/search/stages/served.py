@@ -36,4 +36,4 @@ def run(section: Slo, packaged: Path, out: Path) -> None:
     (out / FILE).write_text(json.dumps(document, indent=1), encoding="utf-8")
 
 
-STAGE = Stage("served", 1, run, packages=slo.STAGE.packages, files=slo.files, measured=True)
+STAGE = Stage("served", 1, run, packages=slo.STAGE.packages, files=slo.digest_inputs, measured=True)

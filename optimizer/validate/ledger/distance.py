@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from optimizer.foundation.rounding.tolerance import NOWHERE as NOWHERE
-from optimizer.foundation.rounding.tolerance import Squares, in_chunks, relative
+from optimizer.foundation.rounding.tolerance import Squares, compare_lengths, iterate_chunks
 from optimizer.foundation.rounding.tolerance import lengths as lengths
 
 Array = npt.NDArray[np.generic]
@@ -50,7 +50,7 @@ def distance(pairs: Iterable[tuple[Array, Array]]) -> Distance:
         if actual.shape != expected.shape:
             return FAR
         square = norm = length = product = highest = 0.0
-        for f, e in in_chunks(actual, expected):
+        for f, e in iterate_chunks(actual, expected):
             norm += float(e @ e)
             length += float(f @ f)
             product += float(f @ e)
@@ -66,7 +66,9 @@ def distance(pairs: Iterable[tuple[Array, Array]]) -> Distance:
             largest = max(largest, highest)
     apart, norms = sum(square for square, _, _ in each), sum(norm for _, norm, _ in each)
     whole = float(np.sqrt(apart / norms)) if norms else NOWHERE
-    return Distance(whole if apart else 0.0, largest, cosine, max(relative(each), default=0.0))
+    return Distance(
+        whole if apart else 0.0, largest, cosine, max(compare_lengths(each), default=0.0)
+    )
 
 
 def examples(array: Array, mask: Array) -> list[Array]:

@@ -482,7 +482,7 @@ def harness(m: Materials) -> Entry:
 
 
 def _laws_of_answers(contract: contracts.Contract) -> Any:
-    task = tasks.of(contract)
+    task = tasks.look_up(contract)
     if not task.output:
         return tensor_laws
     if task.chooses:

@@ -60,9 +60,9 @@ def usual_batches(
 
     bytes_per_token: size of a trace per token, which bounds a decoder's batches
     """
-    if tasks.of(contract).generates:
+    if tasks.look_up(contract).generates:
         return decoder_batches.make(texts, contract, encoder, bytes_per_token)
-    kind = tasks.of(contract).inputs
+    kind = tasks.look_up(contract).inputs
     texts = sorted(dict.fromkeys(texts), key=kind.extent)
     longest = min(LONGEST, tasks.longest(contract))
 
@@ -110,10 +110,10 @@ def extreme_batches(
 
     bytes_per_token: size of a trace per token, which bounds a decoder's longest text
     """
-    if tasks.of(contract).generates:
+    if tasks.look_up(contract).generates:
         longest = min(sizes.tokens, decoder_batches.longest_of(bytes_per_token))
         return decoder_batches.extremes(texts, contract, encoder, longest, sizes.rows)
-    kind = tasks.of(contract).inputs
+    kind = tasks.look_up(contract).inputs
     if not kind.size:
         return []
     most = min(sizes.tokens, tasks.longest(contract))
@@ -127,12 +127,12 @@ def extreme_batches(
 def overlong(contract: Contract, texts: Sequence[Any]) -> Any:
     """One input, `texts` joined, of more tokens than the model accepts or than LONGEST_EXTREME."""
     words = min(LONGEST_EXTREME, tasks.longest(contract)) + 1  # each of which is a token or more
-    return tasks.of(contract).inputs.lengthen(cycle(texts), words)
+    return tasks.look_up(contract).inputs.lengthen(cycle(texts), words)
 
 
 def _truncate(contract: Contract, encoder: Any, text: str, tokens: int) -> str:
     """The beginning of a text that its first `tokens` tokens cover, special tokens included."""
-    (encoded,) = tasks.of(contract).inputs.encode(contract, encoder, [text], None, tokens)
+    (encoded,) = tasks.look_up(contract).inputs.encode(contract, encoder, [text], None, tokens)
     if encoded.problem:  # `tokens` leaves room for special tokens only
         return text
     return text[: max(end for _, end in encoded.encoding.offsets)] or text
@@ -140,7 +140,7 @@ def _truncate(contract: Contract, encoder: Any, text: str, tokens: int) -> str:
 
 def list_untested(batches: Sequence[Batch], extremes: Sequence[Batch], contract: Contract) -> str:
     """A sentence on the lengths and batch sizes that no hop runs."""
-    task, parts = tasks.of(contract), []
+    task, parts = tasks.look_up(contract), []
     kind = task.inputs
     if kind.size:
         limit = contract.decoder.context if task.generates else tasks.longest(contract)

@@ -37,7 +37,7 @@ from optimizer.foundation.progress import bar, overdue, say
 from optimizer.foundation.references import resolve
 from optimizer.harness import errors as harness
 from optimizer.harness import tasks
-from optimizer.targets.missing_packages import not_judged
+from optimizer.targets.missing_packages import explain_unjudged
 from optimizer.validate.ledger import hops
 from optimizer.validate.ledger.breach import breach
 from optimizer.validate.ledger.entry import Entry
@@ -118,8 +118,8 @@ def _collecting_new_objects_only() -> Iterator[None]:
 def hops_of(materials: Materials) -> tuple[Hop, ...]:
     """The target's hops. Where it has none, or their packages are not installed, the hops of the
     state and an entry with the reason."""
-    target = targets.of(materials.section.target.runtime)
-    if not target.hops or not_judged(materials.section.target):
+    target = targets.look_up(materials.section.target.runtime)
+    if not target.hops or explain_unjudged(materials.section.target):
         return _with_steps((*STATE_HOPS, unjudged), materials)
     chosen: tuple[Hop, ...] = resolve(target.hops)(materials)
     return _with_steps(chosen, materials)
@@ -139,13 +139,13 @@ def _with_steps(chosen: tuple[Hop, ...], materials: Materials) -> tuple[Hop, ...
 
 def graph_hops(materials: Materials) -> tuple[Hop, ...]:
     """The hops of a target that reads ONNX."""
-    return DECODER_HOPS if tasks.of(materials.contract).generates else HOPS
+    return DECODER_HOPS if tasks.look_up(materials.contract).generates else HOPS
 
 
 def unjudged(materials: Materials) -> Entry:
     """Entry in place of the hops of a target that has none, or that cannot be judged here."""
     section = materials.section.target
-    why = not_judged(section) or f"no hop here judges models lowered for {section.runtime}"
+    why = explain_unjudged(section) or f"no hop here judges models lowered for {section.runtime}"
     return Entry("lower", "state in torch", None, None, None, why)
 
 

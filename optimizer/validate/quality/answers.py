@@ -45,7 +45,7 @@ def reference(
 ) -> Reference | None:
     """The reference model's answers to `rows`, and (train, answers) for probe_accuracy, else None.
     None for text-generation, which is judged window by window."""
-    if tasks.of(m.contract).generates:
+    if tasks.look_up(m.contract).generates:
         return None
     baseline = answer(m, TorchRunner(m), rows, "validate: baseline")
     if m.section.validate_.metric != "probe_accuracy" or train is None:
@@ -83,7 +83,7 @@ def answer(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) -> 
         return None if values is None else tuple(values[place[i]] for i in range(len(rows)))
 
     parts = back(answers.text) or (), back(answers.pair), back(answers.words)
-    weighs = tasks.of(m.contract).weighs
+    weighs = tasks.look_up(m.contract).weighs
     by_product = weighs and m.contract.vectors.similarity == "dot"
     spans, seen = back(answers.spans), back(answers.seen)
     return Answers(*parts, spans, by_product, answers.sizes, seen)
@@ -91,7 +91,7 @@ def answer(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) -> 
 
 def count_labels(contract: Contract, answered: Answers) -> dict[str, int]:
     """{label: answers} of a model that gives each input one label; {} of others."""
-    task, labels = tasks.of(contract), contract.labels or ()
+    task, labels = tasks.look_up(contract), contract.labels or ()
     one_of_several = task.axes == ("batch", "labels") and len(labels) > 1 and not task.in_parts
     if not one_of_several or contract.activation is not None:
         return {}
@@ -100,7 +100,7 @@ def count_labels(contract: Contract, answered: Answers) -> dict[str, int]:
 
 def groups(m: RunArtifacts, rows: Sequence[Sample]) -> list[list[int]]:
     """Row numbers of each batch; rows of similar size share one."""
-    extent, size = tasks.of(m.contract).inputs.extent, m.section.validate_.batch_size
+    extent, size = tasks.look_up(m.contract).inputs.extent, m.section.validate_.batch_size
     sizes = [extent(r.input) + extent(r.text_pair or "") for r in rows]
     order = sorted(range(len(rows)), key=sizes.__getitem__)
     return [order[start : start + size] for start in range(0, len(order), size)]
@@ -116,14 +116,14 @@ def _infer(
         return *item, runner.infer(item[0])
 
     if isinstance(runner, TorchRunner):
-        yield from threads.each(outputs, batches, runner.at_once)
+        yield from threads.map_in_threads(outputs, batches, runner.at_once)
     else:
         yield from map(outputs, batches)
 
 
 def _answer(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) -> Answers:
     size = m.section.validate_.batch_size
-    task = tasks.of(m.contract)
+    task = tasks.look_up(m.contract)
     multi_label = m.contract.multi_label
     by_word = task.classifies and task.per_position and all(r.words is not None for r in rows)
     if task.fills:
@@ -159,7 +159,7 @@ def _answer(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) ->
             each = zip(values, batch.sides, part, strict=True)
             seen += [observe(m.contract, v, sides, r) for v, sides, r in each]
         if multi_label:
-            words += map(np.flatnonzero, text_classification.chosen(m.contract, values))
+            words += map(np.flatnonzero, text_classification.choose_labels(m.contract, values))
         if by_word:
             words += [_tags(m, r, batch, values, i) for i, r in enumerate(part)]
     if m.texts_beside is not None and all(p is not None for p in pairs):
@@ -217,7 +217,7 @@ def _in_parts(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) 
     """Answers of a task that reads an input in several rows: logits of all windows of a question
     with its answer, the evidence for each candidate label, or heatmaps of all boxes.
     Raises DataError for a row that cannot be answered."""
-    task, size = tasks.of(m.contract), m.section.validate_.batch_size
+    task, size = tasks.look_up(m.contract), m.section.validate_.batch_size
     vectors: list[Any] = []
     spans: list[str] = []
     seen: list[Any] = []
@@ -236,12 +236,12 @@ def _in_parts(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) 
     left = deque[tuple[Any, Any, Any]]()
     for batch, ended, outputs in _infer(runner, collated()):
         values = tasks.decode(m.contract, outputs, batch)
-        answered = tasks.answers(m.contract, values, batch)
+        answered = tasks.build_answers(m.contract, values, batch)
         left += zip(_vectors(values, batch), answered, values, strict=True)
         for row, one in ended:
             own, parts, whole = zip(*(left.popleft() for _ in one.parts), strict=True)
             if task.chooses:
-                vectors.append(zero_shot_classification.evidence(parts))
+                vectors.append(zero_shot_classification.weigh_claims(parts))
                 continue
             vectors.append(np.concatenate(own))
             if observe is not None:
@@ -254,7 +254,7 @@ def _in_parts(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) 
 def encode_parts(contract: Contract, encoder: Any, rows: Sequence[Sample]) -> list[Encoded]:
     """Encode rows that the model reads in several. Raises DataError for one that cannot be
     answered."""
-    pairs = None if tasks.of(contract).chooses else [r.text_pair for r in rows]
+    pairs = None if tasks.look_up(contract).chooses else [r.text_pair for r in rows]
     encoded = tasks.encode_each(contract, encoder, [r.input for r in rows], pairs)
     for row, one in zip(rows, encoded, strict=True):
         if one.problem:
@@ -266,7 +266,7 @@ def encode_parts(contract: Contract, encoder: Any, rows: Sequence[Sample]) -> li
 
 def _values(m: RunArtifacts, outputs: Any, batch: Batch) -> Any:
     values = tasks.decode(m.contract, outputs, batch)
-    if tasks.of(m.contract).weighs:
+    if tasks.look_up(m.contract).weighs:
         return sparse_embedding.prune(m.contract, values)
     return text_classification.activated(m.contract, values)
 

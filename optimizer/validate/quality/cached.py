@@ -8,7 +8,7 @@ import numpy as np
 
 from optimizer.harness.contract import Contract
 from optimizer.harness.runtimes.decoder import DecoderRunner
-from optimizer.harness.tasks.text_generation import next_arrays
+from optimizer.harness.tasks.text_generation import build_step_arrays
 from optimizer.validate.ledger.distance import Array
 
 ROWS = 4  # windows at once: their logits are (ROWS, tokens, vocabulary) floats
@@ -20,7 +20,7 @@ def logits(runner: DecoderRunner, contract: Contract, windows: Sequence[Array]) 
         ids = np.stack(windows[start : start + ROWS])
         reader, mask = runner.decoder(contract, ids.shape[1]), np.ones_like(ids)
         steps = [
-            reader.step(next_arrays(contract, ids[:, i : i + 1], mask[:, : i + 1]))
+            reader.step(build_step_arrays(contract, ids[:, i : i + 1], mask[:, : i + 1]))
             for i in range(ids.shape[1])
         ]
         yield from np.concatenate(steps, 1)

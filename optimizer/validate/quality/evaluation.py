@@ -46,7 +46,7 @@ def further(settings: Validate) -> dict[str, DataSpec]:
 def sets(settings: Validate, rows: Rows, contract: Contract) -> dict[str, list[Sample]]:
     """Rows of every set by name, with the model's label ids; of a task that ranks, labels are
     relevance and stay. rows: rows by place in the recipe."""
-    task = tasks.of(contract)
+    task = tasks.look_up(contract)
     labels = None if task.ranks else contract.labels
     labels = contract.choice.candidate_labels if task.chooses else labels
     by_name = {FIRST: map_labels(rows["validate.data"], settings.data, labels)}
@@ -65,12 +65,12 @@ def check(settings: Validate, rows: Rows, contract: Contract) -> None:
             ranking(settings.metric, part, f"validate.also.{name}" if name else "validate.data")
     if settings.metric in RECALL:
         for part in by_name.values():
-            if tasks.of(contract).reads_texts:
+            if tasks.look_up(contract).reads_texts:
                 check_captions(settings.metric, part)
                 continue
             labels_of_rows = np.array([r.label for r in part])
             check_pairs(settings.metric, labels_of_rows, len(contract.labels or ()))
-    together, labels = tasks.of(contract).pairs_together, contract.labels or ()
+    together, labels = tasks.look_up(contract).pairs_together, contract.labels or ()
     metric = settings.metric
     _check_labels(metric, rows["validate.data"], contract)
     if metric == "spearman" and together and len(labels) > 1 and contract.activation != "identity":
@@ -85,7 +85,7 @@ def check(settings: Validate, rows: Rows, contract: Contract) -> None:
 
 def _check_labels(metric: str, rows: Sequence[Sample], contract: Contract) -> None:
     """Raise DataError for a metric of one label per text of a multi-label model, and vice versa."""
-    if not tasks.of(contract).output and metric != "cosine":
+    if not tasks.look_up(contract).output and metric != "cosine":
         shapes = [o.axes for o in contract.outputs]
         shown = ", ".join(f"{o.name} {list(o.axes)}" for o in contract.outputs)
         if len(shapes) != 1 or len(shapes[0]) != 2:

@@ -63,7 +63,7 @@ class Scores:
 def score(windows: Iterable[Ids], baseline: Predict, candidate: Predict) -> Scores:
     """Score both systems on every window (tokens,) of two tokens or more."""
     rows, predicted = [], list[Ids]()
-    for ids, expected in threads.each(lambda ids: (ids, baseline(ids)), windows, AHEAD):
+    for ids, expected in threads.map_in_threads(lambda ids: (ids, baseline(ids)), windows, AHEAD):
         values, tokens = _window(expected, candidate(ids), ids)
         rows.append(values)
         predicted.append(tokens)

@@ -62,7 +62,7 @@ def _digests(rows: Sequence[Sample], contract: Contract, encoder: Any) -> list[s
     seconds = encoder.ids([row.text_pair or "" for row in rows])
     digests = []
     for first, second in zip(firsts, seconds, strict=True):
-        together = tasks.of(contract).pairs_together
+        together = tasks.look_up(contract).pairs_together
         inputs = [(first, second)] if together else [(first,), (second,)] if second else [(first,)]
         digests.append({hashlib.sha256(repr(ids).encode()).digest() for ids in inputs})
     return digests

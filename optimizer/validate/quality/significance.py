@@ -28,9 +28,9 @@ import numpy as np
 import numpy.typing as npt
 
 from optimizer.foundation.verdicts import Verdict
-from optimizer.harness.server.versions.paired_test import Floats, exact_verdict, p_value
+from optimizer.harness.server.versions.paired_test import Floats, judge_exactly, p_value
 
-__all__ = ["Floats", "Verdict", "exact_verdict"]
+__all__ = ["Floats", "Verdict", "judge_exactly"]
 
 WeightedDrop = Callable[[Floats], Floats]
 
@@ -78,7 +78,7 @@ def discordant_pairs(
     """Decide from counts of examples: only the baseline is right in `lost`, only the candidate in
     `won`."""
     alpha = 1 - confidence
-    verdict = exact_verdict(lost, won, examples, margin, alpha)
+    verdict = judge_exactly(lost, won, examples, margin, alpha)
     drop = (lost - won) / examples
     upper = _bound(lost, won, examples, alpha)
     lower = -_bound(won, lost, examples, alpha)

@@ -114,7 +114,7 @@ def _relevant(
 def check_forms(section: Embeddings, contract: Contract) -> None:
     """Raise RecipeError for more dimensions than the model has, and for types whose search does not
     rank as the model's similarity does."""
-    width = tasks.of(contract).tensors(contract)["embedding"][1][0]
+    width = tasks.look_up(contract).tensors(contract)["embedding"][1][0]
     for size in section.dimensions:
         if size > width:
             raise RecipeError(

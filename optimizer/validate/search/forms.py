@@ -128,7 +128,7 @@ def _embed(m: RunArtifacts, runner: Any, texts: Sequence[str], prompt: str, labe
 def _ranges(m: RunArtifacts, sizes: Sequence[int]) -> dict[int, Array]:
     """{dimensions: (2, dimensions) lowest and highest of each number} on the calibration texts."""
     assert m.section.calibrate is not None
-    rows = calibration_rows(m.section.calibrate, tasks.of(m.contract))
+    rows = calibration_rows(m.section.calibrate, tasks.look_up(m.contract))
     runner = TorchRunner(m, m.float_model)
     texts = [row.text for row in rows]
     vectors = _embed(m, runner, texts, "document", "validate: ranges of embeddings")

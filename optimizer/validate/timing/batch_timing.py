@@ -169,7 +169,7 @@ def graph_system(runner: Runner | OpenRunner, contract: Contract, encoder: Any) 
         pre=lambda texts, length: tasks.encode(contract, encoder, texts, None, length),
         forward=runner.infer,
         post=lambda outputs, batch: tasks.decode(contract, outputs, batch),
-        lengthen=tasks.of(contract).inputs.lengthen,
+        lengthen=tasks.look_up(contract).inputs.lengthen,
     )
 
 
@@ -180,7 +180,7 @@ def torch_system(model: nn.Module, contract: Contract, encoder: Any) -> System:
         pre=lambda texts, length: tasks.encode(contract, encoder, texts, None, length),
         forward=lambda batch: trace.run(model, batch, names),
         post=lambda outputs, batch: tasks.decode(contract, outputs, batch),
-        lengthen=tasks.of(contract).inputs.lengthen,
+        lengthen=tasks.look_up(contract).inputs.lengthen,
     )
 
 
@@ -224,7 +224,7 @@ def peak_memory(
         f"run(model, batch, {m.outputs!r})\n"
     )
     programs = {name: served_file(*file) for name, file in files.items()}
-    return {n: bench.peak_memory(code) for n, code in {TORCH: in_torch, **programs}.items()}
+    return {n: bench.read_peak(code) for n, code in {TORCH: in_torch, **programs}.items()}
 
 
 def _shapes(

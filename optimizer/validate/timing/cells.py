@@ -99,7 +99,7 @@ def time_cells(
     for cell in cells:
         baseline = _fastest(timer, systems, floats, cell)
         if baseline:
-            below_1, least = RatioQuestion.of(1.0, latency.iterations), latency.iterations
+            below_1, least = RatioQuestion.share_rounds(1.0, latency.iterations), latency.iterations
             gated = latency.must_beat_float
             rule = budget.test(below_1, least) if gated else SequentialTest(below_1, least, None)
             compared = Comparison(timer, rule, baseline)

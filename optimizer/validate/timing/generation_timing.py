@@ -151,7 +151,7 @@ def measure(
         freed_memory.give_back()  # each system is measured in a process beside this one
         cell = (latency.batch[0], latency.sequence[0])
         measured["peak_memory"] = {
-            name: bench.peak_memory(_program(folders[name], file, cell, threads))
+            name: bench.read_peak(_program(folders[name], file, cell, threads))
             for name, file in files.items()
         }
     measured["size"] = {

@@ -86,7 +86,7 @@ class GainCell:
         }
         own = {n: contracts.read(m.source / "contract.json") for n, (_, m) in models.items()}
         contract = own[CANDIDATE]
-        encoder = tasks.of(contract).inputs.open(candidate.source / "checkpoint", contract)
+        encoder = tasks.look_up(contract).inputs.open(candidate.source / "checkpoint", contract)
         openings = Openings(
             {
                 name: partial(open_onnx, target, model.model / "model.onnx", threads=threads)
@@ -95,7 +95,7 @@ class GainCell:
         )
         timer: CellTimer
         systems: dict[str, Any]
-        if tasks.of(contract).generates:
+        if tasks.look_up(contract).generates:
             timer = GenerationTimer(contract, encoder, self.texts, self.latency, threads, openings)
             systems = {n: OwnCache(openings.runner(n), own[n]) for n in models}
         else:
@@ -128,7 +128,7 @@ class GainCell:
     def sizes(self, contract: Contract) -> tuple[int, int]:
         """(batch, tokens of a text or prompt) of the cell."""
         longest = self.latency.sequence[0]
-        if not tasks.of(contract).generates:
+        if not tasks.look_up(contract).generates:
             longest = tasks.longest(contract)
         return grid(self.latency, longest)[0]
 
@@ -150,7 +150,7 @@ def measure(m: RunArtifacts, texts: Sequence[str], questions: int) -> dict[str, 
     assert reduce is not None
     assert reduce.least_gain is not None
     budget = TimeBudget(latency.max_seconds, questions)
-    question = RatioQuestion.of(1 / reduce.least_gain, latency.iterations)
+    question = RatioQuestion.share_rounds(1 / reduce.least_gain, latency.iterations)
     test = budget.test(question, latency.iterations)
     cell = GainCell(m.section.target, latency, texts, reduce.gain_over)
     over = reduce.gain_over

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from optimizer import targets
 from optimizer.foundation.process.machine_speed import MachineSpeed
 from optimizer.harness.bounds import fewest
-from optimizer.harness.runtimes.machine import this_machine
+from optimizer.harness.runtimes.machine import describe_machine
 from optimizer.recipe.schema import Validation
 from optimizer.recipe.validate import Latency
 from optimizer.store import Shapes, lowered_bytes
@@ -173,8 +173,8 @@ def of_generation(section: Validation, shapes: Shapes, speed: MachineSpeed) -> P
 
 def _is_timed(section: Validation) -> bool:
     """True for a target that is timed, where this machine has its device."""
-    here = section.target.runs_on == "cpu" or this_machine().gpu is not None
-    return here and not targets.of(section.target.runtime).untimed
+    here = section.target.runs_on == "cpu" or describe_machine().gpu is not None
+    return here and not targets.look_up(section.target.runtime).untimed
 
 
 def _opening(section: Validation, shapes: Shapes, speed: MachineSpeed) -> float:
@@ -194,7 +194,7 @@ def predict(
     warmup: rounds after an opening that do not count
     per_round: times of the candidate in a round, whose 99th percentile is judged
     """
-    each = RatioQuestion.of(1.0, latency.iterations).rounds
+    each = RatioQuestion.share_rounds(1.0, latency.iterations).rounds
     share = latency.max_seconds / max(count_questions(latency, len(cells)), 1)
     least = likely = opening
     first = count = 0

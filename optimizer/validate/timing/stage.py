@@ -29,7 +29,7 @@ from optimizer.foundation.progress import bar, say
 from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
 from optimizer.harness.inputs.text import NEUTRAL
-from optimizer.harness.runtimes.machine import this_machine
+from optimizer.harness.runtimes.machine import describe_machine
 from optimizer.harness.runtimes.ort.run import cores
 from optimizer.lower.build import STAGE as BUILD
 from optimizer.lower.build import files as build_files
@@ -93,7 +93,7 @@ def measure(section: Latencies, reference: Path, out: Path, compare: Compare) ->
         say("latencies: no size is surely fast enough; validate judges the best of them")
     document = {
         "version": latency_table.VERSION,
-        "machine": this_machine().to_json(),
+        "machine": describe_machine().to_json(),
         "threads": section.target.intra_op_threads or cores(),
         "target": section.target.name,
         "cell": cell_as_dict(section, reference),
@@ -122,7 +122,7 @@ def timed_cell(section: Latencies) -> GainCell:
 def cell_as_dict(section: Latencies, source: Path) -> dict[str, int]:
     """Sizes of the timed cell: {"batch", and "sequence" or "prompt"}."""
     contract = contracts.read(source / "contract.json")
-    second = "prompt" if tasks.of(contract).generates else "sequence"
+    second = "prompt" if tasks.look_up(contract).generates else "sequence"
     return dict(zip(("batch", second), timed_cell(section).sizes(contract), strict=True))
 
 
@@ -200,10 +200,10 @@ def files(section: Latencies) -> Mapping[str, str]:
     data = section.latency.data
     return {
         **compress_files(section.compression),
-        **targets.of(section.target.runtime).code("lower"),
+        **targets.look_up(section.target.runtime).code("lower"),
         **build_files(section.target),
         **({"validate.latency.data": digest(data)} if data else {}),
-        "machine": this_machine().key,
+        "machine": describe_machine().key,
     }
 
 

@@ -71,7 +71,7 @@ def test_a_long_value_and_many_changes_stay_one_line(tmp_path: Path) -> None:
         (tmp_path / "x").mkdir(exist_ok=True)
         finished = {"recipe": "r", "section": old}
         (tmp_path / "x" / "made_from.json").write_text(json.dumps(finished))
-        return predictions._why({"section": new}, tmp_path, "r")
+        return predictions._explain_run({"section": new}, tmp_path, "r")
 
     assert len(change({"a": "x " * 500}, {"a": "y " * 500})) < 100
     new = dict.fromkeys("abcde", 2)

@@ -27,7 +27,7 @@ def test_what_follows_a_step_that_shrinks_the_model_needs_less(tmp_path: Path) -
     read = store.step(first, None)
     store.step(last, None, store.step(smaller, None, read), read)
     store.step(last, None, read)
-    memory = [entry["memory"] for entry in predictions.document(store)]
+    memory = [entry["memory"] for entry in predictions.build_document(store)]
     assert memory == [100, 100, 50, 100]
 
 
@@ -38,5 +38,5 @@ def test_what_a_stage_says_of_its_prediction_stands_beside_why_it_runs(tmp_path:
     store = Store(tmp_path, dry=True)
     stage = Stage("load", 1, run, shapes=lambda _: {}, remark=lambda _: "an upper bound")
     store.step(stage, None)
-    (entry,) = predictions.document(store)
+    (entry,) = predictions.build_document(store)
     assert entry["why"] == "not in this store yet; an upper bound"

@@ -37,7 +37,7 @@ def test_a_reused_step_needs_nothing(tmp_path: Path) -> None:
 
 
 def test_this_machine_says_what_it_has() -> None:
-    memory = room.memory_of_this_machine()
+    memory = room.read_memory_limit()
     assert memory is not None
     assert memory > 1_000_000_000
 
@@ -46,7 +46,7 @@ def test_the_estimate_can_be_ignored(
     tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = write_tiny_recipe(tmp_path, tiny_bert)
-    monkeypatch.setattr(room, "memory_of_this_machine", lambda: 1_000)
+    monkeypatch.setattr(room, "read_memory_limit", lambda: 1_000)
     arguments = ["run", str(recipe), "--until", "load", "--store", str(tmp_path / "store")]
     refused = CliRunner().invoke(main, arguments)
     assert (refused.exit_code, "stage load" in refused.stderr) == (5, True)

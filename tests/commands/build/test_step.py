@@ -17,7 +17,7 @@ from optimizer.cli import main
 from optimizer.commands.build import request, step, step_formats, step_outputs
 from optimizer.commands.build.step_outputs import Ended
 from optimizer.foundation.errors import RecipeError
-from optimizer.package.report.metrics import metrics
+from optimizer.package.report.metrics import list_metrics
 from tests import killing
 from tests.conftest import write_tiny_recipe
 from tests.package.report.documents import document
@@ -168,7 +168,7 @@ def test_an_error_is_one_test_case_with_an_error() -> None:
 
 def test_metrics_are_finite_numbers_and_prometheus_reads_them() -> None:
     reports = document()["reports"]
-    flat = metrics(reports)
+    flat = list_metrics(reports)
     target = reports[0]["target"]
     assert flat[f"{target}/batch1_128/p50_ms"] == pytest.approx(
         reports[0]["speed"]["cells"][0]["systems"]["candidate"]["end_to_end"]["p50"]
@@ -183,14 +183,14 @@ def test_metrics_are_finite_numbers_and_prometheus_reads_them() -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), None, True, "1"])
 def test_what_is_no_finite_number_is_no_metric(value: object) -> None:
     quality = {"metric": "accuracy", "candidate": {"value": value}}
-    flat = metrics([{**report(), "quality": quality}])
+    flat = list_metrics([{**report(), "quality": quality}])
     assert "t/accuracy" not in flat
 
 
 def test_metrics_of_an_adapter_are_apart_from_those_of_a_set_of_like_name() -> None:
     first, second, third = ({"metric": "m", "candidate": {"value": v}} for v in (1.0, 2.0, 3.0))
     sections = {"quality": first, "also": {"adapter.sql": second}, "adapters": {"sql": third}}
-    flat = metrics([{**report(), **sections}])
+    flat = list_metrics([{**report(), **sections}])
     assert [flat[f"t/{n}m"] for n in ("", "adapter.sql/", "adapter/sql/")] == [1.0, 2.0, 3.0]
 
 

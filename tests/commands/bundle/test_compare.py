@@ -77,12 +77,12 @@ SLOW, FAST = timed([0.7, 0.8], 12.0), timed([0.5, 0.6])
 def test_times_are_compared_by_their_ratios_to_float(
     before: dict[str, Any], after: dict[str, Any], verdict: str
 ) -> None:
-    assert look.faster(before, after).startswith(verdict)
+    assert look.judge_speed(before, after).startswith(verdict)
 
 
 def test_the_same_bundle_on_a_busier_machine_is_not_slower() -> None:
     """Both systems of a run took three times as long: the ratio has not changed."""
-    assert look.faster(FAST, timed([0.5, 0.6], 27.0)).startswith("cannot be told: 0.55")
+    assert look.judge_speed(FAST, timed([0.5, 0.6], 27.0)).startswith("cannot be told: 0.55")
 
 
 @pytest.mark.parametrize(

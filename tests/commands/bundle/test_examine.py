@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from optimizer.commands.bundle import examine
-from optimizer.harness.runtimes.machine import Gpu, Machine, this_machine
+from optimizer.harness.runtimes.machine import Gpu, Machine, describe_machine
 from tests.package.bundles import small_bundle
 
 CARD = Gpu("a card", "8.9", "580.65")
@@ -59,7 +59,7 @@ def test_a_processor_whose_integer_products_saturate_is_not_simply_ready(
 
 
 def test_devices_that_openvino_does_not_find_are_not_built_for() -> None:
-    found = rows(this_machine())
+    found = rows(describe_machine())
     present = examine.examine()["devices"]["openvino"]
     for device in ("cpu", "gpu", "npu"):
         here = any(name.startswith(device.upper()) for name in present)
@@ -71,10 +71,10 @@ def test_devices_that_openvino_does_not_find_are_not_built_for() -> None:
 def test_of_a_bundle_it_says_of_each_engine_whether_it_runs_and_why(tmp_path: Path) -> None:
     made = small_bundle.make(tmp_path, (small_bundle.ORT,)) / "bundle"
     here = Machine("linux", "x86_64", {"onnxruntime": "1.31.1"})
-    (row,) = examine.bundle(made, here)
+    (row,) = examine.examine_engines(made, here)
     assert (row["target"], row["how"]) == ("onnxruntime-cpu", "load")
     assert row["why"].startswith("fits: ")
     (made / "model" / "onnxruntime-cpu" / "model.onnx").write_bytes(b"x")
-    (row,) = examine.bundle(made, here)
+    (row,) = examine.examine_engines(made, here)
     assert row["how"] is None
     assert row["why"].startswith("digest: damaged")

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from optimizer.cli import main
-from optimizer.commands.bundle.overview import overview
+from optimizer.commands.bundle.overview import summarize
 from optimizer.harness.bundle.manifest import read_manifest
 from tests.harness import small_model
 from tests.package.bundles import small_bundle
@@ -47,7 +47,7 @@ def test_files_are_listed_only_when_asked_for(bundle: Path) -> None:
 def lines_of(bundle: Path, reports: list[Any], fits: list[Any], **changes: Any) -> dict[str, str]:
     manifest = {**read_manifest(bundle), **changes}
     engines = manifest["engines"][-1:]
-    return overview({**manifest, "engines": engines}, reports, fits, "not shown: damaged")
+    return summarize({**manifest, "engines": engines}, reports, fits, "not shown: damaged")
 
 
 def test_figures_are_those_of_the_report_with_their_intervals(bundle: Path) -> None:

@@ -27,7 +27,7 @@ def work():
 
 work()
 before = resident()
-with freed_memory.reused(1 << 30):
+with freed_memory.keep_freed_memory(1 << 30):
     small = [work() for _ in range(2)]
     inside = resident()
 after = resident()

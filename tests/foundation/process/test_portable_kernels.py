@@ -61,7 +61,7 @@ SUMS = """
 import torch, hashlib
 from optimizer.foundation.process import portable_kernels
 a = torch.sin(torch.arange(96 * 200.0)).view(96, 200)
-with portable_kernels.used():
+with portable_kernels.use_portable_kernels():
     portable_kernels.check()
     values = (a @ a.T, torch.softmax(a, 1), a.sum(), torch.linalg.cholesky(a @ a.T + torch.eye(96)))
     print(*[hashlib.sha256(v.numpy().tobytes()).hexdigest() for v in values])
@@ -80,7 +80,7 @@ def test_a_process_that_lacks_part_of_it_is_refused(missing: str) -> None:
     code = (
         "from optimizer.foundation import errors\n"
         "from optimizer.foundation.process import portable_kernels\n"
-        "with portable_kernels.used():\n"
+        "with portable_kernels.use_portable_kernels():\n"
         "    try: portable_kernels.check()\n"
         "    except errors.MachineError as e: print(e)"
     )
@@ -98,7 +98,7 @@ def test_the_stage_refuses_what_it_cannot_promise(tmp_path: Path, tiny_bert: Pat
 
 def test_onednn_and_the_threads_are_as_before_afterwards() -> None:
     before = torch.backends.mkldnn.enabled, torch.get_num_threads()
-    with portable_kernels.used():
+    with portable_kernels.use_portable_kernels():
         assert (torch.backends.mkldnn.enabled, torch.get_num_threads()) == (False, 1)
     assert (torch.backends.mkldnn.enabled, torch.get_num_threads()) == before
 

@@ -7,7 +7,7 @@ import torch
 
 from optimizer.foundation.errors import MachineError
 from optimizer.foundation.process import torch_device
-from optimizer.foundation.process.torch_device import CPU, check_memory, moved, resolve
+from optimizer.foundation.process.torch_device import CPU, check_memory, move, resolve
 from tests.gpu.stand_in import GPU, stand_in
 
 OLD = "torch 2.13 cannot use a GPU (The NVIDIA driver on your system is too old)"
@@ -24,7 +24,7 @@ def test_auto_computes_on_the_cpu_where_no_gpu_can_be_used_and_cuda_is_refused()
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has CUDA")
 def test_a_torch_without_cuda_is_the_reason() -> None:
-    assert "without CUDA" in torch_device.unusable()
+    assert "without CUDA" in torch_device.explain_unusable()
 
 
 def test_a_gpu_with_too_little_memory_is_refused_before_any_work() -> None:
@@ -39,6 +39,6 @@ def test_a_gpu_with_too_little_memory_is_refused_before_any_work() -> None:
 def test_an_expanded_mask_is_copied_once_and_stays_expanded() -> None:
     mask = torch.rand(1, 1, 4, 4).expand(3, 1, 4, 4)
     with stand_in() as gpu:
-        there = moved(({"mask": mask},), gpu)[0]["mask"]
+        there = move(({"mask": mask},), gpu)[0]["mask"]
         assert there.stride()[0] == 0
         assert torch.equal(there.cpu(), mask)

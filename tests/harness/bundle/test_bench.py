@@ -64,7 +64,7 @@ def test_the_fewest_samples_bound_a_percentile_on_both_sides(
 
 def test_of_two_systems_each_comes_first_as_often() -> None:
     names = ["a", "b", "c"]
-    orders = [bench.order_of(names, i) for i in range(6)]
+    orders = [bench.order_systems(names, i) for i in range(6)]
     for one, other in (("a", "b"), ("a", "c"), ("b", "c")):
         for pair in (orders[:2], orders[2:4], orders[4:]):
             assert sum(order.index(one) < order.index(other) for order in pair) == 1
@@ -156,8 +156,8 @@ def test_an_end_that_too_few_runs_cannot_bound_is_unknown() -> None:
 
 def test_peak_memory_is_the_childs_own() -> None:
     ballast = bytearray(200 << 20)  # must not be charged to the child
-    small = bench.peak_memory("pass")
-    large = bench.peak_memory("x = bytearray(100 << 20)")
+    small = bench.read_peak("pass")
+    large = bench.read_peak("x = bytearray(100 << 20)")
     assert small < 150 << 20
     assert large - small > 90 << 20
     assert len(ballast)
@@ -165,7 +165,7 @@ def test_peak_memory_is_the_childs_own() -> None:
 
 def test_a_measured_process_that_fails_says_why() -> None:
     with pytest.raises(HarnessError, match="ZeroDivisionError"):
-        bench.peak_memory("1 / 0")
+        bench.read_peak("1 / 0")
 
 
 def test_a_system_that_is_only_shown_takes_no_more_time_than_the_others() -> None:

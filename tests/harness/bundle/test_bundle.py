@@ -17,11 +17,11 @@ import pytest
 
 from optimizer.harness.__main__ import main
 from optimizer.harness.bundle.bundle import Bundle
-from optimizer.harness.bundle.manifest import damaged_files, read_manifest
+from optimizer.harness.bundle.manifest import list_damaged_files, read_manifest
 from optimizer.harness.commands.command_line import parse_arguments
 from optimizer.harness.commands.opening import make_opener
 from optimizer.harness.errors import BundleError, MachineError, UnopenedError
-from optimizer.harness.runtimes.machine import Gpu, Machine, this_machine
+from optimizer.harness.runtimes.machine import Gpu, Machine, describe_machine
 from optimizer.harness.trust.archive import unpack
 from tests.package.bundles import small_bundle
 
@@ -49,7 +49,7 @@ def test_workers_share_the_threads_of_the_recipe_or_the_machine(
 ) -> None:
     bundle = small_bundle.make(tmp_path) / "bundle"
     small_bundle.edited(bundle, lambda m: m["engines"][0].update(threads=recorded))
-    machine = replace(this_machine(), cores=16)
+    machine = replace(describe_machine(), cores=16)
     with Bundle(bundle, machine=machine, workers=workers) as opened:
         assert opened.threads == each
     with Bundle(bundle, machine=machine, workers=workers, threads=5) as opened:
@@ -256,7 +256,7 @@ def test_a_link_in_place_of_a_file_counts_as_damage(bundle: Path, tmp_path: Path
     path = bundle / "model" / "onnxruntime-cpu" / "model.onnx"
     path.rename(tmp_path / "elsewhere.onnx")
     path.symlink_to(tmp_path / "elsewhere.onnx")
-    assert damaged_files(bundle, read_manifest(bundle)) == {"model/onnxruntime-cpu/model.onnx"}
+    assert list_damaged_files(bundle, read_manifest(bundle)) == {"model/onnxruntime-cpu/model.onnx"}
 
 
 def test_a_file_the_manifest_does_not_know_is_reported(

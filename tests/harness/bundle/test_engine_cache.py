@@ -11,7 +11,12 @@ from typing import Any
 import pytest
 
 from optimizer.harness.bundle import engine_cache
-from optimizer.harness.bundle.engine_cache import cached, key, made_from, obtain
+from optimizer.harness.bundle.engine_cache import (
+    describe_origin,
+    find_cached,
+    name_engine_folder,
+    obtain,
+)
 from optimizer.harness.bundle.engines import Workshop, builder, progress, spans
 from optimizer.harness.errors import BuildError, MachineError
 from optimizer.harness.runtimes.machine import Gpu, Machine
@@ -70,7 +75,7 @@ def test_a_build_that_is_killed_leaves_nothing_that_is_taken_for_done(tmp_path: 
         time.sleep(0.01)
     os.kill(victim.pid or 0, signal.SIGKILL)
     victim.join(20)
-    assert cached(tmp_path, DOCUMENT) is None
+    assert find_cached(tmp_path, DOCUMENT) is None
     assert obtain(tmp_path, DOCUMENT, slow).read_bytes() == b"an engine"
     assert not list(tmp_path.glob("*.partial"))
 
@@ -89,7 +94,7 @@ def test_a_build_that_fails_leaves_nothing_and_its_error_is_told(tmp_path: Path)
 def test_a_damaged_engine_is_built_again(name: str, tmp_path: Path) -> None:
     made = obtain(tmp_path, DOCUMENT, slow)
     (made.parent / name).write_bytes(b"changed")
-    assert cached(tmp_path, DOCUMENT) is None
+    assert find_cached(tmp_path, DOCUMENT) is None
     assert obtain(tmp_path, DOCUMENT, slow).read_bytes() == b"an engine"
     assert (tmp_path / "builds").read_text() == "xx"
 
@@ -138,14 +143,17 @@ OTHERS: dict[str, tuple[Any, Any, Any, str]] = {
 
 @pytest.mark.parametrize("what", OTHERS)
 def test_another_model_builder_machine_or_shape_is_another_engine(what: str) -> None:
-    keys = {key(made_from(ENTRY, FILES, HERE, "1")), key(made_from(*OTHERS[what]))}
+    keys = {
+        name_engine_folder(describe_origin(ENTRY, FILES, HERE, "1")),
+        name_engine_folder(describe_origin(*OTHERS[what])),
+    }
     assert len(keys) == 2
 
 
 def test_a_newer_driver_keeps_the_engine_and_where_the_shipped_one_was_built_is_nothing() -> None:
     newer = Machine("linux", "x86_64", gpu=Gpu("a card", "8.9", "590.10"))
     shipped = {**ENTRY, "fit": {**ENTRY["fit"], "runtime_version": "1.6", "driver_minimum": "570"}}
-    assert made_from(ENTRY, FILES, HERE, "1") == made_from(shipped, FILES, newer, "1")
+    assert describe_origin(ENTRY, FILES, HERE, "1") == describe_origin(shipped, FILES, newer, "1")
 
 
 def test_a_decoders_mask_covers_the_cache_and_what_is_new() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from optimizer.harness.bundle.fit import FITS, Rebuild, Verdict, decide, verdicts
+from optimizer.harness.bundle.fit import FITS, Rebuild, Verdict, decide, judge_engines
 from optimizer.harness.runtimes.machine import Gpu, Machine
 
 ENGINE, MODEL = "engines/trt/model.engine", "model/trt/model.onnx"
@@ -69,7 +69,7 @@ class Row:
         packages |= {"tensorrt-cu13": self.installed} if self.installed else {}
         gpu = Gpu(self.gpu, GPUS[self.gpu], self.driver) if self.gpu else None
         machine = Machine(self.system, "x86_64", packages, gpu, self.runners)
-        (row,) = verdicts(
+        (row,) = judge_engines(
             {"engines": [self.engine()]},
             machine,
             damaged=frozenset([self.damaged] if self.damaged else []),
@@ -262,5 +262,5 @@ def test_an_engine_whose_file_did_not_open_is_built_here_and_a_failed_one_is_not
     again = decide(manifest, machine, unopened={0: "it does not open here"})
     assert isinstance(again, Rebuild)
     assert "tried: it does not open here; it is built here" in again.reason
-    (gone,) = verdicts(manifest, machine, failed={0: "no"}, unopened={0: "no"})
+    (gone,) = judge_engines(manifest, machine, failed={0: "no"}, unopened={0: "no"})
     assert gone.how is None

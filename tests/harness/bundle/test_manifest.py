@@ -14,10 +14,10 @@ from click.testing import CliRunner
 from optimizer.cli import main as cli
 from optimizer.harness.__main__ import main
 from optimizer.harness.bundle.manifest import (
-    canonical,
-    content_digest,
-    damaged_files,
     digest,
+    digest_content,
+    encode_canonical,
+    list_damaged_files,
     read_manifest,
 )
 from optimizer.harness.errors import BundleError
@@ -48,15 +48,15 @@ BYTES = (
 
 
 def test_the_digest_is_of_these_bytes() -> None:
-    assert canonical({k: v for k, v in GOLDEN.items() if k != "digest"}) == BYTES
+    assert encode_canonical({k: v for k, v in GOLDEN.items() if k != "digest"}) == BYTES
     assert digest(GOLDEN) == hashlib.sha256(BYTES).hexdigest()
     assert digest(GOLDEN) == "5a33961d932e0012c39c9473bb864126e83ecd71febdd321f68a09998b106d0e"
 
 
 def test_the_content_digest_is_of_these_lines() -> None:
-    contract = hashlib.sha256(canonical(GOLDEN["contract"])).hexdigest()
+    contract = hashlib.sha256(encode_canonical(GOLDEN["contract"])).hexdigest()
     lines = f"{contract}  contract\naa  model/a\n".encode()
-    got = content_digest(GOLDEN["contract"], GOLDEN["files"])  # type: ignore[arg-type]
+    got = digest_content(GOLDEN["contract"], GOLDEN["files"])  # type: ignore[arg-type]
     assert got == hashlib.sha256(lines).hexdigest()
     assert got == "cfd0a58d6b0019dd85052119b5cf52fcceeca29876193dcf2a821faded4d3041"
 
@@ -277,12 +277,12 @@ def test_an_engine_of_another_version_or_gpu_is_no_part_of_the_bundle(tmp_path: 
     manifest = read_manifest(made)
     name = manifest["engines"][0]["engine"]
     assert name is not None
-    assert damaged_files(made, manifest) == frozenset()
+    assert list_damaged_files(made, manifest) == frozenset()
     good = (made / name).read_bytes()
     for at, other in ((24, 9), (32, 0x01), (0, 0)):
         data = good[:at] + bytes([other]) + good[at + 1 :]
         (made / name).write_bytes(data)
         entry = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
         small_bundle.edited(made, lambda m, e=entry: m["files"][name].update(e))
-        assert damaged_files(made, read_manifest(made)) == {name}
+        assert list_damaged_files(made, read_manifest(made)) == {name}
         assert main(["check", "--bundle", str(made)]) == 2

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from optimizer.harness.bundle.bundle import Bundle
 from optimizer.harness.generate import Options
-from optimizer.harness.shown import many_lines
+from optimizer.harness.shown import escape_lines
 
 
 def asked(bundle: Path, text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -30,7 +30,7 @@ def test_an_answer_is_streamed_and_metrics_shown(decoder_bundle: Path, tmp_path:
         conversation = [{"role": "user", "content": "hi"}]
         expected = bundle.generate([conversation], Options(max_new_tokens=96))[0]
     text, _, metrics = done.stdout.partition("\n\nnv_inference_count")
-    assert text == many_lines(expected.text)
+    assert text == escape_lines(expected.text)
     assert "generation_tokens_total" in metrics
     assert json.loads(done.stderr.splitlines()[-1])["event"] == "ended"
 

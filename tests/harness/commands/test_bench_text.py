@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from optimizer.harness.commands.bench_text import processor
+from optimizer.harness.commands.bench_text import name_processor
 
 GPU = {"name": "NVIDIA H200", "compute_capability": "9.0", "driver": "580.159"}
 
@@ -20,4 +20,4 @@ GPU = {"name": "NVIDIA H200", "compute_capability": "9.0", "driver": "580.159"}
 )
 def test_the_processor_that_computed_is_named(device: str, gpu: Any, name: str) -> None:
     machine = {"cpu": "Intel Xeon", "cores": 16, "gpu": gpu}
-    assert processor({"device": device, "machine": machine, "threads": 0}) == name
+    assert name_processor({"device": device, "machine": machine, "threads": 0}) == name

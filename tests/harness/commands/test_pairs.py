@@ -19,14 +19,14 @@ NAMES = ("text", "text_pair")
 def opened(task: str, *fields: str) -> Any:
     """A bundle that was judged on rows with these fields."""
     recipe = {"validate": {"data": {"columns": {field: field for field in fields}}}}
-    return SimpleNamespace(manifest={"recipe": recipe}, task=tasks.task(task))
+    return SimpleNamespace(manifest={"recipe": recipe}, task=tasks.find_task(task))
 
 
 def test_only_a_model_that_was_judged_on_pairs_needs_them() -> None:
-    assert queries.reads_pairs(opened("text-ranking", "text", "text_pair", "score"))
-    assert queries.reads_pairs(opened("text-classification", "text", "text_pair", "score"))
-    assert not queries.reads_pairs(opened("text-classification", "text", "label"))
-    assert not queries.reads_pairs(opened("sentence-embedding", "text", "text_pair"))
+    assert queries.accepts_pairs(opened("text-ranking", "text", "text_pair", "score"))
+    assert queries.accepts_pairs(opened("text-classification", "text", "text_pair", "score"))
+    assert not queries.accepts_pairs(opened("text-classification", "text", "label"))
+    assert not queries.accepts_pairs(opened("sentence-embedding", "text", "text_pair"))
 
 
 def test_a_text_alone_is_refused_with_the_option_for_the_other() -> None:

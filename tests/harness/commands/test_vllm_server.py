@@ -128,6 +128,6 @@ def test_too_few_gpus_and_one_that_is_too_old_are_refused(gpus: list[Gpu], words
 
 
 def test_a_model_that_does_not_generate_is_pooled() -> None:
-    words = vllm.command(FIT, Path("m"), "name", ("127.0.0.1", 1), generates=False)
+    words = vllm.build_command(FIT, Path("m"), "name", ("127.0.0.1", 1), generates=False)
     assert words[:3] == [sys.executable, "-m", vllm.MODULE]
     assert words[words.index("--runner") + 1] == "pooling"

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from optimizer.harness.__main__ import main
-from optimizer.harness.commands.web import Server, pages
+from optimizer.harness.commands.web import Server, find_pages
 from optimizer.harness.errors import BundleError, MachineError
 from tests.package.bundles import web_bundle
 
@@ -28,7 +28,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(made: Path) -> Iterator[Server]:
-    with Server(pages(made)) as running:
+    with Server(find_pages(made)) as running:
         thread = threading.Thread(target=running.serve_forever)
         thread.start()
         yield running
@@ -133,7 +133,7 @@ def test_a_damaged_file_is_found_before_anything_is_served(
     data[-1] ^= 1
     (bundle / name).write_bytes(data)
     with pytest.raises(BundleError, match=f"damaged or missing: {name}"):
-        pages(bundle)
+        find_pages(bundle)
 
 
 def test_a_file_beside_the_page_that_the_manifest_does_not_list_is_refused(
@@ -142,7 +142,7 @@ def test_a_file_beside_the_page_that_the_manifest_does_not_list_is_refused(
     bundle = Path(shutil.copytree(made, tmp_path / "bundle"))
     (bundle / "web" / "more.mjs").write_text("")
     with pytest.raises(BundleError, match=r"not in the manifest: web/more\.mjs"):
-        pages(bundle)
+        find_pages(bundle)
 
 
 def test_a_bundle_without_a_page_says_which_target_makes_one(

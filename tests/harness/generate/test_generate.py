@@ -93,7 +93,7 @@ def test_steps_of_fixed_size_give_the_same_bits_while_the_cache_grows_and_is_use
                 np.testing.assert_array_equal(*scores)
                 mask = np.concatenate([mask, np.ones_like(mask[:, :1])], 1)
                 ids = rng.integers(3, 200, (len(mask), 1))
-                step = text_generation.next_arrays(contract, ids, mask)
+                step = text_generation.build_step_arrays(contract, ids, mask)
                 scores = [d.last(step) for d in decoders]
             caches = [d.cache() for d in decoders]
             for name in caches[0]:
@@ -108,7 +108,7 @@ def test_a_kept_cache_holds_nothing_of_an_earlier_text(
 ) -> None:
     """Kernels for a GPU may multiply values under the mask by 0, and 0 * NaN is NaN."""
     one = np.ones((1, 1))
-    step = text_generation.next_arrays(contract, one, one)
+    step = text_generation.build_step_arrays(contract, one, one)
     with OrtRunner(decoder_folder / "shared.onnx", threads=1, fixed=True) as runner:
         decoder: Any = runner.decoder(contract)
         decoder.last(step)
@@ -145,9 +145,9 @@ def test_a_later_step_in_pieces_sees_what_came_before(
     ids = np.array([tokenizer.encode(PROMPTS[3]).ids])
     mask, half = np.ones_like(ids), ids.shape[1] // 2
     whole, split = runner.decoder(contract), runner.decoder(contract)
-    wanted = whole.step(text_generation.next_arrays(contract, ids, mask))
-    split.step(text_generation.next_arrays(contract, ids[:, :half], mask[:, :half]))
-    later = text_generation.next_arrays(contract, ids[:, half:], mask)
+    wanted = whole.step(text_generation.build_step_arrays(contract, ids, mask))
+    split.step(text_generation.build_step_arrays(contract, ids[:, :half], mask[:, :half]))
+    later = text_generation.build_step_arrays(contract, ids[:, half:], mask)
     found = [split.step(p) for p in pieces(later, 2)]
     np.testing.assert_allclose(np.concatenate(found, 1), wanted[:, half:], atol=2e-5)
 

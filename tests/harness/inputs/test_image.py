@@ -169,7 +169,7 @@ def test_a_line_that_would_become_huge_is_refused(tmp_path: Path) -> None:
 
 def test_noise_to_time_on_is_of_the_model_s_size(tmp_path: Path) -> None:
     made = contract(settings(tmp_path, "vit"))
-    kind = tasks.of(made).inputs
+    kind = tasks.look_up(made).inputs
     batch = tasks.encode(made, None, kind.neutral(made))
     assert batch["pixel_values"].shape == (8, 3, 32, 24)
     assert tasks.longest(made) == 1

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optimizer.harness.errors import InputError
-from optimizer.harness.inputs.lines import read_lines, windows
+from optimizer.harness.inputs.lines import read_lines, read_windows
 
 INSIDE = ["a\u2028b", "a\u0085b", "a\x0cb", "a\x0bb", "a\x1cb", "a\rb", "a\u2029b", "\x00", "", " "]
 
@@ -23,7 +23,7 @@ class Pipe:
 
 
 def texts(*parts: bytes, most: int = 3) -> list[str]:
-    found = [line for window in windows(Pipe(*parts), most) for line in window]
+    found = [line for window in read_windows(Pipe(*parts), most) for line in window]
     assert [line.number for line in found] == list(range(1, len(found) + 1))
     return [line.text for line in found]
 
@@ -60,19 +60,19 @@ def test_the_ends_of_lines_and_of_the_input(data: bytes, lines: list[str]) -> No
 
 def test_a_line_is_given_out_before_the_next_is_written() -> None:
     pipe = Pipe(b"one\ntw", b"o\n", b"three")
-    found = windows(pipe, 8)
+    found = read_windows(pipe, 8)
     assert [line.text for line in next(found)] == ["one"]
     assert pipe.parts == [b"o\n", b"three"]
     assert [[line.text for line in w] for w in found] == [["two"], ["three"]]
 
 
 def test_a_window_has_no_more_lines_than_asked_for() -> None:
-    assert [len(w) for w in windows(Pipe(b"x\n" * 7), 3)] == [3, 3, 1]
+    assert [len(w) for w in read_windows(Pipe(b"x\n" * 7), 3)] == [3, 3, 1]
 
 
 @pytest.mark.parametrize("bad", [b"\xff", b"caf\xe9", b"\xed\xa0\x80", b"\xc3"])
 def test_a_line_that_is_not_utf8_is_named_after_those_before_it(bad: bytes) -> None:
-    found = windows(Pipe(b"a\nb\n" + bad + b"\nc\n"), 8)
+    found = read_windows(Pipe(b"a\nb\n" + bad + b"\nc\n"), 8)
     assert [line.text for line in next(found)] == ["a", "b"]
     with pytest.raises(InputError, match=r"line 3: byte .* is not UTF-8") as caught:
         next(found)

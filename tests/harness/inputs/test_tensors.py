@@ -54,7 +54,7 @@ def test_a_command_line_names_json_or_a_file(tmp_path: Path) -> None:
     np.savez(tmp_path / "row.npz", x=np.ones(2), ids=np.arange(3))
     read = tensors.parse(str(tmp_path / "row.npz"))
     assert {n: a.tolist() for n, a in read.items()} == {"x": [1, 1], "ids": [0, 1, 2]}
-    sent = tensors.received(tensors.sent(str(tmp_path / "row.npz")).encode(), True)
+    sent = tensors.read_received(tensors.encode_sent(str(tmp_path / "row.npz")).encode(), True)
     assert sent == tensors.parse('{"x": [1, 1], "ids": [0, 1, 2]}')
     with pytest.raises(Exception, match="is not JSON"):
         tensors.parse("x")

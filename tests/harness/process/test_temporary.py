@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from optimizer.harness.errors import MachineError
-from optimizer.harness.process.temporary import private_folder, temporary_folder
+from optimizer.harness.process.temporary import make_private_folder, make_temporary_folder
 from tests import killing
 
 SLEEPER = """
@@ -40,25 +40,25 @@ def maker(parent: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
 
 
 def make_one(parent: Path) -> None:
-    with private_folder(parent, "optimize-test"):
+    with make_private_folder(parent, "optimize-test"):
         pass
 
 
 def test_it_is_private_and_gone_at_the_end(tmp_path: Path) -> None:
-    with private_folder(tmp_path, "optimize-test") as folder:
+    with make_private_folder(tmp_path, "optimize-test") as folder:
         (folder / "sub").mkdir()
         assert folder.stat().st_mode & 0o777 == 0o700
     assert list(tmp_path.iterdir()) == []
 
 
 def test_it_is_gone_after_an_error_too(tmp_path: Path) -> None:
-    with pytest.raises(ValueError), private_folder(tmp_path, "optimize-test"):
+    with pytest.raises(ValueError), make_private_folder(tmp_path, "optimize-test"):
         raise ValueError
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_is_moved_out_of_it_stays(tmp_path: Path) -> None:
-    with private_folder(tmp_path, ".optimize-test") as folder:
+    with make_private_folder(tmp_path, ".optimize-test") as folder:
         (folder / "kept").mkdir()
         os.rename(folder / "kept", tmp_path / "kept")
     assert [p.name for p in tmp_path.iterdir()] == ["kept"]
@@ -78,7 +78,7 @@ def test_that_of_a_killed_process_is_removed_by_the_next_and_that_of_a_living_on
 
 
 def text_of_owner(tmp_path: Path) -> bytes:
-    with private_folder(tmp_path, "optimize-test") as folder:
+    with make_private_folder(tmp_path, "optimize-test") as folder:
         return folder.with_name(f"{folder.name}.owner").read_bytes()
 
 
@@ -135,7 +135,7 @@ def test_killed_at_any_call_nothing_is_left_after_the_next(tmp_path: Path) -> No
 def test_many_at_once_never_take_a_folder_from_each_other(tmp_path: Path) -> None:
     def work() -> None:
         for _ in range(50):
-            with private_folder(tmp_path, "optimize-test") as folder:
+            with make_private_folder(tmp_path, "optimize-test") as folder:
                 (folder / "own").write_text("x")
                 assert (folder / "own").exists()
 
@@ -149,5 +149,5 @@ def test_no_place_for_temporary_files_is_the_machines_fault(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", "/proc/none")
     refused = pytest.raises(MachineError, match=r"/proc/none.*temporary files.*TMPDIR")
-    with refused, temporary_folder("test"):
+    with refused, make_temporary_folder("test"):
         pass

@@ -9,7 +9,7 @@ import pytest
 
 from optimizer.harness.inputs.batch import Batch
 from optimizer.harness.server import answer_size
-from optimizer.harness.server.inference import ANSWER, column
+from optimizer.harness.server.inference import ANSWER, build_column
 from optimizer.harness.tasks import fill_mask, text_classification, token_classification
 
 ONE = {"activation": None, "multi_label": False}
@@ -21,7 +21,7 @@ def sizes(task: Any, contract: Any, texts: list[str], values: Any, encodings: An
     batch = Batch({}, texts, encodings, np.ones(1, bool))
     answers = task.answers(contract, values, batch)
     told = {"tokens": contract.text.max_length, "truncated": False}
-    elements = column({}, ANSWER, [{**a, **told} for a in answers], "cpu")
+    elements = build_column({}, ANSWER, [{**a, **told} for a in answers], "cpu")
     sent = json.dumps([e.decode() for e in elements])
     return [len(sent), answer_size.predict_field_bytes(task, contract, texts, {ANSWER: False})]
 
@@ -65,7 +65,7 @@ def test_the_texts_of_every_mask_are_predicted(text: str) -> None:
     (answer,) = fill_mask.TASK.answers(contract, logits, batch)  # type: ignore[arg-type]
     assert [len(row) for row in answer["masks"]] == [fill_mask.BEST] * masks
     told = {"tokens": 64, "truncated": False}
-    elements = column({}, ANSWER, [{**answer, **told}], "cpu")
+    elements = build_column({}, ANSWER, [{**answer, **told}], "cpu")
     sent = len(json.dumps([e.decode() for e in elements]))
     fields = {ANSWER: False}
     assert sent <= answer_size.predict_field_bytes(fill_mask.TASK, contract, [text], fields)  # type: ignore[arg-type]

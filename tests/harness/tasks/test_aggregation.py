@@ -111,7 +111,7 @@ def test_the_ledger_judges_each_field_by_the_pipeline(loaded: Path, predictor: P
     batch = tasks.encode(predictor.contract, predictor.encoder, TEXTS[:1])
     shape = (*batch["input_ids"].shape, len(LABELS))
     logits = np.random.default_rng(0).normal(0, 3, shape).astype(np.float32)
-    (one,) = tasks.answers(predictor.contract, logits, batch)
+    (one,) = tasks.build_answers(predictor.contract, logits, batch)
     target = answer_laws.tagged(reference, TEXTS[0], logits[0], batch)
     assert list(answer_fields.differences(one, target)) == []
     for field, fault in (("entity_group", "?"), ("word", "?"), ("start", -1), ("score", 0.01)):
@@ -137,7 +137,7 @@ def test_a_server_predicts_the_size_of_the_answer(predictor: Predictor, strategy
     asked, text = with_strategy(predictor, strategy), "日😀é good " * 9
     (one,) = answer(asked, [Query("text", text)], 1)
     sent = len(json.dumps([json.dumps(one.answer)]))
-    task = tasks.of(asked.contract)
+    task = tasks.look_up(asked.contract)
     size = answer_size.predict_field_bytes(task, asked.contract, [text], {ANSWER: False})
     assert sent <= size
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from optimizer.harness import tasks
 from optimizer.harness.errors import InputError
-from optimizer.harness.output import json_line, text_line, write
+from optimizer.harness.output import format_json, format_text, write
 from optimizer.harness.tasks.answering import Answered, Predictor, Query, answer, group_by_length
 from tests.harness import small_model
 
@@ -150,10 +150,10 @@ ANSWERS: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("task", "result"), ANSWERS)
 def test_an_answer_is_one_line_in_either_form(task: str, result: dict[str, Any]) -> None:
     answered = Answered("line 1", result)
-    for line in (text_line(answered, tasks.task(task)), json_line(answered, "ort")):
+    for line in (format_text(answered, tasks.find_task(task)), format_json(answered, "ort")):
         assert line
         assert "\n" not in line
-    assert len(json_line(answered, "ort").splitlines()) == 1
+    assert len(format_json(answered, "ort").splitlines()) == 1
 
 
 def test_texts_with_unknown_tokens_are_a_warning(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_the_ledger_judges_each_field_by_the_pipeline(filler: Path, predictor: P
     batch = tasks.encode(predictor.contract, predictor.encoder, TEXTS[:1])
     logits = np.random.default_rng(0).normal(size=(*batch["input_ids"].shape, 120)) * 4
     logits = logits.astype(np.float32)
-    (one,) = tasks.answers(predictor.contract, logits, batch)
+    (one,) = tasks.build_answers(predictor.contract, logits, batch)
     wanted = answer_laws.filled(reference, TEXTS[0], logits[0], batch)
     assert list(answer_fields.differences(one, wanted)) == []
     for field, fault in (("sequence", "?"), ("token_str", "?"), ("token", -1), ("score", 0.9)):

@@ -117,7 +117,7 @@ def test_a_fault_in_a_field_of_an_answer_is_caught(predictor: Predictor) -> None
 
 
 def test_a_server_reads_windows_as_rows_and_limits_them(predictor: Predictor) -> None:
-    task = tasks.of(predictor.contract)
+    task = tasks.look_up(predictor.contract)
     bundle: Any = SimpleNamespace(
         manifest={"name": "m", "version": "1"},
         contract=predictor.contract,

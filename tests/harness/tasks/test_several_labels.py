@@ -47,7 +47,7 @@ def answered(out: Path) -> list[dict[str, Any]]:
     with torch.no_grad():
         model = torch_model(open_checkpoint(out), TASK)
         logits = model(**{n: torch.from_numpy(a) for n, a in batch.items()}).logits.numpy()
-    return tasks.answers(contract, tasks.decode(contract, {"logits": logits}, batch), batch)
+    return tasks.build_answers(contract, tasks.decode(contract, {"logits": logits}, batch), batch)
 
 
 @pytest.mark.parametrize("problem", ["multi_label_classification", "regression"])
@@ -107,7 +107,7 @@ def test_the_ledger_judges_the_fields_by_the_pipeline(
     contract = made(activation=activation)
     reference = answer_laws.ReferencePipeline(contract, folder)
     logits = RNG.normal(size=(8, 4)).astype(np.float32) * 5
-    for row, found in zip(logits, tasks.answers(contract, logits, None), strict=True):  # type: ignore[arg-type]
+    for row, found in zip(logits, tasks.build_answers(contract, logits, None), strict=True):  # type: ignore[arg-type]
         wanted = answer_laws.classified(reference, "", row, None)  # type: ignore[arg-type]
         assert list(answer_fields.differences(found, wanted)) == []
         field = found["values" if activation == "identity" else "scores"]

@@ -106,8 +106,8 @@ def test_more_padding_changes_no_bit_of_an_answer(task: str, tmp_path: Path) -> 
     padded = hidden(wide, seed=1)  # what a model leaves in padded places is arbitrary
     width = narrow["input_ids"].shape[1]
     padded["last_hidden_state"][:, :width] = outputs["last_hidden_state"]
-    a = tasks.answers(contract, tasks.decode(contract, outputs, narrow), narrow)
-    b = tasks.answers(contract, tasks.decode(contract, padded, wide), wide)
+    a = tasks.build_answers(contract, tasks.decode(contract, outputs, narrow), narrow)
+    b = tasks.build_answers(contract, tasks.decode(contract, padded, wide), wide)
     assert a == b
 
 
@@ -161,7 +161,7 @@ def test_a_classifier_answers_its_likeliest_label(tmp_path: Path) -> None:
     contract, tokenizer = small_model.opened(tmp_path, "text-classification")
     batch = tasks.encode(contract, tokenizer, ["good", "bad"])
     logits = {"logits": np.array([[0, 3, 1], [4, 1, 1]], np.float32)}
-    made = tasks.answers(contract, tasks.decode(contract, logits, batch), batch)
+    made = tasks.build_answers(contract, tasks.decode(contract, logits, batch), batch)
     assert [a["label"] for a in made] == ["B-x", "O"]
     assert all(sum(a["scores"].values()) == pytest.approx(1) for a in made)
     assert all(a["score"] == max(a["scores"].values()) for a in made)
@@ -193,7 +193,7 @@ def test_transformers_finds_the_same_entities(tiny_bert: Path) -> None:
     batch = tasks.encode(contract, ours, texts)
     with torch.no_grad():
         logits = model(**{k: torch.from_numpy(v) for k, v in batch.items()}).logits.numpy()
-    made = tasks.answers(contract, tasks.decode(contract, {"logits": logits}, batch), batch)
+    made = tasks.build_answers(contract, tasks.decode(contract, {"logits": logits}, batch), batch)
     kept = 0
     for text, answer in zip(texts, made, strict=True):
         wanted = [(e["entity_group"], e["start"], e["end"]) for e in pipe(text)]
@@ -210,7 +210,7 @@ def test_a_begin_splits_and_a_gap_splits_entities() -> None:
 
     text = "a b c d e f g"
     labels = ["B-x", "I-x", "B-x", "O", "I-x", "I-y", "I-y"]
-    found = token_classification.entities(text, [word(n, 2 * i) for i, n in enumerate(labels)])
+    found = token_classification.join_entities(text, [word(n, 2 * i) for i, n in enumerate(labels)])
     assert [(e["label"], e["text"]) for e in found] == [
         ("x", "a b"),
         ("x", "c"),

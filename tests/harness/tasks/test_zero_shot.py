@@ -102,8 +102,8 @@ def test_a_fault_in_a_choice_is_caught(loaded: Path, predictor: Predictor) -> No
     logits = np.random.default_rng(0).normal(0, 2, (3, width)).astype(np.float32)
     (row,) = tasks.encode_each(predictor.contract, predictor.encoder, TEXTS[:1])
     order = [part.input.number for part in row.parts]
-    batch = tasks.of(predictor.contract).inputs.collate(predictor.contract, row.parts)
-    parts = tasks.answers(predictor.contract, logits[order], batch)
+    batch = tasks.look_up(predictor.contract).inputs.collate(predictor.contract, row.parts)
+    parts = tasks.build_answers(predictor.contract, logits[order], batch)
     one = zero_shot_classification.TASK.merge(predictor.contract, parts)
     target = claim_laws.expected(reference, logits)
     assert list(answer_fields.differences(one, target)) == []
@@ -150,7 +150,7 @@ def test_labels_are_refused_for_a_model_that_chooses_none() -> None:
 
 
 def test_a_server_predicts_the_size_of_the_answer(predictor: Predictor) -> None:
-    task, labels = tasks.of(predictor.contract), json.dumps(["日", "a" * 50, "é,😀"] * 9)
+    task, labels = tasks.look_up(predictor.contract), json.dumps(["日", "a" * 50, "é,😀"] * 9)
     for pair in (None, labels):
         (one,) = ask(predictor, ("good", pair))
         size = answer_size.predict_field_bytes(

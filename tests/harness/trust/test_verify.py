@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.harness.trust.verify import name_problem, parse, problems
+from optimizer.harness.trust.verify import list_problems, name_problem, parse
 from tests.package.bundles import small_bundle
 
 MARK = "import pathlib; pathlib.Path({!r}).touch()\n"
@@ -19,7 +19,7 @@ MARK = "import pathlib; pathlib.Path({!r}).touch()\n"
 
 def test_a_bundle_as_it_was_made_is_right_and_its_digest_is_printed(bundle: Path) -> None:
     done = small_bundle.python(bundle, "-I", "-S", "verify.py")
-    digest, differences = problems(bundle)
+    digest, differences = list_problems(bundle)
     assert (done.returncode, done.stderr, differences) == (0, "", [])
     assert digest in done.stdout
 
@@ -28,7 +28,7 @@ def test_running_the_harness_leaves_no_bytecode_behind(bundle: Path) -> None:
     assert small_bundle.python(bundle, "-m", "harness", "check").returncode == 0
     code = "import harness.bundle.bundle, sys; print(sys.dont_write_bytecode)"
     assert small_bundle.python(bundle, "-c", code).stdout == "True\n"
-    assert problems(bundle)[1] == []
+    assert list_problems(bundle)[1] == []
 
 
 CHANGES: dict[str, Callable[[Path], object]] = {
@@ -67,7 +67,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("message", CHANGES)
 def test_a_change_is_found(message: str, bundle: Path) -> None:
     CHANGES[message](bundle)
-    _, differences = problems(bundle)
+    _, differences = list_problems(bundle)
     assert any(d.startswith(message) for d in differences), differences
 
 

@@ -110,7 +110,7 @@ def test_a_wrong_scale_of_one_weight_is_named_by_its_node(
     recipe = recipe_of(file, tmp_path)
     section = recipe.validation(recipe.targets[0])
     folders = (steps["load"], steps["compress"], steps["export"], tmp_path, steps["build"])
-    task = tasks.task("tensors")
+    task = tasks.find_task("tensors")
     inputs = select_inputs(samples(section.validate_.data), task)
     report["nodes"] = nodes.measure(Materials(section, *folders, texts=inputs))
     after = {row["node"]: row for row in report["nodes"]["nodes"]}

@@ -43,7 +43,7 @@ def answer(out: Path) -> list[float]:
         model = torch_model(open_checkpoint(out), contract.task)
         logits = model(**{n: torch.from_numpy(a) for n, a in batch.items()}).logits.numpy()
     values = tasks.decode(contract, {"logits": logits}, batch)
-    return [one["value"] for one in tasks.answers(contract, values, batch)]
+    return [one["value"] for one in tasks.build_answers(contract, values, batch)]
 
 
 @pytest.mark.parametrize("saved", ["Sigmoid", "Identity", None])
@@ -153,7 +153,7 @@ def test_settings_that_the_harness_lacks_are_refused_by_name(
 def test_no_logit_overflows_the_sigmoid() -> None:
     made = contracts.Contract("text-classification", (), (), labels=("a",), activation="sigmoid")
     logits = np.array([[-1000.0], [-90.0], [0.0], [1000.0]], np.float32)
-    values = [one["value"] for one in tasks.of(made).answers(made, logits, None)]  # type: ignore[arg-type]
+    values = [one["value"] for one in tasks.look_up(made).answers(made, logits, None)]  # type: ignore[arg-type]
     assert values == pytest.approx([0, float(np.exp(-90.0)), 0.5, 1], rel=1e-5)
 
 

@@ -46,7 +46,7 @@ def ours(saved: Path, encoder: Any, prompt: str | None = None) -> Any:
     with torch.no_grad():
         hidden = encoder.model(**{n: torch.from_numpy(a) for n, a in batch.items()})[0].numpy()
     values = tasks.decode(contract, {"last_hidden_state": hidden}, batch)
-    width = tasks.of(contract).tensors(contract)["embedding"][1]
+    width = tasks.look_up(contract).tensors(contract)["embedding"][1]
     assert values.shape[1:] == width
     return values
 

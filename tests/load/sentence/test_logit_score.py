@@ -84,7 +84,7 @@ def scores(out: Path) -> list[float]:
     with torch.no_grad():
         logits = model(**{n: torch.from_numpy(a) for n, a in batch.items()}).logits.numpy()
     values = tasks.decode(contract, {"logits": logits}, batch)
-    return [one["score"] for one in tasks.answers(contract, values, batch)]
+    return [one["score"] for one in tasks.build_answers(contract, values, batch)]
 
 
 def test_the_harness_scores_as_logit_score_with_prompt_and_truncation(
@@ -147,7 +147,7 @@ def test_the_recount_of_tokens_cuts_as_the_harness_does(language_model: Path, li
     contract = contracts.Contract(RANKS, (), (), tokenizer=spec, template=parts)
     query, document = PAIRS[-1]
     encoder = load_tokenizer(language_model, contract)
-    (one,) = tasks.of(contract).inputs.encode(contract, encoder, [query], [document], limit)
+    (one,) = tasks.look_up(contract).inputs.encode(contract, encoder, [query], [document], limit)
     row = Sample(text=query, text_pair=document)
     assert token_counts.templated(core, parts, row, limit).tolist() == one.encoding.ids
     assert one.cut == (limit < 1900)

@@ -152,6 +152,6 @@ def test_a_large_model_is_compared_on_fewer_texts_where_memory_is_free(
     monkeypatch.setattr(library, "LARGEST", 0)
     load(saved)
     assert "load: 9 texts have the vectors" in capsys.readouterr().err
-    monkeypatch.setattr(library.memory, "free", lambda: 1000)
+    monkeypatch.setattr(library.memory, "read_free", lambda: 1000)
     load(saved)
     assert "to compare with sentence-transformers" in capsys.readouterr().err

@@ -21,7 +21,7 @@ from optimizer.compress.methods.weights.rtn import rtn
 from optimizer.compress.simulate import fake_quantize, quantize_tokens
 from optimizer.foundation import state as compressed_state
 from optimizer.foundation.errors import CheckpointError, LedgerError
-from optimizer.foundation.qtensor import QTensor, Scheme, by_row
+from optimizer.foundation.qtensor import QTensor, Scheme, expand_rows
 from optimizer.foundation.rounding import float8
 from optimizer.foundation.state import CompressedState, Range
 from optimizer.load.quantized import folder as quantized
@@ -208,7 +208,7 @@ def test_a_wrong_scale_of_a_block_is_seen_by_the_reader_and_by_the_ledger(
     assert not torch.equal(decompressed(out, module), q.dequantize())
     weight = model.tensors[name].float()
     assert problem(q, weight) == ""
-    again = float8.nearest(weight / by_row(scale, 256).repeat_interleave(128, 1))
+    again = float8.nearest(weight / expand_rows(scale, 256).repeat_interleave(128, 1))
     assert "a scale that round-to-nearest does not offer" in problem(
         QTensor(again, scale, None, BLOCKS), weight
     )

@@ -299,7 +299,7 @@ def takes_nvfp4(
 def test_what_bundles_for_vllm_start_is_in_its_wheel(sources: Any) -> None:
     assert sources("vllm", f"{vllm.MODULE.replace('.', '/')}.py")
     options = sources("vllm", "vllm/engine/arg_utils.py")
-    for option in (*vllm.engine_options(FIT), "--runner", "--served-model-name", "--model"):
+    for option in (*vllm.list_engine_options(FIT), "--runner", "--served-model-name", "--model"):
         assert f'"{option}"' in options or f"    {option[2:].replace('-', '_')}:" in options, option
     ada = sources("vllm", "compressed_tensors/schemes/compressed_tensors_w8a8_fp8.py")
     assert "return 89" in ada

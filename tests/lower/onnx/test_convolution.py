@@ -50,7 +50,7 @@ def graph(modules: dict[str, nn.Conv2d]) -> ir.Model:
             numpy_helper.from_array(p.detach().numpy(), f"{name}.{part}")
             for part, p in m.named_parameters()
         ]
-        left, right, above, below = ConvGeometry.of(m).extra_padding_of(images)
+        left, right, above, below = ConvGeometry.read(m).extra_padding_of(images)
         images = m(images).detach()
         up, across = m.padding
         options = {

@@ -97,7 +97,7 @@ def test_an_embedding_in_the_graph_is_the_harness_s(
     (output,) = contract_of(tiny).outputs
     output = replace(output, axes=("batch", "sequence", WIDTH))
     contract = replace(contract_of(tiny), pooling=pooling, normalize=normalize, outputs=(output,))
-    expected = tasks.of(contract).decode(contract, hidden, mask)
+    expected = tasks.look_up(contract).decode(contract, hidden, mask)
     found = pooled(contract, hidden, mask)
     np.testing.assert_allclose(found, expected, rtol=TOKENS * UNIT["fp32"], atol=UNIT["fp32"])
 
@@ -109,12 +109,12 @@ def test_texts_padded_to_the_sizes_of_graphs_have_the_answers_of_unpadded_ones(
     tokenizer = load_tokenizer(tiny.source / "checkpoint", contract)
     texts = ["good film", "a bad, slow and poor one", "good"]
     batch = tasks.encode(contract, tokenizer, texts)
-    model, name = fp32 / "model.onnx", tasks.of(contract).answer_output
+    model, name = fp32 / "model.onnx", tasks.look_up(contract).answer_output
     with (
         OrtRunner(model, threads=1) as plain,
         OrtRunner(model, threads=1, bound=True, answer=name) as alone,
     ):
-        padded = FittedRunner(alone, contract, bound.profiles(contract.text.max_length))
+        padded = FittedRunner(alone, contract, bound.list_profiles(contract.text.max_length))
         outputs = padded.infer(batch)
         assert list(outputs) == [name]
         hidden = {"last_hidden_state": plain.infer(batch)["last_hidden_state"]}
@@ -126,7 +126,7 @@ def test_texts_padded_to_the_sizes_of_graphs_have_the_answers_of_unpadded_ones(
 def test_padding_to_the_sizes_of_graphs_at_most_doubles_a_text_beyond_the_shortest(
     longest: int,
 ) -> None:
-    sizes = sorted({p["sequence"][0] for p in bound.profiles(longest)})
+    sizes = sorted({p["sequence"][0] for p in bound.list_profiles(longest)})
     assert sizes[-1] == longest
     for count in range(1, longest + 1):
         padded = next(size for size in sizes if size >= count)
@@ -217,7 +217,7 @@ def test_a_text_that_ends_at_its_last_token_is_padded_with_the_models_own_paddin
 
     names = ("input_ids", "attention_mask", "token_type_ids")
     engine: Any = Engine()
-    FittedRunner(engine, contract, bound.profiles(16)).infer(
+    FittedRunner(engine, contract, bound.list_profiles(16)).infer(
         {n: np.ones((1, 3), int) for n in names}
     )
     assert {n: set(seen[n][0, 3:]) for n in names} == {
@@ -240,7 +240,7 @@ def test_a_batch_is_padded_to_less_than_twice_its_rows(tiny: Exported, rows: int
 
     engine: Any = Engine()
     arrays = {n: np.ones((rows, 16), int) for n in ("input_ids", "attention_mask")}
-    outputs = FittedRunner(engine, contract_of(tiny), bound.profiles(16)).infer(arrays)
+    outputs = FittedRunner(engine, contract_of(tiny), bound.list_profiles(16)).infer(arrays)
     assert len(outputs["last_hidden_state"]) == rows
     assert sum(sizes) < 2 * rows
 

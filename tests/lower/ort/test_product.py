@@ -90,7 +90,7 @@ def test_as_written_it_is_exact_where_only_optimized_graphs_are(
 ) -> None:
     """On processors with AVX2 and no VNNI: the ledger runs operators one by one, and MatMul of
     floats is no longer what the file has."""
-    monkeypatch.setattr(exact_integers, "settings", lambda _: (exact_integers.EXACT,))
+    monkeypatch.setattr(exact_integers, "list_settings", lambda _: (exact_integers.EXACT,))
     folder = lowered(tiny, state_of(tiny, PER_CHANNEL, "tensor"), ORT, tmp_path)
     with OrtRunner(folder / "model.onnx", threads=1, fuse=False) as runner:
         options = runner._session.get_session_options()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.data.datasets import samples
-from optimizer.harness.bundle.manifest import content_digest, digest
+from optimizer.harness.bundle.manifest import digest, digest_content
 from optimizer.lower import build
 from optimizer.package import manifest as manifests
 from optimizer.package import stage as package
@@ -114,7 +114,7 @@ def edited(bundle: Path, change: Callable[[dict[str, Any]], object]) -> Path:
     manifest = json.loads((bundle / "manifest.json").read_text())
     change(manifest)
     with suppress(KeyError, TypeError):
-        manifest["content_digest"] = content_digest(manifest["contract"], manifest["files"])
+        manifest["content_digest"] = digest_content(manifest["contract"], manifest["files"])
     manifest["digest"] = digest(manifest)
     (bundle / "manifest.json").write_text(json.dumps(manifest))
     return bundle

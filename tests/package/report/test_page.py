@@ -11,7 +11,8 @@ import pytest
 from jinja2 import UndefinedError
 
 from optimizer.package.report import comparison
-from optimizer.package.report.page import render, summary
+from optimizer.package.report.page import render
+from optimizer.package.report.summary import summarize
 from optimizer.package.report.templating import environment
 from tests.package.report.documents import document
 
@@ -78,7 +79,7 @@ def test_every_element_is_closed_in_order() -> None:
 
 
 def test_the_change_of_a_time_is_explained_beside_its_column() -> None:
-    for shown in (Reader(render(document())).text, " ".join(summary(document()).split())):
+    for shown in (Reader(render(document())).text, " ".join(summarize(document()).split())):
         assert comparison.PAIRED in shown
 
 
@@ -89,7 +90,7 @@ def test_a_further_evaluation_set_has_a_card_and_a_row_of_its_own() -> None:
     page = Reader(render(made)).text
     assert "as good as float on novels?" in page
     assert "no gate follows from it" in page
-    assert ", novels" in summary(made)
+    assert ", novels" in summarize(made)
 
 
 def test_an_adapter_has_a_card_and_a_row_of_its_own() -> None:
@@ -99,7 +100,7 @@ def test_an_adapter_has_a_card_and_a_row_of_its_own() -> None:
     page = Reader(render(made)).text
     assert "as good as float with adapter sql?" in page
     assert "Judged on the rows of model.adapters.sources.sql.data." in page
-    assert ", adapter sql" in summary(made)
+    assert ", adapter sql" in summarize(made)
 
 
 def test_the_page_asks_nothing_of_the_network() -> None:
@@ -131,7 +132,8 @@ def test_failing_gates_are_named_before_everything_else() -> None:
     start = shown.index("tensorrt-rtx-cuda")
     assert shown.index("ledger.lowered ONNX", start) < shown.index("quality.probe_accuracy", start)
     assert shown.index("ledger.lowered ONNX") < shown.index("Float against")
-    assert summary(document()).index("fail: ledger") < summary(document()).index("inconclusive: q")
+    text = summarize(document())
+    assert text.index("fail: ledger") < text.index("inconclusive: q")
 
 
 def test_no_string_of_the_document_becomes_markup() -> None:
@@ -203,7 +205,7 @@ def test_plots_hold_finite_numbers_only(key: str, value: Any) -> None:
     odd = [n for n in drawn_numbers(page) if not re.fullmatch(r"-?\d+(\.\d+)?%?", n)]
     assert odd == []
     assert not [n for n in drawn_numbers(page) if n.startswith("-")]
-    assert summary(replaced(document(), key, value))
+    assert summarize(replaced(document(), key, value))
 
 
 @pytest.mark.parametrize("key", ["p50", "output_error", "relative_l2", "value", "candidate_bytes"])
@@ -238,14 +240,14 @@ def test_a_deferred_engine_is_the_reason_that_speed_is_missing() -> None:
     made = without("speed")
     made["reports"][0]["engine"] = {"deferred": True, "why": "no GPU in this room"}
     assert "no GPU in this room" in Reader(render(made)).text
-    assert "no GPU in this room" in summary(made)
+    assert "no GPU in this room" in summarize(made)
 
 
 @pytest.mark.parametrize("empty", [{}, {"name": "x"}, {"name": "x", "reports": [{}]}])
-def test_an_empty_document_still_gives_a_page_and_a_summary(empty: dict[str, Any]) -> None:
+def test_an_empty_document_still_gives_a_page_and_a_summarize(empty: dict[str, Any]) -> None:
     assert Reader(render(empty)).misnested == []
     assert "judged" in Reader(render(empty)).text
-    assert "judged" in summary(empty)
+    assert "judged" in summarize(empty)
 
 
 def test_every_chart_has_a_title_and_a_description() -> None:
@@ -258,7 +260,7 @@ def test_every_chart_has_a_title_and_a_description() -> None:
 def test_the_summary_fits_100_columns_and_has_the_figures() -> None:
     made = document()
     made["reports"][1]["gates"][2]["message"] = "a long reason that continues " * 12
-    text = summary(made)
+    text = summarize(made)
     assert max(map(len, text.splitlines())) <= 100
     for wanted in ("PASS", "FAIL", "88.2 %", "p99, batch 8 × 128", "0.42×", "90.8 MB", "INT8"):
         assert wanted in text
@@ -268,7 +270,7 @@ def test_the_float_system_of_the_targets_own_runtime_is_the_baseline() -> None:
     made = document()
     systems = made["reports"][0]["speed"]["cells"][0]["systems"]
     made["reports"][0]["speed"]["cells"][0]["systems"] = dict(reversed(systems.items()))
-    assert summary(made) == summary(document())
+    assert summarize(made) == summarize(document())
 
 
 def test_an_end_of_an_interval_that_is_unknown_is_said_so() -> None:
@@ -276,7 +278,7 @@ def test_an_end_of_an_interval_that_is_unknown_is_said_so() -> None:
     for system in made["reports"][0]["speed"]["cells"][0]["systems"].values():
         system["end_to_end"]["p99_interval"] = [19.0, None]
     assert "at least 19.0 ms" in Reader(render(made)).text
-    assert "at least 19.0 ms" in summary(made)
+    assert "at least 19.0 ms" in summarize(made)
 
 
 def test_a_hop_that_was_not_run_here_is_no_failure_and_says_why() -> None:
@@ -340,19 +342,19 @@ def test_a_gate_that_was_not_measured_is_counted_apart_from_those_that_passed() 
             {"name": "b", "verdict": "not measured", "message": "no GPU"},
         ],
     }
-    text = summary({"name": "x", "reports": [report]})
+    text = summarize({"name": "x", "reports": [report]})
     assert "1 gates passed, 1 not measured here" in text
     assert "no GPU" in text
     assert "all" not in text.splitlines()[0]
 
 
 def test_codes_that_were_kept_are_called_by_no_number_of_bits() -> None:
-    assert comparison.quantized(
+    assert comparison.name_candidate(
         {"quantize": {"method": "pass_through", "weights": {"bits": 8}}}
     ) == ("original integers")
-    assert comparison.quantized({"quantize": {"weights": {"bits": 4}}}) == "INT4 weights"
+    assert comparison.name_candidate({"quantize": {"weights": {"bits": 4}}}) == "INT4 weights"
     float8 = {"weights": {"type": "float8", "bits": 8}, "activations": {"type": "float8"}}
-    assert comparison.quantized({"quantize": float8}) == "FP8"
+    assert comparison.name_candidate({"quantize": float8}) == "FP8"
 
 
 def test_what_was_learned_is_drawn_with_what_was_kept() -> None:
@@ -377,6 +379,6 @@ def test_the_sizes_that_were_timed_are_listed_with_the_one_that_was_kept() -> No
 
 
 def test_the_gain_stands_beside_the_whole_model_in_the_same_quantization() -> None:
-    text = " ".join(summary(document()).split())
+    text = " ".join(summarize(document()).split())
     assert "Gain, batch 1 × 128 8.00 ms 5.00 ms 1.60× as fast" in text
     assert "(whole, quantized) (1.54 to 1.67; goal 1.6)" in text

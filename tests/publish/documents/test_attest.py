@@ -15,8 +15,8 @@ from optimizer.harness.bundle.manifest import read_manifest
 from optimizer.harness.errors import BundleError
 from optimizer.harness.trust import signature
 from optimizer.publish.documents import attest
-from optimizer.publish.documents.provenance import provenance
-from optimizer.publish.documents.sbom import sbom
+from optimizer.publish.documents.provenance import build_provenance
+from optimizer.publish.documents.sbom import build_sbom
 from optimizer.store import digest_file
 from tests.publish.servers.keys import write_keys
 
@@ -59,7 +59,7 @@ def manifest_of(bundle: Path, **changes: Any) -> dict[str, Any]:
 
 
 def test_the_bill_of_materials_is_strict_cyclonedx(bundle: Path) -> None:
-    document = sbom(manifest_of(bundle), [REPORT])
+    document = build_sbom(manifest_of(bundle), [REPORT])
     assert validate(json.dumps(document)) is None
     document["metadata"]["component"]["modelCard"]["parameters"] = {}
     assert validate(json.dumps(document)) is not None
@@ -67,7 +67,7 @@ def test_the_bill_of_materials_is_strict_cyclonedx(bundle: Path) -> None:
 
 @pytest.mark.parametrize("licence", ["apache-2.0", "MIT", "llama3.2", "", None])
 def test_any_licence_can_be_written(bundle: Path, licence: str | None) -> None:
-    document = sbom(manifest_of(bundle, licence=licence), [])
+    document = build_sbom(manifest_of(bundle, licence=licence), [])
     assert validate(json.dumps(document)) is None
     licences = document["metadata"]["component"].get("licenses", [])
     by_id = {"apache-2.0": "Apache-2.0", "MIT": "MIT"}
@@ -77,7 +77,7 @@ def test_any_licence_can_be_written(bundle: Path, licence: str | None) -> None:
 
 def test_the_bill_names_every_file_data_set_and_package_once(bundle: Path) -> None:
     manifest = manifest_of(bundle)
-    document = sbom(manifest, [REPORT])
+    document = build_sbom(manifest, [REPORT])
     references = [c["bom-ref"] for c in document["components"]]
     assert len(references) == len(set(references))
     names = {c["name"]: c for c in document["components"]}
@@ -89,7 +89,7 @@ def test_the_bill_names_every_file_data_set_and_package_once(bundle: Path) -> No
 
 
 def test_the_model_card_has_the_figures_of_the_report_with_their_intervals(bundle: Path) -> None:
-    card = sbom(manifest_of(bundle), [REPORT])["metadata"]["component"]["modelCard"]
+    card = build_sbom(manifest_of(bundle), [REPORT])["metadata"]["component"]["modelCard"]
     figures = {
         (m["type"], m["slice"]): m for m in card["quantitativeAnalysis"]["performanceMetrics"]
     }
@@ -101,7 +101,7 @@ def test_the_model_card_has_the_figures_of_the_report_with_their_intervals(bundl
 
 def test_provenance_pins_the_manifest_the_checkpoint_the_data_and_the_recipe(bundle: Path) -> None:
     manifest = manifest_of(bundle)
-    statement = provenance(manifest, digest_file(bundle / "manifest.json"), [REPORT])
+    statement = build_provenance(manifest, digest_file(bundle / "manifest.json"), [REPORT])
     (subject,) = statement["subject"]
     assert subject["digest"]["sha256"] == digest_file(bundle / "manifest.json")
     build = statement["predicate"]["buildDefinition"]
@@ -132,7 +132,7 @@ def test_signed_provenance_is_verified_with_the_key(bundle: Path, tmp_path: Path
     statement = signature.open_envelope(file.read_bytes(), key, str(file))
     assert statement["predicateType"] == "https://slsa.dev/provenance/v1"
     with pytest.raises(BundleError, match="not about a folder's files"):
-        signature.signed_files(file.read_bytes(), key, str(file))
+        signature.verify_signed_files(file.read_bytes(), key, str(file))
 
 
 def test_a_damaged_bundle_is_not_attested(bundle: Path) -> None:

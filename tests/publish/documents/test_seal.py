@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 from optimizer.cli import main
 from optimizer.foundation.errors import RecipeError
 from optimizer.harness.errors import BundleError
-from optimizer.publish.attachments import SIGNATURE, beside
+from optimizer.publish.attachments import SIGNATURE, attachment_path
 from optimizer.publish.documents.seal import seal, unseal
 from optimizer.publish.documents.sign import sign
 from tests import killing
@@ -48,7 +48,7 @@ def test_what_is_opened_is_what_was_sealed_and_only_its_user_may_enter(
     bundle: Path, tmp_path: Path
 ) -> None:
     private, public = write_keys(tmp_path)
-    sign(bundle, private, beside(bundle, SIGNATURE))
+    sign(bundle, private, attachment_path(bundle, SIGNATURE))
     first, second = device(tmp_path, "first"), device(tmp_path, "second")
     sealed = seal(bundle, (first[1], second[1]), tmp_path / "sealed.age")
     for identity, _ in (first, second):

@@ -35,7 +35,7 @@ def optimize(*arguments: object) -> Result:
 
 def with_signature(bundle: Path) -> tuple[Path, Path, Path]:
     private, public = write_keys(bundle.parent)
-    file = signature.beside(bundle)
+    file = signature.signature_path(bundle)
     sign.sign(bundle, private, file)
     return bundle, public, file
 
@@ -81,9 +81,9 @@ def test_the_other_project_verifies_what_is_signed_here(
     bundle: Path, tmp_path: Path, curve: str
 ) -> None:
     private, public = write_keys(tmp_path, curve=curve)
-    sign.sign(bundle, private, signature.beside(bundle))
+    sign.sign(bundle, private, signature.signature_path(bundle))
     command: list[Any] = [JUDGE, "verify", "key", bundle, "--public_key", public]
-    command += ["--signature", signature.beside(bundle)]
+    command += ["--signature", signature.signature_path(bundle)]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     right = subprocess.run(command, env=environment, capture_output=True, text=True)
     (bundle / "LICENSE").write_text("Changed.\n")
@@ -95,7 +95,7 @@ def test_the_other_project_verifies_what_is_signed_here(
 @pytest.mark.skipif(JUDGE is None, reason="model_signing (with pyopenssl) is not on the PATH")
 def test_what_the_other_project_signs_is_verified_here(bundle: Path, tmp_path: Path) -> None:
     private, public = write_keys(tmp_path)
-    file = signature.beside(bundle)
+    file = signature.signature_path(bundle)
     command: list[Any] = [JUDGE, "sign", "key", bundle, "--private_key", private]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     subprocess.run([*command, "--signature", file], env=environment, check=True)
@@ -299,7 +299,7 @@ def test_a_damaged_bundle_is_not_signed(bundle: Path, tmp_path: Path) -> None:
     private, _ = write_keys(tmp_path)
     (bundle / "LICENSE").write_text("Changed.\n")
     result = optimize("sign", bundle, "--key", private)
-    assert (result.exit_code, signature.beside(bundle).exists()) == (2, False)
+    assert (result.exit_code, signature.signature_path(bundle).exists()) == (2, False)
 
 
 def test_a_signature_is_not_written_into_the_bundle(bundle: Path, tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def test_the_comparison_is_the_gate_with_the_old_bundle_for_the_float_model(
     ],
 )
 def test_the_sentence_begins_with_what_was_found(decision: Decision, text: str) -> None:
-    assert comparisons.sentence(decision, "").startswith(text)
+    assert comparisons.describe_decision(decision, "").startswith(text)
 
 
 def section(**each: Any) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from optimizer.foundation.errors import GateError, InconclusiveError, RecipeErro
 from optimizer.harness.errors import BundleError
 from optimizer.package import manifest as manifests
 from optimizer.publish.address import Address
-from optimizer.publish.attachments import SIGNATURE, beside
+from optimizer.publish.attachments import SIGNATURE, attachment_path
 from optimizer.publish.documents.sign import sign
 from optimizer.publish.environments import environments
 from optimizer.publish.environments.comparison import compare
@@ -87,7 +87,7 @@ def test_an_environment_goes_forward_and_back_and_says_what_it_named(
             done = promote(place, address, "production")
             assert (done.before, done.after, named(place, "production")) == (before, after, after)
         assert promote(place, versions[2], "production").before == digests[2]
-        assert environments.history(place, "production") == digests
+        assert environments.read_history(place, "production") == digests
         assert rollback(place, "production").after == digests[1]
         assert rollback(place, "production", of="3").after == digests[1]
         assert rollback(place, "production").after == digests[0]
@@ -168,7 +168,7 @@ def test_a_required_signature_is_verified_without_fetching_the_model(
     private, public = write_keys(tmp_path)
     _, other = write_keys(tmp_path, "other")
     folders = [version(bundle, "1", None), version(bundle, "2", None)]
-    sign(folders[1], private, beside(folders[1], SIGNATURE))
+    sign(folders[1], private, attachment_path(folders[1], SIGNATURE))
     with oci_server.serving() as server:
         place = server.client()
         for tag, folder in zip("12", folders, strict=True):
@@ -208,7 +208,7 @@ def test_of_eight_promotions_at_once_one_wins_and_seven_say_why(
         exits = sorted(killing.wait(child) for child in children)
         after = named(place, "production")
         assert exits == [0] + [1] * 7
-        assert environments.history(place, "production") == [before, after]
+        assert environments.read_history(place, "production") == [before, after]
     os.close(reader)
     os.close(writer)
 
@@ -230,7 +230,10 @@ def test_of_eight_promotions_at_once_in_an_object_store_one_wins(
         for child in children:
             child.join()
         assert sorted(child.exitcode or 0 for child in children) == [0] + [1] * 7
-        assert environments.history(place, "production") == [before, named(place, "production")]
+        assert environments.read_history(place, "production") == [
+            before,
+            named(place, "production"),
+        ]
 
 
 def test_the_second_writer_is_told(bundle: Path, tmp_path: Path) -> None:

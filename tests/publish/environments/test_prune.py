@@ -13,13 +13,13 @@ from optimizer.cli import main
 from optimizer.foundation.buckets.blob import digest_of
 from optimizer.foundation.errors import MachineError
 from optimizer.publish.address import Address
-from optimizer.publish.attachments import SIGNATURE, beside
+from optimizer.publish.attachments import SIGNATURE, attachment_path
 from optimizer.publish.documents.sign import sign
 from optimizer.publish.environments.environments import promote, rollback
 from optimizer.publish.environments.prune import prune
 from optimizer.publish.pull import pull
 from optimizer.publish.push import push
-from optimizer.publish.registries.index import referenced_digests
+from optimizer.publish.registries.index import list_referenced_digests
 from optimizer.publish.registries.layout import Layout
 from tests import killing
 from tests.publish.environments.test_environments import version
@@ -37,7 +37,7 @@ def layout(bundle: Path, tmp_path: Path) -> Layout:
     private, _ = write_keys(tmp_path)
     for tag in "12345":
         folder = version(bundle, tag, None)
-        sign(folder, private, beside(folder, SIGNATURE))
+        sign(folder, private, attachment_path(folder, SIGNATURE))
         push(folder, layout, tag)
     for tag in "123":
         promote(layout, at(layout, tag), "production", compared=False)
@@ -48,7 +48,7 @@ def layout(bundle: Path, tmp_path: Path) -> Layout:
 def is_whole(layout: Layout, tmp_path: Path, tags: str) -> bool:
     """Return True if these versions can be pulled, with their signatures."""
     folders = [pull(layout, at(layout, t), tmp_path / f"pulled {t}").folder for t in tags]
-    return all(beside(folder, SIGNATURE).is_file() for folder in folders)
+    return all(attachment_path(folder, SIGNATURE).is_file() for folder in folders)
 
 
 def test_environments_their_way_back_and_the_newest_stay(layout: Layout, tmp_path: Path) -> None:
@@ -74,10 +74,12 @@ def test_blobs_left_after_a_prune_are_referenced(layout: Layout) -> None:
     named: set[str] = set(layout.resolve_tags().values())
     for digest in [*named]:
         data: Any = layout.read_manifest(digest)
-        for inner in referenced_digests(json.loads(data)):
+        for inner in list_referenced_digests(json.loads(data)):
             named.add(inner)
             if "manifests" in json.loads(data):
-                named |= set(referenced_digests(json.loads(layout.read_manifest(inner) or b"{}")))
+                named |= set(
+                    list_referenced_digests(json.loads(layout.read_manifest(inner) or b"{}"))
+                )
     blobs = {f"sha256:{p.name}" for p in (layout.folder / "blobs/sha256").iterdir()}
     assert blobs == named
 

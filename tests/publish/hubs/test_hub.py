@@ -20,7 +20,7 @@ from optimizer.harness.errors import BundleError
 from optimizer.harness.trust import verify
 from optimizer.package import manifest
 from optimizer.publish.address import parse
-from optimizer.publish.attachments import SIGNATURE, beside
+from optimizer.publish.attachments import SIGNATURE, attachment_path
 from optimizer.publish.documents.sign import sign
 from optimizer.publish.environments.environments import promote, rollback
 from optimizer.publish.hubs.folders import Folders
@@ -124,7 +124,7 @@ def test_a_push_that_is_killed_leaves_what_was_there_and_the_rerun_sends_the_res
 ) -> None:
     private, public = write_keys(tmp_path)
     second = version(bundle, "2", quality(360))
-    sign(second, private, beside(second, SIGNATURE))
+    sign(second, private, attachment_path(second, SIGNATURE))
     push(bundle, server.client(), "1")
     repository, large = server.repository, dict(server.large)
     saved = 0
@@ -244,10 +244,10 @@ def test_a_signature_that_comes_later_moves_no_tag(
     private, public = write_keys(tmp_path)
     push(bundle, server.client(), "1")
     tagged = server.repository.tags["1"]
-    sign(bundle, private, beside(bundle, SIGNATURE))
+    sign(bundle, private, attachment_path(bundle, SIGNATURE))
     receipt = push(bundle, server.client(), "1")
     assert (receipt.sent, server.repository.tags["1"]) == (
-        beside(bundle, SIGNATURE).stat().st_size,
+        attachment_path(bundle, SIGNATURE).stat().st_size,
         tagged,
     )
     assert pull(server.client(), ONE, tmp_path / "pulled", public).attached == (".sig",)

@@ -21,7 +21,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from optimizer.publish.attachments import SIGNATURE, beside
+from optimizer.publish.attachments import SIGNATURE, attachment_path
 from optimizer.publish.documents.sign import sign
 from tests.package.bundles import small_bundle
 from tests.publish.environments.test_environments import quality, version
@@ -129,7 +129,7 @@ def test_a_release_goes_forward_and_back_as_in_any_other_registry(
     private, public = write_keys(tmp_path)
     folders = [version(whole_bundle, name, quality(360)) for name in "12"]
     for folder in folders:
-        sign(folder, private, beside(folder, SIGNATURE))
+        sign(folder, private, attachment_path(folder, SIGNATURE))
         assert client.run("publish", folder, "mlflow:release")[0] == 0
     again = client.run("publish", folders[0], "mlflow:release")[1]
     assert (again["sent"], again["shared"] > 400_000) == (0, True)

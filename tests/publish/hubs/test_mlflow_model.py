@@ -15,9 +15,9 @@ from optimizer.publish.address import parse
 from optimizer.publish.hubs import pyfunc
 from optimizer.publish.hubs.mlflow_model import (
     LONGEST_PARAMETER,
+    build_model_files,
     collect_metrics,
     flatten_recipe,
-    model_files,
 )
 from tests.package.bundles import small_bundle
 
@@ -82,8 +82,8 @@ def test_the_loader_imports_the_standard_library_only() -> None:
 def test_the_models_folder_names_loader_bundle_and_what_to_install(bundle: Path) -> None:
     manifest = json.loads((bundle / "manifest.json").read_bytes())
     required = (bundle / "requirements.txt").read_text()
-    files = model_files(manifest, required, "3.17.2")
-    assert files == model_files(manifest, required, "3.17.2")
+    files = build_model_files(manifest, required, "3.17.2")
+    assert files == build_model_files(manifest, required, "3.17.2")
     model = yaml.safe_load(files["MLmodel"])
     flavour = model["flavors"]["python_function"]
     assert f"code/{flavour['loader_module']}.py" in files

@@ -17,7 +17,7 @@ import pytest
 from optimizer.foundation.buckets.blob import Blob, digest_of
 from optimizer.foundation.buckets.objects import Objects
 from optimizer.harness.errors import BundleError
-from optimizer.publish.attachments import SIGNATURE, beside
+from optimizer.publish.attachments import SIGNATURE, attachment_path
 from optimizer.publish.documents.sign import sign
 from optimizer.publish.environments import environments
 from optimizer.publish.environments.environments import promote, rollback
@@ -60,7 +60,7 @@ def test_published_pulled_promoted_rolled_back_and_pruned(
     private, public = write_keys(tmp_path)
     folders = [version(bundle, tag, None) for tag in "123"]
     for tag, folder in zip("123", folders, strict=True):
-        sign(folder, private, beside(folder, SIGNATURE))
+        sign(folder, private, attachment_path(folder, SIGNATURE))
         push(folder, store, tag)
     assert push(folders[0], store, "1").sent == 0
     pulled = pull(store, at("1"), tmp_path / "pulled", public)
@@ -89,7 +89,7 @@ def test_of_eight_promotions_at_once_one_wins(bundle: Path, store: ObjectStore) 
     for child in children:
         child.join()
     assert sorted(child.exitcode or 0 for child in children) == [0] + [1] * 7
-    assert environments.history(store, "production") == [before, named(store, "production")]
+    assert environments.read_history(store, "production") == [before, named(store, "production")]
 
 
 def test_a_large_file_goes_in_parts_and_one_that_changed_does_not_appear(

@@ -21,7 +21,7 @@ from optimizer.foundation.buckets.blob import digest_of
 from optimizer.foundation.errors import MachineError, RecipeError
 from optimizer.harness.errors import BundleError
 from optimizer.publish.address import Address, parse
-from optimizer.publish.attachments import SIGNATURE, beside
+from optimizer.publish.attachments import SIGNATURE, attachment_path
 from optimizer.publish.documents.attest import attest
 from optimizer.publish.documents.sign import sign
 from optimizer.publish.hubs.folders import Folders
@@ -108,7 +108,7 @@ def test_what_is_pulled_is_what_was_published_with_what_lies_beside_it(
     bundle: Path, tmp_path: Path, kind: str
 ) -> None:
     private, public = write_keys(tmp_path)
-    sign(bundle, private, beside(bundle, SIGNATURE))
+    sign(bundle, private, attachment_path(bundle, SIGNATURE))
     attest(bundle)
     with places(kind, tmp_path) as (place, at):
         receipt = push(bundle, place, "1")
@@ -243,13 +243,13 @@ def test_a_pull_that_requires_a_signature_brings_nothing_without_it(
 ) -> None:
     private, public = write_keys(tmp_path)
     if why != "stripped":
-        sign(bundle, private, beside(bundle, SIGNATURE))
+        sign(bundle, private, attachment_path(bundle, SIGNATURE))
     push(bundle, registry(server), "1")
     if why == "another key":
         _, public = write_keys(tmp_path, "other")
     if why == "stale":  # the signature of one bundle under the tag of another
         old = digest_of(server.manifests["1"][1])
-        beside(bundle, SIGNATURE).unlink()
+        attachment_path(bundle, SIGNATURE).unlink()
         small_bundle.edited(bundle, lambda m: m.update(licence="mit"))
         receipt = push(bundle, registry(server), "1", replace=True)
         tags = (digest.replace(":", "-") for digest in (receipt.digest, old))
@@ -263,7 +263,7 @@ def test_a_tag_that_was_set_back_to_an_older_signed_version_is_refused(
     bundle: Path, tmp_path: Path, server: oci_server.Server
 ) -> None:
     private, public = write_keys(tmp_path)
-    sign(bundle, private, beside(bundle, SIGNATURE))
+    sign(bundle, private, attachment_path(bundle, SIGNATURE))
     push(bundle, registry(server), "2")
     with pytest.raises(BundleError, match="version 1, older than 2"):
         pull(registry(server), address(server, "2"), tmp_path / "pulled", public, "2")
@@ -287,7 +287,7 @@ def test_of_two_signatures_the_one_of_the_key_counts(
 ) -> None:
     for name in ("one", "two", "three"):
         private, _ = write_keys(tmp_path, name)
-        sign(bundle, private, beside(bundle, SIGNATURE))
+        sign(bundle, private, attachment_path(bundle, SIGNATURE))
         push(bundle, registry(server), "1")
     pulled = pull(registry(server), address(server), tmp_path / "pulled", tmp_path / "two.pub")
     checked = optimize("check", pulled.folder, "--require-signature", tmp_path / "two.pub")
@@ -298,7 +298,7 @@ def test_a_signature_of_another_folder_is_not_published(
     bundle: Path, tmp_path: Path, server: oci_server.Server
 ) -> None:
     private, _ = write_keys(tmp_path)
-    sign(bundle, private, beside(bundle, SIGNATURE))
+    sign(bundle, private, attachment_path(bundle, SIGNATURE))
     attest(bundle)
     small_bundle.edited(bundle, lambda m: m.update(licence="mit"))
     for attachment in (".sig", ".sbom.json", ".provenance.json"):
@@ -538,7 +538,7 @@ def test_an_index_of_referrers_keeps_what_others_wrote(tmp_path: Path, bundle: P
     layout = Layout(tmp_path / "layout")
     for name in ("one", "two"):
         private, _ = write_keys(tmp_path, name)
-        sign(bundle, private, beside(bundle, SIGNATURE))
+        sign(bundle, private, attachment_path(bundle, SIGNATURE))
         digest = push(bundle, layout, "1").digest
     kinds = [e["artifactType"] for e in layout.referrers(digest)]
     assert kinds.count(SIGNATURE.media_type) == 2

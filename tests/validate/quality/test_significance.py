@@ -15,14 +15,14 @@ from optimizer.validate.quality.significance import (
     Floats,
     Verdict,
     discordant_pairs,
-    exact_verdict,
+    judge_exactly,
     mean_bounds,
     paired_mean,
     resampled,
 )
 
 ALPHA = 0.05
-verdict = lru_cache(maxsize=None)(exact_verdict)
+verdict = lru_cache(maxsize=None)(judge_exactly)
 
 
 def too_often(errors: int, trials: int) -> bool:
@@ -190,8 +190,8 @@ def test_as_many_examples_as_are_said_to_be_needed_decide_four_times_in_five() -
 
 def test_no_disagreement_is_not_enough_on_few_examples() -> None:
     """The rule of three: unseen in n examples bounds a rate by about 3 / n."""
-    assert exact_verdict(0, 0, 100, 0.01, ALPHA) == "inconclusive"
-    assert exact_verdict(0, 0, 320, 0.01, ALPHA) == "pass"
+    assert judge_exactly(0, 0, 100, 0.01, ALPHA) == "inconclusive"
+    assert judge_exactly(0, 0, 320, 0.01, ALPHA) == "pass"
     decision = discordant_pairs(0, 0, 100, 0.01, 0.95)
     assert decision.needed is not None
     assert 290 < decision.needed < 320

@@ -72,6 +72,6 @@ def test_forms_are_gated_and_written_to_the_contract(
     learned = _embed(m, TorchRunner(m), sentences(16), "document", "")
     ranges = np.array(forms.ranges["64"], np.float32)
     np.testing.assert_array_equal(ranges, [learned.min(0), learned.max(0)])
-    (answer,) = tasks.answers(with_form(contract, "int8", 64), learned[:1], [None])
+    (answer,) = tasks.build_answers(with_form(contract, "int8", 64), learned[:1], [None])
     expected = library.quantize_embeddings(learned[:1], "int8", ranges=ranges)
     assert answer["embedding"] == expected[0].tolist()

@@ -10,7 +10,7 @@ import pytest
 
 from optimizer.data.datasets import samples
 from optimizer.harness.bundle.bench import System
-from optimizer.harness.runtimes.openvino.devices import CAPABILITIES, capabilities
+from optimizer.harness.runtimes.openvino.devices import CAPABILITIES, list_capabilities
 from optimizer.lower.openvino.build import float_baselines as openvino_baselines
 from optimizer.recipe.schema import Latency, OpenVinoTarget
 from optimizer.validate.gates import Gate
@@ -29,11 +29,13 @@ COARSER = BASELINES - {"openvino-float"}
 def test_the_forms_are_those_that_the_processor_has_kernels_for() -> None:
     baselines = openvino_baselines(TARGET)
     for kind in ("bf16", "fp16"):
-        assert (f"openvino-float-{kind}" in baselines) == (CAPABILITIES[kind] in capabilities())
+        assert (f"openvino-float-{kind}" in baselines) == (
+            CAPABILITIES[kind] in list_capabilities()
+        )
     for name, section in baselines.items():
         kind = "fp32" if name == "openvino-float" else name.rpartition("-")[2]
         assert section.float == kind
-        assert CAPABILITIES[kind] in capabilities()
+        assert CAPABILITIES[kind] in list_capabilities()
 
 
 def test_a_runtime_without_float_forms_has_one(runs: dict[str, Run]) -> None:

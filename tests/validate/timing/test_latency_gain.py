@@ -68,7 +68,7 @@ def test_the_gate_times_three_openings_of_each_model_and_the_table_one(
     target = OnnxRuntimeTarget(runtime="onnxruntime")
     cell = latency_gain.GainCell(target, latency, NEUTRAL)
     models = [latency_gain.ModelFolders(source, source / name) for name in ("whole", "smaller")]
-    gain = cell.compare(*models, SequentialTest(RatioQuestion.of(1.0, 5), 5, None))
+    gain = cell.compare(*models, SequentialTest(RatioQuestion.share_rounds(1.0, 5), 5, None))
     assert sorted(opened) == ["smaller"] * 3 + ["whole"] * 3
     assert (gain["runs"], len(gain["looks"]), gain["sequence"]) == (6, 1, 8)
     assert gain["interval"][0] < gain["ratio"] < gain["interval"][1]

@@ -58,7 +58,7 @@ CHAT = re.compile(r"""\s*\[\s*\{\s*["'](role|content|from|value)["']\s*:""")
 """Beginning of a conversation in a text."""
 
 
-def first_metric(model: ModelFacts) -> str:
+def choose_metric(model: ModelFacts) -> str:
     if is_multi_label(model):
         return "f1"
     return "spearman" if is_regression(model) else next(iter(model.task.metrics))
@@ -78,7 +78,7 @@ def propose(table: Any, file: Path, model: ModelFacts) -> tuple[dict[str, str], 
     head, decisions = table[:LOOKED_AT], []
     first, second = _pair_names(model)
     if model.task.inputs.name == IMAGE.name:
-        first = _named("image", [n for n in head if _is_image(table, n, head[n])], head)
+        first = _find_column("image", [n for n in head if _is_image(table, n, head[n])], head)
         fields = {"image": first}
         beside = [n for n in head if n != first]
         of_metrics = dict.fromkeys(
@@ -89,15 +89,15 @@ def propose(table: Any, file: Path, model: ModelFacts) -> tuple[dict[str, str], 
         decisions += [NOTHING_RIGHT.format(", ".join(missing))] if missing else []
     elif model.task.per_position and model.task.classifies:
         lists = [n for n in head if isinstance(next(iter(head[n]), None), list)]
-        fields = {"text": _named("words", lists, head)}
-        fields["tags"] = _named("tags", [n for n in lists if n != fields["text"]], head)
+        fields = {"text": _find_column("words", lists, head)}
+        fields["tags"] = _find_column("tags", [n for n in lists if n != fields["text"]], head)
     elif chats := _chats(head) if model.task.generates else []:
-        fields = {"messages": _named("messages", chats, head)}
+        fields = {"messages": _find_column("messages", chats, head)}
     else:
         strings = [n for n in head if isinstance(next(iter(head[n]), None), str)]
-        fields = {"text": _named(first, strings, head)}
+        fields = {"text": _find_column(first, strings, head)}
         if model.task.ranks or model.task.extracts:  # no task without the pair
-            fields |= _both(strings, head, model, file)
+            fields |= _find_pair_columns(strings, head, model, file)
     place = next(iter(fields))
     if not fields[place]:
         raise DataError(
@@ -124,7 +124,7 @@ def propose(table: Any, file: Path, model: ModelFacts) -> tuple[dict[str, str], 
     scored = is_regression(model) or model.task.ranks
     if model.task.extracts:
         fields["answers"] = _by_name("answers", others)
-        decisions += [] if fields["answers"] else [_no_answers(others)]
+        decisions += [] if fields["answers"] else [_report_no_answers(others)]
     elif scored or (fields.get("text_pair") and not model.task.classifies):
         numbers = [n for n in others if all(isinstance(v, int | float) for v in head[n])]
         lists = [n for n in others if _is_numbers(head[n], len(model.labels))]
@@ -137,7 +137,7 @@ def propose(table: Any, file: Path, model: ModelFacts) -> tuple[dict[str, str], 
         left = [n for n in head if n not in fields.values()]
         decisions.append(
             "no column was found for the score that the model answers with, and metric "
-            f"{first_metric(model)} needs one: name it in validate under columns: (score: COLUMN, "
+            f"{choose_metric(model)} needs one: name it in validate under columns: (score: COLUMN, "
             f"and text_pair: COLUMN for pairs); not used: {', '.join(left) or 'none'}"
         )
     return {field: column for field, column in fields.items() if column}, decisions
@@ -149,7 +149,7 @@ def _usual(field: str, model: ModelFacts) -> str:
     return {"text": first, "text_pair": second}.get(field, field)
 
 
-def _both(
+def _find_pair_columns(
     strings: Sequence[str], head: Mapping[str, Sequence[Any]], model: ModelFacts, file: Path
 ) -> dict[str, str]:
     """Return the columns of a task that reads two texts: by their usual names, else the longest for
@@ -165,9 +165,9 @@ def _both(
         )
     text = _by_name(first, strings)
     pair = _by_name(second, [n for n in strings if n != text])
-    pair = pair or _named(second, [n for n in strings if n != text], head)
+    pair = pair or _find_column(second, [n for n in strings if n != text], head)
     return {
-        "text": text or _named(first, [n for n in strings if n != pair], head),
+        "text": text or _find_column(first, [n for n in strings if n != pair], head),
         "text_pair": pair,
     }
 
@@ -179,7 +179,7 @@ def _pair_names(model: ModelFacts) -> tuple[str, str]:
     return ("query", "document") if model.task.ranks else ("text", "text_pair")
 
 
-def _no_answers(others: Sequence[str]) -> str:
+def _report_no_answers(others: Sequence[str]) -> str:
     return (
         "no column with the right answers was found, so metric agreement compares with the float "
         "model; to judge answers, name it in validate under columns: (answers: COLUMN) and set "
@@ -222,7 +222,7 @@ def _by_name(field: str, names: Sequence[str]) -> str:
     return next((lower[n] for n in NAMES[field] if n in lower), "")
 
 
-def _named(field: str, names: Sequence[str], head: Mapping[str, Sequence[Any]]) -> str:
+def _find_column(field: str, names: Sequence[str], head: Mapping[str, Sequence[Any]]) -> str:
     """Return the column with a usual name; else the one with the longest and most values."""
 
     def weight(name: str) -> int:
@@ -237,14 +237,14 @@ def _label_column(
     """Return the column whose values are the model's labels, else the one with a usual name."""
     known = {normal(label) for label in model.labels}
     for name in names:
-        each = [v for value in head[name] for v in values_of(value, is_multi_label(model))]
+        each = [v for value in head[name] for v in split_labels(value, is_multi_label(model))]
         values = {normal(str(value)) for value in each if value is not None}
         if values and values <= known and len(values) > 1:
             return name
     return _by_name("label", names)
 
 
-def values_of(value: Any, several: bool) -> list[Any]:
+def split_labels(value: Any, several: bool) -> list[Any]:
     """Return the labels of a value. several: True where a text holds the labels of a row."""
     if several and isinstance(value, str):
         value = [part.strip() for part in value.split(",") if part.strip()]

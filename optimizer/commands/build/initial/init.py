@@ -57,7 +57,7 @@ def init(
     from optimizer.commands.build.initial import onnx_file, starter
     from optimizer.commands.build.initial import rows as row_files
     from optimizer.foundation import atomic
-    from optimizer.harness.runtimes.machine import this_machine
+    from optimizer.harness.runtimes.machine import describe_machine
 
     starter.check_names(model, task, gguf_file)
     if out is not None and out.exists():
@@ -66,12 +66,14 @@ def init(
         )
     if split is not None and data is None:
         raise click.UsageError("--split is for the parts of --data; add --data FILE.")
-    of_tensors = onnx_file.takes(model, task)
+    of_tensors = onnx_file.reads_arrays(model, task)
     facts = onnx_file.look(model) if of_tensors else models.look(model, task, gguf_file)
     folder = out.parent if out else Path.cwd()
-    with atomic.disk_errors_explained(folder, "--out"):
+    with atomic.explain_disk_errors(folder, "--out"):
         if data is None:
-            rows = onnx_file.absent(facts) if of_tensors else row_files.absent(facts)
+            rows = (
+                onnx_file.describe_absent(facts) if of_tensors else row_files.describe_absent(facts)
+            )
         else:
             name = out.stem if out else data.resolve().stem
             parts = split or folder / f"{name}-data"
@@ -80,7 +82,7 @@ def init(
                 if of_tensors
                 else row_files.look(data, parts, folder, facts)
             )
-        slow = starter.without_integers(this_machine(), facts.task)
+        slow = starter.warn_slow_integers(describe_machine(), facts.task)
         text = starter.starter_recipe(facts, rows, folder, out.stem if out else "", slow)
         for sentence in (*facts.decisions, *rows.decisions, *([slow] if slow else [])):
             say(f"to decide: {sentence}")

@@ -16,7 +16,7 @@ from optimizer.foundation.reading import reading
 from optimizer.harness import tasks
 from optimizer.harness.inputs.image import IMAGE
 from optimizer.harness.inputs.text import TEXT
-from optimizer.harness.process.temporary import temporary_folder
+from optimizer.harness.process.temporary import make_temporary_folder
 from optimizer.harness.tasks import (
     feature_extraction,
     image_feature_extraction,
@@ -132,16 +132,16 @@ def look(name: str, task: str | None, gguf_file: str | None = None) -> ModelFact
     that it refuses by its config.
     """
     if gguf_file is not None:
-        return ModelFacts(name, tasks.task(task or tasks.generating()[0]), gguf_file)
+        return ModelFacts(name, tasks.find_task(task or tasks.list_generating()[0]), gguf_file)
     local = source.is_local(name)
     if not local and task is not None:
-        return ModelFacts(name, tasks.task(task))
+        return ModelFacts(name, tasks.find_task(task))
     root = _root(name)
     if adapter.is_alone(root):
         return _look_at_base(name, task, adapter.Adapter(name, source.Source(root, root, None)))
     only = sorted(p.name for p in root.glob("*.gguf"))
     if len(only) == 1 and not (root / "config.json").is_file():
-        return ModelFacts(name, tasks.task(task or tasks.generating()[0]), only[0])
+        return ModelFacts(name, tasks.find_task(task or tasks.list_generating()[0]), only[0])
     with reading(root):
         folder = model_folder(root)
         file = folder / "config.json"
@@ -161,9 +161,9 @@ def look(name: str, task: str | None, gguf_file: str | None = None) -> ModelFact
             scorer = cross_encoder.scores_pairs(root, raw)
             task = text_ranking.TASK.name if scorer else task
             decisions += [] if scorer else [ONE_SCORE]
-        elif tasks.task(task).generates and cross_encoder.settings(root):
+        elif tasks.find_task(task).generates and cross_encoder.settings(root):
             task = text_ranking.TASK.name
-    facts = ModelFacts(name, tasks.task(task), None, folder if local else None, kind)
+    facts = ModelFacts(name, tasks.find_task(task), None, folder if local else None, kind)
     plain = family is not None and (family.quantizes_convolutions or not family.smooth)
     facts = replace(facts, convolves=plain)
     if local:
@@ -186,7 +186,7 @@ def look(name: str, task: str | None, gguf_file: str | None = None) -> ModelFact
         config, skeleton, _ = open_skeleton(section, folder)
     there = section.model_copy(update={"source": str(folder)})
     read_whole = is_timm(raw) or is_pair(raw)  # their providers choose tensors
-    if unread := _unread(there, stored) if stored and not read_whole else None:
+    if unread := _list_unread_tensors(there, stored) if stored and not read_whole else None:
         patterns = ", ".join(map(json.dumps, weights.patterns_of(unread, skeleton)))
         setting = f"ignore_tensors: [{patterns}]    # tensors that task {task} has no use for"
         facts = replace(facts, settings=(*facts.settings, setting))
@@ -236,7 +236,7 @@ def _root(name: str) -> Path:
             where="MODEL",
             accepted="a folder, python-package:<name>, or a hub id that can be reached",
             fix="Correct the path, or give the task to write the recipe without a look at the "
-            f"model: --task {' | '.join(tasks.names())}.",
+            f"model: --task {' | '.join(tasks.list_names())}.",
         ) from e
 
 
@@ -273,18 +273,18 @@ def _named(raw: dict[str, Any]) -> bool:
 
 def _fits(kind: str, folder: Path, stored: Mapping[str, weights.Stored]) -> bool:
     """Return True if every parameter of this type's model has a tensor of its name and shape."""
-    section = Model(source=str(folder), task=_without_head(kind), model_type=kind)
-    return _unread(section, stored) is not None
+    section = Model(source=str(folder), task=_find_headless_task(kind), model_type=kind)
+    return _list_unread_tensors(section, stored) is not None
 
 
-def _without_head(kind: str) -> str:
+def _find_headless_task(kind: str) -> str:
     """Return the task that a model of this type without a head has."""
     family = FAMILIES[kind]
-    plain = tasks.generating()[0] if family.kind == "decoder" else feature_extraction.TASK.name
+    plain = tasks.list_generating()[0] if family.kind == "decoder" else feature_extraction.TASK.name
     return image_feature_extraction.TASK.name if family.inputs == IMAGE.name else plain
 
 
-def _unread(section: Model, stored: Mapping[str, weights.Stored]) -> list[str] | None:
+def _list_unread_tensors(section: Model, stored: Mapping[str, weights.Stored]) -> list[str] | None:
     """Return the names of the tensors that the model of section.task has no place for, as stage
     load judges them; None where a parameter of it has no tensor of its name and shape."""
     try:
@@ -319,22 +319,24 @@ def _task(
         if sentences:
             return sentence_embedding.TASK.name, ""
         if has_encoder(kind) and named and not named.endswith(ENCODER):
-            raise _no_task(named, file)
+            raise _report_no_task(named, file)
         of_images = (
-            t.name for t in _headed() if t.inputs.name == IMAGE.name and named.endswith(t.heads)
+            t.name
+            for t in _list_headed_tasks()
+            if t.inputs.name == IMAGE.name and named.endswith(t.heads)
         )
         return next(of_images, feature_extraction.TASK.name), ""  # refused when it is opened
     own = Model(
         source=str(file.parent),
-        task=feature_extraction.TASK.name if family is None else _without_head(kind),
+        task=feature_extraction.TASK.name if family is None else _find_headless_task(kind),
         model_type=None if _named(raw) else kind or None,
     )
     looks = stored and kind and not raw.get("auto_map") and not is_timm(raw)
     decodes = family is not None and family.kind == "decoder"  # its plain task reads the head
     if sentences and (decodes or named.endswith(text_generation.TASK.heads)):
         return sentence_embedding.TASK.name, ""  # a backbone keeps the name of its language model
-    head = _unread(own, stored) if looks and not decodes else None  # None: not known
-    of_class = next((t.name for t in _headed() if named.endswith(t.heads)), "")
+    head = _list_unread_tensors(own, stored) if looks and not decodes else None  # None: not known
+    of_class = next((t.name for t in _list_headed_tasks() if named.endswith(t.heads)), "")
     if of_class and head != []:
         return of_class, ""
     doubt = f"config.json names {named}, but the weights have no head of it" if of_class else ""
@@ -343,20 +345,20 @@ def _task(
     if decodes:
         return own.task, doubt
     if named and not of_class and not _is_base(named):
-        raise _no_task(named, file)
+        raise _report_no_task(named, file)
     if head:
-        sections = [own.model_copy(update={"task": t.name}) for t in _headed()]
-        if fitting := [s.task for s in sections if _unread(s, stored) == []]:
+        sections = [own.model_copy(update={"task": t.name}) for t in _list_headed_tasks()]
+        if fitting := [s.task for s in sections if _list_unread_tensors(s, stored) == []]:
             return fitting[0], f"the weights have the head of task {fitting[0]}"
-        raise _no_task(f"{named}, {head[0]}" if named else head[0], file)
+        raise _report_no_task(f"{named}, {head[0]}" if named else head[0], file)
     if head is None and not named:
         for sign, what in HEADS.items():
             if any(n.startswith(sign) for n in stored):
-                raise _no_task(f"{sign}*, {what}", file)
+                raise _report_no_task(f"{sign}*, {what}", file)
     return own.task, doubt
 
 
-def _headed() -> list[tasks.Task]:
+def _list_headed_tasks() -> list[tasks.Task]:
     return [t for t in tasks.TASKS.values() if t.heads]
 
 
@@ -365,13 +367,14 @@ def _is_base(named: str) -> bool:
     return named.endswith("Model") and not named.endswith("DoubleHeadsModel")
 
 
-def _no_task(head: str, file: Path) -> RecipeError:
+def _report_no_task(head: str, file: Path) -> RecipeError:
     return RecipeError(
         f"no task here has the model's head ({head})",
         where=f"{file}: architectures",
-        accepted=f"{', '.join(h for t in _headed() for h in t.heads)}, no head",
-        fix=f"Name the task if it is one of {', '.join(tasks.names())}. For hidden states save the "
-        "model without its head: transformers.AutoModel.from_pretrained(MODEL).save_pretrained("
+        accepted=f"{', '.join(h for t in _list_headed_tasks() for h in t.heads)}, no head",
+        fix=f"Name the task if it is one of {', '.join(tasks.list_names())}. For hidden states "
+        "save the model without its head: "
+        "transformers.AutoModel.from_pretrained(MODEL).save_pretrained("
         "FOLDER), with its tokenizer. To keep the head, export the model to ONNX and give that "
         "file: task tensors answers its arrays.",
     )
@@ -406,7 +409,7 @@ def _files(folder: Path, task: tasks.Task, kind: str) -> tuple[tuple[str, ...], 
 def _open_tokenizer(folder: Path, kind: str) -> Any:
     """Return transformers' tokenizer of a model; None where it cannot be opened. Its class depends
     on the model type, which is `kind` where config.json names none."""
-    with temporary_folder("tokenizer") as scratch:
+    with make_temporary_folder("tokenizer") as scratch:
         taken = None if _named(read_json(folder / "config.json")) else kind
         try:
             return tokenizer.transformers_tokenizer(model_type.completed(folder, taken, scratch))
@@ -414,7 +417,7 @@ def _open_tokenizer(folder: Path, kind: str) -> Any:
             return None
 
 
-def unknown_tokens(model: ModelFacts, texts: Sequence[str]) -> str:
+def describe_unknown_tokens(model: ModelFacts, texts: Sequence[str]) -> str:
     """Return a sentence about texts with many tokens that the tokenizer does not know, with an
     example; "" for others, and where the tokenizer cannot be opened."""
     if model.folder is None or model.task.inputs.name != TEXT.name:

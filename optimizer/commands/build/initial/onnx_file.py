@@ -28,7 +28,7 @@ ANY_SIZE = 32
 """Size that is proposed for an axis that the file leaves open."""
 
 
-def takes(name: str, task: str | None) -> bool:
+def reads_arrays(name: str, task: str | None) -> bool:
     """True for an ONNX file, a folder with one and without config.json, and task tensors."""
     path = Path(name).expanduser()
     folder = path.is_dir() and not (path / "config.json").is_file()
@@ -42,7 +42,7 @@ def takes(name: str, task: str | None) -> bool:
 def look(name: str) -> ModelFacts:
     """Return the facts about an ONNX file. Raises CheckpointError as load for one that it refuses;
     a file on a hub is not fetched."""
-    task = tasks.task(tensors.TASK.name)
+    task = tasks.find_task(tensors.TASK.name)
     section = Model(source=name, task=task.name)
     files.check_exists(section)
     if not source.is_local(name):
@@ -69,7 +69,7 @@ def look(name: str) -> ModelFacts:
     )
 
 
-def absent(model: ModelFacts) -> DataFacts:
+def describe_absent(model: ModelFacts) -> DataFacts:
     """Return the data that a recipe for an ONNX file needs, with what to bring as a decision."""
     bring = (
         "bring two files beside this recipe with an array per input, named as the input, whose "

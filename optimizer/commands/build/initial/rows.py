@@ -12,13 +12,13 @@ from typing import Any
 from optimizer.commands.build.initial.columns import (
     CHAT,
     LOOKED_AT,
-    first_metric,
+    choose_metric,
     is_multi_label,
     is_regression,
     propose,
-    values_of,
+    split_labels,
 )
-from optimizer.commands.build.initial.model import ModelFacts, unknown_tokens
+from optimizer.commands.build.initial.model import ModelFacts, describe_unknown_tokens
 from optimizer.commands.build.initial.parts import PARTS, check_number, split_rows, write_part
 from optimizer.data import conversations
 from optimizer.data.answers import read_answers
@@ -60,10 +60,10 @@ class DataFacts:
     settings: tuple[str, ...] = ()
 
 
-def absent(model: ModelFacts) -> DataFacts:
+def describe_absent(model: ModelFacts) -> DataFacts:
     """Return the data that a recipe for this model needs, with what to bring as a decision."""
     task = model.task
-    metric = first_metric(model)
+    metric = choose_metric(model)
     ways = task.metrics[metric]
     ways = ways[-1:] if is_multi_label(model) else ways  # labels, not one label
     pairs = task.ranks or task.extracts or is_regression(model)
@@ -174,7 +174,7 @@ def _labels(
         return (), []
     feature = table.features[column]
     declared = getattr(getattr(feature, "feature", feature), "names", None)
-    values = [v for value in table[column] for v in values_of(value, "labels" in columns)]
+    values = [v for value in table[column] for v in split_labels(value, "labels" in columns)]
     values = sorted({v for v in values if v is not None}, key=str)
     if declared:
         values = list(declared)
@@ -207,7 +207,7 @@ def _labelled_metric(model: ModelFacts) -> str:
 def _metric(columns: Mapping[str, str], model: ModelFacts) -> str:
     """Return the first metric whose columns are there, or the one without any."""
     if is_regression(model) or model.task.ranks:
-        return first_metric(model)
+        return choose_metric(model)
     metrics = {m: ways for m, ways in model.task.metrics.items() if m != "probe_accuracy"}
     usable = (m for m, ways in metrics.items() if any(set(way) <= set(columns) for way in ways))
     return next(usable, next((m for m, ways in metrics.items() if not ways), [*metrics][-1]))
@@ -253,10 +253,10 @@ def _doubt_tokenizer(
     column = columns.get("text") or columns.get("messages")
     if column is None:
         return ""
-    return unknown_tokens(model, [_as_text(row[column]) for row in rows[:LOOKED_AT]])
+    return describe_unknown_tokens(model, [_read_text(row[column]) for row in rows[:LOOKED_AT]])
 
 
-def _as_text(value: Any) -> str:
+def _read_text(value: Any) -> str:
     """Return the text of a value: a text, a list of words, or a conversation."""
     if isinstance(value, str) and CHAT.match(value):
         return conversations.as_text(conversations.parse(value, "--data"))
@@ -277,7 +277,7 @@ def _split(
     fields = [c for f, c in columns.items() if f in unique]
 
     def texts(row: Mapping[str, Any]) -> list[str]:
-        return [_as_text(row[c]) for c in fields]
+        return [_read_text(row[c]) for c in fields]
 
     ids = model.token_ids
     keys = text_keys([t for row in rows for t in texts(row)], ids)

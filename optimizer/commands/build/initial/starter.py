@@ -11,7 +11,7 @@ from pathlib import Path
 
 from optimizer.commands.build.initial.model import ModelFacts
 from optimizer.commands.build.initial.rows import DataFacts
-from optimizer.foundation.errors import RecipeError, closest
+from optimizer.foundation.errors import RecipeError, suggest
 from optimizer.harness import tasks
 from optimizer.harness.bundle.fit_columns import VNNI
 from optimizer.harness.inputs.image import IMAGE
@@ -153,7 +153,7 @@ EQUAL = """\
 """
 
 
-def without_integers(machine: Machine, task: tasks.Task) -> str:
+def warn_slow_integers(machine: Machine, task: tasks.Task) -> str:
     """Return a sentence for a machine whose processor has no instructions for sums of 8-bit
     products; "" for others, for weight-only recipes, and where its features are not known."""
     if task.generates or not machine.cpu_features or VNNI & set(machine.cpu_features):
@@ -175,10 +175,10 @@ def check_names(model: str, task: str | None, gguf_file: str | None) -> None:
                 where=where,
                 accepted="a hub id (owner/name), a folder, a file, or python-package:<name>",
             )
-    known = tasks.names()
+    known = tasks.list_names()
     if task is not None and task not in known:
         raise RecipeError(
-            f"{task!r} is not a task{closest(task, known)}",
+            f"{task!r} is not a task{suggest(task, known)}",
             where="--task",
             accepted=", ".join(known),
         )
@@ -191,26 +191,26 @@ def starter_recipe(
 
     folder: folder of the recipe, where its relative paths start
     name: file name of the recipe without its ending; "": named after the model and its bits
-    slow: result of `without_integers`; must_beat_float is off with one
+    slow: result of `warn_slow_integers`; must_beat_float is off with one
     """
     task, generates = model.task, model.task.generates
     base = model.name.split(":")[-1].rstrip("/").split("/")[-1].removesuffix(".onnx")
-    named = _as_name(name) or f"{_as_name(base) or 'model'}-{'int4' if generates else 'int8'}"
-    settings = [f"gguf_file: {quoted(model.gguf_file)}"] if model.gguf_file else []
+    named = _make_name(name) or f"{_make_name(base) or 'model'}-{'int4' if generates else 'int8'}"
+    settings = [f"gguf_file: {quote(model.gguf_file)}"] if model.gguf_file else []
     if model.adapter is not None:
-        settings.append(f"adapters: [{quoted(_source(model.adapter, folder))}]")
+        settings.append(f"adapters: [{quote(_source(model.adapter, folder))}]")
     known = ("text", "text_pair", "image", "keypoints", "messages", "arrays")
     inputs = [field for field in data.columns if field in known]
     head = MODEL.format(
         name=named,
-        model=quoted(_source(model.name, folder)),
-        decisions=_marked(model.decisions),
+        model=quote(_source(model.name, folder)),
+        decisions=_mark_decisions(model.decisions),
         settings="".join(f"  {line}\n" for line in (*settings, *model.settings, *data.settings)),
         task=task.name,
         calibrated_on="texts like those that the model will read and write"
         if generates
         else f"{task.inputs.name}s for measuring activation ranges",
-        to_bring=_marked(data.decisions),
+        to_bring=_mark_decisions(data.decisions),
         columns=_flow(data, inputs),
         **_part(data, "calibrate"),
     )
@@ -218,7 +218,7 @@ def starter_recipe(
     if task.inputs.name in (IMAGE.name, TENSORS.name):
         quantize = {True: FILTERS, False: QUANTIZE, None: UNKNOWN}[model.convolves]
         sections, margin = f"  samples: SAMPLES\n\n{quantize}{OF_IMAGES}", IMAGE_MARGIN
-    labels = f"    labels: [{', '.join(map(quoted, data.labels))}]\n" if data.labels else ""
+    labels = f"    labels: [{', '.join(map(quote, data.labels))}]\n" if data.labels else ""
     proof = PROOF.format(
         columns=_flow(data, list(data.columns)),
         labels=labels,
@@ -227,17 +227,17 @@ def starter_recipe(
     )
     time = ""
     if "time" in data.files:
-        time = f"{{source: {data.source}, files: [{quoted(data.files['time'][0])}], "
+        time = f"{{source: {data.source}, files: [{quote(data.files['time'][0])}], "
         time = f"    data: {time}columns: {_flow(data, inputs)}}}\n"
     samples = str(min(256, data.files["calibrate"][1] or 256))
     margin += TEXTS if task.reads_texts else ""
     text = "".join(
         (head, sections.replace("SAMPLES", samples), proof, margin.replace("TIME", time))
-    ).replace("BEAT", f"{_marked([slow], '    ')}{EQUAL}" if slow else BEAT)
-    return _fitted(text, model.positions, generates)
+    ).replace("BEAT", f"{_mark_decisions([slow], '    ')}{EQUAL}" if slow else BEAT)
+    return _fit_lengths(text, model.positions, generates)
 
 
-def _as_name(text: str) -> str:
+def _make_name(text: str) -> str:
     """Return text as the name of a recipe; "" where no character of it is accepted."""
     return re.sub(r"[^a-z0-9._-]+", "-", text.lower()).strip("-._")[:100]
 
@@ -252,7 +252,7 @@ def _source(model: str, folder: Path) -> str:
     return path if path.startswith("..") else f"./{path}"
 
 
-def _fitted(text: str, positions: int | None, generates: bool) -> str:
+def _fit_lengths(text: str, positions: int | None, generates: bool) -> str:
     """Put in lengths that the model has positions for."""
     most = positions or 1 << 30
     lengths = {
@@ -268,20 +268,20 @@ def _fitted(text: str, positions: int | None, generates: bool) -> str:
 def _part(data: DataFacts, part: str) -> dict[str, str]:
     file, rows = data.files[part]
     counted = f"; {rows:,} rows" if part == "calibrate" else f"     # {rows:,} rows"
-    return {"source": data.source, "file": quoted(file), "rows": counted if rows else ""}
+    return {"source": data.source, "file": quote(file), "rows": counted if rows else ""}
 
 
 def _flow(data: DataFacts, fields: Sequence[str]) -> str:
     """Return {field: column} as YAML."""
-    return "{" + ", ".join(f"{f}: {quoted(data.columns[f])}" for f in fields) + "}"
+    return "{" + ", ".join(f"{f}: {quote(data.columns[f])}" for f in fields) + "}"
 
 
-def _marked(sentences: Sequence[str], indent: str = "  ") -> str:
+def _mark_decisions(sentences: Sequence[str], indent: str = "  ") -> str:
     lines = (textwrap.wrap(f"{MARK} {s}", 95, subsequent_indent="#   ") for s in sentences)
     return "".join(f"{indent}{line}\n" for wrapped in lines for line in wrapped)
 
 
-def quoted(text: str) -> str:
+def quote(text: str) -> str:
     """Return a string as YAML, in quotes where it needs them."""
     plain = PLAIN.fullmatch(text) and text.lower() not in WORDS and not text.endswith(":")
     return text if plain else json.dumps(text, ensure_ascii=False)

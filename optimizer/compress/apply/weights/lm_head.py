@@ -158,7 +158,7 @@ def _round(
     def parts() -> Iterator[QTensor]:
         starts = range(0, count, size)
         alone = H is None and source.device == CPU
-        for q, *error in threads.each(one, starts) if alone else map(one, starts):
+        for q, *error in threads.map_in_threads(one, starts) if alone else map(one, starts):
             measured.append(cast(Any, error))
             yield q
 

@@ -13,13 +13,13 @@ from threading import Lock
 from typing import Any
 
 from ...errors import MachineError
-from .privacy import without_telemetry
+from .privacy import block_telemetry
 
 
-def package() -> Any:
+def import_package() -> Any:
     """Import openvino. Raises MachineError if it is missing."""
     try:
-        with without_telemetry():
+        with block_telemetry():
             import openvino
     except ImportError as e:
         raise MachineError(
@@ -28,7 +28,7 @@ def package() -> Any:
     return openvino
 
 
-def core() -> Any:
+def open_core() -> Any:
     """Return the shared ov.Core. Raises MachineError."""
     return _shared("models")
 
@@ -51,4 +51,4 @@ def _shared(use: str) -> Any:
 
 @cache
 def _cached(use: str) -> Any:  # noqa: ARG001 - one Core per use
-    return package().Core()
+    return import_package().Core()

@@ -43,7 +43,7 @@ class OpenVinoDecoder(LastOfStep):
     """
 
     def __init__(self, runner: StatefulModel, contract: Contract) -> None:
-        self._runner, self._names = runner, kv_cache.names(contract.decoder.layers)
+        self._runner, self._names = runner, kv_cache.list_names(contract.decoder.layers)
         self._inputs = [i.name for i in contract.inputs]
         check_graph(runner, self._inputs, self._names)
         self._request = runner.request()
@@ -68,7 +68,7 @@ class PagedDecoder(LastOfStep):
 
     def __init__(self, runner: PagedModel, contract: Contract, capacity: int) -> None:
         self._runner, self._capacity = runner, capacity
-        self._names = kv_cache.names(contract.decoder.layers)
+        self._names = kv_cache.list_names(contract.decoder.layers)
         self._inputs = [i.name for i in contract.inputs]
         check_graph(runner, self._inputs, self._names)
         self._pages: Pages | None = None

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...errors import MachineError
-from .core import core
+from .core import open_core
 
 DEVICES = {"cpu": "CPU", "gpu": "GPU", "npu": "NPU"}
 PRECISIONS = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
@@ -20,20 +20,20 @@ PRECISION_PROPERTIES = (
 """Properties that change results."""
 
 
-def available() -> dict[str, str]:
+def list_devices() -> dict[str, str]:
     """Return {OpenVINO's name: full name} of the present devices, e.g. {"CPU": "AMD EPYC"}.
 
     Raises MachineError if the package is missing.
     """
-    opened = core()
+    opened = open_core()
     names = [str(name) for name in opened.available_devices]
     return {name: str(opened.get_property(name, "FULL_DEVICE_NAME")) for name in names}
 
 
-def absent(device: str, present: Mapping[str, str]) -> str:
+def explain_absent(device: str, present: Mapping[str, str]) -> str:
     """Return the reason why a device of DEVICES is missing, or "".
 
-    present: result of `available`.
+    present: result of `list_devices`.
     """
     kind = DEVICES[device]
     if any(name.partition(".")[0] == kind for name in present):
@@ -44,7 +44,7 @@ def absent(device: str, present: Mapping[str, str]) -> str:
 
 def check(device: str) -> None:
     """Raises MachineError if OpenVINO does not find the device."""
-    if why := absent(device, available()):
+    if why := explain_absent(device, list_devices()):
         raise MachineError(
             why,
             where=f"openvino: device {device}",
@@ -52,23 +52,23 @@ def check(device: str) -> None:
         )
 
 
-def full_name(device: str) -> str:
+def read_full_name(device: str) -> str:
     """Return the full name of a present device; of several of one kind the first, which runs."""
-    return str(core().get_property(DEVICES[device], "FULL_DEVICE_NAME"))
+    return str(open_core().get_property(DEVICES[device], "FULL_DEVICE_NAME"))
 
 
-def capabilities(device: str = "cpu") -> list[str]:
+def list_capabilities(device: str = "cpu") -> list[str]:
     """Return the precisions that a device has kernels for: "FP32", "BF16", "INT8", ...
 
     Raises MachineError if the package is missing.
     """
-    return list(core().get_property(DEVICES[device], "OPTIMIZATION_CAPABILITIES"))
+    return list(open_core().get_property(DEVICES[device], "OPTIMIZATION_CAPABILITIES"))
 
 
 def refuse_emulation(listed: Sequence[str], precision: str, device: str = "cpu") -> None:
     """Raises MachineError for a precision that is not among a device's capabilities.
 
-    listed: result of `capabilities`.
+    listed: result of `list_capabilities`.
     """
     if CAPABILITIES[precision] in listed:
         return
@@ -82,7 +82,7 @@ def refuse_emulation(listed: Sequence[str], precision: str, device: str = "cpu")
     )
 
 
-def supported_properties(
+def select_supported(
     properties: Mapping[str, Any], supported: Sequence[str], device: str = "cpu"
 ) -> dict[str, Any]:
     """Return the properties that the device supports.

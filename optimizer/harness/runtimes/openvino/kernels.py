@@ -30,7 +30,7 @@ class Kernel:
     inputs: tuple[str, ...]
 
 
-def kernels(compiled: Any) -> list[Kernel]:
+def list_kernels(compiled: Any) -> list[Kernel]:
     """Return the kernels of an ov.CompiledModel in graph order."""
     return [_kernel(node) for node in compiled.get_runtime_model().get_ordered_ops()]
 

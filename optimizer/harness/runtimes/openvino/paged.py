@@ -51,7 +51,7 @@ class NotPagedError(BundleError):
     """OpenVINO cannot rewrite the model to the form above."""
 
 
-def page_cache(ov: Any, model: Any) -> None:
+def rewrite_cache_as_pages(ov: Any, model: Any) -> None:
     """Rewrite an ov.Model in place. Raises NotPagedError.
 
     ov: the openvino package.
@@ -90,7 +90,7 @@ class _Text:
 class Pages:
     """Numbered texts in the paged KV cache of one infer request.
 
-    compiled: ov.CompiledModel in the form of `page_cache`.
+    compiled: ov.CompiledModel in the form of `rewrite_cache_as_pages`.
     texts, tokens: initial capacity, which doubles when it is used up.
     companion: add a companion to steps of single tokens, see the module.
     """

@@ -15,7 +15,7 @@ REPORTING = "openvino.tools.ovc"
 
 
 @contextmanager
-def without_telemetry() -> Iterator[None]:
+def block_telemetry() -> Iterator[None]:
     """Block the conversion tools while openvino is imported in this context.
 
     Without effect if openvino was imported before. The tools can be imported later.

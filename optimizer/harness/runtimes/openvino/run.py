@@ -30,11 +30,11 @@ from ...process.closing import Closing
 from ..ort.run import check_array, check_names, cores
 from ..slots import SeparateDecoders, Slots
 from . import devices, stateful
-from .core import core, core_for_strings, package
+from .core import core_for_strings, import_package, open_core
 from .decoder import OpenVinoDecoder, PagedDecoder, identity_rows, read_states, write_states
 from .devices import DEVICES, PRECISIONS
-from .kernels import Kernel, kernels
-from .paged import NotPagedError, Pages, blocks_bytes, page_cache
+from .kernels import Kernel, list_kernels
+from .paged import NotPagedError, Pages, blocks_bytes, rewrite_cache_as_pages
 from .slots import PagedSlots
 
 CACHES = PRECISIONS
@@ -133,10 +133,10 @@ class OpenVinoRunner(Closing):
         self.threads, self._file = threads or cores(), compiled
         self._axes, self._idle = axes or {}, list[Any]()
         if self.settings.paged:
-            self._inputs, self._outputs = self._ports(_read(package(), self.model))
-            self._cache = kv_cache.names(sum(map(kv_cache.is_past, self._inputs)) // 2)
+            self._inputs, self._outputs = self._ports(_read(import_package(), self.model))
+            self._cache = kv_cache.list_names(sum(map(kv_cache.is_past, self._inputs)) // 2)
             return
-        self._cache = stateful.pairs([s.name for s in self.request().query_state()])
+        self._cache = stateful.list_state_pairs([s.name for s in self.request().query_state()])
         self._inputs, self._outputs = self._ports(self._compiled)
         for past, present in self._cache:
             self._inputs[past] = (np.dtype("float32"), None)
@@ -190,7 +190,7 @@ class OpenVinoRunner(Closing):
         request = self._request()
         if self._cache:
             pasts = {past: taken.pop(past) for past, _ in self._cache}
-            write_states(package(), request, self._cache, pasts)
+            write_states(import_package(), request, self._cache, pasts)
             taken[stateful.ROWS] = identity_rows(len(next(iter(taken.values()))))
         answers = self.run(request, taken)
         answers |= read_states(request, self._cache)
@@ -247,7 +247,9 @@ class OpenVinoRunner(Closing):
         try:
             yield
         except Exception as e:  # the binding raises RuntimeError for everything
-            problem = f"OpenVINO cannot run it on this {self.settings.device} ({_first_line(e)})"
+            problem = (
+                f"OpenVINO cannot run it on this {self.settings.device} ({_cut_first_line(e)})"
+            )
             if NO_KERNEL in str(e):
                 fix = f"{KERNELS} Or give another engine (--runtime)."
                 raise MachineError(problem, where=str(self.model), fix=fix) from e
@@ -261,7 +263,7 @@ class OpenVinoRunner(Closing):
         of the time of one text (SmolLM2), but a third with float products, which get none.
         """
         companion = self.settings.block > 0
-        return Pages(package(), self._paged, texts, tokens, companion=companion)
+        return Pages(import_package(), self._paged, texts, tokens, companion=companion)
 
     def decoder(self, contract: Contract, capacity: int = 0) -> OpenVinoDecoder | PagedDecoder:
         if self.settings.paged:
@@ -282,7 +284,7 @@ class OpenVinoRunner(Closing):
 
     def kernels(self) -> list[Kernel]:
         """Return the kernel of each layer; of a decoder, in the form used for generation."""
-        return kernels(self._paged if self.settings.paged else self._compiled)
+        return list_kernels(self._paged if self.settings.paged else self._compiled)
 
     def close(self) -> None:
         self._idle.clear()
@@ -296,14 +298,14 @@ def write_compiled(model: Path, settings: OpenVinoSettings, threads: int, out: P
     out.write_bytes(compiled.export_model().getvalue())
 
 
-def unpaged(model: Path) -> str:
+def explain_unpaged(model: Path) -> str:
     """Return the reason why OpenVINO cannot page the KV cache of a decoder's file, or "".
 
     Raises BundleError for a file that OpenVINO cannot read.
     """
-    ov = package()
+    ov = import_package()
     try:
-        page_cache(ov, _read(ov, model))
+        rewrite_cache_as_pages(ov, _read(ov, model))
     except NotPagedError as e:
         return str(e)
     return ""
@@ -315,8 +317,8 @@ def write_stateful(model: Path, settings: OpenVinoSettings, out: Path) -> None:
     The KV cache becomes states; weights keep their types. The file stores the properties of
     `settings` as defaults, except the precision hint, which a file cannot store.
     """
-    read = core().read_model(str(model))
-    stateful.make_stateful(package(), read)
+    read = open_core().read_model(str(model))
+    stateful.make_stateful(import_package(), read)
     for name, value in settings.precision_properties.items():
         read.set_rt_info(str(value), ["runtime_options", name])
     write_model(read, out)
@@ -324,10 +326,10 @@ def write_stateful(model: Path, settings: OpenVinoSettings, out: Path) -> None:
 
 def write_model(model: Any, out: Path) -> None:
     """Write an ov.Model without rounding weights."""
-    package().save_model(model, str(out), compress_to_fp16=False)
+    import_package().save_model(model, str(out), compress_to_fp16=False)
 
 
-def string_model(path: Path) -> Callable[[str], dict[str, Array]]:
+def open_string_model(path: Path) -> Callable[[str], dict[str, Array]]:
     """Return a function from a text to {output: array} that runs a model with string operators.
 
     Import openvino_tokenizers first, which registers the operators.
@@ -339,23 +341,23 @@ def string_model(path: Path) -> Callable[[str], dict[str, Array]]:
 
 def _open(model: Path, settings: OpenVinoSettings, threads: int, compiled: Path | None) -> Any:
     """Open a model as an ov.CompiledModel."""
-    ov, device = package(), DEVICES[settings.device]
+    ov, device = import_package(), DEVICES[settings.device]
     properties = _properties(settings, threads)
     with _opening(ov, compiled or model):
         if compiled is not None:
             blob = ov.utils.data_helpers.tensor_from_file(str(compiled))
-            return core().import_model(blob, device, properties)
+            return open_core().import_model(blob, device, properties)
         read = _read(ov, model)
         if stateful.is_decoder(name for port in read.inputs for name in port.get_names()):
-            (page_cache if settings.paged else stateful.make_stateful)(ov, read)
+            (rewrite_cache_as_pages if settings.paged else stateful.make_stateful)(ov, read)
         with _opening(ov, model, MachineError):
-            return core().compile_model(read, device, properties)
+            return open_core().compile_model(read, device, properties)
 
 
 def _properties(settings: OpenVinoSettings, threads: int) -> dict[str, Any]:
     """Return the properties of a model. Raises MachineError if the device lacks support."""
     devices.check(settings.device)
-    listed = devices.capabilities(settings.device)
+    listed = devices.list_capabilities(settings.device)
     devices.refuse_emulation(listed, settings.precision, settings.device)
     properties = {
         **settings.precision_properties,
@@ -363,8 +365,8 @@ def _properties(settings: OpenVinoSettings, threads: int) -> dict[str, Any]:
         "PERFORMANCE_HINT": HINTS[settings.hint],
         "ENABLE_CPU_PINNING": False,
     }
-    supported = core().get_property(DEVICES[settings.device], "SUPPORTED_PROPERTIES")
-    return devices.supported_properties(properties, list(supported), settings.device)
+    supported = open_core().get_property(DEVICES[settings.device], "SUPPORTED_PROPERTIES")
+    return devices.select_supported(properties, list(supported), settings.device)
 
 
 def _read(ov: Any, model: Path) -> Any:
@@ -372,7 +374,7 @@ def _read(ov: Any, model: Path) -> Any:
     if not model.is_file():
         raise BundleError("the model is missing", where=str(model))
     with _opening(ov, model):
-        return core().read_model(str(model))
+        return open_core().read_model(str(model))
 
 
 @contextmanager
@@ -383,7 +385,7 @@ def _opening(ov: Any, file: Path, kind: type[HarnessError] = BundleError) -> Ite
     except (BundleError, MachineError):
         raise
     except Exception as e:  # the binding raises RuntimeError for everything
-        fix, line = DAMAGED if kind is BundleError else KERNELS, _first_line(e)
+        fix, line = DAMAGED if kind is BundleError else KERNELS, _cut_first_line(e)
         raise kind(
             f"OpenVINO {ov.get_version()} cannot open it ({line})", where=str(file), fix=fix
         ) from e
@@ -403,7 +405,7 @@ def _shape(port: Any) -> Shape | None:
     return tuple(d.get_length() if d.is_static else None for d in shape)
 
 
-def _first_line(error: BaseException) -> str:
+def _cut_first_line(error: BaseException) -> str:
     """Return the first line of an error after its source locations."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     informative = [line for line in lines if not line.startswith(("Exception from src", "Check '"))]

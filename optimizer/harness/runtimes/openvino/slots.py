@@ -28,7 +28,7 @@ class PagedSlots:
     multiple = 1  # rows of a step are padded to a multiple of it by idle texts
 
     def __init__(self, runner: PagedModel, contract: Contract, rows: int, capacity: int) -> None:
-        names = kv_cache.names(contract.decoder.layers)
+        names = kv_cache.list_names(contract.decoder.layers)
         check_graph(runner, [i.name for i in contract.inputs], names)
         self._pages = runner.pages(rows, capacity)
         self._idle = [*range(-1, -1 - rows, -1)]  # texts that pad a step

@@ -30,12 +30,12 @@ def variable(past: str, present: str) -> str:
     return past + present
 
 
-def pairs(states: Collection[str]) -> list[tuple[str, str]]:
+def list_state_pairs(states: Collection[str]) -> list[tuple[str, str]]:
     """Return (past, present) of each state of a compiled model, in the order of kv_cache.names.
 
     Raises BundleError for states that are not a KV cache.
     """
-    names = kv_cache.names(len(states) // len(kv_cache.PARTS))
+    names = kv_cache.list_names(len(states) // len(kv_cache.PARTS))
     if {variable(*pair) for pair in names} != set(states):
         raise BundleError(f"the model's states are {', '.join(sorted(states)[:4])}", **EXPECTED)
     return names
@@ -52,7 +52,7 @@ def make_stateful(ov: Any, model: Any) -> None:
     ops = ov.opset13
     pasts = {str(p.any_name): p for p in model.inputs if kv_cache.is_past(str(p.any_name))}
     outputs = {name for port in model.outputs for name in port.get_names()}
-    names = dict(kv_cache.names(len(pasts) // len(kv_cache.PARTS)))
+    names = dict(kv_cache.list_names(len(pasts) // len(kv_cache.PARTS)))
     if set(names) != set(pasts) or not set(names.values()) <= outputs:
         raise BundleError(f"the model's KV cache is {', '.join(sorted(pasts)[:4])}", **EXPECTED)
     rows = ops.parameter([-1], ov.Type.i32, name=ROWS)

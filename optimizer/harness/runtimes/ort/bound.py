@@ -4,7 +4,7 @@ With CUDA graphs each set is captured once and replayed. A captured graph reads 
 addresses (ONNX Runtime, CUDA execution provider, "CUDA Graphs"), so new inputs are copied into the
 set. The first batch of a size runs twice: uncaptured, to size the outputs (gpu_graph_id -1), and
 again to be captured.
-Texts are padded to a few sizes first (`profiles`), so that there are few graphs.
+Texts are padded to a few sizes first (`list_profiles`), so that there are few graphs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ...inputs.batch import Array
 
 LIMIT = 128  # sets of buffers; the least recently used one is released
 BYTES = 1 << 30  # of all sets together, the one in use included; one larger set is kept alone
-ROWS, TOKENS = 64, 16  # largest batch, and smallest number of tokens, of `profiles`
+ROWS, TOKENS = 64, 16  # largest batch, and smallest number of tokens, of `list_profiles`
 UNCAPTURED = -1
 GRAPH_ID = "gpu_graph_id"
 
@@ -137,7 +137,7 @@ class BoundSession:
             self._session.release_captured_graph(buffers.graph)
 
 
-def profiles(longest: int) -> list[dict[str, tuple[int, int, int]]]:
+def list_profiles(longest: int) -> list[dict[str, tuple[int, int, int]]]:
     """Sizes that texts are padded to, as optimization profiles of fitted.FittedRunner: powers of
     two, so that padding less than doubles rows, and tokens of texts of TOKENS or more.
 

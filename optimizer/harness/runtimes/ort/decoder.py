@@ -63,7 +63,7 @@ class OrtDecoder(LastOfStep):
     def __init__(self, runner: BindableModel, contract: Contract, capacity: int = 0) -> None:
         self._runner, self._spec = runner, contract.decoder
         self._capacity = capacity
-        self._names = kv_cache.names(self._spec.layers)
+        self._names = kv_cache.list_names(self._spec.layers)
         self._inputs = [i.name for i in contract.inputs]
         check_graph(runner, self._inputs, self._names)
         self._shared = runner.metadata.get(SHARED[0]) == SHARED[1]
@@ -154,7 +154,7 @@ def run_last(
     cache: {name of the past: OrtValue}
     """
     logits = np.empty((len(arrays["input_ids"]), 1, spec.vocabulary), np.float32)
-    presents = {present: cache[past] for past, present in kv_cache.names(spec.layers)}
+    presents = {present: cache[past] for past, present in kv_cache.list_names(spec.layers)}
     runner.run_values({**arrays, FIRST_SCORED: LAST, **cache}, {LOGITS: logits, **presents})
     return logits[:, -1]
 
@@ -162,7 +162,7 @@ def run_last(
 def check_graph(runner: ModelPorts, inputs: list[str], names: list[tuple[str, str]]) -> None:
     """Raises BundleError unless the graph's names are the contract's inputs and the KV cache.
 
-    names: kv_cache.names of the contract.
+    names: kv_cache.list_names of the contract.
     """
     pasts, presents = {p for p, _ in names}, {p for _, p in names}
     for kind, actual, expected in (

@@ -88,7 +88,7 @@ class DeviceSlots(OrtSlots):
 
     def _part(self, past: str, first: int, last: int) -> Any:
         shape = self._cache[past].shape()
-        return part_of(
+        return slice_value(
             self._cache[past], first * int(np.prod(shape[1:])), [last - first, *shape[1:]]
         )
 
@@ -97,7 +97,9 @@ class DeviceSlots(OrtSlots):
         value = self._cache[past]
         _, heads, capacity, width = value.shape()
         return [
-            part_of(value, ((row * heads + head) * capacity + start) * width, [stop - start, width])
+            slice_value(
+                value, ((row * heads + head) * capacity + start) * width, [stop - start, width]
+            )
             for head in range(heads)
         ]
 
@@ -126,7 +128,7 @@ class _Tensor(ctypes.Structure):
     )
 
 
-def part_of(value: Any, start: int, shape: Sequence[int]) -> Any:
+def slice_value(value: Any, start: int, shape: Sequence[int]) -> Any:
     """Consecutive elements of an OrtValue, as an OrtValue on the same memory, which it keeps alive.
 
     ONNX Runtime has no function for it, so the tensor is exchanged with itself by DLPack, and the

@@ -131,7 +131,7 @@ class DividedRuns:
             return self._session, self._others
 
 
-def by_rows(session: Any) -> bool:
+def can_divide_rows(session: Any) -> bool:
     """Return True if all inputs and outputs share one dynamic first axis."""
     ports = [*session.get_inputs(), *session.get_outputs()]
     axes = {port.shape[0] if port.shape else None for port in ports}

@@ -31,7 +31,7 @@ PRODUCT = bytes.fromhex(
 """The ONNX file of MatMulInteger(a uint8 [rows, 64], b int8 [64, 16]) -> y int32, opset 13."""
 
 
-def settings(ort: Any) -> tuple[tuple[str, str], ...]:
+def list_settings(ort: Any) -> tuple[tuple[str, str], ...]:
     """Return the session entries that make integer products exact; none if they are exact.
 
     ort: the onnxruntime module. The test takes about a millisecond.

@@ -51,7 +51,7 @@ class FixedStep:
         self.cache, self.graph = dict(cache), graph
         self._dtypes = {i.name: i.dtype for i in contract.inputs}
         self._runner, spec = runner, contract.decoder
-        names = kv_cache.names(spec.layers)
+        names = kv_cache.list_names(spec.layers)
         rows, _, capacity, _ = self.cache[names[0][0]].shape()
         self.rows, self.capacity = rows, capacity
         self._inputs = {
@@ -116,7 +116,7 @@ class FixedSteps:
                     return step
         spec = contract.decoder
         shape = (rows, spec.kv_heads, capacity, spec.head_dim)
-        names = [past for past, _ in kv_cache.names(spec.layers)]
+        names = [past for past, _ in kv_cache.list_names(spec.layers)]
         runner = self._runner
         return self.make(
             contract, {past: runner.value(np.zeros(shape, runner.inputs[past])) for past in names}
@@ -188,6 +188,6 @@ class ReplayingDecoder(OrtDecoder):
         return True
 
 
-def replays(runner: BindableModel) -> bool:
+def can_replay(runner: BindableModel) -> bool:
     """Return True for a decoder whose past and present share one buffer."""
     return runner.metadata.get(SHARED[0]) == SHARED[1]

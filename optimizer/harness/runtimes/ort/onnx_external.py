@@ -32,7 +32,7 @@ DEEPEST = (
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 
 
-def external_files(model: Path) -> set[str]:
+def list_external_files(model: Path) -> set[str]:
     """Return every location of external data, as written in the file.
 
     Raises BundleError if the file is not a protobuf message.
@@ -40,7 +40,7 @@ def external_files(model: Path) -> set[str]:
     return {value for kind, key, value in _pairs(model) if (kind, key) == ("entry", "location")}
 
 
-def metadata(model: Path) -> dict[str, str]:
+def read_metadata(model: Path) -> dict[str, str]:
     """Return the model's metadata_props. Raises BundleError as external_files does."""
     return {key: value for kind, key, value in _pairs(model) if kind == "property"}
 
@@ -61,7 +61,7 @@ def check_inside(model: Path, folder: Path, listed: set[str]) -> None:
 
     listed: file names of the manifest, relative to `folder`.
     """
-    for location in sorted(external_files(model)):
+    for location in sorted(list_external_files(model)):
         try:
             target = (model.parent / location).resolve()
         except (OSError, ValueError, RuntimeError) as e:

@@ -7,8 +7,8 @@
                    TensorRT-RTX (nvidia.github.io/TensorRT-RTX-EP-ABI); not beside onnxruntime-gpu
 
 ONNX Runtime silently assigns the nodes that a provider does not support to the next provider, the
-CPU last. `refuse_fallback` raises if the provider runs no node, and `placement` reports where the
-nodes run.
+CPU last. `refuse_fallback` raises if the provider runs no node, and `count_placement` reports
+where the nodes run.
 """
 
 from __future__ import annotations
@@ -137,10 +137,10 @@ def advise(name: str, message: str) -> str:
     for words, advice in BY_MESSAGE.items():
         if words in message.lower():
             return advice
-    return provider(name).libraries
+    return find_provider(name).libraries
 
 
-def provider(name: str) -> Provider:
+def find_provider(name: str) -> Provider:
     """Look up a provider. Raises InputError for an unknown name."""
     if name not in PROVIDERS:
         raise InputError(
@@ -155,7 +155,7 @@ def start(ort: Any, name: str, options: Any, *, graphs: bool) -> list[Any]:
     Raises InputError for an unknown provider, or one without CUDA graphs if `graphs`; MachineError
     with installation advice if this ONNX Runtime does not have the provider.
     """
-    row = provider(name)
+    row = find_provider(name)
     if graphs and not row.graph:
         raise InputError("CUDA graphs are not supported", where=f"device {name}", accepted="cuda")
     settings = dict(row.options) | ({row.graph: "1"} if graphs else {})
@@ -198,9 +198,9 @@ def refuse_fallback(name: str, running: Sequence[str], placed: Mapping[str, int]
     """Raises MachineError if a session silently runs without the provider.
 
     running: providers of the session.
-    placed: result of `placement`; empty if unknown.
+    placed: result of `count_placement`; empty if unknown.
     """
-    row = provider(name)
+    row = find_provider(name)
     if row.name not in running:
         raise MachineError(
             f"{row.name} did not start: its libraries (CUDA, cuDNN) are missing, or do not fit the "
@@ -216,7 +216,7 @@ def refuse_fallback(name: str, running: Sequence[str], placed: Mapping[str, int]
         )
 
 
-def placement(session: Any) -> dict[str, int]:
+def count_placement(session: Any) -> dict[str, int]:
     """Return {provider: number of its nodes} of a session opened with RECORD_PLACEMENT.
 
     Empty if this ONNX Runtime does not report it.
@@ -229,7 +229,7 @@ def placement(session: Any) -> dict[str, int]:
     return counts
 
 
-def on_cpu(session: Any) -> list[str]:
+def list_nodes_on_cpu(session: Any) -> list[str]:
     """Return "name (operator)" of the nodes of COMPUTES that run on the CPU, of a session opened
     with RECORD_PLACEMENT. Shape computations belong on the CPU and are not listed."""
     if not hasattr(session, "get_provider_graph_assignment_info"):

@@ -32,15 +32,15 @@ from . import exact_integers
 from .bound import GRAPH_ID, UNCAPTURED, BoundSession, Buffers
 from .decoder import OrtDecoder
 from .device_slots import DeviceSlots
-from .divided import DividedRuns, Run, by_rows
-from .fixed_step import FixedSteps, ReplayingDecoder, replays
+from .divided import DividedRuns, Run, can_divide_rows
+from .fixed_step import FixedSteps, ReplayingDecoder, can_replay
 from .privacy import disable_telemetry
 from .providers import (
     RECORD_PLACEMENT,
     advise,
-    on_cpu,
-    placement,
-    provider,
+    count_placement,
+    find_provider,
+    list_nodes_on_cpu,
     refuse_fallback,
     start,
 )
@@ -85,8 +85,9 @@ class OrtRunner(Closing):
     optimized: file that receives the graph with this session's fusions, for inspection; its weights
         go to `<optimized>.data`
     profile: prefix of the file that `end_profiling` writes, with the time of each kernel
-    Attributes: placed (nodes per provider) and on_cpu (providers.on_cpu); adapters, {name: this
-        model changed by an adapter}, of which `slots` takes texts, {} unless the caller sets it.
+    Attributes: placed (nodes per provider) and on_cpu (providers.list_nodes_on_cpu);
+        adapters, {name: this model changed by an adapter}, of which `slots` takes texts, {} unless
+        the caller sets it.
     Raises BundleError if this version cannot run the file (UnopenedError on other devices than the
     CPU), MachineError if the package or the device is missing.
     """
@@ -108,7 +109,7 @@ class OrtRunner(Closing):
         profile: Path | None = None,
     ) -> None:
         self.model, self.provider, self.threads = Path(model), device, threads
-        self.device = provider(device).device
+        self.device = find_provider(device).device
         self._session = _session(
             self.model,
             device,
@@ -119,8 +120,8 @@ class OrtRunner(Closing):
             mapped=mapped,
             graphs=graphs,
         )
-        self.placed = {} if device == "cpu" else placement(self._session)
-        self.on_cpu = [] if device == "cpu" else on_cpu(self._session)
+        self.placed = {} if device == "cpu" else count_placement(self._session)
+        self.on_cpu = [] if device == "cpu" else list_nodes_on_cpu(self._session)
         refuse_fallback(device, self._session.get_providers(), self.placed)
         names = [o.name for o in self._session.get_outputs()]
         self._outputs = [answer] if answer in names else names
@@ -133,7 +134,7 @@ class OrtRunner(Closing):
             i.name: (DTYPES.get(i.type), tuple(i.shape)) for i in self._session.get_inputs()
         }
         self._graphs = graphs
-        steps = FixedSteps(self, self._release) if (graphs or fixed) and replays(self) else None
+        steps = FixedSteps(self, self._release) if (graphs or fixed) and can_replay(self) else None
         self._steps = steps
         self.adapters: Mapping[str, OrtRunner] = {}
         self._adapter: Mapping[str, Array] = {}
@@ -141,7 +142,7 @@ class OrtRunner(Closing):
         self._run: Run = self._session.run
         self._divided: DividedRuns | None = None
         count = threads or cores()
-        if divide and device == "cpu" and count > 1 and by_rows(self._session):
+        if divide and device == "cpu" and count > 1 and can_divide_rows(self._session):
             opener = partial(_session, self.model, device, 1, fuse=fuse, mapped=mapped)
             self._divided = DividedRuns(opener, self._session.run, count)
             self._run = self._divided.run
@@ -224,7 +225,7 @@ class OrtRunner(Closing):
                 size = rows * self.cache_bytes(contract, capacity)
                 raise MachineError(
                     f"{rows} slots of {capacity:,} tokens take {size >> 20:,} MiB of KV cache, "
-                    f"which the device {self.provider} does not allocate ({_first_line(e)})",
+                    f"which the device {self.provider} does not allocate ({_cut_first_line(e)})",
                     where=str(self.model),
                     fix="Give fewer --slots, or a smaller --context.",
                 ) from e
@@ -233,7 +234,7 @@ class OrtRunner(Closing):
         return SeparateDecoders(self, contract, capacity, self.adapters)
 
     def cache_bytes(self, contract: Contract, tokens: int) -> int:
-        return kv_cache.text_bytes(contract.decoder, tokens, kv_cache.itemsize(self.inputs))
+        return kv_cache.text_bytes(contract.decoder, tokens, kv_cache.read_itemsize(self.inputs))
 
     def binding(self) -> Any:
         """Return a new IOBinding of the session."""
@@ -307,7 +308,7 @@ class OrtRunner(Closing):
         try:
             yield
         except Exception as e:  # the binding raises a dozen unrelated classes
-            first = _first_line(e)
+            first = _cut_first_line(e)
             machine = self.provider != "cpu" or "alloc" in first.lower()
             kind = MachineError if machine else BundleError
             raise kind(
@@ -431,7 +432,7 @@ def _session(
     entries: tuple[tuple[str, str], ...] = (RECORD_PLACEMENT,)
     if device == "cpu":
         unfused = () if fuse else (FLOAT_ACTIVATIONS,)
-        entries = (*unfused, *exact_integers.settings(ort))
+        entries = (*unfused, *exact_integers.list_settings(ort))
     if mapped:
         entries = (*entries, NOT_PACKED)
         options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
@@ -456,7 +457,7 @@ def _session(
         # On a GPU, libraries or memory of the machine may be the cause.
         kind = BundleError if device == "cpu" else UnopenedError
         raise kind(
-            f"ONNX Runtime {ort.__version__} cannot open it ({_first_line(e)})",
+            f"ONNX Runtime {ort.__version__} cannot open it ({_cut_first_line(e)})",
             where=str(model),
             fix="The file is damaged, or needs a newer ONNX Runtime."
             if device == "cpu"
@@ -493,5 +494,5 @@ def _import() -> Any:
     return onnxruntime
 
 
-def _first_line(error: BaseException) -> str:
+def _cut_first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

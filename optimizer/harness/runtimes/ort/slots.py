@@ -42,7 +42,7 @@ class OrtSlots:
     def __init__(self, runner: BindableModel, contract: Contract, rows: int, capacity: int) -> None:
         self._runner, self._spec, self._capacity = runner, contract.decoder, capacity
         self._dtypes = {i.name: i.dtype for i in contract.inputs}
-        self._names = kv_cache.names(self._spec.layers)
+        self._names = kv_cache.list_names(self._spec.layers)
         check_graph(runner, list(self._dtypes), self._names)
         self._chooses = FIRST_SCORED in runner.metadata
         shape = (rows, self._spec.kv_heads, capacity, self._spec.head_dim)

@@ -34,7 +34,7 @@ class TrtDecoder(LastOfStep):
     def __init__(self, session: Any, contract: Contract, capacity: int = 0) -> None:
         self._session, self._driver = session, session.driver
         self._spec, self._capacity = contract.decoder, capacity
-        self._names = kv_cache.names(self._spec.layers)
+        self._names = kv_cache.list_names(self._spec.layers)
         self._inputs = [i.name for i in contract.inputs]
         check_graph(session, self._inputs, self._names)
         self._read = {past: Device(self._driver) for past, _ in self._names}

@@ -61,7 +61,7 @@ def read_header(path: Path) -> Header:
     return header
 
 
-def belongs(path: Path, fit: Mapping[str, Any]) -> bool:
+def fits_entry(path: Path, fit: Mapping[str, Any]) -> bool:
     """Return True if an engine file has the version and GPUs of its manifest entry.
 
     A correct digest alone may belong to another engine.

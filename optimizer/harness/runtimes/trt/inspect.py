@@ -148,7 +148,7 @@ def precision_fallbacks(
 
     schemes: {module: {"weight": "int8 channel", "activation": "int8" | "float"}} of lowering.json.
     kernels: result of `read_layers`.
-    Modules without a reported type are skipped; see `unreported_modules`.
+    Modules without a reported type are skipped; see `list_unreported_modules`.
     """
     fallbacks = {}
     for module, scheme in schemes.items():
@@ -162,7 +162,7 @@ def precision_fallbacks(
     return fallbacks
 
 
-def unreported_modules(
+def list_unreported_modules(
     schemes: Mapping[str, Mapping[str, str]], kernels: Mapping[str, Any]
 ) -> list[str]:
     """Return the modules whose precision the engine does not report."""

@@ -18,7 +18,7 @@ def choose(profiles: Sequence[Profile], shapes: Mapping[str, Shape]) -> int:
     Kernels of a profile are tuned for its opt shapes. Ties go to the first profile.
     Raises InputError naming the input and its range in the profile that takes most inputs.
     """
-    misses = [_misses(profile, shapes) for profile in profiles]
+    misses = [_list_misses(profile, shapes) for profile in profiles]
     fitting = [i for i, missed in enumerate(misses) if not missed]
     if fitting:
         return min(fitting, key=lambda i: _distance(profiles[i], shapes))
@@ -27,7 +27,7 @@ def choose(profiles: Sequence[Profile], shapes: Mapping[str, Shape]) -> int:
     shape, ranges = shapes[name], profiles[nearest][name]
     if len(shape) != len(ranges[0]):
         raise InputError(
-            f"shape {list(shape)} was given", where=f"input {name}", accepted=_as_text(ranges)
+            f"shape {list(shape)} was given", where=f"input {name}", accepted=_format_ranges(ranges)
         )
     several = f" (profile {nearest} of {len(profiles)})" if len(profiles) > 1 else ""
     raise InputError(
@@ -38,7 +38,7 @@ def choose(profiles: Sequence[Profile], shapes: Mapping[str, Shape]) -> int:
     )
 
 
-def _misses(profile: Profile, shapes: Mapping[str, Shape]) -> list[tuple[str, int]]:
+def _list_misses(profile: Profile, shapes: Mapping[str, Shape]) -> list[tuple[str, int]]:
     """Return (input, axis) of all sizes outside the profile."""
     misses = []
     for name, shape in shapes.items():
@@ -61,6 +61,6 @@ def _distance(profile: Profile, shapes: Mapping[str, Shape]) -> float:
     )
 
 
-def _as_text(ranges: Range) -> str:
+def _format_ranges(ranges: Range) -> str:
     low, _, high = ranges
     return str([a if a == b else f"{a} to {b}" for a, b in zip(low, high, strict=True)])

@@ -218,7 +218,7 @@ class TrtRunner(Closing):
         return SeparateDecoders(self, contract, capacity)
 
     def cache_bytes(self, contract: Contract, tokens: int) -> int:
-        return kv_cache.text_bytes(contract.decoder, tokens, kv_cache.itemsize(self.inputs))
+        return kv_cache.text_bytes(contract.decoder, tokens, kv_cache.read_itemsize(self.inputs))
 
     def layer_information(self) -> str:
         """Return the inspector's JSON of the engine's layers."""

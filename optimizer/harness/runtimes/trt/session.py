@@ -14,8 +14,8 @@ from typing import Any, Literal
 import numpy as np
 
 from ...errors import BundleError, MachineError, UnopenedError
-from ...process.collection import no_collection
-from .build.advice import errors
+from ...process.collection import pause_collection
+from .build.advice import join_errors
 from .build.watch import logger
 from .caches import write
 from .memory import Device, Memory
@@ -49,7 +49,7 @@ class Session:
     MachineError if it does not fit this machine (checked before deserialization) or does not open.
     """
 
-    @no_collection()
+    @pause_collection()
     def __init__(
         self,
         trt: Any,
@@ -161,7 +161,7 @@ class Session:
             context = engine.create_execution_context(strategy)
         if context is None:
             raise MachineError(
-                f"no execution context was made ({errors(self.log.messages)[:300]})",
+                f"no execution context was made ({join_errors(self.log.messages)[:300]})",
                 where=str(self.file),
             )
         self._scratch.room(engine.device_memory_size_v2)  # size of the largest profile
@@ -177,7 +177,7 @@ class Session:
         for name, shape in shapes.items():
             if not context.set_input_shape(name, shape):
                 raise MachineError(
-                    f"the engine rejected shape {shape} ({errors(self.log.messages)[:300]})",
+                    f"the engine rejected shape {shape} ({join_errors(self.log.messages)[:300]})",
                     where=f"input {name}",
                 )
         return {name: tuple(context.get_tensor_shape(name)) for name in self.outputs}
@@ -188,7 +188,7 @@ class Session:
             context.set_tensor_address(name, address)
         if not context.execute_async_v3(self.driver.stream):
             raise MachineError(
-                f"the forward failed ({errors(self.log.messages)[:300]})", where=str(self.file)
+                f"the forward failed ({join_errors(self.log.messages)[:300]})", where=str(self.file)
             )
 
     def close(self) -> None:
@@ -208,7 +208,7 @@ def _open(trt: Any, runtime: Any, log: Any, file: Path) -> Any:
     engine = runtime.deserialize_cuda_engine(file.read_bytes())
     if engine is None:
         raise UnopenedError(
-            f"the engine does not open on this machine ({errors(log.messages)[:300]})",
+            f"the engine does not open on this machine ({join_errors(log.messages)[:300]})",
             where=str(file),
             fix="It was built for another GPU or version, or is damaged: build it again.",
         )
@@ -221,7 +221,7 @@ def _refit(trt: Any, log: Any, engine: Any, weights: Path) -> None:
     taken = trt.OnnxParserRefitter(refitter, log).refit_from_file(str(weights))
     if not taken or not refitter.refit_cuda_engine():
         raise UnopenedError(
-            f"the engine rejected the weights ({errors(log.messages)[:300]})",
+            f"the engine rejected the weights ({join_errors(log.messages)[:300]})",
             where=str(weights),
         )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import MachineError, UnopenedError
-from ...process.collection import no_collection
+from ...process.collection import pause_collection
 from .build.watch import logger
 
 REASONS = {
@@ -26,7 +26,7 @@ REASONS = {
 REBUILT = 1 | 2 | 32  # reasons that building on this machine removes
 
 
-@no_collection()
+@pause_collection()
 def refuse_invalid(engine: Path | bytes, trt: Any, where: str = "") -> None:
     """Raises MachineError if the runtime rejects the engine on this machine, UnopenedError if an
     engine built on this machine would fit.

@@ -80,7 +80,7 @@ def upper_bound(count: int, examples: int, confidence: float) -> float:
     low, high = count / examples, 1.0
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        if _at_most(count, examples, middle) > 1 - confidence:
+        if _binomial_cdf(count, examples, middle) > 1 - confidence:
             low = middle
         else:
             high = middle
@@ -122,7 +122,7 @@ def choose_threshold(
             where=where,
             accepted=f"{least:,} or more, of which none gets another's answer",
         )
-    allowed = _most(number, terms)
+    allowed = _max_false_hits(number, terms)
     size = _matrix(entries[:1], vectors).shape[1]
     error = size * float(np.finfo(np.float32).eps)  # bound of the rounding of two dot products
     threshold = float(nearest[allowed]) + error
@@ -131,7 +131,7 @@ def choose_threshold(
         twin = entries[int(np.argmax(np.where(known, -np.inf, alike)[first]))]
         raise InputError(
             f"the encoder does not distinguish {allowed + 1} questions from others, such as those "
-            f"of lines {_line(pairs, questions[first])} and {_line(pairs, twin)}",
+            f"of lines {_find_line(pairs, questions[first])} and {_find_line(pairs, twin)}",
             where=where,
             fix="Label them the same if one answer is right for both, or choose another encoder.",
         )
@@ -145,7 +145,7 @@ def choose_threshold(
     )
 
 
-def _most(examples: int, terms: FalseHitLimit) -> int:
+def _max_false_hits(examples: int, terms: FalseHitLimit) -> int:
     """Largest number of false hits among `examples` whose upper bound is within terms.rate."""
     low, high = 0, examples
     while high - low > 1:
@@ -157,7 +157,7 @@ def _most(examples: int, terms: FalseHitLimit) -> int:
     return low
 
 
-def _at_most(count: int, examples: int, rate: float) -> float:
+def _binomial_cdf(count: int, examples: int, rate: float) -> float:
     """P(X <= count) of a binomial X."""
     k = np.arange(count + 1, dtype=np.float64)
     logs: Floats = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, examples + 1)))])
@@ -193,5 +193,5 @@ def _matrix(texts: Sequence[str], vectors: dict[str, Vectors]) -> Vectors:
     return np.stack([vectors[text] for text in texts])
 
 
-def _line(pairs: Sequence[Pair], text: str) -> int:
+def _find_line(pairs: Sequence[Pair], text: str) -> int:
     return next(pair.line for pair in pairs if text in (pair.text, pair.other))

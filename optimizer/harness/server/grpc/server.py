@@ -12,7 +12,7 @@ from typing import Any
 from ...errors import MachineError
 from ..http.app import App
 from ..inference import Service
-from ..model_config import numbered
+from ..model_config import number_enumerations
 from ..refusals import OverloadError, RequestError, SlowClientError, TokenError
 from ..request import Request
 from .messages import METHODS, PACKAGE, SERVICE, STREAM, methods
@@ -195,7 +195,7 @@ class GrpcServer:
     async def _model_config(self, message: Any, context: Any, request: Request) -> Any:
         del context, request
         served = self._app.versions.find(message.name, message.version)
-        document = numbered(served.service.config(message.name, message.version))
+        document = number_enumerations(served.service.config(message.name, message.version))
         return self._methods["ModelConfig"].response(config=document)
 
     async def _model_statistics(self, message: Any, context: Any, request: Request) -> Any:

@@ -158,7 +158,7 @@ class App:
         except ClientDisconnect:
             raise
         except Exception as e:  # our bug: the log says which, the client only that there is one
-            self.bug(e, request.id)
+            self.log_bug(e, request.id)
             self.count_failure(ModelError(""), request)
             return _error(request.route, ModelError("unexpected failure"))
 
@@ -177,16 +177,16 @@ class App:
         request.accept("root", "GET")
         models = [n for s in self.versions.current for n in s.service.names]
         state = {"server": SERVER, "ready": self.versions.ready, "models": models}
-        return Document({**state, "docs": "/docs", "paths": openapi.listed()})
+        return Document({**state, "docs": "/docs", "paths": openapi.list_paths()})
 
     async def _docs(self, request: HttpRequest) -> Response:
         request.accept("docs", "GET")
         policy = "default-src 'none'; style-src 'unsafe-inline'"
-        return HTMLResponse(openapi.page(), headers={"content-security-policy": policy})
+        return HTMLResponse(openapi.render_page(), headers={"content-security-policy": policy})
 
     async def _openapi(self, request: HttpRequest) -> Response:
         request.accept("docs", "GET")
-        return Document(openapi.document())
+        return Document(openapi.build_document())
 
     async def _live(self, request: HttpRequest) -> Response:
         request.accept("live", "GET")
@@ -259,7 +259,7 @@ class App:
             raise
         except Exception as e:
             if not isinstance(e, RequestError):  # our bug, as in `_answer`
-                self.bug(e, request.id)
+                self.log_bug(e, request.id)
             error = e if isinstance(e, RequestError) else ModelError("unexpected failure")
             request.status = error.grpc
             self.count_failure(error, request)
@@ -268,7 +268,7 @@ class App:
             self.active -= 1
             self._log(request)
 
-    def bug(self, error: Exception, request_id: str = "") -> None:
+    def log_bug(self, error: Exception, request_id: str = "") -> None:
         """Log an unexpected exception."""
         self._say(level="error", event="bug", request_id=request_id, error=repr(error)[:500])
 
@@ -315,7 +315,7 @@ CLIENTS = ("rerank", "embed", "embed_sparse")
 
 
 def _error(route: str, error: RequestError) -> Response:
-    body = openai.error(error) if route.startswith("v1") else {"error": error.message}
+    body = openai.build_error(error) if route.startswith("v1") else {"error": error.message}
     status = error.http
     if isinstance(error, OverloadError) and (route.startswith("v1") or route.endswith(CLIENTS)):
         status = 429  # the status at which the clients of these services retry

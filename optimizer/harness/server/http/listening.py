@@ -28,14 +28,14 @@ class Address:
         return is_loopback(str(self.address[0]).partition("%")[0])
 
 
-def addresses(host: str, port: int) -> list[Address]:
+def resolve_addresses(host: str, port: int) -> list[Address]:
     """Resolve a host to all of its addresses. Raises InputError for a host without one."""
     try:
         resolved = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
     except (OSError, ValueError):  # a name that DNS cannot write is a ValueError
-        raise _no_address(
+        raise _report_no_address(
             host, "it is neither an address nor a name that this machine resolves"
         ) from None
     unique = dict.fromkeys((family, address) for family, *_, address in resolved)
@@ -58,11 +58,11 @@ def open_sockets(hosts: list[Address]) -> list[socket.socket]:
             except OSError as e:
                 if e.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                     continue  # such as ::1 of localhost where there is no IPv6
-                raise _cannot(one, e) from None
+                raise _report_no_listener(one, e) from None
             listener.setblocking(False)
             sockets.append(listener)
         if not sockets:
-            raise _no_address(hosts[0].host, "it is not an address of this machine")
+            raise _report_no_address(hosts[0].host, "it is not an address of this machine")
     except BaseException:
         for listener in sockets:
             listener.close()
@@ -70,7 +70,7 @@ def open_sockets(hosts: list[Address]) -> list[socket.socket]:
     return sockets
 
 
-def exposed(host: str) -> InputError:
+def refuse_exposed(host: str) -> InputError:
     """Error of a server that other machines reach, without a token and without --insecure."""
     return InputError(
         f"other machines reach {host!r:.80}, and the server asks them for no token",
@@ -80,7 +80,7 @@ def exposed(host: str) -> InputError:
     )
 
 
-def _no_address(host: str, why: str) -> InputError:
+def _report_no_address(host: str, why: str) -> InputError:
     return InputError(
         f"cannot listen on {host!r:.80}: {why}",
         where="--host",
@@ -88,7 +88,7 @@ def _no_address(host: str, why: str) -> InputError:
     )
 
 
-def _cannot(one: Address, error: OSError) -> MachineError:
+def _report_no_listener(one: Address, error: OSError) -> MachineError:
     where, other = f"{one.host}:{one.port}", "Give another --port, or 0 for any that is free."
     if error.errno == errno.EADDRINUSE:
         return MachineError(

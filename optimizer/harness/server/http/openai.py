@@ -202,7 +202,7 @@ def _write_embeddings(name: str, vectors: Array, tokens: int, encoding: str) -> 
     return Response(document, media_type="application/json")
 
 
-def error(refusal: RequestError) -> dict[str, Any]:
+def build_error(refusal: RequestError) -> dict[str, Any]:
     """Body of the response to a refused request."""
     kind = "invalid_request_error" if refusal.http < 500 else "server_error"
     code = refusal.code or refusal.http

@@ -96,7 +96,7 @@ async def _stream_parts(
                 yield part
         yield writer.end()
     except RequestError as e:
-        yield event_line(openai.error(e))
+        yield event_line(openai.build_error(e))
     finally:
         answers.close()
         _count(result, answers, writer.request, writer.tokens)

@@ -120,12 +120,12 @@ PATHS: dict[str, Path] = {
 }
 
 
-def listed() -> dict[str, str]:
+def list_paths() -> dict[str, str]:
     """{method and path: sentence} of every path."""
     return {f"{p.method} {name}": p.text for name, p in PATHS.items()}
 
 
-def document() -> dict[str, Any]:
+def build_document() -> dict[str, Any]:
     """The OpenAPI document."""
     paths = {name: {p.method.lower(): _operation(name, p)} for name, p in PATHS.items()}
     return {
@@ -157,7 +157,7 @@ def _operation(name: str, path: Path) -> dict[str, Any]:
     return operation
 
 
-def page() -> str:
+def render_page() -> str:
     """The description as an HTML page."""
     parts = [
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{TITLE}</title>"

@@ -16,7 +16,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from .connections import Connections, client_of, seconds_for
-from .listening import addresses, open_sockets
+from .listening import open_sockets, resolve_addresses
 
 HEAD = 32 << 10  # bytes of a request line and its headers
 PART = 256 << 10  # bytes of an answer that a client reads within `seconds`
@@ -173,7 +173,7 @@ class Server:
         MachineError."""
         self._server.lifespan = self._config.lifespan_class(self._config)
         sockets = open_sockets(
-            addresses(host, port)
+            resolve_addresses(host, port)
         )  # uvicorn's own ends the process without a word
         await self._server.startup(sockets)
         self.port = sockets[0].getsockname()[1]

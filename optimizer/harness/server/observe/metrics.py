@@ -198,7 +198,7 @@ class TextMetrics(Metrics):
         self.guessed_right.add(right)
 
 
-def exposition(models: Sequence[Metrics], others: Sequence[Counter] = ()) -> str:
+def write_exposition(models: Sequence[Metrics], others: Sequence[Counter] = ()) -> str:
     """Text of /metrics; the lines of one name stand together, as the format demands. others:
     metrics of no model"""
     together: dict[tuple[str, str, str], list[str]] = {}

@@ -105,7 +105,7 @@ class Tracer:
         self._provider.shutdown()
 
 
-def sending(endpoint: str, say: Callable[..., None]) -> Tracer:
+def start_tracer(endpoint: str, say: Callable[..., None]) -> Tracer:
     """Make a tracer that sends batches of spans over OTLP/HTTP in its own thread. Spans that the
     collector does not accept are dropped, which is logged. Raises MachineError for packages that
     are not installed.

@@ -28,13 +28,13 @@ from ...process.niceness import give_way
 from ...tasks.text_generation import NO_PAIRS
 from ..answers import Answers, Event, Prompts
 from ..beside import Beside
-from ..model import failure
+from ..model import client_failure
 from ..observe.metrics import TextMetrics
 from ..refusals import DeadlineError, ModelError, RequestError, UnknownError
 from ..request import Request, Result
 from ..text_model import TextModel
 from ..warm_up.sharing import ALONE, EQUAL
-from .engine import RECHECK, refusal
+from .engine import RECHECK, client_refusal
 from .fair_queue import Refused
 from .prefix_cache import PrefixCache
 from .slots import GenerationJob, SlotScheduler, Step
@@ -116,7 +116,7 @@ class Decoding:
             with self._ready:
                 self._scheduler.check(client)
         except Refused as e:
-            raise refusal(e) from None
+            raise client_refusal(e) from None
 
     def begin(self, prompts: Prompts, request: Request) -> Answers:
         """Submit a request; returns the stream of its tokens, to be closed. Raises RequestError."""
@@ -144,7 +144,7 @@ class Decoding:
             try:
                 self._scheduler.submit(now, texts)
             except Refused as e:
-                raise refusal(e) from None
+                raise client_refusal(e) from None
             self._ready.notify()
         self._set_gauges()
         self.metrics.prompt_tokens.add(sum(len(text.ids) for text in texts))
@@ -163,7 +163,7 @@ class Decoding:
         finally:
             answers.close()
         lengths = [len(ids) for ids in prompts.rows for _ in range(prompts.n)]
-        return [completion(p, n) for p, n in zip(pieces, lengths, strict=True)], answers
+        return [join_completion(p, n) for p, n in zip(pieces, lengths, strict=True)], answers
 
     async def answer(
         self,
@@ -275,7 +275,7 @@ class Decoding:
                 scores = self._decode({text.slot: text.last for text in texts})
         except Exception as e:  # any failure of a runtime ends these texts and no other
             self._tell(level="error", event="model_failed", error=type(e).__name__)
-            return [(text, failure(e)) for text in texts]
+            return [(text, client_failure(e)) for text in texts]
         return [
             (text, self._sample(text, scores[text.slot])) for text in texts if text.slot in scores
         ]
@@ -323,7 +323,7 @@ class Decoding:
             events = verify_step(guesses, text.row.room, scored, undo, choose)
         except Exception as e:  # any failure of a runtime ends this text and no other
             self._tell(level="error", event="model_failed", error=type(e).__name__)
-            return [failure(e)]
+            return [client_failure(e)]
         counts = guesses.guessed - guessed, guesses.right - right
         self._loop.call_soon_threadsafe(self.metrics.count_guesses, *counts)
         return events
@@ -331,15 +331,16 @@ class Decoding:
     def _score_step(self, number: int, step: Sequence[int]) -> Array:
         """Scores after each token of one step of the text in slot `number`.
 
-        Some larger steps (`_due`) are run again in steps of two tokens, whose scores are returned.
-        If a score differs, although warm-up found no difference, later steps have two tokens.
+        Some larger steps (`_is_rechecked`) are run again in steps of two tokens, whose scores are
+        returned. If a score differs, although warm-up found no difference, later steps have two
+        tokens.
         """
         slots = self.model.slots
         scores = slots.scores(number, step)
         if len(step) == LEAST:
             return scores
         self._larger += 1
-        if not _due(self._larger):
+        if not _is_rechecked(self._larger):
             return scores
         slots.undo(number, len(step))
         expected = score_in_pairs(partial(slots.scores, number), step)
@@ -357,8 +358,9 @@ class Decoding:
     def _decode(self, tokens: Mapping[int, int]) -> dict[int, Array]:
         """Decode one token of each text: {slot: newest token} -> {slot: scores of the next token}.
 
-        Some shared steps (`_due`) are run again with each text alone, whose scores are returned. If
-        a score differs, although warm-up found no difference, each text runs alone from then on.
+        Some shared steps (`_is_rechecked`) are run again with each text alone, whose scores are
+        returned. If a score differs, although warm-up found no difference, each text runs alone
+        from then on.
         """
         slots = self.model.slots
         if self.model.sharing == ALONE:
@@ -367,7 +369,7 @@ class Decoding:
         if len(tokens) == 1 or self.model.sharing != EQUAL:
             return scores
         self._shared += 1
-        if not _due(self._shared):
+        if not _is_rechecked(self._shared):
             return scores
         alone = dict[int, Array]()
         for number, token in tokens.items():
@@ -415,7 +417,7 @@ class Decoding:
         self._loop.call_soon_threadsafe(lambda: self._say(**fields))
 
 
-def _due(number: int) -> bool:
+def _is_rechecked(number: int) -> bool:
     """True if step `number` is verified: 1, 2, 4, 8 ... and every multiple of RECHECK."""
     return number % RECHECK == 0 or number & (number - 1) == 0
 
@@ -424,7 +426,7 @@ def _is_last(event: Event | RequestError) -> bool:
     return isinstance(event, RequestError) or event.piece.finish is not None
 
 
-def completion(pieces: Sequence[Piece], prompt: int) -> Completion:
+def join_completion(pieces: Sequence[Piece], prompt: int) -> Completion:
     """Join the pieces of a text. prompt: number of tokens of its prompt."""
     text, tokens = "".join(p.text for p in pieces), tuple(p.token for p in pieces)
     return Completion(text, tokens, str(pieces[-1].finish), prompt, pieces[-1].stop)

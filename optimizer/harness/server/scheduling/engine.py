@@ -19,7 +19,7 @@ from ... import tasks
 from ...inputs.kind import Encoded
 from ...process.niceness import IDLE, give_way
 from ..beside import TOKENIZED, Beside
-from ..model import PROMPT, TENSORS, Answer, Model, difference, failure
+from ..model import PROMPT, TENSORS, Answer, Model, client_failure, difference
 from ..observe.metrics import Metrics
 from ..refusals import DeadlineError, DrainingError, OverloadError, RequestError
 from ..request import Place, Request, Result, Times
@@ -154,7 +154,7 @@ class Engine:
             with self._ready:
                 self._scheduler.admit(self.clock(), client)
         except Refused as e:
-            raise refusal(e) from None
+            raise client_refusal(e) from None
         return Place(client, self.leave)
 
     def leave(self, place: Place) -> None:
@@ -193,7 +193,7 @@ class Engine:
             try:
                 self._scheduler.submit(self.clock(), jobs, admitted=True)
             except Refused as e:
-                raise refusal(e) from None
+                raise client_refusal(e) from None
             self._ready.notify()
         self.metrics.pending.set(self._scheduler.waiting.rows)
         try:
@@ -240,7 +240,7 @@ class Engine:
             answers = dict(zip(order, self._answers([rows[i] for i in order]), strict=True))
             return [answers[i] for i in range(len(rows))]
         except Exception as e:  # any failure of a runtime ends this batch and nothing else
-            error = failure(e)
+            error = client_failure(e)
             if error is not e:
                 self._tell(level="error", event="model_failed", error=type(e).__name__)
             return [error] * len(jobs)
@@ -319,7 +319,7 @@ def _result(jobs: Sequence[RowJob], truncated: int = 0, tokens: int = 0) -> Resu
     )
 
 
-def refusal(refused: Refused) -> RequestError:
+def client_refusal(refused: Refused) -> RequestError:
     """Error for the client of a request that a scheduler has refused."""
     wait = max(refused.retry_after, 0.0)
     if refused.reason == "deadline":

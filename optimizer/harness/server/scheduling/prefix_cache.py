@@ -1,7 +1,7 @@
 """KV cache of prompt prefixes: a system prompt that requests share is prefilled once.
 
-An entry is one whole piece of a prompt (slots.pieces), under a hash of its adapter and all tokens
-up to its end. A prompt that begins with the same pieces gets copies of their keys and values
+An entry is one whole piece of a prompt (slots.cut_pieces), under a hash of its adapter and all
+tokens up to its end. A prompt that begins with the same pieces gets copies of their keys and values
 instead of computing them. The cut is part of the result: another piece length runs other kernels,
 whose sums round in another order. The last piece is always read, because its scores choose the
 first token. Law (tested; measured at warm-up, generation.prefixes_hold): no bit of a score changes.

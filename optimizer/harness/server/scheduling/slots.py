@@ -101,7 +101,7 @@ class Step(Generic[J]):
         return self.decode if self.prefill is None else [self.prefill[0]]
 
 
-def pieces(length: int, size: int, loop_size: int) -> list[tuple[int, int]]:
+def cut_pieces(length: int, size: int, loop_size: int) -> list[tuple[int, int]]:
     """Cut a prompt of `length` tokens into pieces of about `size` tokens: [(start, stop)].
 
     A prompt is cut at every multiple of `loop_size` too, where `predict` cuts it. No piece has one
@@ -122,7 +122,7 @@ def pieces(length: int, size: int, loop_size: int) -> list[tuple[int, int]]:
 class SlotScheduler(Generic[J]):
     """Chooses the next step and refuses requests; see the module.
 
-    loop_size: tokens of a prompt that `predict` reads at once, see `pieces`
+    loop_size: tokens of a prompt that `predict` reads at once, see `cut_pieces`
     cached: function of a job: number of its prompt tokens in prefix_cache.py; None: no cache
     """
 
@@ -176,7 +176,7 @@ class SlotScheduler(Generic[J]):
         if self.prefilling is None and self.active < self.limits.slots and self.waiting:
             (job,) = self.waiting.front()
             self.waiting.start([job])
-            parts = pieces(job.prompt, self.limits.piece, self._loop_size)
+            parts = cut_pieces(job.prompt, self.limits.piece, self._loop_size)
             cached = self.cached(job) if self.cached is not None else 0
             self.prefilling = (job, [part for part in parts if part[0] >= cached])
         if self.prefilling is not None and (self._decoded or not self.running):

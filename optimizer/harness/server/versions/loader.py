@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import HarnessError, InputError
-from ...process.niceness import executor
+from ...process.niceness import make_executor
 from ..caches.cache import Cache
 from ..caches.completion_cache import CompletionCache, SemanticLookup, open_semantic_cache
 from ..inference import Service
@@ -53,7 +53,7 @@ class Loader:
         self._cache = Cache(args.cache_mib << 20) if args.cache_mib else None
         self._semantic: SemanticLookup | None = None
         self._stack = ExitStack()  # of the encoder
-        self._opening = executor(args.model_nice)
+        self._opening = make_executor(args.model_nice)
         self._one = asyncio.Lock()  # one warm-up at a time: two would distort each other's timing
         self._leaving = set[asyncio.Task[None]]()
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..refusals import DeadlineError, DrainingError, OverloadError, RequestError
 from ..request import Request
-from .trial import Trial, differs
+from .trial import Trial, answers_differ
 
 if TYPE_CHECKING:
     from .versions import Served
@@ -83,7 +83,8 @@ class Mirror:
                     return
         one = answers is None or others is None
         different = one or any(
-            differs(*both, self.trial.terms.cosine) for both in zip(answers, others, strict=True)
+            answers_differ(*both, self.trial.terms.cosine)
+            for both in zip(answers, others, strict=True)
         )
         if self.trial.over:
             return

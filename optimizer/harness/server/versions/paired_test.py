@@ -22,7 +22,7 @@ NUISANCE_POINTS = 17
 MISSED = 0.02  # share of alpha spent on the disagreement rate lying outside its interval
 
 
-def exact_verdict(lost: int, won: int, examples: int, margin: float, alpha: float) -> Verdict:
+def judge_exactly(lost: int, won: int, examples: int, margin: float, alpha: float) -> Verdict:
     """Judge the drop in accuracy, (lost - won) / examples: "pass" if below `margin`, "fail" if
     above, each with an error probability of at most alpha; else "inconclusive". lost, won: numbers
     of examples that only the baseline, only the candidate gets right."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from .paired_test import Verdict, exact_verdict
+from .paired_test import Verdict, judge_exactly
 
 FIRST = 32  # examples before the first look; their number doubles with each look
 MOST = 1 << 14  # examples after which an undecided trial ends
@@ -59,17 +59,17 @@ class Trial:
         many = self.examples // FIRST
         if self.examples % FIRST or many & (many - 1):
             return self.over
-        alpha = level(many.bit_length(), self.terms.confidence)
-        self.verdict = exact_verdict(self.differing, 0, self.examples, self.terms.margin, alpha)
+        alpha = allowed_error(many.bit_length(), self.terms.confidence)
+        self.verdict = judge_exactly(self.differing, 0, self.examples, self.terms.margin, alpha)
         return self.over
 
 
-def level(look: int, confidence: float) -> float:
+def allowed_error(look: int, confidence: float) -> float:
     """Error probability allowed at look 1, 2, 3 ..."""
     return float((1 - confidence) / 2**look)
 
 
-def differs(old: Mapping[str, Any], new: Mapping[str, Any], cosine: float) -> bool:
+def answers_differ(old: Mapping[str, Any], new: Mapping[str, Any], cosine: float) -> bool:
     """True if two answers to one input differ: labels regardless of their scores, embeddings if
     their cosine is below `cosine`, all other fields if unequal."""
     for field, value in old.items():

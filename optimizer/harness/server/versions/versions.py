@@ -21,7 +21,7 @@ from typing import Any
 
 from ...errors import InputError
 from ..inference import Service
-from ..observe.metrics import Counter, exposition
+from ..observe.metrics import Counter, write_exposition
 from ..refusals import DrainingError, UnknownError
 
 
@@ -233,4 +233,4 @@ class Versions:
     def metrics(self, *others: Counter) -> str:
         """Metrics of all versions, and others, as /metrics returns them."""
         metrics = [s.service.engine.metrics for s in (*self.all, *self._leaving)]
-        return exposition(metrics, others)
+        return write_exposition(metrics, others)

@@ -24,9 +24,9 @@ from ...errors import BundleError
 from ...generate import prompt_lookup
 from ...generate.loop import PREFILL, prefill
 from ...inputs.batch import Array
-from ...tasks.text_generation import arrays, next_arrays
+from ...tasks.text_generation import arrays, build_step_arrays
 from ..scheduling.prefix_cache import PrefixCache
-from ..scheduling.slots import pieces
+from ..scheduling.slots import cut_pieces
 from ..text_model import TextModel
 from .latency_model import Line, fit_line
 from .sharing import ALONE, EQUAL, PADDED
@@ -87,10 +87,10 @@ def measure_model(
     progress("generate each text alone", 1, 3, None)
     texts = prompts(model)
     steps = max(1, min(len(texts), model.context - max(map(len, texts))))
-    expected = [alone(model, text, steps) for text in texts]
+    expected = [run_alone(model, text, steps) for text in texts]
     if not all(np.isfinite(scores).all() for scores in expected):
         raise BundleError("the model's scores are NaN or infinite", where=model.name)
-    if not _same([alone(model, texts[0], steps)], [expected[0]]):
+    if not _same([run_alone(model, texts[0], steps)], [expected[0]]):
         raise BundleError(
             "the model gives two answers to one prompt",
             where=model.name,
@@ -99,7 +99,7 @@ def measure_model(
     progress("compare texts alone and in shared steps", 2, 3, None)
     if model.slots.together:
         in_slots = [
-            together(model, [text], [own])[0]
+            run_together(model, [text], [own])[0]
             for text, own in zip(texts[:TEXTS], expected, strict=False)
         ]
         _check_own(model, in_slots, expected)
@@ -139,7 +139,7 @@ def _share(
     batching: str,
 ) -> tuple[float, bool]:
     """Set model.sharing; returns Measurement's difference and steady."""
-    scores = together(model, texts, expected)
+    scores = run_together(model, texts, expected)
     if _same(scores, expected):
         model.sharing = EQUAL
         return 0.0, True
@@ -149,12 +149,12 @@ def _share(
     model.sharing = PADDED
     while model.slots.multiple <= len(texts):
         apart = [
-            together(model, [text], [row])[0] for text, row in zip(texts, expected, strict=True)
+            run_together(model, [text], [row])[0] for text, row in zip(texts, expected, strict=True)
         ]
         if _same(scores, apart):
             return _difference(scores, expected), True
         model.slots.multiple *= 2
-        scores = together(model, texts, expected)
+        scores = run_together(model, texts, expected)
     model.slots.multiple = 1
     return _difference(scores, expected), False
 
@@ -177,7 +177,7 @@ def prompts(model: TextModel) -> list[list[int]]:
     return [repeated[i : i + n] for i, n in enumerate(lengths)]
 
 
-def alone(model: TextModel, text: Sequence[int], steps: int, adapter: str = "") -> list[Array]:
+def run_alone(model: TextModel, text: Sequence[int], steps: int, adapter: str = "") -> list[Array]:
     """Scores after a text, and after each of `steps` greedy tokens, as `predict` computes them."""
     contract = model.contract
     decoder = model.decoders[adapter].decoder(contract, len(text) + steps)
@@ -185,11 +185,11 @@ def alone(model: TextModel, text: Sequence[int], steps: int, adapter: str = "") 
     for n in range(steps):
         mask = np.ones((1, len(text) + n + 1), np.int64)
         ids = np.array([[int(scores[-1].argmax())]])
-        scores.append(decoder.last(next_arrays(contract, ids, mask))[0])
+        scores.append(decoder.last(build_step_arrays(contract, ids, mask))[0])
     return scores
 
 
-def together(
+def run_together(
     model: TextModel, texts: Sequence[Sequence[int]], expected: Sequence[Sequence[Array]]
 ) -> list[list[Array]]:
     """Scores of each text in shared steps of every size: a text joins at each step, and leaves once
@@ -200,7 +200,7 @@ def together(
     for now in range(2 * len(texts) + len(expected[0])):
         if now < len(texts):
             slots.open(now)
-            for start, stop in pieces(len(texts[now]), PREFILL, PREFILL):
+            for start, stop in cut_pieces(len(texts[now]), PREFILL, PREFILL):
                 first = slots.read(now, texts[now][start:stop])
             scores[now].append(first)
             going.append(now)
@@ -226,12 +226,12 @@ def prefixes_hold(model: TextModel, piece: int) -> bool:
 def _prefix_holds(
     model: TextModel, text: Sequence[int], prefixes: PrefixCache, adapter: str
 ) -> bool:
-    slots, expected = model.slots, alone(model, text, 1, adapter)
+    slots, expected = model.slots, run_alone(model, text, 1, adapter)
     for number in (0, 1):  # the second takes another row than the first
         slots.open(number, adapter)
         cached = prefixes.length(text, adapter)
         prefixes.restore(number, text, cached, adapter)
-        for start, stop in pieces(len(text), prefixes.piece, PREFILL):
+        for start, stop in cut_pieces(len(text), prefixes.piece, PREFILL):
             if start >= cached:
                 scores = slots.read(number, text[start:stop])
                 prefixes.keep(number, text, start, stop, adapter)
@@ -301,9 +301,9 @@ def _piece(model: TextModel, read: Line, step: Line) -> int:
 
 def _equal_in_pieces(model: TextModel, text: Sequence[int], piece: int, adapter: str) -> bool:
     """True if a text of an adapter has the same scores with its prompt in such pieces."""
-    slots, expected = model.slots, alone(model, text, 1, adapter)
+    slots, expected = model.slots, run_alone(model, text, 1, adapter)
     slots.open(0, adapter)
-    for start, stop in pieces(len(text), piece, PREFILL):
+    for start, stop in cut_pieces(len(text), piece, PREFILL):
         scores = slots.read(0, text[start:stop])
     following = slots.step({0: int(scores.argmax())})[0]
     slots.close(0)

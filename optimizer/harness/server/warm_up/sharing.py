@@ -57,20 +57,23 @@ def measure_sharing(
         progress(tokens)
         alone |= {id(row): model.run([row])[0] for row in group}
         for rows in sizes(tokens, len(group)):
-            largest, count = max(largest, _moved(model, group[:rows], alone)), count + 1
+            largest, count = (
+                max(largest, _measure_difference(model, group[:rows], alone)),
+                count + 1,
+            )
             if largest and not padded:
                 return Sharing(ALONE, 0.0, count)
     sides = dict.fromkeys(group[0].side for group in groups.values())
     for side in sides if padded else ():
         for batch in zip(*(g for g in groups.values() if g[0].side == side), strict=False):
             if len(batch) > 1:
-                largest, count = max(largest, _moved(model, batch, alone)), count + 1
+                largest, count = max(largest, _measure_difference(model, batch, alone)), count + 1
     if not count:
         return Sharing(ALONE, 0.0, 0)
     return Sharing(PADDED if padded else EQUAL, largest, count)
 
 
-def _moved(
+def _measure_difference(
     model: Model, batch: Sequence[Encoded], alone: Mapping[int, Answer | Exception]
 ) -> float:
     """Largest difference between a row's answer in the batch and its answer alone."""

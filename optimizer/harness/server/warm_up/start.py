@@ -64,7 +64,7 @@ async def start_service(
                 where="--prompt-lookup",
                 accepted="models without adapters",
             )
-        free = memory.free()
+        free = memory.read_free()
         prefixes = args.prefix_cache_mib << 20
         most = None if free is None else max(int(SHARE * free) - prefixes, 0)
         room = Room(settings.slots, settings.context, args.max_texts, args.max_answer)

@@ -69,12 +69,12 @@ def collate(contract: Contract, encoded: Sequence[Encoded], size: int | None = N
     return image.collate(contract, encoded, size)
 
 
-def full_lengths(
+def count_full_lengths(
     contract: Contract, tokenizer: Any, texts: Sequence[str], pairs: Sequence[Any] | None = None
 ) -> list[int]:
     """Number of tokens of each text that was truncated, without truncation."""
     del pairs
-    return text.full_lengths(contract.texts or contract, tokenizer, texts)
+    return text.count_full_lengths(contract.texts or contract, tokenizer, texts)
 
 
 def parse(line: str) -> Any:
@@ -97,6 +97,6 @@ IMAGE_OR_TEXT = replace(
     collate=collate,
     parse=parse,
     requires=(*IMAGE.requires, *TEXT.requires),
-    full_sizes=full_lengths,
+    full_sizes=count_full_lengths,
     instead=TEXT_FIELD,
 )

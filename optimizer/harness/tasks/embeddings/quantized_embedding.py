@@ -49,7 +49,7 @@ def steps(ranges: Array) -> tuple[Array, Array]:
     return low, np.where(step == 0, np.float32(1), step)
 
 
-def ranges_of(contract: Contract, dimensions: int) -> Array | None:
+def read_ranges(contract: Contract, dimensions: int) -> Array | None:
     """Ranges (2, dimensions) of the contract; None without."""
     forms = contract.vectors.quantized
     ranges = None if forms is None else forms.ranges.get(str(dimensions))

@@ -23,7 +23,7 @@ from ...inputs.batch import Array, Batch
 from ...inputs.text import TEXT
 from ..task import Task
 from ..text_classification import sigmoid
-from .quantized_embedding import quantize, ranges_of
+from .quantized_embedding import quantize, read_ranges
 
 if TYPE_CHECKING:
     from ...contract import Contract
@@ -109,7 +109,7 @@ def _apply_layers(contract: Contract, vectors: Array) -> Array:
         raise BundleError(
             "the parameters of its layers were not read",
             where=f"embedding.file: {settings.file}",
-            fix="Open the contract with its folder: Contract.opened.",
+            fix="Open the contract with its folder: Contract.open_layers.",
         )
     for layer, arrays in settings.parameters(values):
         vectors = LAYERS[layer.kind](layer, vectors, arrays)
@@ -220,7 +220,7 @@ def choose_form(contract: Contract, kind: str | None, dimensions: int | None) ->
 def convert(contract: Contract, vectors: Array, kind: str, dimensions: int) -> Array:
     """Shorten vectors (batch, numbers) to `dimensions` and quantize them to `kind`, the two results
     of choose_form."""
-    return quantize(shorten(contract, vectors, dimensions), kind, ranges_of(contract, dimensions))
+    return quantize(shorten(contract, vectors, dimensions), kind, read_ranges(contract, dimensions))
 
 
 def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, Any]]:

@@ -53,10 +53,10 @@ def prune(contract: Contract, weights: Array) -> Array:
 def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, Any]]:
     """Return {"indices", "values", "strongest"} per text: ids of the vocabulary with their weights,
     the heaviest first, and the SHOWN heaviest as {token: weight}."""
-    return [_listed(row, batch.encoder) for row in prune(contract, values)]
+    return [_list_heaviest(row, batch.encoder) for row in prune(contract, values)]
 
 
-def _listed(weights: Array, tokenizer: Any) -> dict[str, Any]:
+def _list_heaviest(weights: Array, tokenizer: Any) -> dict[str, Any]:
     order = np.argsort(-weights, kind="stable")[: np.count_nonzero(weights)]
     ids, values = order.tolist(), weights[order].tolist()
     first = zip(ids[:SHOWN], values, strict=False)

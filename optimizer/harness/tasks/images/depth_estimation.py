@@ -10,7 +10,7 @@ import numpy as np
 
 from ...inputs.batch import Array, Batch
 from ...inputs.image import IMAGE
-from ...inputs.image_file import sides_of
+from ...inputs.image_file import read_sides
 from ..task import Task, unchanged
 from . import NOT_IN_BROWSER
 from .base64_files import npy, png
@@ -53,7 +53,7 @@ def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, A
 def most_bytes(contract: Contract, image: Any) -> int:
     """Return the maximum bytes of an answer: five bytes a pixel, in base64."""
     del contract
-    height, width = sides_of(image)
+    height, width = read_sides(image)
     return height * width * 8 + 8192
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...inputs.batch import Array, Batch
 from ...inputs.image import IMAGE
-from ...inputs.image_file import sides_of
+from ...inputs.image_file import read_sides
 from ..task import Task, unchanged
 from . import NOT_IN_BROWSER
 from .base64_files import png
@@ -57,7 +57,7 @@ def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, A
 
 def most_bytes(contract: Contract, image: Any) -> int:
     """Return the maximum bytes of an answer: a PNG that does not compress, in base64."""
-    height, width = sides_of(image)
+    height, width = read_sides(image)
     labels = contract.labels or ()
     pixels = height * width * (1 if len(labels) <= 256 else 2)
     return pixels * 3 // 2 + 4096 + sum(14 * len(label) + 160 for label in labels)

@@ -66,12 +66,12 @@ def encode(
     if labels is None:
         return encoded
     return [
-        one if named is None or one.problem else _labelled(contract, encoder, one, named, i)
+        one if named is None or one.problem else _encode_labels(contract, encoder, one, named, i)
         for i, (one, named) in enumerate(zip(encoded, labels, strict=True))
     ]
 
 
-def _labelled(
+def _encode_labels(
     contract: Contract, encoder: LabelEncoder | None, one: Encoded, named: str, number: int
 ) -> Encoded:
     texts = contract.label_texts

@@ -10,11 +10,11 @@ from optimizer.package.report.comparison import (
     Entry,
     Row,
     baseline,
-    part,
-    parts,
-    ratio_of,
+    build_cell,
+    divide,
+    get_part,
+    get_parts,
     system,
-    with_interval,
 )
 from optimizer.package.report.figures import (
     Writer,
@@ -31,14 +31,14 @@ from optimizer.package.report.view import Card, Table, line
 LOSS = "Cost of held-out text"
 
 
-def generates(report: Document) -> bool:
+def is_generation(report: Document) -> bool:
     """Return True for a report on text generation."""
-    return part(report, "quality").get("metric") == "perplexity"
+    return get_part(report, "quality").get("metric") == "perplexity"
 
 
 def cost(report: Document) -> tuple[Any, list[Any]]:
     """Return (value, [low, high]): nats per token the candidate loses, `difference` negated."""
-    moved = part(part(report, "quality"), "difference")
+    moved = get_part(get_part(report, "quality"), "difference")
     bounds = moved.get("interval")
     ends = list(bounds) if isinstance(bounds, list | tuple) and len(bounds) == 2 else [None, None]
     return _minus(moved.get("value")), [_minus(ends[1]), _minus(ends[0])]
@@ -51,15 +51,15 @@ def _minus(value: Any) -> Any:
 
 def quality_rows(report: Document) -> list[Row]:
     """Return rows on perplexity and on agreement of predictions and generated text."""
-    section = part(report, "quality")
-    before, after = part(section, "baseline"), part(section, "candidate")
+    section = get_part(report, "quality")
+    before, after = get_part(section, "baseline"), get_part(section, "candidate")
     value, bounds = cost(report)
     rows = [
         Row(
             "Perplexity",
-            with_interval(before.get("value"), plain, before.get("interval")),
-            with_interval(after.get("value"), plain, after.get("interval")),
-            with_interval(value, nats, bounds),
+            build_cell(before.get("value"), plain, before.get("interval")),
+            build_cell(after.get("value"), plain, after.get("interval")),
+            build_cell(value, nats, bounds),
         )
     ]
     figures: list[tuple[str, str, Writer]] = [
@@ -67,11 +67,11 @@ def quality_rows(report: Document) -> list[Row]:
         ("Same next token", "top1", percent),
     ]
     for name, key, write in figures:
-        figure = part(section, key)
+        figure = get_part(section, key)
         if figure:
-            entry = with_interval(figure.get("value"), write, figure.get("interval"))
+            entry = build_cell(figure.get("value"), write, figure.get("interval"))
             rows.append(Row(name, Entry(""), entry))
-    common = part(section, "divergence")
+    common = get_part(section, "divergence")
     if common:
         entry = Entry(
             f"{plain(common.get('mean'))} tokens", f"of {plain(common.get('new_tokens'))} written"
@@ -83,23 +83,21 @@ def quality_rows(report: Document) -> list[Row]:
 def latency_rows(report: Document) -> list[Row]:
     """Return rows per batch x prompt: first token, next token, tokens per second."""
     rows = []
-    for cell in parts(part(report, "speed"), "cells"):
+    for cell in get_parts(get_part(report, "speed"), "cells"):
         first = baseline(cell, str(report.get("target", "")))
-        both = [part(part(cell, "systems"), n) if n else {} for n in (first, "candidate")]
+        both = [get_part(get_part(cell, "systems"), n) if n else {} for n in (first, "candidate")]
         where = f"{plain(cell.get('batch'))} × {plain(cell.get('prompt'))}"
         for key, name, percentiles in (
             ("ttft", "First token", ("p50",)),
             ("inter_token", "Next token", ("p50", "p99")),
         ):
             for p in percentiles:
-                before, after = (part(s, key) for s in both)
-                moved = Entry(times(ratio_of(after.get(p), before.get(p))))
-                known = part(part(cell, "ratio"), key)
+                before, after = (get_part(s, key) for s in both)
+                moved = Entry(times(divide(after.get(p), before.get(p))))
+                known = get_part(get_part(cell, "ratio"), key)
                 if p == "p50" and "median" in known:
-                    moved = with_interval(known["median"], times, known.get("interval"))
-                a, b = (
-                    with_interval(e.get(p), ms, e.get(f"{p}_interval")) for e in (before, after)
-                )
+                    moved = build_cell(known["median"], times, known.get("interval"))
+                a, b = (build_cell(e.get(p), ms, e.get(f"{p}_interval")) for e in (before, after))
                 rows.append(Row(f"{name} {p}, {where}", a, b, moved))
         rates = [s.get("tokens_per_second") for s in both]
         rows.append(
@@ -107,7 +105,7 @@ def latency_rows(report: Document) -> list[Row]:
                 f"Tokens/s, {where}",
                 Entry(plain(rates[0])),
                 Entry(plain(rates[1])),
-                Entry(times(ratio_of(rates[1], rates[0]))),
+                Entry(times(divide(rates[1], rates[0]))),
             )
         )
     return rows
@@ -121,10 +119,10 @@ def agreement(section: Document) -> tuple[Table, ...]:
         ("Same likeliest next token", "top1", percent),
     ]
     for name, key, write in figures:
-        figure = part(section, key)
+        figure = get_part(section, key)
         if figure:
             body.append((name, write(figure.get("value")), interval(figure.get("interval"), write)))
-    common = part(section, "divergence")
+    common = get_part(section, "divergence")
     if common:
         counts = f"{plain(common.get('prompts'))} prompts of {plain(common.get('prompt_tokens'))}"
         counts = f"of {plain(common.get('new_tokens'))}; {counts}"
@@ -144,16 +142,18 @@ def agreement(section: Document) -> tuple[Table, ...]:
 def latency(report: Document, recipe: Any) -> tuple[Card, ...]:
     """Return one card per batch x prompt: a chart of the time to the first token, and a table."""
     target = str(report.get("target", ""))
-    return tuple(_latency(cell, target, recipe) for cell in parts(part(report, "speed"), "cells"))
+    return tuple(
+        _latency(cell, target, recipe) for cell in get_parts(get_part(report, "speed"), "cells")
+    )
 
 
 def _latency(cell: Document, target: str, recipe: Any) -> Card:
     where = f"batch {plain(cell.get('batch'))}, prompts of {plain(cell.get('prompt'))} tokens"
     first, title = baseline(cell, target), f"Speed of writing, {where}"
     drawn, body = {}, []
-    for name, timings in part(cell, "systems").items():
+    for name, timings in get_part(cell, "systems").items():
         shown = system(name, recipe)
-        start, step = part(timings, "ttft"), part(timings, "inter_token")
+        start, step = get_part(timings, "ttft"), get_part(timings, "inter_token")
         drawn[shown] = (plots.style(name, first), start)
         texts = (
             shown,

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from optimizer.package.report import plots
-from optimizer.package.report.cards.sections import AS_A_TABLE, as_line, unmeasured
-from optimizer.package.report.comparison import Document, part, parts
+from optimizer.package.report.cards.sections import AS_A_TABLE, build_unmeasured_card, format_value
+from optimizer.package.report.comparison import Document, get_part, get_parts
 from optimizer.package.report.figures import finite, plain
 from optimizer.package.report.view import (
     Card,
@@ -38,10 +38,10 @@ ABOUT = (
 
 def ledger(report: Document) -> Card:
     """Return the card: every hop from the checkpoint to the harness, failures, skipped hops."""
-    hops = parts(report, "ledger")
+    hops = get_parts(report, "ledger")
     title = "Ledger: where the numbers could have gone wrong"
     if not hops:
-        return unmeasured(title, "Ledger", report, "ledger")
+        return build_unmeasured_card(title, "Ledger", report, "ledger")
     ran = [h for h in hops if not _not_run(h)]
     lost = [str(h.get("hop")) for h in ran if finite(_distance(h)) is None]
     heads = ("Hop", "Distance", "Limit", "Judged over", "Largest difference", "Lowest cosine")
@@ -70,19 +70,19 @@ def _notes(hops: list[Document]) -> Iterator[Paragraph]:
     """Yield paragraphs on failed hops, then on hops not run."""
     for hop in hops:
         for problem in hop.get("problems") or []:
-            yield Paragraph(line(Span(str(hop.get("hop")), "strong"), ": ", as_line(problem)))
+            yield Paragraph(line(Span(str(hop.get("hop")), "strong"), ": ", format_value(problem)))
     for hop in filter(_not_run, hops):
         name = Span(f"{hop.get('hop')} not run here: ", "strong")
         yield Paragraph(line(name, str(hop.get("why"))), "missing")
 
 
 def _not_run(hop: Document) -> bool:
-    return hop.get("ok") is None and not part(hop, "measured")
+    return hop.get("ok") is None and not get_part(hop, "measured")
 
 
 def _distance(hop: Document) -> Any:
     """Return the distance compared with the limit; NaN for a failed hop without a number."""
-    measured = part(hop, "measured")
+    measured = get_part(hop, "measured")
     reached = measured.get(statistic(str(hop.get("hop"))), measured.get("relative_l2"))
     return float("nan") if reached is None and hop.get("ok") is False else reached
 
@@ -113,7 +113,7 @@ def _row(hop: Document) -> tuple[Line, ...]:
     about += small(f"from {hop.get('from')}", str(why) if why and not unrun else "")
     if unrun:
         return line(*about), line(Span(f"not run here: {why}", "missing"))
-    measured = part(hop, "measured")
+    measured = get_part(hop, "measured")
     reached, limit = _texts(hop)
     over, worst = judged_over(str(hop.get("hop"))), finite(measured.get("worst_example"))
     aside = "" if over == WORST or worst is None else f"worst example {worst:.2g}, no limit"

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from optimizer.package.report import plots
-from optimizer.package.report.comparison import Document, part, parts
+from optimizer.package.report.comparison import Document, get_part, get_parts
 from optimizer.package.report.figures import NOT_MEASURED, finite
 from optimizer.package.report.view import Card, Line, Paragraph, Table, line
 
 TITLES = {"recover": "Recovery of the smaller model", "qat": "Quantization-aware training"}
 
 
-def learned(report: Document) -> tuple[Card, ...]:
+def build_cards(report: Document) -> tuple[Card, ...]:
     """Return one card per training."""
-    return tuple(_card(training) for training in parts(report, "learned"))
+    return tuple(_card(training) for training in get_parts(report, "learned"))
 
 
 def _card(training: Document) -> Card:
@@ -24,7 +24,7 @@ def _card(training: Document) -> Card:
         if (value := finite(number)) is not None
     ]
     best = min(points, key=lambda point: (point[1], point[0]), default=(0.0, 0.0))[0]
-    start, end = part(training, "start"), part(training, "end")
+    start, end = get_part(training, "start"), get_part(training, "end")
     body = tuple((line(name), *map(_loss, (start.get(name), end.get(name)))) for name in start)
     stopped = str(training.get("stopped") or "")
     return Card(

@@ -13,29 +13,29 @@ from optimizer.package.report.comparison import (
     Entry,
     Row,
     baseline,
-    gates_in_order,
+    explain_missing,
+    format_length,
+    get_part,
+    get_parts,
+    name_candidate,
     paired_note,
-    part,
-    parts,
-    quantized,
-    size_of,
+    sort_gates,
     system,
-    why_missing,
 )
 from optimizer.package.report.figures import (
     NOT_MEASURED,
-    broken,
     change,
     error,
     finite,
     interval,
+    is_broken,
     level,
     ms,
     nats,
     plain,
     whole,
 )
-from optimizer.package.report.rows import rows
+from optimizer.package.report.rows import build_rows
 from optimizer.package.report.view import (
     Card,
     Line,
@@ -55,19 +55,19 @@ WORST = 3  # modules marked in the per-layer chart
 AS_A_TABLE = "As a table"
 
 
-def unmeasured(title: str, what: str, report: Document, section: str) -> Card:
+def build_unmeasured_card(title: str, what: str, report: Document, section: str) -> Card:
     """Return the card of an unmeasured section, with the reason; what: subject, e.g. "Quality"."""
-    return Card(title, paragraphs=(missing(what, why_missing(report, section)),))
+    return Card(title, paragraphs=(missing(what, explain_missing(report, section)),))
 
 
 def comparison(report: Document, recipe: Any) -> Card:
     """Return the card with the table float | quantized | change (report/rows.py)."""
-    name = quantized(recipe)
-    examples = part(report, "quality").get("examples")
-    level_of = finite(part(report, "quality").get("confidence"))
+    name = name_candidate(recipe)
+    examples = get_part(report, "quality").get("examples")
+    level_of = finite(get_part(report, "quality").get("confidence"))
     hint = "Times are end to end: text in, answer out."
     kind = "examples that both models answered"
-    if generation.generates(report):
+    if generation.is_generation(report):
         hint, kind = "Speed by batch × tokens of prompt.", "windows of held-out text"
     if examples is not None:
         hint += f" Quality on {whole(examples)} {kind}"
@@ -75,7 +75,7 @@ def comparison(report: Document, recipe: Any) -> Card:
     hint = f"{hint} {paired_note(report)}".rstrip()
     title = f"Float against {name}"
     heads = ("", "Float", name[0].upper() + name[1:], "Change")
-    body = tuple(_compared(row) for row in rows(report))
+    body = tuple(_compared(row) for row in build_rows(report))
     return Card(title, hint, tables=(Table(title, heads, body, (1, 2, 3), stacked=True),))
 
 
@@ -91,15 +91,15 @@ def _write(entry: Entry) -> Line:
 
 def quality(report: Document, recipe: Any, name: str = "") -> Card:
     """Return the card on the quality difference and margin; name: further evaluation set or adapter
-    (rows.further), or ""."""
-    section = part(report, "quality")
+    (rows.list_further_reports), or ""."""
+    section = get_part(report, "quality")
     on = "with" if section.get("data") else "on"  # an adapter's section names its data
-    title = f"Is {quantized(recipe)} as good as float" + (f" {on} {name}?" if name else "?")
+    title = f"Is {name_candidate(recipe)} as good as float" + (f" {on} {name}?" if name else "?")
     if not section.get("metric"):
-        return unmeasured(title, "Quality", report, "quality")
+        return build_unmeasured_card(title, "Quality", report, "quality")
     metric = str(section["metric"])
-    what, moved, write = metric, part(section, "difference"), change(metric)
-    if generation.generates(report):
+    what, moved, write = metric, get_part(section, "difference"), change(metric)
+    if generation.is_generation(report):
         what, write = "the log-likelihood of held-out text", nats
     value, margin = finite(moved.get("value")), finite(section.get("margin"))
     bounds = moved.get("interval")
@@ -135,10 +135,10 @@ def quality(report: Document, recipe: Any, name: str = "") -> Card:
 def _rows_judged(report: Document, place: str, name: str) -> list[str]:
     """Return sentences on rows also used for fitting, and on rows that the bundle answers."""
     sentences = [f"Judged on the rows of {place}."] if name else []
-    shared = part(report, "shared_rows")
+    shared = get_part(report, "shared_rows")
     if counts := [f"{whole(of.get(place))} in {n}" for n, of in shared.items()]:
         sentences.append(f"Rows that the model was also fitted to: {', '.join(counts)}.")
-    again = part(part(report, "judged"), "answers")
+    again = get_part(get_part(report, "judged"), "answers")
     if again.get("rows") and not name:
         rows = whole(again["rows"])
         sentences.append(f"The packaged bundle answers {rows} of these rows with the same bits.")
@@ -148,7 +148,7 @@ def _rows_judged(report: Document, place: str, name: str) -> list[str]:
 
 
 def _cosines(section: Document) -> tuple[Table, ...]:
-    cosine, write = part(section, "cosine"), level("cosine")
+    cosine, write = get_part(section, "cosine"), level("cosine")
     shown = [k for k in ("mean", "p01", "min") if k in cosine]
     body = tuple((line(k), *figures(write(cosine.get(k)))) for k in shown)
     title = "Cosine to float"
@@ -156,19 +156,18 @@ def _cosines(section: Document) -> tuple[Table, ...]:
 
 
 def _cells(report: Document) -> list[tuple[str, Document]]:
-    return [
-        (f"batch {plain(c.get('batch'))}{size_of(c)}{' tokens' if size_of(c) else ''}", c)
-        for c in parts(part(report, "speed"), "cells")
-    ]
+    cells = get_parts(get_part(report, "speed"), "cells")
+    lengths = [f"{format_length(c)} tokens" if format_length(c) else "" for c in cells]
+    return [(f"batch {plain(c.get('batch'))}{n}", c) for c, n in zip(cells, lengths, strict=True)]
 
 
 def latency(report: Document, recipe: Any) -> tuple[Card, ...]:
     """Return one card of latency distributions per cell batch x sequence."""
     cells = _cells(report)
-    if cells and generation.generates(report):
+    if cells and generation.is_generation(report):
         return generation.latency(report, recipe)
     if not cells:
-        return (unmeasured("Latency", "Latency", report, "speed"),)
+        return (build_unmeasured_card("Latency", "Latency", report, "speed"),)
     target = str(report.get("target", ""))
     return tuple(_latency(where, cell, target, recipe) for where, cell in cells)
 
@@ -176,8 +175,8 @@ def latency(report: Document, recipe: Any) -> tuple[Card, ...]:
 def _latency(where: str, cell: Document, target: str, recipe: Any) -> Card:
     first, title = baseline(cell, target), f"Latency, {where}"
     systems = {
-        system(n, recipe): (plots.style(n, first), part(s, "end_to_end"))
-        for n, s in part(cell, "systems").items()
+        system(n, recipe): (plots.style(n, first), get_part(s, "end_to_end"))
+        for n, s in get_part(cell, "systems").items()
     }
     hint = f"Every dot is one of {whole(cell.get('runs'))} interleaved runs; the thick mark "
     hint += "is the median, the whisker ends at p99."
@@ -204,7 +203,7 @@ def _latency(where: str, cell: Document, target: str, recipe: Any) -> Card:
 def stages(report: Document, recipe: Any) -> tuple[Card, ...]:
     """Return one card of the time per stage for each cell; () for generation, which has one
     stage."""
-    cells = [] if generation.generates(report) else _cells(report)
+    cells = [] if generation.is_generation(report) else _cells(report)
     return tuple(_stages(where, cell, report, recipe) for where, cell in cells)
 
 
@@ -212,13 +211,13 @@ def _stages(where: str, cell: Document, report: Document, recipe: Any) -> Card:
     title = f"Time per stage, {where}"
     timings = {
         system(n, recipe): {
-            k: v.get("p50") if isinstance(v, dict) else v for k, v in part(s, "stages").items()
+            k: v.get("p50") if isinstance(v, dict) else v for k, v in get_part(s, "stages").items()
         }
-        for n, s in part(cell, "systems").items()
+        for n, s in get_part(cell, "systems").items()
     }
     names = tuple(dict.fromkeys(k for s in timings.values() for k in s))
     if not names:
-        return unmeasured(title, "Stages", report, "stages")
+        return build_unmeasured_card(title, "Stages", report, "stages")
     drawn = {n: {k: finite(v) or 0.0 for k, v in s.items()} for n, s in timings.items()}
     lost = [f"{n} {k}" for n, s in timings.items() for k in names if finite(s.get(k)) is None]
     label = f"Stages, {where}"
@@ -243,7 +242,7 @@ def _stages(where: str, cell: Document, report: Document, recipe: Any) -> Card:
 def gates(report: Document) -> Card:
     """Return the card of gates: verdict, measured value, limit and message."""
     body = []
-    for g in gates_in_order(report):
+    for g in sort_gates(report):
         name = line(Span(str(g.get("name")), "code"), *small(str(g.get("message", ""))))
         counted = g.get("measured") is None and g.get("limit") is None  # the message says it all
         measured = "–" if counted else plain(g.get("measured"))
@@ -252,7 +251,7 @@ def gates(report: Document) -> Card:
         body.append((name, line(badge(g.get("verdict"))), value, line(figure(limit))))
     title = "Gates"
     if not body:
-        return unmeasured(title, title, report, "gates")
+        return build_unmeasured_card(title, title, report, "gates")
     hint = "Requirements of the recipe, failures first. Measured is what the sentence below a "
     hint += "gate's name states, with its interval, all of which must keep Limit for a pass."
     heads = ("Gate", "", "Measured", "Limit")
@@ -262,16 +261,16 @@ def gates(report: Document) -> Card:
 def modules(report: Document) -> Card:
     """Return the card of the quantization error at each module's output, in model order; of its
     weight, where compression read no inputs."""
-    entries = parts(report, "modules")
+    entries = get_parts(report, "modules")
     title = "Error per layer"
     if not entries:
-        return unmeasured(title, "Modules", report, "modules")
+        return build_unmeasured_card(title, "Modules", report, "modules")
     names = [str(m.get("module")) for m in entries]
     measured = any(m.get("output_error") is not None for m in entries)
     drawn = "output_error" if measured else "weight_error"
     errors = [finite(m.get(drawn)) for m in entries]
     known = [(n, e) for n, e in zip(names, errors, strict=True) if e is not None]
-    lost = [n for n, m in zip(names, entries, strict=True) if broken(m.get(drawn))]
+    lost = [n for n, m in zip(names, entries, strict=True) if is_broken(m.get(drawn))]
     floats = sum(1 for m in entries if m.get(drawn) is None)
     of = "output" if measured else "weight"
     hint = f"Relative error of each module's {of}, in model order; the worst {WORST} in red."
@@ -315,7 +314,7 @@ def fallbacks(report: Document) -> Card:
     """Return the card of modules that ran otherwise than requested."""
     title, notes = "Fallbacks and notes", report.get("fallbacks")
     if notes is None:
-        return unmeasured(title, "Fallbacks", report, "fallbacks")
+        return build_unmeasured_card(title, "Fallbacks", report, "fallbacks")
     if not notes:
         return Card(title, paragraphs=(Paragraph(line("None: everything ran as requested.")),))
     listed = notes if isinstance(notes, list) else [notes]
@@ -325,16 +324,16 @@ def fallbacks(report: Document) -> Card:
 def _fallback(note: Any) -> Line:
     """Format a fallback, given as {"module", "what", "why"} or as a sentence."""
     if not isinstance(note, dict) or "module" not in note:
-        return line(as_line(note))
+        return line(format_value(note))
     rest = {k: v for k, v in note.items() if k not in ("module", "what", "why")}
-    text = f" ({note.get('what')}): {note.get('why')}" + (f"; {as_line(rest)}" if rest else "")
+    text = f" ({note.get('what')}): {note.get('why')}" + (f"; {format_value(rest)}" if rest else "")
     return line(Span(str(note["module"]), "code"), text)
 
 
-def as_line(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Format any JSON value on one line."""
     if isinstance(value, dict):
-        return "; ".join(f"{k}: {as_line(v)}" for k, v in value.items())
+        return "; ".join(f"{k}: {format_value(v)}" for k, v in value.items())
     if isinstance(value, list | tuple):
-        return ", ".join(as_line(v) for v in value)
+        return ", ".join(format_value(v) for v in value)
     return plain(value) if isinstance(value, float) else str(value)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from optimizer.package.report.comparison import Document, part, parts
+from optimizer.package.report.comparison import Document, get_part, get_parts
 from optimizer.package.report.figures import interval, level, size, whole
 from optimizer.package.report.view import Card, Line, Table, figure, figures, line, small
 
 
-def vectors(report: Document) -> tuple[Card, ...]:
+def build_cards(report: Document) -> tuple[Card, ...]:
     """Return the card; () where no forms were judged."""
-    section = part(report, "embeddings")
+    section = get_part(report, "embeddings")
     if not section:
         return ()
     k, times = whole(section.get("k")), section.get("oversampling")
@@ -22,7 +22,7 @@ def vectors(report: Document) -> tuple[Card, ...]:
         if times != 1
         else "Documents are ranked by the stored vectors, without reranking."
     )
-    write, before = level("ndcg"), part(section, "float")
+    write, before = level("ndcg"), get_part(section, "float")
     names = ("recall", "ndcg")
     first = (
         line("float32", *small(f"{whole(before.get('dimensions'))} numbers, float model")),
@@ -30,21 +30,21 @@ def vectors(report: Document) -> tuple[Card, ...]:
         *figures(*(write(before.get(name)) for name in names)),
         *figures("", ""),
     )
-    body = [first, *(_form(form) for form in parts(section, "forms"))]
+    body = [first, *(_form(form) for form in get_parts(section, "forms"))]
     heads = ("Vector", "Bytes", f"Recall@{k}", "nDCG@10", "Recall, not rescored", "nDCG")
     title = "Search with these vectors"
     return (Card(title, hint, tables=(Table(title, heads, tuple(body), (1, 2, 3, 4, 5)),)),)
 
 
 def _form(form: Document) -> tuple[Line, ...]:
-    write, plainly = level("ndcg"), part(form, "without_rescoring")
+    write, plainly = level("ndcg"), get_part(form, "without_rescoring")
     columns = []
     for name in ("recall", "ndcg"):
-        judged = part(form, name)
-        bounds = interval(part(judged, "difference").get("interval"), write)
+        judged = get_part(form, name)
+        bounds = interval(get_part(judged, "difference").get("interval"), write)
         columns.append(
             line(
-                figure(write(part(judged, "candidate").get("value"))),
+                figure(write(get_part(judged, "candidate").get("value"))),
                 *small(f"change {bounds}" if bounds else ""),
             )
         )
@@ -53,15 +53,15 @@ def _form(form: Document) -> tuple[Line, ...]:
     return (head, line(figure(size(form.get("bytes")))), *columns, *last)
 
 
-def sentence(report: Document) -> str:
+def describe_forms(report: Document) -> str:
     """Return the bytes of a vector in each form; "" without forms."""
-    section = part(report, "embeddings")
+    section = get_part(report, "embeddings")
     forms = [
         f"{whole(form.get('bytes'))} for {form.get('type')} with {whole(form.get('dimensions'))} "
         "numbers"
-        for form in parts(section, "forms")
+        for form in get_parts(section, "forms")
     ]
     if not forms:
         return ""
-    stored = whole(part(section, "float").get("bytes"))
+    stored = whole(get_part(section, "float").get("bytes"))
     return f"Bytes per vector: {stored} for the float model, {', '.join(forms)}."

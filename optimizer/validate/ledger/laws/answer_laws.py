@@ -334,9 +334,9 @@ def pooled(
     """Answer of a task of vectors. hidden: (positions, width)."""
     contract = reference.contract
     values, bounds = contract_laws.values(
-        contract, {tasks.of(contract).output: hidden[None]}, alone
+        contract, {tasks.look_up(contract).output: hidden[None]}, alone
     )
-    (name,) = tasks.of(contract).tensors(contract)
+    (name,) = tasks.look_up(contract).tensors(contract)
     return {name: Near(values[0], bounds[0])}
 
 
@@ -430,7 +430,7 @@ def answers(m: Materials, served: Contract, encoder: Any, runner: Runner) -> lis
     encoder: the harness's tokenizer or image reader
     runner: the model that the harness runs
     """
-    expected, kind = EXPECTED.get(m.contract.task), tasks.of(m.contract).inputs
+    expected, kind = EXPECTED.get(m.contract.task), tasks.look_up(m.contract).inputs
     if expected is None:
         return []
     texts = list(dict.fromkeys(m.texts))
@@ -443,7 +443,7 @@ def answers(m: Materials, served: Contract, encoder: Any, runner: Runner) -> lis
         runs.append((arrays, contract_laws.joined(m.contract, outputs)))
         return outputs
 
-    inputs = [tasks.of(served).ask(served, value) for value in inputs]
+    inputs = [tasks.look_up(served).ask(served, value) for value in inputs]
     queries = [Query(f"{kind.name} {i + 1}", value) for i, value in enumerate(inputs)]
     predictor = Predictor(served, encoder, infer)
     answered = list(answer(predictor, queries, ANSWERED))
@@ -452,7 +452,7 @@ def answers(m: Materials, served: Contract, encoder: Any, runner: Runner) -> lis
     for query, one in zip(queries, answered, strict=True):
         alone = tasks.encode(m.contract, m.encoder, [query.input])
         row = output_of(alone, runs)
-        if tasks.of(m.contract).in_parts:
+        if tasks.look_up(m.contract).in_parts:
             alone, row = rows_of_parts(m, query.input, runs)
         if row is None or one.answer is None:
             problems.append(f"{query.where}: it has no answer, or no batch holds it")

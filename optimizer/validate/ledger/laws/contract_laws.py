@@ -59,9 +59,9 @@ def tokens(
     reference = AutoTokenizer.from_pretrained(checkpoint)
     reference.padding_side = reference.truncation_side = "right"
     long = " ".join([*texts, *STRANGE] * (1 + source.text.max_length // 20))
-    if tasks.of(source).chooses:
+    if tasks.look_up(source).chooses:
         return _claims(reference, source, served, tokenizer, [*texts, *STRANGE, long])
-    if tasks.of(source).extracts:
+    if tasks.look_up(source).extracts:
         return _windows(reference, source, served, tokenizer, [*texts, *STRANGE])
     if source.template is not None:
         return _templated(reference, source, served, tokenizer, [*texts, *STRANGE, long])
@@ -119,7 +119,7 @@ def _claims(
     reference: Any, source: Contract, served: Contract, tokenizer: Any, texts: Sequence[str]
 ) -> list[str]:
     """Law 1 for texts and hypotheses: sentences on rows with other arrays."""
-    kind, settings, broken = tasks.of(served).inputs, source.choice, []
+    kind, settings, broken = tasks.look_up(served).inputs, source.choice, []
     for i, one in enumerate(kind.encode(served, tokenizer, texts)):
         rows = {part.input.label: part for part in one.parts if not one.problem}
         for label in settings.candidate_labels if rows else ():
@@ -141,7 +141,7 @@ def _windows(
     reference: Any, source: Contract, served: Contract, tokenizer: Any, texts: Sequence[str]
 ) -> list[str]:
     """Law 1 for questions and contexts: sentences on windows with other arrays."""
-    kind = tasks.of(served).inputs
+    kind = tasks.look_up(served).inputs
     contexts = [*texts, " ".join([*texts] * (1 + source.text.max_length // 5))]
     questions = [text[:20] for text in reversed(contexts)]
     broken = []
@@ -177,7 +177,7 @@ def _difference(actual: Array, expected: Array) -> str:
 def values(source: Contract, outputs: Mapping[str, Array], batch: Batch) -> tuple[Array, Array]:
     """(the task's values of the model's `outputs`, in torch and float64, by the source's contract;
     the float32 bound of each element, 0 where it must be equal): the reference of law 2."""
-    if not tasks.of(source).output:
+    if not tasks.look_up(source).output:
         rows = [np.asarray(outputs[o.name], np.float64) for o in source.outputs]
         flat = np.concatenate([a.reshape(len(a), -1) for a in rows], axis=1)
         return flat, np.zeros(flat.shape)
@@ -197,7 +197,7 @@ def values(source: Contract, outputs: Mapping[str, Array], batch: Batch) -> tupl
 
 def joined(source: Contract, outputs: Mapping[str, Array]) -> Array:
     """The outputs of the source's task, float32, joined along their last axis."""
-    task = tasks.of(source)
+    task = tasks.look_up(source)
     arrays = [np.asarray(outputs[name], np.float32) for name in (task.output, *task.beside)]
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, -1)
 
@@ -211,7 +211,7 @@ def labels(source: Contract, served: Contract, checkpoint: Path, batch: Batch) -
     expected = [names.get(i, f"LABEL_{i}") for i in range(len(source.labels or ()))]
     if list(served.labels or ()) != expected:
         return [f"labels are {list(served.labels or ())}; the model's are {expected}"]
-    task = tasks.of(served)
+    task = tasks.look_up(served)
     if not task.classifies or task.per_position or task.chooses:
         return []
     broken = []
@@ -223,7 +223,7 @@ def labels(source: Contract, served: Contract, checkpoint: Path, batch: Batch) -
             batch.real[:1],
         )
         logits = np.eye(len(expected), dtype=np.float32)[i : i + 1]
-        (answer,) = map(_named, tasks.answers(served, 20 * logits - 10, one))
+        (answer,) = map(_named, tasks.build_answers(served, 20 * logits - 10, one))
         if answer != name:
             broken.append(f"output {i} is answered {answer!r}; the model calls it {name!r}")
     return broken

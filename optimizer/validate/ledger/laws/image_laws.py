@@ -43,7 +43,7 @@ def pixels(
     """Law 1: sentences on images with other arrays. Arguments as in contract_laws.tokens."""
     processor = transformers_processor(checkpoint)
     mode = image_file.MODES[source.images.channels]
-    kind, broken = tasks.of(served).inputs, []
+    kind, broken = tasks.look_up(served).inputs, []
     strange: list[Any] = [*map(_strange, SIDES)]
     if kind is BOXED_IMAGE:
         strange = [Boxed(_strange(sides), BOXES) for sides in SIDES if sides[0] > AXES]

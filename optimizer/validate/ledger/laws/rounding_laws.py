@@ -91,7 +91,7 @@ def outputs(
         return suspects + _suspects(name, q, (weight, values), data)
 
     names = dict.fromkeys((*m.state.weights, *m.state.sparsity))
-    return [s for suspects in threads.each(judge, names, cores()) for s in suspects]
+    return [s for suspects in threads.map_in_threads(judge, names, cores()) for s in suspects]
 
 
 def without_law(m: Materials) -> list[str]:
@@ -110,7 +110,7 @@ def _tokens_by(x: Tensor, weight: Tensor) -> Tensor:
 
 def _images_by(layer: nn.Conv2d) -> Callable[[Tensor, Tensor], Tensor]:
     """Function (images, weight) -> (places, out); weight: (out, in of a group * height * width)."""
-    filters = ConvGeometry.of(layer)
+    filters = ConvGeometry.read(layer)
     return lambda x, weight: flatten_positions(filters.conv2d(x, weight))
 
 

@@ -31,7 +31,7 @@ from optimizer.compress.methods.pruning.magnitude import magnitude
 from optimizer.compress.methods.pruning.masks import keep_highest
 from optimizer.compress.selection import matches
 from optimizer.foundation.qtensor import QTensor
-from optimizer.foundation.sparsity import Pattern, broken
+from optimizer.foundation.sparsity import Pattern, describe_violation
 from optimizer.foundation.state import owner_of
 from optimizer.recipe.compression.sparsity import Sparsity
 from optimizer.validate.ledger.limits.resampled import Statistic, Suspect
@@ -93,7 +93,7 @@ def _one(q: QTensor | Tensor, weight: Tensor, sparsity: Sparsity, nearest: bool)
     if stored.shape != weight.shape:
         return f"{tuple(stored.shape)} for {tuple(weight.shape)}"
     nonzero = q != 0 if isinstance(q, Tensor) else q.nonzero()
-    fault = broken(nonzero, pattern)
+    fault = describe_violation(nonzero, pattern)
     if fault:
         return fault
     if sparsity.record.judged_by == "adjusted":

@@ -228,7 +228,7 @@ def _add_errors(
 def _filters(module: nn.Module) -> ConvGeometry | None:
     if isinstance(module, QuantConvolution):
         return module.geometry
-    return ConvGeometry.of(module) if isinstance(module, nn.Conv2d) else None
+    return ConvGeometry.read(module) if isinstance(module, nn.Conv2d) else None
 
 
 def _terms(x: Tensor, filters: ConvGeometry | None, weights: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from optimizer.foundation.rounding.tolerance import (
     CONFIDENCE,
     MISSED,
     Squares,
-    relative,
+    compare_lengths,
     squares,
     upper_bound,
 )
@@ -82,7 +82,7 @@ def spread(
     """
     medians, limits = {}, {}
     pairs = list(product(first, second) if second is not None else combinations(first, 2))
-    measured = threads.each(lambda name: _distances(pairs, traces, name), names, cores())
+    measured = threads.map_in_threads(lambda name: _distances(pairs, traces, name), names, cores())
     for name, distances in zip(names, measured, strict=True):
         apart = [d for each in distances for d in each]
         independent = max(len(apart) // max(len(pairs), 1), 1) * max(len(first) // 2, 1)
@@ -103,7 +103,7 @@ def _distances(
             if a is not last:
                 last, x = a, a[i][name]
             of_pair += [squares(*pair) for pair in one.pairs(x, b[i][name])]
-    return [relative(of_pair) for of_pair in each]
+    return [compare_lengths(of_pair) for of_pair in each]
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def judge_alone(spread: Spread, results: Run, traces: Sequence[Trace], name: str
     assert spread.limit_alone is not None
     each = [s for s, _, _ in examples]
     usual = sum(norm for _, norm, _ in each) / max(sum(size for _, _, size in each), 1)
-    distances = relative(each, usual)
+    distances = compare_lengths(each, usual)
     order = sorted(range(len(examples)), key=lambda i: -distances[i])
     beyond = [i for i in order if not distances[i] <= spread.limits[name]]
     limits = []
@@ -161,7 +161,7 @@ def against(
             for pair in one.pairs(result[name], one.result[name])
         )
 
-    each = dict(zip(names, threads.each(measure, names, cores()), strict=True))
+    each = dict(zip(names, threads.map_in_threads(measure, names, cores()), strict=True))
     worst = {name: d.worst for name, d in each.items()}
     beyond = [(n, w, limits[n]) for n, w in worst.items() if not w <= limits[n]]
     beyond.sort(key=lambda row: -row[1] / max(row[2], 1e-300))

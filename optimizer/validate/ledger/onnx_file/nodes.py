@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.foundation.errors import OptimizeError
-from optimizer.foundation.rounding.tolerance import Squares, relative, squares
+from optimizer.foundation.rounding.tolerance import Squares, compare_lengths, squares
 from optimizer.harness.errors import HarnessError
 from optimizer.harness.inputs.batch import Batch
 from optimizer.lower.onnx import by_tensor
@@ -123,4 +123,4 @@ def _alike(expected: Array, actual: Array) -> bool:
 def _together(each: Sequence[Squares]) -> float:
     """Relative L2 of all rows together."""
     apart, norms, sizes = zip(*each, strict=True)
-    return relative([(sum(apart), sum(norms), sum(sizes))])[0]
+    return compare_lengths([(sum(apart), sum(norms), sum(sizes))])[0]

@@ -127,7 +127,7 @@ def _static(m: Materials, module: str, fused: bool) -> Quantizer:
     factor, covered = m.state.factor_of(module), m.state.ranges[input_name(module)]
     signed = m.signed or (bool(attention_of(module)) and attention_operands.is_signed(covered))
     quantizer = static(covered, factor, signed, m.precision)
-    if fused and targets.of(m.section.target.runtime).kernels.reciprocal:
+    if fused and targets.look_up(m.section.target.runtime).kernels.reciprocal:
         return replace(quantizer, reciprocal=True)
     return quantizer
 

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from optimizer.foundation.process import threads
-from optimizer.foundation.rounding.tolerance import Squares, relative, squares
+from optimizer.foundation.rounding.tolerance import Squares, compare_lengths, squares
 from optimizer.harness.errors import HarnessError
 from optimizer.harness.runtimes.ort.bound import UNCAPTURED
 from optimizer.harness.runtimes.ort.run import OrtRunner, check_names, cores
@@ -335,7 +335,7 @@ def _multiply(
             batch |= arrays
         return multiplied, runner.infer(batch)
 
-    for multiplied, out in threads.each(run, (t for t in traces if not t.past), 1):
+    for multiplied, out in threads.map_in_threads(run, (t for t in traces if not t.past), 1):
 
         def judge(
             use: tuple[Edge, Key],
@@ -345,7 +345,7 @@ def _multiply(
             (edge, key), product = use, linear(use[1][0]).product
             return key[0], furthest(multiplied[key], product.outputs(out[edge.output]), product)
 
-        yield from threads.each(judge, uses, cores())
+        yield from threads.map_in_threads(judge, uses, cores())
 
 
 def furthest(
@@ -411,14 +411,14 @@ def judge_between(
                 if name in out  # else a module that reads another's output, or a model's input
             }
 
-        for each in threads.each(compare, traces, cores()):
+        for each in threads.map_in_threads(compare, traces, cores()):
             for label, of_trace in each.items():
                 apart.setdefault(label, []).extend(of_trace)
     return [
         Piece(
             label.removesuffix(":0"),
             "between",
-            max(relative(each), default=0.0) / limits[label],
+            max(compare_lengths(each), default=0.0) / limits[label],
             f"{limits[label]:.3g}, the limit that correct runs set",
             accepts_zeros=limits[label] >= WHOLE,
         )
@@ -441,7 +441,7 @@ def run_graph(
     """Run the graph on each trace, one per core at a time, because its session has one thread; see
     run_each."""
     with opener.open(model) as runner:
-        yield from threads.each(lambda one: _run(runner, one, names), traces, cores())
+        yield from threads.map_in_threads(lambda one: _run(runner, one, names), traces, cores())
 
 
 def run_each(

@@ -88,7 +88,7 @@ METRICS: Mapping[tuple[type, str], Compare] = {
 COLUMNS = {
     metric: alternatives[0]
     for task in OBSERVE
-    for metric, alternatives in tasks.task(task).metrics.items()
+    for metric, alternatives in tasks.find_task(task).metrics.items()
     if alternatives
 }
 """{metric: columns that it needs}."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from optimizer.commands.build.initial.model import look
-from optimizer.commands.build.initial.rows import absent
+from optimizer.commands.build.initial.rows import describe_absent
 from optimizer.commands.build.initial.starter import starter_recipe
 from optimizer.foundation.errors import RecipeError
 
@@ -24,7 +24,7 @@ def test_the_recipe_names_the_model_and_the_adapter(tiny_llama: Path, tmp_path: 
     alone = write(tmp_path / "mine", str(tiny_llama))
     facts = look(str(alone), None)
     assert (facts.name, facts.task.name) == (str(tiny_llama), "text-generation")
-    text = starter_recipe(facts, absent(facts), tmp_path)
+    text = starter_recipe(facts, describe_absent(facts), tmp_path)
     assert f"source: {tiny_llama} " in text
     assert f"adapters: [{alone}]" in text
 

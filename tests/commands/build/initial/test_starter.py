@@ -23,16 +23,16 @@ from tests.vision import config, write
 def starter_recipe(model: str, task: str | None, gguf_file: str | None = None) -> str:
     starter.check_names(model, task, gguf_file)
     facts = models.look(model, task, gguf_file)
-    return starter.starter_recipe(facts, rows.absent(facts), Path())
+    return starter.starter_recipe(facts, rows.describe_absent(facts), Path())
 
 
-@pytest.mark.parametrize("task", tasks.names())
+@pytest.mark.parametrize("task", tasks.list_names())
 def test_the_recipe_of_every_task_is_valid(task: str, tmp_path: Path) -> None:
     file = tmp_path / "recipe.yaml"
     file.write_text(starter_recipe("owner/Some_Model", task))
     made = recipe_file.read(file)
     assert (made.model.task, made.model.source) == (task, "owner/Some_Model")
-    needed = tasks.task(made.model.task).metrics[made.validate_.metric]
+    needed = tasks.find_task(made.model.task).metrics[made.validate_.metric]
     assert not needed or set(needed[0]) <= set(made.validate_.data.columns)
 
 
@@ -110,7 +110,7 @@ def test_the_gate_of_speed_is_off_and_marked_where_integers_are_not_faster(
 ) -> None:
     machine = Machine("linux", "x86_64", cpu="Old", cpu_features=features)
     facts = models.look("owner/model", task)
-    slow = starter.without_integers(machine, facts.task)
-    text = starter.starter_recipe(facts, rows.absent(facts), Path(), slow=slow)
+    slow = starter.warn_slow_integers(machine, facts.task)
+    text = starter.starter_recipe(facts, rows.describe_absent(facts), Path(), slow=slow)
     assert f"    must_beat_float: {str(gated).lower()}" in text
     assert ("# DECIDE: this processor (Old)" in text) is not gated

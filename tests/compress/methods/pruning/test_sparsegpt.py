@@ -19,7 +19,7 @@ from optimizer.compress.methods.weights.hessian import output_error
 from optimizer.compress.methods.weights.rtn import rtn
 from optimizer.foundation.qtensor import Scheme
 from optimizer.foundation.sections.method_options import SparsegptOptions
-from optimizer.foundation.sparsity import Pattern, broken
+from optimizer.foundation.sparsity import Pattern, describe_violation
 from tests.compress.correlated import layer, loss, rows
 from tests.conftest import heavy_tailed
 
@@ -54,7 +54,7 @@ def test_sparsegpt_loses_less_than_wanda_and_wanda_less_than_magnitude(pattern: 
 def test_the_pattern_holds_in_the_stored_order(pattern: Pattern, act_order: bool) -> None:
     weight, hessian = layer(seed=5)
     made = sparsegpt(weight, hessian, pattern, SparsegptOptions(act_order=act_order))
-    assert broken(made.values != 0, pattern) == ""
+    assert describe_violation(made.values != 0, pattern) == ""
     assert bool((made.values[~made.mask] == 0).all())
     assert bool((pattern.grouped(~made.mask).sum(-1) >= pattern.zeros(128)).all())
 
@@ -105,7 +105,7 @@ def test_every_step_of_improving_the_support_lowers_the_error(step: str) -> None
         if pattern.of
         else swap_weights(start, weight, D, 1)  # a single one: the prediction of its gain is exact
     )
-    assert broken(better != 0, pattern) == ""
+    assert describe_violation(better != 0, pattern) == ""
     row_errors = [((v - weight) @ D * (v - weight)).sum(1) for v in (start, better)]
     assert bool((row_errors[1] <= row_errors[0] * (1 + 1e-5)).all())
     assert float(row_errors[1].sum()) < 0.9 * float(row_errors[0].sum())

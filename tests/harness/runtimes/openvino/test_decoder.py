@@ -74,7 +74,7 @@ def test_arrays_in_and_out_are_the_portable_models(model: Path, runner: OpenVino
         cache.step(text(0, 5))
         past = {kv_cache.past_of(name): array for name, array in cache.cache().items()}
         expected, answer = (r.infer({**text(5, 8), **past}) for r in (portable, runner))
-        for name in ("logits", *(p for _, p in kv_cache.names(LAYERS))):
+        for name in ("logits", *(p for _, p in kv_cache.list_names(LAYERS))):
             np.testing.assert_allclose(answer[name][0], expected[name][0], **ROUNDING)
 
 
@@ -83,7 +83,7 @@ def test_arrays_given_leave_nothing_behind(runner: OpenVinoRunner) -> None:
     empty = {
         name: np.zeros((2, *shape), np.float32)
         for name, shape in dict.fromkeys(
-            (past for past, _ in kv_cache.names(LAYERS)), (2, 0, 16)
+            (past for past, _ in kv_cache.list_names(LAYERS)), (2, 0, 16)
         ).items()
     }
     once, again = (runner.infer({**text(0, 8), **empty})["logits"] for _ in range(2))

@@ -16,18 +16,20 @@ FOUND = {"CPU": "a processor", "GPU.0": "a card", "GPU.1": "another"}
 
 
 def test_a_device_is_found_by_its_kind_and_a_missing_one_named_beside_what_there_is() -> None:
-    assert [devices.absent(d, FOUND) for d in ("cpu", "gpu")] == ["", ""]
-    assert devices.absent("npu", FOUND) == (
+    assert [devices.explain_absent(d, FOUND) for d in ("cpu", "gpu")] == ["", ""]
+    assert devices.explain_absent("npu", FOUND) == (
         "OpenVINO finds no NPU here; it finds CPU (a processor), GPU.0 (a card), GPU.1 (another)"
     )
 
 
 def test_of_this_machine_it_finds_the_processor() -> None:
-    assert devices.available()["CPU"] == devices.full_name("cpu")
+    assert devices.list_devices()["CPU"] == devices.read_full_name("cpu")
 
 
 def test_a_model_for_a_device_that_is_missing_is_not_opened_on_another(tmp_path: Path) -> None:
-    missing = next((d for d in ("npu", "gpu") if devices.absent(d, devices.available())), None)
+    missing = next(
+        (d for d in ("npu", "gpu") if devices.explain_absent(d, devices.list_devices())), None
+    )
     if missing is None:
         pytest.skip("this machine has a GPU and an NPU")
     model = small_model.model(tmp_path / "model.onnx")
@@ -52,9 +54,7 @@ def test_a_property_that_a_device_lacks_and_that_asks_for_nothing_is_left_out(
     settings: OpenVinoSettings,
 ) -> None:
     wanted = {**settings.precision_properties, "INFERENCE_NUM_THREADS": 2}
-    told = devices.supported_properties(
-        wanted, ["INFERENCE_PRECISION_HINT", "PERFORMANCE_HINT"], "npu"
-    )
+    told = devices.select_supported(wanted, ["INFERENCE_PRECISION_HINT", "PERFORMANCE_HINT"], "npu")
     assert told == {"INFERENCE_PRECISION_HINT": wanted["INFERENCE_PRECISION_HINT"]}
 
 
@@ -71,7 +71,7 @@ def test_what_decides_the_answer_is_never_left_out(
 ) -> None:
     wanted: dict[str, Any] = settings.precision_properties
     with pytest.raises(MachineError, match=f"GPU does not support {lacking}"):
-        devices.supported_properties(wanted, [name for name in wanted if name != lacking], "gpu")
+        devices.select_supported(wanted, [name for name in wanted if name != lacking], "gpu")
 
 
 def test_a_precision_is_never_forced_on_what_lacks_it() -> None:

@@ -149,7 +149,7 @@ def test_a_file_that_is_read_and_does_not_compile_or_run_is_this_machines(
     with pytest.raises(BundleError, match="shapes do not match"):
         opened.infer(arrays())
     with monkeypatch.context() as patched:
-        patched.setattr(type(run.core()), "compile_model", forbidden)
+        patched.setattr(type(run.open_core()), "compile_model", forbidden)
         with pytest.raises(MachineError, match=r"cannot open it .could not create.*ONEDNN") as e:
             OpenVinoRunner(model, threads=1)
     assert e.value.exit_code == 5

@@ -16,8 +16,8 @@ import pytest
 from optimizer.harness.bundle.engines import Workshop
 from optimizer.harness.errors import BundleError
 from optimizer.harness.process.niceness import give_way
-from optimizer.harness.runtimes.machine import this_machine
-from optimizer.harness.runtimes.ort.divided import RUNS, DividedRuns, by_rows
+from optimizer.harness.runtimes.machine import describe_machine
+from optimizer.harness.runtimes.ort.divided import RUNS, DividedRuns, can_divide_rows
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.lower.ort.build import fit
 from optimizer.recipe.schema import OnnxRuntimeTarget
@@ -227,7 +227,7 @@ def test_only_what_has_one_first_axis_is_divided(
     inputs: list[Any], outputs: list[Any], expected: bool
 ) -> None:
     session = SimpleNamespace(get_inputs=lambda: inputs, get_outputs=lambda: outputs)
-    assert by_rows(session) is expected
+    assert can_divide_rows(session) is expected
 
 
 @pytest.mark.parametrize("divide", [True, False])
@@ -235,7 +235,7 @@ def test_a_recipe_can_refuse_the_second_copy_of_the_weights(divide: bool, tmp_pa
     small_model.model(tmp_path / "model.onnx")
     section = OnnxRuntimeTarget(runtime="onnxruntime", divide_batches=divide)
     engine = {"runtime": "onnxruntime", "device": "cpu", "model": "model.onnx"}
-    shop = Workshop(tmp_path, {"files": {}}, this_machine(), None)
+    shop = Workshop(tmp_path, {"files": {}}, describe_machine(), None)
     runner = shop.open({**engine, "fit": fit(section)}, "load", THREADS)
     assert isinstance(runner, OrtRunner)
     with runner:

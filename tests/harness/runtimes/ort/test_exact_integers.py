@@ -43,7 +43,7 @@ def test_the_setting_is_made_where_products_saturate_and_only_there(tmp_path: Pa
         else:
             with pytest.raises(RuntimeError, match="does not have configuration"):
                 options.get_session_config_entry(name)
-    assert exact_integers.settings(onnxruntime) == (((name, value),) if needed else ())
+    assert exact_integers.list_settings(onnxruntime) == (((name, value),) if needed else ())
 
 
 def saturates(ort: Any, folder: Path) -> bool:

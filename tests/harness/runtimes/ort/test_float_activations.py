@@ -20,7 +20,7 @@ def test_activations_are_not_quantized_on_any_processor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exact: bool
 ) -> None:
     settings = (exact_integers.EXACT,) if exact else ()
-    monkeypatch.setattr(exact_integers, "settings", lambda _: settings)
+    monkeypatch.setattr(exact_integers, "list_settings", lambda _: settings)
     rng = np.random.default_rng(0)
     integers = rng.integers(-7, 8, (WIDTH, COLUMNS))
     scale = rng.uniform(0.5, 1.5, (WIDTH // GROUP, COLUMNS)).astype(np.float32)

@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from optimizer.harness.errors import BundleError
-from optimizer.harness.runtimes.ort.onnx_external import check_inside, external_files
+from optimizer.harness.runtimes.ort.onnx_external import check_inside, list_external_files
 from tests.harness import small_model
 
 
@@ -23,7 +23,7 @@ def outside(name: str, location: str) -> TensorProto:
 
 
 def test_inline_weights_name_no_file(tmp_path: Path) -> None:
-    assert external_files(small_model.model(tmp_path / "model.onnx")) == set()
+    assert list_external_files(small_model.model(tmp_path / "model.onnx")) == set()
 
 
 def test_the_files_that_onnx_writes_are_found(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_the_files_that_onnx_writes_are_found(tmp_path: Path) -> None:
         location="model.onnx.data",
         size_threshold=0,
     )
-    assert external_files(tmp_path / "model.onnx") == {"model.onnx.data"}
+    assert list_external_files(tmp_path / "model.onnx") == {"model.onnx.data"}
 
 
 def test_every_place_a_tensor_can_hide_in_is_walked(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_every_place_a_tensor_can_hide_in_is_walked(tmp_path: Path) -> None:
     function = helper.make_function("d", "F", [], ["y"], [constant], [helper.make_opsetid("", 21)])
     model = helper.make_model(graph, functions=[function])
     (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
-    assert external_files(tmp_path / "model.onnx") == {
+    assert list_external_files(tmp_path / "model.onnx") == {
         "in_subgraph",
         "in_attribute",
         "in_sparse_values",
@@ -85,7 +85,7 @@ def test_a_cut_file_is_an_error_and_not_an_empty_answer(cut: int, tmp_path: Path
     data = small_model.model(tmp_path / "model.onnx").read_bytes()
     (tmp_path / "cut.onnx").write_bytes(data[:-cut])
     with pytest.raises(BundleError, match=r"cut\.onnx"):
-        external_files(tmp_path / "cut.onnx")
+        list_external_files(tmp_path / "cut.onnx")
 
 
 def test_random_bytes_never_hang_or_escape(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_random_bytes_never_hang_or_escape(tmp_path: Path) -> None:
         path.write_bytes(rng.bytes(1 + i))
         found: Any
         try:
-            found = external_files(path)
+            found = list_external_files(path)
         except BundleError:
             found = set()
         assert isinstance(found, set)

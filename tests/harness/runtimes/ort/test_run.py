@@ -192,8 +192,8 @@ def test_the_placement_counts_every_node(model: Path) -> None:
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     nodes = len(onnx.load(model).graph.node)
-    assert providers.placement(session) == {"CPUExecutionProvider": nodes}
+    assert providers.count_placement(session) == {"CPUExecutionProvider": nodes}
     kinds = [n.op_type for n in onnx.load(model).graph.node]
-    stayed = providers.on_cpu(session)
+    stayed = providers.list_nodes_on_cpu(session)
     assert len(stayed) == sum(kind in providers.COMPUTES for kind in kinds) > 0
     assert any("(MatMul)" in node for node in stayed)

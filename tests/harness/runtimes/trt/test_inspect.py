@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from optimizer.harness.runtimes.trt.inspect import (
+    list_unreported_modules,
     precision_fallbacks,
     read_layers,
-    unreported_modules,
 )
 
 INT8 = "sm80_xmma_gemm_i8i8_i8i32_f32_tn_n_tilesize128x128x64_stage3_warpsize2x2x1"
@@ -104,7 +104,7 @@ def test_what_an_engine_does_not_tell_is_neither_passed_nor_failed() -> None:
     dynamic = layer("g", [f"{HEAD}/MatMul"], "_gemm", "N/A due to dynamic shapes")
     found = read({"Layers": [dynamic]})
     assert precision_fallbacks({HEAD: FOUR, QUERY: STATIC}, found) == {}
-    assert unreported_modules({HEAD: FOUR, QUERY: STATIC}, found) == [HEAD, QUERY]
+    assert list_unreported_modules({HEAD: FOUR, QUERY: STATIC}, found) == [HEAD, QUERY]
 
 
 def test_an_engine_without_detail_tells_nothing() -> None:
@@ -123,13 +123,13 @@ def test_an_unknown_kernel_that_reads_half_weights_is_not_called_int8() -> None:
     kernel = layer("g", [f"{QUERY}/MatMul"], "untold", "Int8", Weights={"Type": "Half"})
     found = read({"Layers": [kernel]})
     assert found[QUERY]["multiplies"] is None
-    assert unreported_modules({QUERY: STATIC}, found) == [QUERY]
+    assert list_unreported_modules({QUERY: STATIC}, found) == [QUERY]
 
 
 def test_of_modules_that_share_a_kernel_none_passes_by_anothers_codes() -> None:
     nodes = [f"{HEAD}/MatMul", f"{DENSE}/MatMul"]
     found = read({"Layers": [layer("g", nodes, "untold", "Half", "Int4", "Half")]})
     asked = {HEAD: FOUR, DENSE: FOUR}
-    assert unreported_modules(asked, found) == [HEAD, DENSE]
+    assert list_unreported_modules(asked, found) == [HEAD, DENSE]
     floats = read({"Layers": [layer("g", nodes, "untold", "Half", "Half")]})
     assert sorted(precision_fallbacks(asked, floats)) == [HEAD, DENSE]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from optimizer.harness.errors import MachineError
-from optimizer.harness.runtimes.machine import this_machine
+from optimizer.harness.runtimes.machine import describe_machine
 from optimizer.harness.runtimes.trt import caches
 from optimizer.harness.runtimes.trt.build import builder
 from optimizer.harness.runtimes.trt.cuda import Cuda
@@ -21,7 +21,7 @@ from tests.harness import standin_gpu as standin
 def test_a_runner_without_a_gpu_fails_with_the_drivers_words(tmp_path: Path) -> None:
     pytest.importorskip("tensorrt_rtx", reason="pip install tensorrt-rtx")
     pytest.importorskip("cuda.bindings", reason="pip install cuda-bindings")
-    if this_machine().gpu is not None:
+    if describe_machine().gpu is not None:
         pytest.skip("there is a GPU")
     with pytest.raises(MachineError, match=r"cudaGetDeviceCount failed: .+|no GPU was found"):
         TrtRunner(standin.engine_file(tmp_path))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from optimizer.harness.errors import MachineError
-from optimizer.harness.runtimes.machine import this_machine
+from optimizer.harness.runtimes.machine import describe_machine
 from optimizer.harness.runtimes.trt.validity import REASONS, refuse_invalid
 
 
@@ -49,6 +49,6 @@ def test_the_words_are_for_the_bits_of_the_real_runtime(engine: Path) -> None:
     trt = pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
     members = trt.EngineInvalidityDiagnostics.__members__.values()
     assert {int(m) for m in members} == set(REASONS)
-    if this_machine().gpu is None:
+    if describe_machine().gpu is None:
         with pytest.raises(MachineError, match="the runtime rejects the engine"):
             refuse_invalid(engine, trt)

@@ -116,7 +116,7 @@ def test_a_model_without_prompts_has_none_to_choose() -> None:
     contract = Contract.from_json(small_model.contract("text-classification"))
     with pytest.raises(InputError, match="no prompt 'query'"):
         contract.with_prompt("query")
-    assert tasks.of(contract).optional == ()
+    assert tasks.look_up(contract).optional == ()
 
 
 def test_tokens_of_the_prompt_count_to_the_length_of_a_text(prompted: Path) -> None:

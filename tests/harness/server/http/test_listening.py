@@ -8,14 +8,14 @@ import pytest
 from optimizer.harness.__main__ import main
 from optimizer.harness.errors import InputError, MachineError
 from optimizer.harness.server.http.hosts import Hosts
-from optimizer.harness.server.http.listening import addresses, open_sockets
+from optimizer.harness.server.http.listening import open_sockets, resolve_addresses
 
 
 def test_a_port_that_another_has_is_named_and_exit_5(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(MachineError) as e:
-            open_sockets(addresses("127.0.0.1", port))
+            open_sockets(resolve_addresses("127.0.0.1", port))
         assert e.value.exit_code == 5
         assert f"127.0.0.1:{port}" in str(e.value)
         assert "another program listens there" in str(e.value)
@@ -26,7 +26,7 @@ def test_a_port_that_another_has_is_named_and_exit_5(capsys: pytest.CaptureFixtu
 )
 def test_a_host_that_is_no_address_of_this_machine_is_exit_2(host: str) -> None:
     with pytest.raises(InputError) as e:
-        open_sockets(addresses(host, 0))
+        open_sockets(resolve_addresses(host, 0))
     assert e.value.exit_code == 2
     assert "--host" in str(e.value)
 

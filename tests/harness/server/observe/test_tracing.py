@@ -186,7 +186,7 @@ def test_spans_reach_a_collector() -> None:
     async def scenario() -> None:
         server = await asyncio.start_server(collect, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        tracer = tracing.sending(
+        tracer = tracing.start_tracer(
             f"http://127.0.0.1:{port}/v1/traces", lambda **line: lines.append(line)
         )
         tracer.add(Request(headers={}, route="v1 embeddings", status=200, start=0.0, end=1.0))
@@ -200,4 +200,4 @@ def test_spans_reach_a_collector() -> None:
 def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace.export", None)
     with pytest.raises(MachineError, match="pip install opentelemetry-sdk"):
-        tracing.sending("http://127.0.0.1:1", lambda **_: None)
+        tracing.start_tracer("http://127.0.0.1:1", lambda **_: None)

@@ -18,7 +18,7 @@ from optimizer.harness.server.scheduling.slots import (
     GenerationJob,
     SlotLimits,
     SlotScheduler,
-    pieces,
+    cut_pieces,
 )
 from optimizer.harness.server.warm_up import generation
 from tests.harness.server.scheduling.test_decoding import engine_of, expected, text_of
@@ -48,7 +48,7 @@ def read(prefixes: PrefixCache, slots: Slots, ids: Sequence[int]) -> int:
     number, kept = len(slots.texts), prefixes.length(ids)
     slots.texts[number] = []
     prefixes.restore(number, ids, kept)
-    for start, stop in pieces(len(ids), prefixes.piece, WHOLE):
+    for start, stop in cut_pieces(len(ids), prefixes.piece, WHOLE):
         if start >= kept:
             slots.texts[number] += ids[start:stop]
             prefixes.keep(number, ids, start, stop)
@@ -80,7 +80,7 @@ def test_a_prefix_of_one_adapter_is_not_given_to_another() -> None:
 def test_the_last_piece_is_always_read(length: int) -> None:
     prefixes, slots = made()
     read(prefixes, slots, list(range(100)))
-    assert read(prefixes, slots, list(range(length))) == pieces(length, 16, WHOLE)[-1][0]
+    assert read(prefixes, slots, list(range(length))) == cut_pieces(length, 16, WHOLE)[-1][0]
 
 
 def test_random_prompts_have_their_own_cache_within_the_memory() -> None:

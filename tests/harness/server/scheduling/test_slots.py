@@ -18,7 +18,7 @@ from optimizer.harness.server.scheduling.slots import (
     SlotLimits,
     SlotScheduler,
     Step,
-    pieces,
+    cut_pieces,
 )
 
 READ, FIXED, EACH = 0.004, 0.010, 0.002  # seconds of a prompt's token, of a step, of its texts
@@ -84,7 +84,7 @@ class Simulation:
 
 @pytest.mark.parametrize("length", [1, 2, 31, 32, 33, 64, 65, 512, 513, 514, 1025])
 def test_a_prompt_is_read_whole_and_cut_where_predict_cuts_it(length: int) -> None:
-    parts = pieces(length, PIECE, WHOLE)
+    parts = cut_pieces(length, PIECE, WHOLE)
     assert [start for start, _ in parts] == [0, *(stop for _, stop in parts[:-1])]
     assert parts[-1][1] == length
     assert set(range(WHOLE, length, WHOLE)) <= {start for start, _ in parts}

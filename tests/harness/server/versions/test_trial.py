@@ -7,8 +7,14 @@ import numpy as np
 import pytest
 
 from optimizer.harness.server.versions import trial as trials
-from optimizer.harness.server.versions.paired_test import Verdict, exact_verdict
-from optimizer.harness.server.versions.trial import FIRST, Terms, Trial, differs, level
+from optimizer.harness.server.versions.paired_test import Verdict, judge_exactly
+from optimizer.harness.server.versions.trial import (
+    FIRST,
+    Terms,
+    Trial,
+    allowed_error,
+    answers_differ,
+)
 from optimizer.validate.quality.significance import discordant_pairs
 
 MARGIN, CONFIDENCE = 0.05, 0.9
@@ -19,7 +25,7 @@ def limits(examples: int, margin: float, alpha: float) -> tuple[int, int]:
     """(the most examples that may differ in a pass, or -1; the fewest that do in a fail)."""
 
     def verdict(differing: int) -> Verdict:
-        return exact_verdict(differing, 0, examples, margin, alpha)
+        return judge_exactly(differing, 0, examples, margin, alpha)
 
     expected = min(examples, math.ceil(examples * margin))
     low, high = -1, expected  # the last that passes lies in [low, high)
@@ -46,7 +52,7 @@ def distribution_after(looks: int, rate: float) -> dict[str, float]:
             logs[new] - logs - logs[::-1] + n * np.log(rate) + (new - n) * np.log1p(-rate)
         )
         left, at = np.convolve(left, some), examples
-        passes, fails = limits(examples, MARGIN, level(k + 1, CONFIDENCE))
+        passes, fails = limits(examples, MARGIN, allowed_error(k + 1, CONFIDENCE))
         chances["pass"] += left[: passes + 1].sum()
         chances["fail"] += left[fails:].sum()
         left[: passes + 1] = 0
@@ -114,4 +120,4 @@ def test_a_trial_that_cannot_decide_ends_undecided(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_what_counts_as_another_answer(old: object, new: object, expected: bool) -> None:
-    assert differs(old, new, 0.999) is expected  # type: ignore[arg-type]
+    assert answers_differ(old, new, 0.999) is expected  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ import pytest
 
 from optimizer.harness.errors import InputError
 from optimizer.harness.server.inference import Service
-from optimizer.harness.server.observe.metrics import Metrics, exposition
+from optimizer.harness.server.observe.metrics import Metrics, write_exposition
 from optimizer.harness.server.refusals import DrainingError, UnknownError
 from optimizer.harness.server.versions.versions import Served, Versions
 
@@ -141,7 +141,7 @@ def test_a_name_or_version_that_is_taken_is_refused(name: str, version: str) -> 
 def test_metrics_of_several_versions_have_each_name_once() -> None:
     metrics = [Metrics({"model": "m", "version": v}) for v in ("1", "2")]
     metrics[1].success.add(3)
-    lines = exposition(metrics).splitlines()
+    lines = write_exposition(metrics).splitlines()
     types = [line for line in lines if line.startswith("# TYPE")]
     assert len(types) == len(set(types))
     at = lines.index("# TYPE nv_inference_request_success counter")

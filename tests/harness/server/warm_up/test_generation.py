@@ -122,7 +122,7 @@ def test_pieces_that_change_scores_are_those_of_predict(
 def test_scores_that_are_nan_are_refused(
     decoder_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(generation, "alone", lambda *_: [np.full(3, np.nan)])
+    monkeypatch.setattr(generation, "run_alone", lambda *_: [np.full(3, np.nan)])
     with opened(decoder_bundle) as model, pytest.raises(BundleError, match="NaN"):
         generation.measure_model(model, "exact")
 
@@ -136,11 +136,11 @@ def test_slots_that_do_not_fit_are_refused_with_what_does(decoder_bundle: Path) 
 
 def test_free_memory_is_the_least_of_the_machines_and_the_containers(tmp_path: Path) -> None:
     meminfo = tmp_path / "meminfo"
-    assert memory.free(meminfo, tmp_path) is None
+    assert memory.read_free(meminfo, tmp_path) is None
     meminfo.write_text("MemTotal: 100 kB\nMemAvailable: 50 kB\n")
-    assert memory.free(meminfo, tmp_path) == 50 << 10
+    assert memory.read_free(meminfo, tmp_path) == 50 << 10
     (tmp_path / "memory.max").write_text("40960\n")
     (tmp_path / "memory.current").write_text("10000\n")
-    assert memory.free(meminfo, tmp_path) == 30960
+    assert memory.read_free(meminfo, tmp_path) == 30960
     (tmp_path / "memory.max").write_text("max\n")
-    assert memory.free(meminfo, tmp_path) == 50 << 10
+    assert memory.read_free(meminfo, tmp_path) == 50 << 10

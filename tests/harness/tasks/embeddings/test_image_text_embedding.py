@@ -52,7 +52,7 @@ def predictor(pair: Path) -> Predictor:
             )
         return {"last_hidden_state": output.last_hidden_state.numpy()}
 
-    tokenizer = tasks.of(texts).inputs.open(pair / "texts" / "checkpoint", texts)
+    tokenizer = tasks.look_up(texts).inputs.open(pair / "texts" / "checkpoint", texts)
     return Predictor(replace(contract, texts=texts), tokenizer, infer)
 
 

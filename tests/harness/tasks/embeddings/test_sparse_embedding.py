@@ -136,7 +136,7 @@ def test_the_ledger_judges_each_field(predictor: Predictor, fault: str) -> None:
     logits = (np.random.default_rng(0).normal(size=shape) * 4).astype(np.float32)
     batch.encoder = predictor.encoder
     values = tasks.decode(predictor.contract, {"logits": logits}, batch)
-    (one,) = tasks.answers(predictor.contract, values, batch)
+    (one,) = tasks.build_answers(predictor.contract, values, batch)
     expected = answer_laws.EXPECTED["sparse-embedding"](reference, TEXTS[0], logits[0], batch)
     assert not list(answer_fields.differences(one, expected))
     if fault == "a weight":

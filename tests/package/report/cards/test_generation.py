@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from optimizer.package.report import page as report
-from optimizer.package.report.verdict import sentence
+from optimizer.package.report.summary import summarize
+from optimizer.package.report.verdict import write_verdict
 
 
 def percentiles(p50: float) -> dict[str, Any]:
@@ -78,7 +79,7 @@ def test_the_page_tells_nats_agreement_and_both_latencies(document: dict[str, An
 
 
 def test_the_terminal_has_the_same_rows_within_its_width(document: dict[str, Any]) -> None:
-    text = report.summary(document)
+    text = summarize(document)
     assert max(map(len, text.splitlines())) <= 110
     for wanted in ("Perplexity", "+0.0500 to +0.0900", "Next token p50", "Same next token"):
         assert wanted in text
@@ -87,7 +88,7 @@ def test_the_terminal_has_the_same_rows_within_its_width(document: dict[str, Any
 def test_the_sentence_says_what_text_costs_and_how_fast_it_is_written(
     document: dict[str, Any],
 ) -> None:
-    said = sentence(document["reports"][0], RECIPE)
+    said = write_verdict(document["reports"][0], RECIPE)
     assert "from 33.1 to 35.5" in said
     assert "+0.0700 nats/token more" in said
     assert "0.33× the time of float" in said
@@ -101,7 +102,7 @@ def test_a_part_that_was_not_measured_breaks_nothing(
     for key in lost[:-1]:
         holder = holder[key]
     holder[lost[-1]] = None
-    page = report.render(document) + report.summary(document)
+    page = report.render(document) + summarize(document)
     assert "Perplexity" in page
     assert ("Speed was not measured" in page) == (lost == ("speed",))
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from optimizer.package.report.page import render, summary
+from optimizer.package.report.page import render
+from optimizer.package.report.summary import summarize
 from tests.package.report.documents import document
 
 JUDGED = {
@@ -43,4 +44,4 @@ def test_the_page_and_the_summary_have_bytes_and_losses() -> None:
     sentence = "Bytes per vector: 1,536 for the float model, 16 for binary with 128 numbers."
     for words in ("429 queries search 1,029 documents", "0.7931", "−0.0312", "0.6125", sentence):
         assert words in page, words
-    assert sentence in " ".join(summary(plain).split())
+    assert sentence in " ".join(summarize(plain).split())

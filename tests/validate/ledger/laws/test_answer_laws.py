@@ -220,7 +220,7 @@ def test_tagged_words_and_entities_are_transformers_whatever_the_tokenizer(
     logits = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     reference = answer_laws.ReferencePipeline(contract, tmp_path)
     for text, found, row, real in zip(
-        texts, tasks.answers(contract, logits, batch), logits, batch.real, strict=True
+        texts, tasks.build_answers(contract, logits, batch), logits, batch.real, strict=True
     ):
         wanted = answer_laws.tagged(reference, text, row[real], batch)
         assert list(differences(found, wanted)) == []

@@ -386,13 +386,13 @@ def test_texts_that_take_the_length_of_the_longest_are_caught(
 def test_a_position_off_by_one_in_the_loop_is_caught_at_the_harness(
     clean: dict[str, Materials], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    following = text_generation.next_arrays
+    following = text_generation.build_step_arrays
 
     def late(*args: Any) -> Any:
         made = following(*args)
         return {**made, "position_ids": made["position_ids"] + 1}
 
-    monkeypatch.setattr(loop, "next_arrays", late)
+    monkeypatch.setattr(loop, "build_step_arrays", late)
     caught(copy.copy(clean["rtn"]), "harness")
 
 
@@ -411,10 +411,10 @@ def positions_high_beyond_64(patch: pytest.MonkeyPatch) -> None:
     """Count positions too high: only the long prompts of hop harness are longer."""
 
     def high(made: Any, ids: Any, mask: Any) -> Any:
-        arrays = text_generation.next_arrays(made, ids, mask)
+        arrays = text_generation.build_step_arrays(made, ids, mask)
         return {**arrays, "position_ids": arrays["position_ids"] + (mask.shape[1] > 65)}
 
-    patch.setattr(loop, "next_arrays", high)
+    patch.setattr(loop, "build_step_arrays", high)
 
 
 def positions_high_beyond_200_in_slots(patch: pytest.MonkeyPatch) -> None:

@@ -98,9 +98,9 @@ def test_in_bf16_integers_are_judged_in_fp32_and_the_whole_in_bf16(
     runs: dict[str, Run], tmp_path: Path
 ) -> None:
     pytest.importorskip("openvino")
-    from optimizer.harness.runtimes.openvino.devices import capabilities
+    from optimizer.harness.runtimes.openvino.devices import list_capabilities
 
-    if "BF16" not in capabilities():
+    if "BF16" not in list_capabilities():
         pytest.skip("this processor has no bf16")
     run = for_openvino(runs["static"], tmp_path, float="bf16")
     materials = run.materials()

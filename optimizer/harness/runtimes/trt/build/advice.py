@@ -49,7 +49,7 @@ ADVICE = (
 UNSUPPORTED = "This target does not support the operator: use target onnxruntime for this model."
 
 
-def subject(node: str, operator: str) -> str:
+def describe_node(node: str, operator: str) -> str:
     """Describe a node: "module encoder.dense: its MatMul (encoder.dense/MatMul)".
 
     A node named otherwise has no module.
@@ -63,16 +63,18 @@ def subject(node: str, operator: str) -> str:
 def parse_error(parser: Any, onnx: Path, messages: Messages) -> HarnessError:
     """Return the parser's first error, with the module and advice."""
     if not parser.num_errors:
-        return BuildError(f"the parser rejected the model ({errors(messages)})", where=str(onnx))
+        return BuildError(
+            f"the parser rejected the model ({join_errors(messages)})", where=str(onnx)
+        )
     e = parser.get_error(0)
     description = e.desc().strip()
     useful = [line for line in description.splitlines() if "Cuda" not in line]  # no GPU here
-    fix = advice([("error", description)]) or (
+    fix = advise([("error", description)]) or (
         UNSUPPORTED if "UNSUPPORTED" in str(e.code()) else ""
     )
     reason = "" if description == "false" else f" ({' '.join(useful)[:300]})"
     return BuildError(
-        f"{subject(e.node_name(), e.node_operator())} is not supported{reason}",
+        f"{describe_node(e.node_name(), e.node_operator())} is not supported{reason}",
         where=str(onnx),
         fix=fix,
     )
@@ -81,21 +83,21 @@ def parse_error(parser: Any, onnx: Path, messages: Messages) -> HarnessError:
 def plan_error(messages: Messages, onnx: Path) -> HarnessError:
     """Return the error of a builder that made no engine, or an unusable one."""
     inconsistent = [m for _, m in messages if "not self-consistent" in m]
-    message = inconsistent[0] if inconsistent else errors(messages)
+    message = inconsistent[0] if inconsistent else join_errors(messages)
     return BuildError(
         f"the builder rejected the model ({message[:400]})",
         where=str(onnx),
-        fix=advice([("error", message)]),
+        fix=advise([("error", message)]),
     )
 
 
-def errors(messages: Messages) -> str:
+def join_errors(messages: Messages) -> str:
     """Join the errors in one line, without those about the missing GPU."""
     lines = [m for kind, m in messages if kind == "error" and "Cuda Runtime" not in m]
     return " ".join(lines) or "no reason was given"
 
 
-def advice(messages: Messages) -> str:
+def advise(messages: Messages) -> str:
     """Return advice for known messages, or ""."""
     text = " ".join(m for _, m in messages)
     return next((fix for sign, fix in ADVICE if sign in text), "")

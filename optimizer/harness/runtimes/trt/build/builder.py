@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from ....errors import BuildError, MachineError
-from ....process.collection import no_collection
+from ....process.collection import pause_collection
 from .. import caches
 from ..cuda import first_device
 from ..header import read_header
 from ..inspect import inspect_engine
 from ..products import PRODUCTS, BuildOptions, import_product, refuse_options, version
 from . import advice
-from .network import summary
+from .network import summarize_network
 from .watch import Messages, Progress, interruptible, logger, monitor
 
-__all__ = ["PRODUCTS", "BuildOptions", "Progress", "build", "configure", "kept_packed", "version"]
+__all__ = ["PRODUCTS", "BuildOptions", "Progress", "build", "configure", "keeps_packed", "version"]
 
 Span = tuple[int, int, int]
 
@@ -33,7 +33,7 @@ DEFAULTS = BuildOptions()
 OVERHEAD = 8 << 10  # bytes of kernels and metadata per layer: MiniLM 8.7 k, two-layer BERT 8.2 k
 
 
-@no_collection()
+@pause_collection()
 def build(
     onnx: Path,
     engine: Path,
@@ -70,7 +70,7 @@ def build(
     cache = caches.timing_cache(config, timing_cache) if PRODUCTS[product].timing_cache else None
     several = [shapes] if isinstance(shapes, Mapping) else shapes
     profiles = [_add_profile(builder, network, config, one, log.messages) for one in several]
-    known = summary(network, modules or {})
+    known = summarize_network(network, modules or {})
     watching = monitor(trt, progress, PRODUCTS[product].slow_phase)
     config.progress_monitor = watching
     with interruptible(watching):
@@ -94,7 +94,7 @@ def _builder(trt: Any, log: Any, product: str) -> Any:
         builder = None
     if builder is None:
         raise MachineError(
-            f"the builder did not start ({advice.errors(log.messages)[:300]})",
+            f"the builder did not start ({advice.join_errors(log.messages)[:300]})",
             where=f"target {product}",
             fix="It needs a GPU with its driver; with on_missing: defer the engine is built where "
             "the bundle runs."
@@ -167,7 +167,7 @@ def _add_profile(
         ranges[tensor.name] = {"min": low, "opt": opt, "max": high}
     if not profile or config.add_optimization_profile(profile) < 0:
         raise BuildError(
-            "the builder rejected the profile", where="shapes", fix=advice.advice(messages)
+            "the builder rejected the profile", where="shapes", fix=advice.advise(messages)
         )
     return ranges
 
@@ -179,7 +179,7 @@ def _refuse_bad_plan(
     if plan is not None and not inconsistent:
         return
     gpu_only = [o for o in options.changed() if o in PRODUCTS[product].with_gpu]
-    if plan is None and gpu_only and "CUDA_SUCCESS" in advice.errors(messages):
+    if plan is None and gpu_only and "CUDA_SUCCESS" in advice.join_errors(messages):
         raise MachineError(
             f"{product} takes {', '.join(gpu_only)} only on a machine with a GPU; this has none",
             where=f"target {product}",
@@ -207,7 +207,7 @@ def _describe(
         header = read_header(engine)
         made_by, capabilities = header.version, list(header.compute_capabilities)
     else:
-        made_by, capabilities = str(import_product(product).__version__), _present()
+        made_by, capabilities = str(import_product(product).__version__), _read_capability()
     length = engine.stat().st_size
     return {
         "runtime": product,
@@ -220,24 +220,24 @@ def _describe(
         "modules": summary["modules"],
         "kernels": summary["kernels"],
         "weights": weights,
-        "kept_packed": kept_packed(length, weights["stored"], weights["widened"], len(layers)),
+        "kept_packed": keeps_packed(length, weights["stored"], weights["widened"], len(layers)),
         "warnings": sorted({m for kind, m in messages if kind == "warning"}),
         "sparse": sorted({m for kind, m in messages if kind == "sparsity"}),
     }
 
 
-def _present() -> list[str]:
+def _read_capability() -> list[str]:
     """Return the compute capability of CUDA's first device, e.g. "89" for 8.9."""
-    from ...machine import this_machine
+    from ...machine import describe_machine
 
     device = first_device()
     if device is not None:
         return [device[1].replace(".", "")]
-    gpu = this_machine().gpu
+    gpu = describe_machine().gpu
     return [gpu.compute_capability.replace(".", "")] if gpu is not None else []
 
 
-def kept_packed(length: int, stored: int, widened: int, layers: int) -> bool | None:
+def keeps_packed(length: int, stored: int, widened: int, layers: int) -> bool | None:
     """Return True if an engine is so small that its weights must still be quantized.
 
     length: bytes of the engine.

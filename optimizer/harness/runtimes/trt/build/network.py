@@ -28,7 +28,7 @@ PASSES = ("SHUFFLE", "CAST", "IDENTITY")  # between a dequantized weight and the
 PRODUCTS = ("MATRIX_MULTIPLY", "CONVOLUTION", "EINSUM")
 
 
-def summary(network: Any, modules: Mapping[str, str]) -> dict[str, Any]:
+def summarize_network(network: Any, modules: Mapping[str, str]) -> dict[str, Any]:
     """Return {"inputs", "outputs", "layers", "modules", "weights"} of an INetworkDefinition.
 
     modules: {module: name of its quantized weight}.

@@ -121,7 +121,9 @@ class ServedDecoder:
         session = self.runner.decoder(self.contract, capacity)
 
         def give(ids: Array, mask: Array, start: int, end: int) -> Array:
-            arrays = text_generation.next_arrays(self.contract, ids[:, start:end], mask[:, :end])
+            arrays = text_generation.build_step_arrays(
+                self.contract, ids[:, start:end], mask[:, :end]
+            )
             return session.step(arrays)
 
         return give
@@ -162,7 +164,7 @@ def _in_pieces(served: ServedDecoder, size: int) -> Pairs:
 def _newest(served: ServedDecoder) -> Pairs:
     """Pair of the logits of the newest token, as generation computes them, and as in one piece."""
     ids = served.long[None]
-    arrays = text_generation.next_arrays(served.contract, ids, np.ones_like(ids))
+    arrays = text_generation.build_step_arrays(served.contract, ids, np.ones_like(ids))
     newest = served.runner.decoder(served.contract, ids.shape[1]).last(arrays)
     return [(newest, served.alone(served.long)[-1:])]
 

@@ -101,7 +101,7 @@ def tokens(checkpoint: Path, served: Contract, tokenizer: Any, texts: Sequence[s
         expected = reference(text)["input_ids"]
         if len(expected) >= served.decoder.context:
             continue
-        actual = text_generation.prompt_ids(served, tokenizer, text, "prompt")
+        actual = text_generation.tokenize_prompt(served, tokenizer, text, "prompt")
         if actual != expected:
             broken.append(f"{text[:30]!r} is tokens {actual[:8]}, transformers' {expected[:8]}")
     return broken
@@ -120,7 +120,7 @@ def templates(checkpoint: Path, served: Contract, tokenizer: Any) -> list[str]:
         expected = reference.apply_chat_template(
             conversation, add_generation_prompt=True, return_dict=True
         )["input_ids"]
-        actual = text_generation.prompt_ids(served, tokenizer, conversation, "prompt")
+        actual = text_generation.tokenize_prompt(served, tokenizer, conversation, "prompt")
         if actual != list(expected):
             broken.append(
                 f"a conversation is rendered as {tokenizer.decode(actual)[:60]!r}, by transformers "
@@ -210,7 +210,7 @@ def _likeliest(m: Materials, runner: Runner, prompt: list[int], count: int) -> l
     ids, drawn = np.array([prompt], np.int64), list[int]()
     mask = np.ones_like(ids)
     while len(drawn) < count:
-        scores = session.last(text_generation.next_arrays(m.contract, ids, mask))[0]
+        scores = session.last(text_generation.build_step_arrays(m.contract, ids, mask))[0]
         drawn.append(int(scores.argmax()))
         ids = np.array([drawn[-1:]], np.int64)
         mask = np.concatenate([mask, np.ones_like(ids)], 1)

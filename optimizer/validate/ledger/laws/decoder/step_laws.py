@@ -62,7 +62,7 @@ class IntegerModel:
     def __init__(
         self, contract: Contract, shared: bool, watch: Callable[[ModelStep], Sequence[int]]
     ) -> None:
-        self.names = kv_cache.names(contract.decoder.layers)
+        self.names = kv_cache.list_names(contract.decoder.layers)
         dtypes = {i.name: np.dtype(i.dtype) for i in contract.inputs}
         self.inputs = {**dtypes, **{past: np.dtype(np.float32) for past, _ in self.names}}
         self.outputs = [LOGITS, *(present for _, present in self.names)]

@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from optimizer.foundation.process.quiet import quiet
-from optimizer.foundation.reading import words
+from optimizer.foundation.reading import quote_error
 from optimizer.model.architectures.family_record import Family
 from optimizer.model.checkpoint.checkpoint import open_checkpoint, read_json
 from optimizer.model.checkpoint.model import auto_class, skeleton
@@ -273,7 +273,7 @@ def loaded(m: Materials) -> list[str]:
                 m.smaller / "checkpoint", output_loading_info=True
             )
     except Exception as e:  # of many classes; the checkpoint does not load
-        return [f"transformers does not load the smaller checkpoint: {words(e)}"]
+        return [f"transformers does not load the smaller checkpoint: {quote_error(e)}"]
     named = skeleton(open_checkpoint(m.smaller), m.task).named_parameters(remove_duplicate=False)
     known = {name for name, _ in named}
     missing = sorted({*loaded["missing_keys"]} & known)

@@ -41,8 +41,8 @@ def compare(
     expected: (query, output of each of its rows without padding) -> the reference's answer
     """
     rows: dict[bytes, Array] = {}
-    output = tasks.of(served).output
-    by_token = tasks.of(served).per_position
+    output = tasks.look_up(served).output
+    by_token = tasks.look_up(served).per_position
 
     def infer(arrays: Mapping[str, Array]) -> Mapping[str, Array]:
         outputs = runner.infer(arrays)

@@ -17,7 +17,7 @@ Run = tuple[Mapping[str, Array], Array]
 
 def rows_of_parts(m: Materials, value: Any, runs: Sequence[Run]) -> tuple[Batch, Array | None]:
     """(the parts of an input as a batch, their outputs (parts, ...); None where one has none)."""
-    kind = tasks.of(m.contract).inputs
+    kind = tasks.look_up(m.contract).inputs
     (encoded,) = kind.encode(m.contract, m.encoder, [value])
     rows = [output_of(kind.collate(m.contract, [part]), runs) for part in encoded.parts]
     own = [row for row in rows if row is not None]

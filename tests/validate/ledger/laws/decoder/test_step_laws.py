@@ -64,11 +64,11 @@ def high_beyond(length: int) -> Fault:
 def high_in_the_loop(length: int) -> Fault:
     def plant(patch: pytest.MonkeyPatch) -> None:
         def high(made: Any, ids: Any, mask: Any) -> Any:
-            arrays = text_generation.next_arrays(made, ids, mask)
+            arrays = text_generation.build_step_arrays(made, ids, mask)
             beyond = int(mask.shape[1] > length + 1)
             return {**arrays, "position_ids": arrays["position_ids"] + beyond}
 
-        patch.setattr(loop, "next_arrays", high)
+        patch.setattr(loop, "build_step_arrays", high)
 
     return plant
 
@@ -163,9 +163,9 @@ def test_a_token_that_is_fed_a_step_late_is_found(monkeypatch: pytest.MonkeyPatc
 
     def late(made: Any, ids: Any, mask: Any) -> Any:
         last[:] = [*(fed for fed in last if fed.shape == ids.shape), ids][-2:]
-        return text_generation.next_arrays(made, last[0], mask)
+        return text_generation.build_step_arrays(made, last[0], mask)
 
-    monkeypatch.setattr(loop, "next_arrays", late)
+    monkeypatch.setattr(loop, "build_step_arrays", late)
     monkeypatch.setattr(step_laws, "_slots", lambda *_: [])
     assert any("input_ids" in problem for problem in problems(20))
 
