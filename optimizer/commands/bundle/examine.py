@@ -86,14 +86,14 @@ def _devices(
         packages = next(iter(row.required.values()), ((),))[0]
         if name in names and row.devices and machine.version(packages) is not None:
             with suppress(MachineError):
-                listed[name] = dict(row.lister().available())
+                listed[name] = dict(row.lister().list_devices())
     return listed
 
 
 def _absent(runtime: str, device: str, devices: Mapping[str, Mapping[str, str]]) -> str:
     """Return the reason why a runtime's list lacks `device`; "" where present or without a list."""
     present = devices.get(runtime)
-    return str(table.look_up(runtime).lister().absent(device, present)) if present else ""
+    return str(table.look_up(runtime).lister().explain_absent(device, present)) if present else ""
 
 
 def _target(
