@@ -1,4 +1,4 @@
-"""The laws at the top of shared_store.py, on a local S3 server."""
+"""The laws at the top of shared_store.py, on a local S3 server, and in buckets of other kinds."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from optimizer.cli import main
 from optimizer.commands.build import predictions, room
+from optimizer.foundation.buckets.blob import Blob
 from optimizer.foundation.buckets.objects import Objects
 from optimizer.foundation.errors import MachineError, RecipeError, StoreError
 from optimizer.recipe.schema import Package
@@ -20,6 +21,7 @@ from optimizer.search.progress import Progress, finished_steps
 from optimizer.shared_store import SharedStore
 from optimizer.store import MADE_FROM, Stage, Step, Store, recorded_files
 from tests import killing
+from tests.publish.registries import test_objects
 from tests.publish.servers import s3_server
 
 pytest.importorskip("obstore", reason="pip install 'optimize-toolchain[s3]'")
@@ -56,6 +58,22 @@ def machines(
     return one, two
 
 
+@pytest.fixture(params=test_objects.KINDS)
+def pair(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> Iterator[tuple[SharedStore, SharedStore]]:
+    """Return the store as two machines have it, in a bucket of each kind."""
+    kind = request.param
+    if kind == "s3":
+        yield request.getfixturevalue("machines")
+        return
+    with test_objects.opened(kind, tmp_path) as objects:
+        address = f"{kind}://releases/{test_objects.PREFIX}"
+        one, two = (SharedStore(address, tmp_path / name) for name in ("one", "two"))
+        one._objects = two._objects = objects
+        yield one, two
+
+
 class Counting:
     """Stage that writes how often it ran, in two files of one content and a folder."""
 
@@ -77,9 +95,9 @@ def text(step: Step) -> str:
 
 
 def test_a_step_of_another_machine_is_fetched_and_is_the_same_to_the_last_byte(
-    machines: tuple[SharedStore, SharedStore],
+    pair: tuple[SharedStore, SharedStore],
 ) -> None:
-    one, two = machines
+    one, two = pair
     counting = Counting()
     made = Store(one).step(counting.stage, Package())
     other = Store(two)
@@ -133,9 +151,9 @@ def test_a_machine_killed_while_it_sends_leaves_a_whole_step_or_none(
 
 
 def test_of_two_machines_that_make_a_step_at_once_the_second_takes_the_files_of_the_first(
-    machines: tuple[SharedStore, SharedStore], server: s3_server.Server
+    pair: tuple[SharedStore, SharedStore],
 ) -> None:
-    one, two = machines
+    one, two = pair
     results: list[Step] = []
 
     def overtake() -> None:
@@ -150,11 +168,11 @@ def test_of_two_machines_that_make_a_step_at_once_the_second_takes_the_files_of_
 
 
 def test_what_is_measured_again_replaces_the_step_on_all_machines(
-    machines: tuple[SharedStore, SharedStore],
+    pair: tuple[SharedStore, SharedStore],
 ) -> None:
-    one, two = machines
+    one, two = pair
     counting = Counting(measured=True)
-    for machine in machines:
+    for machine in pair:
         Store(machine).step(counting.stage, Package())
     new = Store(one, again=frozenset({"count"})).step(counting.stage, Package())
     planned = Store(two, dry=True).step(counting.stage, Package())
@@ -193,6 +211,17 @@ def test_a_damaged_step_is_named_made_again_and_replaced(
     assert server.objects[name] == whole
     if part == "files":
         assert f"{name.removeprefix(KEY)} is " in capsys.readouterr().err
+
+
+def test_a_damaged_file_is_replaced_in_a_bucket_of_each_kind(
+    pair: tuple[SharedStore, SharedStore],
+) -> None:
+    one, two = pair
+    step = Store(one).step(ONE, None)
+    (name,) = one._objects.sizes("files")
+    one._objects.put(name, Blob.of(b"?"))
+    assert (Store(two).step(ONE, None).path / "x").read_text() == "x"
+    assert one.read(name) == (step.path / "x").read_bytes()
 
 
 @pytest.mark.parametrize("name", ["../out", "/tmp/out", "a/../../out"])
@@ -265,9 +294,9 @@ def test_a_plan_names_the_bytes_to_fetch_and_writes_nothing(
 
 
 def test_the_progress_of_a_search_is_that_of_its_last_machine(
-    machines: tuple[SharedStore, SharedStore],
+    pair: tuple[SharedStore, SharedStore],
 ) -> None:
-    one, two = machines
+    one, two = pair
     Progress(one, "tiny", "recipe", lambda: 50.0, 0.0).end(1)
     again = Progress(two, "tiny", "recipe", lambda: 7.0, 0.0)
     assert (again.finished, again.seconds) == (1, 57.0)
@@ -344,9 +373,9 @@ def test_an_address_without_a_prefix_is_refused() -> None:
 
 
 def test_a_step_made_before_there_was_a_bucket_is_sent(
-    machines: tuple[SharedStore, SharedStore],
+    pair: tuple[SharedStore, SharedStore],
 ) -> None:
-    one, two = machines
+    one, two = pair
     counting = Counting()
     step = Store(one.folder).step(counting.stage, Package())
     assert finished_steps(two) == 0
