@@ -1,12 +1,13 @@
-"""Memory, disk and time of load and compress on ONNX files beside what `optimize plan` predicts.
+"""Memory, disk and time of each stage on ONNX files beside what `optimize plan` predicts.
 
-    python -m benchmarks.onnx.plan FILE.onnx=SIZE ... --layers 6 --method rtn --method gptq
+    python -m benchmarks.onnx.plan FILE.onnx=SIZE ... --layers 6 --memory 512 --method gptq
 
-SIZE is that of open axes; --layers adds a transformer of 512 features, of that number of layers.
-Rows are drawn. Each file and method is a process of its own, in which the check of the file, load
-and compress run one after the other on one thread. Memory is the highest anonymous memory (RssAnon,
-20 ms apart) of the check and the stage, because `run` checks first; seconds are processor time, and
-what plan adds for imports is left out. Writes results/onnx_plan.md and .json.
+SIZE is that of open axes; --layers adds a transformer of 512 features, of that number of layers,
+with external data, and --memory an LSTM of that width. Rows are drawn. `optimize run --until`
+makes one stage after the other, each in a process of its own, and checks the file each time.
+Memory is the highest anonymous memory of that process (RssAnon, 20 ms apart); time is processor
+time, less that of a run that finds all stages finished. `taskset -c 0` measures one thread. Writes
+results/onnx_plan.md and .json.
 """
 
 from __future__ import annotations
@@ -14,42 +15,37 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
-import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import onnx
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from benchmarks.measure import memory
 from benchmarks.measure.results import RESULTS, conditions, table, write
 from benchmarks.onnx import files, torch_files
-from optimizer.compress import estimate as compress_estimate
-from optimizer.compress import stage as compress
-from optimizer.load.onnx_model import stage as load
-from optimizer.load.stage import IMPORTS
-from optimizer.recipe.schema import Recipe
-from optimizer.store import Estimate
+
+STAGES = ("load", "compress", "export", "lower", "build", "validate", "package")
+OPTIMIZE = (sys.executable, "-m", "optimizer")
 
 
 def arguments() -> argparse.Namespace:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     p.add_argument("file", nargs="*", help="PATH or PATH=SIZE")
     p.add_argument("--layers", type=int, nargs="*", default=[])
+    p.add_argument("--memory", type=int, nargs="*", default=[], help="widths of an LSTM")
     p.add_argument("--method", action="append", help="default: rtn")
     p.add_argument("--samples", type=int, default=files.CALIBRATED, help="calibration rows")
-    p.add_argument("--one", help=argparse.SUPPRESS)
     p.add_argument("--out", type=Path, default=RESULTS)
     return p.parse_args()
 
 
 def write_layers(count: int, folder: Path) -> Path:
-    """Export a transformer of `count` layers."""
+    """Export a transformer of `count` layers, with external data."""
     file = folder / f"transformer-{count}.onnx"
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(512, 8, 2048, batch_first=True, norm_first=True)
@@ -57,72 +53,57 @@ def write_layers(count: int, folder: Path) -> Path:
     for parameter in network.parameters():  # layers are copies of one
         nn.init.normal_(parameter, 1.0 if parameter.ndim < 2 else 0.0, 0.02)
     torch_files.export(network.eval(), {"src": torch.randn(2, 64, 512)}, file, 17)
+    onnx.save(onnx.load(file), file, save_as_external_data=True, location=f"{file.stem}.data")
+    return file
+
+
+class _Recurrent(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.enter, self.memory = nn.Linear(64, width), nn.LSTM(width, width, batch_first=True)
+        self.head = nn.Linear(width, width)
+
+    def forward(self, steps: Tensor) -> Tensor:
+        return self.head(self.memory(self.enter(steps).relu())[0][:, -1])  # type: ignore[no-any-return]
+
+
+def write_recurrent(width: int, folder: Path) -> Path:
+    """Export an LSTM between linear layers, for 32 steps of 64 features."""
+    file = folder / f"lstm-{width}.onnx"
+    torch.manual_seed(0)
+    torch_files.export(_Recurrent(width).eval(), {"steps": torch.randn(2, 32, 64)}, file, 17)
     return file
 
 
 def measure(file: Path, size: int, method: str, samples: int) -> dict[str, Any]:
-    """{stage: measured and predicted needs} of one file and method, in this process."""
-    torch.set_num_threads(1)
+    """{stage: measured and predicted needs} of one file and method."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         document = files.recipe(file.stem, file.resolve(), folder, samples, size)
         document["quantize"] |= {"method": method}
-        for part in (document["calibrate"], document["validate"]):
-            part["data"]["files"] = [str(folder / f) for f in part["data"]["files"]]
-        recipe = Recipe.model_validate_json(json.dumps(document))
-        checked = watch(lambda: load.check(recipe.model, folder))[0]
-        shapes = load.shapes(recipe.model)
-        checked = max(checked, watch(lambda: load.shapes(recipe.model))[0])
-        expected = {
-            "load": load.estimate(shapes, IMPORTS),
-            "compress": compress.estimate_of(recipe.compression, shapes),
+        recipe, store, log = folder / "recipe.yaml", folder / "store", folder / "log"
+        recipe.write_text(json.dumps(document), encoding="utf-8")
+        words = [str(recipe), "--store", str(store)]
+        plan = memory.run([*OPTIMIZE, "--json", "plan", *words], log)
+        predicted = {entry["stage"]: entry for entry in json.loads(plan.output)}
+        words += ["--artifacts", str(folder / "artifacts"), "--ignore-estimate", "--until"]
+        used = {s: memory.run([*OPTIMIZE, "run", *words, s], log) for s in STAGES}
+        finished = memory.run([*OPTIMIZE, "run", *words, STAGES[-1]], log)
+        if finished.exit_code:
+            raise RuntimeError(log.read_text(encoding="utf-8"))
+        written = {
+            stage: sum(f.stat().st_size for f in (store / stage).rglob("*") if f.is_file())
+            for stage in STAGES
         }
-        runs: dict[str, Callable[[], object]] = {
-            "load": lambda: load.run(recipe.model, folder / "load"),
-            "compress": lambda: compress.run(
-                recipe.compression, folder / "load", folder / "compress"
-            ),
-        }
-        used, written = {}, {}
-        for stage, run in runs.items():
-            (folder / stage).mkdir()
-            used[stage] = watch(run)
-            files_of = (folder / stage).rglob("*")
-            written[stage] = sum(f.stat().st_size for f in files_of if f.is_file())
-    starts = {"load": load.START, "compress": compress_estimate.START}
     return {
         stage: {
-            "memory": max(checked, peak),
-            "seconds": seconds,
+            "memory": run.anonymous,
+            "seconds": max(run.cpu_seconds - finished.cpu_seconds, 0.0),
             "disk": written[stage],
-            "predicted": _as_dict(expected[stage], starts[stage]),
+            "predicted": {n: predicted[stage][n] for n in ("memory", "disk", "seconds")},
         }
-        for stage, (peak, seconds) in used.items()
+        for stage, run in used.items()
     }
-
-
-def _as_dict(expected: Estimate, start: float) -> dict[str, float]:
-    seconds = expected.seconds - start
-    return {"memory": expected.memory, "disk": expected.disk, "seconds": seconds}
-
-
-def watch(run: Callable[[], object]) -> tuple[int, float]:
-    """(highest RssAnon in bytes, seconds of processor time) of a call."""
-    peak, done = 0, threading.Event()
-
-    def look() -> None:
-        nonlocal peak
-        while not done.wait(memory.INTERVAL):
-            peak = max(peak, memory.status(os.getpid())["RssAnon"])
-
-    looking = threading.Thread(target=look)
-    looking.start()
-    start = time.process_time()
-    run()
-    seconds = time.process_time() - start
-    done.set()
-    looking.join()
-    return peak, seconds
 
 
 def page(result: Mapping[str, Any]) -> str:
@@ -142,9 +123,10 @@ def page(result: Mapping[str, Any]) -> str:
     heads = ["file and method", "stage", "memory, MB", "disk, MB", "seconds"]
     return f"""# Needs of ONNX files, measured and predicted
 
-`python -m benchmarks.onnx.plan`: measured / predicted, on one thread, with {result["samples"]}
-rows. Disk is what the finished step has; a stage needs up to
-twice that while it runs, which is what is predicted of compress.
+`python -m benchmarks.onnx.plan`: measured / predicted, on {result["threads"]} threads, with
+{result["samples"]} rows. Disk is what the finished step has; a stage needs up to
+twice that while it runs, which is what is predicted of compress. Seconds measured are processor
+time; those predicted are the time of a quiet machine, starts included.
 
 {table(heads, cells)}
 
@@ -154,24 +136,20 @@ twice that while it runs, which is what is predicted of compress.
 
 def main() -> None:
     asked, before = arguments(), os.getloadavg()[0]
-    if asked.one:
-        file, size, method = json.loads(asked.one)
-        print(json.dumps(measure(Path(file), size, method, asked.samples)))
-        return
     sized = [name.partition("=") for name in asked.file]
     given = {Path(name): int(size or files.USUAL) for name, _, size in sized}
     cells = {}
-    with tempfile.TemporaryDirectory() as folder:
-        given |= {write_layers(count, Path(folder)): files.USUAL for count in asked.layers}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        given |= {write_layers(count, folder): files.USUAL for count in asked.layers}
+        given |= {write_recurrent(width, folder): files.USUAL for width in asked.memory}
         for file, size in given.items():
             for method in asked.method or ["rtn"]:
-                one = json.dumps([str(file), size, method])
-                words = [sys.executable, "-m", "benchmarks.onnx.plan", "--one", one]
-                words += ["--samples", str(asked.samples)]
-                stages = json.loads(subprocess.run(words, check=True, stdout=-1).stdout)
-                cells[f"{file.stem}, {method}"] = {"bytes": file.stat().st_size, "stages": stages}
+                stages = measure(file, size, method, asked.samples)
+                whole = sum(f.stat().st_size for f in file.parent.glob(f"{file.stem}.*"))
+                cells[f"{file.stem}, {method}"] = {"bytes": whole, "stages": stages}
                 print(file.stem, method, stages, file=sys.stderr, flush=True)
-    result = {"cells": cells, "samples": asked.samples}
+    result = {"cells": cells, "samples": asked.samples, "threads": torch.get_num_threads()}
     result["conditions"] = conditions(before, 1, "cpu")
     write(result, page(result), asked.out, "onnx_plan")
 

@@ -48,8 +48,9 @@ from optimizer.model.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from optimizer.model.checkpoint.model import is_linear, skeleton
 from optimizer.model.graph import drawn, record
 from optimizer.model.graph.module import GraphModel
+from optimizer.model.graph.needs import GraphShapes
 from optimizer.recipe.schema import Export
-from optimizer.store import Estimate, Shapes, Stage
+from optimizer.store import Estimate, Shapes, Stage, before_compression
 
 
 def run(section: Export, source: Path, state: Path | None = None, *, out: Path) -> None:
@@ -191,6 +192,9 @@ def embeddings(model: nn.Module) -> list[str]:
     return [name for name, m in model.named_modules() if isinstance(m, nn.Embedding)]
 
 
+LIBRARIES = 440 << 20  # anonymous memory of a run before this stage (measured)
+GRAPH_COPIES = 4  # of the weights of a graph: in torch, written, read, in a session
+GRAPH_ROWS = (1, 3)  # of the batches on which a graph is checked (check_shapes)
 TRACING = 130e6  # turns of MachineSpeed.interpreted (measured)
 WRITTEN = 220  # bytes moved per byte of the file: converted, transposed, written, compared
 CHECKED = 900  # the same, in correct runs of a small model
@@ -202,6 +206,14 @@ def estimate(section: Export, shapes: Shapes) -> Estimate:
     tracing, of the weights, and of checking a small model whole."""
     sizes, speed = [4 * prod(s) for s in shapes.values()], machine_speed.measure()
     size, largest = sum(sizes), max(sizes, default=0)
+    graph = before_compression(shapes)
+    if isinstance(graph, GraphShapes):
+        live = max(part.live for part in graph.parts)
+        return Estimate(
+            memory=LIBRARIES + GRAPH_COPIES * size + max(GRAPH_ROWS) * live,
+            disk=size,
+            seconds=speed.move(WRITTEN * size) + sum(map(graph.rounded.seconds, GRAPH_ROWS)),
+        )
     whole = 2 * size if size < LARGE else 0
     moved = size * (WRITTEN + (CHECKED if whole else 0))
     return Estimate(

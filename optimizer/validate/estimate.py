@@ -33,10 +33,17 @@ from optimizer.foundation.process import machine_speed
 from optimizer.foundation.process.torch_device import CONTEXT
 from optimizer.foundation.rounding.tolerance import RUNS
 from optimizer.load.image_inputs import positions
-from optimizer.model.graph.needs import GraphShapes, PartNeeds
+from optimizer.model.graph.needs import GraphShapes
 from optimizer.recipe.schema import DataSpec, Validation
 from optimizer.recipe.validate import Depth
-from optimizer.store import NARROWEST, CompressedShapes, Estimate, Shapes, lowered_bytes
+from optimizer.store import (
+    NARROWEST,
+    CompressedShapes,
+    Estimate,
+    Shapes,
+    before_compression,
+    lowered_bytes,
+)
 from optimizer.validate.ledger import decoder_batches, inputs
 from optimizer.validate.ledger.depth import choose, default_of
 from optimizer.validate.ledger.inputs import LEDGER_TEXTS, select_inputs
@@ -75,16 +82,16 @@ SmolLM2 was predicted in 440 s and took 401 (full), on two cores of an AMD EPYC.
 EVALUATED = 3.2  # time of held-out text in two models, in passes of its tokens (measured)
 TOKENS = 512  # assumed length of the longest text
 LONGEST = 128  # tokens of a ledger input, at most
-GRAPH_START = 25  # seconds as START, of an ONNX file (measured)
 GRAPH_BATCH = 8  # rows of an ONNX file whose modules are judged alone
-GRAPH_PASSES = 17  # time of the ledger on an ONNX file, in passes of its rows (measured)
+GRAPH_BEGUN, GRAPH_JUDGED = 30e6, 4.4e6  # as BEGUN and JUDGED, of an ONNX file (measured)
 CHARACTERS = 4  # characters per token of English, about
 
 
 def estimate(section: Validation, shapes: Shapes) -> Estimate:
     """Estimate the stage. shapes: shape of every tensor of the checkpoint."""
-    if parts := _parts(shapes):
-        return _of_graph(section, shapes, parts)
+    graph = before_compression(shapes)
+    if isinstance(graph, GraphShapes):
+        return _of_graph(section, shapes, graph)
     settings = section.validate_
     elements = sum(math.prod(s) for s in shapes.values())
     generates = settings.metric == "perplexity"
@@ -120,21 +127,14 @@ def estimate(section: Validation, shapes: Shapes) -> Estimate:
     return Estimate(memory, disk, seconds + adapters, gpu, "; ".join(comments))
 
 
-def _parts(shapes: Shapes) -> tuple[PartNeeds, ...]:
-    """The parts of a graph, also of one that was compressed; () for another model."""
-    while isinstance(shapes, CompressedShapes):
-        shapes = shapes.before
-    return shapes.parts if isinstance(shapes, GraphShapes) else ()
-
-
-def _of_graph(section: Validation, shapes: Shapes, parts: Sequence[PartNeeds]) -> Estimate:
-    settings, latency = section.validate_, section.validate_.latency
+def _of_graph(section: Validation, shapes: Shapes, graph: GraphShapes) -> Estimate:
+    settings, latency, speed = section.validate_, section.validate_.latency, machine_speed.measure()
     integers = shapes.integers if isinstance(shapes, CompressedShapes) else {}
     elements = sum(map(math.prod, shapes.values()))
     quantized = sum(math.prod(shape) for shape, _ in integers.values())
-    edges, live = sum(p.edges for p in parts), max(p.live for p in parts)
+    edges, live = sum(p.edges for p in graph.parts), max(p.live for p in graph.parts)
     rows = sum(len(samples(d)) for d in (settings.data, *(s.data for s in settings.also.values())))
-    passes = GRAPH_PASSES * (1 + GRAPH_BATCH + LEDGER_TEXTS) + 2 * rows
+    passes = LEDGER_PASSES * (1 + GRAPH_BATCH + LEDGER_TEXTS) + 2 * rows
     passes += 12 * latency.iterations * sum(latency.batch)
     return Estimate(
         memory=LIBRARIES
@@ -142,7 +142,8 @@ def _of_graph(section: Validation, shapes: Shapes, parts: Sequence[PartNeeds]) -
         + 2 * edges * GRAPH_BATCH
         + LEDGER_TEXTS * live,
         disk=RUNS * GRAPH_BATCH * edges + REPORT,
-        seconds=GRAPH_START + passes * sum(part.seconds for part in parts),
+        seconds=speed.interpret(GRAPH_BEGUN + GRAPH_JUDGED * len(integers))
+        + passes * graph.seconds,
     )
 
 

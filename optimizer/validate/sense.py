@@ -64,7 +64,10 @@ def measure_inputs(
     for name, rows in data.items():
         calibrate = {"calibrate": section.calibrate, "reduce.calibrate": of_reduce}.get(name)
         length = calibrate.sequence_length if calibrate else None
-        measured = sense.measure(rows, contract, encoder, length)
+        try:
+            measured = sense.measure(rows, contract, encoder, length)
+        except DataError as e:
+            raise DataError(e.problem, where=f"{name} data: {e.where}", fix=e.fix) from e
         sense.check(measured, name)
         sets[name] = {**asdict(measured), "warnings": sense.warnings(measured, name)}
     document = {f"{kind.name}s": sets}

@@ -6,7 +6,8 @@ exporter numbered the weight. A parameter is any other float initializer of more
 ONNX Runtime runs a Conv in integers only where its output is quantized too. Where another operator
 than a module reads that output, an identity marks the tensor (Summand in residual_blocks.py): the
 output of the Conv, or of the Relu or Clip behind it. A Conv whose output the model returns stays
-float.
+float. An Add of two such tensors and a MaxPool of one run in integers, too, where a module
+quantizes the result anyway and an identity marks it for all other readers.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from optimizer.load.onnx_model.passes import TIMES, TURNED, is_parameter
 from optimizer.model.graph.module import Body
 from optimizer.model.graph.record import BODY, CONV, LINEAR, Graph, Node, named_constants
 
+INTEGERS = ("Add", "MaxPool")
+"""Operators that ONNX Runtime computes in integers between quantized tensors."""
 CLAMPS = ("Relu", "Clip")
-"""Activations that ONNX Runtime computes inside a Conv."""
+"""Activations that ONNX Runtime computes inside a Conv, and inside an Add of integers."""
 MARK = "output"
 _EMPTY = Body(Graph((), (), 0, (), {}, Path()))
 """A module whose own attributes cannot be names of modules or parameters."""
@@ -152,29 +155,49 @@ def _node(node: Operator, renamed: dict[str, str]) -> Node:
 def _mark(draft: Draft) -> tuple[list[tuple[Operator, str]], dict[str, str]]:
     """([(identity that was inserted, output of its convolution)], {output of a convolution that
     stays float: why})."""
-    marks: list[tuple[Operator, str]] = []
     left: dict[str, str] = {}
-    readers, ends = draft.readers(), dict[str, Operator]()
-    for node in [n for n in draft.nodes if n.op == CONV]:
-        behind = draft.alone(node.outputs[0], readers)
-        clamped = behind is not None and behind.op in CLAMPS and not behind.domain
-        last = behind if clamped and behind is not None else node
-        ends[node.outputs[0]] = last
-        twice = any(n.inputs.count(last.outputs[0]) > 1 for n in readers.get(last.outputs[0], ()))
-        if twice:
-            left[node.outputs[0]] = "an operator reads its output twice"
-        if last.outputs[0] in draft.outputs:
-            left[node.outputs[0]] = "the model returns its output, so that no integers follow"
-    for output, last in ends.items():
-        tensor = last.outputs[0]
-        users = readers.get(tensor, [])
-        floats = [n for n in users if n.op not in (LINEAR, CONV) or n.outputs[0] in left]
-        if output in left or not floats:
+    readers = draft.readers()
+    ends: dict[str, str] = {}  # {tensor between integers: output of its convolution}
+    order: dict[str, int] = {}
+    for at, node in enumerate(draft.nodes):
+        passes = node.op in INTEGERS and not node.domain and {*node.inputs} <= {*ends}
+        if node.op != CONV and not passes:
             continue
+        output = node.outputs[0]
+        last = _clamped(draft, node, readers)
+        tensor, users = last.outputs[0], readers.get(last.outputs[0], [])
+        twice = any(n.inputs.count(tensor) > 1 for n in users)
+        if node.op == CONV:
+            order[output] = at
+            if twice:
+                left[output] = "an operator reads its output twice"
+            if tensor in draft.outputs:
+                left[output] = "the model returns its output, so that no integers follow"
+            if output not in left:
+                ends[tensor] = output
+        elif not twice and tensor not in draft.outputs and any(map(_is_module, users)):
+            ends[tensor] = max((ends[name] for name in node.inputs), key=order.__getitem__)
+    marks = []
+    for tensor, output in ends.items():
+        floats = [n for n in readers.get(tensor, []) if not _is_module(n) or n.outputs[0] in left]
+        if not floats:
+            continue
+        maker = next(n for n in draft.nodes if tensor in n.outputs)
         marked = draft.fresh(f"{tensor}/{MARK}")
-        identity = Operator("Identity", f"{last.name}/{MARK}", [tensor], [marked])
+        identity = Operator("Identity", f"{maker.name}/{MARK}", [tensor], [marked])
         for node in floats:
             node.inputs = [identity.outputs[0] if n == tensor else n for n in node.inputs]
-        draft.nodes.insert(draft.nodes.index(last) + 1, identity)
+        draft.nodes.insert(draft.nodes.index(maker) + 1, identity)
         marks.append((identity, output))
     return marks, left
+
+
+def _clamped(draft: Draft, node: Operator, readers: dict[str, list[Operator]]) -> Operator:
+    """The Relu or Clip behind a node, else the node."""
+    behind = draft.alone(node.outputs[0], readers)
+    clamps = behind is not None and behind.op in CLAMPS and not behind.domain
+    return behind if clamps and behind is not None else node
+
+
+def _is_module(node: Operator) -> bool:
+    return node.op in (LINEAR, CONV)

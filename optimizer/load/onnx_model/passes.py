@@ -4,20 +4,20 @@ on a Draft in place."""
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import onnx
 import torch
 
 from optimizer.load.onnx_model.draft import Array, Draft, Operator
-from optimizer.model.checkpoint.batch_norms import fold
 from optimizer.model.graph.module import FAILURES
 from optimizer.model.graph.operators import OPERATORS
 from optimizer.model.graph.record import BODY, CONV, LINEAR, resolve
 
 PARAMETERS = f"{BODY}."
 """Beginning of the names of parameters, and of tensors that a lowering adds."""
+UNPADDED = ("NOTSET", "VALID")
+"""Values of auto_pad that add nothing to the attribute pads."""
 FOLDED = 1 << 26  # maximum values of a folded result
 
 
@@ -81,23 +81,22 @@ def drop_identities(draft: Draft) -> None:
 
 
 def explicit_padding(draft: Draft) -> None:
-    """Write auto_pad as numbers, where the size of the image is known."""
+    """Write auto_pad as numbers, where the size of the image is known or does not matter."""
     for node in draft.nodes:
         word = node.attributes.get("auto_pad", "NOTSET")
         image = draft.shapes.get(node.inputs[0]) if node.inputs else None
-        if word not in ("SAME_UPPER", "SAME_LOWER") or node.op == "ConvTranspose" or not image:
-            continue
         kernel = _kernel(node, draft)
-        sizes = image[2:]
-        if kernel is None or any(not n for n in sizes):
+        if word not in ("SAME_UPPER", "SAME_LOWER") or node.op == "ConvTranspose" or not kernel:
             continue
         steps = node.attributes.get("strides") or [1] * len(kernel)
+        sizes = image[2:] if image else [None] * len(kernel)
+        if any(not n and s > 1 for n, s in zip(sizes, steps, strict=True)):
+            continue
         dilations = node.attributes.get("dilations") or [1] * len(kernel)
         before, after = [], []
-        for size, k, s, d in zip(sizes, kernel, steps, dilations, strict=True):
-            total = max(
-                (math.ceil(int(size or 0) / s) - 1) * s + d * (k - 1) + 1 - int(size or 0), 0
-            )
+        for n, k, s, d in zip(sizes, kernel, steps, dilations, strict=True):
+            size = int(n or 0)
+            total = max((math.ceil(size / s) - 1) * s + d * (k - 1) + 1 - size, 0)
             small, large = total // 2, total - total // 2
             before.append(small if word == "SAME_UPPER" else large)
             after.append(large if word == "SAME_UPPER" else small)
@@ -111,46 +110,94 @@ def _kernel(node: Operator, draft: Draft) -> list[int] | None:
     return None if weight is None else list(weight.shape[2:])
 
 
-def fold_batch_norms(draft: Draft) -> None:
-    """Fold a BatchNormalization behind a Conv into its weight and bias, in float64."""
-    readers = draft.readers()
-    for norm in [n for n in draft.nodes if n.op == "BatchNormalization" and not n.domain]:
-        before = next((n for n in draft.nodes if norm.inputs[0] in n.outputs), None)
-        values = [draft.constants.get(name) for name in norm.inputs[1:5]]
-        if (
-            before is None
-            or before.op != "Conv"
-            or draft.alone(norm.inputs[0], readers) is not norm
+def fold_padding(draft: Draft) -> None:
+    """Let a Conv pad its image itself, where a Pad adds zeros to it."""
+    makers = {name: node for node in draft.nodes for name in node.outputs}
+    for node in draft.nodes:
+        pad = makers.get(node.inputs[0]) if _is(node, "Conv") else None
+        weight = draft.constants.get(node.inputs[1]) if pad is not None else None
+        if pad is None or not _is(pad, "Pad") or weight is None:
+            continue
+        added = _zeros_added(pad, weight.ndim, draft)
+        word = node.attributes.get("auto_pad", "NOTSET")
+        if added is None or word not in UNPADDED:
+            continue
+        own = (word == "NOTSET" and node.attributes.get("pads")) or [0] * len(added)
+        sides = [a + b for a, b in zip(own, added, strict=True)]
+        node.attributes |= {"auto_pad": "NOTSET", "pads": sides}
+        node.inputs[0] = pad.inputs[0]
+
+
+def _is(node: Operator, op: str) -> bool:
+    return node.op == op and not node.domain
+
+
+def _zeros_added(pad: Operator, rank: int, draft: Draft) -> list[int] | None:
+    """Zeros that a Pad adds before and after each axis of an image; None where it does else."""
+    sizes, fill, axes = (draft.constants.get(n) for n in (*pad.inputs, "", "")[1:4])
+    unread = any(n and n not in draft.constants for n in pad.inputs[1:])
+    unread = unread or pad.attributes.get("mode", "constant") != "constant"
+    if unread or (fill is not None and fill.any()) or sizes is None or (sizes < 0).any():
+        return None
+    sides = np.zeros((2, rank), np.int64)
+    sides[:, slice(None) if axes is None else axes] = sizes.reshape(2, -1)
+    return None if sides[:, :2].any() else [int(n) for n in sides[:, 2:].reshape(-1)]
+
+
+def fold_affine(draft: Draft) -> None:
+    """Fold what multiplies a Conv's channels by constants, or adds constants to them, into its
+    weight and bias: BatchNormalization, Mul, Div, Add and Sub, in float64, rounded once."""
+    readers, gone = draft.readers(), set[str]()
+    for node in [n for n in draft.nodes if _is(n, "Conv")]:
+        weight, (bias,) = draft.constants.get(node.inputs[1]), (*node.inputs[2:], "")[:1]
+        if weight is None or bias not in ("", *draft.constants) or len(readers[node.inputs[1]]) > 1:
+            continue
+        factor, shift = np.ones(len(weight)), np.zeros(len(weight))
+        shift += draft.constants[bias] if bias else 0
+        folded, tensor = [], node.outputs[0]
+        while (behind := draft.alone(tensor, readers)) and (
+            step := _affine(behind, tensor, weight, draft)
         ):
+            factor, shift = factor * step[0], shift * step[0] + step[1]
+            folded.append(behind)
+            tensor = behind.outputs[0]
+        if not folded or not (np.isfinite(factor).all() and np.isfinite(shift).all()):
             continue
-        weight = draft.constants.get(before.inputs[1])
-        bias = draft.constants.get(before.inputs[2]) if len(before.inputs) > 2 else None
-        constant = weight is not None and (bias is not None or len(before.inputs) < 3)
-        if not constant or any(v is None for v in values) or len(readers[before.inputs[1]]) > 1:
-            continue
-        if norm.attributes.get("training_mode") or any(norm.outputs[1:]):
-            continue
-        parts = dict(
-            zip(
-                ("weight", "bias", "running_mean", "running_var"), map(_tensor, values), strict=True
-            )
-        )
-        new_weight, new_bias = fold(
-            _tensor(weight),
-            None if bias is None else _tensor(bias),
-            parts,
-            norm.attributes.get("epsilon", 1e-5),
-        )
-        name = draft.fresh(f"{before.inputs[1]}/bias")
-        draft.constants[before.inputs[1]] = new_weight.numpy()
-        draft.constants[name] = new_bias.numpy()
-        before.inputs = [*before.inputs[:2], name]
-        before.outputs = list(norm.outputs)
-        draft.nodes.remove(norm)
+        own = bool(bias) and len(readers[bias]) == 1
+        name = bias if own else draft.fresh(f"{node.inputs[1]}/bias")
+        by_channel = factor.reshape(-1, *(1 for _ in weight.shape[1:]))
+        draft.constants[node.inputs[1]] = (weight * by_channel).astype(np.float32)
+        draft.constants[name] = shift.astype(np.float32)
+        node.inputs, node.outputs = [*node.inputs[:2], name], [tensor]
+        gone |= {n.name for n in folded}
+    draft.nodes = [n for n in draft.nodes if n.name not in gone]
 
 
-def _tensor(array: Any) -> torch.Tensor:
-    return torch.from_numpy(np.array(array, np.float32))
+def _affine(node: Operator, tensor: str, weight: Array, draft: Draft) -> tuple[Array, Array] | None:
+    """(factor, shift) by channel of a node that reads a Conv's output `tensor`; None of others."""
+    values = [draft.constants.get(name) for name in node.inputs if name != tensor]
+    if node.domain or any(v is None for v in values) or any(node.outputs[1:]):
+        return None
+    wide = [np.asarray(v, np.float64) for v in values]
+    if node.op == "BatchNormalization" and not node.attributes.get("training_mode"):
+        gamma, beta, mean, var = wide
+        factor = gamma / np.sqrt(var + node.attributes.get("epsilon", 1e-5))
+        return factor, beta - mean * factor
+    channels = (len(weight), *(1 for _ in weight.shape[2:]))
+    if len(wide) != 1 or wide[0].size not in (1, len(weight)) or wide[0].ndim > weight.ndim:
+        return None
+    shape = wide[0].shape[-len(channels) :]
+    if wide[0].size > 1 and (shape != channels):
+        return None
+    number, zero = wide[0].reshape(-1), np.zeros(1)
+    first = node.inputs[0] == tensor
+    if node.op == "Mul":
+        return number, zero
+    if node.op == "Add":
+        return zero + 1, number
+    if node.op == "Sub":
+        return (zero + 1, -number) if first else (zero - 1, number)
+    return (1 / number, zero) if node.op == "Div" and first and number.all() else None
 
 
 def find_products(draft: Draft) -> None:
@@ -174,10 +221,7 @@ def _convolution(node: Operator, draft: Draft, readers: dict[str, list[Operator]
     a = node.attributes
     if weight is None or weight.ndim != 4 or len(readers[node.inputs[1]]) > 1:
         return
-    if (bias and bias not in draft.constants) or a.get("auto_pad", "NOTSET") not in (
-        "NOTSET",
-        "VALID",
-    ):
+    if (bias and bias not in draft.constants) or a.get("auto_pad", "NOTSET") not in UNPADDED:
         return
     node.op, node.module, node.bias = CONV, node.inputs[1], bias
     node.attributes = {

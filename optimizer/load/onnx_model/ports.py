@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from optimizer.model.graph.drawn import Port, draw
 from optimizer.recipe.schema import Model
 
 Array = NDArray[Any]
+CHOOSE_OUTPUTS = "Name the outputs to keep: model.outputs: [...]."
 BATCH = "batch"
 RESERVED = ("self", "return_dict")
 """Parameters of a torch module's call."""
@@ -164,14 +165,14 @@ def as_document(ports: Ports) -> list[dict[str, Any]]:
 
 
 def outputs_document(
-    one: Mapping[str, Array], several: Mapping[str, Array], path: Path
+    one: Mapping[str, Array], several: Mapping[str, Array], label: Callable[[str], str]
 ) -> list[dict[str, Any]]:
-    """The outputs of a contract, from answers to one row and to ROWS. Raises CheckpointError for an
-    output that is not an array per row of one size and of floats."""
+    """The outputs of a contract, from answers to one row and to ROWS. label: text for an output by
+    its name. Raises CheckpointError for an output that is not an array per row of one size and of
+    floats."""
     document = []
     for name, array in several.items():
-        where = f"{path}: output {name!r}"
-        leave = "Name the outputs to keep: model.outputs: [...]."
+        where = label(name)
         if name.startswith(PARAMETERS):
             raise CheckpointError(
                 f"names that begin with {PARAMETERS!r} are those of parameters here",
@@ -181,21 +182,14 @@ def outputs_document(
             )
         if array.dtype != np.float32:
             raise CheckpointError(
-                f"it is {array.dtype}", where=where, accepted="float32", fix=leave
+                f"it is {array.dtype}", where=where, accepted="float32", fix=CHOOSE_OUTPUTS
             )
         if array.shape != (ROWS, *one[name].shape[1:]) or len(one[name]) != 1:
             raise CheckpointError(
                 f"its shape is {one[name].shape} for one row and {array.shape} for {ROWS}",
                 where=where,
                 accepted="the rows of the batch as the first axis, and fixed sizes behind it",
-                fix=leave,
-            )
-        if not all(np.isfinite(a).all() for a in (array, one[name])):
-            raise CheckpointError(
-                "it holds NaN or infinity for drawn rows",
-                where=where,
-                accepted="finite numbers",
-                fix=f"Set model.ranges of the inputs to values that the model takes. {leave}",
+                fix=CHOOSE_OUTPUTS,
             )
         document.append({"name": name, "dtype": "float32", "axes": [BATCH, *array.shape[1:]]})
     return document

@@ -23,29 +23,31 @@ from optimizer.foundation.rounding.random_rounding import Arithmetic, RandomRoun
 from optimizer.foundation.rounding.tolerance import RUNS, UNIT, lengths, upper_bound
 from optimizer.harness.errors import HarnessError
 from optimizer.harness.runtimes.ort.run import OrtRunner
-from optimizer.load.onnx_model import branches
+from optimizer.load.onnx_model import branches, first_nodes, refusals
 from optimizer.load.onnx_model.draft import Array, Draft
 from optimizer.load.onnx_model.ports import ROWS, Ports
 from optimizer.model.checkpoint.model import materialize
 from optimizer.model.graph import parts
 from optimizer.model.graph.module import GraphModel, NodeError, in_onnx_runtime
-from optimizer.model.graph.needs import PartNeeds, measure
+from optimizer.model.graph.needs import PartNeeds, Rounded, measure
 from optimizer.model.graph.record import BODY, Graph, Node
 
 Answers = dict[str, Array]
 FLOAT = Arithmetic(operands=True)
 
 
-def answers(path: Path, ports: Ports, outputs: Sequence[str]) -> tuple[list[Answers], Answers]:
+def answers(
+    path: Path, ports: Ports, outputs: Sequence[str], model: onnx.ModelProto
+) -> tuple[list[Answers], Answers]:
     """([outputs of each row alone], outputs of all rows together) of the file in ONNX Runtime.
-    Raises CheckpointError for a file that it does not run."""
+    Raises CheckpointError for a file that it does not run. model: the file's content"""
     inputs = ports.draw(ROWS)
     try:
         opened = OrtRunner(path, threads=1, fuse=False)
     except HarnessError as e:
         raise CheckpointError(
             f"ONNX Runtime does not open it: {e.problem}",
-            where=str(path),
+            where=refusals.place(path, e.problem, model),
             accepted="a file that ONNX Runtime opens",
         ) from e
     try:
@@ -55,7 +57,7 @@ def answers(path: Path, ports: Ports, outputs: Sequence[str]) -> tuple[list[Answ
     except HarnessError as e:
         raise CheckpointError(
             f"ONNX Runtime does not run it: {e.problem}",
-            where=str(path),
+            where=refusals.place(path, e.problem, model),
             accepted="a file that ONNX Runtime runs on drawn inputs",
             fix="Set model.ranges: {INPUT: [LOW, HIGH]} of an input that takes some values only.",
         ) from e
@@ -103,8 +105,10 @@ def runnable(
             graph = _exchanged(graph, node)
 
 
-def needs(graph: Graph, tensors: Mapping[str, Any], ports: Ports) -> tuple[PartNeeds, ...]:
-    """Needs of the graph's parts, from drawn rows."""
+def needs(
+    graph: Graph, tensors: Mapping[str, Any], ports: Ports
+) -> tuple[tuple[PartNeeds, ...], Rounded]:
+    """Needs of the graph's parts, and the time of correct runs, from drawn rows."""
     inputs = {n: torch.from_numpy(a) for n, a in ports.draw(ROWS).items()}
     return measure(_filled(graph, tensors), inputs)
 
@@ -127,6 +131,24 @@ def measured(graph: Graph, tensors: Mapping[str, Any], ports: Ports) -> Graph:
     with torch.no_grad():
         model(**{n: torch.from_numpy(a) for n, a in ports.draw(ROWS).items()})
     return replace(graph, starts=parts.starts(graph, sizes), custom_types=custom_types)
+
+
+def first_undefined(graph: Graph, tensors: Mapping[str, Any], ports: Ports) -> Node | None:
+    """The first node that makes NaN or infinity of finite drawn rows."""
+    inputs = {n: torch.from_numpy(a) for n, a in ports.draw(ROWS).items()}
+    return first_nodes.undefined(_filled(graph, tensors), inputs)
+
+
+def with_node(
+    error: CheckpointError, graph: Graph, tensors: Mapping[str, Any], ports: Ports
+) -> CheckpointError:
+    """The error of a comparison, with the first node whose rows depend on each other."""
+    inputs = {n: torch.from_numpy(a) for n, a in ports.draw(ROWS).items()}
+    node = first_nodes.mixing(_filled(graph, tensors), inputs)
+    if node is None:
+        return error
+    where = f"{error.where}: first at node {node.name!r} ({node.op})"
+    return CheckpointError(error.problem, where=where, accepted=error.accepted, fix=error.fix)
 
 
 def _filled(graph: Graph, tensors: Mapping[str, Any]) -> GraphModel:
@@ -358,11 +380,13 @@ def _compared(
             apart, ROWS * (RUNS // 2), looks * ROWS * len(ours), arithmetic.unit
         )
         if limit >= 1:  # then zeros in place of the answer would pass
+            body: Any = model.get_submodule(BODY)
+            node = next(n for n in body.graph.nodes if name in n.outputs)
             moved = f"by {limit:.2g} of its size" if np.isfinite(limit) else "to infinity"
             raise CheckpointError(
                 f"rounding alone may move output {name!r} {moved} on drawn inputs, where it is at "
                 f"most {np.abs(ours[name]).max():.2g}, so that a comparison shows nothing",
-                where=str(path),
+                where=f"{path}: node {node.name!r} ({node.op})",
                 accepted="outputs that the same row determines",
                 fix="Name the outputs to keep: model.outputs: [...]; or set model.ranges: {INPUT: "
                 "[LOW, HIGH]} of an input that takes smaller or, where the output vanishes, larger "

@@ -37,9 +37,10 @@ def check(model: ModelProto, path: Path) -> None:
     check_nodes(model, path)
     _check_order(model, path)
     _check_structure(model, path)
-    for kind, values in (("input", model.graph.input), ("output", model.graph.output)):
-        for value in values:
-            _check_port(kind, value, path)
+    for value in model.graph.input:
+        _check_port(value, f"{path}: input {value.name!r}")
+    for value in model.graph.output:
+        _check_port(value, f"{path}: {output(value.name, model)}")
 
 
 def check_nodes(model: ModelProto, path: Path) -> None:
@@ -49,9 +50,10 @@ def check_nodes(model: ModelProto, path: Path) -> None:
     for tensor in tensors(model):
         if tensor.data_type in UNREAD:
             name = tensor.name or _owner(tensor, model)
+            reader = next((n for n in model.graph.node if name in n.input), None)
             raise CheckpointError(
                 f"{name!r} is {TensorProto.DataType.Name(tensor.data_type).lower()}",
-                where=str(path),
+                where=f"{path}{f': {label(reader)}' if reader is not None else ''}",
                 accepted="weights in float32 or float16",
                 fix="Export the model in float32.",
             )
@@ -150,19 +152,38 @@ def _check_order(model: ModelProto, path: Path) -> None:
 
 def _check_structure(model: ModelProto, path: Path) -> None:
     if model.graph.sparse_initializer:
-        raise CheckpointError("a sparse weight", where=str(path), accepted="dense weights")
+        name = model.graph.sparse_initializer[0].values.name
+        raise CheckpointError(
+            f"weight {name!r} is sparse", where=str(path), accepted="dense weights"
+        )
     try:
         onnx.checker.check_model(str(path))
     except (ValidationError, ValueError, RuntimeError) as e:
         raise CheckpointError(
             f"onnx.checker refuses it ({' '.join(str(e).split())[:300]})",
-            where=str(path),
+            where=place(path, str(e), model),
             fix="Export the model again.",
         ) from None
 
 
-def _check_port(kind: str, value: Any, path: Path) -> None:
-    where = f"{path}: {kind} {value.name!r}"
+def place(path: Path, words: str, model: ModelProto) -> str:
+    """Text for the file, with the node that a library's message on it is about."""
+    for node in model.graph.node:
+        own = (f"({node.name})", f"'{node.name}'", f"Name: {node.name} ") if node.name else ()
+        if any(text in words for text in (*own, f"{node.domain}:{node.op_type}(")):
+            return f"{path}: {label(node)}"
+    return str(path)
+
+
+def output(name: str, model: ModelProto) -> str:
+    """Text for an output of the model, with the node that makes it."""
+    maker = next((node for node in model.graph.node if name in node.output), None)
+    if maker is None:
+        return f"output {name!r}"
+    return f"output {name!r} {f'of {label(maker)}' if maker.name else f'({maker.op_type})'}"
+
+
+def _check_port(value: Any, where: str) -> None:
     if not value.type.HasField("tensor_type"):
         raise CheckpointError("it is not a tensor", where=where, accepted="a tensor")
     for dim in value.type.tensor_type.shape.dim:

@@ -16,18 +16,21 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import torch
 from onnx import inliner, numpy_helper, shape_inference, version_converter
 
 from optimizer.foundation import safetensors_stream
 from optimizer.foundation.errors import CheckpointError, RecipeError, suggest
+from optimizer.foundation.process import machine_speed
 from optimizer.foundation.reading import quote_error, reading
 from optimizer.harness import tasks
 from optimizer.harness.contract import SECTIONS, VERSION, Contract
@@ -47,7 +50,8 @@ OPSET = 21  # of the graph, unless the file has a later one
 FIRST_MODES = 11  # opset whose Resize names its coordinates
 SMALL = 64  # values of an initializer that is passed to the version converter
 START = 5  # seconds of imports
-PASSES = 40  # time of the comparisons, in passes of the drawn rows (measured)
+PASSES = 7  # of the drawn rows: two in ONNX Runtime, five in torch
+MOVED = 300  # bytes moved per byte of the file: read, copied, written (measured)
 MULTIPLY = ("Conv", "ConvTranspose", "MatMul", "Gemm", "LSTM", "GRU", "RNN", "Einsum")
 ORIGINAL = "original"
 ORIGIN = "origin.json"
@@ -94,7 +98,8 @@ def open_file(section: Model) -> Opened:
             passes.fold_constants,
             passes.drop_identities,
             passes.explicit_padding,
-            passes.fold_batch_norms,
+            passes.fold_padding,
+            passes.fold_affine,
         ):
             step(draft)
         ports.free_batch(draft, inputs)
@@ -227,10 +232,10 @@ def run(section: Model, out: Path, origin: Origin | None = None) -> None:
     graph = reference.runnable(graph, opened.draft, tensors, opened.ports)
     try:
         compared = reference.compare(graph, tensors, opened.ports, expected, path, origin)
-    except CheckpointError:
+    except CheckpointError as e:
         exact = reference.without_misread(graph, opened.draft, tensors, opened.ports)
         if exact is graph:
-            raise
+            raise reference.with_node(e, graph, tensors, opened.ports) from e
         graph = exact
         compared = reference.compare(graph, tensors, opened.ports, expected, path, origin)
     graph = reference.measured(graph, tensors, opened.ports)
@@ -270,7 +275,7 @@ def _answers(opened: Opened, out: Path) -> tuple[list[reference.Answers], refere
     if opened.wide is not None:
         path = out / ORIGINAL / "model.onnx"
         widen.write(opened.model, opened.wide, path)
-    return reference.answers(path, opened.ports, opened.draft.outputs)
+    return reference.answers(path, opened.ports, opened.draft.outputs, opened.model)
 
 
 def _graph(opened: Opened, checkpoint: Path) -> record.Graph:
@@ -295,16 +300,48 @@ def contract(
 ) -> dict[str, Any]:
     """The document of contract.json."""
     alone, together = expected
+
+    def label(name: str) -> str:
+        return f"{opened.source.path}: {refusals.output(name, opened.model)}"
+
+    outputs = ports.outputs_document(alone[0], together, label)
+    for name, array in together.items():
+        if not all(np.isfinite(a).all() for a in (array, alone[0][name])):
+            raise CheckpointError(
+                f"it holds NaN or infinity for drawn rows{_first_undefined(opened)}",
+                where=label(name),
+                accepted="finite numbers",
+                fix="Set model.ranges of the inputs to values that the model takes. "
+                f"{ports.CHOOSE_OUTPUTS}",
+            )
     document: dict[str, Any] = {
         "version": VERSION,
         "task": section.task,
         "input_kind": tasks.find_task(section.task).inputs.name,
         "inputs": ports.as_document(opened.ports),
-        "outputs": ports.outputs_document(alone[0], together, opened.source.path),
+        "outputs": outputs,
         **dict.fromkeys(SECTIONS),
     }
     tasks.check(Contract.from_json(document))
     return document
+
+
+def _first_undefined(opened: Opened) -> str:
+    """Words on the first node that makes NaN or infinity for drawn rows."""
+    with _skeleton(opened) as (graph, tensors):
+        node = reference.first_undefined(graph, tensors, opened.ports)
+    return f"; first behind node {node.name!r} ({node.op})" if node else ""
+
+
+@contextmanager
+def _skeleton(opened: Opened) -> Iterator[tuple[record.Graph, dict[str, torch.Tensor]]]:
+    """The graph of an opened file, in a folder while it is in use, and its tensors."""
+    tensors = {n: torch.from_numpy(a.copy()) for n, a in opened.finished.parameters.items()}
+    with make_temporary_folder("graph") as folder:
+        graph = _graph(opened, folder)
+        graph.folder.mkdir()
+        ignore = lambda _: None  # noqa: E731 - load says which nodes stay float
+        yield reference.runnable(graph, opened.draft, tensors, opened.ports, ignore), tensors
 
 
 def config(opened: Opened) -> dict[str, Any]:
@@ -335,23 +372,18 @@ def shapes(section: Model) -> Shapes:
     """{parameter: shape} under the load stage's names, with the needs of the graph's parts, for
     which drawn rows go through the torch model."""
     opened = open_file(section)
-    tensors = {n: torch.from_numpy(a.copy()) for n, a in opened.finished.parameters.items()}
-    with make_temporary_folder("graph") as folder:
-        graph = _graph(opened, folder)
-        graph.folder.mkdir()
-        ignore = lambda _: None  # noqa: E731 - load says which nodes stay float
-        graph = reference.runnable(graph, opened.draft, tensors, opened.ports, ignore)
+    with _skeleton(opened) as (graph, tensors):
         graph = reference.measured(graph, tensors, opened.ports)
         needs = reference.needs(graph, tensors, opened.ports)
     modules = tuple(f"{record.BODY}.{name}" for name in opened.finished.modules)
-    return GraphShapes(graph.parameters, needs, modules)
+    return GraphShapes(graph.parameters, needs[0], modules, needs[1])
 
 
 def estimate(shapes: Shapes, imports: int) -> Estimate:
-    """Memory: the float model OPENED times, beside the imports; disk: twice; time: the passes of
-    the drawn rows, most of them rounded at random."""
+    """Memory: the float model OPENED times, beside the imports; disk: twice; time: the correct runs
+    of the drawn rows, and PASSES of them."""
     size = 4 * sum(prod(s) for s in shapes.values())
-    parts = shapes.parts if isinstance(shapes, GraphShapes) else ()
-    one = ports.ROWS * sum(part.seconds for part in parts)
-    seconds = START + size / 20e6 + PASSES * one
+    seconds = START + machine_speed.measure().move(MOVED * size)
+    if isinstance(shapes, GraphShapes):
+        seconds += shapes.rounded.seconds(ports.ROWS) + PASSES * ports.ROWS * shapes.seconds
     return Estimate(memory=imports + OPENED * size, disk=2 * size, seconds=seconds)

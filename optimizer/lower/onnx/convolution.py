@@ -12,13 +12,15 @@ QuantizeLinear adds the centred 0.
 
 A residual add, a pooling or a float activation reads through an identity's separate DQ, at the
 operators that names.json lists. Its Q is shared with a convolution that reads the same tensor, so
-that ONNX Runtime finds one Q behind the add before and fuses it to QLinearAdd. Behind a MaxPool the
-Q is separate: ONNX Runtime would move a shared one in front, and MaxPool of uint8 is slow.
+that ONNX Runtime finds one Q behind the add before and fuses it to QLinearAdd. Behind a MaxPool of
+floats the Q is separate: ONNX Runtime would move a shared one in front, and MaxPool of uint8 is
+slow, unless convolutions of integers lie before it (docs/decisions/0044).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -91,6 +93,7 @@ def lower_summands(
 
     ranges: {module of names.summands: range}
     """
+    quantized = {use.node for name in ranges for use in names.summands.get(name, ())}
     for name, covered in ranges.items():
         uses = names.summands.get(name)
         if uses is None:
@@ -104,7 +107,7 @@ def lower_summands(
         first, place = readers[0]
         value = first.inputs[place]
         assert value is not None
-        through = _centred if signed else _unsigned
+        through = _centred if signed else partial(_unsigned, integers_before=quantized)
         handed_on = through(surgeon, first, name, value, covered)
         for reader, place in readers:
             reader.replace_input_with(place, handed_on)
@@ -122,12 +125,22 @@ def _reader(surgeon: Surgeon, name: str, use: Use) -> tuple[ir.Node, int]:
 
 
 def _unsigned(
-    surgeon: Surgeon, add: ir.Node, name: str, value: ir.Value, covered: Range
+    surgeon: Surgeon,
+    add: ir.Node,
+    name: str,
+    value: ir.Value,
+    covered: Range,
+    *,
+    integers_before: Collection[str],
 ) -> ir.Value:
-    """Quantize to uint8, sharing a convolution's integers of `value`; return the float value."""
+    """Quantize to uint8, sharing a convolution's integers of `value`; return the float value.
+
+    integers_before: operators that read integers
+    """
     maker = value.producer()
     shared = surgeon.inputs.get((value, covered.scale, covered.zero_point))
-    if shared is not None and (maker is None or maker.op_type != SLOW_IN_INTEGERS):
+    slow = maker is not None and maker.op_type == SLOW_IN_INTEGERS
+    if shared is not None and (not slow or (maker and maker.name in integers_before)):
         operands = list(shared.producer().inputs)
         return surgeon.insert(add, "DequantizeLinear", operands, f"{name}/input", name)
     scale = surgeon.number(f"{name}/input_scale", covered.scale)

@@ -15,11 +15,13 @@ import torch
 from torch import Tensor
 
 from optimizer.foundation.process import threads
+from optimizer.foundation.rounding.random_rounding import Arithmetic, RandomRounding
+from optimizer.foundation.rounding.tolerance import RUNS
 from optimizer.model.graph.module import GraphModel, PartModule
 from optimizer.model.graph.parts import Part
 from optimizer.model.graph.record import BODY, CONV, LINEAR, PARTS, Graph, Node
 
-RUNS = 2  # the first one of a process is slower
+WARM = 2  # runs; the first one of a process is slower
 OPENED = 7  # copies of a file's weights while it is checked and loaded; `run` checks it first
 
 
@@ -46,10 +48,27 @@ class PartNeeds:
     seconds: float
 
 
+@dataclass(frozen=True)
+class Rounded:
+    """Processor time of one thread for correct runs, every operation rounded at random.
+
+    run: seconds of a run, whose weights are rounded too
+    row: seconds of each of its rows
+    """
+
+    run: float
+    row: float
+
+    def seconds(self, rows: int) -> float:
+        """Seconds of RUNS runs of `rows` rows."""
+        return RUNS * (self.run + rows * self.row)
+
+
 class GraphShapes(dict[str, tuple[int, ...]]):
     """Shapes of a graph's parameters, with the needs of its parts.
 
     modules: linear layers and convolutions that may be quantized
+    rounded: time of correct runs
     """
 
     def __init__(
@@ -57,15 +76,38 @@ class GraphShapes(dict[str, tuple[int, ...]]):
         shapes: Mapping[str, tuple[int, ...]],
         parts: tuple[PartNeeds, ...],
         modules: tuple[str, ...],
+        rounded: Rounded,
     ) -> None:
         super().__init__(shapes)
-        self.parts, self.modules = parts, modules
+        self.parts, self.modules, self.rounded = parts, modules, rounded
+
+    @property
+    def seconds(self) -> float:
+        """Processor time of one row on one thread."""
+        return sum(part.seconds for part in self.parts)
 
 
-def measure(model: GraphModel, inputs: Mapping[str, Tensor]) -> tuple[PartNeeds, ...]:
-    """Run a filled model on one thread. inputs: rows, of which the needs are per row"""
-    (parts,) = threads.map_in_threads(lambda _: _measure(model, inputs), [None])
-    return parts
+def measure(
+    model: GraphModel, inputs: Mapping[str, Tensor]
+) -> tuple[tuple[PartNeeds, ...], Rounded]:
+    """Run a filled model on one thread: (needs of its parts, time of correct runs). inputs: rows,
+    of which the needs are per row"""
+    (needs,) = threads.map_in_threads(
+        lambda _: (_measure(model, inputs), _rounded(model, inputs)), [None]
+    )
+    return needs
+
+
+def _rounded(model: GraphModel, inputs: Mapping[str, Tensor]) -> Rounded:
+    rows, seconds = len(next(iter(inputs.values()))), list[float]()
+    for count in (1, 1, rows):  # the first one draws the random numbers
+        some = {name: value[:count] for name, value in inputs.items()}
+        before = time.thread_time()
+        with torch.no_grad(), RandomRounding(Arithmetic(operands=True), 0):
+            model(**some)
+        seconds.append(time.thread_time() - before)
+    row = max(seconds[2] - seconds[1], 0.0) / max(rows - 1, 1)
+    return Rounded(max(seconds[1] - row, 0.0), row)
 
 
 def _measure(model: GraphModel, inputs: Mapping[str, Tensor]) -> tuple[PartNeeds, ...]:
@@ -90,7 +132,7 @@ def _measure(model: GraphModel, inputs: Mapping[str, Tensor]) -> tuple[PartNeeds
 
     body.observe = look
     with torch.no_grad():
-        for _ in range(RUNS):
+        for _ in range(WARM):
             before = time.thread_time()
             model(**inputs)
     body.observe = None

@@ -131,21 +131,20 @@ def _lives(graph: Graph) -> tuple[dict[str, int], dict[str, int]]:
 
 
 def _closed(graph: Graph) -> set[int]:
-    """Indices of nodes at which no part begins: between uses of a module, and between a module and
-    the identity that quantizes its output."""
+    """Indices of nodes at which no part begins: between uses of a module, and between the last
+    module before an identity that quantizes a tensor, and this identity."""
     first: dict[str, int] = {}
-    behind: dict[str, int] = {}
+    behind: dict[str, int] = {}  # {tensor: index of the last module before it}
     closed: set[int] = set()
     for i, node in enumerate(graph.nodes):
         if _multiplies(node):
             closed |= set(range(first.setdefault(node.module, i) + 1, i + 1))
-            behind[node.outputs[0]] = i
-        elif node.inputs and node.inputs[0] in behind:
-            start = behind[node.inputs[0]]
-            if node.module:
-                closed |= set(range(start + 1, i + 1))
-            else:
-                behind[node.outputs[0]] = start
+            start = i
+        else:
+            start = max((behind[n] for n in node.inputs if n in behind), default=-1)
+            closed |= set(range(start + 1, i + 1)) if node.module else set()
+        if start >= 0:
+            behind |= dict.fromkeys(node.outputs, start)
     return closed
 
 

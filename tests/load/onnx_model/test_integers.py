@@ -65,11 +65,37 @@ def outside_of_onnx(folder: Path) -> Path:
 def own_padding(folder: Path) -> Path:
     """A convolution reads what an operator of its own pads, as Keras writes it."""
     nodes = [
-        node("Pad", ["x", "sides"], ["p"]),
+        node("Pad", ["x", "sides", "fill"], ["p"]),
         node("Conv", ["p", "w"], ["c"], strides=[2, 2]),
         node("Sigmoid", ["c"], ["y"]),
     ]
-    values = {"w": weights(4, 3, 3, 3), "sides": np.array([0, 0, 0, 0, 0, 0, 1, 1])}
+    sides = np.array([0, 0, 0, 0, 0, 0, 1, 1])
+    values = {"w": weights(4, 3, 3, 3), "sides": sides, "fill": np.float32(0.5)}
+    return exported.by_hand(folder / "m.onnx", nodes, values, ("n", 3, 8, 8), output=(1, 4))
+
+
+def residual(folder: Path) -> Path:
+    """Pairs of convolutions are added, behind norms that the exporter left as constants."""
+    nodes = [
+        node("Pad", ["x", "sides"], ["p"]),
+        node("Conv", ["p", "w"], ["c"]),
+        node("Mul", ["c", "g"], ["m"]),
+        node("Sub", ["b", "m"], ["s"]),
+        node("Conv", ["s", "v"], ["d"]),
+        node("Add", ["s", "d"], ["a"]),
+        node("Relu", ["a"], ["r"]),
+        node("Conv", ["r", "u"], ["e"]),
+        node("Add", ["r", "e"], ["z"]),
+        node("GlobalAveragePool", ["z"], ["y"]),
+    ]
+    values = {
+        "sides": np.array([0, 0, 1, 0, 0, 0, 1, 2]),
+        "w": weights(4, 3, 3, 3),
+        "g": weights(1, 4, 1, 1, seed=1),
+        "b": weights(4, 1, 1, seed=2),
+        "v": weights(4, 4, 1, 1, seed=3),
+        "u": weights(4, 4, 1, 1, seed=4),
+    }
     return exported.by_hand(folder / "m.onnx", nodes, values, ("n", 3, 8, 8), output=(1, 4))
 
 
@@ -84,12 +110,11 @@ def rows(file: Path, count: int, seed: int) -> dict[str, Any]:
     return drawn
 
 
-TRAPS = [own_bias, within_another, mask_by_name, outside_of_onnx, own_padding]
+TRAPS = [own_bias, within_another, mask_by_name, outside_of_onnx, own_padding, residual]
 
 
-@pytest.mark.parametrize("make", TRAPS)
-def test_a_file_with_a_trap_answers_nearly_as_before(make: Any, tmp_path: Path) -> None:
-    file = make(tmp_path)
+def quantize(file: Path, tmp_path: Path) -> tuple[dict[str, Any], Path]:
+    """(modules of the compressed state, the lowered graph)."""
     np.savez(tmp_path / "rows.npz", **rows(file, 32, 1))
     data = {"source": "npz", "files": (str(tmp_path / "rows.npz"),), "columns": {"arrays": "*"}}
     recipe = Recipe.model_validate(
@@ -107,10 +132,27 @@ def test_a_file_with_a_trap_answers_nearly_as_before(make: Any, tmp_path: Path) 
     state = store.step(COMPRESS, recipe.compression, source)
     graph = store.step(EXPORT, target.export, source, state)
     lowered = store.step(LOWER, target, source, state, graph).path / "model.onnx"
-    modules = read(state.path).modules
+    return read(state.path).modules, lowered
+
+
+@pytest.mark.parametrize("make", TRAPS)
+def test_a_file_with_a_trap_answers_nearly_as_before(make: Any, tmp_path: Path) -> None:
+    file = make(tmp_path)
+    modules, lowered = quantize(file, tmp_path)
     edges = cut.edges(lowered, modules)
     assert {(e.module, e.sides) for e in edges} == {(name, ()) for name in modules}
     judged = rows(file, 16, 2)
     sessions = [onnxruntime.InferenceSession(str(f)) for f in (file, lowered)]
     expected, found = (session.run(None, judged)[0] for session in sessions)
     assert 0 < np.linalg.norm(found - expected) < 0.05 * np.linalg.norm(expected)
+
+
+def test_constants_fold_into_convolutions_whose_sums_are_added_in_integers(tmp_path: Path) -> None:
+    _, lowered = quantize(residual(tmp_path), tmp_path)
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    onnxruntime.InferenceSession(str(lowered), options)
+    operators = [n.op_type for n in onnx.load(options.optimized_model_filepath).graph.node]
+    counts = [operators.count(op) for op in ("QLinearConv", "QLinearAdd", "Add")]
+    assert counts == [3, 1, 1]
+    assert not {*operators} & {"Mul", "Sub", "Pad", "Relu"}

@@ -32,7 +32,7 @@ def test_an_operator_with_another_slope_is_caught_and_replaced(
     opened = stage.open_file(Model(source=str(file), task="tensors"))
     graph = replace(stage.graph_of(opened), folder=tmp_path)
     tensors = {n: torch.from_numpy(a) for n, a in opened.finished.parameters.items()}
-    expected = reference.answers(file, opened.ports, ["y"])
+    expected = reference.answers(file, opened.ports, ["y"], opened.model)
     reference.compare(graph, tensors, opened.ports, expected, file)
     nodes = [
         replace(node, attributes={"alpha": 0.2001}) if node.name == "bend" else node
@@ -58,7 +58,7 @@ def test_an_answer_that_rounding_seldom_moves_has_a_limit_of_a_few_roundoffs(
     opened = stage.open_file(Model(source=str(file), task="tensors"))
     graph = replace(stage.graph_of(opened), folder=tmp_path)
     tensors = {n: torch.from_numpy(a) for n, a in opened.finished.parameters.items()}
-    expected = reference.answers(file, opened.ports, ["y"])
+    expected = reference.answers(file, opened.ports, ["y"], opened.model)
     reference.compare(graph, tensors, opened.ports, expected, file)
     wrong = [one | {"y": one["y"] * np.float32(1.00001)} for one in expected[0]]
     with pytest.raises(CheckpointError, match="'y': a row is 1"):

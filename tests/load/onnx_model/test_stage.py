@@ -187,6 +187,12 @@ LINEAR = [node("MatMul", ["x", "W"], ["h"], name="first"), node("Relu", ["h"], [
             "node 'q'.*quantized already",
         ),
         (
+            [*LINEAR[:1], node("Foo", ["h"], ["y"], name="own", domain="com.microsoft")],
+            {"W": weights(8, 4)},
+            {},
+            "node 'own' .Foo.*refuses it",
+        ),
+        (
             [node("MatMul", ["x", "W"], ["h"]), node("ArgMax", ["h"], ["y"], axis=1)],
             {"W": weights(8, 8)},
             {"output": (onnx.TensorProto.INT64, 2)},
@@ -199,10 +205,14 @@ LINEAR = [node("MatMul", ["x", "W"], ["h"], name="first"), node("Relu", ["h"], [
             "output 'y'.*its shape is",
         ),
         (
-            [node("MatMul", ["x", "W"], ["h"]), node("Softmax", ["h"], ["y"], axis=0)],
+            [
+                node("MatMul", ["x", "W"], ["h"]),
+                node("Softmax", ["h"], ["s"], axis=0, name="mix"),
+                node("Neg", ["s"], ["y"]),
+            ],
             {"W": weights(8, 8)},
             {},
-            "rows do not depend",
+            "first at node 'mix' .Softmax.*rows do not depend",
         ),
         (
             [
@@ -215,10 +225,14 @@ LINEAR = [node("MatMul", ["x", "W"], ["h"], name="first"), node("Relu", ["h"], [
             "node 'noise' .RandomNormalLike.*at random",
         ),
         (
-            [node("MatMul", ["x", "W"], ["h"]), node("Log", ["h"], ["y"])],
+            [
+                node("MatMul", ["x", "W"], ["h"]),
+                node("Log", ["h"], ["l"], name="log"),
+                node("Neg", ["l"], ["y"], name="last"),
+            ],
             {"W": weights(8, 4)},
             {},
-            "output 'y'.*NaN or infinity for drawn rows",
+            "output 'y' of node 'last' .Neg.*NaN or infinity for drawn rows; .* node 'log' .Log",
         ),
         (
             [

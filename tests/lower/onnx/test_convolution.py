@@ -181,9 +181,12 @@ def test_a_range_of_no_residual_add_is_refused() -> None:
         lowered({"conv": module}, ranges, "trt")
 
 
-@pytest.mark.parametrize(("before", "quantizers"), [("Relu", 1), ("MaxPool", 2)])
-def test_an_add_reads_the_integers_of_a_convolution_but_behind_a_max_pool(
-    before: str, quantizers: int
+@pytest.mark.parametrize(
+    ("before", "integers", "quantizers"),
+    [("Relu", False, 1), ("MaxPool", False, 2), ("MaxPool", True, 2)],
+)
+def test_an_add_reads_the_integers_of_a_convolution_but_behind_a_max_pool_of_floats(
+    before: str, integers: bool, quantizers: int
 ) -> None:
     module = nn.Conv2d(4, 4, 1)
     state = state_of({"conv": module}, {"conv": COVERED})
@@ -198,11 +201,11 @@ def test_an_add_reads_the_integers_of_a_convolution_but_behind_a_max_pool(
     add.outputs[0].name = "sum"
     model.graph.append(add)
     model.graph.outputs.append(add.outputs[0])
-    ranges = {"conv": COVERED, "shortcut": COVERED}
+    ranges = {"conv": COVERED, "shortcut": COVERED, **({"pooled": COVERED} if integers else {})}
     state = replace(state, ranges={input_name(n): r for n, r in ranges.items()})
     parameters = {f"conv.{p}": t.detach() for p, t in module.named_parameters()}
     paired = names.pair(model, parameters, ["conv"], state.weights)
-    summands = {"shortcut": (names.Use("add", "v"),)}
+    summands = {"shortcut": (names.Use("add", "v"),), "pooled": (names.Use("before", x.name),)}
     ort_qdq.lower(model, replace(paired, summands=summands), state)
     assert len([n for n in model.graph if n.op_type == "QuantizeLinear"]) == quantizers
     found = graph_constants.input_quantizations(
