@@ -67,13 +67,6 @@ class CompressedShapes(dict[str, tuple[int, ...]]):
         self.integers, self.before = dict(integers), shapes
 
 
-def before_compression(shapes: Shapes) -> Shapes:
-    """The shapes of the model that was compressed, or of one that was not."""
-    while isinstance(shapes, CompressedShapes):
-        shapes = shapes.before
-    return shapes
-
-
 def lowered_bytes(shapes: Shapes, width: int) -> int:
     """Predict the bytes of the weights in a lowered file. width: of a float value"""
     integers = shapes.integers if isinstance(shapes, CompressedShapes) else {}

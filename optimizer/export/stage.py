@@ -48,9 +48,9 @@ from optimizer.model.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from optimizer.model.checkpoint.model import is_linear, skeleton
 from optimizer.model.graph import drawn, record
 from optimizer.model.graph.module import GraphModel
-from optimizer.model.graph.needs import GraphShapes
+from optimizer.model.graph.needs import graph_of
 from optimizer.recipe.schema import Export
-from optimizer.store import Estimate, Shapes, Stage, before_compression
+from optimizer.store import Estimate, Shapes, Stage
 
 
 def run(section: Export, source: Path, state: Path | None = None, *, out: Path) -> None:
@@ -206,8 +206,7 @@ def estimate(section: Export, shapes: Shapes) -> Estimate:
     tracing, of the weights, and of checking a small model whole."""
     sizes, speed = [4 * prod(s) for s in shapes.values()], machine_speed.measure()
     size, largest = sum(sizes), max(sizes, default=0)
-    graph = before_compression(shapes)
-    if isinstance(graph, GraphShapes):
+    if graph := graph_of(shapes):
         live = max(part.live for part in graph.parts)
         return Estimate(
             memory=LIBRARIES + GRAPH_COPIES * size + max(GRAPH_ROWS) * live,

@@ -33,7 +33,7 @@ from optimizer.foundation.process import machine_speed
 from optimizer.foundation.process.torch_device import CONTEXT
 from optimizer.foundation.rounding.tolerance import RUNS
 from optimizer.load.image_inputs import positions
-from optimizer.model.graph.needs import GraphShapes
+from optimizer.model.graph.needs import GraphShapes, graph_of
 from optimizer.recipe.schema import DataSpec, Validation
 from optimizer.recipe.validate import Depth
 from optimizer.store import (
@@ -41,7 +41,6 @@ from optimizer.store import (
     CompressedShapes,
     Estimate,
     Shapes,
-    before_compression,
     lowered_bytes,
 )
 from optimizer.validate.ledger import decoder_batches, inputs
@@ -89,8 +88,7 @@ CHARACTERS = 4  # characters per token of English, about
 
 def estimate(section: Validation, shapes: Shapes) -> Estimate:
     """Estimate the stage. shapes: shape of every tensor of the checkpoint."""
-    graph = before_compression(shapes)
-    if isinstance(graph, GraphShapes):
+    if graph := graph_of(shapes):
         return _of_graph(section, shapes, graph)
     settings = section.validate_
     elements = sum(math.prod(s) for s in shapes.values())

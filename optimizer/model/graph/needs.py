@@ -20,6 +20,7 @@ from optimizer.foundation.rounding.tolerance import RUNS
 from optimizer.model.graph.module import GraphModel, PartModule
 from optimizer.model.graph.parts import Part
 from optimizer.model.graph.record import BODY, CONV, LINEAR, PARTS, Graph, Node
+from optimizer.store import CompressedShapes, Shapes
 
 WARM = 2  # runs; the first one of a process is slower
 OPENED = 7  # copies of a file's weights while it is checked and loaded; `run` checks it first
@@ -85,6 +86,13 @@ class GraphShapes(dict[str, tuple[int, ...]]):
     def seconds(self) -> float:
         """Processor time of one row on one thread."""
         return sum(part.seconds for part in self.parts)
+
+
+def graph_of(shapes: Shapes) -> GraphShapes | None:
+    """The shapes of a graph, also of one that was compressed; None for another model."""
+    while isinstance(shapes, CompressedShapes):
+        shapes = shapes.before
+    return shapes if isinstance(shapes, GraphShapes) else None
 
 
 def measure(
