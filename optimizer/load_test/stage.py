@@ -131,6 +131,7 @@ STAGE = Stage(
         "numpy",
         "onnxruntime",
         "openvino",
+        "orjson",
         "starlette",
         "uvicorn",
         "uvloop",

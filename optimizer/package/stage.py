@@ -74,7 +74,7 @@ HARNESS = Path(str(harness.__file__)).parent
 PAGE = Path(__file__).parent / "web"
 TEMPLATES = Path(__file__).parent / "report" / "templates"
 VERIFY = Path("trust", "verify.py")
-SERVE = ("grpcio", "h11", "llguidance", "protobuf", "starlette", "uvicorn", "uvloop")
+SERVE = ("grpcio", "h11", "llguidance", "orjson", "protobuf", "starlette", "uvicorn", "uvloop")
 TRACES = ("opentelemetry-exporter-otlp-proto-http", "opentelemetry-sdk")
 SUPERSEDED = {"onnxruntime-gpu": "onnxruntime"}
 """{package: a package with the same module that it makes unnecessary}"""

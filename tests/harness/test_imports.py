@@ -28,6 +28,7 @@ ALSO = {  # the files that may import a package, and only when it is used
     "server/http/request.py": "starlette",
     "server/http/retrieval/rerank.py": "starlette",
     "server/http/server.py": "h11 uvicorn",
+    "server/tensors.py": "orjson",
     "server/http/v2_http.py": "starlette",
     "commands/serve.py": "uvloop",
     "server/grpc/server.py": "grpc",

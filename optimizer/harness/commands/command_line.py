@@ -263,7 +263,7 @@ def check(folder: Path, args: argparse.Namespace) -> int:
 
 
 def serve(args: argparse.Namespace) -> int:
-    serving.check_installed("serve", {"starlette": "starlette", "uvicorn": "uvicorn"})
+    serving.check_installed("serve", {p: p for p in ("orjson", "starlette", "uvicorn")})
     from . import vllm_server
 
     if engine := vllm_server.engine_of(args.bundle, args.runtime):

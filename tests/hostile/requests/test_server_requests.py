@@ -93,10 +93,10 @@ def test_what_is_large_is_unpacked_parsed_and_rendered_beside_the_event_loop(
         watch(module, name)
     messages = [{"role": "user", "content": "good"}] * 3
     attacks = [a for a in drawn(0, EACH) if a.decoder]
-    body = tensors.COMPACT({"model": "tiny-decoder", "messages": messages, "max_tokens": 1})
+    body = tensors.write_json({"model": "tiny-decoder", "messages": messages, "max_tokens": 1})
     packed, path = {"content-encoding": "gzip"}, "/v1/chat/completions"
-    attacks.append(Attack("packed", path, gzip.compress(body.encode()), True, packed))
-    attacks.append(Attack("small", path, body.encode(), True))
+    attacks.append(Attack("packed", path, gzip.compress(body), True, packed))
+    attacks.append(Attack("small", path, body, True))
     replies, _ = asked(bundles[True], attacks)
     assert replies[-1].status == 200
     assert {name for name, _ in threads} == {"parse_shallow", "inflate", "render"}

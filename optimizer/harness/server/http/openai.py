@@ -22,10 +22,10 @@ from ..beside import LARGE
 from ..inference import Service
 from ..model import PROMPT
 from ..refusals import RequestError, UnknownError
-from ..tensors import COMPACT, JSON_NUMBER, Array, read_object
+from ..tensors import JSON_NUMBER, Array, read_object, write_elements
 from ..versions.versions import Served, Versions
 from . import embedding_inputs
-from .request import HttpRequest
+from .request import Document, HttpRequest
 
 FORMATS = ("float", "base64")
 TYPE = "output_dtype"
@@ -191,15 +191,12 @@ def choose_prompt(document: Mapping[str, Any], contract: Contract) -> dict[str, 
 
 
 def _write_embeddings(name: str, vectors: Array, tokens: int, encoding: str) -> Response:
-    """Write an answer, one embedding at a time, because writing blocks all other threads."""
     data = [
-        COMPACT({"object": "embedding", "index": i, "embedding": _encode(vector, encoding)})
+        {"object": "embedding", "index": i, "embedding": _encode(vector, encoding)}
         for i, vector in enumerate(vectors)
     ]
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    rest = COMPACT({"model": name, "usage": usage})[1:]
-    document = f'{{"object":"list","data":[{",".join(data)}],{rest}'
-    return Response(document, media_type="application/json")
+    return Document({"object": "list", "data": data, "model": name, "usage": usage})
 
 
 def build_error(refusal: RequestError) -> dict[str, Any]:
@@ -213,5 +210,5 @@ def build_error(refusal: RequestError) -> dict[str, Any]:
 
 def _encode(vector: Array, encoding: str) -> Any:
     if encoding == FORMATS[0]:
-        return vector.tolist()
+        return write_elements(vector)
     return base64.b64encode(vector.astype(vector.dtype.newbyteorder("<")).tobytes()).decode()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..answers import Event
+from ..tensors import write_json
 from .openai_request import TextRequest
 
 FINISH = {"eos": "stop", "stop": "stop", "length": "length"}
@@ -146,4 +146,4 @@ class Writer:
 
 def event_line(value: Mapping[str, Any]) -> bytes:
     """Encode one server-sent event."""
-    return b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + write_json(value) + b"\n\n"

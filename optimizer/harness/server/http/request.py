@@ -30,7 +30,7 @@ from ..refusals import (
     TooLargeError,
 )
 from ..request import Request, Result
-from ..tensors import COMPACT
+from ..tensors import write_json
 from ..versions.versions import Served
 from .connections import RATE, seconds_for
 from .hosts import Hosts, is_loopback
@@ -218,7 +218,7 @@ class Document(JSONResponse):
     """A JSON answer."""
 
     def render(self, content: Any) -> bytes:
-        return COMPACT(content).encode()
+        return write_json(content)
 
 
 class Stream(StreamingResponse):

@@ -20,7 +20,7 @@ from ...inference import Service
 from ...model import PROMPT
 from ...refusals import RequestError, TooLargeError
 from ...request import Result
-from ...tensors import JSON_NUMBER
+from ...tensors import JSON_NUMBER, write_elements
 from ..embedding_inputs import read_image
 from ..openai import FIELD, FORMATS, INPUT_TYPE, NAMED, choose_prompt, find_form, find_width
 from ..request import Document, HttpRequest
@@ -94,7 +94,8 @@ def _write(
         {
             "id": identity,
             "embeddings": {
-                name: convert(contract, vectors, *form).tolist() for name, form in forms.items()
+                name: [*map(write_elements, convert(contract, vectors, *form))]
+                for name, form in forms.items()
             },
             "texts": texts,
             "meta": {
