@@ -180,7 +180,9 @@ def ort_encoder(files: Files, rehearse: bool) -> System:
     names = list(runner.inputs)
 
     def resident(arrays: Arrays) -> Held:
-        held = runner.resident(of(arrays, names))
+        from benchmarks.gpu.resident import OrtResident
+
+        held = OrtResident(runner, of(arrays, names))
         return Held(held.run, held.outputs)
 
     return System(lambda a: runner.infer(of(a, names)), resident, about=about, close=runner.close)
@@ -279,7 +281,9 @@ def trt_encoder(product: str) -> Callable[[Files, bool], System]:
         names = list(runner.inputs)
 
         def resident(arrays: Arrays) -> Held:
-            held = runner.resident(of(arrays, names))
+            from benchmarks.gpu.resident import TrtResident
+
+            held = TrtResident(runner, of(arrays, names))
             return Held(held.run, held.outputs, held.close, held.not_captured)
 
         return System(

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Equal = Literal["to the bit", "but for what is measured", "no"]
-REPORTS = ("report.html", "report.json")
 ENGINE = ("model", "model_files", "runtime", "device", "provider", "threads")
 
 

@@ -54,7 +54,7 @@ def explain_unopened(section: TargetSection) -> str:
         "deferred": False,
         "fit": {},
     }
-    return find_objection(FitContext(entry, describe_machine(), frozenset(), None))
+    return find_objection(FitContext(entry, describe_machine(), frozenset()))
 
 
 def explain_unjudged(section: TargetSection) -> str:

@@ -144,7 +144,7 @@ def _ready(engine: dict[str, Any], machine: Machine) -> str:
     if not table.look_up(engine["runtime"]).saturates:
         return "ready"
     integers = {**engine, "fit": {"integer_products": True}}
-    why = processor(FitContext(integers, machine, frozenset(), None))
+    why = processor(FitContext(integers, machine, frozenset()))
     return f"ready, but models with INT8 activations are refused: {why}" if why else "ready"
 
 

@@ -46,7 +46,7 @@ from ..tasks.embeddings.sentence_embedding import with_form
 from ..tasks.text_generation import NO_PAIRS, Prompt
 from .bench import System
 from .engines import Workshop
-from .fit import Decision, FallBack, Rebuild, Refuse, decide
+from .fit import Decision, FallBack, Rebuild, Refuse, decide, judge_engines
 from .label_encoder import LabelEncoder
 from .manifest import MANIFEST, TEXTS, read_manifest, refuse_damage
 
@@ -143,7 +143,7 @@ class Bundle(Closing):
         self._genai: GenaiRunner | None = None
         self._open: Runner | None = None
         while True:
-            self.decision: Decision = decide(
+            rows = judge_engines(
                 self.manifest,
                 self._shop.machine,
                 damaged=damaged,
@@ -151,6 +151,7 @@ class Bundle(Closing):
                 failed=failed,
                 unopened=unopened,
             )
+            self.decision: Decision = decide(self.manifest, rows, runtime)
             if isinstance(self.decision, Refuse):
                 if damaged:
                     raise BundleError(self.decision.reason, where=str(self.folder))

@@ -90,7 +90,7 @@ class Workshop:
         return engine_cache.find_cached(self.cache, self.made_from(engine)) is not None
 
     def made_from(self, engine: Mapping[str, Any]) -> dict[str, Any]:
-        version = FitContext(engine, self.machine, frozenset(), None).installed or ""
+        version = FitContext(engine, self.machine, frozenset()).installed or ""
         return engine_cache.describe_origin(engine, self.manifest["files"], self.machine, version)
 
 

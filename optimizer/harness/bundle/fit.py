@@ -13,9 +13,8 @@ order, and the first that objects decides:
     then, when its runtime runs the portable ONNX itself:
     MODEL      digest of the model                             objection -> next engine, else load
     and when it has engine files of its own:
-    LOADABLE   built, digest, version, system, architecture,
-               shapes                                          no objection -> load
-    BUILDABLE  digest of the model, builder, shapes            no objection -> build, else next
+    LOADABLE   built, digest, version, system, architecture    no objection -> load
+    BUILDABLE  digest of the model, builder                    no objection -> build, else next
 
 The first engine gives Fit (load) or Rebuild (build); a later one FallBack, which names the skipped
 ones; none gives Refuse. Every reason begins with the column that decided.
@@ -50,12 +49,10 @@ LOADABLE: tuple[tuple[str, Column], ...] = (
     ("version", columns.version),
     ("system", columns.system),
     ("architecture", columns.architecture),
-    ("shapes", columns.shapes),
 )
 BUILDABLE: tuple[tuple[str, Column], ...] = (
     ("digest", columns.model_digest),
     ("builder", columns.builder),
-    ("shapes", columns.shapes),  # a rebuild keeps the profiles
 )
 
 
@@ -133,25 +130,12 @@ class Verdict:
 
 
 def decide(
-    manifest: Mapping[str, Any],
-    machine: Machine,
-    *,
-    damaged: Set[str] = frozenset(),
-    shape: tuple[int, int] | None = None,
-    runtime: str | None = None,
-    failed: Mapping[int, str] | None = None,
-    unopened: Mapping[int, str] | None = None,
+    manifest: Mapping[str, Any], rows: Sequence[Verdict], runtime: str | None = None
 ) -> Decision:
-    """Choose an engine as the module says; for the arguments see `judge_engines`."""
-    rows = judge_engines(
-        manifest,
-        machine,
-        damaged=damaged,
-        shape=shape,
-        runtime=runtime,
-        failed=failed,
-        unopened=unopened,
-    )
+    """Choose an engine as the module says.
+
+    rows: result of `judge_engines` for `runtime`
+    """
     if not rows:
         runtimes = ", ".join(e["runtime"] for e in manifest["engines"])
         reason = f"the bundle has no engine for {runtime}; it has: {runtimes}"
@@ -174,7 +158,6 @@ def judge_engines(
     machine: Machine,
     *,
     damaged: Set[str] = frozenset(),
-    shape: tuple[int, int] | None = None,
     runtime: str | None = None,
     failed: Mapping[int, str] | None = None,
     unopened: Mapping[int, str] | None = None,
@@ -182,7 +165,6 @@ def judge_engines(
     """Verdicts about all engines, in the manifest's order.
 
     damaged: files of the bundle whose digest differs from the manifest
-    shape: (batch, sequence) of later requests
     runtime: only runtime to consider, without a fallback
     failed: {index: reason} of engines that fit but failed here
     unopened: {index: reason} of engines whose shipped file did not open; they may still be built
@@ -194,7 +176,7 @@ def judge_engines(
         if failed and index in failed:
             rows.append(_row(index, engine, None, "tried", failed[index]))
             continue
-        context = FitContext(engine, machine, damaged, shape)
+        context = FitContext(engine, machine, damaged)
         rows.append(_judge(index, engine, context, (unopened or {}).get(index, "")))
     return rows
 

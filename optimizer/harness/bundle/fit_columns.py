@@ -14,7 +14,6 @@ fit.py calls them in its order.
     digest        the files match the digests of the manifest
     system        operating system and processor
     architecture  the GPU is one of those the engine was built for
-    shapes        a profile of the engine covers the requested shape
     builder       the installed builder makes engines for this GPU
     tried         it was tried on this machine, and failed
 
@@ -52,13 +51,11 @@ OPENS_OLDER_MAJOR = {(10, 11)}  # (built by, opened by): version-compatible engi
 
 @dataclass(frozen=True)
 class FitContext:
-    """Input of a column. engine: entry of the manifest. damaged: names of damaged files. shape:
-    (batch, sequence) of later requests; None if unknown."""
+    """Input of a column. engine: entry of the manifest. damaged: names of damaged files."""
 
     engine: Mapping[str, Any]
     machine: Machine
     damaged: Set[str]
-    shape: tuple[int, int] | None
 
     @property
     def fit(self) -> Mapping[str, Any]:
@@ -216,12 +213,6 @@ def _tensorrt_architecture(a: FitContext) -> str:
     return f"built on {a.fit.get('gpu') or 'a GPU not named'}, this is {a.gpu.name}"
 
 
-def shapes(a: FitContext) -> str:
-    """Refuse a shape that no profile covers, with the last profile's reason."""
-    complaints = [_outside(p, a.shape) for p in profiles(a.fit.get("shapes") or {})]
-    return "" if "" in complaints else complaints[-1]
-
-
 def profiles(fit_shapes: Any) -> list[dict[str, Any]]:
     """Expand a fit's shapes to a list of profiles, {axis: [min, opt, max]}. The manifest holds one
     profile, a list, or a profile with "buckets" that each replace some axes."""
@@ -232,14 +223,6 @@ def profiles(fit_shapes: Any) -> list[dict[str, Any]]:
         whole | {axis: span for axis, span in bucket.items() if span is not None}
         for bucket in fit_shapes.get("buckets") or [{}]
     ]
-
-
-def _outside(profile: Mapping[str, Any], shape: tuple[int, int] | None) -> str:
-    for axis, size in zip(("batch", "sequence"), shape or (), strict=False):
-        low, _, high = profile[axis]
-        if not low <= size <= high:
-            return f"its profile takes {axis} {low} to {high}, not {size}"
-    return ""
 
 
 def builder(a: FitContext) -> str:

@@ -227,7 +227,8 @@ def check(folder: Path, args: argparse.Namespace) -> int:
         if opened and engine["model"] not in damaged:
             check_inside(folder / engine["model"], folder, set(manifest["files"]))
     machine = describe_machine()
-    decision = decide(manifest, machine, damaged=damaged, runtime=args.runtime)
+    verdicts = judge_engines(manifest, machine, damaged=damaged, runtime=args.runtime)
+    decision = decide(manifest, verdicts, args.runtime)
     refused = isinstance(decision, Refuse)
     shop = Workshop(folder, manifest, machine, args.cache)
     rows = [
@@ -239,7 +240,7 @@ def check(folder: Path, args: argparse.Namespace) -> int:
             "install": row.install,
             "built_before": row.how == "build" and shop.is_cached(manifest["engines"][row.index]),
         }
-        for row in judge_engines(manifest, machine, damaged=damaged, runtime=args.runtime)
+        for row in verdicts
     ]
     document = {
         "exit_code": 2 if damaged or extra or unjudged else 5 if refused else 0,

@@ -46,9 +46,8 @@ def build(section: OpenVinoTarget, model: Path, out: Path) -> dict[str, Any]:
     integers = any(e["activation"] not in ("float", IDS) for e in lowering["modules"].values())
     needs = {**fit(section), "integer_products": integers}
     needs["device_name"] = devices.read_full_name(section.device)
-    context = fit_columns.FitContext(
-        {"device": section.device, "fit": needs}, describe_machine(), frozenset(), None
-    )
+    engine = {"device": section.device, "fit": needs}
+    context = fit_columns.FitContext(engine, describe_machine(), frozenset())
     if unfit := fit_columns.processor(context):
         raise MachineError(
             unfit,

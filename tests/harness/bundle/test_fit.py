@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from optimizer.harness.bundle.fit import FallBack, Fit, Rebuild, Refuse, decide
+from optimizer.harness.bundle import fit
+from optimizer.harness.bundle.fit import Decision, FallBack, Fit, Rebuild, Refuse, judge_engines
 from optimizer.harness.bundle.fit_columns import REQUIRED
 from optimizer.harness.runtimes.machine import Gpu, Machine
 
@@ -50,6 +51,11 @@ BOTH = frozenset({"onnxruntime", "tensorrt-rtx"})
 CUDA = {"cuda-bindings": "13.0.3"}
 
 
+def decide(manifest: dict[str, Any], machine: Machine, **options: Any) -> Decision:
+    rows = judge_engines(manifest, machine, **options)
+    return fit.decide(manifest, rows, options.get("runtime"))
+
+
 @dataclass(frozen=True)
 class Row:
     """One combination of everything the decision depends on."""
@@ -63,7 +69,6 @@ class Row:
     driver: str
     system: tuple[str, str]
     damaged: frozenset[str]
-    shape: tuple[int, int] | None
 
     @property
     def engines(self) -> list[dict[str, Any]]:
@@ -76,7 +81,7 @@ class Row:
         gpu = Gpu("a card", self.gpu, self.driver) if self.gpu else None
         machine = Machine(*self.system, packages=packages, gpu=gpu, runners=self.runners)
         manifest = {"engines": self.engines}
-        return decide(manifest, machine, damaged=self.damaged, shape=self.shape)
+        return decide(manifest, machine, damaged=self.damaged)
 
 
 ROWS = [
@@ -96,7 +101,6 @@ ROWS = [
             frozenset({"model/rtx/model.onnx"}),
             frozenset({"model/ort/model.onnx"}),
         ),
-        (None, (8, 128), (33, 128)),
     )
 ]
 
@@ -112,10 +116,8 @@ def how(engine: dict[str, Any], row: Row) -> str | None:
         and row.gpu is not None
         and row.driver == "580.65.06"
     )
-    in_profile = row.shape in (None, (8, 128))
     if (
         usable
-        and in_profile
         and not engine["deferred"]
         and row.rtx == "1.7.1.116"
         and row.gpu == "8.9"
@@ -124,7 +126,7 @@ def how(engine: dict[str, Any], row: Row) -> str | None:
     ):
         return "load"
     buildable = row.gpu in ("8.9", "12.1") and engine["model"] not in row.damaged
-    return "build" if usable and in_profile and buildable else None
+    return "build" if usable and buildable else None
 
 
 def expected(row: Row) -> tuple[str, int | None, str | None]:
@@ -253,37 +255,12 @@ def test_versions_compare_as_numbers() -> None:
     assert isinstance(made, Fit)
 
 
-@pytest.mark.parametrize(
-    ("shape", "fits"),
-    [
-        ((1, 16), True),
-        ((32, 256), True),
-        ((0, 16), False),
-        ((33, 256), False),
-        ((1, 15), False),
-        ((32, 257), False),
-    ],
-)
-def test_the_ends_of_a_profile_are_inside_it(shape: tuple[int, int], fits: bool) -> None:
-    made = decide({"engines": [RTX]}, machine(), shape=shape)
-    assert isinstance(made, Fit if fits else Refuse)
-
-
 def test_an_engine_without_weights_is_not_loaded_beside_a_damaged_model() -> None:
     stripped = {**RTX, "fit": {**RTX["fit"], "strip_weights": True}}  # type: ignore[dict-item]
     model = frozenset({"model/rtx/model.onnx"})
     assert isinstance(decide({"engines": [RTX]}, machine(), damaged=model), Fit)
     assert isinstance(decide({"engines": [stripped]}, machine()), Fit)
     assert isinstance(decide({"engines": [stripped]}, machine(), damaged=model), Refuse)
-
-
-def test_a_shape_between_two_profiles_is_in_neither() -> None:
-    low, high = {"batch": [1, 1, 2]}, {"batch": [8, 8, 8], "sequence": [16, 64, 64]}
-    whole = {"batch": [1, 4, 8], "sequence": [16, 128, 256], "buckets": [low, high]}
-    engine = {**RTX, "fit": {**RTX["fit"], "shapes": whole}}  # type: ignore[dict-item]
-    for shape, fits in {(2, 256): True, (8, 64): True, (4, 64): False, (8, 65): False}.items():
-        made = decide({"engines": [engine]}, machine(), shape=shape)
-        assert isinstance(made, Fit if fits else Refuse), shape
 
 
 @pytest.mark.parametrize(("runtime", "provider"), REQUIRED)

@@ -29,7 +29,7 @@ from ...inputs.batch import Array
 from ...process.closing import Closing
 from ..slots import SeparateDecoders, Slots
 from . import exact_integers
-from .bound import GRAPH_ID, UNCAPTURED, BoundSession, Buffers
+from .bound import GRAPH_ID, UNCAPTURED, BoundSession
 from .decoder import OrtDecoder
 from .device_slots import DeviceSlots
 from .divided import DividedRuns, Run, can_divide_rows
@@ -125,7 +125,7 @@ class OrtRunner(Closing):
         refuse_fallback(device, self._session.get_providers(), self.placed)
         names = [o.name for o in self._session.get_outputs()]
         self._outputs = [answer] if answer in names else names
-        self._bound = (
+        self.bound = (
             BoundSession(_import(), self._session, self.device, self._outputs, graphs=graphs)
             if bound or graphs
             else None
@@ -167,9 +167,9 @@ class OrtRunner(Closing):
 
     def infer(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         self._check(arrays)
-        if self._bound is not None:
+        if self.bound is not None:
             with self._computing():
-                return self._bound.infer(arrays)
+                return self.bound.infer(arrays)
         with self._computing():
             values = self._run(self._outputs, {**arrays, **self._adapter})
         return dict(zip(self._outputs, values, strict=True))
@@ -182,12 +182,6 @@ class OrtRunner(Closing):
     def metadata(self) -> dict[str, str]:
         """metadata_props of the file."""
         return dict(self._session.get_modelmeta().custom_metadata_map)
-
-    def resident(self, arrays: Mapping[str, Array]) -> Resident:
-        """Copy inputs to the device, for a benchmark. The runner must be `bound`."""
-        self._check(arrays)
-        assert self._bound is not None
-        return Resident(self._bound, self._bound.put(arrays))
 
     def adapted(self, matrices: Mapping[str, Array]) -> Self:
         """Return this model changed by an adapter, on the same session, which this one closes.
@@ -294,13 +288,13 @@ class OrtRunner(Closing):
             )
 
     def close(self) -> None:
-        if self._bound is not None:
-            self._bound.close()
+        if self.bound is not None:
+            self.bound.close()
         if self._steps is not None:
             self._steps.close()
         if self._divided is not None:
             self._divided.close()
-        self._bound = self._divided = self._steps = self._session = self._run = None  # type: ignore[assignment]
+        self.bound = self._divided = self._steps = self._session = self._run = None  # type: ignore[assignment]
 
     @contextmanager
     def _computing(self) -> Iterator[None]:
@@ -324,21 +318,6 @@ class OrtRunner(Closing):
         axes: dict[str, tuple[int, str]] = {}
         for name, (dtype, shape) in self._inputs.items():
             check_array(name, arrays[name], dtype, shape, axes)
-
-
-class Resident:
-    """Inputs on the device, for repeated runs."""
-
-    def __init__(self, session: BoundSession, buffers: Buffers) -> None:
-        self._session, self._buffers = session, buffers
-
-    def run(self) -> None:
-        """Run one forward without copies, and wait for its end."""
-        self._session.run(self._buffers)
-
-    def outputs(self) -> dict[str, Array]:
-        """Return the outputs of the last run."""
-        return self._session.outputs(self._buffers)
 
 
 def check_names(inputs: set[str], expected: set[str], model: str) -> None:

@@ -22,7 +22,6 @@ from ..slots import SeparateDecoders, Slots
 from .cuda import open_cuda, refuse_another
 from .decoder import TrtDecoder
 from .graphs import Graphs
-from .inspect import layer_information
 from .memory import Device, Pinned
 from .products import PRODUCTS, import_product
 from .profiles import Shape, choose
@@ -130,7 +129,7 @@ class TrtRunner(Closing):
         if any(size < 0 for shape in output_shapes.values() for size in shape):
             return self._dependent(context, shapes, output_shapes)
         for name, shape in output_shapes.items():
-            self._room(name, _bytes(shape, self.session.outputs[name]))
+            self._room(name, byte_size(shape, self.session.outputs[name]))
         if self.session.captures and self._graphs.due(key):
             captured = self._capture(profile, shapes)
             if captured is not None:
@@ -146,11 +145,11 @@ class TrtRunner(Closing):
     ) -> None:
         """Enqueue copies in, the forward and copies out."""
         for name, shape in shapes.items():
-            size = _bytes(shape, self.session.inputs[name])
+            size = byte_size(shape, self.session.inputs[name])
             self._driver.to_device(self._device[name].address, self._pinned[name].address, size)
         self.session.enqueue(context, {n: d.address for n, d in self._device.items()})
         for name, shape in output_shapes.items():
-            size = _bytes(shape, self.session.outputs[name])
+            size = byte_size(shape, self.session.outputs[name])
             self._driver.to_host(self._pinned[name].address, self._device[name].address, size)
 
     def _capture(self, profile: int, shapes: Mapping[str, Shape]) -> Captured | None:
@@ -180,9 +179,9 @@ class TrtRunner(Closing):
             context.set_output_allocator(name, room)
         known = {n: shape for n, shape in output_shapes.items() if n not in unknown}
         for name, shape in known.items():
-            self._room(name, _bytes(shape, self.session.outputs[name]))
+            self._room(name, byte_size(shape, self.session.outputs[name]))
         for name, shape in shapes.items():
-            size = _bytes(shape, self.session.inputs[name])
+            size = byte_size(shape, self.session.inputs[name])
             self._driver.to_device(self._device[name].address, self._pinned[name].address, size)
         self.session.enqueue(
             context, {n: d.address for n, d in self._device.items() if n not in unknown}
@@ -190,7 +189,7 @@ class TrtRunner(Closing):
         self._driver.wait()
         final_shapes = {**known, **{n: room.shapes[n] for n in unknown}}
         for name, shape in final_shapes.items():
-            size = _bytes(shape, self.session.outputs[name])
+            size = byte_size(shape, self.session.outputs[name])
             self._pinned[name].room(size)
             buffer = room.memory[name] if name in unknown else self._device[name]
             self._driver.to_host(self._pinned[name].address, buffer.address, size)
@@ -207,10 +206,6 @@ class TrtRunner(Closing):
         if moved:
             self._graphs.clear()
 
-    def resident(self, arrays: Mapping[str, Array]) -> Resident:
-        """Copy inputs to the device once, to time the forward alone."""
-        return Resident(self.session, arrays, self.model.name)
-
     def decoder(self, contract: Contract, capacity: int = 0) -> TrtDecoder:
         return TrtDecoder(self.session, contract, capacity)
 
@@ -220,74 +215,12 @@ class TrtRunner(Closing):
     def cache_bytes(self, contract: Contract, tokens: int) -> int:
         return kv_cache.text_bytes(contract.decoder, tokens, kv_cache.read_itemsize(self.inputs))
 
-    def layer_information(self) -> str:
-        """Return the inspector's JSON of the engine's layers."""
-        return layer_information(self.session.trt, self.session.engine)
-
     def close(self) -> None:
         """Free device memory and write the runtime cache."""
         self._graphs.clear()
         close_all(self._device, self._pinned)
         self.session.close()
         self._driver.close()
-
-
-class Resident:
-    """Inputs on the device, for repeated forwards.
-
-    Raises MachineError for an engine whose output shapes depend on the data.
-    """
-
-    def __init__(self, session: Session, arrays: Mapping[str, Array], model: str) -> None:
-        self._session, self._driver = session, session.driver
-        shapes = check_arrays(session, arrays, model)
-        self._context = session.new_context(choose(session.profiles, shapes))
-        self._output_shapes = session.set_shapes(self._context, shapes)
-        if any(size < 0 for shape in self._output_shapes.values() for size in shape):
-            raise MachineError("output shapes depend on the data", where=model)
-        sizes = {n: a.nbytes for n, a in arrays.items()}
-        sizes |= {n: _bytes(s, session.outputs[n]) for n, s in self._output_shapes.items()}
-        self._device = {n: Device(self._driver) for n in sizes}
-        self._pinned = {n: Pinned(self._driver) for n in sizes}
-        for name, size in sizes.items():
-            self._device[name].room(size)
-            self._pinned[name].room(size)
-        for name, array in arrays.items():
-            self._pinned[name].fill(array)
-            self._driver.to_device(
-                self._device[name].address, self._pinned[name].address, array.nbytes
-            )
-        self._forward()
-        self._driver.wait()
-        self.graph: Any = None
-        self.not_captured = ""
-        if session.captures:
-            self.graph, self.not_captured = capture_graph(self._driver, self._forward)
-
-    def _forward(self) -> None:
-        self._session.enqueue(self._context, {n: d.address for n, d in self._device.items()})
-
-    def run(self) -> None:
-        """Run one forward without copies, and wait for its end."""
-        if self.graph is not None:
-            self._driver.launch(self.graph)
-        else:
-            self._forward()
-        self._driver.wait()
-
-    def outputs(self) -> dict[str, Array]:
-        """Copy the outputs of the last forward to the host."""
-        types = self._session.outputs
-        for name, shape in self._output_shapes.items():
-            size = _bytes(shape, types[name])
-            self._driver.to_host(self._pinned[name].address, self._device[name].address, size)
-        self._driver.wait()
-        return {n: self._pinned[n].array(s, types[n]) for n, s in self._output_shapes.items()}
-
-    def close(self) -> None:
-        if self.graph is not None:
-            self._driver.free_graph(self.graph)
-        close_all(self._device, self._pinned)
 
 
 def close_all(device: Mapping[str, Device], pinned: Mapping[str, Pinned]) -> None:
@@ -328,5 +261,5 @@ def check_arrays(session: Session, arrays: Mapping[str, Array], model: str) -> d
     return {name: tuple(map(int, arrays[name].shape)) for name in session.inputs}
 
 
-def _bytes(shape: Shape, dtype: np.dtype[Any]) -> int:
+def byte_size(shape: Shape, dtype: np.dtype[Any]) -> int:
     return int(np.prod(shape)) * dtype.itemsize

@@ -17,7 +17,7 @@ from typing import Any
 
 from ... import tasks
 from ...inputs.kind import Encoded
-from ...process.niceness import IDLE, give_way
+from ...process.niceness import give_way
 from ..beside import TOKENIZED, Beside
 from ..model import PROMPT, TENSORS, Answer, Model, client_failure, difference
 from ..observe.metrics import Metrics
@@ -26,7 +26,6 @@ from ..request import Place, Request, Result, Times
 from ..warm_up.sharing import ALONE, EQUAL
 from .batching import Batch, BatchJob, BatchLimits, BatchScheduler
 from .fair_queue import Refused
-from .loop_pacing import LoopPacer
 
 RECHECK = 256  # one shared batch in RECHECK is verified row by row, and numbers 1, 2, 4, 8 ...
 
@@ -61,7 +60,6 @@ class Engine:
         self._niceness = niceness
         self.beside = Beside()
         self._loop = asyncio.get_running_loop()
-        self._pacer = LoopPacer(pause=niceness == IDLE)
         self._ready = threading.Condition()
         self._shared = 0  # batches with several rows
         self._threads = [
@@ -94,7 +92,6 @@ class Engine:
         """Result with an answer per input, in order. Raises RequestError; a cancelled request is
         dropped if it waits. parameters: `prompt_name` is read"""
         with self._placed(request) as place:
-            await self._pacer.turn()
             prompt = (parameters or {}).get(PROMPT)
             rows = await self._encode(inputs, pairs, request, prompt)
             parts = [part for row in rows for part in row.parts]
@@ -198,7 +195,6 @@ class Engine:
         self.metrics.pending.set(self._scheduler.waiting.rows)
         try:
             await asyncio.gather(*(job.answer for job in jobs))
-            await self._pacer.turn()
         finally:
             with self._ready:
                 for job in jobs:

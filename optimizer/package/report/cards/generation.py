@@ -28,8 +28,6 @@ from optimizer.package.report.figures import (
 )
 from optimizer.package.report.view import Card, Table, line
 
-LOSS = "Cost of held-out text"
-
 
 def is_generation(report: Document) -> bool:
     """Return True for a report on text generation."""

@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import pytest
 
+from benchmarks.gpu.resident import OrtResident
 from optimizer.harness.errors import BundleError, InputError, MachineError
 from optimizer.harness.runtimes.ort import providers
 from optimizer.harness.runtimes.ort.run import OrtRunner
@@ -136,7 +137,7 @@ def test_buffers_that_stay_give_the_same_bits_whatever_shapes_came_before(model:
 
 def test_what_is_resident_is_run_again_without_being_given_again(model: Path) -> None:
     with OrtRunner(model, threads=1, bound=True) as runner:
-        held = runner.resident(arrays())
+        held = OrtResident(runner, arrays())
         held.run()
         wanted = runner.infer(arrays())["last_hidden_state"]
         np.testing.assert_array_equal(held.outputs()["last_hidden_state"], wanted)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.gpu.resident import TrtResident
 from optimizer.harness.errors import BundleError, InputError, MachineError, UnopenedError
 from optimizer.harness.runtimes.trt.cuda import Cuda
 from optimizer.harness.runtimes.trt.graphs import Graphs
@@ -168,7 +169,7 @@ def test_outputs_whose_shape_the_data_decide_come_whole(opened: Open) -> None:
 def test_a_resident_forward_copies_nothing(graphs: bool, opened: Open) -> None:
     runner, gpu, _ = opened(graphs=graphs)
     given = x(2, 4)
-    resident = runner.resident(given)
+    resident = TrtResident(runner, given)
     gpu.calls.clear()
     resident.run()
     assert not any(call.startswith("copy") for call in gpu.calls)
@@ -181,7 +182,7 @@ def test_closing_gives_all_memory_back(opened: Open) -> None:
     runner, gpu, _ = opened()
     for length in (4, 4, 32):
         runner.infer(x(1, length))
-    resident = runner.resident(x(1, 3))
+    resident = TrtResident(runner, x(1, 3))
     resident.close()
     runner.close()
     assert gpu.live == {}
