@@ -266,7 +266,7 @@ def unfit(product: str, machine: Machine) -> str:
     """Explain from the fit table why a product has no engine on this GPU; "" if it has."""
     fit = {"driver_minimum": PRODUCTS[product].driver_minimum}
     entry = {"runtime": product, "device": "cuda", "fit": fit}
-    asked = fit_columns.FitContext(entry, machine, frozenset(), None)
+    asked = fit_columns.FitContext(entry, machine, frozenset())
     return fit_columns.builder(asked) or fit_columns.driver(asked)
 
 

@@ -35,14 +35,14 @@ SCRIPT = """
 import json, pathlib, sys
 from optimizer.recipe.compression.methods import code
 from optimizer.recipe.compression.quantize import Quantize
-from optimizer.foundation.source_digest import source_digest
+from optimizer.foundation.source_digest import digest_sources
 
 def digests():
     source_digest.cache_clear()
-    stage = source_digest("optimizer.compress.stage")
+    stage = digest_sources("optimizer.compress.stage")
     names = ("rtn", "gptq", "awq", "rotation")
     methods = {n: [stage, code(Quantize(method=n).in_use)] for n in names}
-    return {"validate": source_digest("optimizer.validate.stage"), **methods}
+    return {"validate": digest_sources("optimizer.validate.stage"), **methods}
 
 answers = {"": digests()}
 for name in sys.argv[1:]:
@@ -51,7 +51,7 @@ for name in sys.argv[1:]:
     file.write_bytes(before + b"# changed\\n")
     answers[name] = digests()
     file.write_bytes(before)
-print(json.dumps({"json": source_digest("json"), "answers": answers}))
+print(json.dumps({"json": digest_sources("json"), "answers": answers}))
 """
 
 

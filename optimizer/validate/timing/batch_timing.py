@@ -210,9 +210,9 @@ def peak_memory(
         entry = json.dumps(target_runner.manifest_entry(section, model))
         return shared + (
             "from optimizer.harness.bundle.engines import Workshop\n"
-            "from optimizer.harness.runtimes.machine import this_machine\n"
+            "from optimizer.harness.runtimes.machine import describe_machine\n"
             f"entry = json.loads({entry!r})\n"
-            "shop = Workshop(Path('.'), {'files': {}}, this_machine(), None)\n"
+            "shop = Workshop(Path('.'), {'files': {}}, describe_machine(), None)\n"
             f"shop.open(entry, 'load', {threads}).infer(batch)\n"
         )
 

@@ -21,8 +21,8 @@ from tests import killing
 SLEEPER = """
 import sys, time
 from pathlib import Path
-from optimizer.harness.process.temporary import private_folder
-with private_folder(Path(sys.argv[1]), "optimize-test") as folder:
+from optimizer.harness.process.temporary import make_private_folder
+with make_private_folder(Path(sys.argv[1]), "optimize-test") as folder:
     (folder / "big").write_text("x")
     print(folder, flush=True)
     time.sleep(60)
