@@ -38,7 +38,7 @@ from optimizer.recipe.compression.quantize import Quantize
 from optimizer.foundation.source_digest import digest_sources
 
 def digests():
-    source_digest.cache_clear()
+    digest_sources.cache_clear()
     stage = digest_sources("optimizer.compress.stage")
     names = ("rtn", "gptq", "awq", "rotation")
     methods = {n: [stage, code(Quantize(method=n).in_use)] for n in names}
