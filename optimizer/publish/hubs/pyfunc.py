@@ -66,7 +66,7 @@ def import_harness(folder: Path) -> str:
     module: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     module.leave_no_bytecode(spec.cached)
-    if problem := module.damage(str(package)):
+    if problem := module.describe_damage(str(package)):
         raise ImportError(f"{folder}: {problem}")
     sys.modules[name] = module
     return name
