@@ -33,11 +33,11 @@ from optimizer.foundation.errors import MachineError, OptimizeError
 from optimizer.foundation.references import resolve
 from optimizer.harness import tasks
 from optimizer.harness.bundle.manifest import TEXTS, read_manifest
-from optimizer.harness.contract import Contract, adapter_file
+from optimizer.harness.contract import adapter_file
 from optimizer.harness.runtimes import table
 from optimizer.load import outside_task
 from optimizer.load.source import LICENCES
-from optimizer.package import label_texts, on_fail, shipped, tokenizer_check
+from optimizer.package import label_texts, on_fail, shipped
 from optimizer.package import manifest as manifests
 from optimizer.package.genai_config import TOKENIZER_FILES
 from optimizer.recipe.schema import Packaging, Recipe, TargetSection
@@ -149,8 +149,6 @@ def run(
         "engines": engines,
         "runnable": any(table.look_up(e["runtime"]).runs for e in engines),
     }
-    if document["contract"]["tokenizer"] is not None:
-        _check_tokenizer(bundle, section.recipe, document["contract"], reports)
     _add_report(bundle, document, origin, reports)
     manifests.write(bundle, document)
     shipped.check(bundle, [b.report for b in built])
@@ -249,16 +247,6 @@ def data_digests(recipe: Recipe) -> dict[str, str]:
         },
     }
     return {use: datasets.digest(spec) for use, spec in used.items() if spec is not None}
-
-
-def _check_tokenizer(
-    bundle: Path, recipe: Recipe, contract: dict[str, Any], reports: list[dict[str, Any]]
-) -> None:
-    from optimizer.data.datasets import samples
-
-    rows = samples(recipe.validate_.data)
-    for report in reports:
-        tokenizer_check.check(bundle, Contract.from_json(contract), rows, report["sense"])
 
 
 def write_tar(folder: Path, tar: Path, top: str) -> None:
