@@ -65,9 +65,9 @@ class Worker:
         return answer
 
     def close(self) -> None:
+        """End the process, which waits for a job and ends with its input."""
         if self._process is not None:
-            self._process.kill()
-            self._process.communicate()  # closes the pipes too
+            self._process.communicate()
 
 
 def problems(case: Case, answer: dict[str, Any]) -> list[str]:

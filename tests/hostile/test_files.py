@@ -1,6 +1,6 @@
 """No file of the user's ends a command in a way that is called our bug, hangs, or eats memory.
 
-Generated cases (groups.py), each through the real command in a fork of one warm process. A share
+Generated cases (groups.py), each through the real command in a fork of a warm process. A share
 of them here, evenly drawn; all of them are marked slow.
 """
 
