@@ -13,6 +13,7 @@ from optimizer.recipe.schema import Recipe
 from tests.conftest import write_rows
 from tests.decoders import write_decoder_tokenizer
 from tests.harness import tiny_decoder
+from tests.made_once import once
 from tests.package.bundles import small_bundle
 
 RECIPE = """\
@@ -47,6 +48,11 @@ def recipe(folder: Path) -> Recipe:
 
 def make(folder: Path, cache: str = "new", **generation: Any) -> Path:
     """The bundle's folder. cache: as tiny_decoder has it. generation: changes to the contract."""
+    return _packaged(folder, cache, **generation) / "package" / "bundle"
+
+
+@once
+def _packaged(folder: Path, cache: str, **generation: Any) -> None:
     asked = recipe(folder / "recipe")
     source, state, model, engine, report, out = (
         folder / n for n in ("source", "state", "lower", "build", "validate", "package")
@@ -72,4 +78,3 @@ def make(folder: Path, cache: str = "new", **generation: Any) -> Path:
     steps = source, state, model, engine, report
     small_bundle.judge(asked, steps)
     package.run(asked.packaging, *small_bundle.inputs(asked, steps), out=out)
-    return out / "bundle"
