@@ -18,6 +18,8 @@ from typing import NamedTuple
 import onnx
 import onnx_ir as ir
 import pytest
+import torch
+import torch._dynamo.config
 from torch import Tensor, nn
 
 from optimizer.export import onnx_from_torch, stage
@@ -121,6 +123,8 @@ def trace_once(patch: pytest.MonkeyPatch, folder: Path) -> None:
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
     patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(cache(ONNXRegistry.from_torchlib)))
+    # its entries depend on the shapes of one model: making them takes longer than they save
+    patch.setattr(torch._dynamo.config, "fake_tensor_cache_enabled", False)
     patch.setattr(stage, "export", export)
     patch.setattr(stage, "clean", Traces(folder).clean)
 
