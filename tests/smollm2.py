@@ -24,7 +24,7 @@ def require() -> None:
 
 
 @once
-def shortened(folder: Path) -> Path:
+def shortened(folder: Path, blocks: int = BLOCKS) -> Path:
     """The folder, with a GGUF file in it of SmolLM2's first blocks and tokens, its numbers as they
     are stored."""
     require()
@@ -37,7 +37,7 @@ def shortened(folder: Path) -> Path:
     known = set(tokens)
     merges = [m for m in fields["tokenizer.ggml.merges"] if m.replace(" ", "") in known]
     cut = {
-        "llama.block_count": BLOCKS,
+        "llama.block_count": blocks,
         "llama.vocab_size": TOKENS,
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": fields["tokenizer.ggml.token_type"][:TOKENS],
@@ -47,7 +47,7 @@ def shortened(folder: Path) -> Path:
     for name, field in whole.fields.items():
         if not name.startswith("GGUF.") and name != "general.architecture":
             out.add_key_value(name, cut.get(name, fields[name]), field.types[0], field.types[-1])
-    others = tuple(f"blk.{i}." for i in range(BLOCKS, 100))
+    others = tuple(f"blk.{i}." for i in range(blocks, 100))
     for tensor in whole.tensors:
         if not tensor.name.startswith(others):
             rows = tensor.data[:TOKENS] if tensor.name == "token_embd.weight" else tensor.data

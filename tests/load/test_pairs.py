@@ -43,7 +43,7 @@ def write(folder: Path, kind: str) -> Path:
     from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
     folder.mkdir()
-    shape: dict[str, Any] = {"intermediate_size": 64, "num_hidden_layers": 2}
+    shape: dict[str, Any] = {"intermediate_size": 64, "num_hidden_layers": 1}
     shape |= {"num_attention_heads": 2, "hidden_size": 32}
     text = {**shape, "vocab_size": write_tokenizer(folder), "max_position_embeddings": 64}
     text |= {"projection_dim": 16, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}

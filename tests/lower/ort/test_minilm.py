@@ -1,4 +1,5 @@
-"""The demo's recipe on the real MiniLM as TensorRT-RTX engines, fp16 and INT8, built without a GPU.
+"""The demo's recipe on the real MiniLM's first blocks as TensorRT-RTX engines, fp16 and INT8, built
+without a GPU.
 
 Few calibration sentences, and short ones: which ranges they give changes neither the graph nor the
 engine.
@@ -21,6 +22,7 @@ from optimizer.lower.build import STAGE as BUILD
 from optimizer.lower.stage import STAGE as LOWER
 from optimizer.recipe import file as recipe_file
 from optimizer.recipe.schema import TensorRTTarget
+from tests.minilm import BLOCKS, shortened
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "minilm-int8.yaml"
 
@@ -32,11 +34,15 @@ def target() -> TensorRTTarget:
 
 
 @pytest.fixture(scope="module")
-def steps(target: TensorRTTarget, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def steps(
+    target: TensorRTTarget, minilm_source: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
     """Folders of the stages, up to the engine."""
     pytest.importorskip("tensorrt_rtx", reason="pip install tensorrt-rtx")
-    recipe = recipe_file.read(RECIPE, ["calibrate.samples=8", "calibrate.sequence_length=16"])
     root = tmp_path_factory.mktemp("minilm")
+    model = shortened(root / "model", minilm_source)
+    few = ["calibrate.samples=8", "calibrate.sequence_length=16", f"model.source={model}"]
+    recipe = recipe_file.read(RECIPE, few)
     folders = {n: root / n for n in ("load", "compress", "export", "lower", "build")}
     for folder in folders.values():
         folder.mkdir()
@@ -57,7 +63,7 @@ def made(steps: dict[str, Path]) -> dict[str, Any]:
 def test_every_linear_reaches_the_builder_with_coded_inputs_and_stays_coded(
     made: dict[str, Any],
 ) -> None:
-    assert made["inspected"]["eligible"] == 6 * 6
+    assert made["inspected"]["eligible"] == 6 * BLOCKS
     assert made["inspected"]["wider"] == []
     assert made["network"]["kept_packed"] is True
     kinds = {(m["weight"], m["activation"]) for m in made["network"]["modules"].values()}

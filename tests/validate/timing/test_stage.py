@@ -27,7 +27,7 @@ from tests.reduce.smaller import loaded
 
 
 def recipe(folder: Path, gain: float, iterations: int = 6) -> Path:
-    model = write_tiny_bert(folder / "of" / "model", layers=3)
+    model = write_tiny_bert(folder / "of" / "model", layers=2)
     file = write_tiny_recipe(folder / "recipe", model)
     goal = f"{{goal: {{latency_gain: {gain}}}, multiple_of: 64}}"
     text = file.read_text().replace("quantize:\n", f"reduce: {goal}\nquantize:\n", 1)
@@ -43,7 +43,7 @@ def section(folder: Path, gain: float, *overrides: str) -> Latencies:
 
 
 def test_a_killed_run_times_no_size_again(tmp_path: Path) -> None:
-    reference, wanted, out = loaded("bert", tmp_path), section(tmp_path, 1.5), tmp_path / "out"
+    reference, wanted, out = loaded("bert", tmp_path, 2), section(tmp_path, 1.5), tmp_path / "out"
     out.mkdir()
     neurons: list[int] = []
 
@@ -64,8 +64,8 @@ def test_a_killed_run_times_no_size_again(tmp_path: Path) -> None:
     files = {str(f.relative_to(out)) for f in out.rglob("*") if f.is_file()}
     assert files == {"table.json", "unreduced/model.onnx", "unreduced/lowering.json"}
     table = read_json(out / "table.json")
-    assert table["unreduced"] == {"blocks": 3, "ffn": 128, "heads": 0}
-    assert table["candidates"] == [{"blocks": 3, "ffn": 64, "heads": 0}]
+    assert table["unreduced"] == {"blocks": 2, "ffn": 128, "heads": 0}
+    assert table["candidates"] == [{"blocks": 2, "ffn": 64, "heads": 0}]
 
 
 def quantized(folder: Path) -> bool:
@@ -74,7 +74,7 @@ def quantized(folder: Path) -> bool:
 
 
 def test_a_gain_over_float_is_timed_beside_the_reference_in_float(tmp_path: Path) -> None:
-    reference, out = loaded("bert", tmp_path), tmp_path / "out"
+    reference, out = loaded("bert", tmp_path, 2), tmp_path / "out"
     wanted = section(tmp_path, 1.5, "reduce.gain_over=float")
     out.mkdir()
 
@@ -96,25 +96,25 @@ def test_a_gain_over_float_is_timed_beside_the_reference_in_float(tmp_path: Path
 
 
 def test_the_first_units_of_the_first_blocks_are_what_is_timed(tmp_path: Path) -> None:
-    reference = loaded("bert", tmp_path)
+    reference = loaded("bert", tmp_path, 2)
     out = tmp_path / "out"
     out.mkdir()
     layout = opened(section(tmp_path, 1.5).reduction, reference)
-    write_first_units(layout, Sizes(2, 32, 0), out)
+    write_first_units(layout, Sizes(1, 32, 0), out)
     whole, part = (open_checkpoint(folder).tensors for folder in (reference, out))
-    name = "encoder.layer.1.intermediate.dense.weight"
+    name = "encoder.layer.0.intermediate.dense.weight"
     assert torch.equal(part[name], whole[name][:32])
-    assert not any("layer.2" in n for n in part)
+    assert not any("layer.1" in n for n in part)
 
 
 def test_a_rule_on_a_block_that_is_not_there_is_left_out(tmp_path: Path) -> None:
-    reference, out = loaded("bert", tmp_path), tmp_path / "out"
-    wanted = section(tmp_path, 1.5, "quantize.keep_float=[encoder.layer.2.*, '*.query']")
+    reference, out = loaded("bert", tmp_path, 2), tmp_path / "out"
+    wanted = section(tmp_path, 1.5, "quantize.keep_float=[encoder.layer.1.*, '*.query']")
     layout = opened(wanted.reduction, reference)
-    model = make_model(wanted, layout, Sizes(2, 128, 0), out)
+    model = make_model(wanted, layout, Sizes(1, 128, 0), out)
     lowered = read_json(model.model / "lowering.json")
-    assert "encoder.layer.1.attention.self.query" in lowered["float"]
-    assert "encoder.layer.1.attention.self.key" in lowered["modules"]
+    assert "encoder.layer.0.attention.self.query" in lowered["float"]
+    assert "encoder.layer.0.attention.self.key" in lowered["modules"]
 
 
 def test_a_run_ends_with_the_gain_that_was_reached(tmp_path: Path) -> None:
@@ -135,5 +135,5 @@ def test_a_run_ends_with_the_gain_that_was_reached(tmp_path: Path) -> None:
     assert {"unreduced", "candidate"} == {*gain["p50"]}
     kept = [report["reduced"]["sizes"][kind][1] for kind in ("blocks", "ffn", "heads")]
     assert kept == [table["candidates"][0][kind] for kind in ("blocks", "ffn", "heads")]
-    assert [(e["sizes"]["blocks"], e["sizes"]["ffn"]) for e in table["entries"]] == [(3, 64)]
+    assert [(e["sizes"]["blocks"], e["sizes"]["ffn"]) for e in table["entries"]] == [(2, 64)]
     assert table["candidates"] == [tried["sizes"] for tried in table["confirmed"]]

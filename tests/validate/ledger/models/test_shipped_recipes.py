@@ -1,15 +1,12 @@
 """The ledgers of the shipped recipes, on their real weights: clean runs raise nothing. Sizes are
-small where they decide nothing: few and short calibration texts, two blocks, and of SmolLM2 the
-first tokens. All six blocks of MiniLM: test_minilm.py."""
+small where they decide nothing: few and short calibration texts, MiniLM's first blocks, and of
+SmolLM2 the first block and tokens. All six blocks of MiniLM: test_minilm.py."""
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file, save_file
 
 from optimizer.data.datasets import samples
 from optimizer.recipe import file as recipe_file
@@ -17,6 +14,7 @@ from optimizer.recipe.schema import Recipe
 from optimizer.validate.ledger import ledger
 from optimizer.validate.ledger.inputs import select_inputs
 from optimizer.validate.materials import Materials
+from tests import minilm as minilm_blocks
 from tests.smollm2 import shortened
 from tests.validate.runs import FOLDERS, Run, make
 
@@ -35,16 +33,7 @@ def proven(run: Run, made: Recipe) -> None:
 
 @pytest.fixture(scope="module")
 def minilm(minilm_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """MiniLM's first two blocks."""
-    folder = tmp_path_factory.mktemp("minilm") / "model"
-    shutil.copytree(minilm_source, folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 2}))
-    tensors = load_file(folder / "model.safetensors")
-    later = tuple(f"encoder.layer.{i}." for i in range(2, config["num_hidden_layers"]))
-    first = {name: t for name, t in tensors.items() if not name.startswith(later)}
-    save_file(first, folder / "model.safetensors", {"format": "pt"})
-    return folder
+    return minilm_blocks.shortened(tmp_path_factory.mktemp("minilm"), minilm_source)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +50,7 @@ def test_minilm_int8(runtime: str, minilm: Path, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return shortened(tmp_path_factory.mktemp("smollm2"))
+    return shortened(tmp_path_factory.mktemp("smollm2"), blocks=1)
 
 
 @pytest.mark.parametrize(
