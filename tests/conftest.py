@@ -1,4 +1,7 @@
-"""Models every test may use: small random ones that can tell faults apart, and the real one."""
+"""Models every test may use: small random ones that can tell faults apart, and the real one.
+
+Functions import torch: the process that starts the workers of a run computes nothing itself.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,18 @@ import time
 from collections.abc import Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
 
 from optimizer.foundation import errors
 from optimizer.harness.bundle.fit_columns import SATURATES
 from optimizer.harness.errors import MachineError
 from tests.made_once import Made, once
-from tests.measured_once import measure_once
-from tests.traced_once import trace_once
+
+if TYPE_CHECKING:
+    import torch
 
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # for tests that import ONNX Runtime themselves
 # and datasets, which else asks the hub at each load, and waits 5 s for a name server now and then
@@ -110,6 +114,9 @@ def shared_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
 
 @pytest.fixture(scope="session", autouse=True)
 def _once(shared_folder: Path) -> Iterator[None]:
+    from tests.measured_once import measure_once
+    from tests.traced_once import trace_once
+
     with pytest.MonkeyPatch.context() as patch:
         # no test cuts the power; what a killed process wrote is read from memory all the same
         patch.setattr(os, "fsync", lambda descriptor: None)
@@ -148,6 +155,8 @@ def pytest_runtest_setup() -> Generator[None, object, object]:
 
 def heavy_tailed(shape: tuple[int, ...], seed: int, scale: float = 0.05) -> torch.Tensor:
     """Student-t (4 degrees of freedom) values: a few large ones, as real weights have."""
+    import torch
+
     g = torch.Generator().manual_seed(seed)
     normal = torch.randn(shape, generator=g)
     chi = torch.randn((4, *shape), generator=g).pow(2).mean(0)
@@ -178,6 +187,7 @@ def write_tiny_bert(
 
     Non-trivial biases and LayerNorm gains, so that dropping or swapping one shows.
     """
+    import torch
     from transformers import BertConfig, BertForSequenceClassification, BertModel
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -210,6 +220,8 @@ def write_tiny_bert(
 
 def sentences(count: int, seed: int = 0) -> list[str]:
     """Distinct sentences of 3 to 30 words from WORDS."""
+    import torch
+
     g = torch.Generator().manual_seed(seed)
     made: dict[str, None] = {}
     while len(made) < count:
