@@ -1,8 +1,8 @@
 """Measure the memory of equal programs once per run of tests: most are processes that import torch.
 
 The programs that the timing of a run measures differ by the place of their model alone. The key is
-the program with the names of a model's files in place of their place. Files of less than a tenth of
-what Python takes with our libraries decide nothing of it; of others the key has the sizes too.
+the program with the names of a model's files in place of their place, and with their sizes where
+these are more than a tenth of the memory that Python takes with our libraries.
 """
 
 from __future__ import annotations
