@@ -68,10 +68,10 @@ class Candidate:
 
 def finer_precision(quantize: Quantize) -> str:
     """Precision in which the most sensitive modules are kept."""
-    return "int8" if _finer_weights(quantize) else "float"
+    return "int8" if finer_weights(quantize) else "float"
 
 
-def _finer_weights(quantize: Quantize) -> Weights | None:
+def finer_weights(quantize: Quantize) -> Weights | None:
     """Weights of the most sensitive modules; None: they stay float."""
     if quantize.activations is None and quantize.weights.bits < 8:
         return Weights(bits=8, granularity="channel")
@@ -273,7 +273,7 @@ def _quantize(quantize: Quantize, candidate: Candidate, kept: Sequence[str]) -> 
     if candidate.finer:
         for chooser in ("keep_float_auto", "allocate"):
             fields.pop(chooser, None)
-        finer = _finer_weights(quantize)
+        finer = finer_weights(quantize)
         if finer is None:
             fields["keep_float"] = (*quantize.keep_float, *kept)
         elif kept:

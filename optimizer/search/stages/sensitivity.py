@@ -1,23 +1,34 @@
 """Stage `sensitivity`: how far each module alone, quantized as the recipe says, moves the output of
-the model, measured as quantize.keep_float_auto does.
+the model, measured as quantize.keep_float_auto does. A decoder of which weights alone are quantized
+would take a run of the whole model for each of its modules; there it is the nats per token that the
+finer form saves, predicted as for quantize.allocate.
 
-out/sensitivity.json   {module: {"error": relative L2, "weights": number}} in the model's order
+out/sensitivity.json   {module: {"error", "weights": number}} in the model's order; error: relative
+                       L2, or the square root of the nats
 """
 
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from optimizer.compress.apply.precision import mixed_precision
 from optimizer.compress.apply.precision.keep_float_auto import Network, spread
 from optimizer.compress.data import calibration
 from optimizer.compress.data.calibration import singly
-from optimizer.compress.selection import select
+from optimizer.compress.selection import Selection, select
 from optimizer.compress.stage import STAGE as COMPRESS
-from optimizer.compress.walk.model_source import open_source
+from optimizer.compress.walk import precision
+from optimizer.compress.walk.capture import Batch
+from optimizer.compress.walk.model_source import ModelSource, open_source
+from optimizer.harness import tasks
 from optimizer.recipe.compression import methods
-from optimizer.recipe.compression.quantize import KeepFloatAuto
+from optimizer.recipe.compression.quantize import Allocate, KeepFloatAuto
 from optimizer.recipe.schema import Compression
+from optimizer.search.candidates import finer_weights
 from optimizer.store import Stage
 
 FILE = "sensitivity.json"
@@ -26,16 +37,18 @@ SAMPLES = int(KeepFloatAuto.model_fields["samples"].default)
 
 def section_of(compression: Compression) -> Compression:
     """Section of this stage: the recipe's formats, without methods, which the measurement does not
-    use, and with float attention."""
+    use, and with float attention; for a decoder of which weights alone are quantized, `allocate`
+    with the finer form."""
     quantize = compression.quantize
     activations = quantize.activations
     if activations is not None:
         activations = activations.model_copy(update={"attention": "float"})
+    finer = finer_weights(quantize) if tasks.find_task(compression.task).generates else None
     plain = {
         "method": methods.NEAREST.name,
         "methods": (),
         "keep_float_auto": None,
-        "allocate": None,
+        "allocate": Allocate(choices=(finer,)) if finer else None,
         "bias_correction": False,
         "activations": activations,
     }
@@ -46,16 +59,43 @@ def run(section: Compression, base: Path, out: Path) -> None:
     """Measure every module that the recipe quantizes. base: folder of load"""
     source = open_source(section.task, base)
     selection = select(source, section.quantize)
-    inputs = spread(singly(calibration.batches(section, base)), SAMPLES)
+    batches = calibration.batches(section, base)
+    if section.quantize.allocate is not None:
+        document = _predicted(source, batches, section, selection, out)
+    else:
+        document = _measured(source, batches, section, selection)
+    (out / FILE).write_text(json.dumps(document, indent=1), encoding="utf-8")
+
+
+def _measured(
+    source: ModelSource, batches: Sequence[Batch], section: Compression, selection: Selection
+) -> dict[str, Any]:
+    inputs = spread(singly(batches), SAMPLES)
     with source.filled():
-        network = Network(source, inputs, section.quantize, selection)
-        errors = network.errors_alone()
+        errors = Network(source, inputs, section.quantize, selection).errors_alone()
         linears = source.linears(selection.quantized)
-        document = {
+        return {
             name: {"error": error, "weights": linears[name].weight.numel()}
             for name, error in errors.items()
         }
-    (out / FILE).write_text(json.dumps(document, indent=1), encoding="utf-8")
+
+
+def _predicted(
+    source: ModelSource,
+    batches: Sequence[Batch],
+    section: Compression,
+    selection: Selection,
+    scratch: Path,
+) -> dict[str, Any]:
+    walked = precision.decide(section.compress, source, scratch, STAGE.name)
+    section = section.model_copy(update={"compress": walked})
+    predicted = mixed_precision.measure(source, batches, section, selection, scratch)
+    document = {}
+    for name, costs in predicted.costs.items():
+        own, finer = costs[selection.quantized[name]], min(costs.values())
+        weights = math.prod(predicted.shapes[name])
+        document[name] = {"error": math.sqrt(max(own - finer, 0.0)), "weights": weights}
+    return document
 
 
 STAGE = Stage("sensitivity", 1, run, packages=COMPRESS.packages, files=COMPRESS.files)

@@ -74,15 +74,7 @@ def allocate_bits(
     file = folder / "allocation.json"
     if not file.exists():
         say("compress: measuring sensitivities; the whole model is in memory for it")
-        windows, scratch = singly(batches)[: options.windows], folder / "slopes"
-        try:
-            slopes = _slopes(source, windows, section, selection, scratch)
-            measured = _measure_costs(source, windows, section, selection, slopes, scratch)
-        except ValueError as e:
-            raise CheckpointError(
-                str(e), where=WHERE, fix="Leave allocate out of the recipe."
-            ) from e
-        shutil.rmtree(scratch, ignore_errors=True)
+        measured = measure(source, batches, section, selection, folder)
         chosen = _choose_schemes(measured, options, selection)
         kept = {m: {"scheme": asdict(s), "why": why} for m, (s, why) in chosen.items()}
         partial = file.with_suffix(".partial")
@@ -95,6 +87,32 @@ def allocate_bits(
         quantized={**selection.quantized, **schemes},
         reasons={m: row["why"] for m, row in read.items()},
     )
+
+
+def measure(
+    source: ModelSource,
+    batches: Sequence[Batch],
+    section: Compression,
+    selection: Selection,
+    folder: Path,
+) -> Sensitivity:
+    """Predict the cost of each of the selection's `choices` on the windows of quantize.allocate.
+
+    folder: scratch folder for gradients beyond the memory budget
+
+    Raises CheckpointError when a gradient is not finite.
+    """
+    options = section.quantize.allocate
+    assert options is not None
+    windows, scratch = singly(batches)[: options.windows], folder / "slopes"
+    try:
+        slopes = _slopes(source, windows, section, selection, scratch)
+        return _measure_costs(source, windows, section, selection, slopes, scratch)
+    except ValueError as e:
+        fix = "Leave allocate out of the recipe; of a search, set over.precision: recipe."
+        raise CheckpointError(str(e), where=WHERE, fix=fix) from e
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _slopes(
