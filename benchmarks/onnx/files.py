@@ -5,7 +5,8 @@
 Files: torch's two exporters (torch_files.py), skl2onnx and Keras (other_files.py, by PYTHON), those
 in the wheels of onnx and onnxruntime, in the wheels of a folder, and below other folders.
 Each goes through `optimize check` and `optimize run` with drawn rows; 0 is a file whose ledger and
-gates passed. Results are kept in --work per file, so a run that was stopped resumes. Writes
+gates passed. Results are kept in --work per file, so a run that was stopped resumes. Files below
+--many, such as those of Debian's libonnx-testdata, are only checked and counted. Writes
 results/onnx_files.md and .json.
 """
 
@@ -18,9 +19,11 @@ import re
 import subprocess
 import sys
 import zipfile
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -53,6 +56,7 @@ def arguments() -> argparse.Namespace:
     p.add_argument("--others-python", help="an interpreter with skl2onnx, tensorflow, tf2onnx")
     p.add_argument("--wheels", type=Path, help="folder of wheels that hold ONNX files")
     p.add_argument("--more", type=Path, nargs="*", default=[], help="folders of ONNX files")
+    p.add_argument("--many", type=Path, nargs="*", default=[], help="folders of test models")
     p.add_argument("--only", help="a regular expression of names")
     p.add_argument("--out", type=Path, default=RESULTS)
     return p.parse_args()
@@ -136,6 +140,20 @@ def recipe(
     }
 
 
+def count(folder: Path) -> dict[str, int]:
+    """{exit status: number of files below a folder} of what load checks of each file."""
+    statuses: Counter[str] = Counter()
+    for file in sorted(folder.rglob("*.onnx")):
+        with TemporaryDirectory() as work:
+            try:
+                model = recipe(file.stem, file, Path(work))["model"]
+                stage.check(Model.model_validate_json(json.dumps(model)), Path(work))
+                statuses["0"] += 1
+            except OptimizeError as e:
+                statuses[str(e.exit_code)] += 1
+    return dict(statuses)
+
+
 def command(*words: str | Path) -> tuple[int, str, str]:
     """(exit code, stdout, stderr) of `optimize`, in this process."""
     done = CliRunner().invoke(cli.main, [*map(str, words)])
@@ -203,12 +221,18 @@ def page(result: Mapping[str, Any]) -> str:
     passed = sum(not (r["check"] or r["run"]) for r in result["rows"].values())
     refused = sum((r["check"] or r["run"]) == 2 for r in result["rows"].values())
     about = result["conditions"]
+    many = "".join(
+        f"Of {sum(each.values()):,} test models of {name}, mostly of one operator, "
+        + " and ".join(f"{number:,} end with exit {code}" for code, number in each.items())
+        + ".\n"
+        for name, each in result["many"].items()
+    )
     return f"""# ONNX files of many exporters
 
 `python -m benchmarks.onnx.files`: {len(cells)} files, of which {passed} are loaded, quantized by
 `rtn` and proven (exit 0), and {refused} refused (exit 2). Rows are drawn, weights mostly random.
 Sizes are of the float graph and of the INT8 graph. {about["when"]}.
-
+{many}
 {table(heads, cells)}
 """
 
@@ -232,7 +256,8 @@ def main() -> None:
         row["message"] = re.sub(r"(error: )?/\S+/", "", row["message"])
         rows[name] = {key: value for key, value in row.items() if key != "lowered"}
         print(name, rows[name], file=sys.stderr, flush=True)
-    result = {"rows": rows, "conditions": conditions(load, 1, "wall")}
+    many = {folder.name: count(folder) for folder in asked.many}
+    result = {"rows": rows, "many": many, "conditions": conditions(load, 1, "wall")}
     write(result, page(result), asked.out, "onnx_files")
 
 

@@ -21,7 +21,6 @@ from optimizer.compress.estimate import (
     ALONE,
     CHECKED,
     FEEDBACK,
-    LIBRARIES,
     START,
     STORED,
     SWEEPS,
@@ -61,7 +60,7 @@ def estimate(
     if calibrate is None:
         widest = max((prod(shape) for shape, _ in integers.values()), default=0)
         walked = ALONE * speed.threads * widest + max(blocks, default=0)
-        return Estimate(LIBRARIES + max(walked, OPENED * whole), 2 * stored, seconds)
+        return Estimate(shapes.libraries + max(walked, OPENED * whole), 2 * stored, seconds)
     rows, batch = calibrate.samples, min(calibrate.batch_size, calibrate.samples)
     streams = 2 if section.float_reference else 1
     stream = streams * rows * max(p.enters for p in shapes.parts)
@@ -88,7 +87,7 @@ def estimate(
         walked = max(walked, whole + min(4 * rows * positions, section.compress.memory_bytes))
         seconds += (3 + len(quantize.allocate.choices)) * one_pass
     return Estimate(
-        memory=LIBRARIES + max(walked + in_memory, OPENED * whole),
+        memory=shapes.libraries + max(walked + in_memory, OPENED * whole),
         disk=2 * stored + 2 * stream,
         seconds=seconds,
     )

@@ -192,7 +192,7 @@ def embeddings(model: nn.Module) -> list[str]:
     return [name for name, m in model.named_modules() if isinstance(m, nn.Embedding)]
 
 
-LIBRARIES = 440 << 20  # anonymous memory of a run before this stage (measured)
+IMPORTED = 40e6  # turns of MachineSpeed.interpreted for imports of this stage (measured)
 GRAPH_COPIES = 4  # of the weights of a graph: in torch, written, read, in a session
 GRAPH_ROWS = (1, 3)  # of the batches on which a graph is checked (check_shapes)
 TRACING = 130e6  # turns of MachineSpeed.interpreted (measured)
@@ -207,11 +207,13 @@ def estimate(section: Export, shapes: Shapes) -> Estimate:
     sizes, speed = [4 * prod(s) for s in shapes.values()], machine_speed.measure()
     size, largest = sum(sizes), max(sizes, default=0)
     if graph := graph_of(shapes):
-        live = max(part.live for part in graph.parts)
+        live = max(GRAPH_ROWS) * max(part.live for part in graph.parts)
         return Estimate(
-            memory=LIBRARIES + GRAPH_COPIES * size + max(GRAPH_ROWS) * live,
+            memory=graph.libraries + GRAPH_COPIES * size + graph.rounded.memory + live,
             disk=size,
-            seconds=speed.move(WRITTEN * size) + sum(map(graph.rounded.seconds, GRAPH_ROWS)),
+            seconds=speed.interpret(IMPORTED)
+            + speed.move(WRITTEN * size)
+            + sum(map(graph.rounded.seconds, GRAPH_ROWS)),
         )
     whole = 2 * size if size < LARGE else 0
     moved = size * (WRITTEN + (CHECKED if whole else 0))

@@ -26,6 +26,7 @@ from pathlib import Path
 from optimizer import targets
 from optimizer.export import onnx_file
 from optimizer.foundation.references import resolve
+from optimizer.model.graph.needs import libraries_of
 from optimizer.recipe.schema import TargetSection
 from optimizer.store import Estimate, Shapes, Stage, lowered_bytes
 
@@ -56,7 +57,8 @@ def estimate(section: TargetSection, shapes: Shapes) -> Estimate:
     file = lowered_bytes(shapes, 4 if section.float_type == "fp32" else 2)
     largest = max(map(prod, shapes.values()), default=0)
     return Estimate(
-        memory=(440 << 20) + (3 * file if file < onnx_file.LIMIT else 9 * largest // 4),
+        memory=libraries_of(shapes, 440 << 20)
+        + (3 * file if file < onnx_file.LIMIT else 9 * largest // 4),
         disk=file,
         seconds=0.5 + sum(map(prod, shapes.values())) / 50e6,
     )

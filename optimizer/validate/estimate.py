@@ -81,6 +81,7 @@ SmolLM2 was predicted in 440 s and took 401 (full), on two cores of an AMD EPYC.
 EVALUATED = 3.2  # time of held-out text in two models, in passes of its tokens (measured)
 TOKENS = 512  # assumed length of the longest text
 LONGEST = 128  # tokens of a ledger input, at most
+BESIDE = 620_000_000  # bytes of sessions, and of a process whose memory is measured (measured)
 GRAPH_BATCH = 8  # rows of an ONNX file whose modules are judged alone
 GRAPH_BEGUN, GRAPH_JUDGED = 30e6, 4.4e6  # as BEGUN and JUDGED, of an ONNX file (measured)
 CHARACTERS = 4  # characters per token of English, about
@@ -135,7 +136,8 @@ def _of_graph(section: Validation, shapes: Shapes, graph: GraphShapes) -> Estima
     passes = LEDGER_PASSES * (1 + GRAPH_BATCH + LEDGER_TEXTS) + 2 * rows
     passes += 12 * latency.iterations * sum(latency.batch)
     return Estimate(
-        memory=LIBRARIES
+        memory=graph.libraries
+        + BESIDE
         + 4 * (elements + quantized + COPIES * elements)
         + 2 * edges * GRAPH_BATCH
         + LEDGER_TEXTS * live,

@@ -30,7 +30,7 @@ from onnx import inliner, numpy_helper, shape_inference, version_converter
 
 from optimizer.foundation import safetensors_stream
 from optimizer.foundation.errors import CheckpointError, RecipeError, suggest
-from optimizer.foundation.process import machine_speed
+from optimizer.foundation.process import machine_speed, resident
 from optimizer.foundation.reading import quote_error, reading
 from optimizer.harness import tasks
 from optimizer.harness.contract import SECTIONS, VERSION, Contract
@@ -41,7 +41,7 @@ from optimizer.load.onnx_model.draft import Array, Draft
 from optimizer.load.onnx_model.files import OnnxFile
 from optimizer.load.onnx_model.finish import Finished, finish
 from optimizer.load.onnx_model.reference import Origin
-from optimizer.model.graph import record
+from optimizer.model.graph import needs, record
 from optimizer.model.graph.needs import OPENED, GraphShapes
 from optimizer.recipe.schema import Model
 from optimizer.store import Estimate, Shapes
@@ -50,6 +50,7 @@ OPSET = 21  # of the graph, unless the file has a later one
 FIRST_MODES = 11  # opset whose Resize names its coordinates
 SMALL = 64  # values of an initializer that is passed to the version converter
 START = 5  # seconds of imports
+LIBRARIES = 270_000_000  # bytes of memory before a file is opened, where it cannot be measured
 PASSES = 7  # of the drawn rows: two in ONNX Runtime, five in torch
 MOVED = 300  # bytes moved per byte of the file: read, copied, written (measured)
 MULTIPLY = ("Conv", "ConvTranspose", "MatMul", "Gemm", "LSTM", "GRU", "RNN", "Einsum")
@@ -371,19 +372,22 @@ def _write_json(file: Path, document: Mapping[str, Any]) -> None:
 def shapes(section: Model) -> Shapes:
     """{parameter: shape} under the load stage's names, with the needs of the graph's parts, for
     which drawn rows go through the torch model."""
+    libraries = resident.anonymous(LIBRARIES)
     opened = open_file(section)
     with _skeleton(opened) as (graph, tensors):
         graph = reference.measured(graph, tensors, opened.ports)
-        needs = reference.needs(graph, tensors, opened.ports)
+        parts, rounded = reference.needs(graph, tensors, opened.ports)
     modules = tuple(f"{record.BODY}.{name}" for name in opened.finished.modules)
-    return GraphShapes(graph.parameters, needs[0], modules, needs[1])
+    return GraphShapes(graph.parameters, parts, modules, rounded, libraries)
 
 
 def estimate(shapes: Shapes, imports: int) -> Estimate:
-    """Memory: the float model OPENED times, beside the imports; disk: twice; time: the correct runs
-    of the drawn rows, and PASSES of them."""
+    """Memory: the float model OPENED times, beside the imports, and that of correct runs; disk:
+    twice; time: the correct runs of the drawn rows, and PASSES of them."""
     size = 4 * sum(prod(s) for s in shapes.values())
     seconds = START + machine_speed.measure().move(MOVED * size)
+    memory = needs.libraries_of(shapes, imports) + OPENED * size
     if isinstance(shapes, GraphShapes):
         seconds += shapes.rounded.seconds(ports.ROWS) + PASSES * ports.ROWS * shapes.seconds
-    return Estimate(memory=imports + OPENED * size, disk=2 * size, seconds=seconds)
+        memory += shapes.rounded.memory
+    return Estimate(memory=memory, disk=2 * size, seconds=seconds)

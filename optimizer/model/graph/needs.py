@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from optimizer.foundation.process import threads
+from optimizer.foundation.process import resident, threads
 from optimizer.foundation.rounding.random_rounding import Arithmetic, RandomRounding
 from optimizer.foundation.rounding.tolerance import RUNS
 from optimizer.model.graph.module import GraphModel, PartModule
@@ -55,10 +55,12 @@ class Rounded:
 
     run: seconds of a run, whose weights are rounded too
     row: seconds of each of its rows
+    memory: bytes that these runs take
     """
 
     run: float
     row: float
+    memory: int
 
     def seconds(self, rows: int) -> float:
         """Seconds of RUNS runs of `rows` rows."""
@@ -69,7 +71,8 @@ class GraphShapes(dict[str, tuple[int, ...]]):
     """Shapes of a graph's parameters, with the needs of its parts.
 
     modules: linear layers and convolutions that may be quantized
-    rounded: time of correct runs
+    rounded: time and memory of correct runs
+    libraries: bytes of anonymous memory of this process before the file was opened
     """
 
     def __init__(
@@ -78,14 +81,22 @@ class GraphShapes(dict[str, tuple[int, ...]]):
         parts: tuple[PartNeeds, ...],
         modules: tuple[str, ...],
         rounded: Rounded,
+        libraries: int,
     ) -> None:
         super().__init__(shapes)
         self.parts, self.modules, self.rounded = parts, modules, rounded
+        self.libraries = libraries
 
     @property
     def seconds(self) -> float:
         """Processor time of one row on one thread."""
         return sum(part.seconds for part in self.parts)
+
+
+def libraries_of(shapes: Shapes, usual: int) -> int:
+    """Bytes of memory of a run before a stage: as measured with a graph, else `usual`."""
+    graph = graph_of(shapes)
+    return usual if graph is None else graph.libraries
 
 
 def graph_of(shapes: Shapes) -> GraphShapes | None:
@@ -108,14 +119,15 @@ def measure(
 
 def _rounded(model: GraphModel, inputs: Mapping[str, Tensor]) -> Rounded:
     rows, seconds = len(next(iter(inputs.values()))), list[float]()
-    for count in (1, 1, rows):  # the first one draws the random numbers
-        some = {name: value[:count] for name, value in inputs.items()}
-        before = time.thread_time()
-        with torch.no_grad(), RandomRounding(Arithmetic(operands=True), 0):
-            model(**some)
-        seconds.append(time.thread_time() - before)
+    with resident.sampled() as sizes:
+        for count in (1, 1, rows):  # the first one draws the random numbers
+            some = {name: value[:count] for name, value in inputs.items()}
+            before = time.thread_time()
+            with torch.no_grad(), RandomRounding(Arithmetic(operands=True), 0):
+                model(**some)
+            seconds.append(time.thread_time() - before)
     row = max(seconds[2] - seconds[1], 0.0) / max(rows - 1, 1)
-    return Rounded(max(seconds[1] - row, 0.0), row)
+    return Rounded(max(seconds[1] - row, 0.0), row, max(sizes) - sizes[0])
 
 
 def _measure(model: GraphModel, inputs: Mapping[str, Tensor]) -> tuple[PartNeeds, ...]:
