@@ -77,7 +77,7 @@ class Workshop:
             shipped = None
         return engine_cache.obtain(
             self.cache,
-            self.made_from(engine),
+            self.describe_origin(engine),
             (self.builder or builder)(self, engine),
             timing_cache=self.folder / shipped if shipped else None,
             say=self.say,
@@ -87,9 +87,9 @@ class Workshop:
         """True if the cache holds the engine."""
         if self.cache is None:
             return False
-        return engine_cache.find_cached(self.cache, self.made_from(engine)) is not None
+        return engine_cache.find_cached(self.cache, self.describe_origin(engine)) is not None
 
-    def made_from(self, engine: Mapping[str, Any]) -> dict[str, Any]:
+    def describe_origin(self, engine: Mapping[str, Any]) -> dict[str, Any]:
         version = FitContext(engine, self.machine, frozenset()).installed or ""
         return engine_cache.describe_origin(engine, self.manifest["files"], self.machine, version)
 
@@ -208,7 +208,7 @@ def _compiled(
     from ..runtimes.openvino.run import write_compiled
 
     machine, model = shop.machine, shop.folder / engine["model"]
-    document = shop.made_from(engine) | {
+    document = shop.describe_origin(engine) | {
         "processor": [machine.cpu, *machine.cpu_features],
         "device": read_full_name(settings.device),
         "threads": threads or machine.cores,
@@ -237,7 +237,9 @@ def open_engine(shop: Workshop, engine: Mapping[str, Any], how: How, _threads: i
     kernels = None
     if PRODUCTS[product].runtime_config and shop.cache is not None:
         shop.cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-        kernels = shop.cache / f"{engine_cache.name_engine_folder(shop.made_from(engine))}.kernels"
+        kernels = (
+            shop.cache / f"{engine_cache.name_engine_folder(shop.describe_origin(engine))}.kernels"
+        )
     runner = TrtRunner(
         path,
         product=product,

@@ -139,7 +139,7 @@ def decide(
     if not rows:
         runtimes = ", ".join(e["runtime"] for e in manifest["engines"])
         reason = f"the bundle has no engine for {runtime}; it has: {runtimes}"
-        return Refuse(reason, "", "Name one of these, or none.")
+        return Refuse(reason, "", "Give one of these to --runtime, or leave the option out.")
     chosen = next((row for row in rows if row.how is not None), None)
     if chosen is None or chosen.how is None:
         install = next((row.install for row in rows if row.install), "")

@@ -51,7 +51,7 @@ class Application:
         self._app.load = self._loader.load
         await send({"type": "lifespan.startup.complete"})
         await receive()
-        await self._app.versions.drained()
+        await self._app.versions.wait_until_drained()
         await self._loader.close()
         if self._tracer is not None:
             self._tracer.close()

@@ -69,7 +69,7 @@ async def _serve(open_bundle: OpenBundle, app: App, args: argparse.Namespace) ->
         await _start(loader, ending)
         app.load = partial(_load, loader)
         _freeze_loaded_objects()
-        first = app.first()
+        first = app.first_service()
         names = [f"{s.name} {s.version}" for s in app.versions.all]
         say(level="info", event="ready", model=first.name, version=first.version, serves=names)
         if args.ask is None:
@@ -77,7 +77,7 @@ async def _serve(open_bundle: OpenBundle, app: App, args: argparse.Namespace) ->
         else:
             await ask(first, (args.host, server.port), app.security.token, args.ask)
         say(level="info", event="draining", waiting=app.versions.waiting)
-        await app.versions.drained()
+        await app.versions.wait_until_drained()
     finally:
         if grpc is not None:
             await grpc.close(args.client_seconds)

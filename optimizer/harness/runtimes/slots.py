@@ -7,7 +7,7 @@
     scores = slots.scores(7, ids)             add several tokens, with scores after each
     slots.undo(7, 2)                          remove the two newest tokens from the KV cache
     slots.close(7)                            free the slot
-    slots.append(9, slots.copied(7, 0, 64))   copy a prefix of the KV cache to another text
+    slots.append(9, slots.copy_tokens(7, 0, 64))   copy a prefix of the KV cache to another text
 
 Law (measured by server/warm_up/generation.py before it is relied on): the scores of a text do not
 depend on the other texts.
@@ -50,7 +50,7 @@ class Slots(Protocol):
         """Remove the newest tokens of a text from the KV cache. Only if `together`."""
 
     def close(self, text: int) -> None: ...
-    def copied(self, text: int, start: int, stop: int) -> Sequence[Array]:
+    def copy_tokens(self, text: int, start: int, stop: int) -> Sequence[Array]:
         """Return copies of the keys and values of tokens [start, stop). Only if `together`."""
 
     def append(self, text: int, arrays: Sequence[Array]) -> None:
@@ -100,7 +100,7 @@ class SeparateDecoders:
     def close(self, text: int) -> None:
         del self._decoders[text]
 
-    def copied(self, text: int, start: int, stop: int) -> Sequence[Array]:
+    def copy_tokens(self, text: int, start: int, stop: int) -> Sequence[Array]:
         """Not supported, because `together` is False."""
         raise NotImplementedError
 

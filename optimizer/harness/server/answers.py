@@ -47,7 +47,7 @@ class Answers:
     def __init__(self, texts: int, submitted: float, cancel: Callable[[], None]) -> None:
         self._left, self._cancel = texts, cancel
         self._events: asyncio.Queue[Event | RequestError] = asyncio.Queue()
-        self.queued = 0.0  # seconds until the last of the texts that have begun had a slot
+        self.queued = 0.0  # seconds from submission to the slot of the text that got one last
         self.submitted, self._begun, self._ended = submitted, float("inf"), 0.0
 
     def __aiter__(self) -> Answers:
@@ -71,7 +71,7 @@ class Answers:
         """Add a token or the error that ends the request; on the event loop."""
         self._events.put_nowait(event)
 
-    def ran(self, begun: float, ended: float) -> None:
+    def record_run(self, begun: float, ended: float) -> None:
         """Record a token's times. begun: its text got a slot. ended: its step ended."""
         self._begun, self._ended = min(self._begun, begun), ended
 

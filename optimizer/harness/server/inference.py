@@ -18,7 +18,6 @@ import numpy as np
 from ..generate import Piece
 from ..inputs.kind import InputKind
 from .answer_size import check_answer, predict_field_bytes, predict_tensor_bytes
-from .beside import LARGE
 from .caches.cache import Cache, cache_key
 from .caches.completion_cache import CompletionCache
 from .model import PROMPT, TENSORS, as_json
@@ -31,6 +30,7 @@ from .scheduling.engine import Engine
 from .tensors import Array, InferRequest, datatype
 from .text_model import TextModel
 from .warm_up.sharing import ALONE
+from .worker_threads import LARGE
 
 SERVER = "optimize-harness"
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "statistics")
@@ -222,7 +222,7 @@ class Service:
             return [(n, build_column(self._tensors, n, answers, model.target)) for n in chosen]
 
         if size > LARGE:
-            return await self.engine.beside.run(request.client, columns), result
+            return await self.engine.worker_threads.run(request.client, columns), result
         return columns(), result
 
     async def pieces(

@@ -163,7 +163,7 @@ class Model:
         if not 0 < rows <= self.limits.rows:
             raise TooLargeError(f"{rows} rows; accepted: 1 to {self.limits.rows}")
 
-    def checked(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    def check_inputs(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Check raw inputs against the contract; returns a copy of the mapping. Raises RequestError
         for another name, type or shape, NaN or infinity, and rows longer than the model reads."""
         specs = {spec.name: spec for spec in self.contract.inputs}

@@ -115,7 +115,7 @@ class Request:
         inner = () if t is None else (t.submitted, t.begun, t.ended)
         cache = result.cache != MISS if result.cache else None
         instants = (self.start, *inner, self.end)
-        metrics.statistics[self.model].answered(instants, result.rows, cache)
+        metrics.statistics[self.model].count_answered(instants, result.rows, cache)
         metrics.count_traffic(result.lengths, result.answers)
 
     @property

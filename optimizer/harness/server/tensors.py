@@ -22,10 +22,10 @@ import orjson
 from numpy.typing import NDArray
 
 from ..trust.verify import parse, parse_shallow
-from .beside import SMALL
 from .json_size import check_size
 from .options import VALUES
 from .refusals import RequestError
+from .worker_threads import SMALL
 
 Array = NDArray[Any]
 DTYPES: dict[str, np.dtype[Any]] = {

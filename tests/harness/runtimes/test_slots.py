@@ -130,7 +130,7 @@ def test_tokens_copied_from_one_slot_to_another_give_its_scores(
     scores = read(slots, 1, one)
     slots.open(2)
     for start in (0, PIECE):
-        slots.append(2, slots.copied(1, start, start + PIECE))
+        slots.append(2, slots.copy_tokens(1, start, start + PIECE))
     np.testing.assert_array_equal(slots.read(2, one[2 * PIECE :]), scores)
 
 
@@ -202,7 +202,9 @@ def test_a_closed_slot_on_the_device_leaves_nothing_to_the_next_text(
     assert isinstance(slots, DeviceSlots)
     for text in (0, 1):
         slots.open(text)
-        slots.append(text, [np.full_like(a, np.nan) for a in slots.copied(text, 0, CAPACITY - 1)])
+        slots.append(
+            text, [np.full_like(a, np.nan) for a in slots.copy_tokens(text, 0, CAPACITY - 1)]
+        )
     slots.undo(1, CAPACITY - 2)
     for text in (0, 1):
         slots.close(text)

@@ -117,7 +117,7 @@ async def serving(
     try:
         yield Client(app, lines)
     finally:
-        await app.versions.drained()
+        await app.versions.wait_until_drained()
         opened.close()
 
 

@@ -29,7 +29,7 @@ def test_raw_rows_run_in_parts_of_as_many_positions_as_the_longest_texts_have(
     names = [spec.name for spec in model.contract.inputs]
     ids = np.random.default_rng(0).integers(1, 9, (20, length))
     arrays = {n: ids if n == "input_ids" else np.ones_like(ids) for n in names}
-    outputs = model.infer(model.checked(arrays))
+    outputs = model.infer(model.check_inputs(arrays))
     assert max(parts) == most
     assert sum(parts) == 20
     for name, array in infer(arrays).items():

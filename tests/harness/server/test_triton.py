@@ -73,7 +73,7 @@ def test_statistics_count_rows_runs_failures_and_phases_of_each_model(made: Path
 
 def test_an_answer_from_the_cache_is_a_hit_and_no_inference(made: Path) -> None:
     async def test(client: Client) -> None:
-        client.app.first().cache = Cache(1 << 20)
+        client.app.first_service().cache = Cache(1 << 20)
         for _ in range(3):
             await client.infer(["good"])
         (entry,) = (await get(client, f"{MODEL}/versions/1/stats"))["model_stats"]

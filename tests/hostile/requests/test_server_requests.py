@@ -12,9 +12,9 @@ import pytest
 from optimizer.harness.inputs import chat
 from optimizer.harness.server import tensors
 from optimizer.harness.server.answer_size import check_answer
-from optimizer.harness.server.beside import Beside
 from optimizer.harness.server.http import request as http_request
 from optimizer.harness.server.refusals import RequestError
+from optimizer.harness.server.worker_threads import WorkerThreads
 from tests.harness.server.serving import Client, Reply, on_server
 from tests.hostile.requests.server_requests import KINDS, Attack, drawn
 from tests.package.bundles import generation_bundle, small_bundle
@@ -122,11 +122,11 @@ def test_a_server_without_the_check_is_found_out(
 def test_work_that_is_done_on_the_event_loop_is_found_out(
     bundles: dict[bool, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def at_once(self: Beside, client: str, work: Callable[[], Any]) -> Any:
+    async def at_once(self: WorkerThreads, client: str, work: Callable[[], Any]) -> Any:
         await asyncio.sleep(0)
         return work()
 
-    monkeypatch.setattr(Beside, "run", at_once)
+    monkeypatch.setattr(WorkerThreads, "run", at_once)
     with pytest.raises(AssertionError):
         test_what_is_large_is_unpacked_parsed_and_rendered_beside_the_event_loop(
             bundles, monkeypatch

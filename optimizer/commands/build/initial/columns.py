@@ -110,13 +110,11 @@ def propose(table: Any, file: Path, model: ModelFacts) -> tuple[dict[str, str], 
     others = [n for n in head if n not in fields.values()]
     strange = [c for f, c in fields.items() if c.lower() not in NAMES[_usual(f, model)]]
     if "text_pair" in fields and strange:
-        both = f"{fields['text']!r} is taken for {first} and {fields['text_pair']!r} for {second}"
+        both = f"{fields['text']!r} is used as {first} and {fields['text_pair']!r} as {second}"
         key = "columns: {text: COLUMN, text_pair: COLUMN}"
         decisions.append(f"column {both}; to change it, rename them or set {key} in each section")
     elif place == "text" and fields[place].lower() not in NAMES[first] and len(head) > 1:
-        decisions.append(
-            f"column {fields['text']!r} is taken for text; others: {', '.join(others)}"
-        )
+        decisions.append(f"column {fields['text']!r} is used as text; others: {', '.join(others)}")
     if _reads_pairs(model) and place == "text" and "text_pair" not in fields:
         strings = [n for n in others if isinstance(next(iter(head[n]), None), str)]
         fields["text_pair"] = _by_name(second, strings)

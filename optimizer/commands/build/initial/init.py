@@ -62,7 +62,9 @@ def init(
     starter.check_names(model, task, gguf_file)
     if out is not None and out.exists():
         raise RecipeError(
-            "it exists", where=f"--out {out}", fix="Give another name, or remove it first."
+            "the file exists already",
+            where=f"--out {out}",
+            fix="Give another name, or remove it first.",
         )
     if split is not None and data is None:
         raise click.UsageError("--split is for the parts of --data; add --data FILE.")

@@ -255,15 +255,15 @@ def _kind(
     if len(kinds) == 1:
         why = "the weights have the names and shapes of its model" if stored else "by architectures"
         setting = f"model_type: {kinds[0]}            # {unnamed}"
-        return kinds[0], [setting], [f"{unnamed}; {kinds[0]} is taken: {why}"]
+        return kinds[0], [setting], [f"{unnamed}; {kinds[0]} is assumed: {why}"]
     if kinds:
-        alike = f"the weights fit {', '.join(kinds)} alike: choose one"
+        alike = f"the weights fit {', '.join(kinds)} equally well: choose one"
         return "", [f"# model_type: {kinds[0]}     # {' | '.join(kinds)}"], [f"{unnamed}; {alike}"]
     known = ", ".join(sorted(FAMILIES))
     return (
         "",
         ["# model_type: bert"],
-        [f"{unnamed}, and the weights fit none alone: one of {known}"],
+        [f"{unnamed}, and the weights do not tell which it is: choose one of {known}"],
     )
 
 
@@ -400,8 +400,8 @@ def _files(folder: Path, task: tasks.Task, kind: str) -> tuple[tuple[str, ...], 
         if "tokenizer_class" not in known and "do_lower_case" not in known:
             name = _class_name(_open_tokenizer(folder, kind))
             decisions.append(
-                f"{folder} does not name its tokenizer; {name} is taken. If the model was trained "
-                "with another, save that one there with save_pretrained"
+                f"{folder} does not name its tokenizer; {name} is assumed. If the model was "
+                "trained with another, save that one there with save_pretrained"
             )
     return tuple(settings), decisions
 

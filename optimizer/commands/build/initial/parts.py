@@ -61,7 +61,7 @@ def write_part(file: Path, content: bytes, recipe_folder: Path) -> str:
     exists with another content."""
     if file.exists() and file.read_bytes() != content:
         raise DataError(
-            "it exists with another content",
+            "the file exists already, with other rows",
             where=str(file),
             fix="Give another folder: --split FOLDER; or remove this one.",
         )

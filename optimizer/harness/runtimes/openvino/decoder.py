@@ -124,7 +124,7 @@ class PagedDecoder(LastOfStep):
             return {}
         arrays: dict[str, Array] = {}
         for row, seen in enumerate(self._seen):
-            copied = self._pages.copied(row, 0, int(seen.sum()))
+            copied = self._pages.copy_tokens(row, 0, int(seen.sum()))
             for (_, present), array in zip(self._names, copied, strict=True):
                 heads, _, size = array.shape
                 shape = (len(self._seen), heads, self.past, size)

@@ -159,7 +159,7 @@ class Pages:
         """Remove the newest `count` tokens of a text from the KV cache."""
         self._texts[text].length -= count
 
-    def copied(self, text: int, start: int, stop: int) -> list[Array]:
+    def copy_tokens(self, text: int, start: int, stop: int) -> list[Array]:
         """Return keys and values (heads, tokens, head_dim) of tokens start..stop, layer by layer.
 
         bf16 values are returned as their bits, typed float16.

@@ -59,8 +59,8 @@ class PagedSlots:
     def undo(self, text: int, tokens: int = 1) -> None:
         self._pages.forget(text, tokens)
 
-    def copied(self, text: int, start: int, stop: int) -> list[Array]:
-        return self._pages.copied(text, start, stop)
+    def copy_tokens(self, text: int, start: int, stop: int) -> list[Array]:
+        return self._pages.copy_tokens(text, start, stop)
 
     def append(self, text: int, arrays: Sequence[Array]) -> None:
         self._pages.append(text, arrays)

@@ -60,7 +60,7 @@ class DeviceSlots(OrtSlots):
         self._written[row] = max(self._written[row], self._lengths[text])
         super().undo(text, tokens)
 
-    def copied(self, text: int, start: int, stop: int) -> list[Array]:
+    def copy_tokens(self, text: int, start: int, stop: int) -> list[Array]:
         row = self._texts.index(text)
         return [
             np.stack([part.numpy() for part in self._heads(past, row, start, stop)])

@@ -111,7 +111,7 @@ class OrtSlots:
     def undo(self, text: int, tokens: int = 1) -> None:
         self._lengths[text] -= tokens
 
-    def copied(self, text: int, start: int, stop: int) -> list[Array]:
+    def copy_tokens(self, text: int, start: int, stop: int) -> list[Array]:
         row = self._texts.index(text)
         return [buffer[row, :, start:stop].copy() for buffer in self._cache.values()]
 

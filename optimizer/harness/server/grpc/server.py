@@ -184,7 +184,7 @@ class GrpcServer:
 
     async def _server_metadata(self, message: Any, context: Any, request: Request) -> Any:
         del message, context, request
-        return self._methods["ServerMetadata"].response(**self._app.first().server())
+        return self._methods["ServerMetadata"].response(**self._app.first_service().server())
 
     async def _model_metadata(self, message: Any, context: Any, request: Request) -> Any:
         del context, request

@@ -8,7 +8,6 @@ from urllib.parse import unquote
 
 import numpy as np
 
-from ..beside import SMALL
 from ..http.connections import client_of
 from ..refusals import RequestError
 from ..tensors import (
@@ -22,6 +21,7 @@ from ..tensors import (
     from_raw,
     to_raw,
 )
+from ..worker_threads import SMALL
 from .size import check_message
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ async def parse(app: App, kind: Any, data: bytes, client: str) -> Any:
         except Exception:  # protobuf's implementations raise different classes
             raise RequestError(f"the body of the call is not a {kind.DESCRIPTOR.name}") from None
 
-    return work() if len(data) <= SMALL else await app.beside.run(client, work)
+    return work() if len(data) <= SMALL else await app.worker_threads.run(client, work)
 
 
 def client_of_call(context: Any) -> str:

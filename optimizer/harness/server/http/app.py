@@ -17,7 +17,6 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
-from ..beside import Beside
 from ..inference import SERVER, Service
 from ..observe.metrics import CONTENT_TYPE, Counter
 from ..observe.trace_context import HEADER, trace_fields
@@ -36,6 +35,7 @@ from ..refusals import (
 )
 from ..request import Request
 from ..versions.versions import Versions
+from ..worker_threads import WorkerThreads
 from . import openai, openai_texts, openapi, v2_http
 from .request import Bodies, Document, HttpRequest, Security, Stream
 from .retrieval import embed, embed_sparse, rerank
@@ -66,7 +66,7 @@ class App:
         self.load: Load | None = None
         self.security, self._say, self._tracer = security, say, tracer
         self._created = int(time.time())
-        self._beside: Beside | None = None
+        self._worker_threads: WorkerThreads | None = None
         self.bodies = Bodies(HELD * security.largest)
         self.active = 0
         self._requests = Counter("optimize_requests_total", "Ended requests by route and status")
@@ -122,11 +122,11 @@ class App:
             self._log(request)  # after the answer that the client waits for
 
     @property
-    def beside(self) -> Beside:
+    def worker_threads(self) -> WorkerThreads:
         """Threads in which bodies are parsed."""
-        if self._beside is None:  # an application may be made before there is an event loop
-            self._beside = Beside()
-        return self._beside
+        if self._worker_threads is None:  # an application may be made before there is an event loop
+            self._worker_threads = WorkerThreads()
+        return self._worker_threads
 
     def _request(self, scope: Scope, receive: Receive) -> HttpRequest:
         headers = Headers(scope=scope)
@@ -135,7 +135,7 @@ class App:
             client=str((scope.get("client") or ("",))[0]),
             received=Received(scope, receive),
             security=self.security,
-            beside=self.beside,
+            worker_threads=self.worker_threads,
             bodies=self.bodies,
         )
         if SAFE_ID.fullmatch(headers.get(ID, "")):
@@ -199,16 +199,16 @@ class App:
 
     async def _metrics(self, request: HttpRequest) -> Response:
         request.accept("metrics", "GET")
-        self.first()
+        self.first_service()
         return Response(self.versions.metrics(self._requests), media_type=CONTENT_TYPE)
 
     async def _server(self, request: HttpRequest) -> Response:
         request.accept("v2 server", "GET")
-        return Document(self.first().server())
+        return Document(self.first_service().server())
 
     async def _models(self, request: HttpRequest) -> Response:
         request.accept("v1 models", "GET")
-        self.first()
+        self.first_service()
         names = [name for s in self.versions.current for name in s.service.openai_names]
         return Document(openai.models(names, self._created))
 
@@ -219,27 +219,33 @@ class App:
 
     async def _openai(self, path: str, request: HttpRequest) -> Response:
         request.accept(f"v1 {path.replace('/', ' ')}", "POST")
-        service, body = await openai.read(request, self.first(), self.versions)
+        service, body = await openai.read(request, self.first_service(), self.versions)
         if path == "embeddings":
             return await request.while_connected(openai.embeddings(service, body, request))
         return await openai_texts.answer(service, body, request, chat=path.startswith("chat"))
 
     async def _rerank(self, version: str, request: HttpRequest) -> Response:
         request.accept(f"{version} rerank".lstrip(), "POST")
-        service, body = await openai.read(request, self.first(), self.versions, unnamed=True)
+        service, body = await openai.read(
+            request, self.first_service(), self.versions, unnamed=True
+        )
         return await request.while_connected(rerank.answer(service, body, request, version))
 
     async def _embed(self, request: HttpRequest) -> Response:
         request.accept("v2 embed", "POST")
-        service, body = await openai.read(request, self.first(), self.versions, unnamed=True)
+        service, body = await openai.read(
+            request, self.first_service(), self.versions, unnamed=True
+        )
         return await request.while_connected(embed.answer(service, body, request))
 
     async def _embed_sparse(self, request: HttpRequest) -> Response:
         request.accept("embed_sparse", "POST")
-        service, body = await openai.read(request, self.first(), self.versions, unnamed=True)
+        service, body = await openai.read(
+            request, self.first_service(), self.versions, unnamed=True
+        )
         return await request.while_connected(embed_sparse.answer(service, body, request))
 
-    def first(self) -> Service:
+    def first_service(self) -> Service:
         """Service of the first model. Raises DrainingError until a model is ready."""
         if not self.versions.current:
             raise DrainingError("the model is not ready yet", retry_after=1.0)
@@ -288,7 +294,7 @@ class App:
             reason = "REJECTED" if type(error) in REJECTED else "OTHER"
         request.metrics.failure.add(reason=reason)
         seconds = time.monotonic() - request.start
-        request.metrics.statistics[request.model].failed(seconds)
+        request.metrics.statistics[request.model].count_failed(seconds)
 
     def _log(self, request: Request) -> None:
         request.end = request.end or time.monotonic()

@@ -59,7 +59,7 @@ class Connections:
         self._number += 1
         return True
 
-    def rest(self, connection: Connection) -> None:
+    def start_waiting(self, connection: Connection) -> None:
         """Record that a connection begins to wait: it becomes its client's last to be dropped."""
         same = self._by_client.get(connection.owner, {})
         if connection in same:

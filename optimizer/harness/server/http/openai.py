@@ -18,12 +18,12 @@ from ...embedding_settings import FLOAT, TYPES
 from ...errors import InputError
 from ...tasks.embeddings.sentence_embedding import choose_form, convert
 from ..answer_size import check_answer
-from ..beside import LARGE
 from ..inference import Service
 from ..model import PROMPT
 from ..refusals import RequestError, UnknownError
 from ..tensors import JSON_NUMBER, Array, read_object, write_elements
 from ..versions.versions import Served, Versions
+from ..worker_threads import LARGE
 from . import embedding_inputs
 from .request import Document, HttpRequest
 
@@ -113,7 +113,7 @@ async def embeddings(
     vectors = convert(model.contract.texts or model.contract, vectors, *form)
     work = partial(_write_embeddings, service.name, vectors, result.tokens, encoding)
     if size > LARGE:
-        return request.finish(await service.engine.beside.run(request.client, work), result)
+        return request.finish(await service.engine.worker_threads.run(request.client, work), result)
     return request.finish(work(), result)
 
 

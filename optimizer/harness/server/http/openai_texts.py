@@ -9,12 +9,12 @@ from typing import Any
 from starlette.responses import Response
 
 from ..answers import Answers, Event
-from ..beside import LARGE
 from ..caches.completion_cache import HEADER, Events
 from ..inference import Service
 from ..refusals import RequestError, UnknownError
 from ..request import Result
 from ..scheduling.decoding import Decoding
+from ..worker_threads import LARGE
 from . import openai
 from .openai_answer import Writer, event_line
 from .openai_request import TextRequest, read
@@ -34,7 +34,7 @@ async def answer(
         )
     service.set_limits(request, {}, request.timeout())
     client = request.client
-    reading = engine.beside.run(client, partial(read, body, engine.model, chat=chat))
+    reading = engine.worker_threads.run(client, partial(read, body, engine.model, chat=chat))
     generation = await request.while_connected(reading)
     name = generation.prompts.adapter or engine.model.name
     writer = Writer(generation, name, engine.model.encoder)
@@ -65,7 +65,7 @@ async def answer(
     events = await request.while_connected(_collect(answers, first))
     work = partial(_write_document, writer, events)
     if generation.logprob_bytes > LARGE:
-        response = await request.while_connected(engine.beside.run(client, work))
+        response = await request.while_connected(engine.worker_threads.run(client, work))
     else:
         response = work()
     response.headers.update(headers)

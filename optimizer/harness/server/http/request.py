@@ -16,7 +16,6 @@ from starlette.requests import Request as Received
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Send
 
-from ..beside import SMALL, Beside
 from ..caches.completion_cache import HEADER
 from ..inference import Service
 from ..options import VALUES
@@ -32,6 +31,7 @@ from ..refusals import (
 from ..request import Request, Result
 from ..tensors import write_json
 from ..versions.versions import Served
+from ..worker_threads import SMALL, WorkerThreads
 from .connections import RATE, seconds_for
 from .hosts import Hosts, is_loopback
 
@@ -95,7 +95,7 @@ class HttpRequest(Request):
 
     received: Received
     security: Security
-    beside: Beside
+    worker_threads: WorkerThreads
     bodies: Bodies
     size: int = 0
     leases: ExitStack = field(default_factory=ExitStack)
@@ -170,11 +170,11 @@ class HttpRequest(Request):
         encoding = encoding_of(self.headers)
         if encoding:
             work = partial(inflate, body, encoding, self.security.largest)
-            body = await self.beside.run(self.client, work)
+            body = await self.worker_threads.run(self.client, work)
             self.hold(len(body))
         if len(body) <= SMALL:
             return parse(body)
-        return await self.beside.run(self.client, partial(parse, body))
+        return await self.worker_threads.run(self.client, partial(parse, body))
 
     def hold(self, size: int) -> None:
         """Count bytes of this request among those that the server holds, until it is answered.

@@ -79,7 +79,7 @@ class Protocol(H11Protocol):
         self._watch()
 
     def on_response_complete(self) -> None:
-        self.bounds.connections.rest(self)
+        self.bounds.connections.start_waiting(self)
         super().on_response_complete()
         self._watch()
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from starlette.responses import Response
 
 from ..answer_size import check_answer
-from ..beside import LARGE
 from ..inference import Service
 from ..refusals import RequestError
 from ..request import Result
 from ..tensors import InferRequest, answer_bytes, datatype, read, read_object, write
 from ..versions.versions import Versions
+from ..worker_threads import LARGE
 from .request import Document, HttpRequest, whole_header
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ async def _answer(
     check_answer(size, service.largest)
     work = partial(write, head, columns)
     if size > LARGE:
-        body, length = await service.engine.beside.run(request.client, work)
+        body, length = await service.engine.worker_threads.run(request.client, work)
     else:
         body, length = work()
     service.engine.metrics.postprocess.observe(time.perf_counter() - start)

@@ -37,12 +37,12 @@ class Statistics:
         self._requests = {name: Duration() for name in NAMES}
         self._batches: dict[int, Duration] = {}
 
-    def ran(self, rows: int, seconds: float) -> None:
+    def record_run(self, rows: int, seconds: float) -> None:
         """Count a run of the model. rows: rows of its batch"""
         self._runs += 1
         self._batches.setdefault(rows, Duration()).add(seconds)
 
-    def answered(self, instants: Sequence[float], rows: int, cache: bool | None) -> None:
+    def count_answered(self, instants: Sequence[float], rows: int, cache: bool | None) -> None:
         """Count an answered request.
 
         instants: bounds in seconds of the whole request; of each of PHASES where the model ran
@@ -61,7 +61,7 @@ class Statistics:
             for name, (start, end) in zip(PHASES, pairwise(instants), strict=True):
                 requests[name].add(end - start)
 
-    def failed(self, seconds: float) -> None:
+    def count_failed(self, seconds: float) -> None:
         """Count a request that was not answered."""
         self._requests["fail"].add(seconds)
 

@@ -27,13 +27,13 @@ from ...inputs.batch import Array
 from ...process.niceness import give_way
 from ...tasks.text_generation import NO_PAIRS
 from ..answers import Answers, Event, Prompts
-from ..beside import Beside
 from ..model import client_failure
 from ..observe.metrics import TextMetrics
 from ..refusals import DeadlineError, ModelError, RequestError, UnknownError
 from ..request import Request, Result
 from ..text_model import TextModel
 from ..warm_up.sharing import ALONE, EQUAL
+from ..worker_threads import WorkerThreads
 from .engine import RECHECK, client_refusal
 from .fair_queue import Refused
 from .prefix_cache import PrefixCache
@@ -94,7 +94,7 @@ class Decoding:
         if prefixes is not None:
             scheduler.cached = lambda text: prefixes.length(text.ids, text.adapter)
         self._loop = asyncio.get_running_loop()
-        self.beside = Beside()
+        self.worker_threads = WorkerThreads()
         self._ready = threading.Condition()
         self._numbers = count()
         self._shared = self._larger = 0  # steps of several texts; steps of more than two tokens
@@ -199,7 +199,9 @@ class Decoding:
         chosen = parameters or {}
         adapter = self.model.adapter(chosen.get(ADAPTER, self.model.name), ADAPTER)
         options = {n: v for n, v in chosen.items() if n in OPTIONS}
-        rows, rules = await self.beside.run(client, partial(self.model.read, texts, options))
+        rows, rules = await self.worker_threads.run(
+            client, partial(self.model.read, texts, options)
+        )
         return Prompts(rows, rules, adapter=adapter)
 
     async def infer(self, arrays: Mapping[str, Any], request: Request) -> Result:  # noqa: ARG002
@@ -220,7 +222,7 @@ class Decoding:
             self._scheduler.drain()
             self._ready.notify()
 
-    async def drained(self) -> None:
+    async def wait_until_drained(self) -> None:
         """Wait until all accepted requests are answered, and end the thread."""
         self.drain()
         await asyncio.to_thread(self._thread.join)
@@ -402,7 +404,7 @@ class Decoding:
                     self.metrics.queue_us.add(1e6 * queued)
                     text.answers.queued = max(text.answers.queued, queued)
                 text.sampled = end
-                text.answers.ran(text.begun, end)
+                text.answers.record_run(text.begun, end)
                 self.metrics.tokens.add()
         if rows:
             self.metrics.batches.add()
@@ -410,7 +412,7 @@ class Decoding:
             self.metrics.batch_rows.observe(rows)
         self.metrics.model_us.add(1e6 * (end - start))
         self.metrics.predict.observe(end - start)
-        self.metrics.statistics[self.model.name].ran(rows or 1, end - start)
+        self.metrics.statistics[self.model.name].record_run(rows or 1, end - start)
         self._set_gauges()
 
     def _tell(self, **fields: Any) -> None:

@@ -18,12 +18,12 @@ from typing import Any
 from ... import tasks
 from ...inputs.kind import Encoded
 from ...process.niceness import give_way
-from ..beside import TOKENIZED, Beside
 from ..model import PROMPT, TENSORS, Answer, Model, client_failure, difference
 from ..observe.metrics import Metrics
 from ..refusals import DeadlineError, DrainingError, OverloadError, RequestError
 from ..request import Place, Request, Result, Times
 from ..warm_up.sharing import ALONE, EQUAL
+from ..worker_threads import TOKENIZED, WorkerThreads
 from .batching import Batch, BatchJob, BatchLimits, BatchScheduler
 from .fair_queue import Refused
 
@@ -58,7 +58,7 @@ class Engine:
         self.model, self.metrics, self.clock = model, metrics, clock
         self._scheduler, self._say = scheduler, say
         self._niceness = niceness
-        self.beside = Beside()
+        self.worker_threads = WorkerThreads()
         self._loop = asyncio.get_running_loop()
         self._ready = threading.Condition()
         self._shared = 0  # batches with several rows
@@ -111,7 +111,7 @@ class Engine:
         size = sum(map(len, inputs)) + sum(len(p) for p in pairs or () if p is not None)
         if size > TOKENIZED or not self.model.task.inputs.size:  # a small file may be a large image
             work = partial(self.model.encode, inputs, pairs, prompt)
-            rows = await self.beside.run(request.client, work)
+            rows = await self.worker_threads.run(request.client, work)
         else:
             rows = self.model.encode(inputs, pairs, prompt)
         self.metrics.preprocess.observe(self.clock() - start)
@@ -135,7 +135,7 @@ class Engine:
         """Run raw tensors as a batch by themselves; the Result's only answer is {output: array}.
         Raises RequestError."""
         with self._placed(request) as place:
-            arrays = self.model.checked(arrays)
+            arrays = self.model.check_inputs(arrays)
             first = next(iter(arrays.values()))
             length = min(
                 first.shape[1] if first.ndim > 1 else 1, tasks.longest(self.model.contract)
@@ -177,7 +177,7 @@ class Engine:
             self._scheduler.drain()
             self._ready.notify_all()
 
-    async def drained(self) -> None:
+    async def wait_until_drained(self) -> None:
         """Wait until all accepted requests are answered, and end the threads."""
         self.drain()
         for thread in self._threads:
@@ -281,7 +281,7 @@ class Engine:
             metrics.predict.observe(end - start)
             metrics.batch_rows.observe(rows)
             raw = not isinstance(batch.jobs[0].payload, Encoded)
-            metrics.statistics[self.model.name + TENSORS * raw].ran(rows, end - start)
+            metrics.statistics[self.model.name + TENSORS * raw].record_run(rows, end - start)
         late = DeadlineError("batches took longer than predicted", retry_after=1.0)
         for job, answer in (
             *((job, late) for job in batch.expired),

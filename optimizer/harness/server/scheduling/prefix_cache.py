@@ -61,7 +61,7 @@ class PrefixCache:
             return
         key = _key(ids, stop, adapter)
         if key not in self._entries:
-            arrays = self._slots.copied(text, start, stop)
+            arrays = self._slots.copy_tokens(text, start, stop)
             taken = _bytes(arrays)
             if taken > self.most:
                 return

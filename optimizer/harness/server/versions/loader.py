@@ -204,7 +204,7 @@ class Loader:
     async def _close(self, served: Served) -> None:
         """Close a version that is no longer served, or never was."""
         self._paths.pop(served, None)
-        await served.service.engine.drained()
+        await served.service.engine.wait_until_drained()
         served.close()
 
 

@@ -197,17 +197,17 @@ class Versions:
 
     async def _left(self, served: Served) -> None:
         await served.idle.wait()
-        await served.service.engine.drained()
+        await served.service.engine.wait_until_drained()
         served.close()
         self._leaving.remove(served)
 
-    async def drained(self) -> None:
+    async def wait_until_drained(self) -> None:
         """Refuse new requests, and wait until all accepted requests are answered."""
         self.ending = True
         for served in self.all:
             served.service.engine.drain()
         for served in (*self.all, *self._leaving):
-            await served.service.engine.drained()
+            await served.service.engine.wait_until_drained()
 
     def index(self) -> bytes:
         """Triton's repository index, as JSON."""

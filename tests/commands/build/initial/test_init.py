@@ -146,7 +146,7 @@ def test_questions_and_their_contexts_make_a_recipe_that_check_accepts(tmp_path:
     lines = (json.dumps({"ask": row["question"], "where": row["context"]}) + "\n" for row in rows)
     file.write_text("".join(lines))
     result = init(model, "--data", file, "--out", tmp_path / "other.yaml")
-    assert "column 'ask' is taken for question and 'where' for context" in result.output
+    assert "column 'ask' is used as question and 'where' as context" in result.output
     file.write_text("".join(json.dumps({"ask": row["question"], "id": 1}) + "\n" for row in rows))
     result = init(model, "--data", file, "--out", tmp_path / "none.yaml")
     assert (
@@ -203,7 +203,7 @@ def test_a_missing_model_type_is_proposed_where_it_is_certain(
     result = init(changed(tiny_bert, tmp_path / "model", model_type=None))
     assert result.exit_code == 0
     assert "\n  model_type: bert " in result.stdout
-    assert "bert is taken" in result.stderr
+    assert "bert is assumed" in result.stderr
 
 
 def test_a_model_type_that_is_not_certain_is_left_open(tmp_path: Path, tiny_bert: Path) -> None:

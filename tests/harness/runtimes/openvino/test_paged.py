@@ -142,7 +142,7 @@ def test_what_a_text_takes_is_whole_blocks_in_the_precision_of_the_cache(
         slots = runner.slots(CONTRACT, 1, 64)
         slots.open(0)
         slots.read(0, texts[4][:64])
-        return sum(array.nbytes for array in slots.copied(0, 0, 64))
+        return sum(array.nbytes for array in slots.copy_tokens(0, 0, 64))
 
     rounded = OpenVinoRunner(model, OpenVinoSettings(paged=True, cache="int8"), threads=1)
     for each in (runner, rounded):
@@ -160,8 +160,8 @@ def test_tokens_copied_from_another_text_are_as_if_they_had_been_read(
     for i in (0, 1):
         slots.open(i)
     slots.read(0, text[:kept])
-    slots.append(1, slots.copied(0, 0, 10))
-    slots.append(1, slots.copied(0, 10, kept))
+    slots.append(1, slots.copy_tokens(0, 0, 10))
+    slots.append(1, slots.copy_tokens(0, 10, kept))
     assert np.array_equal(slots.read(1, text[kept:]), slots.read(0, text[kept:]))
 
 

@@ -91,7 +91,7 @@ def test_a_cached_answer_is_predict_s_and_a_new_version_answers_itself(
         assert reply.json["data"][0]["embedding"] == predicted(made)
         assert reply.json["usage"]["prompt_tokens"] == 5
         assert await counted(client, "nv_inference_count", "1") == 1
-        engine, admit = app.first().engine, app.first().engine.admit
+        engine, admit = app.first_service().engine, app.first_service().engine.admit
         engine.admit = refuses  # a kept answer is given under overload, too; others are not
         assert await embedded(client) == ("1", predicted(made))
         other = {"model": "tiny", "input": "a bad film"}

@@ -97,7 +97,7 @@ def test_what_is_no_request_has_its_status_and_the_next_is_answered(made: Path) 
         ):
             assert await refused(ask("ModelInfer", request)) == code
         await ask("ModelInfer", texts_request(good))
-        client.app.first().engine.drain()
+        client.app.first_service().engine.drain()
         assert await refused(ask("ModelInfer", texts_request(good))) == "UNAVAILABLE"
         assert "confidential" not in str(client.lines)
 

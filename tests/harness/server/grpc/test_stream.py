@@ -196,7 +196,7 @@ def test_a_server_that_ends_answers_what_it_received_and_waits_for_no_client(
         gate, call, idle = Gate(engine_of(client), monkeypatch), ask.stream(), ask.stream()
         await call.write(asked("good", max_new_tokens=5, ignore_eos=True, temperature=0.0))
         responses = [await call.read()]
-        drained = asyncio.create_task(client.app.versions.drained())
+        drained = asyncio.create_task(client.app.versions.wait_until_drained())
         await asyncio.sleep(0.02)
         await idle.write(asked("bad", 7))
         assert "shutting down" in (await idle.read()).error_message

@@ -142,7 +142,7 @@ def test_health_is_json_and_ready_only_with_a_model(made: Path) -> None:
         for path in ("/v2/health/ready", "/v2/models/tiny/ready", "/v2/models/tiny-tensors/ready"):
             reply = await client.ask("GET", path)
             assert (reply.status, reply.json["ready"]) == (200, True)
-        client.app.first().engine.drain()
+        client.app.first_service().engine.drain()
         assert (await client.ask("GET", "/readyz")).status == 503
         refused = await client.infer(["good"])
         assert (refused.status, "retry-after" in refused.headers) == (503, True)
@@ -312,7 +312,7 @@ def test_a_refusal_is_counted_logged_and_says_when_to_ask_again(name: str, made:
             assert address == client.address
             raise OverloadError("too much is waiting", retry_after=1.5)
 
-        client.app.first().engine.admit = admit  # type: ignore[method-assign]
+        client.app.first_service().engine.admit = admit  # type: ignore[method-assign]
         reply = await client.ask("POST", path, b"{}")  # which is not parsed
         assert (reply.status, reply.headers["retry-after"]) == (status, "2")
         assert client.lines[-1]["status"] == status
@@ -328,7 +328,7 @@ def test_each_request_is_admitted_once_and_has_no_place_when_it_has_ended(made: 
     mask = {**tensors, "name": "attention_mask", "data": [1, 1]}
 
     async def test(client: Client) -> None:
-        service = client.app.first()
+        service = client.app.first_service()
         assert isinstance(service.engine, Engine)
         places, admit = list[Place](), service.engine.admit
 

@@ -56,7 +56,7 @@ def test_a_prompt_is_chosen_by_its_name_or_by_a_word_of_other_apis(
     prompted: Path, expected: dict[str, list[Any]]
 ) -> None:
     async def test(client: Client) -> None:
-        client.app.first().cache = Cache(1 << 20)
+        client.app.first_service().cache = Cache(1 << 20)
         for _ in range(2):  # the second comes from the cache
             assert vectors(await embed(client, TEXTS)) == expected["query"]
             assert vectors(await embed(client, TEXTS, prompt_name="other")) == expected["other"]

@@ -30,7 +30,7 @@ def test_token_ids_of_the_model_have_the_bits_of_their_text(
     made: Path, ids: list[list[int]]
 ) -> None:
     async def test(client: Client) -> None:
-        client.app.first().cache = Cache(1 << 20)
+        client.app.first_service().cache = Cache(1 << 20)
         texts = (await embed(client, TEXTS)).json
         for _ in range(2):  # the second comes from the cache
             assert (await embed(client, ids, tokenizer="tiny")).json == texts

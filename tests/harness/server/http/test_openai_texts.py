@@ -257,7 +257,7 @@ def test_a_stream_that_fails_after_its_first_token_ends_with_an_error(
     decoder_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def test(client: Client) -> None:
-        slots: Any = client.app.first().engine.model.slots  # type: ignore[union-attr]
+        slots: Any = client.app.first_service().engine.model.slots  # type: ignore[union-attr]
 
         def broken(tokens: Any) -> Any:
             raise RuntimeError("confidential")

@@ -31,7 +31,10 @@ def test_every_path_is_described_and_every_described_path_is_answered() -> None:
 
 def test_examples_of_the_description_are_answered(made: Path, decoder_bundle: Path) -> None:
     async def test(client: Client) -> None:
-        name, generates = client.app.first().name, client.app.first().engine.model.task.generates
+        name, generates = (
+            client.app.first_service().name,
+            client.app.first_service().engine.model.task.generates,
+        )
         described = (await client.ask("GET", "/openapi.json")).json["paths"]
         paths = ("chat/completions", "completions") if generates else ("embeddings",)
         for path in (*(f"/v1/{p}" for p in paths), "/v2/models/{name}/infer"):

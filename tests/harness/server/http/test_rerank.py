@@ -81,7 +81,7 @@ def test_jina_and_cohere_get_results_of_texts_and_of_objects(
 def test_the_documents_of_a_query_share_batches(ranker: Path) -> None:
     async def test(client: Client) -> None:
         texts = ["a good film", "a bad film"] * 16
-        metrics = client.app.first().engine.metrics
+        metrics = client.app.first_service().engine.metrics
         assert (await rerank(client, texts=texts)).status == 200
         assert metrics.rows._values[()] == len(texts)
         assert metrics.batches._values[()] < len(texts) / 2

@@ -246,7 +246,7 @@ def test_whoever_has_the_most_connections_gives_way_the_longest_waiting_first() 
                 connections.leave(inside.pop(draw.randrange(len(inside))))
             if inside and draw.random() < 0.2:
                 inside.append(inside.pop(draw.randrange(len(inside))))
-                connections.rest(inside[-1])
+                connections.start_waiting(inside[-1])
             new = Held(draw.choice("abc"), draw.random() < 0.6)
             owners = [h.owner for h in inside]
             entered = connections.enter(new)

@@ -155,7 +155,7 @@ def test_an_answer_from_the_cache_has_no_forward(made: Path) -> None:
     from optimizer.harness.server.caches.cache import Cache
 
     async def ask(client: Client) -> None:
-        client.app.first().cache = Cache(1 << 20)
+        client.app.first_service().cache = Cache(1 << 20)
         for _ in range(2):
             await embed()(client)
 

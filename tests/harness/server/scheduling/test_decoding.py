@@ -23,7 +23,7 @@ FOREVER = float("inf")
 
 
 def engine_of(client: Client) -> Decoding:
-    engine = client.app.first().engine
+    engine = client.app.first_service().engine
     assert isinstance(engine, Decoding)
     return engine
 
@@ -155,7 +155,7 @@ def test_a_drained_server_ends_what_it_accepted(
         async with asyncio.timeout(20):
             while engine_of(client).waiting < len(PROMPTS):  # the others are still read
                 await asyncio.sleep(0.01)
-        ending = asyncio.create_task(engine_of(client).drained())
+        ending = asyncio.create_task(engine_of(client).wait_until_drained())
         await asyncio.sleep(0.02)
         assert (await client.complete("late")).status == 503
         gate.open()

@@ -35,7 +35,7 @@ class Slow:
 
 
 def slowed(client: Client, monkeypatch: pytest.MonkeyPatch) -> Slow:
-    model = client.app.first().engine.model
+    model = client.app.first_service().engine.model
     slow = Slow(model)
     monkeypatch.setattr(model, "run", slow)
     return slow
@@ -70,7 +70,7 @@ def test_a_drained_engine_answers_what_it_accepted(
         accepted = [asyncio.create_task(client.infer([t])) for t in ("good", "bad film", "a film")]
         await asyncio.to_thread(slow.started.wait, 20)
         await asyncio.sleep(0.05)
-        ending = asyncio.create_task(client.app.first().engine.drained())
+        ending = asyncio.create_task(client.app.first_service().engine.wait_until_drained())
         await asyncio.sleep(0.05)
         assert (await client.infer(["late"])).status == 503
         slow.go.set()
@@ -86,7 +86,7 @@ def test_as_many_batches_run_at_once_as_there_are_workers(
     async def test(client: Client) -> None:
         (line,) = [line for line in client.lines if line["event"] == "warmed_up"]
         assert line["workers"] == 2
-        model = client.app.first().engine.model
+        model = client.app.first_service().engine.model
         run, both = model.run, threading.Barrier(2, timeout=20)
 
         def together(rows: Sequence[Any]) -> list[Any]:
@@ -155,7 +155,7 @@ def test_a_model_that_fails_fails_its_own_batch_and_no_other(
     made: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def test(client: Client) -> None:
-        model = client.app.first().engine.model
+        model = client.app.first_service().engine.model
         run = model.run
 
         def broken(rows: Sequence[Any]) -> list[Any]:
@@ -175,7 +175,7 @@ def test_a_batch_that_changes_answers_after_all_is_noticed_and_not_sent(
     made: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def test(client: Client) -> None:
-        engine = client.app.first().engine
+        engine = client.app.first_service().engine
         assert engine.model.sharing == "equal"
         run = engine.model.run
 
@@ -205,7 +205,7 @@ def test_the_first_shared_batches_are_compared_and_then_one_in_many() -> None:
 
 def test_what_is_refused_is_not_tokenized(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(client: Client) -> None:
-        engine = client.app.first().engine
+        engine = client.app.first_service().engine
 
         def encode(*_: Any) -> Any:
             raise AssertionError

@@ -36,7 +36,7 @@ class Slots:
     def __init__(self) -> None:
         self.texts: dict[int, list[int]] = {}
 
-    def copied(self, text: int, start: int, stop: int) -> list[Any]:
+    def copy_tokens(self, text: int, start: int, stop: int) -> list[Any]:
         return [np.array([self.texts[text][start:stop]], np.int64)]
 
     def append(self, text: int, arrays: Sequence[Any]) -> None:

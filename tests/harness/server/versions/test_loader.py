@@ -71,7 +71,7 @@ async def loading(
         await loader.start()
         app.load = loader.load
         yield Client(app, lines), app
-        await app.versions.drained()
+        await app.versions.wait_until_drained()
     finally:
         await loader.close()
 
@@ -283,7 +283,7 @@ def test_a_version_that_answers_otherwise_is_rolled_back(
 ) -> None:
     async def test(client: Client, app: App) -> None:
         versions = await loaded_and_asked(client, link, second)
-        while app.first().on_answer is not None:
+        while app.first_service().on_answer is not None:
             versions.append((await embedded(client))[0])
         assert (share == "0") == ("2" not in versions)
         line = ended(client, "trial_not_passed")
@@ -305,7 +305,7 @@ def test_a_version_that_answers_alike_takes_the_old_one_s_place(
     async def test(client: Client, app: App) -> None:
         versions = await loaded_and_asked(client, link, alike)
         assert ("2" in versions[:20]) == (share != "0")
-        while app.first().on_answer is not None:
+        while app.first_service().on_answer is not None:
             refused = await client.ask("POST", LOAD, b"", TOKEN)
             assert refused.status == 400  # one trial at a time
             await embedded(client)

@@ -34,7 +34,7 @@ class Engine:
     def drain(self) -> None:
         self.draining = True
 
-    async def drained(self) -> None:
+    async def wait_until_drained(self) -> None:
         self.drain()
         while self.waiting:
             self._empty.clear()

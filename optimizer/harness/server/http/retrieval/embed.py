@@ -15,12 +15,12 @@ from starlette.responses import Response
 from ....contract import Contract
 from ....tasks.embeddings.sentence_embedding import convert
 from ...answer_size import check_answer
-from ...beside import LARGE
 from ...inference import Service
 from ...model import PROMPT
 from ...refusals import RequestError, TooLargeError
 from ...request import Result
 from ...tensors import JSON_NUMBER, write_elements
+from ...worker_threads import LARGE
 from ..embedding_inputs import read_image
 from ..openai import FIELD, FORMATS, INPUT_TYPE, NAMED, choose_prompt, find_form, find_width
 from ..request import Document, HttpRequest
@@ -67,7 +67,7 @@ async def answer(service: Service, body: Mapping[str, Any], request: HttpRequest
     texts = fields.get("texts", [])
     work = partial(_write, service, texts, result, forms, request.id)
     if size > LARGE:
-        return request.finish(await service.engine.beside.run(request.client, work), result)
+        return request.finish(await service.engine.worker_threads.run(request.client, work), result)
     return request.finish(work(), result)
 
 

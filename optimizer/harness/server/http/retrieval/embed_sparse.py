@@ -12,11 +12,11 @@ from typing import Any
 from starlette.responses import Response
 
 from ...answer_size import check_answer, predict_field_bytes
-from ...beside import LARGE
 from ...inference import ANSWER, Service
 from ...model import PROMPT, Model
 from ...refusals import RequestError, TooLargeError, UnknownError
 from ...request import Result
+from ...worker_threads import LARGE
 from ..request import Document, HttpRequest
 
 PATH = "/embed_sparse"
@@ -53,7 +53,7 @@ async def answer(service: Service, body: Mapping[str, Any], request: HttpRequest
             "that the model reads; send truncate: true to cut them"
         )
     if size > LARGE:
-        written = await service.engine.beside.run(request.client, lambda: _write(result))
+        written = await service.engine.worker_threads.run(request.client, lambda: _write(result))
         return request.finish(written, result)
     return request.finish(_write(result), result)
 

@@ -17,11 +17,11 @@ from typing import Any
 from starlette.responses import Response
 
 from ...answer_size import ROW, check_answer
-from ...beside import LARGE
 from ...inference import Service
 from ...model import Model
 from ...refusals import RequestError, TooLargeError, UnknownError
 from ...request import Result
+from ...worker_threads import LARGE
 from ..request import Document, HttpRequest
 
 PATHS = {"/rerank": "", "/v1/rerank": "v1", "/v2/rerank": "v2"}  # version of the API
@@ -77,7 +77,7 @@ async def answer(
         )
     work = partial(_write, query, result, (service.name, request.id, version))
     if size > LARGE:
-        return request.finish(await service.engine.beside.run(request.client, work), result)
+        return request.finish(await service.engine.worker_threads.run(request.client, work), result)
     return request.finish(work(), result)
 
 

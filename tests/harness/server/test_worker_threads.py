@@ -6,19 +6,19 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from optimizer.harness.server.beside import Beside
+from optimizer.harness.server.worker_threads import WorkerThreads
 
 
-def on_loop(test: Callable[[Beside], Awaitable[None]]) -> None:
+def on_loop(test: Callable[[WorkerThreads], Awaitable[None]]) -> None:
     async def run() -> None:
         async with asyncio.timeout(20):
-            await test(Beside(1))
+            await test(WorkerThreads(1))
 
     asyncio.run(run())
 
 
 def test_clients_are_taken_in_turn_however_much_one_of_them_sends() -> None:
-    async def test(beside: Beside) -> None:
+    async def test(beside: WorkerThreads) -> None:
         go, order = threading.Event(), list[str]()
         first = asyncio.create_task(beside.run("a", go.wait))
         await asyncio.sleep(0)
@@ -33,7 +33,7 @@ def test_clients_are_taken_in_turn_however_much_one_of_them_sends() -> None:
 
 
 def test_work_that_fails_raises_for_whom_it_was_done_and_stops_nobody() -> None:
-    async def test(beside: Beside) -> None:
+    async def test(beside: WorkerThreads) -> None:
         def fails() -> None:
             raise ValueError("mine")
 
@@ -45,7 +45,7 @@ def test_work_that_fails_raises_for_whom_it_was_done_and_stops_nobody() -> None:
 
 
 def test_clients_that_leave_before_and_while_they_have_a_thread_free_it() -> None:
-    async def test(beside: Beside) -> None:
+    async def test(beside: WorkerThreads) -> None:
         go = threading.Event()
         running = asyncio.create_task(beside.run("a", go.wait))
         waiting = [asyncio.create_task(beside.run("a", lambda: None)) for _ in range(3)]

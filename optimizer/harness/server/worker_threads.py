@@ -21,12 +21,12 @@ LARGE = 100_000  # maximum bytes of an answer written on the event loop, in two 
 THREADS = 2  # most of the work holds Python's lock, so that more threads gain little
 
 
-class Beside:
+class WorkerThreads:
     """Thread pool of a server, made on the event loop. threads: number of threads."""
 
     def __init__(self, threads: int = THREADS) -> None:
         self._loop = asyncio.get_running_loop()
-        self._threads = ThreadPoolExecutor(threads, "beside")
+        self._threads = ThreadPoolExecutor(threads, "requests")
         self._free = threads
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # next client first
 
