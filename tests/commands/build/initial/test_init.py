@@ -210,7 +210,7 @@ def test_a_model_type_that_is_not_certain_is_left_open(tmp_path: Path, tiny_bert
     model = changed(tiny_bert, tmp_path / "model", model_type=None, architectures=None)
     result = init(model)
     assert "\n  # model_type: bert " in result.stdout
-    assert "roberta, xlm-roberta alike: choose one" in result.stderr
+    assert "roberta, xlm-roberta equally well: choose one" in result.stderr
 
 
 def test_a_pickle_without_architectures_is_read_by_the_names_of_its_tensors(
