@@ -123,7 +123,7 @@ def page(result: Mapping[str, Any]) -> str:
     heads = ["file and method", "stage", "memory, MB", "disk, MB", "seconds"]
     return f"""# Needs of ONNX files, measured and predicted
 
-`python -m benchmarks.onnx.plan`: measured / predicted, on {result["threads"]} threads, with
+`python -m benchmarks.onnx.plan`: measured / predicted, threads: {result["threads"]}, with
 {result["samples"]} rows. Disk is what the finished step has; a stage needs up to
 twice that while it runs, which is what is predicted of compress. Seconds measured are processor
 time; those predicted are the time of a quiet machine, starts included.
