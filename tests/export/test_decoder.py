@@ -44,13 +44,11 @@ def contract(made: Exported) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("kind", "precision"),
-    [("qwen2", "fp32"), ("qwen3", "fp16"), ("gpt2", "fp32")],
+    [("mistral", "fp32"), ("qwen2", "fp32"), ("qwen3", "fp16"), ("gpt2", "fp32"), ("opt", "fp16")],
 )
 def test_every_family_exports(
     tmp_path: Path, kind: str, precision: Literal["fp32", "fp16"]
 ) -> None:
-    """OPT: ledger/models/test_learned_positions.py. Mistral is Llama with a window of attention:
-    lower/ort/test_attention.py."""
     model = write_tiny_decoder(tmp_path / "model", kind, layers=1, tied=kind != "qwen2")
     made = exported(loaded_decoder(model, tmp_path / "load"), tmp_path / "out", precision=precision)
     assert made.names.folded == ()
