@@ -163,11 +163,17 @@ def other_tokenizer(bundle: Path) -> None:
     rewritten(bundle, lambda _: None)
 
 
+def other_tokenizer_of_genai(bundle: Path) -> None:
+    copy = next(bundle.glob("model/*")) / "tokenizer.json"
+    copy.write_text((bundle / "tokenizer/tokenizer.json").read_text() + " ")
+    rewritten(bundle, lambda _: None)
+
+
 def other_threads(bundle: Path) -> None:
     rewritten(bundle, lambda m: m["engines"][0].update(threads=7))
 
 
-FAULTS = (other_model, other_pooling, other_tokenizer, other_threads)
+FAULTS = (other_model, other_pooling, other_tokenizer, other_tokenizer_of_genai, other_threads)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.__name__)

@@ -251,6 +251,12 @@ def _list_changed_files(
             f"{name} (sha256 {digest}) was judged for {engine['target']}, and is missing"
             for name, digest in expected.items()
         ]
+    for name in manifest["files"]:  # copies for onnxruntime-genai lie beside the model
+        path = PurePosixPath(name)
+        if path.parts[0] == "model" and path.name in files:
+            original = f"tokenizer/{path.name}"
+            if manifest["files"][name]["sha256"] != manifest["files"][original]["sha256"]:
+                differences.append(f"{name} differs from {original}, the judged one")
     return differences
 
 
