@@ -251,12 +251,10 @@ def _list_changed_files(
             f"{name} (sha256 {digest}) was judged for {engine['target']}, and is missing"
             for name, digest in expected.items()
         ]
-    for name in manifest["files"]:  # copies for onnxruntime-genai lie beside the model
-        path = PurePosixPath(name)
-        if path.parts[0] == "model" and path.name in files:
-            original = f"tokenizer/{path.name}"
-            if manifest["files"][name]["sha256"] != manifest["files"][original]["sha256"]:
-                differences.append(f"{name} differs from {original}, the judged one")
+    for name, entry in manifest["files"].items():  # copies for onnxruntime-genai beside the model
+        expected, digest = judged["tokenizer"].get(PurePosixPath(name).name), entry["sha256"]
+        if name.startswith("model/") and expected not in (None, digest):
+            differences.append(f"{name} has sha256 {digest}, and the one judged has {expected}")
     return differences
 
 
