@@ -38,7 +38,6 @@ class Row:
     driver: str
     system: str
     damaged: str | None
-    shape: tuple[int, int] | None
 
     def engine(self) -> dict[str, Any]:
         fit: dict[str, Any] = {
@@ -73,7 +72,6 @@ class Row:
             {"engines": [self.engine()]},
             machine,
             damaged=frozenset([self.damaged] if self.damaged else []),
-            shape=self.shape,
         )
         return row
 
@@ -89,7 +87,6 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "driver": ("520.61", "580.65.06"),
     "system": ("linux", "windows"),
     "damaged": (None, ENGINE, MODEL),
-    "shape": (None, (1, 1024), (33, 128)),
 }
 # Inputs of each column, of the row.
 FIELDS = {
@@ -102,7 +99,6 @@ FIELDS = {
     "digest": ("damaged",),
     "system": ("system",),
     "architecture": ("gpu", "level"),
-    "shapes": ("shape",),
     "builder": ("gpu",),
 }
 
@@ -129,7 +125,6 @@ def objections(r: Row) -> tuple[list[str], list[str], list[str]]:
         "same_compute_capability": ("H200", "H100"),
         "ampere_plus": ("H200", "H100", "A100"),
     }
-    in_profile = r.shape != (33, 128)
     possible = {
         "runner": r.runners == RUN,
         "package": r.installed is not None and r.cuda,
@@ -143,12 +138,10 @@ def objections(r: Row) -> tuple[list[str], list[str], list[str]]:
         "version": opens.get((str(r.built_by), str(r.installed)), False),
         "system": r.system == "linux",
         "architecture": r.gpu in reaches[r.level],
-        "shapes": in_profile,
     }
     buildable = {
         "digest": r.damaged != MODEL,
         "builder": r.gpu not in (None, "V100"),
-        "shapes": in_profile,
     }
     first, second, third = (
         [c for c, good in group.items() if not good] for group in (possible, loadable, buildable)
@@ -192,13 +185,12 @@ BETTER = {
     "cuda": True,
     "driver": "580.65.06",
     "damaged": None,
-    "shape": None,
 }
 
 
 @pytest.mark.parametrize("field", BETTER)
 def test_a_better_machine_never_has_less(field: str, table: dict[Row, Verdict]) -> None:
-    """Nor does a better file, or a smaller wish: refuse < build < load."""
+    """Nor does a better file: refuse < build < load."""
     rank = {None: 0, "build": 1, "load": 2}
     gains = 0
     for row, made in table.items():
@@ -236,8 +228,7 @@ def test_an_engine_that_did_not_open_is_passed_over_and_the_reason_is_told() -> 
         True,
         "H200",
         "580.65.06",
-        *("linux",),
-        None,
+        "linux",
         None,
     )
     assert good.verdict().how == "load"
@@ -248,18 +239,20 @@ def test_an_engine_that_did_not_open_is_passed_over_and_the_reason_is_told() -> 
         Gpu("H200", "9.0", "580.65.06"),
         RUN,
     )
-    made = decide({"engines": [good.engine()]}, machine, failed={0: "CUDA is out of memory"})
+    manifest = {"engines": [good.engine()]}
+    made = decide(manifest, judge_engines(manifest, machine, failed={0: "CUDA is out of memory"}))
     assert made.reason == "tensorrt-cuda: tried: CUDA is out of memory"
 
 
 def test_an_engine_whose_file_did_not_open_is_built_here_and_a_failed_one_is_not() -> None:
-    row = Row("10.13", False, "none", RUN, "10.13", True, "H200", "580", "linux", None, None)
+    row = Row("10.13", False, "none", RUN, "10.13", True, "H200", "580", "linux", None)
     engine = row.engine()
     packages = {"cuda-bindings": "13.0", "tensorrt": "10.13"}
     machine = Machine("linux", "x86_64", packages, Gpu("H200", "9.0", "580"), RUN)
     assert row.verdict().how == "load"
     manifest = {"engines": [engine]}
-    again = decide(manifest, machine, unopened={0: "it does not open here"})
+    unopened = {0: "it does not open here"}
+    again = decide(manifest, judge_engines(manifest, machine, unopened=unopened))
     assert isinstance(again, Rebuild)
     assert "tried: it does not open here; it is built here" in again.reason
     (gone,) = judge_engines(manifest, machine, failed={0: "no"}, unopened={0: "no"})
