@@ -24,8 +24,9 @@ from typing import Any
 from optimizer.data.datasets import digest, samples
 from optimizer.foundation.verdicts import Verdict, worst
 from optimizer.harness.runtimes.machine import describe_machine
+from optimizer.load_test import highest_rate
 from optimizer.recipe.serving import Slo
-from optimizer.store import Stage
+from optimizer.store import Estimate, Stage
 from optimizer.validate.gates import Gate
 
 FILE = "slo.json"
@@ -121,6 +122,12 @@ def digest_inputs(section: Slo) -> Mapping[str, str]:
     }
 
 
+def estimate(section: Slo, _shapes: Any) -> Estimate:
+    """Seconds of the runs; of a search for the highest rate, of the most runs."""
+    runs = highest_rate.RUNS[1] if section.rate is None else 1
+    return Estimate(seconds=runs * section.seconds)
+
+
 STAGE = Stage(
     "slo",
     1,
@@ -137,5 +144,6 @@ STAGE = Stage(
         "uvloop",
     ),
     files=digest_inputs,
+    estimate=estimate,
     measured=True,
 )

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from optimizer.foundation.verdicts import Verdict
-from optimizer.load_test.highest_rate import HIGHEST, LOWEST, PRECISION, HighestRate, search
+from optimizer.load_test.highest_rate import (
+    HIGHEST,
+    LOWEST,
+    PRECISION,
+    RUNS,
+    HighestRate,
+    search,
+)
 
 
 @pytest.mark.parametrize("true", [0.3, 7.0, 64.0, 900.0])
@@ -21,6 +28,7 @@ def test_the_true_rate_lies_between_what_was_met_and_what_was_not(true: float) -
     assert highest.missed is not None
     assert highest.met <= true < highest.missed <= PRECISION * highest.met
     assert {highest.met, highest.missed} <= {*tried}
+    assert RUNS[0] <= len(tried) <= RUNS[1]  # as plan predicts
 
 
 def test_a_server_that_never_meets_them_has_no_rate() -> None:

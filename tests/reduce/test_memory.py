@@ -40,7 +40,7 @@ LEARN = """
 import resource, sys
 from pathlib import Path
 from optimizer.recipe.schema import Recovery
-from optimizer.reduce import recover
+from optimizer.reduce.learn import recover
 
 section = Recovery.model_validate_json(sys.argv[1])
 recover.run(section, *map(Path, sys.argv[2:]))

@@ -71,6 +71,7 @@ def _searched(recipe: Recipe, store: Root) -> dict[str, Any]:
     """Entry on the candidates of `optimize search`, and the time in which all would be made."""
     from optimizer import pipeline
     from optimizer.commands.build import predictions
+    from optimizer.load_test import highest_rate
     from optimizer.search import candidates
     from optimizer.store import Store
 
@@ -90,13 +91,18 @@ def _searched(recipe: Recipe, store: Root) -> dict[str, Any]:
     seconds = sum(seconds_of[uniform] + each for uniform in tried)
     served = ""
     if recipe.search.over.server and recipe.slo is not None:
-        served = f", then 6 to 12 runs of {recipe.slo.seconds:g} s per setting of the server tried"
+        fewest, most = highest_rate.RUNS
+        served = (
+            f", then {fewest} to {most} runs of {recipe.slo.seconds:g} s per setting of the server "
+            "tried"
+        )
     return {
         "stage": "search",
         "what": "try",
-        "why": f"`optimize search`: {len(space)} candidates by {recipe.search.objective}, at most "
-        f"{budget.trials} trials in {budget.hours:g} hours; making and timing them takes up to "
-        f"{seconds / 60:.0f} min, answering half of validate.data with each comes on top" + served,
+        "why": f"`optimize search`: {len(space)} candidates by {recipe.search.objective}. It ends "
+        f"after {budget.trials} trials or {60 * budget.hours:g} min, whichever comes first. Making "
+        f"and timing {len(tried)} candidates takes up to {seconds / 60:.0f} min; answering half of "
+        "validate.data with each comes on top" + served,
         "candidates": [candidate.label(recipe) for candidate in space],
         "search_seconds": seconds,
     }
