@@ -105,7 +105,7 @@ def write_tiny_decoder(
     projects to. task: of the model's class. fields: others of its config. Norm gains and biases are
     not trivial, so that dropping or swapping one shows.
     """
-    from optimizer.model.checkpoint.model import auto_class
+    from optimizer.model.checkpoint.model import choose_auto_class
     from tests.conftest import heavy_tailed
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -115,7 +115,7 @@ def write_tiny_decoder(
         config.word_embed_proj_dim = embedded
     for name, value in fields.items():
         setattr(config, name, value)
-    model = auto_class(task, kind).from_config(config, dtype=torch.float32)  # type: ignore[arg-type]
+    model = choose_auto_class(task, kind).from_config(config, dtype=torch.float32)  # type: ignore[arg-type]
     with torch.no_grad():
         for i, (name, parameter) in enumerate(model.named_parameters()):
             values = heavy_tailed(tuple(parameter.shape), seed * 1000 + i, 0.15)

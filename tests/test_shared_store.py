@@ -219,7 +219,7 @@ def test_a_damaged_file_is_replaced_in_a_bucket_of_each_kind(
     one, two = pair
     step = Store(one).step(ONE, None)
     (name,) = one._objects.sizes("files")
-    one._objects.put(name, Blob.of(b"?"))
+    one._objects.put(name, Blob.describe(b"?"))
     assert (Store(two).step(ONE, None).path / "x").read_text() == "x"
     assert one.read(name) == (step.path / "x").read_bytes()
 

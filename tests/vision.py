@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from optimizer.model.checkpoint.model import auto_class
+from optimizer.model.checkpoint.model import choose_auto_class
 from optimizer.recipe.schema import Recipe
 from tests.conftest import heavy_tailed
 
@@ -155,7 +155,7 @@ def write(folder: Path, kind: str = "vit", seed: int = 0, **changes: Any) -> Pat
     folder.mkdir(parents=True, exist_ok=True)
     own_code = kind == "efficientnet_lite"
     kept = 1.5 if kind == "efficientnet" else 1  # gates and swish halve what passes
-    model = auto_class(TASKS.get(kind, "image-classification"), kind).from_config(
+    model = choose_auto_class(TASKS.get(kind, "image-classification"), kind).from_config(
         config(kind, **changes), trust_remote_code=own_code
     )
     with torch.no_grad():

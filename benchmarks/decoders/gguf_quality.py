@@ -65,9 +65,9 @@ def importance_of(source: Path, tokens: list[list[int]]) -> dict[str, Any]:
     import torch
 
     from optimizer.model.checkpoint.checkpoint import open_checkpoint
-    from optimizer.model.checkpoint.model import torch_model
+    from optimizer.model.checkpoint.model import load_torch_model
 
-    model: Any = torch_model(open_checkpoint(source), "text-generation")
+    model: Any = load_torch_model(open_checkpoint(source), "text-generation")
     sums: dict[str, Any] = {}
 
     def watch(name: str) -> Any:

@@ -89,7 +89,7 @@ def windows(file: Path, count: int, sequences: Path | None, source: Path) -> lis
     spec = DataSpec(source="json", files=(str(ROOT / "calibration" / name[file.name]),))
     contract = contracts.read(source / "contract.json")
     tokenizer = load_tokenizer(source / "checkpoint", contract)
-    cut = datasets.windows(datasets.samples(spec), tokenizer, contract, 512)
+    cut = datasets.cut_windows(datasets.read_samples(spec), tokenizer, contract, 512)
     return [[int(t) for t in w] for w in cut[:count]]
 
 
@@ -160,14 +160,14 @@ def judged(source: Path, state: Any, evaluation: list[list[int]]) -> dict[str, A
     """Compute dNLL, KL, top-1 and the perplexities over the evaluation windows."""
     import torch
 
-    from optimizer.compress.simulate import simulated
+    from optimizer.compress.simulate import simulate_state
     from optimizer.model.checkpoint.checkpoint import open_checkpoint
-    from optimizer.model.checkpoint.model import torch_model
+    from optimizer.model.checkpoint.model import load_torch_model
 
-    exact: Any = torch_model(open_checkpoint(source), "text-generation")
+    exact: Any = load_torch_model(open_checkpoint(source), "text-generation")
     hidden = answers(source, exact, evaluation)
     head = exact.lm_head.weight.detach().clone()
-    coded = simulated(exact, state)
+    coded = simulate_state(exact, state)
     sums = dict.fromkeys(("float_nll", "nll", "kl", "top1"), 0.0)
     count, differences = 0, []
     for ids, features in zip(evaluation, hidden, strict=True):

@@ -30,7 +30,7 @@ def make(folder: Path, width: int, layers: int) -> None:
     from transformers import LlamaConfig
 
     from optimizer.foundation import safetensors_stream
-    from optimizer.model.checkpoint.model import parameter_shapes, skeleton_from_config
+    from optimizer.model.checkpoint.model import build_skeleton_from_config, list_parameter_shapes
 
     config = LlamaConfig(
         vocab_size=4 * width,
@@ -45,7 +45,7 @@ def make(folder: Path, width: int, layers: int) -> None:
     checkpoint = folder / "load" / "checkpoint"
     checkpoint.mkdir(parents=True)
     config.save_pretrained(checkpoint)
-    shapes = parameter_shapes(skeleton_from_config(config, "text-generation"))
+    shapes = list_parameter_shapes(build_skeleton_from_config(config, "text-generation"))
 
     def read(name: str) -> torch.Tensor:
         if len(shapes[name]) == 1:

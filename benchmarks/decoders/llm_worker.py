@@ -309,10 +309,10 @@ def nncf(source: str, out: str) -> None:
     from openvino_tokenizers import convert_tokenizer
 
     from benchmarks.decoders.openvino_decode import nncf_model
-    from optimizer.load.tokenizer.tokenizer import transformers_tokenizer
+    from optimizer.load.tokenizer.tokenizer import open_tokenizer
 
     graph, _, checkpoint = source.partition(":")
-    folder, theirs = Path(out), transformers_tokenizer(Path(checkpoint))
+    folder, theirs = Path(out), open_tokenizer(Path(checkpoint))
     made = nncf_model(Path(graph) / "model.onnx", folder)
     for suffix in (".xml", ".bin"):
         made.with_suffix(suffix).rename(folder / f"openvino_model{suffix}")

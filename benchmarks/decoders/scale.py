@@ -161,14 +161,14 @@ def make_checkpoint(fields: Mapping[str, Any], folder: Path, shard: int = SHARD)
     from transformers import AutoConfig
 
     from optimizer.foundation import safetensors_stream
-    from optimizer.model.checkpoint.model import parameter_shapes, skeleton_from_config
+    from optimizer.model.checkpoint.model import build_skeleton_from_config, list_parameter_shapes
 
     config = AutoConfig.for_model(
         **fields, dtype="bfloat16", bos_token_id=1, eos_token_id=2, pad_token_id=2
     )
-    skeleton = skeleton_from_config(config, "text-generation")
+    skeleton = build_skeleton_from_config(config, "text-generation")
     config.architectures = [type(skeleton).__name__]
-    shapes = parameter_shapes(skeleton)
+    shapes = list_parameter_shapes(skeleton)
     values = sum(map(prod, shapes.values()))
     folder.mkdir(parents=True)
     config.save_pretrained(folder)

@@ -124,16 +124,16 @@ def prepare(recipe: Recipe, source: Path, scratch: Path, examples: int | None) -
     assert calibrate is not None
     assert validate.train is not None
     assert validate.latency.data is not None
-    seen = datasets.samples(calibrate.data, calibrate.samples, calibrate.seed)
-    rows = datasets.samples(validate.data, examples)
-    train_rows = datasets.samples(validate.train)
-    timed = [s.text for s in datasets.samples(validate.latency.data)]
+    seen = datasets.read_samples(calibrate.data, calibrate.samples, calibrate.seed)
+    rows = datasets.read_samples(validate.data, examples)
+    train_rows = datasets.read_samples(validate.train)
+    timed = [s.text for s in datasets.read_samples(validate.latency.data)]
 
     def put(name: str, batches: Iterable[Mapping[str, Any]]) -> Path:
         return write_batches(dict(enumerate(batches)), scratch / f"{name}.npz")
 
     def batches(samples: Samples, size: int, length: int) -> Iterable[Mapping[str, Any]]:
-        return datasets.batches(samples, contract, tokenizer, size, length)
+        return datasets.encode_batches(samples, contract, tokenizer, size, length)
 
     longest = contract.text.max_length
     timing = {b: encode(contract, tokenizer, timed[:b], size=SEQUENCE) for b in BATCHES}
@@ -224,7 +224,7 @@ def judge(
         metric = quality.compare(
             "probe_accuracy", inputs.rows, base, answers, (inputs.train_rows, train)
         )
-        cosines = quality.cosines_of(base.text, answers.text)
+        cosines = quality.compute_cosines(base.text, answers.text)
         _, section = quality.judge("probe_accuracy", metric, len(inputs.rows), 0.02, 0.95, cosines)
         rows[s.name]["quality"] = {k: section[k] for k in ("candidate", "difference", "cosine")}
     for s in wanted:

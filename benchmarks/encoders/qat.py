@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from optimizer.compress.simulate import simulated
+from optimizer.compress.simulate import simulate_state
 from optimizer.compress.stage import run as compress
 from optimizer.data import datasets
 from optimizer.foundation import state
@@ -43,13 +43,13 @@ from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.harness.runtimes.machine import describe_machine
 from optimizer.load.stage import run as load
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
-from optimizer.model.checkpoint.model import torch_model
+from optimizer.model.checkpoint.model import load_torch_model
 from optimizer.recipe.file import read as read_recipe
 from optimizer.recipe.schema import DataSpec, Model, QuantizationAware, Quantize, Recipe
 from optimizer.reduce.learn import qat
 from optimizer.validate.ledger import trace
 from optimizer.validate.quality.quality import Probe
-from optimizer.validate.quality.significance import mean_bounds, paired_outcomes
+from optimizer.validate.quality.significance import bound_mean, decide_by_outcomes
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("minilm", "classifier")
@@ -114,7 +114,7 @@ class Comparison:
 
     @cached_property
     def rows(self) -> Any:
-        return datasets.samples(self.recipe.validate_.data)
+        return datasets.read_samples(self.recipe.validate_.data)
 
     @cached_property
     def labels(self) -> Any:
@@ -146,7 +146,7 @@ class Comparison:
             section = self.section.model_copy(update={"data": data})
             if name == "qat, reviews":
                 how = section.qat
-                learned_from = len(datasets.samples(data)) - REVIEWS_HELD_OUT
+                learned_from = len(datasets.read_samples(data)) - REVIEWS_HELD_OUT
                 steps = learned_from // how.batch_size
                 how = how.model_copy(update={"steps": steps, "held_out": REVIEWS_HELD_OUT})
                 section = section.model_copy(update={"qat": how})
@@ -158,7 +158,7 @@ class Comparison:
         """Compute the answers to CHOOSING training texts, once."""
         file = (compressed or self.work) / "choosing.npy"
         if not file.is_file():
-            rows = datasets.samples(data, CHOOSING, 0)
+            rows = datasets.read_samples(data, CHOOSING, 0)
             np.save(file, self.answers(self.source, compressed, rows))
         return np.load(file)
 
@@ -180,9 +180,9 @@ class Comparison:
             return np.load(file)
         contract = contracts.read(self.source / "contract.json")
         tokenizer = load_tokenizer(self.source / "checkpoint", contract)
-        model = torch_model(open_checkpoint(folder), contract.task)
+        model = load_torch_model(open_checkpoint(folder), contract.task)
         if compressed is not None:
-            model = simulated(model, state.read(compressed))
+            model = simulate_state(model, state.read(compressed))
         kept, rows = rows is None, self.rows if rows is None else rows
         order = sorted(range(len(rows)), key=lambda i: len(rows[i].text))
         values: list[Any] = [None] * len(rows)
@@ -257,7 +257,7 @@ def judged(this: Comparison, systems: dict[str, tuple[Path, Path]], chosen: str)
     probe = None
     if this.task != "text-classification":
         assert this.recipe.validate_.train is not None
-        train = datasets.samples(this.recipe.validate_.train)
+        train = datasets.read_samples(this.recipe.validate_.train)
         known = np.array([r.label for r in train])
         probe = Probe.fit(this.answers(this.source, None, train), known)
 
@@ -289,12 +289,12 @@ def nearest(away: Mapping[str, Any]) -> str:
 
 def with_bounds(values: Any) -> list[float]:
     """Compute [mean, lower, upper], two-sided at 95 %."""
-    return [float(values.mean()), *mean_bounds(np.asarray(values, np.float64), 0.025)]
+    return [float(values.mean()), *bound_mean(np.asarray(values, np.float64), 0.025)]
 
 
 def paired(baseline: Any, candidate: Any) -> list[float]:
     """Compute [share lost, lower, upper] of right answers with the validate stage's 95 % bounds."""
-    decision = paired_outcomes(baseline, candidate, 0.005, 0.95)
+    decision = decide_by_outcomes(baseline, candidate, 0.005, 0.95)
     return [decision.drop, *decision.interval]
 
 
@@ -323,7 +323,7 @@ def fine_tuned(recipe: Recipe, work: Path) -> Path:
     for parameter in blocks[len(blocks) - LAST :].parameters():
         parameter.requires_grad_(True)
     assert recipe.validate_.train is not None
-    rows = datasets.samples(recipe.validate_.train)
+    rows = datasets.read_samples(recipe.validate_.train)
     learned = [p for p in model.parameters() if p.requires_grad]
     optimiser = torch.optim.AdamW(learned, lr=RATE)
     model.train()

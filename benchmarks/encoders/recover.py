@@ -117,7 +117,9 @@ def minilm(args: argparse.Namespace) -> dict[str, Any]:
     options = recipe.reduce.recover.model_dump(mode="json", exclude_unset=True, exclude={"data"})
     again = taught(args, recipe.reduce.recover.data, options, "minilm")
     folders = {"float": source, "smaller": without, "recovered": again}
-    rows, fit_on = (datasets.samples(s) for s in (recipe.validate_.data, recipe.validate_.train))
+    rows, fit_on = (
+        datasets.read_samples(s) for s in (recipe.validate_.data, recipe.validate_.train)
+    )
     labels = np.array([r.label for r in rows])
     probe = Probe.fit(embeddings(source, fit_on), np.array([r.label for r in fit_on]))
     values = {name: embeddings(folder, rows) for name, folder in folders.items()}

@@ -36,17 +36,17 @@ from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.harness.runtimes.machine import describe_machine
 from optimizer.load.stage import run as load
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
-from optimizer.model.checkpoint.model import torch_model
+from optimizer.model.checkpoint.model import load_torch_model
 from optimizer.recipe.data import Calibrate, DataSpec
 from optimizer.recipe.file import read as read_recipe
 from optimizer.recipe.reduce import Reduce
 from optimizer.recipe.schema import Model, Reduction
 from optimizer.reduce.stage import run as reduce
-from optimizer.reduce.structure.layout import opened
+from optimizer.reduce.structure.layout import open_layout
 from optimizer.reduce.structure.sizes import Sizes
 from optimizer.validate.ledger import trace
 from optimizer.validate.quality.quality import Probe
-from optimizer.validate.quality.significance import mean_bounds
+from optimizer.validate.quality.significance import bound_mean
 
 ROOT = Path(__file__).resolve().parents[2]
 IMPORTANCES = ("magnitude", "activations", "fisher", "second_order")
@@ -109,8 +109,12 @@ def minilm(work: Path, peer_python: Path | None = None) -> dict[str, Any]:
     assert recipe.calibrate is not None
     assert recipe.validate_.train is not None
     task = recipe.model.task
-    rows, train = (datasets.samples(s) for s in (recipe.validate_.data, recipe.validate_.train))
-    layout = opened(Reduction(reduce=Reduce(goal={"keep": 1.0}), calibrate=None, task=task), source)
+    rows, train = (
+        datasets.read_samples(s) for s in (recipe.validate_.data, recipe.validate_.train)
+    )
+    layout = open_layout(
+        Reduction(reduce=Reduce(goal={"keep": 1.0}), calibrate=None, task=task), source
+    )
     full = layout.model.full
     fewer = Sizes(full.blocks, 8 * int(SHARE * full.ffn / 8), full.heads)
     keep = layout.model.in_blocks(fewer) / layout.model.in_blocks(full)
@@ -137,7 +141,7 @@ def minilm(work: Path, peer_python: Path | None = None) -> dict[str, Any]:
         table[better]["more right"] = with_bounds(right[better].astype(float) - right[worse])
     peers: dict[str, Any] = {}
     if peer_python is not None:
-        chosen_on = datasets.calibration_rows(
+        chosen_on = datasets.read_calibration_rows(
             recipe.calibrate, tasks.look_up(contracts.read(source / "contract.json"))
         )
         for name, model, seconds in peer_models(peer_python, source, chosen_on, fewer.ffn, work):
@@ -183,7 +187,7 @@ def peer_models(
     with safe_open(scores, "pt") as f:
         seconds = json.loads(f.metadata()["seconds"])
         for name in seconds:
-            model: Any = torch_model(open_checkpoint(source), contract.task)
+            model: Any = load_torch_model(open_checkpoint(source), contract.task)
             for i, layer in enumerate(model.encoder.layer):
                 kept = f.get_tensor(f"{name}/{i}").topk(neurons).indices.sort().values
                 up, down = layer.intermediate.dense, layer.output.dense
@@ -195,7 +199,7 @@ def peer_models(
 def embeddings(folder: Path, rows: Any) -> Any:
     """Compute embeddings (rows, width), float64, of unit length."""
     contract = contracts.read(folder / "contract.json")
-    return embedded(torch_model(open_checkpoint(folder), contract.task), folder, rows)
+    return embedded(load_torch_model(open_checkpoint(folder), contract.task), folder, rows)
 
 
 def embedded(model: Any, folder: Path, rows: Any) -> Any:
@@ -214,7 +218,7 @@ def embedded(model: Any, folder: Path, rows: Any) -> Any:
 
 def with_bounds(values: Any) -> list[float]:
     """Compute [mean, lower, upper], two-sided at 95 %."""
-    return [float(values.mean()), *mean_bounds(np.asarray(values, np.float64), 0.025)]
+    return [float(values.mean()), *bound_mean(np.asarray(values, np.float64), 0.025)]
 
 
 def smollm2(work: Path, sequences: Path | None) -> dict[str, Any]:
@@ -227,7 +231,7 @@ def smollm2(work: Path, sequences: Path | None) -> dict[str, Any]:
     spec = DataSpec(source="json", files=(str(ROOT / "calibration" / "jargon-calibrate.jsonl"),))
     calibrate = Calibrate(data=spec, samples=32, sequence_length=512, batch_size=1)
     windows = evaluation(source, sequences)
-    blocks = len(opened(Reduction(reduce=Reduce(goal={"keep": 1.0}), calibrate=None,
+    blocks = len(open_layout(Reduction(reduce=Reduce(goal={"keep": 1.0}), calibrate=None,
                                   task=section.task), source).blocks)  # fmt: skip
     table: dict[str, Any] = {}
     added = {}
@@ -261,13 +265,15 @@ def evaluation(source: Path, sequences: Path | None) -> list[list[int]]:
     spec = DataSpec(source="json", files=(str(ROOT / "calibration" / "jargon-evaluate.jsonl"),))
     contract = contracts.read(source / "contract.json")
     tokenizer = load_tokenizer(source / "checkpoint", contract)
-    cut = datasets.windows(datasets.samples(spec), tokenizer, contract, 512)
+    cut = datasets.cut_windows(datasets.read_samples(spec), tokenizer, contract, 512)
     return [[int(t) for t in window] for window in cut[:WINDOWS]]
 
 
 def compared(source: Path, folder: Path, windows: list[list[int]]) -> list[list[float]]:
     """Compute, per window, nats per token above the float model, and KL from it."""
-    pair: list[Any] = [torch_model(open_checkpoint(f), "text-generation") for f in (source, folder)]
+    pair: list[Any] = [
+        load_torch_model(open_checkpoint(f), "text-generation") for f in (source, folder)
+    ]
     added, divergence = [], []
     for ids in windows:
         tokens = torch.tensor(ids)[None]

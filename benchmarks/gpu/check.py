@@ -40,9 +40,9 @@ class Judge:
 
     def problem(self, found: Iterable[tuple[Any, Any]], where: str) -> str:
         """Explain why (found, expected) pairs are too far apart; "" if they are not."""
-        from optimizer.validate.ledger.distance import distance
+        from optimizer.validate.ledger.distance import measure_distance
 
-        measured = distance((np.asarray(f), np.asarray(e)) for f, e in found).worst
+        measured = measure_distance((np.asarray(f), np.asarray(e)) for f, e in found).worst
         if measured <= self.limit:
             return ""
         return (
@@ -121,25 +121,25 @@ def limit(kind: str, form: str, loaded: Path, state_folder: Path, grid: Mapping[
 
     loaded: folder of the load stage
     """
-    from optimizer.compress.simulate import simulated
+    from optimizer.compress.simulate import simulate_state
     from optimizer.foundation import state as states
     from optimizer.foundation.rounding import random_rounding
     from optimizer.foundation.rounding.tolerance import RUNS
     from optimizer.harness.contract import read
     from optimizer.harness.inputs.batch import Batch
     from optimizer.model.checkpoint.checkpoint import open_checkpoint
-    from optimizer.model.checkpoint.model import torch_model
+    from optimizer.model.checkpoint.model import load_torch_model
     from optimizer.validate.ledger import trace
     from optimizer.validate.ledger.limits import monte_carlo, spread
     from optimizer.validate.ledger.pieces.roundoff import UNIT
 
     contract, state = read(loaded / "contract.json"), states.read(state_folder)
-    source = torch_model(open_checkpoint(loaded), contract.task)
+    source = load_torch_model(open_checkpoint(loaded), contract.task)
     modules = [n.removesuffix(".weight") for n in state.weights]
     modules = [n for n in modules if hasattr(source.get_submodule(n), "in_features")]
-    model = simulated(source, state)
+    model = simulate_state(source, state)
     if form == "float":
-        model = torch_model(open_checkpoint(loaded), contract.task, overrides=state.replaced)
+        model = load_torch_model(open_checkpoint(loaded), contract.task, overrides=state.replaced)
     outputs = [o.name for o in contract.outputs]
     batch = ids(len(ROWS), min(grid["sequence"])) if kind == "encoder" else stepped(len(ROWS), 0)
     named = of(batch, [i.name for i in contract.inputs])
@@ -147,14 +147,14 @@ def limit(kind: str, form: str, loaded: Path, state_folder: Path, grid: Mapping[
     arrays = Batch(named, (), (), mask.astype(bool))
     arithmetic = random_rounding.Arithmetic(unit=UNIT["fp16"])
     rounded = monte_carlo.RoundedModel(model, modules, arithmetic)
-    runs = list(monte_carlo.runs(rounded, [arrays], outputs, range(RUNS)))
+    runs = list(monte_carlo.make_runs(rounded, [arrays], outputs, range(RUNS)))
     plain = trace.run(model, arrays, outputs)
     if kind == "decoder":  # only the last token of each step is compared
         runs = [[{n: a[:, -1:] for n, a in result.items()} for result in run] for run in runs]
         plain, mask = {n: a[:, -1:] for n, a in plain.items()}, mask[:, -1:]
     expected = [trace.Trace(mask, arrays, plain)]
     looks = len(ROWS) * len(grid["sequence"]) * (1 + STEPS)
-    found = spread.spread(runs, None, expected, outputs, UNIT["fp16"], looks)
+    found = spread.measure_spread(runs, None, expected, outputs, UNIT["fp16"], looks)
     return max(found.limits.values())
 
 

@@ -118,14 +118,14 @@ def entries(cell: Cell, source: Path, folder: Path) -> list[Entry]:
     """Run the ledger as the validate stage does, with the cell's threads in place of one."""
     import torch
 
-    from optimizer.data.datasets import samples
+    from optimizer.data.datasets import read_samples
     from optimizer.validate.ledger import ledger
     from optimizer.validate.materials import Materials
 
     torch.set_num_threads(cell.validate_threads)
     made = recipe(cell, str(source))
     section = made.validation(made.targets[0])
-    rows = samples(section.validate_.data, 200, cell.seed)
+    rows = read_samples(section.validate_.data, 200, cell.seed)
     texts = sorted(dict.fromkeys(r.text for r in rows), key=len)
     chosen = [texts[round(i * (len(texts) - 1) / (TEXTS - 1))] for i in range(TEXTS)]
     folders = (folder / n for n in ("state", "graph", "model", "engine"))

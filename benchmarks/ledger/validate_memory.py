@@ -69,7 +69,7 @@ def write_mpnet(folder: Path) -> Path:
 def validate(name: str, store_root: Path) -> dict[str, Any]:
     """Make the inputs of validate, in another process if they are missing, and run it here."""
     from optimizer import pipeline
-    from optimizer.load.headers import shapes
+    from optimizer.load.headers import read_shapes
     from optimizer.recipe import file as recipe_file
     from optimizer.store import Artifacts, Store
     from optimizer.validate.stage import STAGE
@@ -88,7 +88,7 @@ def validate(name: str, store_root: Path) -> dict[str, Any]:
         return {}
     section = recipe.validation(recipe.targets[0])
     assert STAGE.estimate is not None
-    estimate = STAGE.estimate(section, shapes(recipe.model)).memory
+    estimate = STAGE.estimate(section, read_shapes(recipe.model)).memory
     out = store_root / f"{name}-validate"
     out.mkdir(exist_ok=True)
     made = Artifacts(*(steps[n].path for n in ("load", "compress", "export", "lower", "build")))

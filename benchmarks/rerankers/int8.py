@@ -37,7 +37,7 @@ from benchmarks.measure.results import (
 )
 from benchmarks.measure.turns import BATCHES, attempt, summarize, time_in_turns, warm
 from optimizer.validate.quality.metrics import Ranking
-from optimizer.validate.quality.significance import paired_mean
+from optimizer.validate.quality.significance import decide_by_mean
 
 WORKER = "benchmarks.rerankers.int8_worker"
 LIBRARY = (
@@ -164,7 +164,7 @@ def judge(rows: dict[str, Any], scores: dict[str, Any], pairs: list[dict[str, An
     )
     values = {n: ranking.values(ranking.weights(s.astype(np.float64))) for n, s in scores.items()}
     for name, value in values.items():
-        decision = paired_mean(values[TORCH] - value, MARGIN, CONFIDENCE)
+        decision = decide_by_mean(values[TORCH] - value, MARGIN, CONFIDENCE)
         rows[name]["ndcg"] = float(value.mean())
         rows[name]["drop"] = {"value": decision.drop, "interval": list(decision.interval)}
 

@@ -48,7 +48,7 @@ from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.lower.stage import STAGE as LOWER
 from optimizer.recipe import file as recipe_file
 from optimizer.search import candidates, kernel_times
-from optimizer.search.candidates import Candidate, derived
+from optimizer.search.candidates import Candidate, derive_recipe
 from optimizer.search.expectation import Expectation, kendall_tau
 from optimizer.search.stages import sensitivity
 from optimizer.search.workbench import BuiltCandidate, Workbench
@@ -96,7 +96,7 @@ def main() -> None:
     asked = p.parse_args()
     load, started = os.getloadavg()[0], time.process_time()
     recipe = recipe_file.read(asked.recipe, OVERRIDES)
-    first = candidates.space(recipe)[0]
+    first = candidates.list_candidates(recipe)[0]
     bench = Workbench(recipe, asked.work / "store", first)
     table = asked.work / "table.json"
     document = kernel_times.measure(recipe, bench.root, TABLE_SECONDS, None)
@@ -131,7 +131,7 @@ def build(bench: Workbench, own: BuiltCandidate, modules: Sequence[str]) -> dict
         kept = tuple(m for kind, yes in zip(kinds, chosen, strict=True) if yes for m in kind)
         if not all(chosen):
             candidate = Candidate(0, bench.first.methods, finer=0.5 if kept else 0.0)
-            recipe = derived(bench.recipe, candidate, kept)
+            recipe = derive_recipe(bench.recipe, candidate, kept)
             state = store.step(COMPRESS, recipe.compression, steps.base)
             model = store.step(LOWER, recipe.targets[0], steps.base, state, steps.graph)
         else:
@@ -165,7 +165,7 @@ def measure(files: Mapping[Kept, Path], rounds: int) -> Times:
 
 def by_share(bench: Workbench, own: BuiltCandidate, every: Sequence[Kept]) -> list[float]:
     """Times / the recipe's, as a search expects them before any trial."""
-    section = sensitivity.section_of(bench.recipe.compression)
+    section = sensitivity.make_section(bench.recipe.compression)
     step = Store(bench.root).step(sensitivity.STAGE, section, own.artifacts.base)
     modules = json.loads((step.path / sensitivity.FILE).read_text("utf-8"))
     whole = sum(m["weights"] for m in modules.values())

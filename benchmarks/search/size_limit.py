@@ -21,7 +21,7 @@ from benchmarks.measure.results import ROOT
 from optimizer.foundation.progress import say
 from optimizer.recipe import file as recipe_file
 from optimizer.search import candidates, search
-from optimizer.search.trial import Trial, with_interval
+from optimizer.search.trial import Trial, write_interval
 from optimizer.search.workbench import Workbench
 
 RECIPE = ROOT / "recipes" / "smollm2-search.yaml"
@@ -67,7 +67,7 @@ def allocate(method: str, bits: float, store: Path) -> Trial:
         f"search.over={{method: [{method}], precision: recipe}}",
     ]
     recipe = recipe_file.read(RECIPE, changes)
-    first = candidates.space(recipe)[0]
+    first = candidates.list_candidates(recipe)[0]
     bench = Workbench(recipe, store, first)
     bench.prepare(False)
     return bench.try_(first, None)
@@ -93,7 +93,7 @@ def show(document: dict[str, Any]) -> str:
             one["form"],
             one["outcome"],
             "" if one["mb"] is None else f"{one['mb']:.1f}",
-            "" if one["drop"] is None else with_interval(one["drop"], one["interval"], 4),
+            "" if one["drop"] is None else write_interval(one["drop"], one["interval"], 4),
         ]
         for one in document["forms"]
     ]

@@ -106,10 +106,10 @@ def arrays(recipe: Recipe, source: Path, scratch: Path, examples: int | None) ->
     contract, validate = read(source / "contract.json"), recipe.validate_
     opened = tasks.look_up(contract).inputs.open(source / "checkpoint", contract)
     assert validate.latency.data is not None
-    rows = datasets.samples(validate.data, examples)
+    rows = datasets.read_samples(validate.data, examples)
     size = validate.batch_size
-    timed_images = [s.input for s in datasets.samples(validate.latency.data)]
-    seen = calibration.singly(calibration.batches(recipe.compression, source))
+    timed_images = [s.input for s in datasets.read_samples(validate.latency.data)]
+    seen = calibration.split_batches(calibration.make_batches(recipe.compression, source))
     parts: dict[str, Mapping[int, Mapping[str, Any]]] = {
         "calibration": {i: {ARRAY: np.asarray(b[ARRAY])} for i, b in enumerate(seen)},
         "evaluation": {

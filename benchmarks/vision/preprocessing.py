@@ -82,7 +82,7 @@ def image_sets(asked: argparse.Namespace, scratch: Path) -> dict[str, Path]:
     """Write image files as {title of a set: folder}."""
     data = read_recipe(asked.recipe).validate_.latency.data
     assert data is not None
-    sets = {"images that the recipe times": [s.input for s in datasets.samples(data)]}
+    sets = {"images that the recipe times": [s.input for s in datasets.read_samples(data)]}
     for file in asked.whole:
         import pyarrow.parquet as parquet
 

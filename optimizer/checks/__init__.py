@@ -46,11 +46,11 @@ def read(
     except RecipeError as refused:
         try:
             model, specs, lines = recipe_file.read_valid_parts(file, overrides)
-            with recipe_file.located(lines):
+            with recipe_file.locate_errors(lines):
                 ordered.check_parts(model, specs)
         except OptimizeError as others:
             raise join([refused, others]) or refused from None
         raise
-    with recipe_file.located(lines):
+    with recipe_file.locate_errors(lines):
         ordered.check(recipe, Context(early, fetch, until, file, lock))
     return recipe, lines

@@ -19,7 +19,7 @@ from optimizer.harness import tasks
 from optimizer.harness.process.temporary import make_temporary_folder
 from optimizer.load import source, weights
 from optimizer.load.adapters import adapter
-from optimizer.load.config.model_type import completed
+from optimizer.load.config.model_type import complete_config
 from optimizer.load.onnx_model import files as onnx_files
 from optimizer.load.onnx_model import stage as onnx_model
 from optimizer.load.preparation import Described
@@ -75,8 +75,8 @@ def _check_contents(
     """Check names and shapes of the weights, the tokenizer or image settings, and the data."""
     section, (config, model, family) = recipe.model, opened
     pairing = None
-    if weights.only_pickled(folder, section):
-        files = completed(folder, section.model_type, scratch)
+    if weights.is_only_pickled(folder, section):
+        files = complete_config(folder, section.model_type, scratch)
     else:
         loaded = provider(section, folder).read(section, folder, config, scratch)
         merged = adapter.find(section, folder)

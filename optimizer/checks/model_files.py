@@ -18,7 +18,7 @@ def check_weights(section: Model) -> None:
     """Raise CheckpointError for weights that are missing, incomplete, or only a pickle. Reads
     headers; a pickle that the recipe allows is not read."""
     folder = local_folder(section)
-    if folder is not None and not weights.only_pickled(folder, section):
+    if folder is not None and not weights.is_only_pickled(folder, section):
         weights.find(folder, section)
 
 
@@ -39,5 +39,5 @@ def local_folder(section: Model) -> Path | None:
         return None
     resolved = source.resolve(section)
     with reading(resolved.folder):
-        source.files(resolved)
+        source.list_files(resolved)
         return model_folder(resolved.folder)

@@ -81,7 +81,7 @@ def _convolution_error(where: str, why: str, accepted: str) -> RecipeError:
     )
 
 
-def bias_step(covered: Range, scale: Tensor) -> Tensor:
+def compute_bias_step(covered: Range, scale: Tensor) -> Tensor:
     """Real value of 1 in the integer sums, (out,) float64, exact: input scale * weight scale."""
     return scale[:, 0].double() * covered.scale
 
@@ -95,5 +95,5 @@ def integer_bias(bias: Tensor, step: Tensor) -> Tensor:
 
 def round_bias(bias: Tensor, covered: Range, scale: Tensor) -> Tensor:
     """The bias (out,) float32 rounded to multiples of bias_step(covered, scale). Idempotent."""
-    step = bias_step(covered, scale)
+    step = compute_bias_step(covered, scale)
     return (integer_bias(bias, step).double() * step).float()

@@ -30,15 +30,15 @@ from math import prod
 
 from optimizer.compress.apply.weights.rounding import HELD
 from optimizer.compress.methods.weights.factorization import PART
-from optimizer.compress.methods.weights.rtn import shrinks
+from optimizer.compress.methods.weights.rtn import list_shrinks
 from optimizer.compress.processes import count_of
 from optimizer.compress.segment import MEASURED
-from optimizer.compress.selection import scheme_of
+from optimizer.compress.selection import make_scheme
 from optimizer.foundation.process import machine_speed
 from optimizer.foundation.process.machine_speed import MachineSpeed
 from optimizer.foundation.process.torch_device import CONTEXT
 from optimizer.harness import tasks
-from optimizer.load.image_inputs import positions
+from optimizer.load.image_inputs import count_positions
 from optimizer.recipe.compression.quantize import Weights
 from optimizer.recipe.schema import Compression
 from optimizer.store import NARROWEST, Estimate, Shapes
@@ -150,7 +150,7 @@ def estimate(section: Compression, shapes: Shapes, speed: MachineSpeed | None = 
     generates = tasks.find_task(section.task).generates
     length = calibrate.sequence_length if calibrate else 0
     if calibrate and "image" in calibrate.data.columns:
-        length = positions(shapes)
+        length = count_positions(shapes)
     tokens = calibrate.samples * length if calibrate else 0
     batch = calibrate.batch_size * length if calibrate else 0
     streams = 2 if section.float_reference else 1
@@ -200,7 +200,7 @@ def estimate(section: Compression, shapes: Shapes, speed: MachineSpeed | None = 
         memory=int(LIBRARIES + max(walked, tuning, STACKED * of.distinct) + inside),
         disk=2 * (stored + folded) + 2 * stream,
         seconds=START + speed.multiply(work + more) + _rounding(section, of, stored, speed) + again,
-        device_memory=device_memory(section, shapes),
+        device_memory=estimate_device_memory(section, shapes),
     )
 
 
@@ -213,7 +213,7 @@ def count_sums(section: Compression) -> int:
     return 2 * (2 if count == 1 else 2 + -(-parts // count))
 
 
-def device_memory(section: Compression, shapes: Shapes) -> int:
+def estimate_device_memory(section: Compression, shapes: Shapes) -> int:
     """Predict the bytes of GPU memory of compress, at most; 0 where the recipe says cpu.
 
     CUDA's context + the largest of: one block, H and the weights rounded by it, and the activations
@@ -230,7 +230,7 @@ def device_memory(section: Compression, shapes: Shapes) -> int:
         return CONTEXT + ALONE * max(of.one, of.distinct)
     length = calibrate.sequence_length
     if "image" in calibrate.data.columns:
-        length = positions(shapes) or length
+        length = count_positions(shapes) or length
     whole = 4 * (of.linear + of.outside)
     scores = 0
     if not tasks.find_task(section.task).generates:  # eager attention keeps one for every pair
@@ -284,8 +284,8 @@ def _rounding(section: Compression, of: _Sizes, stored: int, speed: MachineSpeed
 
 def count_operations(weights: Weights) -> float:
     """Operations per value of rounding to nearest, each scale searched below 8 bits."""
-    scheme = scheme_of(weights)
-    tried = NEAREST if scheme.bits == 8 else TRIED * len(shrinks(scheme))
+    scheme = make_scheme(weights)
+    tried = NEAREST if scheme.bits == 8 else TRIED * len(list_shrinks(scheme))
     return tried * (1 if scheme.symmetric else OF_ZERO)
 
 

@@ -46,7 +46,7 @@ def estimate(
     """Predict the needs of compress. speed: speed of the machine; None: measured"""
     section, speed = section.effective, speed or machine_speed.measure()
     quantize, calibrate = section.quantize, section.calibrate
-    compressed = predicted.shapes(section, shapes)
+    compressed = predicted.predict_shapes(section, shapes)
     integers = compressed.integers if isinstance(compressed, CompressedShapes) else {}
     linear = sum(prod(shape) for shape, _ in integers.values())
     whole = 4 * sum(map(prod, shapes.values()))

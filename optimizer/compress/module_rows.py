@@ -54,7 +54,7 @@ def label(scheme: Scheme | None, activations: str | None, sparsity: Sparsity | N
     return ", ".join(filter(None, [weights, inputs, zeros]))
 
 
-def significant(value: float) -> float:
+def round_significant(value: float) -> float:
     """Round to six significant digits."""
     return float(f"{value:.6g}")
 

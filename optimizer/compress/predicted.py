@@ -16,7 +16,7 @@ BLOCK = re.compile(r"\.\d+\.")
 HEAD = "head"  # a part of the name of every decoder's output head
 
 
-def shapes(section: Compression, model: Shapes) -> Shapes:
+def predict_shapes(section: Compression, model: Shapes) -> Shapes:
     """Return the shapes of `model` with the weights that will be integers: matrices in blocks, and
     a decoder's embedding and head as the recipe says."""
     quantize = section.quantize

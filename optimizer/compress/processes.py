@@ -31,10 +31,10 @@ FIX = (
 
 def count_of(section: Compression) -> int:
     """Number of processes of the walk: compress.processes, or 1 where the work cannot be shared."""
-    return 1 if why_alone(section) else section.compress.processes
+    return 1 if explain_alone(section) else section.compress.processes
 
 
-def why_alone(section: Compression) -> str:
+def explain_alone(section: Compression) -> str:
     """The reason why one process walks although the recipe asks for several, or ""."""
     if section.compress.processes == 1:
         return ""
@@ -79,14 +79,14 @@ def start(function: Callable[..., object], count: int, progress: Path, *argument
             launch(function, group, progress, *arguments)
             return
         except EndedError as e:
-            done = len(finished(progress))
+            done = len(list_finished(progress))
             if done == before:
                 raise
             before = done
             say(f"compress: {e.problem}; all start again after {done} finished blocks")
 
 
-def finished(progress: Path) -> list[Path]:
+def list_finished(progress: Path) -> list[Path]:
     """The folders of finished blocks, in order."""
     return sorted(folder for folder in progress.iterdir() if folder.name.isdigit())
 

@@ -24,12 +24,12 @@ from optimizer.compress.apply.activations.activation_ranges import (
 from optimizer.compress.apply.activations.folding import Folded
 from optimizer.compress.apply.weights import bias_correction, rounding
 from optimizer.compress.apply.weights.rounding import Inputs, Rounded
-from optimizer.compress.methods.weights.rtn import relative_error
-from optimizer.compress.module_rows import Row, join_remarks, label, significant
+from optimizer.compress.methods.weights.rtn import measure_relative_error
+from optimizer.compress.module_rows import Row, join_remarks, label, round_significant
 from optimizer.compress.simulate import (
     QuantConvolution,
     QuantLinear,
-    quantized_input,
+    replace_identity,
     set_parameter,
 )
 from optimizer.compress.walk import blocks as walk
@@ -113,7 +113,7 @@ def compress_uncalibrated(
         part, scheme = Rounded(), schemes.get(name)
         values = tensors[weight_name(name)].to(device)
         rounding.compress_alone(part, (name, values), scheme, sparsity.get(name), quantize)
-        error = significant(relative_error(values, _values(part.all[name])))
+        error = round_significant(measure_relative_error(values, _values(part.all[name])))
         words = label(scheme, mode, sparsity.get(name))
         return part, Row(name, words, weight_error=error, note=part.remarks[name])
 
@@ -160,11 +160,11 @@ def _quantized_modules(
         linear = group.linear(name)
         q, covered = every[name], inputs.ranges.get(name)
         quantized[name] = inputs.quantized(name, linear, q)
-        error = relative_error(inputs.weight(name, linear), _values(q))
+        error = measure_relative_error(inputs.weight(name, linear), _values(q))
         rows[name] = Row(
             name,
             label(group.schemes.get(name), inputs.mode, group.sparsity.get(name)),
-            weight_error=significant(error),
+            weight_error=round_significant(error),
             range=[covered.low, covered.high] if covered else None,
             note=join_remarks(folded.remarks.get(name), chosen.remarks.get(name)),
         )
@@ -196,8 +196,8 @@ class _Measure:
     def report(self) -> dict[str, Any]:
         error = math.sqrt(self.error / self.signal) if self.signal else 0.0
         return {
-            "output_error": significant(error),
-            "saturation": significant(self.clipped / max(self.seen, 1)),
+            "output_error": round_significant(error),
+            "saturation": round_significant(self.clipped / max(self.seen, 1)),
         }
 
 
@@ -214,7 +214,7 @@ def _measure(
         if not measures[name].enough:
             measures[name].update(rows)
 
-    summands = {n: quantized_input(n, ranges[n]) for n in (*group.summands, *group.caches)}
-    with walk.swapped(group.model, {**quantized, **summands}):
+    summands = {n: replace_identity(n, ranges[n]) for n in (*group.summands, *group.caches)}
+    with walk.swap_modules(group.model, {**quantized, **summands}):
         walk.advance(group, hook, quantized, group.stream.deal.first_part)
     return measures

@@ -83,7 +83,7 @@ def select(source: ModelSource, quantize: Quantize, sparsity: Sparsity | None = 
 
 def _check_caches(source: ModelSource) -> None:
     """Refuse a model whose keys and values cannot be read on their way into the cache."""
-    names = cache_operands.attentions(source.model, source.blocks)
+    names = cache_operands.list_attentions(source.model, source.blocks)
     if len(names) == len(source.blocks):
         return
     raise RecipeError(
@@ -160,7 +160,7 @@ def _choices(model: nn.Module, name: str, first: Scheme, quantize: Quantize) -> 
     assert quantize.allocate is not None
     inputs = _inputs(model.get_submodule(name))
     choices = quantize.allocate.choices
-    schemes = [scheme_of(weights) for weights in choices]
+    schemes = [make_scheme(weights) for weights in choices]
     fitting = [s for s in schemes if divides(s.group_size, inputs)]
     return tuple(dict.fromkeys([first, *fitting]))
 
@@ -222,7 +222,7 @@ def _check_untied(model: nn.Module, head: str, name: str, quantize: Quantize) ->
         )
 
 
-def names_of(module: str) -> tuple[str, ...]:
+def list_names(module: str) -> tuple[str, ...]:
     """The names that a pattern may match: of a module of an ONNX file also the file's own."""
     return module, module.removeprefix(f"{BODY}.")
 
@@ -230,7 +230,7 @@ def names_of(module: str) -> tuple[str, ...]:
 def matches(module: str, patterns: Collection[str]) -> bool:
     """True where a pattern names the module, or a module around it."""
     parts = module.split(".")
-    around = [n for i in range(len(parts)) for n in names_of(".".join(parts[: i + 1]))]
+    around = [n for i in range(len(parts)) for n in list_names(".".join(parts[: i + 1]))]
     return any(fnmatchcase(name, pattern) for name in around for pattern in patterns)
 
 
@@ -242,9 +242,9 @@ def match_modules(model: nn.Module, patterns: tuple[str, ...], where: str) -> di
         names = [name for name in names if name.startswith(f"{BODY}.")]
     patterns_of: dict[str, str] = {}
     for i, pattern in enumerate(patterns):
-        hits = [n for n in names if any(fnmatchcase(m, pattern) for m in names_of(n))]
+        hits = [n for n in names if any(fnmatchcase(m, pattern) for m in list_names(n))]
         if not hits:
-            known = list(dict.fromkeys(m for n in names for m in names_of(n)))
+            known = list(dict.fromkeys(m for n in names for m in list_names(n)))
             raise RecipeError(
                 f"{pattern!r} matches no module{_nearest(pattern, known)}",
                 where=f"{where}.{i}",
@@ -288,7 +288,7 @@ def _inputs(module: nn.Module) -> int:
     return math.prod(cast(Tensor, module.weight).shape[1:])
 
 
-def scheme_of(weights: Weights) -> Scheme:
+def make_scheme(weights: Weights) -> Scheme:
     """Convert a recipe section to a Scheme."""
     return Scheme(
         weights.bits,
@@ -301,7 +301,7 @@ def scheme_of(weights: Weights) -> Scheme:
 
 
 def _scheme(name: str, shape: tuple[int, int], weights: Weights, where: str) -> Scheme:
-    scheme = scheme_of(weights)
+    scheme = make_scheme(weights)
     if scheme.granularity == "block":
         try:
             scheme.shape_of_scale(*shape)

@@ -42,7 +42,12 @@ from optimizer.foundation.state import (
     input_name,
     owner_of,
 )
-from optimizer.model.architectures.operands import attention_of, cache_of, caches_of, operands_of
+from optimizer.model.architectures.operands import (
+    find_attention,
+    find_cache,
+    select_caches,
+    select_operands,
+)
 from optimizer.model.checkpoint import attention_operands, cache_operands
 
 AT_ONCE = 1 << 22  # values of a weight that are de-quantized together
@@ -58,7 +63,7 @@ def fake_quantize(x: Tensor, covered: Range, mode: Activations = "tensor") -> Te
     return ((x / covered.scale).round() + zero).clamp(0, 255).sub(zero) * covered.scale
 
 
-def largest_values(x: Tensor, mode: Activations) -> Tensor:
+def find_largest_values(x: Tensor, mode: Activations) -> Tensor:
     """Largest magnitude of the values of x (..., features) that share a scale in a mode of
     PER_TOKEN: (..., 1), or (..., features) where a row has several."""
     if mode != "float8 group":
@@ -84,7 +89,7 @@ def quantize_tokens(x: Tensor, mode: Activations) -> Tensor:
     """Quantize and de-quantize each row of x (..., features) in a mode of PER_TOKEN."""
     if mode == "token":
         return fake_quantize_per_token(x)
-    return fake_quantize_by_largest_float8(x, largest_values(x, mode))
+    return fake_quantize_by_largest_float8(x, find_largest_values(x, mode))
 
 
 class QuantLinear(nn.Module):
@@ -225,7 +230,7 @@ class QuantInput(nn.Module):
         return fake_quantize(x, self.covered, self.activations)
 
 
-def simulated(
+def simulate_state(
     model: nn.Module,
     state: CompressedState,
     activations: bool = True,
@@ -270,19 +275,19 @@ def simulated(
         filled = QuantLinear.of(twin.get_submodule(module), values, mode, covered, factor)
         set_module(twin, module, filled)
     if activations:
-        attentions = [attention_of(name) for name in operands_of(state)]
+        attentions = [find_attention(name) for name in select_operands(state)]
         if attentions:
             attention_operands.install(twin, attentions)
-        cache_operands.install(twin, map(cache_of, caches_of(state)))
+        cache_operands.install(twin, map(find_cache, select_caches(state)))
         for module, range_ in state.summands.items():
             if only is None or module in only:
-                set_module(twin, module, quantized_input(module, range_))
+                set_module(twin, module, replace_identity(module, range_))
     return twin
 
 
-def quantized_input(name: str, covered: Range) -> QuantInput:
+def replace_identity(name: str, covered: Range) -> QuantInput:
     """The replacement of the identity `name`."""
-    return QuantInput(covered, "float8 tensor" if cache_of(name) else "tensor")
+    return QuantInput(covered, "float8 tensor" if find_cache(name) else "tensor")
 
 
 def set_parameter(model: nn.Module, name: str, value: Tensor) -> None:

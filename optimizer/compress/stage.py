@@ -39,7 +39,7 @@ from optimizer.compress.apply.weights import bias_correction, lm_head
 from optimizer.compress.apply.weights.rounding import ALONE
 from optimizer.compress.data import calibration
 from optimizer.compress.data.calibration import Windows
-from optimizer.compress.estimate import device_memory, estimate
+from optimizer.compress.estimate import estimate, estimate_device_memory
 from optimizer.compress.module_rows import Row
 from optimizer.compress.selection import Selection, select
 from optimizer.compress.walk import blocks as walk
@@ -59,7 +59,7 @@ from optimizer.foundation.progress import bar, say
 from optimizer.foundation.references import resolve
 from optimizer.foundation.state import CompressedState
 from optimizer.model.checkpoint import attention_operands, cache_operands
-from optimizer.model.checkpoint.model import parameter_shapes
+from optimizer.model.checkpoint.model import list_parameter_shapes
 from optimizer.model.graph import record
 from optimizer.model.graph.needs import GraphShapes
 from optimizer.recipe.compression import methods
@@ -101,7 +101,9 @@ def run(section: Compression, source: Path, out: Path) -> None:
     device = _device(effective, source)
     budget = section.compress.device_memory_bytes
     with torch_device.computing(device, budget, WHERE, FIX):
-        compress(effective, source, lambda: calibration.batches(effective, source), out, device)
+        compress(
+            effective, source, lambda: calibration.make_batches(effective, source), out, device
+        )
 
 
 def check(section: Compression, source: Path) -> None:
@@ -120,8 +122,8 @@ def _device(section: Compression, source: Path) -> torch.device:
     chosen = section.compress
     device = torch_device.resolve(chosen.chosen_device, WHERE)
     if device.type != "cpu":
-        shapes = parameter_shapes(open_source(section.task, source).model)
-        needed = device_memory(section, shapes)
+        shapes = list_parameter_shapes(open_source(section.task, source).model)
+        needed = estimate_device_memory(section, shapes)
         torch_device.check_memory(device, needed, chosen.device_memory_bytes, WHERE, FIX)
         say(f"compress: on {torch_device.name_of(device)}, about {needed / 1e9:.1f} GB of it")
     return device
@@ -169,7 +171,7 @@ def compress(
     if quantize.keep_float_auto:
         selection = exclude_sensitive(opened, windows.train, quantize, selection, progress)
     own, tuning_only = _generated_windows(opened, windows.train, section, progress)
-    tuning_only += calibration.for_tuning(section, source)
+    tuning_only += calibration.make_tuning_batches(section, source)
     train = [*windows.train, *own]
     parts = _walk(_Job(source, section, selection, train, progress, len(windows.train)), opened)
     if quantize.model_tuning:
@@ -195,7 +197,7 @@ def _transformed(source: ModelSource, quantize: Quantize) -> ModelSource:
         attention = source.family.attention_products
         attention_operands.install(source.model, [f"{b}.{attention}" for b in source.blocks])
     if quantize.kv_cache == "float8":
-        names = cache_operands.attentions(source.model, source.blocks)
+        names = cache_operands.list_attentions(source.model, source.blocks)
         cache_operands.install(source.model, names)
     for method in quantize.of_kind("model-transform"):
         source = resolve(method.apply)(source, quantize)
@@ -216,7 +218,7 @@ def _generated_windows(
         source, prompts, count, calibrate.seed, progress, step="compress"
     )
     parts = windows[: calibrate.generated], windows[calibrate.generated :]
-    one, other = (calibration.batched(part, calibrate.batch_size) for part in parts)
+    one, other = (calibration.batch_windows(part, calibrate.batch_size) for part in parts)
     return one, other
 
 
@@ -224,13 +226,13 @@ def _walk(job: _Job, source: ModelSource) -> list[Path]:
     """Compress every segment that is not under `progress` yet; returns all their folders."""
     sums = Deal.of(len(job.batches), job.section.compress.partial_sums).sizes
     count = min(processes.count_of(job.section), len(sums))
-    if why := processes.why_alone(job.section):
+    if why := processes.explain_alone(job.section):
         say(f"compress: it runs in one process, because {why}")
     if count == 1:
         _walk_blocks(job, source, ONE)
     else:
         processes.start(_share, count, job.progress, job, source.device.type)
-    return processes.finished(job.progress)
+    return processes.list_finished(job.progress)
 
 
 def _share(these: Processes, job: _Job, device: str) -> None:
@@ -262,7 +264,7 @@ def _walk_blocks(job: _Job, source: ModelSource, these: Processes) -> None:
     if job.calibration_batches and these.first:
         consumed.write(counted[: job.calibration_batches], progress)
     groups = (
-        walk.segments(stream.uses[0])
+        walk.split_segments(stream.uses[0])
         if job.batches
         else [range(i, i + 1) for i in range(len(selection.blocks))]
     )
@@ -322,7 +324,7 @@ def _segment(
         part, rows = segments.compress_uncalibrated(
             schemes, sparsity, source.tensors, quantize, source.device
         )
-    if last and job.batches and lm_head.by_moments(quantize, selection, source.family.head):
+    if last and job.batches and lm_head.needs_hessian(quantize, selection, source.family.head):
         lm_head.write_moments(source, stream, job.progress / MOMENTS)
     rows = [row.explained(selection.reasons.get(row.module, "")) for row in rows]
     left = None if last or not job.batches else stream
@@ -444,11 +446,13 @@ def _chain(parts: Sequence[Mapping[str, Any]]) -> ChainMap[str, Any]:
 
 def files(section: Compression) -> Mapping[str, str]:
     """{name: digest} of the calibration rows, and of the code of the methods in use."""
-    from optimizer.data.datasets import digest
+    from optimizer.data.datasets import digest_rows
 
     calibrate = section.effective.calibrate
-    rows = {"calibrate": digest(calibrate.data)} if calibrate else {}
-    return rows | methods.code(section.quantize.in_use) | sparse.code(section.sparsity)
+    rows = {"calibrate": digest_rows(calibrate.data)} if calibrate else {}
+    return (
+        rows | methods.digest_code(section.quantize.in_use) | sparse.digest_code(section.sparsity)
+    )
 
 
 def estimate_of(section: Compression, shapes: Shapes) -> Estimate:
@@ -465,7 +469,7 @@ def remark(section: Compression) -> str:
         remarks.append(
             f"keep_float_auto measures which modules stay float; {module_rows.FILE} says why"
         )
-    if why := processes.why_alone(section):
+    if why := processes.explain_alone(section):
         remarks.append(f"in one process: {why}")
     elif section.compress.processes > 1:
         remarks.append(f"in {section.compress.processes} processes")
@@ -479,7 +483,7 @@ STAGE = Stage(
     packages=("torch", "transformers", "tokenizers"),
     files=files,
     estimate=estimate_of,
-    shapes=predicted.shapes,
+    shapes=predicted.predict_shapes,
     remark=remark,
     resumable=True,
 )

@@ -53,21 +53,23 @@ def read_answers(written: Any, where: str) -> tuple[str, ...]:
     return tuple(text for text in texts if text.strip())
 
 
-def normalized(text: str) -> str:
+def normalize(text: str) -> str:
     return " ".join(ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())
 
 
 def exact_match(answer: str, right: Sequence[str]) -> float:
-    return float(normalized(answer) in map(normalized, usable(right)))
+    return float(normalize(answer) in map(normalize, select_usable(right)))
 
 
 def f1(answer: str, right: Sequence[str]) -> float:
-    return max(_f1(normalized(answer).split(), normalized(one).split()) for one in usable(right))
+    return max(
+        _f1(normalize(answer).split(), normalize(one).split()) for one in select_usable(right)
+    )
 
 
-def usable(right: Sequence[str]) -> Sequence[str]:
+def select_usable(right: Sequence[str]) -> Sequence[str]:
     """Right answers that are not empty after normalization; [""] if there are none."""
-    return [one for one in right if normalized(one)] or [""]
+    return [one for one in right if normalize(one)] or [""]
 
 
 def _f1(answer: Sequence[str], right: Sequence[str]) -> float:

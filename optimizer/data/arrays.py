@@ -80,7 +80,7 @@ def _arrays(file: Path) -> dict[str, NDArray[Any]]:
     return arrays
 
 
-def columns_of(field: str, columns: Mapping[str, str], present: Sequence[str]) -> list[str]:
+def list_columns(field: str, columns: Mapping[str, str], present: Sequence[str]) -> list[str]:
     """Columns that hold the inputs of a row. field: column of `arrays` in a data spec"""
     others = {column for name, column in columns.items() if name != "arrays"}
     return [field] if field != ALL else [name for name in present if name not in others]

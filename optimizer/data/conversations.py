@@ -56,7 +56,7 @@ def parse(value: Any, where: str) -> tuple[Mapping[str, str], ...]:
     return tuple(parsed)
 
 
-def as_text(messages: Sequence[Mapping[str, str]]) -> str:
+def join_messages(messages: Sequence[Mapping[str, str]]) -> str:
     """The conversation without a template: a line "role: content" per message."""
     return "\n".join(f"{message['role']}: {message['content']}" for message in messages)
 

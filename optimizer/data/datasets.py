@@ -20,20 +20,26 @@ import numpy.typing as npt
 
 from optimizer.data import arrays, conversations
 from optimizer.data.answers import read_answers
-from optimizer.data.image_truth.objects import in_model, read_objects
+from optimizer.data.image_truth.objects import map_to_model, read_objects
 from optimizer.data.image_truth.poses import check_count, read_poses
 from optimizer.data.labels import (
-    ids_in_model,
-    ids_of_names,
+    collect_names,
     label_id,
     label_ids,
-    names_in,
-    names_of,
+    map_ids,
+    map_names,
+    read_names,
 )
 from optimizer.data.pictures import disable_decoding, read_picture
 from optimizer.data.same_rows import drop_repeated
 from optimizer.data.sample import Sample as Sample
-from optimizer.data.tables import folder_files, is_local, local_files, open_table, where_of
+from optimizer.data.tables import (
+    describe_place,
+    is_local,
+    list_files,
+    list_folder_files,
+    open_table,
+)
 from optimizer.foundation.errors import DataError, suggest
 from optimizer.foundation.progress import say
 from optimizer.foundation.reading import reading
@@ -55,7 +61,7 @@ TAGS = "Give tags as a list with one tag per word, and text as a list of words."
 CHECKED = 256  # maximum rows of a data set that `optimize check` reads
 
 
-def samples(spec: DataSpec, limit: int | None = None, seed: int | None = None) -> list[Sample]:
+def read_samples(spec: DataSpec, limit: int | None = None, seed: int | None = None) -> list[Sample]:
     """The rows of a spec in the data set's order, without rows that have a null, an empty text or
     the input of an earlier row. Texts are compared by characters; same_rows.py compares token ids.
 
@@ -65,15 +71,15 @@ def samples(spec: DataSpec, limit: int | None = None, seed: int | None = None) -
     Raises DataError for a missing file or column, no rows, and labels that are not ids or names.
     """
     rows = list(_read(spec).rows)
-    rows = _draw(rows, spec.samples, spec.seed, where_of(spec))
-    return _draw(rows, limit, spec.seed if seed is None else seed, where_of(spec))
+    rows = _draw(rows, spec.samples, spec.seed, describe_place(spec))
+    return _draw(rows, limit, spec.seed if seed is None else seed, describe_place(spec))
 
 
-def calibration_rows(calibrate: Calibrate, task: Task) -> list[Sample]:
+def read_calibration_rows(calibrate: Calibrate, task: Task) -> list[Sample]:
     """The rows of calibrate.data: a draw of calibrate.samples rows for tasks that calibrate on
     rows, all rows for text-generation, which joins the texts and cuts windows from them."""
     count = calibrate.samples if task.calibration_items == "rows" else None
-    return samples(calibrate.data, count, calibrate.seed)
+    return read_samples(calibrate.data, count, calibrate.seed)
 
 
 def check_header(spec: DataSpec) -> None:
@@ -82,9 +88,9 @@ def check_header(spec: DataSpec) -> None:
     Data on a hub are not fetched for it."""
     if not is_local(spec):
         return
-    table, where = open_table(spec), where_of(spec)
+    table, where = open_table(spec), describe_place(spec)
     columns = _columns(spec, table)
-    names = names_of(spec, table.features, columns, where) or names_in(spec, table, columns)
+    names = read_names(spec, table.features, columns, where) or collect_names(spec, table, columns)
 
     def listed(field: str) -> bool:
         return hasattr(table.features[columns[field]], "feature")
@@ -110,10 +116,10 @@ def _draw(rows: list[Sample], count: int | None, seed: int, where: str) -> list[
     return [rows[i] for i in sorted(sorted(range(len(rows)), key=rank)[:count])]
 
 
-def digest(spec: DataSpec) -> str:
+def digest_rows(spec: DataSpec) -> str:
     """sha256 of the rows of `samples(spec)` as canonical JSON lines."""
     h = hashlib.sha256()
-    for sample in samples(spec):
+    for sample in read_samples(spec):
         line = json.dumps(sample.as_row(), sort_keys=True, ensure_ascii=False)
         h.update(line.encode() + b"\n")
     return h.hexdigest()
@@ -130,15 +136,16 @@ def map_labels(
 
     labels: the contract's label names; None for a model without labels leaves rows unchanged
 
-    Labels are matched by name (labels.ids_in_model). Raises DataError when the data's names or an
+    Labels are matched by name (labels.map_ids). Raises DataError when the data's names or an
     id are not among the model's, and for names without an order where the model has none.
     """
-    where = where_of(spec)
+    where = describe_place(spec)
     check_count([pose for r in rows for pose in r.keypoints or ()], labels or (), where)
     if any(r.objects is not None for r in rows):
         names = spec.labels
         return [
-            replace(r, objects=in_model(r.objects or (), names, labels or (), where)) for r in rows
+            replace(r, objects=map_to_model(r.objects or (), names, labels or (), where))
+            for r in rows
         ]
     if not any(_has_label(r) for r in rows):
         return list(rows)
@@ -146,7 +153,7 @@ def map_labels(
     if read.ordered and labels is None:
         return list(rows)
     labels = labels or ()
-    match = ids_in_model if read.ordered else ids_of_names
+    match = map_ids if read.ordered else map_names
     ids = match(read.names, labels, where)
 
     def of_model(i: int) -> int:
@@ -176,7 +183,7 @@ def sort_by_size(rows: Sequence[Sample], task: Task) -> list[Sample]:
     return sorted(rows, key=lambda r: extent(r.input) + extent(r.text_pair or ""))
 
 
-def batches(
+def encode_batches(
     rows: Sequence[Sample], contract: Contract, encoder: Any, batch_size: int, length: int
 ) -> Iterator[Batch]:
     """The model's input arrays for `rows` in order, made by the harness. A batch of texts is padded
@@ -195,7 +202,7 @@ def batches(
         yield batch
 
 
-def windows(
+def cut_windows(
     rows: Sequence[Sample], tokenizer: Any, contract: Contract, length: int
 ) -> list[Window]:
     """Windows of exactly `length` tokens, int64, from the texts of `rows` in order.
@@ -230,7 +237,7 @@ def windows(
     return list(trimmed.reshape(-1, length))
 
 
-def alone(row: Sample, task: Task) -> Any:
+def pick_input(row: Sample, task: Task) -> Any:
     """The input that stands for a row where the model gets no pairs: its text or image, or of a
     question its context, which is longer."""
     return row.text_pair if task.extracts and row.text_pair else row.input
@@ -238,8 +245,8 @@ def alone(row: Sample, task: Task) -> Any:
 
 def _fingerprint(spec: DataSpec) -> str:
     """JSON of [path, bytes, modification time] of each local file: a key for the cache of _load."""
-    paths = local_files(spec) or (folder_files(spec) if is_local(spec) else [])
-    with reading(where_of(spec), error=DataError):
+    paths = list_files(spec) or (list_folder_files(spec) if is_local(spec) else [])
+    with reading(describe_place(spec), error=DataError):
         states = [(str(p), p.stat()) for p in paths]
     return json.dumps([[name, state.st_size, state.st_mtime_ns] for name, state in states])
 
@@ -266,20 +273,23 @@ def _load(spec_json: str, base: str, _fingerprint: str) -> _Rows:
     spec = DataSpec.model_validate_json(spec_json).model_copy(update={"base": base})
     table = open_table(spec)
     columns = _columns(spec, table)
-    ordered = names_of(spec, table.features, columns, where_of(spec))
-    names = ordered or names_in(spec, table, columns)
+    ordered = read_names(spec, table.features, columns, describe_place(spec))
+    names = ordered or collect_names(spec, table, columns)
     rows = list(_parse_rows(spec, table, columns, names))
     parsed = [row for row in rows if row is not None]
     dropped = len(rows) - len(parsed)
     if dropped:
-        say(f"{where_of(spec)}: {dropped} of {len(table)} rows dropped: a value is null or empty")
+        say(
+            f"{describe_place(spec)}: {dropped} of {len(table)} rows dropped: "
+            "a value is null or empty"
+        )
     if not parsed:
         raise DataError(
             f"none of {len(table)} rows is usable",
-            where=where_of(spec),
+            where=describe_place(spec),
             fix="Check split and columns; a row needs an image, or a non-empty text.",
         )
-    return _Rows(tuple(drop_repeated(parsed, where_of(spec))), names, names == ordered)
+    return _Rows(tuple(drop_repeated(parsed, describe_place(spec))), names, names == ordered)
 
 
 def _parse_rows(
@@ -289,10 +299,10 @@ def _parse_rows(
     without a pose to look for."""
     for field in [f for f in ("image", *PICTURES) if f in columns]:
         table = disable_decoding(table, columns[field])
-    for i, row in enumerate(_rows_of(table, where_of(spec))):
+    for i, row in enumerate(_rows_of(table, describe_place(spec))):
         values = {f: row[column] for f, column in columns.items() if f != "arrays"}
         if "arrays" in columns:
-            chosen = arrays.columns_of(columns["arrays"], columns, table.column_names)
+            chosen = arrays.list_columns(columns["arrays"], columns, table.column_names)
             values["arrays"] = {name: row[name] for name in chosen}
         if spec.source == "csv" and values.get("labels", "") is None:
             values["labels"] = []  # an empty field
@@ -313,7 +323,7 @@ def _columns(spec: DataSpec, table: Any) -> dict[str, str]:
     if unknown:
         raise DataError(
             f"unknown field {unknown[0]!r}{suggest(unknown[0], list(FIELDS))}",
-            where=f"{where_of(spec)}: columns",
+            where=f"{describe_place(spec)}: columns",
             accepted=", ".join(FIELDS),
         )
     inputs = [f for f in INPUTS if f in spec.columns]
@@ -322,14 +332,14 @@ def _columns(spec: DataSpec, table: Any) -> dict[str, str]:
             f"both {inputs[0]} and {inputs[1]} have a column"
             if inputs
             else f"none of {', '.join(INPUTS)} has a column",
-            where=f"{where_of(spec)}: columns",
+            where=f"{describe_place(spec)}: columns",
             accepted=f"one of {', '.join(INPUTS)}: one of {', '.join(table.column_names)}",
         )
     for field, column in spec.columns.items():
         if column not in table.column_names and (field, column) != ("arrays", arrays.ALL):
             raise DataError(
                 f"no column {column!r} (for {field}){suggest(column, table.column_names)}",
-                where=f"{where_of(spec)}: columns.{field}",
+                where=f"{describe_place(spec)}: columns.{field}",
                 accepted=", ".join(table.column_names),
             )
     return dict(spec.columns)
@@ -339,12 +349,12 @@ def _sample(
     values: Mapping[str, Any], names: tuple[str, ...], spec: DataSpec, index: int
 ) -> Sample:
     """The Sample of {field: value} `values`. index: row number in the data set, for messages."""
-    row = f"{where_of(spec)}: row {index}"
+    row = f"{describe_place(spec)}: row {index}"
     text, pair, tags = values.get("text", ""), values.get("text_pair"), values.get("tags")
     image, score, messages = values.get("image"), values.get("score"), None
     if "messages" in values:
         messages = conversations.parse(values["messages"], f"{row}: messages")
-        text = conversations.as_text(messages)
+        text = conversations.join_messages(messages)
     words = None
     if isinstance(text, list):
         words = tuple(_text(word, f"{row}: text") for word in text)

@@ -15,12 +15,12 @@ TEXTS = ("string", "large_string")  # types of a column; datasets reads a csv as
 UNNAMED = re.compile(r"LABEL_\d+")  # transformers' names for the labels of a model without names
 
 
-def normal(text: str) -> str:
+def normalize_text(text: str) -> str:
     """`text` after NFKC, case folding and collapsing white space, for comparison."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
-def names_of(
+def read_names(
     spec: DataSpec, features: Mapping[str, Any], columns: Mapping[str, str], where: str
 ) -> tuple[str, ...]:
     """Label names in id order: the spec's, else those the data set declares, else (). Raises
@@ -39,7 +39,7 @@ def names_of(
     return spec.labels or declared
 
 
-def names_in(spec: DataSpec, table: Any, columns: Mapping[str, str]) -> tuple[str, ...]:
+def collect_names(spec: DataSpec, table: Any, columns: Mapping[str, str]) -> tuple[str, ...]:
     """The label names in the values of a column of texts, in alphabetical order; () for ids.
 
     table: rows, from tables.open_table
@@ -107,7 +107,7 @@ def label_ids(value: Any, names: Sequence[str], separator: str, where: str) -> t
     return tuple(ids)
 
 
-def ids_in_model(names: Sequence[str], labels: Sequence[str], where: str) -> list[int]:
+def map_ids(names: Sequence[str], labels: Sequence[str], where: str) -> list[int]:
     """The model's label id for each label id of the data set.
 
     names: the data set's label names, compared after `normal`; () keeps ids unchanged
@@ -121,8 +121,8 @@ def ids_in_model(names: Sequence[str], labels: Sequence[str], where: str) -> lis
     if len(names) == len(labels) and all(map(UNNAMED.fullmatch, labels)):
         say(f"{where}: the model has no label names; its outputs are read as {', '.join(names)}")
         return same
-    place = {normal(label): i for i, label in enumerate(labels)}
-    keys = [normal(name) for name in names]
+    place = {normalize_text(label): i for i, label in enumerate(labels)}
+    keys = [normalize_text(name) for name in names]
     if len(place) < len(labels) or len(set(keys)) < len(names):  # some differ only in case
         place = {label: i for i, label in enumerate(labels)}
         keys = list(names)
@@ -137,7 +137,7 @@ def ids_in_model(names: Sequence[str], labels: Sequence[str], where: str) -> lis
     return [place[name] for name in keys]
 
 
-def ids_of_names(names: Sequence[str], labels: Sequence[str], where: str) -> list[int]:
+def map_names(names: Sequence[str], labels: Sequence[str], where: str) -> list[int]:
     """The model's label id for each name of `names`, of which the data may lack some.
 
     names: names that the values of the data have, compared after `normal`
@@ -147,9 +147,9 @@ def ids_of_names(names: Sequence[str], labels: Sequence[str], where: str) -> lis
     """
     ids: dict[str, list[int]] = {}
     for i, label in enumerate(labels):
-        ids.setdefault(normal(label), []).append(i)
+        ids.setdefault(normalize_text(label), []).append(i)
     exact = {label: [i] for i, label in enumerate(labels)}
-    matches = [exact.get(name) or ids.get(normal(name), []) for name in names]
+    matches = [exact.get(name) or ids.get(normalize_text(name), []) for name in names]
     for name, candidates in zip(names, matches, strict=True):
         if len(candidates) != 1:
             known = f"the model's are {list(labels)}" if labels else "the model has no labels"

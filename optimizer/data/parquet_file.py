@@ -21,7 +21,7 @@ TOGETHER = 100  # rows decoded at once
 BUFFER = 1 << 20  # bytes of the file read at once
 
 
-def columns_in_all(files: Sequence[str], spec: DataSpec) -> list[str]:
+def find_common_columns(files: Sequence[str], spec: DataSpec) -> list[str]:
     """The spec's column names, sorted, if every file has them, so that only they are read; else [],
     so that all are read and the message about the missing column can list them."""
     columns = set(spec.columns.values())
@@ -32,7 +32,7 @@ def columns_in_all(files: Sequence[str], spec: DataSpec) -> list[str]:
     return sorted(columns)
 
 
-def sizes(file: Path, columns: Sequence[str] | None, most: int) -> Iterator[int]:
+def measure_sizes(file: Path, columns: Sequence[str] | None, most: int) -> Iterator[int]:
     """Yield bytes of the columns: the footer's total, then the total after every TOGETHER rows.
 
     columns: names of the columns to read; None for all

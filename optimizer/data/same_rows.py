@@ -36,7 +36,7 @@ def check_disjoint(
     seen: dict[str | bytes, str] = {}
     for name, rows in sets.items():
         texts = [t for r in rows for t in _texts(r)[compared]]
-        keys = text_keys(texts, ids)
+        keys = make_text_keys(texts, ids)
         inputs: list[tuple[str | bytes, str]] = [(key, text) for text, key in keys.items()]
         inputs += [(r.image.sha256, r.image.name) for r in rows if r.image]
         inputs += [(r.arrays.sha256, f"row {i}") for i, r in enumerate(rows) if r.arrays]
@@ -60,7 +60,7 @@ def _texts(row: Sample) -> tuple[str, ...]:
     )
 
 
-def text_keys(texts: Sequence[str], ids: TokenIds | None) -> dict[str, str | bytes]:
+def make_text_keys(texts: Sequence[str], ids: TokenIds | None) -> dict[str, str | bytes]:
     """{text: key}, equal for texts that a model cannot distinguish: a digest of the token ids, or
     the text itself where `ids` is None."""
     distinct = list(dict.fromkeys(texts))
@@ -77,7 +77,7 @@ def _answers(row: Sample) -> tuple[object, ...]:
 
 def drop_repeated(rows: Sequence[Sample], where: str, ids: TokenIds | None = None) -> list[Sample]:
     """The rows without repetitions of an input, compared as in check_disjoint; the first stays."""
-    keys = text_keys([t for r in rows for t in _texts(r)], ids)
+    keys = make_text_keys([t for r in rows for t in _texts(r)], ids)
     first: dict[tuple[str | bytes, ...], Sample] = {}
     differ = 0
     for row in rows:

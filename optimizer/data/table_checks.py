@@ -181,7 +181,7 @@ def check_parquet(file: Path, columns: Sequence[str] | None = None) -> None:
     """Raise DataError for a Parquet file with more than COLUMNS columns, too many rows, or too many
     bytes in `columns` (None: all)."""
     with reading(file, error=DataError):
-        for size in parquet_file.sizes(file, columns, COLUMNS):
+        for size in parquet_file.measure_sizes(file, columns, COLUMNS):
             _check_unpacked(size, file)
 
 

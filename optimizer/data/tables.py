@@ -27,7 +27,7 @@ NPZ = "npz"
 FILE_FORMATS = ("csv", "json", "parquet", "text", NPZ)
 
 
-def where_of(spec: DataSpec) -> str:
+def describe_place(spec: DataSpec) -> str:
     return f"data {spec.source}{': ' + ', '.join(spec.files) if spec.files else ''}"
 
 
@@ -39,14 +39,14 @@ def is_local(spec: DataSpec) -> bool:
 def _folder(spec: DataSpec) -> Path:
     """The path of a source that is a folder. Raises DataError for an impossible path."""
     folder = Path(spec.base or ".") / spec.source
-    with reading(where_of(spec), error=DataError):
+    with reading(describe_place(spec), error=DataError):
         folder.is_dir()
     return folder
 
 
-def local_files(spec: DataSpec) -> list[Path]:
+def list_files(spec: DataSpec) -> list[Path]:
     """The spec's files, each once, with globs expanded relative to the spec's folder."""
-    with reading(where_of(spec), error=DataError):
+    with reading(describe_place(spec), error=DataError):
         return _local_files(spec)
 
 
@@ -64,7 +64,7 @@ def _local_files(spec: DataSpec) -> list[Path]:
             suggestion = suggest(path.name, [p.name for p in (base / path).parent.glob("*")])
             raise DataError(
                 f"no file {pattern!r} in {base}{suggestion}",
-                where=where_of(spec),
+                where=describe_place(spec),
                 fix=f"Get it first: {spec.obtain}"
                 if spec.obtain
                 else "Use names or globs relative to the spec's folder.",
@@ -77,19 +77,19 @@ def _local_files(spec: DataSpec) -> list[Path]:
     return list(by_path.values())
 
 
-def folder_files(spec: DataSpec) -> list[Path]:
+def list_folder_files(spec: DataSpec) -> list[Path]:
     """Sorted paths of all files below a source that is a folder; [] for a format of FILE_FORMATS.
     Raises DataError for more than FILES, because such a folder is unlikely to be a data set."""
     if spec.source in FILE_FORMATS:
         return []
     paths: list[Path] = []
-    with reading(where_of(spec), error=DataError):
+    with reading(describe_place(spec), error=DataError):
         for path in _folder(spec).rglob("*"):
             paths += [path] if path.is_file() else []
             if len(paths) > FILES:
                 raise DataError(
                     f"{_folder(spec).resolve()} has more than {FILES:,} files",
-                    where=where_of(spec),
+                    where=describe_place(spec),
                     fix="Set source to the folder of the data set, or to a format with files.",
                 )
     return sorted(paths)
@@ -98,9 +98,9 @@ def folder_files(spec: DataSpec) -> list[Path]:
 def open_table(spec: DataSpec) -> Any:
     """The `datasets` table of the spec's split, or one with its interface."""
     if spec.source == NPZ:
-        files = local_files(spec)
+        files = list_files(spec)
         if not files:
-            raise DataError("files is missing", where=where_of(spec), fix="Set files: [...].")
+            raise DataError("files is missing", where=describe_place(spec), fix="Set files: [...].")
         return arrays.open_files(files)
     with make_temporary_folder("data") as cache:  # needed even to import the library
         return _open_table(spec, cache)
@@ -109,7 +109,7 @@ def open_table(spec: DataSpec) -> Any:
 def _open_table(spec: DataSpec, cache: Path) -> Any:
     from datasets.exceptions import DatasetNotFoundError
 
-    place = where_of(spec)
+    place = describe_place(spec)
     try:
         with _without_progress_bars():
             return _load_table(spec, cache)
@@ -143,14 +143,14 @@ def _load_table(spec: DataSpec, cache: Path) -> Any:
 
     if spec.source in FILE_FORMATS:
         if not spec.files:
-            raise DataError("files is missing", where=where_of(spec), fix="Set files: [...].")
-        files = [str(f) for f in local_files(spec)]
+            raise DataError("files is missing", where=describe_place(spec), fix="Set files: [...].")
+        files = [str(f) for f in list_files(spec)]
         _check_not_empty(files)
         check, options = CHECKS.get(spec.source), dict[str, Any]()
-        if spec.source == "parquet" and (columns := parquet_file.columns_in_all(files, spec)):
+        if spec.source == "parquet" and (columns := parquet_file.find_common_columns(files, spec)):
             check, options = partial(check_parquet, columns=columns), {"columns": columns}
         if spec.source == "csv":
-            options["sep"] = separator(spec, Path(files[0]))
+            options["sep"] = detect_separator(spec, Path(files[0]))
             check = partial(check_columns, separator=options["sep"].encode())
         if spec.encoding is not None and spec.source in ("csv", "text"):
             options["encoding"] = spec.encoding
@@ -165,7 +165,7 @@ def _load_table(spec: DataSpec, cache: Path) -> Any:
         return _columns_of_each(spec, files, cache, options)
     folder = _folder(spec)
     if folder.is_dir():
-        folder_files(spec)  # limits their number, so that the library's search ends
+        list_folder_files(spec)  # limits their number, so that the library's search ends
         _check_folder(folder, cache)
         return datasets.load_dataset(
             str(folder), split=spec.split, cache_dir=str(cache), keep_in_memory=True
@@ -187,7 +187,7 @@ def _of_files(spec: DataSpec, files: list[str], cache: Path, **options: Any) -> 
     )
 
 
-def separator(spec: DataSpec, file: Path) -> str:
+def detect_separator(spec: DataSpec, file: Path) -> str:
     """The character between the fields of a csv file: the spec's, else the first of SEPARATORS with
     which the first line has the spec's columns, else the one that gives it the most fields."""
     if spec.separator is not None:

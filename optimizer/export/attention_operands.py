@@ -9,7 +9,7 @@ import onnx_ir as ir
 from optimizer.export.names import Module, Use
 from optimizer.export.scopes import module_of
 from optimizer.foundation.errors import OptimizeError
-from optimizer.model.architectures.operands import attention_of
+from optimizer.model.architectures.operands import find_attention
 
 
 def find(model: ir.Model, modules: Mapping[str, Module], operands: Iterable[str]) -> dict[str, Use]:
@@ -25,7 +25,7 @@ def find(model: ir.Model, modules: Mapping[str, Module], operands: Iterable[str]
             softmaxes.setdefault(module_of(node), []).append(node.outputs[0])
     uses = {}
     for name in operands:
-        attention, child = attention_of(name), name.rpartition(".")[2]
+        attention, child = find_attention(name), name.rpartition(".")[2]
         linear = modules.get(f"{attention}.{child}")
         tensors = softmaxes.get(attention, []) if linear is None else [_result(nodes[linear.node])]
         readers = [n for value in tensors for n, _ in value.uses()]

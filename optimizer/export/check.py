@@ -27,7 +27,7 @@ from torch import nn
 
 from optimizer.export.padding import check_padding
 from optimizer.export.passes.repeat import TRACED, shorten
-from optimizer.export.pieces import first_tokens, later_tokens, run_blocks
+from optimizer.export.pieces import run_blocks, take_first_tokens, take_later_tokens
 from optimizer.export.reference import Arrays
 from optimizer.foundation.errors import LedgerError
 from optimizer.foundation.progress import say
@@ -54,7 +54,7 @@ LONGEST_ENCODER for other models, so that the end of a table of up to 1024 learn
 reached."""
 
 
-def vocabulary(config: Mapping[str, Any], contract: Mapping[str, Any]) -> dict[str, int]:
+def list_vocabulary_sizes(config: Mapping[str, Any], contract: Mapping[str, Any]) -> dict[str, int]:
     """{token input: number of values it may take}; images have no entry."""
     sizes = {
         "input_ids": int(config.get("vocab_size", 0)),
@@ -82,7 +82,7 @@ def check_shapes(contract: Mapping[str, Any]) -> list[tuple[int, int]]:
     return [(1, min(5, longest)), (2, longest), (3, min(17, longest - 1))]
 
 
-def random_inputs(
+def draw_inputs(
     contract: Mapping[str, Any], limits: Mapping[str, int], batch: int, sequence: int
 ) -> Arrays:
     """Draw tokens with a fixed seed, each row with more padding than the row before, or images from
@@ -145,7 +145,7 @@ class Asked:
 
     def examples(self, array: Any) -> list[Any]:
         """Split `array`, an output for this batch, into one array per example, without padding."""
-        return examples(array, self.mask)
+        return split_examples(array, self.mask)
 
 
 def ask(
@@ -169,7 +169,7 @@ def ask(
     return Asked(batch, answer(batch), runs, batch.get("attention_mask") if padded else None)
 
 
-def scatter(batches: Sequence[Asked], precision: str) -> Scatter:
+def measure_scatter(batches: Sequence[Asked], precision: str) -> Scatter:
     """Measure, for every output, the mean square and an upper bound of distances between runs."""
     limits, usual = dict[str, float](), dict[str, float]()
     for name in batches[0].expected:
@@ -221,9 +221,9 @@ def check(
     padded = bool(task.inputs.size)
     with shorten(model, blocks, layers) if layers < count else nullcontext():
         if large:
-            befores = [answer(first_tokens(whole)) for whole in inputs]
+            befores = [answer(take_first_tokens(whole)) for whole in inputs]
             inputs = [
-                later_tokens(whole, before, layers, FLOAT_TYPES[precision])
+                take_later_tokens(whole, before, layers, FLOAT_TYPES[precision])
                 for whole, before in zip(inputs, befores, strict=True)
             ]
         batches = [
@@ -234,7 +234,7 @@ def check(
             )
             for batch in inputs
         ]
-    apart, worst = scatter(batches, precision), 0.0
+    apart, worst = measure_scatter(batches, precision), 0.0
     by_pads = config is not None and task.classifies and not task.per_position
     skips = by_pads and is_language_model(config)
     values = None if skips else vocabulary.get("input_ids", 0)
@@ -268,12 +268,12 @@ def _answers(runner: OrtRunner, contract: Mapping[str, Any], batch: Arrays) -> d
     length = batch["input_ids"].shape[1]
     cuts = sorted({max(1, length // 3), length - 1} - {0, length})
     return {
-        "": in_pieces(runner, contract, batch, []),
-        " in pieces": in_pieces(runner, contract, batch, cuts),
+        "": run_in_pieces(runner, contract, batch, []),
+        " in pieces": run_in_pieces(runner, contract, batch, cuts),
     }
 
 
-def in_pieces(
+def run_in_pieces(
     runner: OrtRunner, contract: Mapping[str, Any], batch: Arrays, ends: list[int]
 ) -> Arrays:
     """Run a decoder on pieces that end at `ends`, with the KV cache in between."""
@@ -302,7 +302,10 @@ def compare(how: str, actual: Arrays, one: Asked, apart: Scatter, precision: str
                 if not whole
                 else "Set the target's float to fp32.",
             )
-        far, limit = distance(actual[name], value, one.mask, apart.usual[name]), apart.limits[name]
+        far, limit = (
+            measure_distance(actual[name], value, one.mask, apart.usual[name]),
+            apart.limits[name],
+        )
         if not far <= limit:
             shape = "x".join(map(str, next(iter(one.batch.values())).shape))
             raise LedgerError(
@@ -327,15 +330,17 @@ def _advice(precision: str) -> str:
     )
 
 
-def distance(actual: Any, expected: Any, mask: Any = None, usual: float | None = None) -> float:
+def measure_distance(
+    actual: Any, expected: Any, mask: Any = None, usual: float | None = None
+) -> float:
     """Maximum relative L2 of an example, by the rule of tolerance.lengths."""
     if actual.shape != expected.shape:
         return float("inf")
-    pairs = zip(examples(actual, mask), examples(expected, mask), strict=True)
+    pairs = zip(split_examples(actual, mask), split_examples(expected, mask), strict=True)
     return max(lengths(list(pairs), usual), default=0.0)
 
 
-def examples(array: Any, mask: Any = None) -> list[Any]:
+def split_examples(array: Any, mask: Any = None) -> list[Any]:
     """Return one array per row, without the positions that a (batch, sequence) mask hides.
 
     Positions are an axis of outputs (batch, sequence, width) and of KV caches (batch, heads,

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 from torch import Tensor
 
-from optimizer.export.interface import interface
+from optimizer.export.interface import build_interface
 from optimizer.export.names import Use
 from optimizer.export.scopes import MODULE
 from optimizer.export.weights import Stored, Values
@@ -26,7 +26,7 @@ Marks = dict[str, tuple[Use, ...]]
 class _Writer:
     def __init__(self, graph: Graph, values: Values, contract: Mapping[str, Any]) -> None:
         self.graph, self.values = graph, values
-        ports = interface(contract)
+        ports = build_interface(contract)
         self.tensors: dict[str, ir.Value] = {
             p.name: ir.val(p.name, ir.DataType[_type(p.dtype)], ir.Shape(p.axes))
             for p in ports.inputs
@@ -161,7 +161,7 @@ def _type(dtype: str) -> str:
     return {"float32": "FLOAT", "int64": "INT64", "int32": "INT32"}[dtype]
 
 
-def float_graph(
+def build_float_graph(
     graph: Graph, values: Values, contract: Mapping[str, Any]
 ) -> tuple[ir.Model, Marks]:
     """(the graph with the values of its parameters, readers of each marked tensor)."""

@@ -34,7 +34,7 @@ class Interface:
     layers: int = 0
 
 
-def interface(
+def build_interface(
     contract: Mapping[str, Any], float_type: str = "float32", layers: int | None = None
 ) -> Interface:
     """Build the interface of the contract's model, or of its first `layers` blocks."""

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from optimizer.export.scopes import module_of
-from optimizer.export.weights import ROWS_OF, rows_of
+from optimizer.export.weights import ROWS_OF, read_rows
 from optimizer.foundation.errors import OptimizeError
 from optimizer.foundation.state import input_name
 from optimizer.model.architectures.residual_blocks import Summand
@@ -206,7 +206,7 @@ class _Index:
         """
         candidate = self._by_name.get(name, self._by_name.get(tied))
         if candidate is not None:
-            transposed = equal(candidate, name, parameters)
+            transposed = compare_parameter(candidate, name, parameters)
             return None if transposed is None else (candidate, transposed)
         array = parameters[name].detach().float().numpy()
         for transposed in (True, False) if array.ndim == 2 else (False,):
@@ -242,7 +242,9 @@ def _digest(array: Array) -> str:
     return hashlib.sha256(head + np.ascontiguousarray(array).tobytes()).hexdigest()
 
 
-def equal(initializer: ir.Value, name: str, parameters: Mapping[str, Tensor]) -> bool | None:
+def compare_parameter(
+    initializer: ir.Value, name: str, parameters: Mapping[str, Tensor]
+) -> bool | None:
     """Return True for the parameter transposed, False for the parameter itself, None for other
     values. A large matrix is compared some rows at a time.
 
@@ -274,7 +276,7 @@ def _rows_equal(
     """Test that a matrix of the graph, or its transpose, equals the parameter."""
     mapped = tensor.numpy()
     stored, start = mapped.T if transposed else mapped, 0
-    for rows in rows_of(parameters, name):
+    for rows in read_rows(parameters, name):
         read = stored[start : start + len(rows)]
         array = rows.detach().numpy().astype(read.dtype, copy=False)
         if read.shape != array.shape or not np.array_equal(read, array):
@@ -347,7 +349,7 @@ def _convolution(module: str, weight: str, value: ir.Value) -> Module:
     )
 
 
-def residual_adds(
+def find_residual_adds(
     model: ir.Model, modules: Mapping[str, Module], summands: Mapping[str, tuple[str, Summand]]
 ) -> dict[str, tuple[Use, ...]]:
     """Return {module: names of its tensor and each reader}: a block's Add, a pooling, or any.

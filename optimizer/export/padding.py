@@ -36,7 +36,7 @@ def check_padding(
 ) -> None:
     """Raise CheckpointError where an output breaks law 1 or 2; needs a mask with padding.
 
-    batch: inputs that check.random_inputs drew
+    batch: inputs that check.draw_inputs drew
     values: size of the vocabulary; None leaves out law 1
     limits: {output: maximum relative L2 of an example} for law 2
     usual: {output: mean square of a value}, see tolerance.lengths

@@ -25,12 +25,12 @@ PAST = 4
 """Tokens of a batch that torch prefills; the graph starts from that KV cache."""
 
 
-def first_tokens(batch: Arrays) -> Arrays:
+def take_first_tokens(batch: Arrays) -> Arrays:
     """Take the first PAST tokens of a batch."""
     return {name: array[:, :PAST] for name, array in batch.items()}
 
 
-def later_tokens(batch: Arrays, before: Arrays, layers: int, float_type: str) -> Arrays:
+def take_later_tokens(batch: Arrays, before: Arrays, layers: int, float_type: str) -> Arrays:
     """Take the tokens after PAST, with the KV cache of `before`: outputs for the first tokens."""
     rest = {n: a if n == "attention_mask" else a[:, PAST:] for n, a in batch.items()}
     for i in range(layers):

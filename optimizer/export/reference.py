@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from optimizer.export.weights import ROWS_OF, Values, owners, rows_of
+from optimizer.export.weights import ROWS_OF, Values, find_owners, read_rows
 from optimizer.harness.inputs.kv_cache import PARTS, is_past, present_name
 from optimizer.model.checkpoint.model import is_linear
 
@@ -29,7 +29,7 @@ def lend(model: nn.Module, values: Mapping[str, Tensor]) -> None:
     """
     embedding = _input_embedding(model)
     lent: dict[nn.Module, dict[str, str]] = {}
-    for first, (_, places) in owners(model).items():
+    for first, (_, places) in find_owners(model).items():
         borrowing = [is_linear(o) or o is embedding for o, _ in places]
         if all(borrowing):
             for owner, attribute in places:
@@ -96,11 +96,11 @@ def _look_up(values: Values, name: str, ids: Tensor) -> Tensor:
 
 def _multiply(values: Values, name: str, x: Tensor) -> Tensor:
     """Product with a linear layer's weight, some rows at a time."""
-    return torch.cat([nn.functional.linear(x, rows) for rows in rows_of(values, name)], dim=-1)
+    return torch.cat([nn.functional.linear(x, rows) for rows in read_rows(values, name)], dim=-1)
 
 
 @torch.no_grad()
-def torch_outputs(model: nn.Module, contract: Mapping[str, Any], inputs: Arrays) -> Arrays:
+def run_torch(model: nn.Module, contract: Mapping[str, Any], inputs: Arrays) -> Arrays:
     """Run the float torch model. Returns {output: array}, a decoder's KV cache included.
 
     inputs: arrays by name; past_key_values.* in order, where a generation is resumed

@@ -25,27 +25,27 @@ from optimizer.export.check import (
     LARGE,
     check,
     check_shapes,
+    draw_inputs,
+    list_vocabulary_sizes,
     longest_of,
-    random_inputs,
-    vocabulary,
 )
-from optimizer.export.interface import Interface, interface
+from optimizer.export.interface import Interface, build_interface
 from optimizer.export.onnx_from_torch import export
 from optimizer.export.passes.clean import clean
 from optimizer.export.passes.repeat import TRACED, are_alike, grow, shorten
-from optimizer.export.reference import Arrays, lend, torch_outputs
+from optimizer.export.reference import Arrays, lend, run_torch
 from optimizer.export.weights import ROWS_OF, Values, fill_buffers, stand_in, untie
 from optimizer.foundation import state as compressed_state
 from optimizer.foundation.errors import RecipeError
 from optimizer.foundation.process import machine_speed
 from optimizer.foundation.progress import say
 from optimizer.foundation.state import CompressedState, weight_name
-from optimizer.model.architectures.architecture import family
+from optimizer.model.architectures.architecture import find_family
 from optimizer.model.architectures.family_record import Family
-from optimizer.model.architectures.operands import operands_of
+from optimizer.model.architectures.operands import select_operands
 from optimizer.model.architectures.residual_blocks import Summand
 from optimizer.model.checkpoint.checkpoint import Checkpoint, open_checkpoint
-from optimizer.model.checkpoint.model import is_linear, skeleton
+from optimizer.model.checkpoint.model import build_skeleton, is_linear
 from optimizer.model.graph import drawn, record
 from optimizer.model.graph.module import GraphModel
 from optimizer.model.graph.needs import graph_of
@@ -64,49 +64,49 @@ def run(section: Export, source: Path, state: Path | None = None, *, out: Path) 
     contract = json.loads((source / "contract.json").read_text(encoding="utf-8"))
     checkpoint = open_checkpoint(source)
     compressed = CompressedState({}) if state is None else compressed_state.read(state)
-    model = skeleton(checkpoint, contract["task"])
+    model = build_skeleton(checkpoint, contract["task"])
     if section.float != "fp32":
         check_half_precision(model)
     untie(model, compressed.replaced)
     fill_buffers(model, checkpoint.tensors, compressed.replaced)
     values = Values(model, checkpoint.tensors, compressed.replaced)
-    architecture = family(checkpoint.config, contract["task"], checkpoint.folder)
+    architecture = find_family(checkpoint.config, contract["task"], checkpoint.folder)
     blocks = architecture.prefix(contract["task"]) + architecture.blocks
     repeated = None if architecture.uneven or architecture.crosses_blocks else blocks
     marks: graph_file.Marks = {}
     if record.is_graph(checkpoint.folder):
         shapes = {name: checkpoint.shape(name) for name in checkpoint.tensors}
         own, grown = record.read(checkpoint.folder, shapes), False
-        graph, marks = graph_file.float_graph(own, values, contract)
+        graph, marks = graph_file.build_float_graph(own, values, contract)
     else:
-        graph, grown = float_graph(model, values, contract, section, repeated)
+        graph, grown = trace_float_graph(model, values, contract, section, repeated)
     onnx_file.save(graph, out / "model.onnx")
     written = onnx_file.load(out / "model.onnx")
-    linear, tables = multiplied_modules(model, compressed), embeddings(model)
+    linear, tables = list_multiplied_modules(model, compressed), list_embeddings(model)
     paired = names.pair(written, values, linear, compressed.weights, values.first, tables)
-    multiplied = operands_of(compressed)
+    multiplied = select_operands(compressed)
     added = [n for n in compressed.summands if n not in multiplied]
     known = {n: _summand(n, architecture, model) for n in added if n not in marks}
-    summands = names.residual_adds(written, paired.modules, known)
+    summands = names.find_residual_adds(written, paired.modules, known)
     summands |= {n: marks[n] for n in added if n in marks}
     operands = attention_operands.find(written, paired.modules, multiplied)
     paired = replace(paired, summands=summands, operands=operands)
     text = json.dumps(paired.as_dict(), indent=1, sort_keys=True)
     (out / "names.json").write_text(text, encoding="utf-8")
     lend(model, values)
-    answer = partial(torch_outputs, model, contract)
-    limits = vocabulary(checkpoint.config, contract)
-    inputs = drawn_inputs(contract, limits, checkpoint)
+    answer = partial(run_torch, model, contract)
+    limits = list_vocabulary_sizes(checkpoint.config, contract)
+    inputs = draw_batches(contract, limits, checkpoint)
     check(out / "model.onnx", contract, inputs, limits, section.float, answer, blocks, model, grown)
 
 
-def drawn_inputs(
+def draw_batches(
     contract: Mapping[str, Any], limits: Mapping[str, int], checkpoint: Checkpoint
 ) -> list[Arrays]:
-    """Batches that the graph is checked on. limits: result of check.vocabulary"""
+    """Batches that the graph is checked on. limits: result of check.list_vocabulary_sizes"""
     shapes = check_shapes(contract)
     if not record.is_graph(checkpoint.folder):
-        return [random_inputs(contract, limits, *shape) for shape in shapes]
+        return [draw_inputs(contract, limits, *shape) for shape in shapes]
     ports = drawn.of_contract(contract, checkpoint.config)
     return [drawn.draw(ports, rows, seed=rows) for rows, _ in shapes]
 
@@ -132,7 +132,7 @@ def check_half_precision(model: nn.Module) -> None:
         )
 
 
-def float_graph(
+def trace_float_graph(
     model: nn.Module,
     values: Values,
     contract: Mapping[str, Any],
@@ -145,7 +145,7 @@ def float_graph(
     blocks: name of the list of blocks, if equal ones may be traced once (passes/repeat.py)
     """
     float_type = FLOAT_TYPES[section.float]
-    ports = interface(contract, float_type)
+    ports = build_interface(contract, float_type)
     count = len(list(model.get_submodule(blocks).children())) if blocks else 0
     repeats = count > TRACED and are_alike(model.get_submodule(blocks or ""))
     stand_in(model, getattr(torch, float_type))
@@ -156,7 +156,7 @@ def float_graph(
 
     if blocks and repeats:
         with shorten(model, blocks, TRACED):
-            graph = trace(interface(contract, float_type, TRACED))
+            graph = trace(build_interface(contract, float_type, TRACED))
         if grow(graph, blocks, ports, count):
             return graph, True
         say(f"export: the graphs of {blocks} differ, so all {count} blocks are traced")
@@ -169,15 +169,15 @@ def longest(contract: Mapping[str, Any]) -> int:
     return int(cache["context"]) if cache is not None else longest_of(contract)
 
 
-def linear_modules(model: nn.Module) -> list[str]:
+def list_linear_modules(model: nn.Module) -> list[str]:
     """First name of every nn.Linear."""
     return [name for name, m in model.named_modules() if is_linear(m)]
 
 
-def multiplied_modules(model: nn.Module, state: CompressedState) -> list[str]:
+def list_multiplied_modules(model: nn.Module, state: CompressedState) -> list[str]:
     """Names of all linear modules, and of the convolutions whose weights `state` quantizes."""
     filters = [n for n, m in model.named_modules() if isinstance(m, nn.Conv2d)]
-    return [*linear_modules(model), *(n for n in filters if weight_name(n) in state.weights)]
+    return [*list_linear_modules(model), *(n for n in filters if weight_name(n) in state.weights)]
 
 
 def _summand(module: str, architecture: Family, model: nn.Module) -> tuple[str, Summand]:
@@ -187,7 +187,7 @@ def _summand(module: str, architecture: Family, model: nn.Module) -> tuple[str, 
     return block, architecture.summands_of(block, dict(model.named_modules()))[module]
 
 
-def embeddings(model: nn.Module) -> list[str]:
+def list_embeddings(model: nn.Module) -> list[str]:
     """First name of every nn.Embedding."""
     return [name for name, m in model.named_modules() if isinstance(m, nn.Embedding)]
 

@@ -24,7 +24,7 @@ ROWS_OF = 1 << 24
 """Values of a matrix from which its rows are read some at a time, and the number of those."""
 
 
-def owners(model: nn.Module) -> dict[str, tuple[list[str], Owners]]:
+def find_owners(model: nn.Module) -> dict[str, tuple[list[str], Owners]]:
     """{first name of a parameter: (all its names, every module and attribute that holds it)}"""
     first_names: dict[int, str] = {}
     groups: dict[str, tuple[list[str], Owners]] = {}
@@ -43,7 +43,7 @@ def untie(model: nn.Module, replaced: Mapping[str, Tensor]) -> None:
 
     A value under the first name applies to every tied parameter.
     """
-    for names, places in owners(model).values():
+    for names, places in find_owners(model).values():
         for name, (owner, attribute) in list(zip(names, places, strict=True))[1:]:
             if name in replaced:
                 apart = nn.Parameter(getattr(owner, attribute).clone(), requires_grad=False)
@@ -61,7 +61,7 @@ class Values(Mapping[str, Tensor]):
     ) -> None:
         self._from: dict[str, tuple[Mapping[str, Tensor], str]] = {}
         self.first: dict[str, str] = {}
-        for first, (names, _) in owners(model).items():
+        for first, (names, _) in find_owners(model).items():
             self.first.update(dict.fromkeys(names, first))
             for kind in (replaced, stored):
                 available = [n for n in names if n in kind]
@@ -98,7 +98,7 @@ def stand_in(model: nn.Module, dtype: torch.dtype) -> None:
 
     Buffers keep their type: rotary frequencies in half precision would change every position.
     """
-    for _, places in owners(model).values():
+    for _, places in find_owners(model).values():
         old = getattr(*places[0])
         kind = dtype if old.is_floating_point() else old.dtype
         new = nn.Parameter(torch.zeros((), dtype=kind).expand(old.shape), requires_grad=False)
@@ -141,7 +141,9 @@ def hide(model: ir.Model, values: Mapping[str, Tensor]) -> Iterator[None]:
             graph.register_initializer(value)
 
 
-def rows_of(values: Mapping[str, Tensor], name: str, transposed: bool = False) -> Iterator[Tensor]:
+def read_rows(
+    values: Mapping[str, Tensor], name: str, transposed: bool = False
+) -> Iterator[Tensor]:
     """Yield consecutive rows of a matrix, up to ROWS_OF values at once, in float32."""
     whole = values.stored(name) if isinstance(values, Values) else values[name]
     matrix = whole.t() if transposed else whole
@@ -181,7 +183,7 @@ class Stored(ir.LazyTensor):
         if self.size <= ROWS_OF or len(self.whole) != 2 or self.dtype not in kind:
             super().tofile(file)
             return
-        for rows in rows_of(self.values, str(self.name), self.transposed):
+        for rows in read_rows(self.values, str(self.name), self.transposed):
             file.write(rows.to(kind[self.dtype]).contiguous().numpy().data)
 
     def of(self, name: str) -> Stored:

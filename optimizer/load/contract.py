@@ -39,7 +39,7 @@ def build_contract(d: Described, preparation: Preparation, conversion: Any) -> d
             scored = logit_score.takes(d.section, model_folder(d.root))
             cross_encoder.check(d.root, templated="template" in sections, scored=scored)
             _check_one_score(d, sections["labels"])
-            if activation := cross_encoder.activation(d.root, d.config, ranks=d.task.ranks):
+            if activation := cross_encoder.read_activation(d.root, d.config, ranks=d.task.ranks):
                 sections["activation"] = activation
             sections |= _several_answers(d, sections["labels"])
     return {

@@ -16,7 +16,7 @@ from torch import nn
 
 from optimizer.foundation.process.quiet import quiet
 from optimizer.foundation.progress import say
-from optimizer.model.checkpoint.model import auto_class, skeleton_from_config
+from optimizer.model.checkpoint.model import build_skeleton_from_config, choose_auto_class
 from optimizer.recipe.schema import Model
 
 
@@ -52,13 +52,13 @@ def read_converted(
     """
     if not converts(config.model_type):
         return dict(stored)
-    model = skeleton_from_config(config, section.task, section.trust_remote_code)
+    model = build_skeleton_from_config(config, section.task, section.trust_remote_code)
     if not find_converted(stored, model):
         return dict(stored)
     say("load: transformers splits or joins tensors of this checkpoint; it is read as a whole")
     types = {entry.dtype for entry in stored.values()}
     with quiet():
-        whole, loading = auto_class(section.task, config.model_type).from_pretrained(
+        whole, loading = choose_auto_class(section.task, config.model_type).from_pretrained(
             folder,
             dtype=next(iter(types)) if len(types) == 1 else torch.float32,
             local_files_only=True,

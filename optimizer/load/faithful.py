@@ -32,7 +32,7 @@ from optimizer.load.providers import gguf_file, gguf_header
 from optimizer.load.quantized.parts import QuantizedWeight
 from optimizer.load.weights import Weights
 from optimizer.model.checkpoint.checkpoint import Entry, Tensors, read_json
-from optimizer.model.checkpoint.model import auto_class, skeleton_from_config
+from optimizer.model.checkpoint.model import build_skeleton_from_config, choose_auto_class
 from optimizer.recipe.schema import Model
 
 IN_MEMORY = 600_000_000  # maximum bytes of float32 of a model that is loaded at once
@@ -88,7 +88,7 @@ def in_pieces(pairing: Weights) -> bool:
     return entries and sum(sizes) > IN_MEMORY
 
 
-def in_two_blocks(name: str) -> bool:
+def is_in_two_blocks(name: str) -> bool:
     """True for the name of a parameter in the first two blocks or outside all blocks."""
     number = BLOCK.search(name)
     return number is None or int(number[1]) < 2
@@ -100,11 +100,11 @@ def _load_source(folder: Path, section: Model, dtype: Any) -> Any:
     with reading(f"{folder}: {', '.join(names)[:NAMES]}"), quiet():
         if section.gguf_file is not None:
             tensors = gguf_header.read(folder / section.gguf_file).tensors
-            extra = gguf_file.arguments(section.gguf_file)
-            extra["config"] = gguf_file.config_of(folder, section.gguf_file, tensors)
+            extra = gguf_file.make_arguments(section.gguf_file)
+            extra["config"] = gguf_file.read_config(folder, section.gguf_file, tensors)
         config = extra.get("config")
         kind = config.model_type if config else read_json(folder / "config.json").get("model_type")
-        return auto_class(section.task, kind).from_pretrained(
+        return choose_auto_class(section.task, kind).from_pretrained(
             folder,
             attn_implementation="eager",
             dtype=dtype,
@@ -117,11 +117,11 @@ def _load_source(folder: Path, section: Model, dtype: Any) -> Any:
 def _load_two_blocks(folder: Path, section: Model, pairing: Weights) -> Any:
     """Load a model cut to two blocks. Its parameters are views of the mapped files."""
     entries = ((n, e) for n, e in pairing.stored.items() if isinstance(e, Entry))
-    stored = {name: entry for name, entry in entries if in_two_blocks(name)}
+    stored = {name: entry for name, entry in entries if is_in_two_blocks(name)}
     largest = max(stored.values(), key=lambda e: prod(e.shape))
     tensors = {name: _read_by_library(entry, name) for name, entry in stored.items()}
     config = _two_blocks(folder, section)
-    kind: Any = type(skeleton_from_config(config, section.task, section.trust_remote_code))
+    kind: Any = type(build_skeleton_from_config(config, section.task, section.trust_remote_code))
     with reading(folder), quiet():
         return kind.from_pretrained(
             None,

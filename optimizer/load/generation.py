@@ -18,7 +18,7 @@ from optimizer.harness.inputs import chat
 from optimizer.harness.inputs.template_process import NotJinja, Rejected, TooMuch
 from optimizer.harness.tasks import text_generation
 from optimizer.model.checkpoint.checkpoint import read_json
-from optimizer.model.checkpoint.model import auto_class
+from optimizer.model.checkpoint.model import choose_auto_class
 
 GENERATION_CONFIG = "generation_config.json"
 CHANGED = {
@@ -68,7 +68,7 @@ def _options_file(folder: Path) -> Path:
     return file if file.is_file() else folder / "config.json"
 
 
-def generation(
+def read_generation(
     config: Any, tokenizer: Any, folder: Path, adapters: Sequence[str] = ()
 ) -> dict[str, Any]:
     """The `generation` section of contract.json without `context`. Raises CheckpointError when no
@@ -77,7 +77,7 @@ def generation(
     generation_config = read_generation_config(folder)
     _check_options(config, generation_config, folder)
     layers, kv_heads, head_dim, vocabulary = _measure_cache(config)
-    eos = eos_ids(config, generation_config, tokenizer.eos_token_id)
+    eos = read_eos_ids(config, generation_config, tokenizer.eos_token_id)
     bos = tokenizer.bos_token_id
     outside = [i for i in (*eos, *([] if bos is None else [bos])) if not 0 <= i < vocabulary]
     if outside:
@@ -142,7 +142,7 @@ def _defaults(generation_config: dict[str, Any], file: Path) -> dict[str, Any]:
     return present
 
 
-def eos_ids(
+def read_eos_ids(
     config: Any, generation_config: dict[str, Any], tokenizers_own: int | None
 ) -> list[int]:
     """The ids that end a text, from generation_config.json, else from `config`, in transformers'
@@ -169,7 +169,7 @@ def eos_ids(
     return sorted(dict.fromkeys(ids), key=lambda i: i != tokenizers_own)
 
 
-def context(config: Any) -> int | None:
+def read_context(config: Any) -> int | None:
     """Maximum tokens for which full causal attention is exact; None when the config has no limit.
 
     Layers with a sliding window equal full attention up to that window and differ beyond it.
@@ -206,7 +206,7 @@ def _measure_cache(config: Any) -> tuple[int, int, int, int]:
     trouble = ""
     try:
         with torch.device("meta"), torch.no_grad():
-            model = auto_class(text_generation.TASK.name, config.model_type).from_config(
+            model = choose_auto_class(text_generation.TASK.name, config.model_type).from_config(
                 config, attn_implementation="eager"
             )
             ids = torch.zeros((1, 3), dtype=torch.int64)

@@ -10,12 +10,12 @@ from optimizer.load.onnx_model import files as onnx_files
 from optimizer.load.onnx_model import stage as onnx_model
 from optimizer.load.torch_module import stage as torch_module
 from optimizer.model.checkpoint import own_code
-from optimizer.model.checkpoint.model import parameter_shapes, skeleton_from_config
+from optimizer.model.checkpoint.model import build_skeleton_from_config, list_parameter_shapes
 from optimizer.recipe.schema import Model
 from optimizer.store import Shapes
 
 
-def shapes(section: Model) -> Shapes:
+def read_shapes(section: Model) -> Shapes:
     """{parameter: shape} under the load stage's names. Raises as the load stage for a source or a
     config it cannot use."""
     if torch_module.takes(section):
@@ -26,5 +26,5 @@ def shapes(section: Model) -> Shapes:
     with own_code.contain(folder), reading(folder, own_faults=True):
         config = read_config(folder, section)
         check_task(config, section, folder)
-        model = skeleton_from_config(config, section.task, section.trust_remote_code)
-        return parameter_shapes(model)
+        model = build_skeleton_from_config(config, section.task, section.trust_remote_code)
+        return list_parameter_shapes(model)

@@ -29,7 +29,7 @@ def convert(d: Described, out: Path) -> ImageSettings:
     del out
     channels = int(getattr(d.config, "num_channels", 3))
     boxes = d.task.inputs is BOXED_IMAGE
-    return image_processor.settings(d.files, channels, boxes)
+    return image_processor.read_settings(d.files, channels, boxes)
 
 
 def sections(d: Described, settings: ImageSettings) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def sections(d: Described, settings: ImageSettings) -> dict[str, Any]:
     return values
 
 
-def positions(shapes: Shapes) -> int:
+def count_positions(shapes: Shapes) -> int:
     """Number of an encoder's positions per image, from the shape of its position embeddings,
     (1, positions, width); 0 without any."""
     return max((s[1] for s in shapes.values() if len(s) == 3 and s[0] == 1), default=0)

@@ -24,12 +24,12 @@ NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 OURS, NUMPY = "optimizer", "numpy"
 
 
-def file_name(task: str) -> str:
+def name_file(task: str) -> str:
     """The module's file name in a bundle's harness/tasks/."""
     return f"{task.replace('-', '_')}.py"
 
 
-def source(task: str) -> str | None:
+def read_source(task: str) -> str | None:
     """The module's source with relative imports of the harness; None for a task of tasks.TASKS.
     Raises RecipeError for a module that imports a package that bundles lack."""
     if task in tasks.TASKS:
@@ -51,7 +51,7 @@ def source(task: str) -> str | None:
 
 def _check_name(task: str) -> None:
     """Raise RecipeError for a task name that is malformed, or that is a module of the harness."""
-    own = Path(tasks.__file__).parent / file_name(task)
+    own = Path(tasks.__file__).parent / name_file(task)
     if NAME.fullmatch(task) and not own.exists():
         return
     raise RecipeError(
@@ -63,10 +63,10 @@ def _check_name(task: str) -> None:
     )
 
 
-def digests(task: str) -> dict[str, str]:
+def digest_files(task: str) -> dict[str, str]:
     """{file: sha256} that a stage's key depends on; {} for a task of tasks.TASKS."""
-    text = source(task)
-    return {} if text is None else {file_name(task): hashlib.sha256(text.encode()).hexdigest()}
+    text = read_source(task)
+    return {} if text is None else {name_file(task): hashlib.sha256(text.encode()).hexdigest()}
 
 
 def _file(point: EntryPoint) -> Path:

@@ -84,7 +84,7 @@ def resolve(section: Model, patterns: Sequence[str] = ()) -> Source:
     name = section.source
     if name.startswith(PACKAGE):
         return _package(section, name.removeprefix(PACKAGE))
-    path = local_path(name, section.base)
+    path = expand_path(name, section.base)
     if path.is_dir():
         folder = _subfolder(path, section)
         return Source(folder, _boundary(path), None)
@@ -114,7 +114,7 @@ def resolve(section: Model, patterns: Sequence[str] = ()) -> Source:
     return _on_hub(section, fetched)
 
 
-def local_path(name: str, base: str = "") -> Path:
+def expand_path(name: str, base: str = "") -> Path:
     """`name`, a model.source, as a path with ~ expanded, existing or not. base: folder where a
     relative one starts; "" for the current one. Raises CheckpointError for text that cannot be a
     path: too long, or in the home of an unknown user."""
@@ -149,11 +149,11 @@ def peek(section: Model) -> Source:
 def is_local(name: str, base: str = "") -> bool:
     """True for a path, which is any name that a hub id cannot be or that exists on this machine,
     and for a Python package, installed or not. base: as local_path."""
-    exists = name.startswith(PACKAGE) or local_path(name, base).exists()
+    exists = name.startswith(PACKAGE) or expand_path(name, base).exists()
     return exists or not HUB_ID.fullmatch(name)
 
 
-def local_folder(name: str) -> Path | None:
+def find_local_folder(name: str) -> Path | None:
     """The folder of a source on this machine; None for a hub id. Raises CheckpointError for a
     folder without config.json, MachineError when a package is not installed."""
     if not is_local(name):
@@ -168,14 +168,14 @@ def _on_hub(section: Model, patterns: list[str]) -> Source:
     return Source(_subfolder(snapshot, section), _boundary(snapshot), snapshot.name)
 
 
-def digests(section: Model) -> dict[str, str]:
+def digest_source(section: Model) -> dict[str, str]:
     """The source's part of the load stage's key: {file: sha256} for files on this machine; {hub id:
     commit} for a model on the hub, so that planning fetches no weights."""
     name = section.source
     if not is_local(name, section.base):
         return {name: _commit(name, section.revision)}
     source = resolve(section)
-    return {str(f.relative_to(source.folder)): digest(f) for f in files(source)}
+    return {str(f.relative_to(source.folder)): digest(f) for f in list_files(source)}
 
 
 def digest(file: Path) -> str:
@@ -192,7 +192,7 @@ def _digest(file: Path, inode: int, size: int, modified: int) -> str:
     return digest_file(file)
 
 
-def files(source: Source) -> list[Path]:
+def list_files(source: Source) -> list[Path]:
     """Sorted paths of all files below the model's folder, without hidden files and Python's caches.
     Raises CheckpointError for a link out of the source, and for a file that is too large."""
     paths = []
@@ -296,7 +296,7 @@ def _package(section: Model, name: str) -> Source:
     return Source(folder, folder, f"{distribution.name} {distribution.version}")
 
 
-def not_installed(name: str) -> list[str]:
+def list_missing(name: str) -> list[str]:
     """Sorted names of the dependencies of package `name` that are not installed."""
     requirements = [r for r in metadata.requires(name) or [] if "extra ==" not in r]
     names = [re.split(r"[^\w.-]", r, maxsplit=1)[0] for r in requirements]

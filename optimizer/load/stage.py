@@ -59,7 +59,7 @@ from optimizer.model.architectures import architecture
 from optimizer.model.architectures.family_record import Family
 from optimizer.model.checkpoint import own_code
 from optimizer.model.checkpoint.checkpoint import read_header
-from optimizer.model.checkpoint.model import parameter_shapes, skeleton_from_config
+from optimizer.model.checkpoint.model import build_skeleton_from_config, list_parameter_shapes
 from optimizer.recipe.schema import Model
 from optimizer.store import Estimate, Shapes, Stage
 
@@ -157,7 +157,7 @@ def _write_folder(
         "licence": _licence(folder, resolved.folder) or loaded.licence,
         "model_type": config.model_type,
         "architecture": type(model).__name__,
-        "parameters": sum(prod(s) for s in parameter_shapes(model).values()),
+        "parameters": sum(prod(s) for s in list_parameter_shapes(model).values()),
         "unused": list(pairing.unused),
     }
     write_json(out / "source.json", origin_of)
@@ -169,10 +169,10 @@ def open_skeleton(section: Model, folder: Path) -> tuple[Any, nn.Module, Family]
     CheckpointError for a model that the task or this toolchain does not cover."""
     config = read_config(folder, section)
     check_task(config, section, folder)
-    model = skeleton_from_config(config, section.task, section.trust_remote_code)
+    model = build_skeleton_from_config(config, section.task, section.trust_remote_code)
     check_covered(config, section, model, folder)
     code = folder if section.trust_remote_code else None
-    return config, model, architecture.family(config, section.task, code)
+    return config, model, architecture.find_family(config, section.task, code)
 
 
 def write_inputs(described: Described, checkpoint: Path) -> dict[str, Any]:
@@ -213,7 +213,7 @@ def _origin(section: Model, resolved: source.Source) -> dict[str, Any]:
 def _say_incomplete(section: Model) -> None:
     if section.source.startswith(source.PACKAGE):
         name = section.source.removeprefix(source.PACKAGE)
-        if absent := source.not_installed(name):
+        if absent := source.list_missing(name):
             say(
                 f"load: {name} is installed without its dependencies {', '.join(absent)}, which is "
                 "enough: only its files are read"
@@ -244,9 +244,9 @@ def files(section: Model) -> dict[str, str]:
     if onnx_files.takes(section):
         return onnx_files.digests(section)
     return {
-        **source.digests(section),
-        **adapter.digests(section),
-        **outside_task.digests(section.task),
+        **source.digest_source(section),
+        **adapter.digest_files(section),
+        **outside_task.digest_files(section.task),
     }
 
 
@@ -276,12 +276,15 @@ def estimate(section: Model, shapes: Shapes) -> Estimate:
     if peeked is not None and conversions.converts(str(peeked[1].get("model_type"))):
         memory = max(memory, 8 * total)  # transformers' model, and the one that it is compared with
     if tasks.find_task(section.task).ranks and library.fits(total):
-        memory, seconds = max(memory, library.BYTES * total), seconds + 10 + library.seconds(total)
+        memory, seconds = (
+            max(memory, library.BYTES * total),
+            seconds + 10 + library.predict_seconds(total),
+        )
     if tasks.find_task(section.task).names_labels:  # both sides, and one in float64
         memory, seconds = max(memory, 5 * 4 * total), seconds + 20
     if vector_comparison.is_compared(section) and library.fits(total):
         memory = max(memory, library.BYTES * total) + vector_comparison.IMPORTS
-        seconds += speed.interpret(LIBRARY) + library.seconds(total)
+        seconds += speed.interpret(LIBRARY) + library.predict_seconds(total)
     others = None if section.merged else _beside_linked(section)
     disk = math.ceil(width * total) if others is None else others
     if section.merged:  # merged in float32, and written once beside the step
@@ -317,5 +320,5 @@ STAGE = Stage(
     packages=("transformers", "tokenizers", "onnx", "onnxruntime", "peft"),
     files=files,
     estimate=estimate,
-    shapes=headers.shapes,
+    shapes=headers.read_shapes,
 )

@@ -18,16 +18,16 @@ from optimizer.harness.inputs.text import MASK
 from optimizer.load.config.model_folder import model_folder
 from optimizer.load.generation import (
     check_rotary,
-    context,
-    eos_ids,
-    generation,
+    read_context,
+    read_eos_ids,
+    read_generation,
     read_generation_config,
 )
 from optimizer.load.preparation import Described, Preparation
 from optimizer.load.sentence import folder, logit_score, pair_template
 from optimizer.load.tokenizer import tokenizer as tokenizers
 from optimizer.load.tokenizer.tokenizer import TEXTS as SENTENCES
-from optimizer.load.tokenizer.tokenizer import max_length
+from optimizer.load.tokenizer.tokenizer import read_max_length
 from optimizer.model.architectures import families
 from optimizer.model.architectures.towers import TOWERS
 from optimizer.recipe.answers import WINDOW, SpanAnswers
@@ -66,7 +66,7 @@ def sections(d: Described, tokenizer: Any) -> dict[str, Any]:
             f"its beginning (tokenizer_config.json: truncation_side: {tokenizer.truncation_side})"
         )
     if d.task.generates:
-        values["generation"] = generation(d.config, tokenizer, d.files, [*d.section.hot])
+        values["generation"] = read_generation(d.config, tokenizer, d.files, [*d.section.hot])
     embeds = "embedding" in d.task.optional
     reads_as_library = d.task.ranks or (embeds and folder.is_sentence_folder(d.root))
     if logit_score.takes(d.section, model_folder(d.root)):
@@ -129,7 +129,7 @@ def _tokenizer(d: Described, tokenizer: Any) -> dict[str, Any]:
     pad, pad_id = tokenizer.pad_token, tokenizer.pad_token_id
     generates = d.task.generates
     if pad is None and generates:  # any token works, because the mask hides it
-        pad_id = eos_ids(config, read_generation_config(files), tokenizer.eos_token_id)[0]
+        pad_id = read_eos_ids(config, read_generation_config(files), tokenizer.eos_token_id)[0]
         pad = tokenizer.convert_ids_to_tokens(pad_id)
     if d.task.classifies and not d.task.per_position and families.is_language_model(config):
         pad, pad_id = _padding_of_classifier(d, tokenizer)
@@ -146,11 +146,13 @@ def _tokenizer(d: Described, tokenizer: Any) -> dict[str, Any]:
             where="config.json: pad_token_id",
             fix="Use the tokenizer that the model was trained with.",
         )
-    positions = context(config) if generates else getattr(config, "max_position_embeddings", None)
+    positions = (
+        read_context(config) if generates else getattr(config, "max_position_embeddings", None)
+    )
     if positions is not None and family.positions_after_padding:
         positions -= int(config.pad_token_id) + 1
     # a decoder's tokenizer often has a default or less than the trained length
-    longest = positions if generates and positions else max_length(files, d.root, positions)
+    longest = positions if generates and positions else read_max_length(files, d.root, positions)
     padded_to = _padded_to(d, tokenizer, positions)
     longest = padded_to or longest
     if longest is not None and d.task.extracts:

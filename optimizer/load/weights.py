@@ -27,7 +27,11 @@ from optimizer.load.quantized.parts import QuantizedWeight
 from optimizer.load.source import shard_files
 from optimizer.model.architectures.families import FAMILIES
 from optimizer.model.checkpoint.checkpoint import GET_AGAIN, Entry, read_entry, read_header
-from optimizer.model.checkpoint.model import STORED_TRANSPOSED, parameter_shapes, tied_names
+from optimizer.model.checkpoint.model import (
+    STORED_TRANSPOSED,
+    find_tied_names,
+    list_parameter_shapes,
+)
 from optimizer.recipe.schema import Model
 
 PIECE = 1 << 22  # values checked at once
@@ -51,7 +55,7 @@ class Weights:
         """A parameter's values to write. Raises CheckpointError for NaN or infinity."""
         name = self.source_names[parameter]
         entry = self.stored[name]
-        tensor = values_of(entry)
+        tensor = read_values(entry)
         where = "checkpoint" if isinstance(entry, Tensor) else str(entry.file)
         return _check_finite(name, tensor, where)
 
@@ -148,7 +152,7 @@ def find(folder: Path, section: Model) -> dict[str, Stored]:
     )
 
 
-def headers(folder: Path) -> dict[str, Stored]:
+def read_headers(folder: Path) -> dict[str, Stored]:
     """{name: tensor without its values} of a folder's files of weights; {} where they cannot be
     read, which `find` explains."""
     try:
@@ -162,7 +166,7 @@ def headers(folder: Path) -> dict[str, Stored]:
     return {str(name): tensor for name, tensor in stored.items()}
 
 
-def only_pickled(folder: Path, section: Model) -> bool:
+def is_only_pickled(folder: Path, section: Model) -> bool:
     """True for weights that are pickles alone and that the recipe allows; they are read whole."""
     pickled = any(folder.glob("pytorch_model*.bin"))
     return section.allow_pickle and pickled and not any(folder.glob("*.safetensors"))
@@ -194,7 +198,7 @@ def match(stored: Mapping[str, Stored], model: nn.Module, section: Model) -> Wei
     The files may hold either name of a tied parameter, or both with equal values. Raises
     CheckpointError naming parameters that are missing, of another shape, or tied with other values.
     """
-    shapes, tied = parameter_shapes(model), tied_names(model)
+    shapes, tied = list_parameter_shapes(model), find_tied_names(model)
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
     family = FAMILIES.get(str(getattr(getattr(model, "config", None), "model_type", "")))
     file_names: dict[str, str] = {}
@@ -289,7 +293,7 @@ def find_useless(pairing: Weights, model: nn.Module) -> list[str]:
     ]
 
 
-def patterns_of(names: Collection[str], model: nn.Module) -> list[str]:
+def write_patterns(names: Collection[str], model: nn.Module) -> list[str]:
     """Patterns for model.ignore_tensors that match `names`: a head by its first word, a tensor
     inside the model by its name, because a pattern there would match others too."""
     return sorted({n if _is_inside(n, model) else f"{n.partition('.')[0]}.*" for n in names})
@@ -317,7 +321,7 @@ def check_unused(pairing: Weights, model: nn.Module, section: Model) -> None:
     if wrong:
         some = ", ".join(wrong[:4]) + (", …" if len(wrong) > 4 else "")
         inside = [name for name in wrong if _is_inside(name, model)]
-        patterns = ", ".join(map(json.dumps, patterns_of(wrong, model)[:4]))
+        patterns = ", ".join(map(json.dumps, write_patterns(wrong, model)[:4]))
         raise CheckpointError(
             f"task {section.task} has no use for {len(wrong)} of the checkpoint's tensors: {some}",
             where="config.json" if inside else "model.task",
@@ -338,10 +342,10 @@ def _place(stored: Mapping[str, Any]) -> str:
 
 
 def _equal(one: Stored, other: Stored) -> bool:
-    return torch.equal(values_of(one), values_of(other))
+    return torch.equal(read_values(one), read_values(other))
 
 
-def values_of(entry: Stored) -> Tensor:
+def read_values(entry: Stored) -> Tensor:
     """Return the tensor of an entry: read from its file, de-quantized, or the entry itself."""
     if isinstance(entry, QuantizedWeight):
         return entry.dequantize()

@@ -20,7 +20,7 @@ from optimizer.harness.runtimes.machine import describe_machine
 from optimizer.load_test import arrivals, figures, highest_rate, inputs, open_loop
 from optimizer.load_test.open_loop import Client, Reply
 from optimizer.load_test.requests import RequestKind
-from optimizer.recipe.serving import mean_requests
+from optimizer.recipe.serving import solve_mean_requests
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ def _lowest_rate(schedule: Schedule, objectives: Objectives) -> float:
     if only times between tokens are limited, because each request has many."""
     if objectives.limits.keys() <= {"between"}:
         return highest_rate.LOWEST
-    requests = mean_requests(fewest(99), schedule.burst)
+    requests = solve_mean_requests(fewest(99), schedule.burst)
     return max(highest_rate.LOWEST, requests / schedule.seconds)
 
 

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from optimizer.data.datasets import digest, samples
+from optimizer.data.datasets import digest_rows, read_samples
 from optimizer.foundation.verdicts import Verdict, worst
 from optimizer.harness.runtimes.machine import describe_machine
 from optimizer.load_test import highest_rate
@@ -40,7 +40,7 @@ def run(section: Slo, packaged: Path, out: Path) -> None:
     from optimizer.load_test.http_client import HttpClient
     from optimizer.load_test.server import run_server
 
-    texts = [row.text for row in samples(section.data)] if section.data else []
+    texts = [row.text for row in read_samples(section.data)] if section.data else []
     schedule = measure.Schedule(section.seconds, burst=section.burst)
     objectives = measure.Objectives(section.limits, section.max_refused)
     with run_server(packaged / "bundle") as server:
@@ -117,7 +117,7 @@ def _ms(end: float | None) -> str:
 def digest_inputs(section: Slo) -> Mapping[str, str]:
     """Return the digest of the texts, and this machine, because times are valid on it only."""
     return {
-        **({"slo.data": digest(section.data)} if section.data else {}),
+        **({"slo.data": digest_rows(section.data)} if section.data else {}),
         "machine": describe_machine().key,
     }
 

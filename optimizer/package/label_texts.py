@@ -29,7 +29,7 @@ from optimizer.harness.bundle.label_encoder import CONTRACT, FOLDER, MODEL, Labe
 from optimizer.harness.inputs.batch import Array, Batch
 from optimizer.harness.inputs.text import TEXT
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
-from optimizer.model.checkpoint.model import torch_model
+from optimizer.model.checkpoint.model import load_torch_model
 from optimizer.model.checkpoint.tower_model import LABELS
 from optimizer.store import LabelTexts
 
@@ -67,7 +67,7 @@ def _compare(bundle: Path, files: list[str], texts: LabelTexts[Path], source: Pa
         batch = tasks.encode(encoder.contract, encoder.tokenizer, sentences)
     tensors = open_checkpoint(source).tensors
     expected = tensors[f"{LABELS}.weight"].numpy()
-    model = torch_model(open_checkpoint(texts.checkpoint), encoder.contract.task)
+    model = load_torch_model(open_checkpoint(texts.checkpoint), encoder.contract.task)
     errors = settings.scale * (_vectors(model, batch) - _vectors(model.double(), batch)).ravel()
     both = np.concatenate([errors, -errors]).tolist()
     limit = max(2 * normal_bound(both, len(errors)), UNIT["fp32"] * float(np.abs(expected).max()))

@@ -34,7 +34,7 @@ from optimizer.harness.runtimes.openvino.run import (
     open_string_model,
     write_model,
 )
-from optimizer.load.tokenizer.tokenizer import transformers_tokenizer
+from optimizer.load.tokenizer.tokenizer import open_tokenizer
 from optimizer.lower.openvino.build import GENAI_MODEL
 from optimizer.targets.record import Packed
 
@@ -81,7 +81,7 @@ def add(part: Packed) -> None:
 def _add_tokenizer(checkpoint: Path, folder: Path, contract: Contract) -> None:
     from openvino_tokenizers import convert_tokenizer
 
-    theirs = transformers_tokenizer(checkpoint)
+    theirs = open_tokenizer(checkpoint)
     tokenizer, detokenizer = convert_tokenizer(theirs, with_detokenizer=True)
     write_model(tokenizer, folder / TOKENIZER)
     write_model(detokenizer, folder / DETOKENIZER)

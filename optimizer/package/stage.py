@@ -52,7 +52,7 @@ from optimizer.store import (
     package_version,
 )
 from optimizer.targets.record import Packed
-from optimizer.validate.judged import contract_of
+from optimizer.validate.judged import read_contract
 
 MADE_WITH = (
     "datasets",
@@ -144,7 +144,7 @@ def run(
         "recipe": section.recipe.model_dump(mode="json", by_alias=True),
         "calibration": data_digests(section.recipe),
         "packages": {p: v for p in MADE_WITH if (v := package_version(p)) is not None},
-        "contract": contract_of(source, built[0].report),
+        "contract": read_contract(source, built[0].report),
         **second,
         "engines": engines,
         "runnable": any(table.look_up(e["runtime"]).runs for e in engines),
@@ -246,7 +246,7 @@ def data_digests(recipe: Recipe) -> dict[str, str]:
             for name, spec in recipe.model.adapter_data.items()
         },
     }
-    return {use: datasets.digest(spec) for use, spec in used.items() if spec is not None}
+    return {use: datasets.digest_rows(spec) for use, spec in used.items() if spec is not None}
 
 
 def write_tar(folder: Path, tar: Path, top: str) -> None:
@@ -365,9 +365,9 @@ def _add_harness(bundle: Path, task: str) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
     shutil.copyfile(HARNESS / VERIFY, bundle / VERIFY.name)
-    brought = outside_task.source(task)
+    brought = outside_task.read_source(task)
     if brought is not None:
-        (bundle / "harness" / "tasks" / outside_task.file_name(task)).write_text(brought)
+        (bundle / "harness" / "tasks" / outside_task.name_file(task)).write_text(brought)
 
 
 def _add_report(
@@ -423,7 +423,7 @@ def digest_sources(
         }
         | {f"report/{p.name}": digest_file(p) for p in sorted(templates.iterdir())}
         | {f"web/{p.name}": digest_file(p) for p in sorted(PAGE.iterdir())}
-        | outside_task.digests(section.recipe.model.task)
+        | outside_task.digest_files(section.recipe.model.task)
     )
 
 

@@ -23,7 +23,7 @@ from optimizer.foundation.reading import reading
 from optimizer.foundation.yaml_lines import DEPTH, Lines, read_value, read_yaml
 from optimizer.recipe.compression import methods
 from optimizer.recipe.schema import DataSpec, Model, Recipe, Section
-from optimizer.recipe.target_field import section_of
+from optimizer.recipe.target_field import find_section
 
 LISTED = 20  # maximum errors of the schema that are listed
 DATA_FIELDS = (
@@ -172,7 +172,7 @@ def _place_addresses(document: dict[str, Any], start: Callable[..., Path]) -> No
 
 
 @contextmanager
-def located(lines: Lines) -> Iterator[None]:
+def locate_errors(lines: Lines) -> Iterator[None]:
     """Put file:line before the `where` of an error that names a path of the recipe."""
     try:
         yield
@@ -345,11 +345,11 @@ def _section_at(loc: tuple[Any, ...], document: dict[str, Any]) -> type[Section]
     for part in loc:
         if isinstance(part, int) or named:
             if loc[0] == "targets" and model is Recipe:
-                model = section_of(document["targets"][part]["runtime"])
+                model = find_section(document["targets"][part]["runtime"])
             named = False
             continue
         fields = {f.alias or n: f.annotation for n, f in model.model_fields.items()}
-        annotation = fields.get(str(part)) or methods.method(str(part)).options
+        annotation = fields.get(str(part)) or methods.find_method(str(part)).options
         named = get_origin(annotation) is dict
         options = [annotation, *get_args(annotation)]
         sections = [o for o in options if isinstance(o, type) and issubclass(o, Section)]

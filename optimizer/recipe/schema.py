@@ -35,7 +35,7 @@ from optimizer.recipe.stage_sections import (
     Reduction,
     Task,
     Validation,
-    data_specs,
+    list_data_specs,
 )
 from optimizer.recipe.target_field import AnyTarget
 from optimizer.recipe.targets import (
@@ -92,7 +92,7 @@ __all__ = [
     "Validate",
     "Validation",
     "Weights",
-    "data_specs",
+    "list_data_specs",
 ]
 
 
@@ -294,7 +294,7 @@ class Recipe(Section):
                 "calibrate: {data: ...}"
             )
         if self.quantize.calibrated and self.calibrate is None:
-            names = ", ".join(methods.calibrated())
+            names = ", ".join(methods.list_calibrated())
             raise ValueError(
                 "calibrate is missing, and static activations, bias_correction, allocate, "
                 f"keep_float_auto and methods {names} need it; add calibrate: {{data: ...}}"
@@ -441,7 +441,7 @@ class Recipe(Section):
     def data_specs(self) -> dict[str, DataSpec]:
         """{path in the recipe: data set} of every data set."""
         others = (self.reduce, self.qat, self.slo, self.embeddings, self.model.adapter_data)
-        return data_specs(self.calibrate, self.validate_, *others)
+        return list_data_specs(self.calibrate, self.validate_, *others)
 
     @property
     def packaging(self) -> Packaging:
@@ -457,6 +457,6 @@ class Recipe(Section):
 Packaging.model_rebuild()
 
 
-def schema() -> dict[str, Any]:
+def build_json_schema() -> dict[str, Any]:
     """Return the JSON schema of a recipe."""
     return Recipe.model_json_schema(by_alias=True)

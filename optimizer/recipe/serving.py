@@ -26,7 +26,7 @@ OF_GENERATION = ("slots", "context", "first_token_p99_ms", "between_p99_ms", "ne
 OF_BATCHES = ("rows", "delay_ms", "workers")
 
 
-def mean_requests(least: int, burst: int = 1, confidence: float = 0.95) -> float:
+def solve_mean_requests(least: int, burst: int = 1, confidence: float = 0.95) -> float:
     """Return the mean number of requests, m, of a run that has `least` or more with probability
     `confidence`: the number of bursts is Poisson, so m - z sqrt(burst m) = least."""
     spread = NormalDist().inv_cdf(confidence) * math.sqrt(burst)
@@ -109,7 +109,7 @@ class Slo(Section):
                 "no objective was given; add p99_ms, and for text-generation first_token_p99_ms or "
                 "between_p99_ms"
             )
-        least = mean_requests(fewest(99), self.burst)
+        least = solve_mean_requests(fewest(99), self.burst)
         if self.rate is not None and self.rate * self.seconds < least:
             raise ValueError(
                 f"rate: {self.rate:g} for {self.seconds:g} seconds is "

@@ -50,12 +50,12 @@ LEARNING = ("calibrate", "reduce.calibrate", "reduce.recover.data", "qat.data")
 ADAPTERS = "model.adapters.sources."
 
 
-def adapter_place(name: str) -> str:
+def name_adapter_place(name: str) -> str:
     """Path in the recipe of the texts that judge an adapter kept apart."""
     return f"{ADAPTERS}{name}.data"
 
 
-def data_specs(
+def list_data_specs(
     calibrate: Calibrate | None,
     validate: Validate,
     reduce: Reduce | None = None,
@@ -79,7 +79,7 @@ def data_specs(
         "slo.data": slo.data if slo else None,
         "embeddings.queries": embeddings.queries if embeddings else None,
         "embeddings.documents": embeddings.documents if embeddings else None,
-        **{adapter_place(name): spec for name, spec in adapters.items()},
+        **{name_adapter_place(name): spec for name, spec in adapters.items()},
     }
     return {place: spec for place, spec in named.items() if spec is not None}
 

@@ -22,7 +22,7 @@ from optimizer.foundation.references import list_entry_points, load_entry_point
 from optimizer.recipe.targets import GROUP, SECTIONS, TargetSection
 
 
-def section_of(runtime: str) -> type[TargetSection]:
+def find_section(runtime: str) -> type[TargetSection]:
     """Return the section class of a runtime: of ours, or of the record that another distribution
     offers (targets/record.py: Target).
 
@@ -44,7 +44,7 @@ def _section(value: Any, known: ValidatorFunctionWrapHandler, info: ValidationIn
         return value if isinstance(value, TargetSection) else known(value)
     name = str(value.get("runtime", ""))
     try:
-        section = section_of(name)
+        section = find_section(name)
     except KeyError:
         names = [*SECTIONS, *list_entry_points(GROUP)]
         missing = f"runtime {name!r} is not known{suggest(name, names)}"

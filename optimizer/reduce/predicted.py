@@ -27,7 +27,7 @@ from optimizer.recipe.schema import Reduction
 from optimizer.reduce.learn.estimate import LIBRARIES, RATE
 from optimizer.reduce.structure.latency_table import CANDIDATES
 from optimizer.reduce.structure.sizes import Model, Sizes, solve
-from optimizer.reduce.structure.structure import multiples
+from optimizer.reduce.structure.structure import list_multiples
 from optimizer.store import Estimate, Shapes
 
 BLOCK = re.compile(r"\.(\d+)\.")
@@ -35,7 +35,7 @@ SOLVED = {"magnitude": 0, "activations": 0, "fisher": 56, "second_order": 64}
 """Bytes per pair of inputs of a layer: two sums in float32, both in float64, and the solver's."""
 
 
-def remark(section: Reduction) -> str:
+def write_remark(section: Reduction) -> str:
     """Remark of `plan` where sizes are not known beforehand; else ""."""
     if section.reduce.latency_gain is None:
         return ""
@@ -52,7 +52,7 @@ def _compares(section: Reduction) -> bool:
     return section.reduce.latency_gain is not None and section.calibrate is not None and kinds > 1
 
 
-def shapes(section: Reduction, reference: Shapes) -> Shapes:
+def predict_shapes(section: Reduction, reference: Shapes) -> Shapes:
     """Shapes of the smaller model with all its heads, whose size is not in the headers: an upper
     bound where heads are removed. The reference's shapes where its neurons are not known, or sizes
     follow from times."""
@@ -76,7 +76,7 @@ def shapes(section: Reduction, reference: Shapes) -> Shapes:
         fixed=own - count * each,
         outside=total - len(blocks) * own,
         blocks=range(1, len(blocks) + 1) if "depth" in chosen.chosen else (len(blocks),),
-        ffn=multiples(count, chosen.multiple_of) if chosen.chosen != ("depth",) else (count,),
+        ffn=list_multiples(count, chosen.multiple_of) if chosen.chosen != ("depth",) else (count,),
         heads=(1,),
     )
     try:
@@ -124,7 +124,7 @@ def estimate(section: Reduction, reference: Shapes) -> Estimate:
             linear += prod(shape)
             hidden, widest = max(hidden, min(shape)), max(widest, *shape)
     chosen, calibrate = section.reduce, section.calibrate
-    written = 4 * sum(map(prod, shapes(section, reference).values()))
+    written = 4 * sum(map(prod, predict_shapes(section, reference).values()))
     if calibrate is None:
         largest = max(map(prod, reference.values()), default=0)
         return Estimate(memory=LIBRARIES + 16 * largest, disk=written, seconds=5 + linear / 1e8)

@@ -21,8 +21,8 @@ from optimizer.foundation.progress import say
 from optimizer.recipe.schema import Reduction
 from optimizer.reduce import predicted, student
 from optimizer.reduce.structure import depth, hidden, latency_table, nearest, width
-from optimizer.reduce.structure.gradients import measured as gradient_sums
-from optimizer.reduce.structure.layout import Layout, opened
+from optimizer.reduce.structure.gradients import measure_gradients
+from optimizer.reduce.structure.layout import Layout, open_layout
 from optimizer.reduce.structure.sizes import Sizes
 from optimizer.reduce.structure.write import REDUCED, write
 from optimizer.store import Estimate, Shapes, Stage
@@ -59,14 +59,14 @@ def run(section: Reduction, source: Path, latencies: Path | None = None, *, out:
         hidden.run(section, source, progress, out)
         shutil.rmtree(progress)
         return
-    layout = opened(section, source)
-    candidates = latency_table.candidates(latencies) if latencies else []
+    layout = open_layout(section, source)
+    candidates = latency_table.read_candidates(latencies) if latencies else []
     if not candidates:
         _say(layout)
     progress.mkdir(exist_ok=True)
     walked = precision.decide(section.compress, layout.source, progress, "reduce")
     layout = replace(layout, section=section.model_copy(update={"compress": walked}))
-    batches = calibration.batches(section, source)
+    batches = calibration.make_batches(section, source)
     measured: list[nearest.Measured] = []
     if candidates:
         chosen = candidates[0]
@@ -100,8 +100,8 @@ def _write(
         say(f"reduce: {gone.block} is removed ({section.reduce.depth_importance} {gone.value:.4g})")
     blocks = [b for b in layout.blocks if b not in {gone.block for gone in left_out}]
     gradients: width.Gradients = {}
-    if section.reduce.importance == "fisher" and width.thinned(layout, blocks[0]):
-        gradients = gradient_sums(layout, blocks, batches, progress)
+    if section.reduce.importance == "fisher" and width.list_thinned(layout, blocks[0]):
+        gradients = measure_gradients(layout, blocks, batches, progress)
     choices = width.choose(layout, blocks, batches, gradients, progress)
     write(layout, choices, left_out, out, compared=[m.as_dict() for m in measured])
 
@@ -111,9 +111,9 @@ def check(section: Reduction, source: Path) -> None:
     if section.reduce.student is not None:
         student.check(section, source)
         return
-    layout = opened(section, source)
+    layout = open_layout(section, source)
     if "hidden" in section.reduce.chosen:
-        hidden.goal(layout)
+        hidden.find_goal(layout)
         return
     _ = layout.model if section.reduce.latency_gain else layout.goal
 
@@ -140,17 +140,17 @@ def _say(layout: Layout) -> None:
 
 def files(section: Reduction) -> Mapping[str, str]:
     """{name: digest} of the calibration rows, or of the student's files."""
-    from optimizer.data.datasets import digest
+    from optimizer.data.datasets import digest_rows
 
     if section.reduce.student is not None:
         return student.files(section)
-    return {"calibrate": digest(section.calibrate.data)} if section.calibrate else {}
+    return {"calibrate": digest_rows(section.calibrate.data)} if section.calibrate else {}
 
 
 def shapes(section: Reduction, reference: Shapes, *_latencies: Shapes) -> Shapes:
     if section.reduce.student is not None:
         return student.shapes(section)
-    return predicted.shapes(section, reference)
+    return predicted.predict_shapes(section, reference)
 
 
 def estimate(section: Reduction, reference: Shapes) -> Estimate:
@@ -168,6 +168,6 @@ STAGE = Stage(
     files=files,
     estimate=estimate,
     shapes=shapes,
-    remark=predicted.remark,
+    remark=predicted.write_remark,
     resumable=True,
 )

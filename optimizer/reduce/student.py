@@ -36,7 +36,7 @@ from optimizer.load.config.model_folder import model_folder
 from optimizer.load.tokenizer.student_vocabulary import PLACE, report_at_student
 from optimizer.model.checkpoint import own_code
 from optimizer.model.checkpoint.checkpoint import open_checkpoint, read_json
-from optimizer.model.checkpoint.model import auto_class, skeleton
+from optimizer.model.checkpoint.model import build_skeleton, choose_auto_class
 from optimizer.recipe.reduce import Student
 from optimizer.recipe.schema import Model, Reduction
 from optimizer.reduce.structure.write import REDUCED, VERSION, WEIGHTS, write_document
@@ -93,19 +93,19 @@ def check(section: Reduction, reference: Path) -> None:
 
 def files(section: Reduction) -> Mapping[str, str]:
     with report_at_student():
-        return source.digests(_bare(section))
+        return source.digest_source(_bare(section))
 
 
 def shapes(section: Reduction) -> Shapes:
     with report_at_student():
-        return headers.shapes(_bare(section))
+        return headers.read_shapes(_bare(section))
 
 
 def estimate(section: Reduction) -> Estimate:
     """Estimate the stage as load of the student."""
     with report_at_student():
         model = _bare(section)
-        return load.estimate(model, headers.shapes(model))
+        return load.estimate(model, headers.read_shapes(model))
 
 
 def _student(section: Reduction) -> Student:
@@ -175,7 +175,9 @@ def _initialise(chosen: Student, model: Model, folder: Path, reference: Path, ou
         config.label2id = {label: i for i, label in enumerate(labels)}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(chosen.seed)
-        new = auto_class(model.task, config.model_type).from_config(config, dtype=torch.float32)
+        new = choose_auto_class(model.task, config.model_type).from_config(
+            config, dtype=torch.float32
+        )
     with quiet():
         new.save_pretrained(out)
     beside = folder if (folder / "tokenizer.json").is_file() else reference / "checkpoint"
@@ -264,7 +266,7 @@ def _document(student: Mapping[str, Any], task: str, reference: Path, out: Path)
     opened = [open_checkpoint(folder) for folder in (reference, out)]
     counted = [sum(prod(c.shape(name)) for name in c.tensors) for c in opened]
     fields = {"blocks": "num_hidden_layers", "width": "hidden_size"}
-    models: list[Any] = [skeleton(checkpoint, task) for checkpoint in opened]
+    models: list[Any] = [build_skeleton(checkpoint, task) for checkpoint in opened]
     configs = [model.config for model in models]
     return {
         "version": VERSION,
@@ -278,7 +280,7 @@ def _document(student: Mapping[str, Any], task: str, reference: Path, out: Path)
     }
 
 
-def initialized(folder: Path) -> bool:
+def is_initialized(folder: Path) -> bool:
     """True where the model in `folder` was initialised, and so has no trained embeddings."""
     file = folder / REDUCED
     student = json.loads(file.read_text("utf-8")).get("student") if file.is_file() else None

@@ -56,7 +56,7 @@ class Candidate:
         """Name for people."""
         parts = ["+".join(self.methods)]
         if self.finer:
-            parts.append(f"{self.finer:.0%} of weights {finer_precision(recipe.quantize)}")
+            parts.append(f"{self.finer:.0%} of weights {name_finer_precision(recipe.quantize)}")
         if self.attention != "float":
             parts.append(f"{self.attention} attention")
         if self.size < 1:
@@ -66,7 +66,7 @@ class Candidate:
         return ", ".join([*parts, f"{name} (target {self.target})" if same else name])
 
 
-def finer_precision(quantize: Quantize) -> str:
+def name_finer_precision(quantize: Quantize) -> str:
     """Precision in which the most sensitive modules are kept."""
     return "int8" if finer_weights(quantize) else "float"
 
@@ -78,12 +78,12 @@ def finer_weights(quantize: Quantize) -> Weights | None:
     return None
 
 
-def space(recipe: Recipe) -> list[Candidate]:
+def list_candidates(recipe: Recipe) -> list[Candidate]:
     """List the candidates that the recipe's targets admit; the recipe itself comes first.
 
     Raises RecipeError for a value of search.over with which no candidate is admitted.
     """
-    search = section_of(recipe)
+    search = get_section(recipe)
     own = recipe.quantize.chosen or (methods.NEAREST,)
     first = tuple(m.name for m in own)
     activations = recipe.quantize.activations
@@ -101,7 +101,7 @@ def space(recipe: Recipe) -> list[Candidate]:
         candidate = Candidate(*values)
         if candidate.finer and candidate.size < 1:
             continue  # modules are measured in the model as it is, whose blocks have other names
-        if problem := objection(recipe, candidate):
+        if problem := find_objection(recipe, candidate):
             refused |= dict.fromkeys(zip(chosen, values, strict=True), problem)
         else:
             admitted.append(candidate)
@@ -132,7 +132,7 @@ def _first(own: Any, others: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(dict.fromkeys((own, *others)))
 
 
-def section_of(recipe: Recipe) -> Search:
+def get_section(recipe: Recipe) -> Search:
     """Section search of a recipe. Raises RecipeError without one."""
     if recipe.search is None:
         raise RecipeError(
@@ -181,10 +181,10 @@ def _every_attention(recipe: Recipe) -> tuple[str, ...]:
     return ("float", "int8") if recipe.quantize.static_activations else ("float",)
 
 
-def objection(recipe: Recipe, candidate: Candidate) -> InputError | None:
+def find_objection(recipe: Recipe, candidate: Candidate) -> InputError | None:
     """Return the error for which a candidate is not admitted, or None."""
     try:
-        accepted.check(derived(recipe, candidate), Context())
+        accepted.check(derive_recipe(recipe, candidate), Context())
     except InputError as e:
         return e
     return None
@@ -213,7 +213,9 @@ def _check_each(
         )
 
 
-def kept_modules(sensitivities: Mapping[str, Mapping[str, float]], share: float) -> tuple[str, ...]:
+def choose_kept_modules(
+    sensitivities: Mapping[str, Mapping[str, float]], share: float
+) -> tuple[str, ...]:
     """Modules to keep finer: those with the largest squared error per weight, while their weights
     are at most `share` of all; () for 0.
 
@@ -232,7 +234,7 @@ def kept_modules(sensitivities: Mapping[str, Mapping[str, float]], share: float)
     return tuple(name for name in sensitivities if name in kept)
 
 
-def derived(recipe: Recipe, candidate: Candidate, kept: Sequence[str] = ()) -> Recipe:
+def derive_recipe(recipe: Recipe, candidate: Candidate, kept: Sequence[str] = ()) -> Recipe:
     """Recipe of a candidate: one target, the limits of the search as its gates, no search section.
 
     kept: modules in higher precision
@@ -291,7 +293,7 @@ def _reduce(recipe: Recipe, size: float) -> dict[str, Reduce]:
 
 def _validate(recipe: Recipe) -> Validate:
     """Section validate with the constraints of the search as gates."""
-    constraints, section = section_of(recipe).constraints, recipe.validate_
+    constraints, section = get_section(recipe).constraints, recipe.validate_
     changes: dict[str, Any] = {}
     if constraints.max_drop is not None:
         changes["max_drop"] = constraints.max_drop

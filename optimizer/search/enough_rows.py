@@ -11,9 +11,9 @@ from optimizer.foundation.errors import DataError
 from optimizer.harness import tasks
 from optimizer.recipe.stage_sections import Validation
 from optimizer.search import sequential
-from optimizer.search.stages.answered import baseline, probe_rows, read_rows
-from optimizer.search.stages.judging import windows_of
-from optimizer.search.stages.split import Part, rows_of
+from optimizer.search.stages.answered import probe_rows, read_baseline, read_rows
+from optimizer.search.stages.judging import cut_held_out
+from optimizer.search.stages.split import Part, select_rows
 from optimizer.validate.quality import quality, significance
 from optimizer.validate.quality.significance import Decision
 from optimizer.validate.run_artifacts import RunArtifacts
@@ -39,16 +39,16 @@ def count(section: Validation, margin: float, base: Path, answered: Path) -> dic
     def unchanged(rows: list[Sample]) -> Decision:
         """Decide about a candidate with the float model's answers."""
         if task.generates:
-            drops = np.zeros(len(windows_of(m, rows)))
-            return significance.paired_mean(drops, margin, 1 - level)
-        own, fit_on = baseline(answered, every, rows), probe_rows(answered, train)
+            drops = np.zeros(len(cut_held_out(m, rows)))
+            return significance.decide_by_mean(drops, margin, 1 - level)
+        own, fit_on = read_baseline(answered, every, rows), probe_rows(answered, train)
         name = section.validate_.metric
         metric = quality.compare(name, rows, own, own, fit_on, 1 - level)
         return quality.judge(name, metric, len(rows), margin, 1 - level, None)[0]
 
     counts: dict[str, int] = {}
     for part in PARTS:
-        rows = rows_of(part, every, task)
+        rows = select_rows(part, every, task)
         if not rows:
             raise _too_few(len(every), "rows", 0, None)
         decided = unchanged(rows)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from optimizer.search.candidates import Candidate
-from optimizer.search.trial import Trial, objective
+from optimizer.search.trial import Trial, get_objective
 
 RIDGE = 0.1  # weight of the prior, in trials; a choice
 PRIOR = math.log(2)  # slope of the logarithm over the share kept finer, before any trial
@@ -69,11 +69,11 @@ class Expectation:
 
     def _ratios(self, candidates: Sequence[Candidate], name: str) -> list[float]:
         """Time or size of each candidate / the recipe's."""
-        own = objective(self.trials[0], name) if self.trials else None
+        own = get_objective(self.trials[0], name) if self.trials else None
         known = [
             (t.candidate, math.log(value / own))
             for t in self.trials
-            if own and (value := objective(t, name))
+            if own and (value := get_objective(t, name))
         ]
         columns = sorted({c for t in (*candidates, *(k for k, _ in known)) for c in _constants(t)})
 

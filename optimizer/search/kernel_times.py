@@ -27,7 +27,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from optimizer.data.datasets import alone, samples
+from optimizer.data.datasets import pick_input, read_samples
 from optimizer.foundation.errors import DataError, MachineError, RecipeError
 from optimizer.foundation.progress import say
 from optimizer.harness import contract as contracts
@@ -39,7 +39,7 @@ from optimizer.search import candidates
 from optimizer.search.workbench import BuiltCandidate, Workbench
 from optimizer.shared_store import Root
 from optimizer.validate.target_runner import open_onnx
-from optimizer.validate.timing.batch_timing import graph_system, grid
+from optimizer.validate.timing.batch_timing import list_cells, make_graph_system
 
 LEAST = 0.02  # ms of a module: a profile counts whole microseconds, 5 % of it; a choice
 Json = dict[str, Any]
@@ -76,7 +76,7 @@ class KernelTimes:
 def measure(recipe: Recipe, root: Root, seconds: float, price: float | None) -> Json:
     """Build the recipe's model, and measure its table on this machine. Raises MachineError where
     ONNX Runtime does not run it, RecipeError for text generation."""
-    first = candidates.space(recipe)[0]
+    first = candidates.list_candidates(recipe)[0]
     _check_task(recipe)
     built = Workbench(recipe, root, first).build(first)
     base, target = built.artifacts.base.path, built.recipe.targets[0]
@@ -84,9 +84,9 @@ def measure(recipe: Recipe, root: Root, seconds: float, price: float | None) -> 
     task = tasks.look_up(contract)
     encoder = task.inputs.open(base / "checkpoint", contract)
     latency = built.recipe.validate_.latency
-    cell = grid(latency, tasks.longest(contract))[0]
-    rows = samples(latency.data) if latency.data else ()
-    texts = [alone(row, task) for row in rows] or task.inputs.neutral(contract)
+    cell = list_cells(latency, tasks.longest(contract))[0]
+    rows = read_samples(latency.data) if latency.data else ()
+    texts = [pick_input(row, task) for row in rows] or task.inputs.neutral(contract)
     threads = target.intra_op_threads or cores()
     profiles, rates = {}, None
     for name, model in (("float", built.artifacts.graph), ("modules", built.artifacts.model)):
@@ -96,7 +96,7 @@ def measure(recipe: Recipe, root: Root, seconds: float, price: float | None) -> 
                     "only models of ONNX Runtime are profiled by module",
                     where=f"target {target.name}",
                 )
-            system = graph_system(runner, contract, encoder)
+            system = make_graph_system(runner, contract, encoder)
             rates = rates or table.measure_rates(runner)
             arrays = table.build_arrays(system, texts, cell)
             profiles[name] = module_times.measure(runner, arrays, rates)
@@ -108,7 +108,7 @@ def measure(recipe: Recipe, root: Root, seconds: float, price: float | None) -> 
 
 
 def _check_task(recipe: Recipe) -> None:
-    if any(c.size < 1 for c in candidates.space(recipe)):
+    if any(c.size < 1 for c in candidates.list_candidates(recipe)):
         raise RecipeError(
             "times by module are those of the model as it is, and the search has other sizes",
             where="search.over.size",
@@ -138,7 +138,7 @@ def check_recipe(recipe: Recipe) -> None:
     """Raise RecipeError where a search by the times of another machine would need times of this
     one."""
     _check_task(recipe)
-    search = candidates.section_of(recipe)
+    search = candidates.get_section(recipe)
     latency, limits = recipe.validate_.latency, search.constraints
     if not search.timed:
         raise RecipeError(
@@ -159,7 +159,7 @@ def check_recipe(recipe: Recipe) -> None:
                 accepted=accepted,
                 fix=f"Set it for this search, e.g. --set {where}={accepted}.",
             )
-    space = candidates.space(recipe)
+    space = candidates.list_candidates(recipe)
     if any(c.target != space[0].target or c.attention != space[0].attention for c in space):
         raise RecipeError(
             "--times has the times of one target and one kind of attention, and the search has "
@@ -168,7 +168,7 @@ def check_recipe(recipe: Recipe) -> None:
             fix=f"Set search.over.targets=[{space[0].target}] and "
             f"search.over.attention=[{space[0].attention}].",
         )
-    if candidates.finer_precision(recipe.quantize) != "float":
+    if candidates.name_finer_precision(recipe.quantize) != "float":
         raise RecipeError(
             "--times has the times of modules in float, and this search keeps some in int8",
             where="search.over.precision",

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from optimizer.foundation.errors import MachineError
 from optimizer.search.candidates import Candidate
 from optimizer.search.expectation import Expectation
-from optimizer.search.trial import Trial, objective
+from optimizer.search.trial import Trial, get_objective
 
 QUESTIONS = 20  # questions to the sampler for a candidate that was not tried; a choice
 BEYOND = 1e6  # value of a trial without an objective; more for a larger drop
@@ -143,7 +143,7 @@ class Sampled:
         """Value that the sampler minimises; it reads the order of values only."""
         if trial is None or trial.outcome == "refused":
             return 2 * BEYOND
-        value = objective(trial, self._objective)
+        value = get_objective(trial, self._objective)
         if trial.outcome == "stopped" or value is None:
             return BEYOND + min(trial.drop or 0.0, BEYOND / 2)
         return value

@@ -16,7 +16,7 @@ from optimizer.search import server_settings
 from optimizer.search.expectation import kendall_tau
 from optimizer.search.search import Result
 from optimizer.search.sequential import LOOKS, confirmation_error
-from optimizer.search.trial import Outcome, Trial, objective, with_interval
+from optimizer.search.trial import Outcome, Trial, get_objective, write_interval
 
 HEADS = ("form", "outcome", "drop", "time / recipe", "MB")
 COST = "cost of a million"
@@ -24,7 +24,7 @@ NO_MODULE = "no module"  # operators between modules
 NAMED, ROWS = 3, 15  # modules in a sentence, and in a table
 
 
-def document(result: Result, file: Path | None, report: Path) -> dict[str, Any]:
+def build_document(result: Result, file: Path | None, report: Path) -> dict[str, Any]:
     """Return the document of `--json`.
 
     file: file of the recipe that was found, or None
@@ -82,12 +82,12 @@ def _tau(result: Result) -> float | None:
     pairs = [
         (t.expected["objective"], value)
         for t in result.trials
-        if t.expected and (value := objective(t, result.section.objective)) is not None
+        if t.expected and (value := get_objective(t, result.section.objective)) is not None
     ]
     return kendall_tau(pairs)
 
 
-def text(result: Result, document: dict[str, Any]) -> str:
+def write_text(result: Result, document: dict[str, Any]) -> str:
     """Return the table for a terminal, and what was found."""
     heads = _heads(result)
     rows = [heads, *(_entries(t, result) for t in _in_order(result))]
@@ -95,7 +95,7 @@ def text(result: Result, document: dict[str, Any]) -> str:
     lines = ["  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows]
     lines += ["", f"Pareto set (drop, {'time, ' * _timed(result)}size):"]
     lines += [f"  {t.label}" for t in result.pareto] or ["  no candidate surely keeps the margin"]
-    lines += ["", *conclusion(result, document)]
+    lines += ["", *write_conclusion(result, document)]
     return "\n".join(lines)
 
 
@@ -113,7 +113,7 @@ def _in_order(result: Result) -> list[Trial]:
     outcomes = get_args(Outcome)
 
     def key(trial: Trial) -> tuple[int, float]:
-        value = objective(trial, result.section.objective)
+        value = get_objective(trial, result.section.objective)
         return outcomes.index(trial.outcome), float("inf") if value is None else value
 
     return sorted(result.trials, key=key)
@@ -130,7 +130,7 @@ def _entries(trial: Trial, result: Result) -> tuple[str, ...]:
     return entries if result.price is None else (*entries, "" if cost is None else f"{cost:.3g}")
 
 
-def conclusion(result: Result, document: dict[str, Any]) -> list[str]:
+def write_conclusion(result: Result, document: dict[str, Any]) -> list[str]:
     """Return sentences on the candidate that was found, or why none was."""
     lost = [
         f"Not taken: {c.candidate.label}: {c.why}"
@@ -143,7 +143,7 @@ def conclusion(result: Result, document: dict[str, Any]) -> list[str]:
         again = ""
         if result.raced and result.raced["to_recipe"]:
             ratio = result.raced["to_recipe"]
-            figures = with_interval(ratio["median"], ratio["interval"], 3)
+            figures = write_interval(ratio["median"], ratio["interval"], 3)
             again = f", and timed again it takes {figures} of the recipe's time"
             high = ratio["interval"][1]
             again += ", so it is not surely faster" * (high is None or high >= 1)
@@ -173,7 +173,7 @@ def _server(result: Result) -> list[str]:
     if server is None:
         return []
     if server.verdict == "pass":
-        return [server_settings.sentence(server.document)]
+        return [server_settings.write_sentence(server.document)]
     verdict = "misses" if server.verdict == "fail" else "was not shown to meet"
     return [
         f"Its server {verdict} section slo with the best settings that were tried: {server.why}."
@@ -201,7 +201,7 @@ def _none(result: Result) -> str:
     )
 
 
-def page(result: Result, document: dict[str, Any]) -> str:
+def write_page(result: Result, document: dict[str, Any]) -> str:
     """Return report.html."""
     cards = [_plot(result), _table(result), _lost(result), _modules(result), _settings(result)]
     cards += [_errors(result, document)]
@@ -211,7 +211,7 @@ def page(result: Result, document: dict[str, Any]) -> str:
         "badge": badge(result.verdict),
         "lead": f"{len(result.trials)} of {result.space} candidates tried "
         f"in {result.seconds:.0f} s",
-        "sentences": conclusion(result, document),
+        "sentences": write_conclusion(result, document),
         "cards": [c for c in cards if c is not None],
     }
     return environment().get_template("search.html").render(page=content)

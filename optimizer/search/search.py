@@ -37,8 +37,13 @@ from optimizer.search.proposals import Proposals, Ranked, Sampled
 from optimizer.search.sequential import Confirmation
 from optimizer.search.server_settings import TunedServer
 from optimizer.search.stages import race
-from optimizer.search.trial import Trial, objective, pareto_set
-from optimizer.search.workbench import Workbench, deciding_gate, reason, why_refused
+from optimizer.search.trial import Trial, find_pareto_set, get_objective
+from optimizer.search.workbench import (
+    Workbench,
+    explain_refusal,
+    explain_verdict,
+    find_deciding_gate,
+)
 from optimizer.shared_store import Root
 from optimizer.store import Store, digest_file
 
@@ -100,7 +105,7 @@ class Result:
 
     @property
     def pareto(self) -> list[Trial]:
-        return pareto_set(self.trials)
+        return find_pareto_set(self.trials)
 
 
 def run(
@@ -115,7 +120,7 @@ def run(
     stages raise for the recipe itself.
     """
     started = clock()
-    space = candidates.space(recipe)
+    space = candidates.list_candidates(recipe)
     bench = Workbench(recipe, store, space[0])
     known = None
     if times is not None:
@@ -140,7 +145,7 @@ def run(
         try:
             return _confirm(bench, trial, alpha, raced)
         except Exception as e:  # such as LedgerError, with which validate ends
-            return "fail", why_refused(trial.label, e)
+            return "fail", explain_refusal(trial.label, e)
 
     confirmations = sequential.confirm(ordered, judge, bench.alpha)
     won = bool(confirmations) and confirmations[-1].verdict == "pass"
@@ -230,7 +235,7 @@ def _best_first(trials: list[Trial], bench: Workbench) -> list[Trial]:
     """Trials by objective, then by drop."""
 
     def key(trial: Trial) -> tuple[float, float]:
-        value = objective(trial, bench.search.objective)
+        value = get_objective(trial, bench.search.objective)
         return (float("inf") if value is None else value, trial.drop or 0.0)
 
     return sorted(trials, key=key)
@@ -252,7 +257,7 @@ def _confirm(
     say(f"search: confirming {trial.label} on held-out rows")
     judged = bench.judge(built, "held_out", alpha)
     if judged["verdict"] != "pass":
-        return judged["verdict"], f"on held-out rows: {reason(judged)}"
+        return judged["verdict"], f"on held-out rows: {explain_verdict(judged)}"
     raced.clear()
     if bench.times is None and bench.search.timed and trial.candidate != bench.first:
         raced |= bench.race(built, {race.RECIPE: bench.first}, confirm=True)
@@ -264,7 +269,7 @@ def _confirm(
     verdict = pipeline.verdict(outcome.built)
     report = json.loads((outcome.built[0].report.path / "report.json").read_text("utf-8"))
     if verdict != "pass":
-        gate = deciding_gate(report["gates"], verdict)
+        gate = find_deciding_gate(report["gates"], verdict)
         return verdict, f"gate {gate['name']}: {gate['message']}"
     if why := bench.too_much_memory(report):
         return "fail", why

@@ -45,16 +45,16 @@ class Look:
     error: float
 
 
-def spent(alpha: float, share: float) -> float:
+def spend_error(alpha: float, share: float) -> float:
     """Error that may be spent up to a share of the rows."""
     return alpha * math.log1p((math.e - 1) * share)
 
 
-def looks(rows: int, alpha: float) -> list[Look]:
+def plan_looks(rows: int, alpha: float) -> list[Look]:
     """List the looks at `rows` rows; equal numbers of rows are one look."""
     planned: dict[int, float] = {}
     for share in LOOKS:
-        planned[math.ceil(share * rows)] = spent(alpha, share)
+        planned[math.ceil(share * rows)] = spend_error(alpha, share)
     levels, before = [], 0.0
     for count, total in planned.items():
         levels.append(Look(count, total - before))
@@ -65,7 +65,7 @@ def looks(rows: int, alpha: float) -> list[Look]:
 def screen(judge: Callable[[Look], tuple[Verdict, T]], rows: int, alpha: float) -> tuple[Look, T]:
     """Return the last look and the result of `judge` there: the first look that fails, else the
     last one."""
-    for look in looks(rows, alpha):
+    for look in plan_looks(rows, alpha):
         verdict, result = judge(look)
         if verdict == "fail":
             break

@@ -20,7 +20,7 @@ from optimizer.load_test import tuned_server
 from optimizer.recipe.schema import Recipe
 from optimizer.recipe.serving import Serve
 from optimizer.search.stages import served
-from optimizer.search.workbench import deciding_gate
+from optimizer.search.workbench import find_deciding_gate
 from optimizer.shared_store import Root
 from optimizer.store import Store
 
@@ -71,7 +71,7 @@ def tune(recipe: Recipe, root: Root) -> TunedServer:
     assert judged is not None
     report = json.loads((judged.path / slo.FILE).read_text("utf-8"))
     verdict: Verdict = report["verdict"]
-    gate = deciding_gate(report["gates"], verdict)
+    gate = find_deciding_gate(report["gates"], verdict)
     why = "" if verdict == "pass" else f"gate {gate['name']}: {gate['message']}"
     return TunedServer(recipe, verdict, why, document | {"gates": report["gates"]})
 
@@ -80,7 +80,7 @@ def _outcome(recipe: Recipe, root: Root, until: str) -> pipeline.Outcome:
     return pipeline.run(recipe, Store(root, until=until))
 
 
-def sentence(document: Mapping[str, Any]) -> str:
+def write_sentence(document: Mapping[str, Any]) -> str:
     """Return a sentence on the best settings, their highest rate, and that of the recipe's own.
 
     document: trials and result, where some settings met the objectives

@@ -59,12 +59,12 @@ class Trial:
     @property
     def drop_text(self) -> str:
         """Drop and its interval, for people; "" where it was not measured."""
-        return "" if self.drop is None else with_interval(self.drop, self.drop_interval, 4)
+        return "" if self.drop is None else write_interval(self.drop, self.drop_interval, 4)
 
     @property
     def ratio_text(self) -> str:
         """Ratio of times and its interval, for people; "" where it was not timed."""
-        return "" if self.ratio is None else with_interval(self.ratio, self.ratio_interval, 3)
+        return "" if self.ratio is None else write_interval(self.ratio, self.ratio_interval, 3)
 
     @property
     def summary(self) -> str:
@@ -75,18 +75,18 @@ class Trial:
         return "; ".join([self.outcome, *known, *filter(None, [self.why])])
 
 
-def with_interval(value: float, interval: Sequence[float | None], digits: int) -> str:
+def write_interval(value: float, interval: Sequence[float | None], digits: int) -> str:
     """Value and its interval for people; without one that has no width; "?" for an unknown end."""
     low, high = ("?" if end is None else f"{end:.{digits}f}" for end in interval)
     return f"{value:.{digits}f}" + ("" if low == high else f" ({low} to {high})")
 
 
-def objective(trial: Trial, name: str) -> float | None:
+def get_objective(trial: Trial, name: str) -> float | None:
     """Figure that the search minimises. name: search.objective"""
     return {"latency": trial.ratio, "size": trial.size, "quality": trial.drop}[name]
 
 
-def pareto_set(trials: Sequence[Trial]) -> list[Trial]:
+def find_pareto_set(trials: Sequence[Trial]) -> list[Trial]:
     """List the kept trials that no other kept one beats: at most as high in every figure, and lower
     in one."""
     kept = [t for t in trials if t.outcome == "kept"]

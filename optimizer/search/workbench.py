@@ -19,7 +19,7 @@ from optimizer.harness.errors import ExplainedError
 from optimizer.harness.shown import scrub
 from optimizer.recipe.schema import Recipe
 from optimizer.recipe.search import Search
-from optimizer.search.candidates import Candidate, derived, kept_modules
+from optimizer.search.candidates import Candidate, choose_kept_modules, derive_recipe
 from optimizer.search.stages import answered, judging, race, sensitivity
 from optimizer.search.stages.sections import Judging, Race
 from optimizer.search.stages.split import Part
@@ -66,7 +66,7 @@ class Workbench:
 
     @property
     def margin(self) -> float:
-        return derived(self.recipe, self.first).validate_.max_drop
+        return derive_recipe(self.recipe, self.first).validate_.max_drop
 
     @property
     def alpha(self) -> float:
@@ -75,9 +75,9 @@ class Workbench:
     def prepare(self, measure_modules: bool) -> Step:
         """Load the model, answer the evaluation set with it, and measure its modules; return the
         step of the answers."""
-        self._base = self._steps(derived(self.recipe, self.first), "load")["load"]
+        self._base = self._steps(derive_recipe(self.recipe, self.first), "load")["load"]
         if measure_modules:
-            section = sensitivity.section_of(self.recipe.compression)
+            section = sensitivity.make_section(self.recipe.compression)
             step = self._store().step(sensitivity.STAGE, section, self._base)
             self.sensitivities = json.loads((step.path / sensitivity.FILE).read_text("utf-8"))
         target = self.recipe.targets[self.first.target].without_on_fail
@@ -92,12 +92,12 @@ class Workbench:
 
     def kept(self, candidate: Candidate) -> tuple[str, ...]:
         """Modules of a candidate in higher precision."""
-        return kept_modules(self.sensitivities, candidate.finer)
+        return choose_kept_modules(self.sensitivities, candidate.finer)
 
     def build(self, candidate: Candidate) -> BuiltCandidate:
         """Make a candidate, or find it made. Raises what its stages raise."""
         if candidate not in self._built:
-            recipe = derived(self.recipe, candidate, self.kept(candidate))
+            recipe = derive_recipe(self.recipe, candidate, self.kept(candidate))
             steps = self._steps(recipe, "build")
             base = steps.get("recover") or steps.get("reduce") or steps["load"]
             parts = (base, steps["compress"], steps.get("export", base))
@@ -124,7 +124,7 @@ class Workbench:
         except Exception as e:
             if candidate == self.first:
                 raise
-            return Trial(candidate, label, "refused", why_refused(label, e), kept)
+            return Trial(candidate, label, "refused", explain_refusal(label, e), kept)
         return Trial(candidate, label, outcome, why, kept, **known)
 
     def _measure(self, candidate: Candidate, best: Candidate | None) -> tuple[Outcome, str, Json]:
@@ -136,7 +136,7 @@ class Workbench:
         judged = self.judge(built, "search", self.alpha)
         known |= _quality(judged)
         if judged["verdict"] == "fail":
-            return "stopped", reason(judged), known
+            return "stopped", explain_verdict(judged), known
         if self.search.timed and self.times is not None:
             known |= self.times(self.kept(candidate))
         elif self.search.timed:
@@ -146,7 +146,7 @@ class Workbench:
             if why := self._too_slow(built, raced):
                 return "stopped", why, known
         if judged["verdict"] == "inconclusive":
-            return "undecided", reason(judged), known
+            return "undecided", explain_verdict(judged), known
         return "kept", "", known
 
     def judge(self, built: BuiltCandidate, part: Part, alpha: float) -> Json:
@@ -218,7 +218,7 @@ class Workbench:
         return {s["stage"]: Step(s["stage"], s["key"], Path(s["path"])) for s in first}
 
 
-def why_refused(label: str, error: Exception) -> str:
+def explain_refusal(label: str, error: Exception) -> str:
     """Print and return the reason for which one candidate is refused, without passwords: it needs
     too much memory, or a library fails on it. The search tries the others.
 
@@ -265,11 +265,11 @@ def _times(raced: Json) -> Json:
     }
 
 
-def reason(judged: Json) -> str:
+def explain_verdict(judged: Json) -> str:
     """Message of the first gate with the verdict of all."""
-    return str(deciding_gate(judged["gates"], judged["verdict"])["message"])
+    return str(find_deciding_gate(judged["gates"], judged["verdict"])["message"])
 
 
-def deciding_gate(gates: Sequence[Json], verdict: str) -> Json:
+def find_deciding_gate(gates: Sequence[Json], verdict: str) -> Json:
     """Return the first gate with the verdict of all."""
     return next(gate for gate in gates if gate["verdict"] == verdict)

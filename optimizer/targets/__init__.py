@@ -115,7 +115,7 @@ OPENVINO = Target(
     kernels=Kernels(
         reciprocal=True,
         behind_quantizers=True,
-        open="optimizer.validate.target_runner:pieces_on_target",
+        open="optimizer.validate.target_runner:open_pieces_on_target",
     ),
     floats="optimizer.lower.openvino.build:float_baselines",
     package="optimizer.package.openvino_genai:add",

@@ -15,7 +15,7 @@ import numpy as np
 from optimizer.foundation.progress import say
 from optimizer.harness.bounds import fewest
 from optimizer.measure import table
-from optimizer.recipe.serving import Slo, mean_requests
+from optimizer.recipe.serving import Slo, solve_mean_requests
 from optimizer.traffic.buckets import Buckets, Cost, interpolate_times
 from optimizer.traffic.requests import Traffic
 
@@ -101,7 +101,7 @@ def _slo(traffic: Traffic) -> dict[str, float] | None:
         return None
     busiest = max(float(f"{rate['busiest']:.4g}"), 0.01)
     default = Slo.model_fields["seconds"].default
-    seconds = max(default, math.ceil(mean_requests(fewest(99)) / busiest))
+    seconds = max(default, math.ceil(solve_mean_requests(fewest(99)) / busiest))
     p99 = quantile(Counter(traffic.milliseconds), 99)
     return {"rate": busiest, "p99_ms": p99, "seconds": seconds}
 

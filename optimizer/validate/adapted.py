@@ -22,7 +22,7 @@ from optimizer.harness.contract import adapter_file
 from optimizer.harness.runtimes.ort.adapters import A, B, read
 from optimizer.recipe.validate import Depth
 from optimizer.validate.ledger.distance import Array
-from optimizer.validate.ledger.limits.monte_carlo import own_modules
+from optimizer.validate.ledger.limits.monte_carlo import copy_modules
 from optimizer.validate.materials import Materials
 
 BASE = ".base_layer"
@@ -50,14 +50,14 @@ class AdaptedLinear(nn.Module):
 def adapt(model: nn.Module, matrices: Mapping[str, Array]) -> nn.Module:
     """Return the model with the matrices beside its linear modules; the values are shared with
     `model`, which is unchanged."""
-    own = own_modules(model)
-    for name in changed(matrices):
+    own = copy_modules(model)
+    for name in list_changed(matrices):
         module = own.get_submodule(name)
         set_module(own, name, AdaptedLinear(module, matrices[f"{name}{A}"], matrices[f"{name}{B}"]))
     return own
 
 
-def changed(matrices: Mapping[str, Array]) -> list[str]:
+def list_changed(matrices: Mapping[str, Array]) -> list[str]:
     """Names of the modules that an adapter changes."""
     return [name.removesuffix(A) for name in matrices if name.endswith(A)]
 

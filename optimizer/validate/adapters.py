@@ -23,13 +23,13 @@ from optimizer.foundation.progress import say
 from optimizer.harness.contract import adapter_file
 from optimizer.load.adapters.merge import import_peft
 from optimizer.recipe.schema import Validation
-from optimizer.recipe.stage_sections import adapter_place
+from optimizer.recipe.stage_sections import name_adapter_place
 from optimizer.validate import sense, target_runner
 from optimizer.validate.adapted import AdaptedMaterials
 from optimizer.validate.gates import Gate
 from optimizer.validate.ledger import hops, ledger, trace
-from optimizer.validate.ledger.breach import BUDGET, breach
-from optimizer.validate.ledger.entry import Entry, Outputs, within
+from optimizer.validate.ledger.breach import BUDGET, write_breach
+from optimizer.validate.ledger.entry import Entry, Outputs, make_entry
 from optimizer.validate.ledger.laws.decoder import generation_laws
 from optimizer.validate.materials import Materials
 from optimizer.validate.quality import generation_quality
@@ -50,11 +50,11 @@ def judge(
     report["adapters"] = {}
     for name in m.contract.adapters:
         say(f"validate: adapter {name}")
-        adapted = materials_of(m, name)
+        adapted = make_materials(m, name)
         entries += [replace(e, hop=f"{e.hop} {name}") for e in _entries(adapted)]
         place = place_of(m.section, name)
         seen = EngineRows(adapted, device, place=place)
-        judged = generation_quality.quality(adapted, {FIRST: data[place]}, seen)
+        judged = generation_quality.judge_generation(adapted, {FIRST: data[place]}, seen)
         own, section = judged[FIRST]
         sensed = sense.check_comparison(adapted, own, section, place)
         report["adapters"][name] = {**section, "data": place, **sensed}
@@ -68,11 +68,11 @@ def judge(
 
 def place_of(section: Validation, name: str) -> str:
     """Path in the recipe of the texts that judge an adapter."""
-    place = adapter_place(name)
+    place = name_adapter_place(name)
     return "validate.data" if section.adapters.get(name) is None else place
 
 
-def materials_of(m: Materials, name: str) -> AdaptedMaterials:
+def make_materials(m: Materials, name: str) -> AdaptedMaterials:
     """Materials of the run with adapter `name`."""
     values = {f.name: getattr(m, f.name) for f in fields(Materials)}
     return AdaptedMaterials(**values, plain=m, adapter=name)
@@ -91,7 +91,7 @@ def adapter(m: Materials) -> Entry:
     folder = (m.source / adapter_file(m.adapter)).with_suffix("")
     with quiet():
         wrapped = peft.PeftModel.from_pretrained(
-            hops.transformers_model(m), folder, local_files_only=True
+            hops.load_transformers_model(m), folder, local_files_only=True
         ).eval()
     results = [trace.run(wrapped.base_model.model, b, m.outputs) for b in m.batches]
     spread = m.correct.source_outputs()
@@ -103,7 +103,7 @@ def adapter(m: Materials) -> Entry:
             f"the adapter changes the outputs by {moved.worst:.2g} (relative L2), which rounding "
             "does as well: it is not trained, or not applied"
         )
-    return within("adapter", "peft", Outputs(results, m.float_traces, spread), problems)
+    return make_entry("adapter", "peft", Outputs(results, m.float_traces, spread), problems)
 
 
 def compress(m: Materials) -> Entry:
@@ -116,7 +116,7 @@ def compress(m: Materials) -> Entry:
         for name in moving
     ]
     if not measured.relative_l2 <= budget:
-        moved, allowed = breach(measured.relative_l2, budget)
+        moved, allowed = write_breach(measured.relative_l2, budget)
         problems.append(
             f"{BUDGET} {moved} (relative L2); validate.quantization_budget is {allowed}"
         )
@@ -135,7 +135,7 @@ def lower(m: Materials) -> Entry:
     path = m.model / "model.onnx"
     traces = m.samples.with_continuations([*m.simulated_traces, *m.simulated_extremes], path)
     spread = m.correct.graph_outputs("state", m.precision)
-    return within("lower", "state in torch", Outputs(m.lowered_outputs, traces, spread), [])
+    return make_entry("lower", "state in torch", Outputs(m.lowered_outputs, traces, spread), [])
 
 
 def engine(m: Materials) -> Entry:
@@ -144,8 +144,8 @@ def engine(m: Materials) -> Entry:
     if m.kernel_blocks:
         start, spread = "state in torch, inputs quantized as in kernels", m.correct.kernel_outputs()
         quantized = m.samples.with_continuations(m.kernel_traces, path)
-        results = target_runner.fused_outputs(m, quantized)
-        entry = within("engine", start, Outputs(results, quantized, spread), [])
+        results = target_runner.run_fused(m, quantized)
+        entry = make_entry("engine", start, Outputs(results, quantized, spread), [])
         if entry.ok:
             return entry
     traces = m.samples.with_continuations([*m.simulated_traces, *m.simulated_extremes], path)
@@ -155,5 +155,5 @@ def engine(m: Materials) -> Entry:
         if m.kernel_blocks
         else m.correct.graph_outputs("state", m.section.target.computes_in)
     )
-    results = target_runner.fused_outputs(m, traces)
-    return within("engine", "lowered graph", Outputs(results, lowered, spread), [])
+    results = target_runner.run_fused(m, traces)
+    return make_entry("engine", "lowered graph", Outputs(results, lowered, spread), [])

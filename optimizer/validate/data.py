@@ -7,20 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.data import conversations
-from optimizer.data.datasets import Sample, calibration_rows, samples, windows
+from optimizer.data.datasets import Sample, cut_windows, read_calibration_rows, read_samples
 from optimizer.data.same_rows import check_disjoint, drop_repeated
 from optimizer.foundation.errors import DataError
 from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.inputs.text import load_tokenizer
-from optimizer.recipe.schema import DataSpec, Validation, data_specs
+from optimizer.recipe.schema import DataSpec, Validation, list_data_specs
 from optimizer.recipe.stage_sections import ADAPTERS, LEARNING
 from optimizer.validate.quality.shared_rows import JUDGED
 
 
-def specs(section: Validation) -> dict[str, DataSpec]:
+def list_specs(section: Validation) -> dict[str, DataSpec]:
     """Data sets of a section by their place in the recipe."""
-    by_place = data_specs(
+    by_place = list_data_specs(
         section.calibrate, section.validate_, section.reduce, adapters=section.adapters
     )
     if section.recovery:
@@ -37,11 +37,11 @@ def read_data(section: Validation, source: Path, contract: Contract) -> dict[str
     task = tasks.look_up(contract)
     tokenizer = load_tokenizer(source / "checkpoint", contract) if contract.tokenizer else None
     ids = tokenizer.ids if tokenizer else None
-    read = {n: samples(spec) for n, spec in specs(section).items()}
+    read = {n: read_samples(spec) for n, spec in list_specs(section).items()}
     if section.calibrate:
-        read["calibrate"] = calibration_rows(section.calibrate, task)
+        read["calibrate"] = read_calibration_rows(section.calibrate, task)
     if section.reduce and section.reduce.calibrate:
-        read["reduce.calibrate"] = calibration_rows(section.reduce.calibrate, task)
+        read["reduce.calibrate"] = read_calibration_rows(section.reduce.calibrate, task)
     rows = {n: conversations.render(some, contract, tokenizer) for n, some in read.items()}
     for name in [n for n in rows if n not in ("calibrate", "reduce.calibrate")]:
         rows[name] = drop_repeated(rows[name], f"{name} data", ids)
@@ -65,6 +65,6 @@ def check_windows(
         return
     for place in (name for name in data if name.startswith(JUDGED)):
         try:
-            windows(data[place], encoder, contract, section.validate_.sequence_length)
+            cut_windows(data[place], encoder, contract, section.validate_.sequence_length)
         except DataError as e:
             raise DataError(e.problem, where=place, accepted=e.accepted, fix=e.fix) from e

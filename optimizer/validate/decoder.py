@@ -64,7 +64,7 @@ class TorchDecoder:
         past = _torch_cache(cache, self._device)
         with torch.no_grad():
             output = self._model(**tensors, past_key_values=past, use_cache=True, return_dict=True)
-        return output.logits.cpu().numpy(), cache_of(output.past_key_values)
+        return output.logits.cpu().numpy(), read_cache(output.past_key_values)
 
 
 def _torch_cache(cache: Cache | None, device: torch.device) -> Any:
@@ -76,7 +76,7 @@ def _torch_cache(cache: Cache | None, device: torch.device) -> Any:
     return DynamicCache(list(zip(pairs[0::2], pairs[1::2], strict=True)))
 
 
-def cache_of(transformers_cache: Any) -> Cache:
+def read_cache(transformers_cache: Any) -> Cache:
     """{name of the graph's input: array} of transformers' cache, in float32."""
     pairs = [(layer.keys, layer.values) for layer in transformers_cache.layers]
     flat = [t.detach().float().cpu().numpy() for pair in pairs for t in pair]
@@ -84,13 +84,13 @@ def cache_of(transformers_cache: Any) -> Cache:
     return dict(zip(names, flat, strict=True))
 
 
-def logits_of(system: Decoder, ids: Array) -> Array:
+def compute_logits(system: Decoder, ids: Array) -> Array:
     """Logits (tokens, vocabulary) of ids (tokens,) in one step."""
     logits: Array = system.step(ids[None], np.ones((1, len(ids)), np.int64), None)[0][0]
     return logits
 
 
-def greedy(system: Decoder, prompts: Array, new: int) -> Array:
+def generate_greedily(system: Decoder, prompts: Array, new: int) -> Array:
     """Generate `new` tokens greedily from prompts (batch, tokens) of one length -> (batch, new).
     Generation does not stop at end tokens."""
     mask = np.ones_like(prompts)

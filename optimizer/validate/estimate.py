@@ -27,12 +27,12 @@ import re
 from collections.abc import Sequence
 
 from optimizer import targets
-from optimizer.data.datasets import samples
+from optimizer.data.datasets import read_samples
 from optimizer.export import onnx_file
 from optimizer.foundation.process import machine_speed
 from optimizer.foundation.process.torch_device import CONTEXT
 from optimizer.foundation.rounding.tolerance import RUNS
-from optimizer.load.image_inputs import positions
+from optimizer.load.image_inputs import count_positions
 from optimizer.model.graph.needs import GraphShapes, graph_of
 from optimizer.recipe.schema import DataSpec, Validation
 from optimizer.recipe.validate import Depth
@@ -44,15 +44,15 @@ from optimizer.store import (
     lowered_bytes,
 )
 from optimizer.validate.ledger import decoder_batches, inputs
-from optimizer.validate.ledger.depth import choose, default_of
+from optimizer.validate.ledger.depth import choose, choose_depth
 from optimizer.validate.ledger.inputs import LEDGER_TEXTS, select_inputs
 from optimizer.validate.quality.perplexity import AHEAD
 from optimizer.validate.timing.predicted import (
     REFERENCE,
     Encoder,
     Prediction,
-    of_batches,
-    of_generation,
+    predict_batches,
+    predict_generation,
 )
 
 LIBRARIES = 576 << 20  # resident bytes after a first model ran, without its weights
@@ -122,7 +122,7 @@ def estimate(section: Validation, shapes: Shapes) -> Estimate:
     if adapters := _adapter_seconds(section, shapes, elements):
         count = len(section.adapters)
         comments.append(f"of which {adapters / 60:.1f} min for {count} adapter{'s' * (count > 1)}")
-    gpu = device_memory(section, shapes)
+    gpu = estimate_device_memory(section, shapes)
     return Estimate(memory, disk, seconds + adapters, gpu, "; ".join(comments))
 
 
@@ -132,7 +132,9 @@ def _of_graph(section: Validation, shapes: Shapes, graph: GraphShapes) -> Estima
     elements = sum(map(math.prod, shapes.values()))
     quantized = sum(math.prod(shape) for shape, _ in integers.values())
     edges, live = sum(p.edges for p in graph.parts), max(p.live for p in graph.parts)
-    rows = sum(len(samples(d)) for d in (settings.data, *(s.data for s in settings.also.values())))
+    rows = sum(
+        len(read_samples(d)) for d in (settings.data, *(s.data for s in settings.also.values()))
+    )
     passes = LEDGER_PASSES * (1 + GRAPH_BATCH + LEDGER_TEXTS) + 2 * rows
     passes += 12 * latency.iterations * sum(latency.batch)
     return Estimate(
@@ -164,13 +166,13 @@ def _decoder_seconds(
 ) -> tuple[float, Prediction]:
     """Predict the time of the ledger, of held-out text and of timing, without other work beside."""
     settings, speed = section.validate_, machine_speed.measure()
-    depth = default_of(settings.ledger, elements)
+    depth = choose_depth(settings.ledger, elements)
     alone = speed.multiply(PASSES[depth] * elements * _ledger_tokens(shapes))
     sets = [settings.data, *(s.data for s in settings.also.values())]
     read = EVALUATED * sum(map(_text_tokens, sets)) * elements
     if section.reduce:  # one of the two models is the reference
         read *= (1 + REFERENCE) / 2
-    timing = of_generation(section, shapes, speed)
+    timing = predict_generation(section, shapes, speed)
     return START + alone + speed.multiply(read) + timing.likely, timing
 
 
@@ -180,7 +182,7 @@ def _encoder_seconds(section: Validation, shapes: Shapes) -> tuple[float, Predic
     positions."""
     settings, speed = section.validate_, machine_speed.measure()
     images = "image" in settings.data.columns
-    each = (positions(shapes) or ASSUMED) if images else 0
+    each = (count_positions(shapes) or ASSUMED) if images else 0
     model = Encoder.of(shapes)
     judged = [settings.data, *(s.data for s in settings.also.values())]
     if section.embeddings is not None:
@@ -209,19 +211,19 @@ def _encoder_seconds(section: Validation, shapes: Shapes) -> tuple[float, Predic
         passes += 2 * share * sum(_lengths(section.calibrate.data, each))
     seconds += speed.interpret(model.modules * JUDGED)
     seconds += model.forward(speed, passes, each, speed.products, 1)
-    timing = of_batches(section, shapes, model, each, speed)
+    timing = predict_batches(section, shapes, model, each, speed)
     return seconds + timing.likely, timing
 
 
 def _lengths(spec: DataSpec, each: int) -> list[int]:
     """Positions of each row of a data set, about. each: those of an image; 0 for texts"""
     if each:
-        return [each] * len(samples(spec))
-    rows = ((s.input, s.text_pair or "") for s in samples(spec))
+        return [each] * len(read_samples(spec))
+    rows = ((s.input, s.text_pair or "") for s in read_samples(spec))
     return [min(TOKENS, (len(a) + len(b)) // CHARACTERS + 2) for a, b in rows]
 
 
-def device_memory(section: Validation, shapes: Shapes) -> int:
+def estimate_device_memory(section: Validation, shapes: Shapes) -> int:
     """Predict the bytes of GPU memory of the reference's answers; 0 where the recipe says cpu."""
     settings = section.validate_
     if settings.reference_device == "cpu":
@@ -249,17 +251,17 @@ def _ledger(section: Validation, shapes: Shapes, elements: int, generates: bool)
     if generates:
         linear["head"] = _head(matrices)
     per_token = 4 * sum(map(sum, linear.values()))
-    depth = default_of(section.validate_.ledger, elements)
+    depth = choose_depth(section.validate_.ledger, elements)
     edges = [linear[name] for name in choose(depth, list(linear), "")]
     at_edges = 4 * sum(map(sum, edges))
-    each = max(positions(shapes), 1) if images else 0
+    each = max(count_positions(shapes), 1) if images else 0
     pruned = section.sparsity is not None and section.sparsity.record.judged_by != "recomputed"
     compared = pruned or any(m.judged_by not in ("", "nearest") for m in section.quantize.chosen)
     entering = 4 * sum(s[1] for s in edges)
     longest = 0
     if generates:  # two traces: edges of the sample, inputs of the rest, logits of all
-        sampled, whole = decoder_batches.positions(per_token)
-        longest, many = decoder_batches.extreme_positions(per_token, inputs.ROWS)
+        sampled, whole = decoder_batches.count_positions(per_token)
+        longest, many = decoder_batches.count_extreme_positions(per_token, inputs.ROWS)
         answer = 4 * (tables + _cached(shapes))
         rest = entering * (whole - sampled) if compared else 0
         answered = answer * (whole + longest + many)
@@ -293,8 +295,8 @@ def _ledger_tokens(shapes: Shapes) -> int:
     matrices = {n: s for n, s in shapes.items() if len(s) == 2}
     head = _head(matrices)
     per_token = 4 * (sum(sum(s) for s in matrices.values() if max(s) < head[0]) + sum(head))
-    usual = decoder_batches.positions(per_token)[1]
-    return usual + sum(decoder_batches.extreme_positions(per_token, inputs.ROWS))
+    usual = decoder_batches.count_positions(per_token)[1]
+    return usual + sum(decoder_batches.count_extreme_positions(per_token, inputs.ROWS))
 
 
 def _session(shapes: Shapes, elements: int) -> int:
@@ -319,7 +321,7 @@ def _tied(shapes: Shapes) -> int:
 
 def _text_tokens(spec: DataSpec) -> int:
     """Tokens in the texts of a data set, about."""
-    return sum(len(s.input) for s in samples(spec)) // CHARACTERS
+    return sum(len(s.input) for s in read_samples(spec)) // CHARACTERS
 
 
 def _cached(shapes: Shapes) -> int:
@@ -336,7 +338,7 @@ def _tokens(section: Validation, each: int = 0) -> tuple[int, int]:
     image; 0: the inputs are texts."""
     if each:  # one, eight, all
         return 8 * each, (1 + 8 + LEDGER_TEXTS) * each
-    texts = select_inputs(samples(section.validate_.data))
+    texts = select_inputs(read_samples(section.validate_.data))
     lengths = [min(LONGEST, len(text) // CHARACTERS + 3) for text in texts]
     middle = lengths[len(lengths) // 2 :][:8] or lengths[-1:]
     sampled = 3 * lengths[-1] + 8 * middle[-1]

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from optimizer.foundation.verdicts import Verdict, worst
-from optimizer.validate.ledger.breach import breach
+from optimizer.validate.ledger.breach import write_breach
 from optimizer.validate.quality.significance import Decision
 
 UNMEASURED = "not measured"  # declared, and not to be judged on this machine: never a pass
@@ -33,12 +33,12 @@ class Gate:
         return {**asdict(self), "interval": list(self.interval) if self.interval else None}
 
 
-def from_decision(name: str, decision: Decision, what: str) -> Gate:
+def make_gate(name: str, decision: Decision, what: str) -> Gate:
     """Make a gate of a paired test: the drop against the margin. what: name of the metric."""
     low, high = decision.interval
     bounds = f"between {low:.4f} and {high:.4f} at {decision.confidence:.0%} on each side"
     message = f"{what} drops by {decision.drop:.4f}, {bounds}, on {decision.examples} examples"
-    message += exceeded_text(decision)
+    message += describe_excess(decision)
     if decision.verdict == "inconclusive":
         message += f"; {_deciding_text(decision)}"
     return Gate(name, decision.verdict, decision.drop, decision.margin, decision.interval, message)
@@ -60,22 +60,22 @@ def add_advice(gate: Gate, advice: str) -> Gate:
     return replace(gate, message=f"{gate.message}; {advice}")
 
 
-def exceeded_text(decision: Decision) -> str:
+def describe_excess(decision: Decision) -> str:
     """End of the message of a failed test: the interval's lower end and the margin; else ""."""
     if decision.verdict != "fail":
         return ""
-    least, allowed = breach(decision.interval[0], decision.margin)
+    least, allowed = write_breach(decision.interval[0], decision.margin)
     return f"; at least {least}, allowed {allowed}"
 
 
-def missed_text(decision: Decision) -> str:
+def describe_miss(decision: Decision) -> str:
     """As exceeded_text, for a share with a lower bound; the decision is about 1 - share."""
     if decision.verdict != "fail":
         return ""
-    most, least = breach(1 - decision.interval[0], 1 - decision.margin)
+    most, least = write_breach(1 - decision.interval[0], 1 - decision.margin)
     return f"; at most {most}, required {least}"
 
 
-def overall(gates: Sequence[Gate]) -> Verdict:
+def judge_overall(gates: Sequence[Gate]) -> Verdict:
     """Worst verdict of the gates that could be judged. Raises OptimizeError when none could."""
     return worst(g.verdict for g in gates if g.verdict != UNMEASURED)

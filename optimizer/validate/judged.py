@@ -70,7 +70,7 @@ def record(
 def files(m: RunArtifacts, out: Path | None = None) -> dict[str, Any]:
     """The report's `judged` without answers. out: folder of validate, which may hold a contract"""
     target, inspected = m.section.target, m.inspected
-    contract = contract_of(m.source, out)
+    contract = read_contract(m.source, out)
     built = [inspected.get(name) for name in ("engine", "timing_cache")]
     opened = [contract["tokenizer"], contract.get("embedding")]
     names = [section["file"] for section in opened if section and section.get("file")]
@@ -91,7 +91,7 @@ def files(m: RunArtifacts, out: Path | None = None) -> dict[str, Any]:
     }
 
 
-def contract_of(source: Path, validated: Path | None) -> dict[str, Any]:
+def read_contract(source: Path, validated: Path | None) -> dict[str, Any]:
     """Content of contract.json: that of validate, which adds what it measured, else of load.
 
     source, validated: folders of load and of validate
@@ -102,7 +102,7 @@ def contract_of(source: Path, validated: Path | None) -> dict[str, Any]:
     return document
 
 
-def files_of(m: RunArtifacts, runner: Any) -> dict[str, str] | None:
+def digest_files(m: RunArtifacts, runner: Any) -> dict[str, str] | None:
     """{file name: sha256} of the files that a runner has open; None where it does not name them."""
     file = getattr(runner, "model", None)
     if not isinstance(file, Path):  # a runner of another distribution
@@ -125,7 +125,7 @@ def _why_not_answered(m: RunArtifacts) -> str:
         return f"the harness does not run {section.runtime}" + (
             f", which {runtime.served_by} serves" if runtime.served_by else ""
         )
-    return target_runner.why_not_run(m) or ("" if section.device == "cpu" else OFF_THE_CPU)
+    return target_runner.explain_not_run(m) or ("" if section.device == "cpu" else OFF_THE_CPU)
 
 
 def _sample(m: RunArtifacts, rows: Sequence[Sample]) -> list[dict[str, Any]]:

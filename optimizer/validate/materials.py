@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from optimizer.compress.simulate import simulated
-from optimizer.data.datasets import batches, calibration_rows, sort_by_size, windows
+from optimizer.compress.simulate import simulate_state
+from optimizer.data.datasets import cut_windows, encode_batches, read_calibration_rows, sort_by_size
 from optimizer.foundation.conv_geometry import ConvGeometry
 from optimizer.foundation.process import threads
 from optimizer.foundation.rounding.random_rounding import Arithmetic
@@ -28,14 +28,14 @@ from optimizer.harness.inputs.batch import Batch
 from optimizer.harness.runtimes.ort.run import cores
 from optimizer.harness.tasks import text_generation
 from optimizer.lower.onnx.graph_source import OpenGraph, open_graph
-from optimizer.model.checkpoint.model import materialize, skeleton
+from optimizer.model.checkpoint.model import build_skeleton, materialize
 from optimizer.recipe.data import Calibrate
 from optimizer.recipe.validate import Depth
 from optimizer.store import digest_file
 from optimizer.validate import token_counts
 from optimizer.validate.ledger import depth as depths
 from optimizer.validate.ledger import inputs, trace
-from optimizer.validate.ledger.distance import Distance, distance, merged
+from optimizer.validate.ledger.distance import Distance, measure_distance, merge
 from optimizer.validate.ledger.limits import monte_carlo, rounding_limits
 from optimizer.validate.ledger.limits.correct_runs import CorrectRuns, Samples, TorchModel
 from optimizer.validate.ledger.limits.rounding_limits import Rounding
@@ -59,13 +59,13 @@ class Materials(RunArtifacts):
             return self.float_model
         loaded = (*self.float_model.named_parameters(), *self.float_model.named_buffers())
         replaced = {name: self.mapped(value) for name, value in self.state.replaced.items()}
-        model = skeleton(self.checkpoint, self.task)
+        model = build_skeleton(self.checkpoint, self.task)
         materialize(model, "", dict(loaded), replaced)
         return model
 
     @cached_property
     def simulated_model(self) -> nn.Module:
-        return simulated(self.float_model, self.state, place=self.mapped)
+        return simulate_state(self.float_model, self.state, place=self.mapped)
 
     @cached_property
     def modules_in_order(self) -> list[str]:
@@ -79,13 +79,15 @@ class Materials(RunArtifacts):
     @cached_property
     def batches(self) -> list[Batch]:
         """The usual batches: see inputs.usual_batches."""
-        return inputs.usual_batches(self.texts, self.contract, self.encoder, self._bytes_per_token)
+        return inputs.make_usual_batches(
+            self.texts, self.contract, self.encoder, self._bytes_per_token
+        )
 
     @cached_property
     def extremes(self) -> list[Batch]:
         """The extreme batches: see inputs.extreme_batches."""
         sizes = inputs.ExtremeSizes.of(self.section.target)
-        return inputs.extreme_batches(
+        return inputs.make_extreme_batches(
             self.texts, self.contract, self.encoder, self._bytes_per_token, sizes
         )
 
@@ -98,7 +100,7 @@ class Materials(RunArtifacts):
     def depth(self) -> Depth:
         """The recipe's `validate.ledger`, or its default for a model of this size."""
         parameters = sum(p.numel() for p in self.float_model.parameters())
-        return depths.default_of(self.section.validate_.ledger, parameters)
+        return depths.choose_depth(self.section.validate_.ledger, parameters)
 
     @cached_property
     def judged_alone(self) -> list[str]:
@@ -115,7 +117,7 @@ class Materials(RunArtifacts):
     @property
     def not_judged_alone(self) -> str:
         """See depth.left_out."""
-        return depths.left_out(self.depth, len(self.modules), len(self.judged_alone))
+        return depths.describe_left_out(self.depth, len(self.modules), len(self.judged_alone))
 
     @property
     def _bytes_per_token(self) -> int:
@@ -126,8 +128,8 @@ class Materials(RunArtifacts):
     def calibration_counts(self) -> tuple[Counts | None, Counts | None]:
         """Counts of the calibration data: those that compress wrote, and those that the recipe
         asks for, computed by other code."""
-        expected = token_counts.calibration(self.section, self.source, self.contract)
-        return token_counts.consumed(self.state_folder), expected
+        expected = token_counts.count_calibration(self.section, self.source, self.contract)
+        return token_counts.read_consumed(self.state_folder), expected
 
     def calibration(self, other: Calibrate | None = None) -> Iterator[Batch]:
         """The calibration batches as compress read them; none where it read none.
@@ -138,14 +140,14 @@ class Materials(RunArtifacts):
         if settings is None:
             return
         task = tasks.look_up(self.contract)
-        rows = calibration_rows(settings, task)
+        rows = read_calibration_rows(settings, task)
         if task.calibration_items == "windows":
-            cut_up = windows(rows, self.encoder, self.contract, settings.sequence_length)
+            cut_up = cut_windows(rows, self.encoder, self.contract, settings.sequence_length)
             for ids in cut_up[: settings.samples]:
                 yield text_generation.arrays(self.contract, [ids])
         else:
             rows = sort_by_size(rows, task)
-            yield from batches(
+            yield from encode_batches(
                 rows, self.contract, self.encoder, settings.batch_size, settings.sequence_length
             )
 
@@ -185,7 +187,7 @@ class Materials(RunArtifacts):
 
     def _traced(self, model: nn.Module, batch: Batch, modules: Collection[str] = ()) -> Trace:
         """Trace of a batch. Other threads may use the model: hooks are put on a copy."""
-        one = trace.traced(monte_carlo.own_modules(model), batch, self.compared, modules)
+        one = trace.trace_run(monte_carlo.copy_modules(model), batch, self.compared, modules)
         (one.result,) = self.in_files([one.result])
         return one
 
@@ -304,8 +306,8 @@ class Materials(RunArtifacts):
         """Bounds of the method that chose the integers of the weight `parameter`."""
         bits = self.state.scheme(parameter).bits
         if parameter in self.rounded_alone:
-            return rounding_limits.alone(bits)
-        return rounding_limits.of(self.section.quantize, self.section.calibrate, bits)
+            return rounding_limits.derive_nearest(bits)
+        return rounding_limits.derive_limits(self.section.quantize, self.section.calibrate, bits)
 
     def rounded_weight(self, parameter: str) -> Tensor:
         """The float weight (out, in) to be rounded: folded, divided by its input's factor."""
@@ -355,7 +357,7 @@ class Materials(RunArtifacts):
         """Traces of the state in kernels that quantize inputs (kernel_blocks), the extremes last,
         without inputs of modules."""
         batches = (*self.batches, *self.extremes)
-        with monte_carlo.quantized_in_kernels(self.simulated_model, self.kernel_blocks):
+        with monte_carlo.quantize_in_kernels(self.simulated_model, self.kernel_blocks):
             return self._trace_each(self.simulated_model, batches)
 
     @property
@@ -374,7 +376,7 @@ class Materials(RunArtifacts):
         traces = self.samples.with_continuations(
             [*self.simulated_traces, *self.simulated_extremes], path
         )
-        opener = pieces.changed(pieces.AS_WRITTEN, self.matrices)
+        opener = pieces.change_opener(pieces.AS_WRITTEN, self.matrices)
         return self.in_files(pieces.run_graph(path, traces, self.compared, opener))
 
     def output_distance(
@@ -385,8 +387,8 @@ class Materials(RunArtifacts):
     ) -> Distance:
         """Worst value of each field of the distances of outputs `names` (None: the contract's),
         over the real tokens of every example. An output of length 0 in both has no distance."""
-        return merged(
-            distance(
+        return merge(
+            measure_distance(
                 pair
                 for f, e in zip(outputs, expected, strict=True)
                 for pair in e.pairs(f[name], e.result[name])

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from optimizer.foundation.process import torch_device
 from optimizer.foundation.progress import say
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
-from optimizer.validate.estimate import device_memory
+from optimizer.validate.estimate import estimate_device_memory
 from optimizer.validate.run_artifacts import REFERENCE_DEVICE, RunArtifacts
 
 FIX = (
@@ -26,13 +26,15 @@ def check(m: RunArtifacts) -> None:
     if device == torch_device.CPU:
         return
     tensors = open_checkpoint(m.reference).tensors
-    needed = device_memory(m.section, {name: tensors.entry(name).shape for name in tensors})
+    needed = estimate_device_memory(
+        m.section, {name: tensors.entry(name).shape for name in tensors}
+    )
     torch_device.check_memory(device, needed, None, REFERENCE_DEVICE, FIX)
     say(f"validate: the reference answers on {torch_device.name_of(device)}")
 
 
 @contextmanager
-def used(m: RunArtifacts) -> Iterator[None]:
+def use_device(m: RunArtifacts) -> Iterator[None]:
     """Inside, the reference answers on the device as torch_device.computing says."""
     with torch_device.computing(m.reference_device, None, REFERENCE_DEVICE, FIX):
         yield

@@ -23,11 +23,11 @@ from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.inputs import kv_cache
 from optimizer.harness.process.temporary import make_private_folder, make_temporary_folder
-from optimizer.model.architectures.architecture import family
+from optimizer.model.architectures.architecture import find_family
 from optimizer.model.architectures.family_record import Family
 from optimizer.model.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from optimizer.model.checkpoint.mapped import map_tensor
-from optimizer.model.checkpoint.model import is_linear, move_buffers, torch_model
+from optimizer.model.checkpoint.model import is_linear, load_torch_model, move_buffers
 from optimizer.model.graph import record
 from optimizer.recipe.schema import Validation
 from optimizer.validate.ledger.distance import Array
@@ -89,7 +89,7 @@ class RunArtifacts:
         """The user's own model in torch, the reference of quality and speed."""
         if self.original is None:
             return self.float_model
-        return torch_model(open_checkpoint(self.original), self.task, place=self.mapped)
+        return load_torch_model(open_checkpoint(self.original), self.task, place=self.mapped)
 
     @cached_property
     def reference_device(self) -> torch.device:
@@ -106,7 +106,7 @@ class RunArtifacts:
         if device == torch_device.CPU:
             return self.reference_model
         checkpoint = open_checkpoint(self.original or self.source)
-        model = torch_model(checkpoint, self.task, place=lambda tensor: tensor.to(device))
+        model = load_torch_model(checkpoint, self.task, place=lambda tensor: tensor.to(device))
         move_buffers(model, device)
         return model
 
@@ -123,7 +123,7 @@ class RunArtifacts:
     def _model_of(self, folder: Path | None) -> nn.Module:
         if folder in (None, self.source):
             return self.float_model
-        return torch_model(open_checkpoint(folder), self.task, place=self.mapped)
+        return load_torch_model(open_checkpoint(folder), self.task, place=self.mapped)
 
     @cached_property
     def captions(self) -> dict[bool, dict[str, Any]]:
@@ -184,7 +184,7 @@ class RunArtifacts:
 
     @cached_property
     def float_model(self) -> nn.Module:
-        return torch_model(self.checkpoint, self.task, place=self.mapped)
+        return load_torch_model(self.checkpoint, self.task, place=self.mapped)
 
     @cached_property
     def parameters(self) -> dict[str, Tensor]:
@@ -194,7 +194,7 @@ class RunArtifacts:
 
     @cached_property
     def family(self) -> Family:
-        return family(self.checkpoint.config, self.task, self.checkpoint.folder)
+        return find_family(self.checkpoint.config, self.task, self.checkpoint.folder)
 
     @cached_property
     def rounded_alone(self) -> set[str]:

@@ -57,7 +57,7 @@ def measure_inputs(
     data: rows by their place in the recipe
     """
     contract = contracts.read(source / "contract.json")
-    kind, sense = tasks.look_up(contract).inputs, input_sense.of(contract)
+    kind, sense = tasks.look_up(contract).inputs, input_sense.get_sense(contract)
     encoder = kind.open(source / "checkpoint", contract)
     sets: dict[str, Any] = {}
     of_reduce = section.reduce.calibrate if section.reduce else None
@@ -88,7 +88,7 @@ def check_reference(
     better than chance on labelled rows, and what measure_inputs raises.
 
     rows: rows of validate.data with the model's label ids
-    answered: the float model's answers to them (answers.reference)
+    answered: the float model's answers to them (answers.answer_by_reference)
     """
     texts = measure_inputs(m.section, m.source, data)
     if answered is None:
@@ -101,7 +101,9 @@ def check_reference(
         check_metric_can_be_lost(settings.metric, rows, baseline, settings.max_drop)
     if settings.metric == "agreement" and baseline.words is None:
         check_agreement_can_be_lost(baseline, settings.max_drop)
-    labelled = labelled_answers(settings.metric, tasks.look_up(m.contract), rows, baseline, train)
+    labelled = pair_labelled_answers(
+        settings.metric, tasks.look_up(m.contract), rows, baseline, train
+    )
     unlabelled = None if labelled else measure_agreement(settings.metric, rows, baseline)
     names = m.contract.labels
     section = compare_with_chance(settings.metric, labelled, unlabelled, names, settings.confidence)
@@ -205,7 +207,7 @@ def check_agreement_can_be_lost(baseline: Answers, margin: float) -> None:
     )
 
 
-def labelled_answers(
+def pair_labelled_answers(
     metric: str, task: Task, rows: Sequence[Sample], baseline: Answers, train: Any
 ) -> Labelled | None:
     """(labels, answers, number of labels) that the metric compares; None where it has no labels."""
@@ -240,30 +242,31 @@ def measure_agreement(metric: str, rows: Sequence[Sample], baseline: Answers) ->
         right = [r.answers for r in rows if r.answers is not None]
         if metric not in SCORES or len(right) < len(rows):
             return None
-        return chance.spans(metric, right, baseline.spans)
+        return chance.agree_on_spans(metric, right, baseline.spans)
     if metric in ("f1", "micro_f1") and all(r.labels is not None for r in rows):
         count, sets = len(baseline.text[0]), [r.labels or () for r in rows]
-        return chance.same_sets(
-            metrics.indicators(sets, count), metrics.indicators(baseline.words or (), count)
+        return chance.agree_on_sets(
+            metrics.make_indicators(sets, count),
+            metrics.make_indicators(baseline.words or (), count),
         )
     if metric in RANKING:
-        ranked = evaluation.ranking(metric, rows)
+        ranked = evaluation.group_ranking(metric, rows)
         if ranked.left_out:
             say(f"validate: {metric}: {_left_out(ranked)}")
-        return chance.ranked(ranked, quality.similarity(baseline)[ranked.rows])
+        return chance.agree_on_ranking(ranked, quality.score_pairs(baseline)[ranked.rows])
     if metric in RECALL and baseline.pair is not None:
         texts = np.arange(len(rows))
-        return chance.matches(texts, texts[quality.nearest(baseline)])
+        return chance.matches(texts, texts[quality.find_nearest(baseline)])
     needed = "score" if metric == "spearman" else "text_pair" if baseline.pair else "label"
     if any(getattr(r, needed) is None and r.scores is None for r in rows):
         return None
     if metric == "spearman":
-        scores = quality.targets(rows)
-        return chance.rank_correlation(quality.similarity(baseline, scores.shape[1:]), scores)
+        scores = quality.read_targets(rows)
+        return chance.rank_correlation(quality.score_pairs(baseline, scores.shape[1:]), scores)
     if metric == "retrieval":
-        nearest = quality.nearest(baseline)
+        nearest = quality.find_nearest(baseline)
         if baseline.pair is None:
-            return chance.same_as_nearest(np.array([r.label for r in rows]), nearest)
+            return chance.agree_with_nearest(np.array([r.label for r in rows]), nearest)
         pairs = np.array([r.text_pair for r in rows])
         return chance.matches(pairs, pairs[nearest])
     return None
@@ -293,15 +296,15 @@ def compare_with_chance(
     """
     if labelled is None and unlabelled is None:
         return {"verdict": "not labelled", "warnings": []}
-    judged = unlabelled if labelled is None else chance.word_or_row(labelled[0], labelled[1])
+    judged = unlabelled if labelled is None else chance.agree_on_labels(labelled[0], labelled[1])
     assert judged is not None
-    decided = chance.against_chance(judged, confidence)
+    decided = chance.compare_with_chance(judged, confidence)
     reading = None
     if labelled is not None and not decided.above:
-        reading = chance.exchanged(*labelled, confidence)
+        reading = chance.find_exchange(*labelled, confidence)
     turned = False
     if labelled is None and metric == "spearman" and not decided.above:
-        turned = chance.against_chance(_negated(judged), confidence).above
+        turned = chance.compare_with_chance(_negated(judged), confidence).above
     if not decided.above and (decided.enough or reading or turned):
         hint = _reading(reading, names) if reading else _alike(labelled, names)
         raise _chance_error(metric, decided, hint, turned, confidence)
@@ -374,7 +377,7 @@ def _doubts(
 ) -> list[str]:
     truth, answers, labels = labelled
     doubts = []
-    reading = chance.better_read(truth, answers, labels, confidence)
+    reading = chance.find_better_reading(truth, answers, labels, confidence)
     if reading:
         doubts.append("part of the labels: " + _reading(reading, names).strip())
     _, counts = np.unique(np.concatenate(truth), return_counts=True)

@@ -49,7 +49,7 @@ from typing import Any
 import torch
 
 from optimizer import targets
-from optimizer.data.datasets import Sample, alone, digest
+from optimizer.data.datasets import Sample, digest_rows, pick_input
 from optimizer.foundation.atomic import remove
 from optimizer.foundation.progress import say
 from optimizer.harness import contract as contracts
@@ -57,13 +57,13 @@ from optimizer.harness import tasks
 from optimizer.harness.runtimes.machine import describe_machine
 from optimizer.recipe.compression import methods
 from optimizer.recipe.schema import Validation
-from optimizer.reduce.learn.distill import texts
+from optimizer.reduce.learn.distill import draw_texts
 from optimizer.reduce.structure import latency_table
 from optimizer.store import Artifacts, Reference, Stage
 from optimizer.targets import missing_packages
 from optimizer.validate import adapters, judged, reference_device, sense, target_runner
 from optimizer.validate import gates as gating
-from optimizer.validate.data import check_windows, read_data, specs
+from optimizer.validate.data import check_windows, list_specs, read_data
 from optimizer.validate.estimate import estimate
 from optimizer.validate.gates import Gate
 from optimizer.validate.ledger import ledger
@@ -87,7 +87,7 @@ from optimizer.validate.quality.quality import Answers
 from optimizer.validate.run_artifacts import RunArtifacts
 from optimizer.validate.search import stage as search_stage
 from optimizer.validate.timing import batch_timing, float_baselines, generation_timing, latency_gain
-from optimizer.validate.timing.speed_gates import count_questions, unmeasured
+from optimizer.validate.timing.speed_gates import count_questions, list_unmeasured
 
 ELSEWHERE = (
     "answers of the lowered model in ONNX Runtime on the CPU; the engine computes the same "
@@ -117,24 +117,24 @@ def run(
     inputs = select_inputs(data["validate.data"], task)
     clear(out)
     materials = _materials(section, artifacts, original, beside, inputs, out)
-    sets = evaluation.sets(section.validate_, data, contract)
+    sets = evaluation.read_sets(section.validate_, data, contract)
     reference_device.check(materials)
-    with one_torch_thread(), reference_device.used(materials):
+    with use_one_torch_thread(), reference_device.use_device(materials):
         machine = _machine()
         rows = sets[FIRST]
         shared = shared_rows.count(data, contract, materials.encoder)
-        reference = answers.reference(materials, rows, data.get("validate.train"))
+        reference = answers.answer_by_reference(materials, rows, data.get("validate.train"))
         sensed = sense.check_reference(materials, data, rows, reference)
-        entries = ledger.run(materials, passed_hops(out))
+        entries = ledger.run(materials, make_hops_folder(out))
     report: dict[str, Any] = {
         "target": section.target.name,
         "machine": machine,
         "sense": sensed,
         "shared_rows": shared,
-        "reduced": structure_laws.figures(materials),
+        "reduced": structure_laws.collect_figures(materials),
         "latencies": latency_gain.read_table(materials),
         "calibration": _calibration(materials),
-        "learned": training_laws.figures(materials),
+        "learned": training_laws.collect_figures(materials),
         "nodes": nodes.measure(materials),
         "quality": None,
         "also": {},
@@ -144,47 +144,47 @@ def run(
         "modules": json.loads((materials.state_folder / "modules.json").read_text("utf-8")),
         "fallbacks": _fallbacks(materials),
     }
-    elsewhere = target_runner.why_not_run(materials)
+    elsewhere = target_runner.explain_not_run(materials)
     seen = EngineRows(materials, "cpu" if elsewhere else section.target.runs_on)
-    with reference_device.used(materials):
+    with reference_device.use_device(materials):
         gates = _judge_quality(materials, sets, reference, report, seen)
     if report["quality"] is not None:
         entries.append(seen.entry())
-    with reference_device.used(materials), one_torch_thread():
+    with reference_device.use_device(materials), use_one_torch_thread():
         gates += adapters.judge(materials, data, seen.device, entries, report)
     gates.insert(0, _ledger_gate(entries))
-    with reference_device.used(materials):
+    with reference_device.use_device(materials):
         gates += search_stage.judge(materials, data, seen.device, report, out)
     report["ledger"] = [e.as_dict() for e in entries]
     report["judged"] = judged.record(materials, rows, seen.answered_by, out)
-    if untimed := elsewhere or target_runner.why_not_timed(materials):
+    if untimed := elsewhere or target_runner.explain_not_timed(materials):
         report["not_measured"]["speed"] = untimed
-        report["size"] = target_runner.file_sizes(materials)
-        gates += unmeasured(
-            section.validate_.latency, untimed, latency_gain.declared_gate(materials)
+        report["size"] = target_runner.measure_files(materials)
+        gates += list_unmeasured(
+            section.validate_.latency, untimed, latency_gain.declare_gate(materials)
         )
     else:
         floats = _judge_float_baselines(materials, rows, reference)
         timed = data.get("validate.latency.data", ())
         report["speed"], speed_gates = _judge_speed(materials, timed, floats)
         gates += speed_gates
-    report["verdict"] = gating.overall(gates)
+    report["verdict"] = gating.judge_overall(gates)
     report["gates"] = [g.as_dict() for g in gates]
     text = json.dumps(_finite(report), indent=1, ensure_ascii=False, allow_nan=False)
     (out / "report.json").write_text(text, encoding="utf-8")
-    remove(passed_hops(out))
+    remove(make_hops_folder(out))
     for gate in gates:
         say(f"validate: {gate.verdict}: {gate.name}: {gate.message}")
 
 
-def passed_hops(out: Path) -> Path:
+def make_hops_folder(out: Path) -> Path:
     """Folder, while the stage runs, for the hops that passed with these kernels of torch."""
     return out / f"passed-hops-{torch.backends.cpu.get_cpu_capability()}"
 
 
 def clear(out: Path) -> None:
     """Remove all that a killed run left, but for the hops that passed."""
-    kept = passed_hops(out)
+    kept = make_hops_folder(out)
     for path in [*out.iterdir()]:
         if path != kept:
             remove(path)
@@ -234,11 +234,11 @@ def _judge_quality(
     seen: EngineRows,
 ) -> list[Gate]:
     """Return the quality gates, and fill in `seen` and the report's sections of quality."""
-    if unanswered := target_runner.why_not_answered(m):
+    if unanswered := target_runner.explain_not_answered(m):
         report["not_measured"]["quality"] = unanswered
         name = f"quality.{m.section.validate_.metric}"
         return [Gate(name, "inconclusive", None, None, None, unanswered)]
-    with one_torch_thread():
+    with use_one_torch_thread():
         compared = _compare_sets(m, sets, reference, seen)
     gates, report["quality"], report["also"] = evaluation.gather(m.section.validate_, compared)
     if m.section.reduce and not m.section.recovery:
@@ -246,7 +246,7 @@ def _judge_quality(
     report["sense"] |= sense.check_comparison(m, compared[FIRST][0], report["quality"])
     if (
         note := ELSEWHERE
-        if target_runner.why_not_run(m)
+        if target_runner.explain_not_run(m)
         else targets.look_up(m.section.target.runtime).answered_by
     ):
         for judged_on in (report["quality"], *report["also"].values()):
@@ -260,7 +260,7 @@ def _judge_float_baselines(
     """Judge the float baselines that must_beat_float compares with; None without that gate."""
     if not m.section.validate_.latency.must_beat_float:
         return None
-    with one_torch_thread():
+    with use_one_torch_thread():
         if reference is None:
             return float_baselines.judge_baselines_on_windows(m, rows)
         return float_baselines.judge_baselines(
@@ -276,18 +276,18 @@ def _judge_speed(
 ) -> tuple[dict[str, Any], list[Gate]]:
     """(the report's `speed` section, its gates). rows: timed inputs; empty: neutral inputs."""
     task, latency = tasks.look_up(m.contract), m.section.validate_.latency
-    texts = [alone(r, task) for r in rows] or task.inputs.neutral(m.contract)
+    texts = [pick_input(r, task) for r in rows] or task.inputs.neutral(m.contract)
     timing = generation_timing if task.generates else batch_timing
     section = timing.measure(m, texts, floats)
     shared = count_questions(latency, len(section["cells"]), m.gains)
     if m.gains:
         section["gain"] = latency_gain.measure(m, texts, shared)
-    gates = timing.gates(section, latency, m.inspected.get("inspected") or {})
-    return section, gates + ([latency_gain.gate(section["gain"], shared)] if m.gains else [])
+    gates = timing.judge(section, latency, m.inspected.get("inspected") or {})
+    return section, gates + ([latency_gain.judge(section["gain"], shared)] if m.gains else [])
 
 
 @contextmanager
-def one_torch_thread() -> Iterator[None]:
+def use_one_torch_thread() -> Iterator[None]:
     """Run torch on one thread, so that the reference's bits do not depend on the number of cores.
     Small batches gain nothing from more (docs/decisions/0019)."""
     before = torch.get_num_threads()
@@ -355,9 +355,9 @@ def check_inputs(section: Validation, source: Path) -> None:
         answers.encode_parts(contract, encoder, data["validate.data"])
     search_stage.read(section, source, contract, data)
     if section.recovery:
-        texts(section.recovery.recover, section.recovery.data, contract, source / "checkpoint")
+        draw_texts(section.recovery.recover, section.recovery.data, contract, source / "checkpoint")
     if section.training:
-        texts(section.training.qat, section.training.data, contract, source / "checkpoint")
+        draw_texts(section.training.qat, section.training.data, contract, source / "checkpoint")
     for measured in sense.measure_inputs(section, source, data)[f"{contract.input_kind}s"].values():
         sense.print_warnings(measured["warnings"])
 
@@ -368,7 +368,7 @@ def _compare_sets(
     """Compare the reference model and the candidate on each set: {set: (its quality gates, its
     section of the report)}."""
     if reference is None:
-        return generation_quality.quality(m, sets, seen)
+        return generation_quality.judge_generation(m, sets, seen)
     baseline, fit_on = reference
     compared, train_answers, answered = {}, None, {}
     with closing(target_runner.open_candidate(m, seen.device)) as runner:
@@ -408,7 +408,7 @@ def compare(
         metric = widths.compare_probes(rows, systems, fit_on[0], (fit_on[1], train_answers))
     else:
         metric = quality.compare(settings.metric, rows, *systems, fit_on, settings.confidence)
-    cosines = None if widths.differ(m) else quality.cosines(*systems)
+    cosines = None if widths.differ(m) else quality.compare_by_cosine(*systems)
     cosines = (
         None if tasks.look_up(m.contract).fills else cosines
     )  # of log-probabilities says nothing
@@ -421,10 +421,10 @@ def compare(
         settings.confidence,
         None if one_number else cosines,
     )
-    gates = [gating.from_decision(f"quality.{settings.metric}", decision, settings.metric)]
+    gates = [gating.make_gate(f"quality.{settings.metric}", decision, settings.metric)]
     if settings.min_cosine is not None and cosines is not None:
         away = 1 - cosines
-        decided = significance.resampled(
+        decided = significance.decide_by_bootstrap(
             lambda w: w @ away / w.sum(1), len(rows), 1 - settings.min_cosine, settings.confidence
         )
         gates.append(_cosine_gate(decided))
@@ -435,7 +435,7 @@ def _cosine_gate(decided: significance.Decision) -> Gate:
     low, high = decided.interval
     mean = 1 - decided.drop
     message = f"mean cosine to float is {mean:.5f} on {decided.examples} examples"
-    message += gating.missed_text(decided)
+    message += gating.describe_miss(decided)
     if decided.verdict == "inconclusive":
         message += f"; about {decided.needed} examples would decide" if decided.needed else ""
     return Gate(
@@ -465,9 +465,9 @@ def files(section: Validation) -> Mapping[str, str]:
     return {
         **targets.look_up(section.target.runtime).code("open", "hops"),
         **(targets.look_up(section.texts.target.runtime).code("open") if section.texts else {}),
-        **{name: digest(spec) for name, spec in specs(section).items()},
-        **search_stage.digests(section),
-        **methods.code(section.quantize.in_use, limits=True),
+        **{name: digest_rows(spec) for name, spec in list_specs(section).items()},
+        **search_stage.digest_sets(section),
+        **methods.digest_code(section.quantize.in_use, limits=True),
         "machine": describe_machine().key,
     }
 

@@ -32,7 +32,7 @@ from optimizer.validate.ledger.trace import Trace
 from optimizer.validate.run_artifacts import RunArtifacts
 
 
-def why_not_run(m: RunArtifacts) -> str:
+def explain_not_run(m: RunArtifacts) -> str:
     """Explain why this machine cannot run the built engine; "" where it can. A runtime without
     engine files runs the lowered model itself."""
     document, target = m.inspected, m.section.target
@@ -44,12 +44,12 @@ def why_not_run(m: RunArtifacts) -> str:
     return "" if row.how == "load" else f"the {target.runtime} engine is not run here: {row.why}"
 
 
-def why_not_timed(m: RunArtifacts) -> str:
+def explain_not_timed(m: RunArtifacts) -> str:
     """Explain why an engine that runs here is not timed; "" where it is."""
     return targets.look_up(m.section.target.runtime).untimed
 
 
-def file_sizes(m: RunArtifacts) -> dict[str, int]:
+def measure_files(m: RunArtifacts) -> dict[str, int]:
     """Bytes of the float model, which is the exported graph or else the checkpoint's folder, and of
     the files that a bundle holds of the lowered one."""
     graph = list(m.reference_graph.glob("model.onnx*"))
@@ -61,7 +61,7 @@ def file_sizes(m: RunArtifacts) -> dict[str, int]:
     }
 
 
-def why_not_answered(m: RunArtifacts) -> str:
+def explain_not_answered(m: RunArtifacts) -> str:
     """Explain why the quality of the target cannot be measured here; "" where it can."""
     runtime = m.section.target.runtime
     if targets.look_up(runtime).open:
@@ -88,7 +88,7 @@ def open_lowered(m: RunArtifacts, device: str) -> OrtRunner:
 
 
 def _replays_graphs(m: RunArtifacts) -> bool:
-    fit = manifest_entry(m.section.target, m.model / "model.onnx")["fit"]
+    fit = describe_engine(m.section.target, m.model / "model.onnx")["fit"]
     return bool(fit.get("cuda_graphs", False))
 
 
@@ -100,7 +100,7 @@ def open_on_gpu_or_lowered(m: RunArtifacts, device: str) -> Any:
 
 def open_engine_or_lowered(m: RunArtifacts, device: str) -> Any:
     """Open the engine where it runs here, else the lowered model in ONNX Runtime on `device`."""
-    return open_lowered(m, device) if why_not_run(m) else open_engine(m)
+    return open_lowered(m, device) if explain_not_run(m) else open_engine(m)
 
 
 def open_engine(
@@ -132,14 +132,14 @@ def open_onnx(
     threads: number of threads; None: the section's
     """
     chosen = section.intra_op_threads if threads is None else threads
-    return _workshop(model.parent, contract).open(manifest_entry(section, model), "load", chosen)
+    return _workshop(model.parent, contract).open(describe_engine(section, model), "load", chosen)
 
 
 def _workshop(folder: Path, contract: Contract | None) -> Workshop:
     return Workshop(folder, {"files": {}}, describe_machine(), None, say, contract=contract)
 
 
-def manifest_entry(section: TargetSection, model: Path) -> dict[str, Any]:
+def describe_engine(section: TargetSection, model: Path) -> dict[str, Any]:
     """Describe an intact ONNX file as a manifest lists it."""
     target = targets.look_up(section.runtime)
     return {
@@ -161,7 +161,7 @@ def _engine_entry(m: RunArtifacts) -> dict[str, Any]:
     them again."""
     document = m.inspected
     return {
-        **manifest_entry(m.section.target, m.model / "model.onnx"),
+        **describe_engine(m.section.target, m.model / "model.onnx"),
         "engine": document["engine"],
         "fit": document["fit"],
     }
@@ -177,7 +177,7 @@ def float_baselines(section: TargetSection) -> dict[str, TargetSection]:
     return sections
 
 
-def piece_opener(m: RunArtifacts) -> pieces.Opener:
+def make_piece_opener(m: RunArtifacts) -> pieces.Opener:
     """Opener that runs pieces of the lowered graph in the built engine's kernels on a CPU."""
     kernels = targets.look_up(m.section.target.runtime).kernels
     if not kernels.open:
@@ -185,7 +185,7 @@ def piece_opener(m: RunArtifacts) -> pieces.Opener:
     return pieces.Opener(resolve(kernels.open)(m), kernels.behind_quantizers)
 
 
-def pieces_on_target(m: RunArtifacts) -> Callable[[Path], AbstractContextManager[Runner]]:
+def open_pieces_on_target(m: RunArtifacts) -> Callable[[Path], AbstractContextManager[Runner]]:
     """Function that opens a piece of the lowered graph in the target's kernels, on one thread.
     Float parts run in float32: integers of a coarser type cannot be told from its rounding."""
     section = m.section.target
@@ -200,15 +200,15 @@ def pieces_on_target(m: RunArtifacts) -> Callable[[Path], AbstractContextManager
     return open_piece
 
 
-def fused_outputs(m: RunArtifacts, traces: Sequence[Trace]) -> list[dict[str, Array]]:
+def run_fused(m: RunArtifacts, traces: Sequence[Trace]) -> list[dict[str, Array]]:
     """{output: array} of the uncut graph in the kernels of `piece_opener`, for each trace."""
     if targets.look_up(m.section.target.runtime).kernels.open:
-        return engine_outputs(m, traces)
-    opener = pieces.changed(pieces.FUSED, m.matrices)
+        return run_engine(m, traces)
+    opener = pieces.change_opener(pieces.FUSED, m.matrices)
     return m.in_files(pieces.run_graph(m.model / "model.onnx", traces, m.compared, opener))
 
 
-def engine_outputs(
+def run_engine(
     m: RunArtifacts, traces: Sequence[Trace], runner: Any = None
 ) -> list[dict[str, Array]]:
     """{output: array} of the engine for each trace. runner: the engine; None: opened here."""
@@ -231,7 +231,7 @@ def open_padded(m: RunArtifacts, device: str) -> Runner | None:
     of the target's engine; None where the engine takes any size. On the CPU the operators run as
     written, so that nothing but the padding differs from the lowered graph."""
     model = m.model / "model.onnx"
-    sizes = padded_sizes(manifest_entry(m.section.target, model), m.contract)
+    sizes = padded_sizes(describe_engine(m.section.target, model), m.contract)
     if not sizes:
         return None
     runner = OrtRunner(model, device=device, threads=1, fuse=device != "cpu")
@@ -240,7 +240,7 @@ def open_padded(m: RunArtifacts, device: str) -> Runner | None:
 
 def _engine_runs(m: RunArtifacts) -> bool:
     """Tell if a runtime other than ONNX Runtime runs the target's kernels on this machine."""
-    return bool(targets.look_up(m.section.target.runtime).kernels.open) and not why_not_run(m)
+    return bool(targets.look_up(m.section.target.runtime).kernels.open) and not explain_not_run(m)
 
 
 def open_decoder(m: RunArtifacts, *, fuse: bool) -> Any:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from optimizer.data import conversations
-from optimizer.data.datasets import calibration_rows, samples
+from optimizer.data.datasets import read_calibration_rows, read_samples
 from optimizer.data.sample import Sample
 from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
@@ -53,7 +53,7 @@ class Counts:
         return asdict(self)
 
 
-def calibration(section: Validation, source: Path, contract: Contract) -> Counts | None:
+def count_calibration(section: Validation, source: Path, contract: Contract) -> Counts | None:
     """Count the recipe's calibration data that compress must read; None where it reads none.
     source: folder of load, or of the step that made the checkpoint."""
     settings = section.calibrate
@@ -62,19 +62,21 @@ def calibration(section: Validation, source: Path, contract: Contract) -> Counts
     if section.quantize.of_kind("pass-through"):
         return None
     task, checkpoint = tasks.look_up(contract), source / "checkpoint"
-    rows = calibration_rows(settings, task)
+    rows = read_calibration_rows(settings, task)
     tuning = section.quantize.model_tuning
     held_out = tuning.held_out if tuning else 0
     if task.calibration_items == "windows":
         windows = _windows(rows, checkpoint, contract, settings.sequence_length)
         return _counts(windows[: settings.samples - held_out])
-    count = min(settings.samples, len(samples(settings.data)))
+    count = min(settings.samples, len(read_samples(settings.data)))
     if task.inputs.name != TEXT.name:
         return Counts(count)
     tokenizer = _tokenizer(checkpoint, contract)
     limit = min(settings.sequence_length, contract.text.max_length)
     if contract.template is not None:
-        return _counts([templated(tokenizer, contract.template, r, limit) for r in rows[:count]])
+        return _counts(
+            [fill_template(tokenizer, contract.template, r, limit) for r in rows[:count]]
+        )
     cut = "only_first" if task.chooses else "only_second" if task.extracts else "longest_first"
     tokenizer.enable_truncation(limit, strategy=cut)
     spec = contract.text
@@ -93,7 +95,7 @@ def calibration(section: Validation, source: Path, contract: Contract) -> Counts
     return _counts(ids)
 
 
-def templated(tokenizer: Any, template: Sequence[str], row: Sample, limit: int) -> Any:
+def fill_template(tokenizer: Any, template: Sequence[str], row: Sample, limit: int) -> Any:
     """Token ids of a query and its document in a template: those behind the document stay where
     the text is cut."""
     pair = ("", row.text) if row.text_pair is None else (row.text, row.text_pair)
@@ -115,13 +117,15 @@ def _hypothesis(text: str, contract: Contract) -> str:
     return contract.choice.hypothesis_template.format(label)
 
 
-def consumed(state: Path) -> Counts | None:
+def read_consumed(state: Path) -> Counts | None:
     """Read the counts that compress wrote; None without them. state: folder of compress."""
     file = state / CONSUMED
     return Counts(**json.loads(file.read_text("utf-8"))) if file.is_file() else None
 
 
-def predicted(rows: Sequence[Sample], checkpoint: Path, contract: Contract, length: int) -> Counts:
+def count_predicted(
+    rows: Sequence[Sample], checkpoint: Path, contract: Contract, length: int
+) -> Counts:
     """Count the tokens that a perplexity on windows of `length` tokens predicts: all but the first
     of each window."""
     return _counts([ids[1:] for ids in _windows(rows, checkpoint, contract, length)])

@@ -30,7 +30,7 @@ def test_a_checkpoint_of_a_shape_has_shards_and_the_same_bytes_again(tmp_path: P
     assert len(one) > 1
     assert [f.read_bytes() for f in one] == [f.read_bytes() for f in two]
     found = weights.find(tmp_path / "one", Model(source="one", task="text-generation"))
-    stored = {name: weights.values_of(entry) for name, entry in found.items()}
+    stored = {name: weights.read_values(entry) for name, entry in found.items()}
     assert sum(t.numel() for t in stored.values()) == values
     assert 0.015 < float(stored["model.embed_tokens.weight"].float().std()) < 0.025
 

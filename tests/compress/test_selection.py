@@ -10,19 +10,19 @@ import pytest
 from optimizer.compress.selection import Selection, select
 from optimizer.compress.walk.model_source import ModelSource
 from optimizer.foundation.errors import RecipeError
-from optimizer.model.architectures.architecture import family
+from optimizer.model.architectures.architecture import find_family
 from optimizer.model.architectures.families import FAMILIES
 from optimizer.model.architectures.family_record import Family
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
-from optimizer.model.checkpoint.model import skeleton
+from optimizer.model.checkpoint.model import build_skeleton
 from optimizer.recipe.schema import Activations, Quantize, Weights
 
 
 @pytest.fixture(scope="module")
 def choose(loaded: Path):  # type: ignore[no-untyped-def]
     checkpoint = open_checkpoint(loaded)
-    model = skeleton(checkpoint, "sentence-embedding")
-    own = family(checkpoint.config, "sentence-embedding")
+    model = build_skeleton(checkpoint, "sentence-embedding")
+    own = find_family(checkpoint.config, "sentence-embedding")
 
     def call(family: Family = own, **quantize: object) -> Selection:
         source = ModelSource(model, checkpoint.tensors, family, "")

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 
-from optimizer.compress.simulate import simulated
+from optimizer.compress.simulate import simulate_state
 from optimizer.compress.walk import blocks as walk
 from optimizer.foundation import state
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
-from optimizer.model.checkpoint.model import torch_model
+from optimizer.model.checkpoint.model import load_torch_model
 from optimizer.recipe.schema import Activations
 from tests.compress.checkpoints import compress, modules
 
@@ -29,7 +29,7 @@ def test_a_range_covers_what_every_use_sees(loaded_albert: Path, tmp_path: Path)
         loaded_albert, tmp_path / "out", activations=Activations(range="minmax"), batch_size=12
     )
     covered = state.read(out).ranges[f"{QUERY}:input"]
-    model = torch_model(open_checkpoint(loaded_albert), "sentence-embedding")
+    model = load_torch_model(open_checkpoint(loaded_albert), "sentence-embedding")
     uses: list[tuple[float, float]] = []
     with (
         torch.no_grad(),
@@ -45,10 +45,10 @@ def test_a_range_covers_what_every_use_sees(loaded_albert: Path, tmp_path: Path)
 
 def test_the_simulated_model_stays_close(loaded_albert: Path, tmp_path: Path) -> None:
     out = compress(loaded_albert, tmp_path / "out", activations=Activations(range="minmax"))
-    model = torch_model(open_checkpoint(loaded_albert), "sentence-embedding")
+    model = load_torch_model(open_checkpoint(loaded_albert), "sentence-embedding")
     tokens = torch.arange(5, 30)[None]
     with torch.no_grad():
-        exact, coded = model(tokens)[0], simulated(model, state.read(out))(tokens)[0]
+        exact, coded = model(tokens)[0], simulate_state(model, state.read(out))(tokens)[0]
     assert float((exact - coded).norm() / exact.norm()) < 0.1
 
 
@@ -56,7 +56,7 @@ def test_uses_of_one_block_stay_in_one_segment() -> None:
     def uses(names: str) -> list[walk.Use]:
         return [walk.Use(n, (), {}) for n in names]
 
-    assert walk.segments(uses("abc")) == [range(1), range(1, 2), range(2, 3)]
-    assert walk.segments(uses("aabb")) == [range(2), range(2, 4)]
-    assert walk.segments(uses("abab")) == [range(4)]
-    assert walk.segments(uses("abcbd")) == [range(1), range(1, 4), range(4, 5)]
+    assert walk.split_segments(uses("abc")) == [range(1), range(1, 2), range(2, 3)]
+    assert walk.split_segments(uses("aabb")) == [range(2), range(2, 4)]
+    assert walk.split_segments(uses("abab")) == [range(4)]
+    assert walk.split_segments(uses("abcbd")) == [range(1), range(1, 4), range(4, 5)]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from optimizer.data import conversations
-from optimizer.data.datasets import samples, windows
+from optimizer.data.datasets import cut_windows, read_samples
 from optimizer.foundation.errors import DataError
 from optimizer.harness import contract as contracts
 from optimizer.harness.contract import Contract
@@ -85,14 +85,14 @@ def test_tokens_are_those_of_apply_chat_template(
     kind: str, chatting: Chatting, tmp_path: Path
 ) -> None:
     chats = [sent(chat) for chat in CHATS] if kind == "from and value" else CHATS
-    rows = samples(write(tmp_path, chats, "parquet" if kind == "parquet" else "json"))
+    rows = read_samples(write(tmp_path, chats, "parquet" if kind == "parquet" else "json"))
     expected = [
         i
         for chat in CHATS
         for i in chatting.reference.apply_chat_template(chat, tokenize=True)["input_ids"]
     ]
     length = 16
-    cut = windows(rows, chatting.tokenizer, chatting.contract, length)
+    cut = cut_windows(rows, chatting.tokenizer, chatting.contract, length)
     assert len(cut) == len(expected) // length > 20
     assert np.concatenate(cut).tolist() == expected[: len(cut) * length]
 
@@ -103,7 +103,7 @@ def test_a_model_without_a_template_is_refused_with_what_to_do(
     decoder = replace(chatting.contract.decoder, chat_template=None)
     contract = replace(chatting.contract, generation=decoder)
     with pytest.raises(DataError, match=r"no chat template.*columns: {text: COLUMN}"):
-        conversations.render(samples(write(tmp_path, CHATS)), contract, chatting.tokenizer)
+        conversations.render(read_samples(write(tmp_path, CHATS)), contract, chatting.tokenizer)
 
 
 CALL = {"role": "user", "content": "Hi", "calls": [{"name": "f"}]}
@@ -121,4 +121,4 @@ def test_a_cell_that_no_template_takes_is_refused_with_its_row(
     cells: list[Any], words: str, tmp_path: Path
 ) -> None:
     with pytest.raises(DataError, match=words):
-        samples(write(tmp_path, cells))
+        read_samples(write(tmp_path, cells))

@@ -14,7 +14,7 @@ import pytest
 
 from optimizer.data import datasets as ours
 from optimizer.data import tables
-from optimizer.data.datasets import Sample, batches, check_header, digest, samples
+from optimizer.data.datasets import Sample, check_header, digest_rows, encode_batches, read_samples
 from optimizer.data.same_rows import check_disjoint, drop_repeated
 from optimizer.foundation.errors import DataError, MachineError
 from optimizer.harness.contract import read
@@ -46,7 +46,7 @@ def texts(rows: list[Sample]) -> list[str]:
 
 def refused(spec: DataSpec, *words: str) -> None:
     with pytest.raises(DataError) as caught:
-        samples(spec)
+        read_samples(spec)
     for word in words:
         assert word in str(caught.value)
     assert caught.value.where
@@ -71,7 +71,7 @@ def test_every_kind_of_file_gives_the_same_samples(kind: str, tmp_path: Path, sp
     else:
         file = "folder/train.jsonl" if kind == "json" else f"rows.{kind}"
         asked = DataSpec(source=kind, files=(file,), base=str(tmp_path))
-    assert texts(samples(asked)) == [r["text"] for r in ROWS]
+    assert texts(read_samples(asked)) == [r["text"] for r in ROWS]
     del jsonl
 
 
@@ -79,42 +79,42 @@ def test_globs_take_files_in_the_order_of_their_names(tmp_path: Path) -> None:
     for name in ("b", "a"):
         (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": name}) + "\n")
     asked = DataSpec(source="json", files=("*.jsonl",), base=str(tmp_path))
-    assert texts(samples(asked)) == ["a", "b"]
+    assert texts(read_samples(asked)) == ["a", "b"]
 
 
 def test_columns_are_mapped(spec: Spec) -> None:
     rows = [{"a": "one", "b": "two", "close": 0.5}]
     asked = spec(rows, columns={"text": "a", "text_pair": "b", "score": "close"})
-    assert samples(asked) == [Sample("one", text_pair="two", score=0.5)]
+    assert read_samples(asked) == [Sample("one", text_pair="two", score=0.5)]
 
 
 def test_label_names_become_ids_in_the_order_given(spec: Spec) -> None:
     rows = [{"text": "x", "label": "neg"}, {"text": "y", "label": "pos"}]
     asked = spec(rows, columns=LABELLED, labels=("pos", "neg"))
-    assert [s.label for s in samples(asked)] == [1, 0]
+    assert [s.label for s in read_samples(asked)] == [1, 0]
 
 
 def test_words_and_tags_go_together(spec: Spec) -> None:
     rows = [{"text": ["New", "York"], "tags": ["B", "I"]}]
     asked = spec(rows, columns={"text": "text", "tags": "tags"}, labels=("O", "B", "I"))
-    assert samples(asked) == [Sample("New York", words=("New", "York"), tags=(1, 2))]
+    assert read_samples(asked) == [Sample("New York", words=("New", "York"), tags=(1, 2))]
 
 
 def test_a_draw_is_seeded_nested_and_in_order(spec: Spec) -> None:
     asked = spec(ROWS)
-    some, fewer = texts(samples(asked, limit=8)), texts(samples(asked, limit=3))
+    some, fewer = texts(read_samples(asked, limit=8)), texts(read_samples(asked, limit=3))
     assert len(some) == 8
     assert set(fewer) < set(some), "a smaller draw is part of a larger one"
     assert some == sorted(some, key=[r["text"] for r in ROWS].index)
-    assert texts(samples(asked, limit=8, seed=0)) == some
-    assert texts(samples(asked, limit=8, seed=1)) != some
-    assert texts(samples(spec(ROWS, samples=8))) == some
+    assert texts(read_samples(asked, limit=8, seed=0)) == some
+    assert texts(read_samples(asked, limit=8, seed=1)) != some
+    assert texts(read_samples(spec(ROWS, samples=8))) == some
 
 
 def test_asking_for_more_than_there_is_says_so(
     spec: Spec, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert len(samples(spec(ROWS), limit=99)) == 20
+    assert len(read_samples(spec(ROWS), limit=99)) == 20
     assert "samples is 99, but the data have 20 rows" in capsys.readouterr().err
 
 
@@ -123,24 +123,24 @@ def test_null_and_empty_rows_are_dropped_and_counted(
 ) -> None:
     rows = [*ROWS, {"text": None, "label": 0}, {"text": "  ", "label": 0}]
     rows += [{"text": "unlabelled", "label": None}]
-    assert len(samples(spec(rows, columns=LABELLED))) == 20
+    assert len(read_samples(spec(rows, columns=LABELLED))) == 20
     assert "3 of 23 rows dropped" in capsys.readouterr().err
 
 
 def test_the_digest_is_of_the_rows_used_and_nothing_else(spec: Spec) -> None:
-    before = digest(spec(ROWS))
+    before = digest_rows(spec(ROWS))
     other_column = [{**r, "note": "changed"} for r in ROWS]
-    assert digest(spec(other_column, attribution="changed")) == before
-    assert digest(spec([*ROWS[:-1], {"text": "changed"}])) != before
-    assert digest(spec(ROWS, samples=8)) != before
-    assert digest(spec(ROWS, columns=LABELLED)) != before
+    assert digest_rows(spec(other_column, attribution="changed")) == before
+    assert digest_rows(spec([*ROWS[:-1], {"text": "changed"}])) != before
+    assert digest_rows(spec(ROWS, samples=8)) != before
+    assert digest_rows(spec(ROWS, columns=LABELLED)) != before
 
 
 def test_a_file_that_changes_is_read_again(spec: Spec, tmp_path: Path) -> None:
     asked = spec(ROWS)
-    assert len(samples(asked)) == 20
+    assert len(read_samples(asked)) == 20
     (tmp_path / "rows.jsonl").write_text('{"text": "new"}\n')
-    assert texts(samples(asked)) == ["new"]
+    assert texts(read_samples(asked)) == ["new"]
 
 
 def test_no_rows(spec: Spec) -> None:
@@ -234,7 +234,7 @@ def test_a_file_named_twice_is_read_once(tmp_path: Path) -> None:
         (tmp_path / f"{name}.text").write_text(f"{name}\n")
     files = ("b.text", "*.text", "./b.text")
     asked = DataSpec(source="text", files=files, base=str(tmp_path))
-    assert [Path(f).name for f in tables.local_files(asked)] == ["b.text", "a.text"]
+    assert [Path(f).name for f in tables.list_files(asked)] == ["b.text", "a.text"]
 
 
 def test_files_may_have_other_columns_beside_those_that_are_read(tmp_path: Path) -> None:
@@ -242,10 +242,10 @@ def test_files_may_have_other_columns_beside_those_that_are_read(tmp_path: Path)
     (tmp_path / "labelled.jsonl").write_text('{"label": 1, "text": "two"}\n')
     (tmp_path / "other.jsonl").write_text('{"words": "three"}\n')
     spec = DataSpec(source="json", files=("plain.jsonl", "labelled.jsonl"), base=str(tmp_path))
-    assert [row.text for row in samples(spec)] == ["one", "two"]
+    assert [row.text for row in read_samples(spec)] == ["one", "two"]
     wrong = spec.model_copy(update={"files": ("plain.jsonl", "other.jsonl")})
     with pytest.raises(DataError, match=r"other.jsonl.*no column 'text'"):
-        samples(wrong)
+        read_samples(wrong)
 
 
 def test_repeated_rows_are_dropped_and_counted(
@@ -253,16 +253,18 @@ def test_repeated_rows_are_dropped_and_counted(
 ) -> None:
     again = [{"text": "text 0", "label": 0, "note": 0}, {"text": "text 1", "label": 0, "note": 0}]
     asked = spec([*ROWS, *again], columns=LABELLED)
-    assert texts(samples(asked)) == texts(samples(spec(ROWS)))
+    assert texts(read_samples(asked)) == texts(read_samples(spec(ROWS)))
     said = capsys.readouterr().err
     assert "2 of 22 rows dropped: the same text" in said
     assert "1 of them have another label" in said
-    assert digest(spec([*ROWS, *again], columns=LABELLED)) == digest(spec(ROWS, columns=LABELLED))
+    assert digest_rows(spec([*ROWS, *again], columns=LABELLED)) == digest_rows(
+        spec(ROWS, columns=LABELLED)
+    )
 
 
 def test_one_text_with_two_pairs_is_two_rows(spec: Spec) -> None:
     rows = [{"a": "x", "b": "y"}, {"a": "x", "b": "z"}]
-    assert len(samples(spec(rows, columns={"text": "a", "text_pair": "b"}))) == 2
+    assert len(read_samples(spec(rows, columns={"text": "a", "text_pair": "b"}))) == 2
 
 
 def test_a_hub_set_is_read_at_the_commit_its_revision_means(
@@ -283,7 +285,7 @@ def test_a_hub_set_is_read_at_the_commit_its_revision_means(
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", info)
     monkeypatch.setattr(datasets, "load_dataset", load)
     for revision in ("v1", None, "a" * 40):
-        samples(DataSpec(source="me/set", revision=revision))
+        read_samples(DataSpec(source="me/set", revision=revision))
     assert read == ["c" * 40, "d" * 40, "a" * 40]
     tables._commit.cache_clear()
     ours._load.cache_clear()
@@ -296,7 +298,7 @@ def test_a_hub_set_that_cannot_be_fetched(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     with pytest.raises(MachineError, match=r"data no/such-set: .*HF_HUB_OFFLINE"):
-        samples(DataSpec(source="no/such-set"))
+        read_samples(DataSpec(source="no/such-set"))
 
 
 def test_sets_with_a_text_in_common_are_refused() -> None:
@@ -357,7 +359,7 @@ def test_progress_bars_stay_as_they_were_and_nothing_is_printed(
     was = datasets.are_progress_bars_disabled()
     switch = {True: datasets.disable_progress_bars, False: datasets.enable_progress_bars}
     switch[disabled]()
-    samples(spec(ROWS))
+    read_samples(spec(ROWS))
     assert datasets.are_progress_bars_disabled() == disabled
     switch[was]()
     captured = capfd.readouterr()
@@ -369,7 +371,7 @@ def test_reading_files_leaves_nothing_in_the_users_cache(spec: Spec) -> None:
 
     cache = Path(datasets.config.HF_DATASETS_CACHE)
     before = sorted(os.listdir(cache)) if cache.is_dir() else None
-    samples(spec([*ROWS, {"text": "not read before"}]))
+    read_samples(spec([*ROWS, {"text": "not read before"}]))
     assert (sorted(os.listdir(cache)) if cache.is_dir() else None) == before
 
 
@@ -378,9 +380,9 @@ def test_batches_are_padded_to_their_own_longest_and_cut(load: Load, tiny_bert: 
     contract = read(out / "contract.json")
     tokenizer = load_tokenizer(out / "checkpoint", contract)
     rows = [Sample("good"), Sample("a good day"), Sample("bad " * 30)]
-    shapes = [b["input_ids"].shape for b in batches(rows, contract, tokenizer, 2, 10)]
+    shapes = [b["input_ids"].shape for b in encode_batches(rows, contract, tokenizer, 2, 10)]
     assert shapes == [(2, 5), (1, 10)]
-    pair = next(iter(batches([Sample("a", text_pair="the")], contract, tokenizer, 1, 10)))
+    pair = next(iter(encode_batches([Sample("a", text_pair="the")], contract, tokenizer, 1, 10)))
     assert pair["token_type_ids"].tolist() == [[0, 0, 0, 1, 1]]
 
 
@@ -388,7 +390,7 @@ def test_words_need_no_tags(tmp_path: Path) -> None:
     file = tmp_path / "words.jsonl"
     file.write_text(json.dumps({"words": ["a", "good", "film"]}) + "\n")
     spec = DataSpec(source="json", files=(str(file),), columns={"text": "words"})
-    (row,) = samples(spec)
+    (row,) = read_samples(spec)
     assert (row.text, row.words, row.tags) == ("a good film", ("a", "good", "film"), None)
 
 
@@ -422,7 +424,7 @@ def test_a_header_that_can_be_read_is_accepted_and_its_rows_are_too(
     rows = [{"text": "x", "name": "a", "id": 1, "words": ["New", "York"], "tags": ["B", "I"]}]
     asked = spec(rows, columns=columns, labels=labels)
     check_header(asked)
-    assert len(samples(asked)) == 1
+    assert len(read_samples(asked)) == 1
 
 
 def test_data_on_a_hub_are_not_fetched_for_their_header() -> None:
@@ -441,7 +443,7 @@ def test_check_says_of_the_first_rows_what_run_would(
     spec: Spec, row: dict[str, Any], found: str
 ) -> None:
     asked = spec([row, {**row, "label": 1}], columns=LABELLED)
-    for reader in (check_header, samples):
+    for reader in (check_header, read_samples):
         with pytest.raises(DataError, match=found):
             reader(asked)
 

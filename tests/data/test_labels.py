@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from optimizer.data.datasets import Sample, map_labels, samples
+from optimizer.data.datasets import Sample, map_labels, read_samples
 from optimizer.foundation.errors import CheckpointError, DataError
 from optimizer.recipe.schema import DataSpec
 from tests.load.conftest import Load, edit_json
@@ -34,7 +34,7 @@ def rows(folder: Path, given: list[Any], **fields: Any) -> DataSpec:
 
 
 def ids(spec: DataSpec, labels: tuple[str, ...] | None = MODEL) -> list[Any]:
-    made = map_labels(samples(spec), spec, labels)
+    made = map_labels(read_samples(spec), spec, labels)
     return [s.label if s.tags is None else s.tags for s in made]
 
 
@@ -137,7 +137,7 @@ def test_names_the_data_set_declares_are_matched_and_not_reordered(tmp_path: Pat
     )
     assert ids(spec) == [1, 0]
     with pytest.raises(DataError, match=r"in the data set, \['positive', 'negative'\]"):
-        samples(spec.model_copy(update={"labels": MODEL}))
+        read_samples(spec.model_copy(update={"labels": MODEL}))
 
 
 def test_two_ids_of_one_name_in_a_checkpoint_are_refused(

@@ -11,7 +11,7 @@ import pytest
 from pyarrow import parquet
 
 from optimizer.data import parquet_file, table_checks, tables
-from optimizer.data.datasets import samples
+from optimizer.data.datasets import read_samples
 from optimizer.foundation.errors import DataError
 from optimizer.recipe.schema import DataSpec
 
@@ -46,7 +46,7 @@ def test_equal_strings_in_a_small_file_are_refused_before_they_are_a_table(
     file = written(tmp_path, {"text": texts.dictionary_decode() if plain else texts})
     assert file.stat().st_size < 20_000
     with pytest.raises(DataError, match=found):
-        samples(spec(tmp_path, text="text"))
+        read_samples(spec(tmp_path, text="text"))
 
 
 def test_one_long_string_is_refused_before_it_is_read(
@@ -57,7 +57,7 @@ def test_one_long_string_is_refused_before_it_is_read(
     written(tmp_path, {"text": [text]}, compression="none")
     monkeypatch.setattr(parquet.ParquetFile, "iter_batches", lambda *_, **__: pytest.fail("read"))
     with pytest.raises(DataError, match=r"column 'text' has more than 1,000,000 bytes"):
-        samples(spec(tmp_path, text="text"))
+        read_samples(spec(tmp_path, text="text"))
 
 
 def test_one_long_string_among_short_ones_is_refused(
@@ -68,17 +68,17 @@ def test_one_long_string_among_short_ones_is_refused(
     for rows in ([*("a" * n for n in range(99)), text], [["a"]] * 99 + [[text]]):
         written(tmp_path, {"text": rows})
         with pytest.raises(DataError, match="column 'text' has more than"):
-            samples(spec(tmp_path, text="text"))
+            read_samples(spec(tmp_path, text="text"))
 
 
 def test_more_columns_than_the_documentation_says_are_refused(tmp_path: Path) -> None:
     written(tmp_path, {"text": ["a"], **{f"c{i}": [i] for i in range(table_checks.COLUMNS)}})
     with pytest.raises(DataError, match="1,001 columns"):
-        samples(spec(tmp_path, text="text"))
+        read_samples(spec(tmp_path, text="text"))
     inside = pa.array([{f"c{i}": i for i in range(table_checks.COLUMNS)}])
     written(tmp_path, {"text": ["a"], "c": inside})
     with pytest.raises(DataError, match="1,001 columns"):
-        samples(spec(tmp_path, text="text"))
+        read_samples(spec(tmp_path, text="text"))
 
 
 def test_only_the_named_columns_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,16 +87,16 @@ def test_only_the_named_columns_are_read(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(table_checks, "TIMES", 10)
     large, texts = repeated("x" * 1000, 2000), [f"text {i}" for i in range(2000)]
     written(tmp_path, {"large": large, "text": texts, "label": np.zeros(2000, np.int8)})
-    rows = samples(spec(tmp_path, text="text", label="label"))
+    rows = read_samples(spec(tmp_path, text="text", label="label"))
     assert [r.text for r in rows] == texts
     with pytest.raises(DataError, match="unpacks to more than"):
-        samples(spec(tmp_path, text="large"))
+        read_samples(spec(tmp_path, text="large"))
 
 
 def test_a_column_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:
     written(tmp_path, {"words": ["a"], "label": [0]})
     with pytest.raises(DataError, match=r"no column 'text' .*(?s:.)*words, label"):
-        samples(spec(tmp_path, text="text"))
+        read_samples(spec(tmp_path, text="text"))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -110,7 +110,7 @@ def test_changed_files_end_in_a_sentence(seed: int, tmp_path: Path) -> None:
             changed[-1 - int(random.integers(8, min(700, len(good))))] = int(random.integers(256))
         file.write_bytes(changed)
         try:
-            samples(spec(tmp_path, text="text"))
+            read_samples(spec(tmp_path, text="text"))
         except DataError as e:
             refused.append(str(e))
     assert len(refused) > 3

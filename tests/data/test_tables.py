@@ -220,7 +220,7 @@ def test_a_separator_of_the_spec_is_used_as_it_is(tmp_path: Path) -> None:
 
 def test_without_the_columns_the_separator_is_that_of_the_most_cells(tmp_path: Path) -> None:
     file = written(tmp_path, "a.csv", "one, two;three;four\n1;2;3\n")
-    assert tables.separator(DataSpec(source="csv", files=(str(file),)), file) == ";"
+    assert tables.detect_separator(DataSpec(source="csv", files=(str(file),)), file) == ";"
 
 
 def test_another_encoding_is_refused_with_the_key_and_read_with_it(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_texts_of_the_models_language_are_told_apart(measure: Measure) -> None:
     found = measure(sentences(50))
     assert (found.texts, found.rows, found.shared, found.unknown) == (50, 50, 0, 0)
     text_sense.check(found, "validate.data")
-    assert text_sense.warnings(found, "validate.data") == []
+    assert text_sense.write_warnings(found, "validate.data") == []
 
 
 def test_texts_of_unknown_tokens_are_refused_when_they_are_most(measure: Measure) -> None:
@@ -68,7 +68,7 @@ def test_cutting_most_texts_is_reported_and_not_refused(measure: Measure) -> Non
     found = measure(sentences(40), 5)
     assert found.cut > 20
     text_sense.check(replace(found, shared=0), "calibrate")
-    (said,) = text_sense.warnings(found, "calibrate")
+    (said,) = text_sense.write_warnings(found, "calibrate")
     assert said.startswith(f"calibrate data: {found.cut} of 40 texts are longer")
 
 

@@ -14,14 +14,14 @@ import pytest
 import torch
 
 from optimizer.export import check, names, onnx_file, pieces, reference, stage
-from optimizer.export.check import check_shapes, distance, random_inputs
+from optimizer.export.check import check_shapes, draw_inputs, measure_distance
 from optimizer.export.weights import Values, fill_buffers, untie
 from optimizer.foundation.errors import LedgerError
 from optimizer.foundation.state import CompressedState
 from optimizer.harness.contract import Contract
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
-from optimizer.model.checkpoint.model import skeleton, torch_model
+from optimizer.model.checkpoint.model import build_skeleton, load_torch_model
 from optimizer.recipe.schema import Export
 from tests.decoders import write_tiny_decoder
 from tests.export.folders import Exported, exported, loaded_decoder
@@ -77,11 +77,11 @@ def test_a_grown_graph_is_the_graph_traced_whole(decoder: Exported) -> None:
     """The grown one is that of the fixture, which the stage traced as it does here."""
     checkpoint, made = open_checkpoint(decoder.source), []
     for blocks_at in (None, "model.layers"):
-        model = skeleton(checkpoint, "text-generation")
+        model = build_skeleton(checkpoint, "text-generation")
         untie(model, {})
         fill_buffers(model, checkpoint.tensors, {})
         values = Values(model, checkpoint.tensors, {})
-        made.append(stage.float_graph(model, values, contract(decoder), Export(), blocks_at))
+        made.append(stage.trace_float_graph(model, values, contract(decoder), Export(), blocks_at))
     assert [grown for _, grown in made] == [False, True]
     whole, grown = (described(graph) for graph, _ in made)
     assert whole == grown
@@ -89,8 +89,8 @@ def test_a_grown_graph_is_the_graph_traced_whole(decoder: Exported) -> None:
 
 def test_token_by_token_equals_torch_in_one_piece(decoder: Exported) -> None:
     document = contract(decoder)
-    model = torch_model(open_checkpoint(decoder.source), "text-generation")
-    given = random_inputs(document, {"input_ids": 300, "attention_mask": 2}, 2, 9)
+    model = load_torch_model(open_checkpoint(decoder.source), "text-generation")
+    given = draw_inputs(document, {"input_ids": 300, "attention_mask": 2}, 2, 9)
     with torch.no_grad():
         wanted = model(**{k: torch.from_numpy(v.copy()) for k, v in given.items()}).logits.numpy()
     with OrtRunner(decoder.graph / "model.onnx", threads=1) as runner:
@@ -105,7 +105,7 @@ def test_token_by_token_equals_torch_in_one_piece(decoder: Exported) -> None:
             )
             for i in range(9)
         ]
-    assert distance(np.concatenate(steps, 1), wanted, given["attention_mask"]) < 1e-5
+    assert measure_distance(np.concatenate(steps, 1), wanted, given["attention_mask"]) < 1e-5
 
 
 def test_a_tied_head_is_one_initializer_that_two_operators_use(decoder: Exported) -> None:
@@ -161,8 +161,8 @@ def test_a_graph_that_computes_something_else_is_refused(
         graph.graph.outputs[1], graph.graph.outputs[2] = value, key
         key.name, value.name = "present.0.value", "present.0.key"
     onnx_file.save(graph, tmp_path / "model.onnx")
-    network = torch_model(open_checkpoint(made.source), "text-generation")
-    answer = partial(reference.torch_outputs, network, contract(made))
+    network = load_torch_model(open_checkpoint(made.source), "text-generation")
+    answer = partial(reference.run_torch, network, contract(made))
     limits = {"input_ids": 300, "attention_mask": 2}
     with pytest.raises(LedgerError, match="of the exported graph: an example is"):
         check.check(
@@ -179,13 +179,13 @@ def test_a_graph_that_computes_something_else_is_refused(
 
 def drawn(document: dict[str, Any], limits: dict[str, int]) -> list[dict[str, Any]]:
     """The batches of the check."""
-    return [random_inputs(document, limits, *shape) for shape in check_shapes(document)]
+    return [draw_inputs(document, limits, *shape) for shape in check_shapes(document)]
 
 
 def test_a_checked_batch_is_padded_at_the_start(decoder: Exported) -> None:
     document = contract(decoder)
     for batch, sequence in check_shapes(document):
-        made = random_inputs(document, {"input_ids": 300, "attention_mask": 2}, batch, sequence)
+        made = draw_inputs(document, {"input_ids": 300, "attention_mask": 2}, batch, sequence)
         mask, places = made["attention_mask"], made["position_ids"]
         assert mask[:, -1].all()
         assert batch == 1 or not mask[1:, 0].any()
@@ -208,8 +208,8 @@ def test_block_by_block_the_graph_answers_as_torch_does(
 
     monkeypatch.setattr(pieces, "OrtRunner", Counting)
     limits = {"input_ids": 300, "attention_mask": 2}
-    model = torch_model(open_checkpoint(decoder.source), "text-generation")
-    answer = partial(reference.torch_outputs, model, document)
+    model = load_torch_model(open_checkpoint(decoder.source), "text-generation")
+    answer = partial(reference.run_torch, model, document)
     batches = drawn(document, limits)
     given = (batches, limits, "fp32")
     check.check(tmp_path / "model.onnx", document, *given, answer, "model.layers", model)
@@ -259,15 +259,15 @@ def test_weights_pass_one_at_a_time_whatever_their_number(
 ) -> None:
     document, checkpoint = contract(decoder), open_checkpoint(decoder.source)
     watched = Watched(checkpoint.tensors)
-    model = skeleton(checkpoint, "text-generation")
+    model = build_skeleton(checkpoint, "text-generation")
     values = Values(model, watched, {})
-    graph = stage.float_graph(model, values, document, Export(), "model.layers")[0]
+    graph = stage.trace_float_graph(model, values, document, Export(), "model.layers")[0]
     onnx_file.save(graph, tmp_path / "model.onnx", limit=0)
     written = onnx_file.load(tmp_path / "model.onnx")
-    names.pair(written, values, stage.linear_modules(model), first=values.first)
+    names.pair(written, values, stage.list_linear_modules(model), first=values.first)
     reference.lend(model, values)
-    given = random_inputs(document, {"input_ids": 300, "attention_mask": 2}, 1, 5)
-    reference.torch_outputs(model, document, given)
+    given = draw_inputs(document, {"input_ids": 300, "attention_mask": 2}, 1, 5)
+    reference.run_torch(model, document, given)
     largest = max(t.nbytes for t in checkpoint.tensors.values())
     small = sum(t.nbytes for t in checkpoint.tensors.values() if t.ndim == 1)
     assert largest <= watched.most <= largest + small

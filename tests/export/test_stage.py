@@ -19,7 +19,7 @@ from optimizer.foundation.errors import LedgerError
 from optimizer.foundation.state import CompressedState
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
-from optimizer.model.checkpoint.model import torch_model
+from optimizer.model.checkpoint.model import load_torch_model
 from optimizer.recipe.schema import Export
 from tests.export.folders import Exported, exported, loaded
 from tests.traced_once import trace_always
@@ -90,12 +90,14 @@ def test_node_names_say_the_module(tiny: Exported) -> None:
 def test_the_graph_equals_torch_on_a_shape_that_was_not_traced(tiny: Exported) -> None:
     contract = json.loads((tiny.source / "contract.json").read_text())
     checkpoint = open_checkpoint(tiny.source)
-    model = torch_model(checkpoint, contract["task"])
-    inputs = check.random_inputs(contract, check.vocabulary(checkpoint.config, contract), 5, 31)
-    wanted = reference.torch_outputs(model, contract, inputs)["last_hidden_state"]
+    model = load_torch_model(checkpoint, contract["task"])
+    inputs = check.draw_inputs(
+        contract, check.list_vocabulary_sizes(checkpoint.config, contract), 5, 31
+    )
+    wanted = reference.run_torch(model, contract, inputs)["last_hidden_state"]
     with OrtRunner(tiny.graph / "model.onnx", threads=1) as runner:
         got = runner.infer(inputs)["last_hidden_state"]
-    assert check.distance(got, wanted, inputs["attention_mask"]) < 1e-6
+    assert check.measure_distance(got, wanted, inputs["attention_mask"]) < 1e-6
 
 
 def test_replaced_parameters_are_in_the_graph(tiny: Exported, tmp_path: Path) -> None:
@@ -161,10 +163,10 @@ def test_a_graph_that_computes_something_else_is_refused(
     onnx_file.save(graph, tmp_path / "model.onnx")
     checkpoint = open_checkpoint(made.source)
     contract = json.loads((made.source / "contract.json").read_text())
-    model = torch_model(checkpoint, contract["task"])
-    limits = check.vocabulary(checkpoint.config, contract)
-    batches = [check.random_inputs(contract, limits, *s) for s in check.check_shapes(contract)]
-    answer = partial(reference.torch_outputs, model, contract)
+    model = load_torch_model(checkpoint, contract["task"])
+    limits = check.list_vocabulary_sizes(checkpoint.config, contract)
+    batches = [check.draw_inputs(contract, limits, *s) for s in check.check_shapes(contract)]
+    answer = partial(reference.run_torch, model, contract)
     given = (batches, limits, precision, answer, "encoder.layer", model)
     check.check(made.graph / "model.onnx", contract, *given)
     with pytest.raises(LedgerError, match="last_hidden_state of the exported graph"):
@@ -180,10 +182,10 @@ def test_a_classifier_that_is_undecided_on_the_texts_of_the_check_is_exported(
     source = loaded(tiny_classifier, tmp_path / "load", task="text-classification")
     contract = json.loads((source / "contract.json").read_text())
     checkpoint = open_checkpoint(source)
-    model = torch_model(checkpoint, contract["task"])
-    limits = check.vocabulary(checkpoint.config, contract)
-    batches = [check.random_inputs(contract, limits, *s) for s in check.check_shapes(contract)]
-    logits = [reference.torch_outputs(model, contract, b)["logits"] for b in batches]
+    model = load_torch_model(checkpoint, contract["task"])
+    limits = check.list_vocabulary_sizes(checkpoint.config, contract)
+    batches = [check.draw_inputs(contract, limits, *s) for s in check.check_shapes(contract)]
+    logits = [reference.run_torch(model, contract, b)["logits"] for b in batches]
     shutil.copytree(tiny_classifier, tmp_path / "model")
     undecided = AutoModelForSequenceClassification.from_pretrained(tmp_path / "model")
     with torch.no_grad():
@@ -191,18 +193,18 @@ def test_a_classifier_that_is_undecided_on_the_texts_of_the_check_is_exported(
     undecided.save_pretrained(tmp_path / "model")
     source = loaded(tmp_path / "model", tmp_path / "again", task="text-classification")
     made = exported(source, tmp_path / "e", precision="fp16")
-    model = torch_model(open_checkpoint(source), contract["task"])
-    wanted = reference.torch_outputs(model, contract, batches[0])["logits"]
+    model = load_torch_model(open_checkpoint(source), contract["task"])
+    wanted = reference.run_torch(model, contract, batches[0])["logits"]
     with OrtRunner(made.graph / "model.onnx", threads=1) as runner:
         given = runner.infer(batches[0])["logits"]
-    assert check.distance(given, wanted) > 0.1  # of its own norm, as no example is judged
+    assert check.measure_distance(given, wanted) > 0.1  # of its own norm, as no example is judged
 
 
 def test_padding_is_drawn_in_every_checked_batch(tiny: Exported) -> None:
     contract = json.loads((tiny.source / "contract.json").read_text())
     limits = {"input_ids": 50, "attention_mask": 2}
     for batch, sequence in check.check_shapes(contract):
-        mask = check.random_inputs(contract, limits, batch, sequence)["attention_mask"]
+        mask = check.draw_inputs(contract, limits, batch, sequence)["attention_mask"]
         assert mask[0].all()
         assert batch == 1 or (mask.sum(1) < sequence).sum() == batch - 1
         assert mask.any(1).all()
@@ -212,8 +214,8 @@ def test_rows_of_padding_do_not_count_in_the_distance() -> None:
     wanted = np.ones((1, 2, 3), np.float32)
     got = wanted.copy()
     got[0, 1] = 9
-    assert check.distance(got, wanted, np.array([[1, 0]])) == 0
-    assert check.distance(got, wanted, np.array([[1, 1]])) > 1
+    assert check.measure_distance(got, wanted, np.array([[1, 0]])) == 0
+    assert check.measure_distance(got, wanted, np.array([[1, 1]])) > 1
 
 
 @pytest.mark.parametrize(("value", "limit"), [(np.nan, 1.0), (np.inf, 1.0), (0.5, np.inf)])

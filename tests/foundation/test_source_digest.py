@@ -33,7 +33,7 @@ METHODS = {  # {a file: the methods whose runs are redone}
 }
 SCRIPT = """
 import json, pathlib, sys
-from optimizer.recipe.compression.methods import code
+from optimizer.recipe.compression.methods import digest_code
 from optimizer.recipe.compression.quantize import Quantize
 from optimizer.foundation.source_digest import digest_sources
 
@@ -41,7 +41,7 @@ def digests():
     digest_sources.cache_clear()
     stage = digest_sources("optimizer.compress.stage")
     names = ("rtn", "gptq", "awq", "rotation")
-    methods = {n: [stage, code(Quantize(method=n).in_use)] for n in names}
+    methods = {n: [stage, digest_code(Quantize(method=n).in_use)] for n in names}
     return {"validate": digest_sources("optimizer.validate.stage"), **methods}
 
 answers = {"": digests()}

@@ -27,7 +27,7 @@ def test_gptq_on_a_gpu_repeats_its_bytes_and_loses_less_than_rounding(
     def compressed(name: str, method: str, device: str) -> Path:
         out, quantize = tmp_path / name, section(llama, method=method)
         out.mkdir()
-        batches = partial(calibration.batches, quantize, llama)
+        batches = partial(calibration.make_batches, quantize, llama)
         stage.compress(quantize, llama, batches, out, torch.device(device, 0))
         return out
 

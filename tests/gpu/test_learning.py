@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from optimizer.reduce.learn.processes import count_of
-from optimizer.validate.stage import one_torch_thread
+from optimizer.validate.stage import use_one_torch_thread
 from tests.reduce.learn.test_processes import SECTION, Prepared, weights
 
 pytestmark = [
@@ -35,7 +35,7 @@ def test_a_model_learns_on_gpus_what_it_learns_on_the_cpu(tmp_path: Path) -> Non
     """As far as correct runs lie apart: of one and several threads, with and without TF32."""
     prepared = Prepared(tmp_path)
     cpu = prepared.learned("cpu", device="cpu", processes=1)
-    with one_torch_thread():
+    with use_one_torch_thread():
         other_sums = prepared.learned("one-thread", device="cpu", processes=1)
     gpu = prepared.learned("gpu", device="cuda", processes=1)
     with tf32():

@@ -16,7 +16,7 @@ from optimizer.harness.bundle.fit_columns import REQUIRED
 from optimizer.harness.runtimes.machine import describe_machine
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.harness.runtimes.trt.build import builder
-from optimizer.validate.ledger.distance import distance
+from optimizer.validate.ledger.distance import measure_distance
 from optimizer.validate.ledger.pieces.roundoff import UNIT
 from tests.harness import small_model
 from tests.harness.runtimes.ort.test_run import arrays
@@ -52,7 +52,7 @@ def test_onnx_runtime_computes_on_the_gpu_what_it_computes_on_the_cpu(
         for shape in [(2, 5), (1, 7), (2, 5), (2, 5)]:
             wanted = cpu.infer(arrays(*shape))["last_hidden_state"]
             got = runner.infer(arrays(*shape))["last_hidden_state"]
-            assert distance(zip(got, wanted, strict=True)).worst <= MANY * UNIT["fp32"]
+            assert measure_distance(zip(got, wanted, strict=True)).worst <= MANY * UNIT["fp32"]
 
 
 def coding_error(folder: Path) -> float:
@@ -63,7 +63,7 @@ def coding_error(folder: Path) -> float:
     ):
         name = "last_hidden_state"
         found, wanted = (r.infer(arrays(2, 8))[name] for r in (coded, plain))
-    return distance(zip(found, wanted, strict=True)).relative_l2
+    return measure_distance(zip(found, wanted, strict=True)).relative_l2
 
 
 @pytest.mark.parametrize("product", ["tensorrt-rtx", "tensorrt"])
@@ -89,7 +89,9 @@ def test_a_deferred_engine_is_built_at_first_start_and_answers_as_the_cpu_does(
         found, wanted = (
             np.asarray([a["embedding"] for a in b.predict(texts)]) for b in (engine, cpu)
         )
-        assert distance(zip(found, wanted, strict=True)).worst <= 2**0.5 * coding_error(tmp_path)
+        assert measure_distance(zip(found, wanted, strict=True)).worst <= 2**0.5 * coding_error(
+            tmp_path
+        )
     assert any("for this GPU" in line for line in said)
     assert list(cache.glob("*/model.engine"))
 

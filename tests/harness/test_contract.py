@@ -137,7 +137,7 @@ def test_a_file_of_layers_that_does_not_fit_is_refused(
     made = Contract.from_json(small_model.contract(embedding=embedding))
     (tmp_path / "layers.npy").write_bytes(content)
     if not problem:
-        np.testing.assert_array_equal(made.opened(tmp_path).layer_weights, RIGHT)
+        np.testing.assert_array_equal(made.open_layers(tmp_path).layer_weights, RIGHT)
         return
     with pytest.raises(BundleError, match=problem):
-        made.opened(tmp_path)
+        made.open_layers(tmp_path)

@@ -11,13 +11,13 @@ from optimizer.harness import contract as contracts
 from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.harness.tasks.answering import Predictor
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
-from optimizer.model.checkpoint.model import torch_model
+from optimizer.model.checkpoint.model import load_torch_model
 
 
 def torch_predictor(loaded: Path) -> Predictor:
     """Predictor of a classifier. loaded: folder of the load stage"""
     contract = contracts.read(loaded / "contract.json")
-    model = torch_model(open_checkpoint(loaded), contract.task)
+    model = load_torch_model(open_checkpoint(loaded), contract.task)
 
     def infer(batch: Any) -> dict[str, Any]:
         with torch.no_grad():

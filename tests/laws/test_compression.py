@@ -12,13 +12,13 @@ from optimizer.compress.simulate import (
     QuantLinear,
     fake_quantize,
     fake_quantize_per_token,
-    simulated,
+    simulate_state,
 )
 from optimizer.foundation import state
 from optimizer.foundation.errors import CheckpointError
 from optimizer.foundation.state import CompressedState, Range
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
-from optimizer.model.checkpoint.model import torch_model
+from optimizer.model.checkpoint.model import load_torch_model
 from optimizer.recipe.schema import Activations
 from tests.compress.checkpoints import W8A8, compress, modules
 from tests.compress.conftest import loaded, static  # noqa: F401 (fixtures)
@@ -38,7 +38,7 @@ def distance(a: Tensor, b: Tensor) -> float:
 
 @pytest.fixture(scope="module")
 def model(loaded: Path) -> nn.Module:  # noqa: F811
-    return torch_model(open_checkpoint(loaded), "sentence-embedding")
+    return load_torch_model(open_checkpoint(loaded), "sentence-embedding")
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def test_the_folded_float_model_is_the_original(
 ) -> None:
     replaced = state.read(folded).replaced
     assert replaced
-    twin = torch_model(open_checkpoint(loaded), "sentence-embedding", overrides=replaced)
+    twin = load_torch_model(open_checkpoint(loaded), "sentence-embedding", overrides=replaced)
     assert distance(run(twin), run(model)) < 1e-5
 
 
@@ -73,7 +73,7 @@ def test_every_module_simulated_is_the_walk_s_own_result(
     static: Path,  # noqa: F811
     model: nn.Module,
 ) -> None:
-    error = distance(run(simulated(model, state.read(static))), run(model))
+    error = distance(run(simulate_state(model, state.read(static))), run(model))
     assert 0 < error < 0.1
 
 
@@ -82,7 +82,7 @@ def test_simulating_leaves_the_float_model_as_it_was(
     model: nn.Module,
 ) -> None:
     before = run(model)
-    twin = simulated(model, state.read(static))
+    twin = simulate_state(model, state.read(static))
     assert torch.equal(run(model), before)
     assert not torch.equal(run(twin), before)
     embeddings = "embeddings.word_embeddings.weight"
@@ -90,26 +90,26 @@ def test_simulating_leaves_the_float_model_as_it_was(
 
 
 def test_simulating_no_module_gives_the_float_model_back(folded: Path, model: nn.Module) -> None:
-    assert distance(run(simulated(model, state.read(folded), only=())), run(model)) < 1e-5
+    assert distance(run(simulate_state(model, state.read(folded), only=())), run(model)) < 1e-5
 
 
 def test_simulating_some_modules_lies_between_none_and_all(folded: Path, model: nn.Module) -> None:
     made = state.read(folded)
     some = [n.removesuffix(".weight") for n in made.weights if ".1." in n]
-    few = distance(run(simulated(model, made, only=some)), run(model))
-    assert 1e-4 < few < distance(run(simulated(model, made)), run(model))
+    few = distance(run(simulate_state(model, made, only=some)), run(model))
+    assert 1e-4 < few < distance(run(simulate_state(model, made)), run(model))
 
 
 def test_without_activations_only_the_weights_err(folded: Path, model: nn.Module) -> None:
     made = state.read(folded)
-    weights_only = distance(run(simulated(model, made, activations=False)), run(model))
-    assert 0 < weights_only < distance(run(simulated(model, made)), run(model))
+    weights_only = distance(run(simulate_state(model, made, activations=False)), run(model))
+    assert 0 < weights_only < distance(run(simulate_state(model, made)), run(model))
 
 
 def test_a_state_of_another_model_is_refused(model: nn.Module) -> None:
     stray = CompressedState({}, {"nowhere.bias": torch.ones(1)})
     with pytest.raises(CheckpointError, match=r"nowhere\.bias"):
-        simulated(model, stray)
+        simulate_state(model, stray)
 
 
 def test_correcting_biases_removes_the_mean_error(

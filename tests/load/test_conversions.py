@@ -18,7 +18,7 @@ from transformers import (
 
 from optimizer.foundation.errors import CheckpointError
 from optimizer.load import weights
-from optimizer.model.checkpoint.model import skeleton_from_config
+from optimizer.model.checkpoint.model import build_skeleton_from_config
 from optimizer.recipe.schema import Model, Task
 
 SIZES: dict[str, Any] = {
@@ -33,7 +33,7 @@ OF_BLOCK = "encoder.layer.{}.attention.self." + ROTARY
 
 def matched(folder: Path, task: Task) -> weights.Weights:
     section = Model(source=str(folder), task=task)
-    model = skeleton_from_config(AutoConfig.from_pretrained(folder), task)
+    model = build_skeleton_from_config(AutoConfig.from_pretrained(folder), task)
     return weights.match(weights.find(folder, section), model, section)
 
 

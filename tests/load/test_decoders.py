@@ -12,16 +12,22 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from optimizer.data.datasets import Sample, windows
+from optimizer.data.datasets import Sample, cut_windows
 from optimizer.foundation.errors import CheckpointError, DataError, OptimizeError
 from optimizer.harness.contract import Contract, read
 from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.load import faithful, weights
-from optimizer.load.headers import shapes
+from optimizer.load.headers import read_shapes
 from optimizer.load.stage import STAGE
-from optimizer.model.architectures.architecture import family
+from optimizer.model.architectures.architecture import find_family
 from optimizer.model.checkpoint.checkpoint import Checkpoint, open_checkpoint
-from optimizer.model.checkpoint.model import materialize, release, skeleton, tied_names, torch_model
+from optimizer.model.checkpoint.model import (
+    build_skeleton,
+    find_tied_names,
+    load_torch_model,
+    materialize,
+    release,
+)
 from optimizer.recipe.schema import Model
 from tests.decoders import write_tiny_decoder
 from tests.load.conftest import Load, edit_json, edit_weights
@@ -64,12 +70,15 @@ def test_a_decoder_answers_as_transformers_loads_it(
     checkpoint = open_checkpoint(out)
     theirs = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
     torch.testing.assert_close(
-        logits(torch_model(checkpoint, "text-generation")), logits(theirs), rtol=1e-4, atol=1e-4
+        logits(load_torch_model(checkpoint, "text-generation")),
+        logits(theirs),
+        rtol=1e-4,
+        atol=1e-4,
     )
     reloaded = AutoModelForCausalLM.from_pretrained(out / "checkpoint", attn_implementation="eager")
     assert torch.equal(logits(reloaded.eval()), logits(theirs))
 
-    contract, facts = read(out / "contract.json"), family(theirs.config, "text-generation")
+    contract, facts = read(out / "contract.json"), find_family(theirs.config, "text-generation")
     assert [i.name for i in contract.inputs][2:] == ["position_ids"] * facts.position_ids
     assert contract.generation is not None
     with torch.no_grad():
@@ -86,10 +95,10 @@ def test_a_decoder_answers_as_transformers_loads_it(
     assert mine.decode(ids) == text
 
     section = Model(source=str(folder), task="text-generation")
-    model = skeleton(checkpoint, "text-generation")
-    assert shapes(section) == {n: tuple(p.shape) for n, p in model.named_parameters()}
-    assert {n: checkpoint.shape(n) for n in checkpoint.tensors} == shapes(section)
-    assert (HEAD in tied_names(model)) == (HEAD not in checkpoint.tensors) == tied
+    model = build_skeleton(checkpoint, "text-generation")
+    assert read_shapes(section) == {n: tuple(p.shape) for n, p in model.named_parameters()}
+    assert {n: checkpoint.shape(n) for n in checkpoint.tensors} == read_shapes(section)
+    assert (HEAD in find_tied_names(model)) == (HEAD not in checkpoint.tensors) == tied
 
 
 def test_weights_stored_by_input_come_as_those_of_a_linear_layer(
@@ -125,8 +134,8 @@ def test_rows_of_an_embedding_are_read_alone(
 
 def test_a_head_with_a_value_of_its_own_is_untied(opened: Checkpoint) -> None:
     head = opened.tensors[EMBEDDING] * 2
-    plain = torch_model(opened, "text-generation")
-    model: Any = torch_model(opened, "text-generation", {HEAD: head})
+    plain = load_torch_model(opened, "text-generation")
+    model: Any = load_torch_model(opened, "text-generation", {HEAD: head})
     assert torch.equal(model.lm_head.weight, head)
     assert torch.equal(model.model.embed_tokens.weight, opened.tensors[EMBEDDING])
     torch.testing.assert_close(logits(model), 2 * logits(plain))
@@ -134,7 +143,7 @@ def test_a_head_with_a_value_of_its_own_is_untied(opened: Checkpoint) -> None:
 
 def test_an_untied_head_is_filled_and_released_alone(opened: Checkpoint) -> None:
     head = opened.tensors[EMBEDDING] * 2
-    model: Any = skeleton(opened, "text-generation")
+    model: Any = build_skeleton(opened, "text-generation")
     materialize(model, "model.embed_tokens", opened.tensors)
     assert model.lm_head.weight is model.model.embed_tokens.weight
     materialize(model, "model.layers.0", opened.tensors, {HEAD: head})
@@ -147,7 +156,7 @@ def test_an_untied_head_is_filled_and_released_alone(opened: Checkpoint) -> None
 
 
 def test_a_tied_parameter_is_filled_under_either_name(opened: Checkpoint) -> None:
-    model: Any = skeleton(opened, "text-generation")
+    model: Any = build_skeleton(opened, "text-generation")
     materialize(model, HEAD.removesuffix(".weight"), opened.tensors)
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert torch.equal(model.lm_head.weight, opened.tensors[EMBEDDING])
@@ -300,7 +309,7 @@ def judged(llama: Path, load: Load, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(faithful, "IN_MEMORY", 1000)
     section = Model(source=str(llama), task="text-generation")
     checkpoint = open_checkpoint(load(llama, TASK))  # which the check has passed
-    model = skeleton(checkpoint, "text-generation")
+    model = build_skeleton(checkpoint, "text-generation")
     pairing = weights.match(weights.find(llama, section), model, section)
 
     def check(written: dict[str, torch.Tensor], names: dict[str, str]) -> None:
@@ -341,22 +350,22 @@ def tokens(load: Load, tiny_llama: Path) -> tuple[Any, Contract]:
 def test_windows_are_the_texts_joined_by_the_end_and_cut(tokens: tuple[Any, Contract]) -> None:
     tokenizer, _ = tokens
     texts = ["the story is good", "bad food", "a very long night of waste"]
-    joined = np.concatenate(windows(rows(*texts), *tokens, 4))
+    joined = np.concatenate(cut_windows(rows(*texts), *tokens, 4))
     stream = [i for t in texts for i in [*tokenizer.encode(t).ids, 2]][:-1]
     assert joined.tolist() == stream[: len(joined)]
     assert 0 <= len(stream) - len(joined) < 4
-    made = windows(rows(*texts), *tokens, 5)
+    made = cut_windows(rows(*texts), *tokens, 5)
     assert {(w.shape, w.dtype) for w in made} == {((5,), np.dtype(np.int64))}
 
 
 def test_less_than_a_window_of_text_says_how_much_is_needed(tokens: tuple[Any, Contract]) -> None:
     with pytest.raises(DataError, match=r"have 4 tokens.*needs 64.*about \d+ characters"):
-        windows(rows("a b", "c"), *tokens, 64)
+        cut_windows(rows("a b", "c"), *tokens, 64)
 
 
 def test_a_window_longer_than_the_context_is_refused(tokens: tuple[Any, Contract]) -> None:
     with pytest.raises(DataError, match=r"257.*takes 256"):
-        windows(rows("a " * 999), *tokens, 257)
+        cut_windows(rows("a " * 999), *tokens, 257)
 
 
 def test_a_larger_model_is_predicted_to_be_held_in_part() -> None:
@@ -376,4 +385,4 @@ def test_the_predicted_disk_is_that_of_the_stored_dtype(load: Load, llama: Path)
     section = Model(source=str(llama), task="text-generation")
     assert STAGE.estimate is not None
     size = (load(llama, TASK) / "checkpoint/model.safetensors").stat().st_size
-    assert 0.9 * size < STAGE.estimate(section, shapes(section)).disk <= size
+    assert 0.9 * size < STAGE.estimate(section, read_shapes(section)).disk <= size

@@ -69,7 +69,7 @@ def test_its_graph_answers_photographs_as_transformers_does(
     with torch.no_grad():
         theirs = AutoModelForImageClassification.from_pretrained(source).eval()
         photographs = [Image.open(io.BytesIO(i)) for i in images]
-        pixels = image_processor.transformers_processor(source)(photographs, return_tensors="pt")
+        pixels = image_processor.open_processor(source)(photographs, return_tensors="pt")
         expected = theirs(**pixels).logits.softmax(-1).numpy()
     ours = [[(a.answer or {})["scores"][label] for label in LABELS] for a in answers]
     np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-5)
@@ -148,7 +148,7 @@ def test_maps_of_features_are_refused(load: Load, tmp_path: Path) -> None:
 
 def test_a_processor_of_efficientnet_divides_twice(tmp_path: Path) -> None:
     processor("efficientnet", size={"height": 8, "width": 8}).save_pretrained(tmp_path)
-    assert image_processor.settings(tmp_path, 3).divide == (0.5, 0.5, 0.5)
+    assert image_processor.read_settings(tmp_path, 3).divide == (0.5, 0.5, 0.5)
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,10 @@ from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
 from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.harness.runtimes.ort.run import OrtRunner
-from optimizer.load.config.modules_json import transformer_config
+from optimizer.load.config.modules_json import locate_config
 from optimizer.load.sentence.keys import TEXT_ONLY
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
-from optimizer.model.checkpoint.model import torch_model
+from optimizer.model.checkpoint.model import load_torch_model
 from tests.conftest import sentences
 from tests.decoders import write_tiny_decoder
 from tests.export.folders import exported
@@ -52,7 +52,7 @@ def test_a_batch_has_the_logits_of_single_texts(load: Load, tmp_path: Path, kind
     contract = contracts.read(out / "contract.json")
     batch = tasks.encode(contract, load_tokenizer(out / "checkpoint", contract), TEXTS)
     with torch.no_grad():
-        model = torch_model(open_checkpoint(out), TASK)
+        model = load_torch_model(open_checkpoint(out), TASK)
         logits = model(**{n: torch.from_numpy(a) for n, a in batch.items()}).logits
         each = [theirs(**tokenizer(text, return_tensors="pt")).logits for text in TEXTS]
     np.testing.assert_allclose(logits, torch.cat(each), rtol=1e-4, atol=1e-4)
@@ -137,7 +137,7 @@ def test_a_decoder_embeds_as_sentence_transformers_does(
 
 def test_texts_that_the_library_renders_as_messages_are_refused(load: Load, tmp_path: Path) -> None:
     folder = write_embedder(tmp_path, "llama", "lasttoken")
-    file = transformer_config(folder)
+    file = locate_config(folder)
     edit_json(file, modality_config=None, module_output_name=None)
     with pytest.raises(CheckpointError, match=r"chat template.*token_embeddings.*to this file"):
         load(folder)

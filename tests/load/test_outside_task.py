@@ -184,4 +184,4 @@ def test_a_task_that_nobody_brings_is_refused_with_those_that_are_known(toy: Pat
 @pytest.mark.parametrize("name", ["task", "../evil", "__init__", "3d-boxes", "sentence_embedding"])
 def test_a_name_that_would_stand_in_the_harness_s_way_is_refused(name: str) -> None:
     with pytest.raises(RecipeError, match="cannot be the name of a task"):
-        outside_task.source(name)
+        outside_task.read_source(name)

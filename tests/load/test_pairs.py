@@ -22,7 +22,7 @@ from optimizer.load import text_inputs
 from optimizer.load.config import image_processor
 from optimizer.load.providers import pairs
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
-from optimizer.model.checkpoint.model import torch_model
+from optimizer.model.checkpoint.model import load_torch_model
 from optimizer.recipe.answers import ZeroShot, check
 from optimizer.validate.ledger.laws import answer_fields, answer_laws
 from tests import vision
@@ -83,7 +83,7 @@ def answered(loaded: Path, inputs: list[Any]) -> Any:
     encoder = tasks.look_up(contract).inputs.open(loaded / "checkpoint", contract)
     batch = tasks.encode(contract, encoder, inputs)
     model, name = (
-        torch_model(open_checkpoint(loaded), contract.task),
+        load_torch_model(open_checkpoint(loaded), contract.task),
         tasks.look_up(contract).output,
     )
     with torch.no_grad():
@@ -180,8 +180,8 @@ def test_labels_are_chosen_as_by_transformers_pipeline(
         scores = {n["label"]: pytest.approx(n["score"], rel=1e-4) for n in listed}
         assert one["scores"] == scores
         expected = answer_laws.EXPECTED[ZERO_SHOT](reference, image, row, None)  # type: ignore[arg-type]
-        assert not list(answer_fields.differences(one, expected))
-        assert list(answer_fields.differences({**one, "score": one["score"] * 1.01}, expected))
+        assert not list(answer_fields.differ(one, expected))
+        assert list(answer_fields.differ({**one, "score": one["score"] * 1.01}, expected))
 
 
 @pytest.mark.parametrize(("kind", "place"), [("clip", 0), ("siglip", 0), ("siglip", 1)])
@@ -218,9 +218,9 @@ def test_texts_and_images_that_are_read_otherwise_are_refused(
     monkeypatch.setattr(text_inputs, "_padded_to", lambda *_: None)
     with pytest.raises(CheckpointError, match=r"text \d gets the vector .* in transformers"):
         load(folders["siglip"], "sentence-embedding")
-    right = image_processor.settings
+    right = image_processor.read_settings
     monkeypatch.setattr(
-        image_processor, "settings", lambda *given: replace(right(*given), rescale=1 / 256)
+        image_processor, "read_settings", lambda *given: replace(right(*given), rescale=1 / 256)
     )
     with pytest.raises(CheckpointError, match=r"image \d gets the vector .* in transformers"):
         load(folders["siglip"], "image-text-embedding")

@@ -14,7 +14,7 @@ from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
 from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
-from optimizer.model.checkpoint.model import torch_model
+from optimizer.model.checkpoint.model import load_torch_model
 from optimizer.validate.ledger import trace
 from tests.conftest import heavy_tailed, sentences, write_tokenizer
 from tests.load.conftest import Load
@@ -87,7 +87,7 @@ def test_the_outputs_are_those_of_transformers_own_class_and_tokenizer(
     encoder = load_tokenizer(out / "checkpoint", contract)
     batch = tasks.encode(contract, encoder, first, second)
     (output,) = contract.outputs
-    model = torch_model(open_checkpoint(out), task)
+    model = load_torch_model(open_checkpoint(out), task)
     found = trace.run(model, batch, [output.name])[output.name]
     with torch.no_grad():
         answer = theirs(**tokenizer(first, second, padding=True, return_tensors="pt"))

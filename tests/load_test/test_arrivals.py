@@ -9,7 +9,7 @@ import pytest
 
 from optimizer.foundation.errors import DataError
 from optimizer.load_test import arrivals
-from optimizer.recipe.serving import mean_requests
+from optimizer.recipe.serving import solve_mean_requests
 
 RATE, SECONDS = 50.0, 200.0
 SPREAD = 5 * (RATE * SECONDS) ** 0.5  # five standard deviations of a Poisson number
@@ -64,6 +64,6 @@ def test_a_recording_that_is_none_is_refused(
 
 @pytest.mark.parametrize("burst", [1, 4])
 def test_a_run_has_as_many_requests_as_are_needed_as_often_as_is_said(burst: int) -> None:
-    rate = mean_requests(368, burst, confidence=0.9) / 10
+    rate = solve_mean_requests(368, burst, confidence=0.9) / 10
     runs = [len(arrivals.bursts(rate, 10.0, seed, burst)) for seed in range(400)]
     assert 0.85 <= sum(n >= 368 for n in runs) / len(runs) <= 0.95

@@ -16,12 +16,12 @@ from optimizer.foundation.errors import RecipeError
 from optimizer.harness.bounds import fewest
 from optimizer.load_test import stage
 from optimizer.recipe import file as recipe_file
-from optimizer.recipe.serving import Slo, mean_requests
+from optimizer.recipe.serving import Slo, solve_mean_requests
 from tests.conftest import write_tiny_recipe
 from tests.package.bundles import small_bundle
 
 RATE = 200.0
-SECONDS = 1.01 * mean_requests(fewest(99)) / RATE
+SECONDS = 1.01 * solve_mean_requests(fewest(99)) / RATE
 
 
 def judged(p99: list[float | None], **run: Any) -> list[tuple[str, str]]:

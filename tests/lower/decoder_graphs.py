@@ -96,11 +96,11 @@ def decoder(kind: str, folder: Path) -> Decoder:
         "generation": cache,
     }
     held = Values(model, values, {})
-    linear = stage.linear_modules(model)
-    graph = stage.float_graph(model, held, contract, Export(float="fp32"))[0]
+    linear = stage.list_linear_modules(model)
+    graph = stage.trace_float_graph(model, held, contract, Export(float="fp32"))[0]
     onnx_file.save(graph, folder / "model.onnx")
     written = onnx_file.load(folder / "model.onnx")
-    paired = names.pair(written, held, linear, (), held.first, stage.embeddings(model))
+    paired = names.pair(written, held, linear, (), held.first, stage.list_embeddings(model))
     (folder / "names.json").write_text(json.dumps(paired.as_dict()))
     return Decoder(folder)
 

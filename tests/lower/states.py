@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from optimizer.foundation.qtensor import QTensor, Scheme, absmax_scale, quantize
 from optimizer.foundation.state import Activations, CompressedState, Range
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
-from optimizer.model.checkpoint.model import torch_model
+from optimizer.model.checkpoint.model import load_torch_model
 from tests.export.folders import Exported
 
 PER_CHANNEL = Scheme(8)
@@ -58,7 +58,7 @@ def state_of(
     factored: modules whose name ends so get a factor, folded into their integers.
     """
     checkpoint = open_checkpoint(made.source)
-    model = torch_model(checkpoint, "sentence-embedding")
+    model = load_torch_model(checkpoint, "sentence-embedding")
     inputs = {
         "input_ids": torch.arange(1, 65).reshape(4, 16),
         "attention_mask": torch.ones(4, 16, dtype=torch.int64),

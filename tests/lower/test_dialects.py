@@ -11,11 +11,11 @@ import onnx
 import pytest
 import torch
 
-from optimizer.compress.simulate import simulated
+from optimizer.compress.simulate import simulate_state
 from optimizer.foundation.state import CompressedState, input_name, owner_of
 from optimizer.harness.runtimes.ort import exact_integers
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
-from optimizer.model.checkpoint.model import torch_model
+from optimizer.model.checkpoint.model import load_torch_model
 from tests.export.folders import Exported
 from tests.lower.running import (
     ORT,
@@ -42,13 +42,13 @@ STATIC: list[dict[str, Any]] = [{}, {"symmetric": True}, {"factored": "dense"}]
 @pytest.fixture(scope="module")
 def simulate(tiny: Exported) -> Callable[[CompressedState], np.ndarray]:
     """Outputs of the state in torch, on tokens()."""
-    model = torch_model(open_checkpoint(tiny.source), "sentence-embedding")
+    model = load_torch_model(open_checkpoint(tiny.source), "sentence-embedding")
     inputs = tokens()
 
     @torch.no_grad()
     def run(state: CompressedState) -> np.ndarray:
         given = {k: torch.from_numpy(v) for k, v in inputs.items()}
-        output = simulated(model, state)(**given).last_hidden_state.numpy()
+        output = simulate_state(model, state)(**given).last_hidden_state.numpy()
         return np.asarray(output[inputs["attention_mask"].astype(bool)])
 
     return run

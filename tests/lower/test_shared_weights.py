@@ -12,7 +12,7 @@ import pytest
 import torch
 from onnx.reference import ReferenceEvaluator
 
-from optimizer.compress.simulate import simulated
+from optimizer.compress.simulate import simulate_state
 from optimizer.export import names, onnx_file
 from optimizer.foundation.errors import OptimizeError
 from optimizer.foundation.state import CompressedState
@@ -23,7 +23,7 @@ from optimizer.lower.ort import qdq as ort_qdq
 from optimizer.lower.ort.inspection import inspect
 from optimizer.lower.trt import qdq as trt_qdq
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
-from optimizer.model.checkpoint.model import torch_model
+from optimizer.model.checkpoint.model import load_torch_model
 from tests.export.folders import Exported
 from tests.export.graphs import graph
 from tests.lower.running import ORT, TRT, answer, difference, lowered, session, tokens
@@ -94,10 +94,10 @@ def run(folder: Path) -> np.ndarray:
 
 def simulated_outputs(made: Exported, state: CompressedState) -> np.ndarray:
     """Outputs of the state in torch."""
-    model = torch_model(open_checkpoint(made.source), "sentence-embedding")
+    model = load_torch_model(open_checkpoint(made.source), "sentence-embedding")
     with torch.no_grad():
         given = {k: torch.from_numpy(v) for k, v in tokens().items()}
-        wanted = simulated(model, state)(**given).last_hidden_state.numpy()
+        wanted = simulate_state(model, state)(**given).last_hidden_state.numpy()
     return np.asarray(wanted)[tokens()["attention_mask"].astype(bool)]
 
 

@@ -24,7 +24,7 @@ from optimizer.harness.server.inference import ANSWER, read_inputs
 from optimizer.harness.tasks.answering import Predictor, Query, answer
 from optimizer.load.stage import STAGE
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
-from optimizer.model.checkpoint.model import torch_model
+from optimizer.model.checkpoint.model import load_torch_model
 from optimizer.package import label_texts
 from optimizer.recipe.answers import ZeroShot
 from optimizer.recipe.schema import Export, Model
@@ -67,7 +67,7 @@ def folder(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def predictor(folder: Path) -> Predictor:
     contract = contracts.read(folder / "images" / "contract.json")
-    model = torch_model(open_checkpoint(folder / "images"), contract.task)
+    model = load_torch_model(open_checkpoint(folder / "images"), contract.task)
 
     def infer(batch: Any) -> dict[str, Any]:
         with torch.no_grad():

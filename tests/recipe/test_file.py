@@ -39,7 +39,7 @@ def read(tmp_path: Path, text: str, *overrides: str) -> recipe.Recipe:
     file = tmp_path / "r.yaml"
     file.write_text(text)
     made, lines = recipe_file.read_with_lines(file, overrides)
-    with recipe_file.located(lines):
+    with recipe_file.locate_errors(lines):
         accepted.check(made, Context())
         timed_targets.check(made, Context())
     return made
@@ -378,7 +378,7 @@ def test_a_target_refuses_what_it_cannot_express(
 
 def test_the_json_schema_names_every_section() -> None:
     assert {"model", "calibrate", "quantize", "targets", "validate", "package"} <= set(
-        recipe.schema()["properties"]
+        recipe.build_json_schema()["properties"]
     )
 
 
@@ -396,7 +396,7 @@ def test_a_module_of_a_decoder_is_not_taken_for_a_section(tmp_path: Path) -> Non
         ("model.source", f"{file}:2: model.source"),
         ("model.subfolder", f"{file}:1: model.subfolder"),
     ):
-        with pytest.raises(RecipeError) as caught, recipe_file.located(lines):
+        with pytest.raises(RecipeError) as caught, recipe_file.locate_errors(lines):
             raise RecipeError("wrong", where=where)
         assert caught.value.where == expected
 

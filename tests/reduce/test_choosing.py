@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from optimizer.harness import contract as contracts
 from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
-from optimizer.model.checkpoint.model import torch_model
+from optimizer.model.checkpoint.model import load_torch_model
 from optimizer.reduce.structure import depth, width
 from optimizer.reduce.structure.sizes import Model, Sizes, solve
 from tests.conftest import sentences
@@ -33,7 +33,7 @@ def output(folder: Path) -> torch.Tensor:
     contract = contracts.read(folder / "contract.json")
     tokenizer = load_tokenizer(folder / "checkpoint", contract)
     ids = [i for text in sentences(60, seed=77) for i in tokenizer.encode(text).ids]
-    model: Any = torch_model(open_checkpoint(folder), contract.task)
+    model: Any = load_torch_model(open_checkpoint(folder), contract.task)
     with torch.no_grad():
         return model(input_ids=torch.tensor(ids[: 24 * 24]).reshape(24, 24))[0]
 
@@ -171,8 +171,8 @@ def test_texts_for_blocks_are_spread_over_batches_of_one_length_each(tmp_path: P
     from optimizer.compress.data import calibration
 
     reference = loaded("bert", tmp_path)
-    batches = calibration.batches(section(reference, {"depth": 2}), reference)
-    some = depth.sampled(batches, 6)
+    batches = calibration.make_batches(section(reference, {"depth": 2}), reference)
+    some = depth.sample_texts(batches, 6)
     lengths = [int(batch["attention_mask"].sum()) for batch in some]
     assert len(some) == 6
     assert lengths[0] < lengths[2] < lengths[5]

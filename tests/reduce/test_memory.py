@@ -16,7 +16,7 @@ from optimizer.model.checkpoint.checkpoint import open_checkpoint
 from optimizer.recipe.data import DataSpec
 from optimizer.recipe.recover import Recover
 from optimizer.recipe.schema import Model, Recovery
-from optimizer.reduce.learn.estimate import recovery
+from optimizer.reduce.learn.estimate import estimate_recovery
 from tests.conftest import write_rows, write_tokenizer
 from tests.decoders import write_decoder_tokenizer
 from tests.reduce.smaller import TASKS, reduced
@@ -67,7 +67,9 @@ def test_learning_needs_what_plan_says_within_a_fifth(kind: str, tmp_path: Path)
     )
     peak = int(done.stdout.split()[-1])
     checkpoint = open_checkpoint(reference)
-    predicted = recovery(section, {n: checkpoint.shape(n) for n in checkpoint.tensors}).memory
+    predicted = estimate_recovery(
+        section, {n: checkpoint.shape(n) for n in checkpoint.tensors}
+    ).memory
     assert peak == pytest.approx(predicted, rel=0.2)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
-from optimizer.reduce.predicted import estimate, remark, shapes
+from optimizer.reduce.predicted import estimate, predict_shapes, write_remark
 from tests.reduce.smaller import loaded, reduced, section
 
 
@@ -24,7 +24,7 @@ def test_the_smaller_model_s_shapes_are_known_beforehand(kind: str, tmp_path: Pa
     folder = reduced(
         reference, tmp_path / "out", {"keep": 0.7}, methods=methods, importance="activations"
     )
-    assert shapes(chosen, of(reference)) == of(folder)
+    assert predict_shapes(chosen, of(reference)) == of(folder)
 
 
 def test_a_smaller_goal_is_predicted_to_write_less(tmp_path: Path) -> None:
@@ -61,5 +61,5 @@ def test_candidates_are_predicted_where_sizes_can_be_compared(
     )
     work, once = (estimate(s, reference).seconds - 5 for s in (wanted, known))
     assert work == pytest.approx((5 if compares else 1) * once)
-    assert ("sizes that are compared" in remark(wanted)) is compares
-    assert remark(known) == ""
+    assert ("sizes that are compared" in write_remark(wanted)) is compares
+    assert write_remark(known) == ""

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from optimizer.foundation.errors import RecipeError
 from optimizer.model.architectures.families import FAMILIES
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
-from optimizer.model.checkpoint.model import torch_model
+from optimizer.model.checkpoint.model import load_torch_model
 from tests.reduce.smaller import DECODERS, ENCODERS, copied, loaded, reduced
 
 KINDS = (*ENCODERS, *DECODERS)
@@ -27,7 +27,7 @@ def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 def output(folder: Path) -> torch.Tensor:
     task = json.loads((folder / "contract.json").read_text())["task"]
-    model: Any = torch_model(open_checkpoint(folder), task)
+    model: Any = load_torch_model(open_checkpoint(folder), task)
     with torch.no_grad():
         return model(input_ids=INPUTS)[0]
 
@@ -71,11 +71,11 @@ def with_zeros(reference: Path, document: dict[str, Any], folder: Path) -> Path:
     """The reference with zeros in the columns that read what the document leaves out."""
     from safetensors.torch import save_file
 
-    from optimizer.reduce.structure.layout import opened
+    from optimizer.reduce.structure.layout import open_layout
     from tests.reduce.smaller import section
 
     copied(reference, folder)
-    layout = opened(section(reference, {"keep": 0.7}), folder)
+    layout = open_layout(section(reference, {"keep": 0.7}), folder)
     file = folder / "checkpoint" / "model.safetensors"
     tensors = load_file(file)
     for layer in document["layers"]:

@@ -41,4 +41,4 @@ def test_rows_of_answers_keep_how_they_are_compared() -> None:
     whole = Answers(texts(), texts(2)[::-1], None, None, True, (1, 3), (FOUND,) * 6)
     parts = joined([whole.of_rows([0, 1]), whole.of_rows(range(2, 6))])
     assert repr(parts) == repr(whole)
-    assert (quality.nearest(parts) == quality.nearest(whole)).all()
+    assert (quality.find_nearest(parts) == quality.find_nearest(whole)).all()

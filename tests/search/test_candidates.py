@@ -25,22 +25,22 @@ def read(folder: Path, *overrides: str) -> Recipe:
 
 def test_the_recipe_itself_comes_first_and_keeps_its_sections(tmp_path: Path) -> None:
     recipe = read(tmp_path, "search={}", "quantize.keep_float=[a.*]")
-    first = candidates.derived(recipe, candidates.space(recipe)[0])
+    first = candidates.derive_recipe(recipe, candidates.list_candidates(recipe)[0])
     assert first == recipe.model_copy(update={"search": None})
 
 
 def test_a_share_keeps_the_modules_float_beside_those_of_the_recipe(tmp_path: Path) -> None:
     recipe = read(tmp_path, "search={}", "quantize.keep_float=[a.*]")
-    finer = next(c for c in candidates.space(recipe) if c.finer)
-    made = candidates.derived(recipe, finer, ("b.c",)).quantize
+    finer = next(c for c in candidates.list_candidates(recipe) if c.finer)
+    made = candidates.derive_recipe(recipe, finer, ("b.c",)).quantize
     assert made.keep_float == ("a.*", "b.c")
 
 
 def test_four_bits_are_kept_finer_as_eight(tmp_path: Path) -> None:
     weights = "quantize={weights: {bits: 4, granularity: group, group_size: 32}}"
     recipe = read(tmp_path, "search={}", weights)
-    finer = next(c for c in candidates.space(recipe) if c.finer)
-    (rule,) = candidates.derived(recipe, finer, ("b.c",)).quantize.layers
+    finer = next(c for c in candidates.list_candidates(recipe) if c.finer)
+    (rule,) = candidates.derive_recipe(recipe, finer, ("b.c",)).quantize.layers
     assert (rule.modules, rule.weights.bits) == (("b.c",), 8)
 
 
@@ -49,8 +49,8 @@ def test_a_size_replaces_the_goal_of_the_recipe_and_whole_models_alone_keep_modu
 ) -> None:
     sizes = "search={over: {method: [rtn], size: [1.0, 0.5]}}"
     recipe = read(tmp_path, sizes, "reduce={goal: {keep: 0.8}, methods: [ffn]}")
-    space = candidates.space(recipe)
-    made = {c.size: candidates.derived(recipe, c).reduce for c in space}
+    space = candidates.list_candidates(recipe)
+    made = {c.size: candidates.derive_recipe(recipe, c).reduce for c in space}
     assert (space[0].size, made[1.0]) == (0.8, None)
     assert (made[0.5].goal.keep, made[0.5].methods) == (0.5, ("ffn",))
     assert {c.size for c in space if c.finer} == {1.0}
@@ -63,7 +63,9 @@ def test_a_size_replaces_the_goal_of_the_recipe_and_whole_models_alone_keep_modu
 def test_another_method_loses_the_options_of_the_first(tmp_path: Path) -> None:
     gptq = "quantize={method: gptq, gptq: {damping: 0.02}, weights: {bits: 8}}"
     recipe = read(tmp_path, "search={over: {method: [rtn]}}", gptq)
-    made = {c.methods: candidates.derived(recipe, c) for c in candidates.space(recipe)}
+    made = {
+        c.methods: candidates.derive_recipe(recipe, c) for c in candidates.list_candidates(recipe)
+    }
     assert made["rtn",].quantize.chosen[0].name == "rtn"
     assert made["gptq",].quantize.gptq.damping == 0.02
 
@@ -80,39 +82,39 @@ def test_another_method_loses_the_options_of_the_first(tmp_path: Path) -> None:
 )
 def test_a_choice_that_nothing_admits_is_refused(tmp_path: Path, over: str, message: str) -> None:
     with pytest.raises(RecipeError, match=message):
-        candidates.space(read(tmp_path, f"search={{over: {over}}}"))
+        candidates.list_candidates(read(tmp_path, f"search={{over: {over}}}"))
 
 
 def test_the_modules_of_a_share_gain_most_of_all_sets_of_their_size() -> None:
     errors = [3.0, 1.0, 2.0, 5.0, 4.0, 0.5]
     modules = {str(i): {"error": e, "weights": 10.0} for i, e in enumerate(errors)}
-    kept = candidates.kept_modules(modules, 0.5)
+    kept = candidates.choose_kept_modules(modules, 0.5)
     best = max(combinations(modules, 3), key=lambda s: sum(modules[m]["error"] ** 2 for m in s))
     assert kept == best
-    assert candidates.kept_modules(modules, 0.0) == ()
+    assert candidates.choose_kept_modules(modules, 0.0) == ()
 
 
 def test_the_split_depends_on_the_texts_alone() -> None:
     rows = [Sample(text=f"text {i % 40}", label=i) for i in range(80)]
     task = tasks.find_task("text-classification")
-    search, held_out = (split.rows_of(part, rows, task) for part in ("search", "held_out"))
+    search, held_out = (split.select_rows(part, rows, task) for part in ("search", "held_out"))
     assert len(search) == len(held_out) == 40
     assert not {r.text for r in search} & {r.text for r in held_out}
-    again = split.rows_of("held_out", rows[::-1], task)
+    again = split.select_rows("held_out", rows[::-1], task)
     assert [r.text for r in again] == [r.text for r in held_out]
     assert [r.label for r in search] != sorted(r.label or 0 for r in search)
 
 
 def test_texts_that_differ_in_case_or_white_space_are_on_one_side() -> None:
     rows = [Sample(text=t.format(i)) for i in range(20) for t in ("text {}", " Text  {} ")]
-    held_out = split.rows_of("held_out", rows, tasks.find_task("text-classification"))
+    held_out = split.select_rows("held_out", rows, tasks.find_task("text-classification"))
     assert len(held_out) == 20
     assert len({" ".join(r.text.lower().split()) for r in held_out}) == 10
 
 
 def test_rows_of_arrays_are_split_by_their_values() -> None:
     rows = [Sample(arrays=Row({"x": np.full(2, i % 10)}), label=i) for i in range(40)]
-    held_out = split.rows_of("held_out", rows, tasks.find_task("text-classification"))
+    held_out = split.select_rows("held_out", rows, tasks.find_task("text-classification"))
     assert len(held_out) == 20
     assert len({r.arrays for r in held_out}) == 5
 
@@ -120,6 +122,6 @@ def test_rows_of_arrays_are_split_by_their_values() -> None:
 def test_questions_about_one_context_are_on_one_side() -> None:
     task = tasks.find_task("question-answering")
     rows = [Sample(text=f"question {i}", text_pair=f"context {i % 10}") for i in range(40)]
-    search, held_out = (split.rows_of(part, rows, task) for part in ("search", "held_out"))
+    search, held_out = (split.select_rows(part, rows, task) for part in ("search", "held_out"))
     assert len(search) == len(held_out) == 20
     assert not {r.text_pair for r in search} & {r.text_pair for r in held_out}

@@ -63,7 +63,7 @@ def test_two_machines_find_the_optimum_of_each(
 def test_the_table_of_another_recipe_or_of_a_bundle_is_refused(
     recipe: Path, store: Path, table: dict[str, Any], tmp_path: Path
 ) -> None:
-    first = search.candidates.space(recipe_file.read(recipe))[0]
+    first = search.candidates.list_candidates(recipe_file.read(recipe))[0]
     built = Workbench(recipe_file.read(recipe), store, first).build(first)
     file = tmp_path / "table.json"
     for change, named in (

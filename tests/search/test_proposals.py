@@ -9,7 +9,7 @@ import pytest
 from optimizer.search.candidates import SHARES, Candidate
 from optimizer.search.expectation import Expectation, kendall_tau
 from optimizer.search.proposals import Proposals, Ranked, Sampled
-from optimizer.search.trial import Trial, pareto_set
+from optimizer.search.trial import Trial, find_pareto_set
 
 METHODS = ("rtn", "gptq", "awq")
 SPACE = [Candidate(0, (name,), "float", share) for name in METHODS for share in SHARES]
@@ -80,7 +80,7 @@ def test_the_pareto_set_has_no_form_that_another_beats() -> None:
         for i, (drop, ratio) in enumerate(figures)
     ]
     stopped = Trial(SPACE[5], "5", "stopped", size=1, drop=0.0, ratio=0.5)
-    assert [t.label for t in pareto_set([*trials, stopped])] == ["1", "3"]
+    assert [t.label for t in find_pareto_set([*trials, stopped])] == ["1", "3"]
 
 
 def test_kendalls_tau_counts_pairs_in_the_same_order_less_those_in_the_other() -> None:

@@ -177,20 +177,20 @@ def test_a_winner_whose_interval_reaches_the_recipes_time_is_not_called_faster(
 ) -> None:
     won = (Confirmation(replace(result.trials[1]), "pass"),)
     raced = {"to_recipe": {"median": 0.93, "interval": [0.9, high]}}
-    shown = report.conclusion(replace(result, confirmations=won, raced=raced), {"found": "x"})
+    shown = report.write_conclusion(replace(result, confirmations=won, raced=raced), {"found": "x"})
     assert ("not surely faster" not in shown[0]) is sure
 
 
 def test_a_search_that_tried_few_candidates_does_not_say_that_none_is_good(result: Result) -> None:
     failed = replace(result, verdict="fail", chosen=None, trials=result.trials[:1])
-    (sentence,) = report.conclusion(replace(failed, confirmations=()), {})
+    (sentence,) = report.write_conclusion(replace(failed, confirmations=()), {})
     assert sentence.startswith("None of the 1 of 2 candidates that were tried keeps")
 
 
 def test_the_report_has_every_form_and_its_figures(result: Result) -> None:
-    document = report.document(result, Path("found.yaml"), Path("report.html"))
-    page = report.page(result, json.loads(json.dumps(document)))
-    for shown in (report.text(result, document), page):
+    document = report.build_document(result, Path("found.yaml"), Path("report.html"))
+    page = report.write_page(result, json.loads(json.dumps(document)))
+    for shown in (report.write_text(result, document), page):
         for trial in result.trials:
             assert trial.label in shown
             assert f"{trial.drop:.4f}" in shown
@@ -209,10 +209,12 @@ def test_the_page_names_the_modules_in_which_a_form_takes_its_time(result: Resul
         )
     )
     won = replace(result, trials=(slow, fast), confirmations=(Confirmation(fast, "pass"),))
-    page = report.page(won, report.document(won, Path("found.yaml"), Path("report.html")))
+    page = report.write_page(
+        won, report.build_document(won, Path("found.yaml"), Path("report.html"))
+    )
     assert "most in q (+0.600 ms), k (+0.100 ms)" in page
     assert page.index(">q<") < page.index(">k<") < page.index(">all modules<")
-    untimed = report.page(result, report.document(result, None, Path("report.html")))
+    untimed = report.write_page(result, report.build_document(result, None, Path("report.html")))
     assert "Time by module" not in untimed
 
 
@@ -223,8 +225,8 @@ def test_a_form_that_takes_half_the_time_costs_half(result: Result) -> None:
     assert result.recipe.validate_.latency.batch[0] == 1
     assert priced.cost(slow) == pytest.approx(2.0)
     assert priced.cost(fast) == pytest.approx(1.0)
-    assert "cost of a million" in report.text(priced, {"found": "x"})
-    assert "cost of a million" not in report.text(result, {"found": "x"})
+    assert "cost of a million" in report.write_text(priced, {"found": "x"})
+    assert "cost of a million" not in report.write_text(result, {"found": "x"})
 
 
 def test_a_price_is_a_number_and_is_refused_where_nothing_is_timed(recipe: Path) -> None:
@@ -262,8 +264,10 @@ def test_the_best_settings_of_the_winners_server_stand_in_its_recipe(
     over = [f"slo={{p99_ms: 5, max_refused: {float(met)}}}", "serve={rows: 8, delay_ms: 1}"]
     over.append("search.over.server=true")
     served = search.run(recipe_file.read(recipe, over), store)
-    shown = " ".join(report.text(served, {"found": "x"}).split())
-    assert "Requests a second" in report.page(served, report.document(served, None, recipe))
+    shown = " ".join(report.write_text(served, {"found": "x"}).split())
+    assert "Requests a second" in report.write_page(
+        served, report.build_document(served, None, recipe)
+    )
     if not met:
         assert (served.exit_code, served.chosen) == (3, None)
         assert "Its server misses section slo" in shown

@@ -11,7 +11,7 @@ from optimizer.search import sequential
 
 @pytest.mark.parametrize("rows", [1, 3, 400])
 def test_the_looks_spend_alpha_and_end_with_all_rows(rows: int) -> None:
-    looks = sequential.looks(rows, 0.05)
+    looks = sequential.plan_looks(rows, 0.05)
     assert sum(look.error for look in looks) == pytest.approx(0.05)
     assert looks[-1].rows == rows
     assert [look.rows for look in looks] == sorted({look.rows for look in looks})

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 from optimizer.foundation import state as states
-from optimizer.model.checkpoint.model import torch_model
+from optimizer.model.checkpoint.model import load_torch_model
 from optimizer.recipe.targets import TargetSection
 from optimizer.targets import Accepts, Target
 from optimizer.validate.ledger import trace
@@ -57,7 +57,7 @@ class Runner:
     def __init__(self, run, device):
         arrays = dict(np.load(run.model / "weights.npz"))
         weights = {name: torch.from_numpy(a).float() for name, a in arrays.items()}
-        self.model = torch_model(run.checkpoint, run.task, overrides=weights)
+        self.model = load_torch_model(run.checkpoint, run.task, overrides=weights)
         self.outputs = run.outputs
 
     def infer(self, arrays):

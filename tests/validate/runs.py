@@ -172,7 +172,7 @@ def prove(materials: Materials, first: str = "load") -> Materials:
     first: name of the first hop to run
     """
     entries = [ledger.run_hop(hop, materials) for hop in hops_from(materials, first)]
-    unrun = ["engine"] if target_runner.why_not_run(materials) else []
+    unrun = ["engine"] if target_runner.explain_not_run(materials) else []
     assert [e.hop for e in entries if e.ok is None] == unrun
     assert [(e.hop, e.problems) for e in entries if e.ok is False] == []
     return materials
@@ -180,7 +180,7 @@ def prove(materials: Materials, first: str = "load") -> Materials:
 
 def hops_from(materials: Materials, first: str) -> list[ledger.Hop]:
     """The hops of the run's target, from `first` on."""
-    hops = ledger.hops_of(materials)
+    hops = ledger.list_hops(materials)
     return list(hops[[hop.__name__ for hop in hops].index(first) :])
 
 

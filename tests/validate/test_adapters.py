@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from optimizer.data.datasets import Sample, windows
+from optimizer.data.datasets import Sample, cut_windows
 from optimizer.foundation.errors import DataError
 from optimizer.harness.contract import adapter_file
 from optimizer.harness.runtimes.ort.adapters import read
@@ -63,7 +63,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> DecoderRun:
 
 
 def materials(run: DecoderRun, name: str = "sql") -> AdaptedMaterials:
-    return adapters.materials_of(run.materials(), name)
+    return adapters.make_materials(run.materials(), name)
 
 
 @pytest.mark.parametrize("name", ["sql", "law"])
@@ -142,7 +142,7 @@ def test_an_adapter_is_judged_on_its_own_texts_of_which_another_may_share_some(
     assert [(e.hop, e.ok) for e in entries] == [("rows sql", True), ("rows law", True)]
     for name in own:
         place, judged = f"model.adapters.sources.{name}.data", report["adapters"][name]
-        texts = windows(rows[place], m.encoder, m.contract, 48)
+        texts = cut_windows(rows[place], m.encoder, m.contract, 48)
         assert (judged["data"], judged["examples"]) == (place, len(texts))
         loss, without = losses_of_peft(m, name, texts)
         assert abs(loss - without) > 1e3 * abs(math.log(judged["baseline"]["value"]) - loss)

@@ -12,7 +12,7 @@ from optimizer.foundation.errors import OptimizeError
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.lower.onnx import cut
 from optimizer.lower.onnx.cut import Edge
-from optimizer.validate.ledger.pieces.layout import placed
+from optimizer.validate.ledger.pieces.layout import place_output
 from tests.validate.runs import SCHEMES, Run
 
 
@@ -23,7 +23,7 @@ def test_modules_and_rest_together_are_the_whole(
     """Alternating between the two pieces until nothing is missing ends in the same answer."""
     materials = runs[scheme].materials()
     model = runs[scheme].folder("model") / "model.onnx"
-    at = cut.edges(model, materials.modules)
+    at = cut.list_edges(model, materials.modules)
     assert {e.module for e in at} == set(materials.modules)
     cut.write_products(
         model, [replace(e, integers="", step="") for e in at], tmp_path / "modules.onnx"
@@ -37,7 +37,9 @@ def test_modules_and_rest_together_are_the_whole(
         OrtRunner(tmp_path / "rest.onnx", threads=1, fuse=False) as rest,
     ):
         widths = {e.output: materials.float_model.get_submodule(e.module).out_features for e in at}
-        known = {e.output: placed(np.zeros((*shape, widths[e.output]), np.float32), e) for e in at}
+        known = {
+            e.output: place_output(np.zeros((*shape, widths[e.output]), np.float32), e) for e in at
+        }
         for _ in range(2 * 4 + 1):  # two layers, four modules deep each
             found = rest.infer({**batch, **known})
             known = modules.infer({e.input: found[e.input] for e in at})
@@ -47,7 +49,7 @@ def test_modules_and_rest_together_are_the_whole(
 
 def test_a_module_the_graph_does_not_have_is_named(runs: dict[str, Run]) -> None:
     with pytest.raises(OptimizeError, match="nowhere has no product"):
-        cut.edges(runs["w8"].folder("model") / "model.onnx", ["nowhere"])
+        cut.list_edges(runs["w8"].folder("model") / "model.onnx", ["nowhere"])
 
 
 def test_modules_that_follow_each_other_directly_are_run_apart() -> None:

@@ -15,7 +15,7 @@ from optimizer.validate.estimate import (
     REPORT,
     estimate,
 )
-from optimizer.validate.ledger.decoder_batches import extreme_positions, positions
+from optimizer.validate.ledger.decoder_batches import count_extreme_positions, count_positions
 from optimizer.validate.ledger.inputs import ROWS
 from tests.validate.runs import Run
 from tests.validate.test_stage import changed, further
@@ -106,8 +106,8 @@ def test_correct_runs_of_a_decoder_are_on_disk_and_two_are_held_at_once(
     shapes = {"layer.0.weight": (WIDTH, WIDTH), "embeddings.weight": (TABLE, WIDTH)}
     generating = section.model_copy(update={"validate_": settings})
     per_token = 4 * (2 * WIDTH + TABLE + WIDTH)  # of the block's matrix and the head
-    sampled, whole = positions(per_token)
-    longest, many = extreme_positions(per_token, ROWS)
+    sampled, whole = count_positions(per_token)
+    longest, many = count_extreme_positions(per_token, ROWS)
     elements = sum(map(math.prod, shapes.values()))
     weights = 4 * (elements + WIDTH**2 + COPIES * (elements + TABLE * WIDTH))  # the head is tied
     answer = TABLE + 2 * WIDTH  # the logits, and the cache of one block

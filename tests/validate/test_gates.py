@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from optimizer.validate.gates import from_decision
+from optimizer.validate.gates import make_gate
 from optimizer.validate.quality.significance import Decision
 
 
@@ -25,4 +25,4 @@ def test_it_says_what_would_decide(
     interval: tuple[float, float], needed: int | None, message: str
 ) -> None:
     decision = Decision("inconclusive", 0.01, interval, 0.01, 0.95, 40, needed)
-    assert from_decision("quality.cosine", decision, "cosine").message.endswith(message)
+    assert make_gate("quality.cosine", decision, "cosine").message.endswith(message)

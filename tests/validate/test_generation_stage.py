@@ -61,7 +61,7 @@ def test_the_time_between_tokens_must_beat_float_and_not_the_first_token(
         "inter_token": {"median": sum(interval) / 2, "interval": interval},
     }
     cell = {"batch": 1, "prompt": 128, "ratio": ratio, "systems": {}}
-    (gate,) = generation_timing.gates({"cells": [cell]}, Latency(), {})
+    (gate,) = generation_timing.judge({"cells": [cell]}, Latency(), {})
     assert gate.verdict == verdict
     assert "between tokens of openvino-float-bf16 at batch 1, prompts of 128 tokens" in gate.message
 

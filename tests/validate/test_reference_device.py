@@ -17,7 +17,7 @@ from optimizer.recipe.schema import (
     Validate,
     Validation,
 )
-from optimizer.validate.decoder import TorchDecoder, greedy
+from optimizer.validate.decoder import TorchDecoder, generate_greedily
 from optimizer.validate.quality.answers import TorchRunner
 from optimizer.validate.run_artifacts import RunArtifacts
 from tests.compress.conftest import llama as llama
@@ -54,9 +54,11 @@ def test_a_decoder_generates_on_the_device(llama: Path) -> None:
     prompts = np.array([[5, 6, 7, 8]])
     with sdpa_kernel(SDPBackend.MATH):
         m = artifacts(llama)
-        here = greedy(TorchDecoder(m.answering_model, m.contract), prompts, 4)
+        here = generate_greedily(TorchDecoder(m.answering_model, m.contract), prompts, 4)
         with stand_in() as gpu:
-            there = greedy(TorchDecoder(on(gpu, llama).answering_model, m.contract), prompts, 4)
+            there = generate_greedily(
+                TorchDecoder(on(gpu, llama).answering_model, m.contract), prompts, 4
+            )
     assert np.array_equal(there, here)
 
 

@@ -40,7 +40,7 @@ def test_answers_that_know_nothing_pass_for_more_at_the_declared_rate() -> None:
     for _ in range(runs):
         truth = RNG.integers(0, 2, 40)
         found = chance.matches(truth, RNG.integers(0, 2, 40))
-        above += chance.against_chance(found, 0.9).above
+        above += chance.compare_with_chance(found, 0.9).above
     assert above <= 0.1 * runs + 3 * (0.1 * 0.9 * runs) ** 0.5
 
 
@@ -50,7 +50,7 @@ def test_two_labels_of_chance_are_fishers_exact_test() -> None:
     answers[:14] ^= 1
     table = [[((truth == i) & (answers == j)).sum() for j in (0, 1)] for i in (0, 1)]
     expected = stats.fisher_exact(table, alternative="greater").pvalue
-    found = chance.against_chance(chance.matches(truth, answers), 0.99)
+    found = chance.compare_with_chance(chance.matches(truth, answers), 0.99)
     assert found.p == pytest.approx(expected, rel=0.2)
 
 
@@ -113,10 +113,10 @@ def test_one_answer_to_every_text_is_named() -> None:
 def test_words_of_one_text_are_not_independent_evidence() -> None:
     tags = [np.full(50, i % 2) for i in range(6)]
     answers = [np.full(50, i % 2) for i in (0, 1, 0, 1, 0, 0)]
-    assert not chance.against_chance(chance.word_matches(tags, answers), 0.99).above
+    assert not chance.compare_with_chance(chance.agree_on_words(tags, answers), 0.99).above
     many = [RNG.integers(0, 3, 20) for _ in range(60)]
     guessed = [noisy(t, 0.2, 3) for t in many]
-    assert chance.against_chance(chance.word_matches(many, guessed), 0.99).above
+    assert chance.compare_with_chance(chance.agree_on_words(many, guessed), 0.99).above
 
 
 def similarity(values: np.ndarray) -> Answers:
@@ -145,7 +145,7 @@ def test_the_nearest_text_knows_the_label_or_not() -> None:
     for vectors, above in ((known, True), (random, False)):
         found = sense.measure_agreement("retrieval", rows, Answers(tuple(vectors)))
         assert found is not None
-        assert chance.against_chance(found, 0.99).above == above
+        assert chance.compare_with_chance(found, 0.99).above == above
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 30])

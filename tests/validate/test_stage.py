@@ -19,7 +19,7 @@ from optimizer.recipe.schema import DataSpec, EvaluationSet, QuantizationAware
 from optimizer.store import digest_file
 from optimizer.validate.ledger import explain
 from optimizer.validate.ledger.inputs import select_inputs
-from optimizer.validate.stage import STAGE, check_inputs, clear, passed_hops
+from optimizer.validate.stage import STAGE, check_inputs, clear, make_hops_folder
 from optimizer.validate.timing import batch_timing
 from tests.conftest import sentences, write_rows
 from tests.validate.ledger.faults import mutations as m
@@ -29,7 +29,7 @@ from tests.validate.runs import Run
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """No subprocesses: peak memory is measured in timing/test_batch_timing.py."""
-    monkeypatch.setattr(batch_timing, "peak_memory", lambda *_: {})
+    monkeypatch.setattr(batch_timing, "measure_peak_memory", lambda *_: {})
 
 
 def changed(run: Run, **validate: Any) -> Run:
@@ -174,7 +174,7 @@ def test_a_damaged_run_fails_and_names_the_hop_but_still_reports(
     told = explain.explain(tmp_path / "out", None)["targets"][0]
     assert (told["finding"]["hop"], told["finding"]["kind"]) == ("lower", "fault")
     assert m.QUERY in [shown["module"] for shown in told["modules"]]
-    assert explain.command(found, tmp_path).endswith(m.QUERY)
+    assert explain.write_command(found, tmp_path).endswith(m.QUERY)
 
 
 @pytest.mark.usefixtures("quick")
@@ -216,7 +216,7 @@ def test_the_key_follows_the_rows_of_every_data_set(runs: dict[str, Run]) -> Non
     digests = STAGE.files(section)
     data = {"calibrate", "validate.data", "validate.latency.data"}
     code = {f"code of optimizer.validate.{m}" for m in ("target_runner", "ledger.ledger")}
-    code |= set(methods.code(section.quantize.in_use, limits=True))
+    code |= set(methods.digest_code(section.quantize.in_use, limits=True))
     assert set(digests) == data | code | {"machine"}
     assert len({digests[name] for name in data}) == 3
 
@@ -292,11 +292,11 @@ def test_only_hops_that_passed_with_the_same_kernels_outlive_a_kill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clear(tmp_path)
-    (passed_hops(tmp_path) / "0-load.json").touch()
+    (make_hops_folder(tmp_path) / "0-load.json").touch()
     (tmp_path / "report.json").touch()
     clear(tmp_path)
-    assert [*tmp_path.rglob("*.json")] == [passed_hops(tmp_path) / "0-load.json"]
+    assert [*tmp_path.rglob("*.json")] == [make_hops_folder(tmp_path) / "0-load.json"]
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "another")
     clear(tmp_path)
-    assert [*tmp_path.iterdir()] == [passed_hops(tmp_path)]
-    assert [*passed_hops(tmp_path).iterdir()] == []
+    assert [*tmp_path.iterdir()] == [make_hops_folder(tmp_path)]
+    assert [*make_hops_folder(tmp_path).iterdir()] == []

@@ -14,9 +14,9 @@ from optimizer.recipe.schema import TensorRTTarget
 from optimizer.validate.ledger.distance import Distance
 from optimizer.validate.ledger.entry import Entry
 from optimizer.validate.ledger.hops import UNCUT
-from optimizer.validate.ledger.limits.spread import against
+from optimizer.validate.ledger.limits.spread import compare_runs
 from optimizer.validate.stage import _ledger_gate
-from optimizer.validate.target_runner import engine_outputs, why_not_run, why_not_timed
+from optimizer.validate.target_runner import explain_not_run, explain_not_timed, run_engine
 from tests.validate.runs import Run
 
 
@@ -43,7 +43,7 @@ def test_other_kernels_are_within_the_limit_and_a_fault_is_not(
     def beyond(fault: float) -> bool:
         engine = Engine(model, threads=1, fuse=fuse)
         engine.fault = fault
-        return bool(against(spread.limits, engine_outputs(m, asked, engine), asked, m.compared)[2])
+        return bool(compare_runs(spread.limits, run_engine(m, asked, engine), asked, m.compared)[2])
 
     assert not beyond(1.0)
     assert beyond(1 + 4 * limit)
@@ -59,11 +59,11 @@ def test_an_engine_that_does_not_fit_here_is_not_run_and_the_column_is_named(
     rtx = replace(run, section=run.section.model_copy(update={"target": target}))
     document = {"deferred": False, "engine": "model.engine", "fit": {"runtime_minimum": "1.7"}}
     (run.folder("engine") / "engine.json").write_text(json.dumps(document))
-    why = why_not_run(rtx.materials())
+    why = explain_not_run(rtx.materials())
     assert why.startswith("the tensorrt-rtx engine is not run here: ")
     assert any(f"{column}: " in why for column in ("package", "gpu"))
-    assert "gpu/suite.py" in why_not_timed(rtx.materials())
-    assert why_not_timed(run.materials()) == why_not_run(run.materials()) == ""
+    assert "gpu/suite.py" in explain_not_timed(rtx.materials())
+    assert explain_not_timed(run.materials()) == explain_not_run(run.materials()) == ""
 
 
 def test_a_hop_whose_pieces_cannot_be_run_alone_says_so_and_so_does_the_gate() -> None:

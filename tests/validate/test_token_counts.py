@@ -98,7 +98,7 @@ def test_text_that_the_model_writes_is_not_counted_as_the_recipes(
 def test_tokens_are_counted_where_they_reach_the_first_block() -> None:
     """Not where the batch was made."""
     batch = {"input_ids": torch.arange(20).reshape(2, 10)}
-    seen = consumed.of_batch(batch, torch.zeros(2, 4, 8), torch.ones(2, 10, dtype=torch.bool))
+    seen = consumed.count_batch(batch, torch.zeros(2, 4, 8), torch.ones(2, 10, dtype=torch.bool))
     assert (seen.rows, seen.tokens) == (2, 8)
 
 
@@ -107,27 +107,27 @@ Fault = Callable[[pytest.MonkeyPatch], None]
 
 def twelve_tokens_of_each_text(patch: pytest.MonkeyPatch) -> None:
     """In the helper that calibration and ledger share."""
-    made = datasets.batches
+    made = datasets.encode_batches
 
     def shorter(rows: Any, contract: Any, encoder: Any, size: int, length: int) -> Any:
         return made(rows, contract, encoder, size, min(length, 5))
 
-    patch.setattr(datasets, "batches", shorter)
+    patch.setattr(datasets, "encode_batches", shorter)
 
 
 def windows_of_twelve_tokens(patch: pytest.MonkeyPatch) -> None:
-    made = datasets.windows
-    patch.setattr(datasets, "windows", lambda *given: [w[:12] for w in made(*given)])
+    made = datasets.cut_windows
+    patch.setattr(datasets, "cut_windows", lambda *given: [w[:12] for w in made(*given)])
 
 
 def half_of_the_rows(patch: pytest.MonkeyPatch) -> None:
-    made = calibration.batches
-    patch.setattr(calibration, "batches", lambda *given: made(*given)[:1])
+    made = calibration.make_batches
+    patch.setattr(calibration, "make_batches", lambda *given: made(*given)[:1])
 
 
 def one_text_again_and_again(patch: pytest.MonkeyPatch) -> None:
     """Equal numbers of rows and tokens, and another digest."""
-    made = calibration.batches
+    made = calibration.make_batches
 
     def same(*given: Any) -> Any:
         return [
@@ -135,7 +135,7 @@ def one_text_again_and_again(patch: pytest.MonkeyPatch) -> None:
             for batch in made(*given)
         ]
 
-    patch.setattr(calibration, "batches", same)
+    patch.setattr(calibration, "make_batches", same)
 
 
 @pytest.mark.parametrize(
@@ -168,8 +168,8 @@ def judged(decoder: Loaded) -> list[Any]:
     """The gates of counts, of a perplexity of a model that says nothing."""
     section = decoder.recipe.validation(decoder.recipe.targets[0])
     m = Materials(section, *[decoder.source] * 5, texts=[])
-    rows = datasets.samples(section.validate_.data)
-    cut = datasets.windows(rows, m.encoder, m.contract, section.validate_.sequence_length)
+    rows = datasets.read_samples(section.validate_.data)
+    cut = datasets.cut_windows(rows, m.encoder, m.contract, section.validate_.sequence_length)
     flat = np.zeros((section.validate_.sequence_length, m.contract.decoder.vocabulary), np.float32)
     scores = perplexity.score(cut, lambda _: flat, lambda _: flat)
     return generation_quality._counted(m, rows, scores)
@@ -185,13 +185,13 @@ def eight_tokens_of_each_window(patch: pytest.MonkeyPatch) -> None:
 
 
 def every_window_twice_and_half_of_them(patch: pytest.MonkeyPatch) -> None:
-    cut = datasets.windows
+    cut = datasets.cut_windows
 
     def repeated(*given: Any) -> Any:
         windows = cut(*given)
         return [windows[i // 2] for i in range(len(windows))]
 
-    patch.setattr(datasets, "windows", repeated)
+    patch.setattr(datasets, "cut_windows", repeated)
 
 
 @pytest.mark.parametrize(

@@ -77,8 +77,8 @@ def check(
         from optimizer.recipe import file as recipe_file
         from optimizer.search import candidates
 
-        with recipe_file.located(lines):
-            space = candidates.space(resolved)
+        with recipe_file.locate_errors(lines):
+            space = candidates.list_candidates(resolved)
     names = [t.runtime for t in resolved.targets]
     if obj["json"]:
         show(resolved.model_dump_json(by_alias=True, indent=1))

@@ -170,10 +170,10 @@ def finish(
 def _example(recipe: Recipe, manifest: Mapping[str, Any]) -> str:
     """Return a row of the evaluation data as arguments of `predict`; "" for one that cannot be
     typed: an image in a column of bytes, a conversation, or a long text."""
-    from optimizer.data.datasets import samples
+    from optimizer.data.datasets import read_samples
 
     try:
-        (row,) = samples(recipe.validate_.data, 1)
+        (row,) = read_samples(recipe.validate_.data, 1)
     except ExplainedError:  # the data are gone since the steps were made
         return ""
     task, value = tasks.find_task(recipe.model.task), row.input
@@ -236,7 +236,7 @@ def _report(step: Step) -> dict[str, Any]:
 
     file = step.path / "report.json"
     report: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    command = explain.command(report, file)
+    command = explain.write_command(report, file)
     for gate in report["gates"]:
         if command and gate["name"] == "ledger":
             gate["message"] += f"; see {command}"

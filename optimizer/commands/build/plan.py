@@ -49,7 +49,7 @@ def plan(
 
     dry = Store(store, dry=True)
     resolved, lines = checks.read(recipe, overrides, fetch=True, early=True)
-    with recipe_file.located(lines):
+    with recipe_file.locate_errors(lines):
         pipeline.run(resolved, dry)
         entries = predictions.build_document(dry)
         for address in stage.check(resolved.publish):
@@ -76,13 +76,13 @@ def _searched(recipe: Recipe, store: Root) -> dict[str, Any]:
     from optimizer.store import Store
 
     assert recipe.search is not None
-    space, budget = candidates.space(recipe), recipe.search.budget
+    space, budget = candidates.list_candidates(recipe), recipe.search.budget
     seconds_of: dict[object, float] = {}
     for candidate in space:
         uniform = replace(candidate, finer=0.0)
         if uniform not in seconds_of:
             dry = Store(folder_of(store) / "nothing-finished", dry=True, until="build")
-            pipeline.run(candidates.derived(recipe, uniform), dry)
+            pipeline.run(candidates.derive_recipe(recipe, uniform), dry)
             seconds_of[uniform] = sum(
                 e.get("seconds", 0.0) for e in predictions.build_document(dry)
             )

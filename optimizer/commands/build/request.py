@@ -64,7 +64,7 @@ def carry_out(request: Request) -> Result:
         *(request.recipe, request.overrides), fetch=True, lock=request.lock, until=request.until
     )
     predicted: dict[str, float] = {}
-    with recipe_file.located(lines):
+    with recipe_file.locate_errors(lines):
         if not request.ignore_estimate:
             dry = Store(request.store, dry=True, until=request.until)
             pipeline.run(resolved, dry)

@@ -19,4 +19,4 @@ def schema() -> None:
     """
     from optimizer.recipe import schema as recipe
 
-    show(json.dumps(recipe.schema(), indent=1))
+    show(json.dumps(recipe.build_json_schema(), indent=1))

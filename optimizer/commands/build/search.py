@@ -102,22 +102,22 @@ def search(
     home = artifacts / f"{resolved.name}.search"
     for folder, option in ((home, "--artifacts"), (out.parent, "--out")):
         atomic.check_writable(folder, option)  # before hours of work, not after them
-    with recipe_file.located(lines):
+    with recipe_file.locate_errors(lines):
         result = (
             searching.run(resolved, store, times=times)
             if on is None
             else on_ray.run(resolved, store, times, resources)
         )
     result = replace(result, price=price)
-    document = report.document(result, out if result.chosen else None, home / "report.html")
+    document = report.build_document(result, out if result.chosen else None, home / "report.html")
     with atomic.explain_disk_errors(home, "--artifacts"):
         atomic.write(home / "search.json", json.dumps(document, indent=1).encode() + b"\n")
-        atomic.write(home / "report.html", report.page(result, document).encode())
+        atomic.write(home / "report.html", report.write_page(result, document).encode())
     if result.chosen is not None and result.winner is not None:
         target = result.winner.candidate.target
         with atomic.explain_disk_errors(out, "--out"):
             chosen_recipe.write(recipe, overrides, target, result.chosen, out)
     elif chosen_recipe.remove_earlier(recipe, out):
         say(f"search: {out}, which an earlier search had found, was removed")
-    show(json.dumps(document, indent=1) if obj["json"] else report.text(result, document))
+    show(json.dumps(document, indent=1) if obj["json"] else report.write_text(result, document))
     raise SystemExit(result.exit_code)

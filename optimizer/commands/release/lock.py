@@ -58,7 +58,7 @@ def lock(
         document = {"exit_code": 0, "differences": []}
         show(json.dumps(document) if obj["json"] else f"{recipe}: agrees with {against}")
         return
-    with recipe_file.located(lines):
+    with recipe_file.locate_errors(lines):
         now = locks.lock(resolved)
     file = out or lock_beside(recipe)
     text = json.dumps(now, indent=1, sort_keys=True)

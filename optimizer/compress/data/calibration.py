@@ -18,7 +18,7 @@ from optimizer.foundation.progress import say
 from optimizer.recipe.schema import Calibrate, Compression, Reduction
 
 
-def batches(section: Compression | Reduction, source: Path) -> list[Batch]:
+def make_batches(section: Compression | Reduction, source: Path) -> list[Batch]:
     """Calibration batches, [] without section.calibrate: full windows for a decoder; else inputs of
     similar size together, to save padding. source: folder of load"""
     from optimizer.data import datasets
@@ -36,17 +36,17 @@ def batches(section: Compression | Reduction, source: Path) -> list[Batch]:
         windows = windows[: calibrate.samples]
         return [_window_batch(windows[i : i + size]) for i in range(0, len(windows), size)]
     encoder = task.inputs.open(source / "checkpoint", contract)
-    rows = datasets.calibration_rows(calibrate, task)
+    rows = datasets.read_calibration_rows(calibrate, task)
     if not rows:
         raise DataError("no calibration sample", where="calibrate.data")
     rows = datasets.sort_by_size(rows, task)
-    arrays = datasets.batches(
+    arrays = datasets.encode_batches(
         rows, contract, encoder, calibrate.batch_size, calibrate.sequence_length
     )
     return [{k: torch.from_numpy(v) for k, v in batch.items()} for batch in arrays]
 
 
-def for_tuning(section: Compression, source: Path) -> list[Batch]:
+def make_tuning_batches(section: Compression, source: Path) -> list[Batch]:
     """Batches of one window each for the method that tunes the whole model: windows of
     calibrate.data after the first calibrate.samples; [] where its options ask for none."""
     calibrate, tuning = section.calibrate, section.quantize.model_tuning
@@ -64,11 +64,11 @@ def _windows(calibrate: Calibrate, source: Path) -> list[Any]:
 
     contract = contracts.read(source / "contract.json")
     task = tasks.look_up(contract)
-    rows = datasets.calibration_rows(calibrate, task)
+    rows = datasets.read_calibration_rows(calibrate, task)
     if not rows:
         raise DataError("no calibration sample", where="calibrate.data")
     encoder = task.inputs.open(source / "checkpoint", contract)
-    return datasets.windows(rows, encoder, contract, calibrate.sequence_length)
+    return datasets.cut_windows(rows, encoder, contract, calibrate.sequence_length)
 
 
 def check_enough(section: Compression | Reduction, source: Path) -> None:
@@ -138,10 +138,10 @@ def split(batches: Sequence[Batch], count: int, where: str) -> Windows:
         if left > 0:
             train.append({name: t[:left] for name, t in batch.items()})
         left -= _size(batch)
-    return Windows(train, singly(batches)[-count:])
+    return Windows(train, split_batches(batches)[-count:])
 
 
-def singly(batches: Sequence[Batch]) -> list[Batch]:
+def split_batches(batches: Sequence[Batch]) -> list[Batch]:
     """Split into batches of one window."""
     return [
         {name: t[i : i + 1] for name, t in batch.items()}
@@ -183,6 +183,6 @@ def generate_windows(
     return windows
 
 
-def batched(windows: Tensor, size: int) -> list[Batch]:
+def batch_windows(windows: Tensor, size: int) -> list[Batch]:
     """Cut windows (count, length) of token ids into batches of up to `size` windows."""
     return [_window_batch(part) for part in windows.split(size) if len(part)]

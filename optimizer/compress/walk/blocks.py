@@ -54,8 +54,8 @@ class Use:
         if self.added is not None:
             hidden = hidden + self.added.to(hidden.device)
         if self.by_name:
-            return hidden_of(block(hidden_states=hidden, **kwargs))
-        return hidden_of(block(hidden, *args, **kwargs))
+            return get_hidden(block(hidden_states=hidden, **kwargs))
+        return get_hidden(block(hidden, *args, **kwargs))
 
 
 @dataclass
@@ -110,7 +110,7 @@ class Stream:
         return sum(self.deal.processes.gather(sum(int(r.sum()) for r in self.real)))
 
 
-def hidden_of(out: Any) -> Tensor:
+def get_hidden(out: Any) -> Tensor:
     """The hidden states in a block's output: the output itself, or the first of a tuple or of a
     model's output by name."""
     value = out if isinstance(out, Tensor) else next(iter(_values(out)), out)
@@ -123,7 +123,7 @@ def _values(out: Any) -> Iterable[Any]:
     return out.values() if isinstance(out, Mapping) else out if isinstance(out, tuple) else ()
 
 
-def segments(uses: Sequence[Use]) -> list[range]:
+def split_segments(uses: Sequence[Use]) -> list[range]:
     """Smallest groups of consecutive uses such that each block lies in one group."""
     last = {use.block: i for i, use in enumerate(uses)}
     groups: list[range] = []
@@ -235,7 +235,7 @@ def advance_float_reference(
         states[i] = _observed_output(group, i, states[i], hook, names).to(CPU)
 
 
-def sharing(group: BlockGroup, names: Collection[str]) -> dict[str, str]:
+def find_sharing(group: BlockGroup, names: Collection[str]) -> dict[str, str]:
     """{module: first module that reads the very same tensor, in the same number of calls}."""
     leader: dict[str, str] = {}
     calls: Counter[str] = Counter()
@@ -254,7 +254,7 @@ def sharing(group: BlockGroup, names: Collection[str]) -> dict[str, str]:
     return group.stream.deal.processes.gather(shared)[0]  # in all processes the same
 
 
-def sharing_of_all(group: BlockGroup, unknown: str) -> dict[str, str]:
+def find_all_sharing(group: BlockGroup, unknown: str) -> dict[str, str]:
     """`sharing` of every compressed module.
 
     unknown: part of the error message for a module that does not run
@@ -262,7 +262,7 @@ def sharing_of_all(group: BlockGroup, unknown: str) -> dict[str, str]:
     Raises CheckpointError naming a module that does not run.
     """
     quantized = (*group.modules, *group.summands)
-    leader = sharing(group, quantized)
+    leader = find_sharing(group, quantized)
     unused = [name for name in quantized if name not in leader]
     if unused:
         raise CheckpointError(
@@ -287,7 +287,7 @@ def _observed_output(
             with torch.autocast(x.device.type, enabled=False):
                 module = group.model.get_submodule(name)
                 images = isinstance(module, _OF_IMAGES) and not isinstance(module, Operand)
-                hook(name, x.float() if images else real_rows(x, real).float(), real)
+                hook(name, x.float() if images else select_real_rows(x, real).float(), real)
 
     with observed(group.model, names, show):
         return _output(group, batch, hidden)
@@ -315,7 +315,7 @@ def observed(
             handle.remove()
 
 
-def real_rows(x: Tensor, real: Tensor) -> Tensor:
+def select_real_rows(x: Tensor, real: Tensor) -> Tensor:
     """The rows (tokens, features) of x at tokens that are not padding.
 
     x: (batch, sequence, features) or (batch * sequence, features); all rows of another shape, such
@@ -331,7 +331,7 @@ def real_rows(x: Tensor, real: Tensor) -> Tensor:
 
 
 @contextmanager
-def swapped(model: nn.Module, modules: Mapping[str, nn.Module]) -> Iterator[None]:
+def swap_modules(model: nn.Module, modules: Mapping[str, nn.Module]) -> Iterator[None]:
     """Inside, replace the modules of these names."""
     old = {name: model.get_submodule(name) for name in modules}
     for name, module in modules.items():

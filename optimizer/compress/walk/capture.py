@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from optimizer.compress.walk.activation_buffer import Buffer
-from optimizer.compress.walk.blocks import Stream, Use, hidden_of
-from optimizer.compress.walk.consumed import of_batch
+from optimizer.compress.walk.blocks import Stream, Use, get_hidden
+from optimizer.compress.walk.consumed import count_batch
 from optimizer.compress.walk.model_source import ModelSource
 from optimizer.foundation.errors import CheckpointError
 from optimizer.harness.inputs.kind import InputKind
@@ -65,7 +65,7 @@ def capture(
             stream.uses.append(uses)
             stream.real.append(_real(source.inputs, batch, rows))
             read = batch if source.inputs.size else {}  # of texts the ids are counted
-            stream.consumed.append(of_batch(read, rows, stream.real[-1]))
+            stream.consumed.append(count_batch(read, rows, stream.real[-1]))
     for name in filled:
         release(model, name)
     return stream
@@ -173,7 +173,7 @@ def _record(
             uses.append(Use(name, tuple(map(once, args[1:])), kept, not args, added))
             output = outputs[like]
             if uneven:
-                shape = hidden_of(output).shape
+                shape = get_hidden(output).shape
                 hidden = hidden.new_zeros((len(hidden), *shape[1:]))
             if source.family.added_between:
                 hidden = torch.zeros_like(hidden)

@@ -32,7 +32,7 @@ class Consumed:
     ids: tuple[bytes, ...] | None
 
 
-def of_batch(batch: Mapping[str, Tensor], hidden: Tensor, real: Tensor) -> Consumed:
+def count_batch(batch: Mapping[str, Tensor], hidden: Tensor, real: Tensor) -> Consumed:
     """Count a batch by the hidden states (batch, sequence, features) of the first block, and real
     (batch, sequence) bool."""
     rows, sequence = len(hidden), hidden.shape[1] if hidden.ndim > 1 else 1

@@ -15,17 +15,17 @@ from optimizer.foundation.process.torch_device import CPU
 from optimizer.harness import tasks
 from optimizer.harness.inputs.kind import InputKind
 from optimizer.harness.inputs.text import TEXT
-from optimizer.model.architectures.architecture import family
+from optimizer.model.architectures.architecture import find_family
 from optimizer.model.architectures.family_record import Family
 from optimizer.model.architectures.operands import CACHE, CACHED, HOLDER, OPERANDS
 from optimizer.model.checkpoint import cache_operands
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
 from optimizer.model.checkpoint.model import (
+    build_skeleton,
     has_sdpa,
     materialize,
     move_buffers,
     release,
-    skeleton,
 )
 from optimizer.model.graph.module import GraphModel, PartModule
 from optimizer.model.graph.record import BODY
@@ -127,7 +127,7 @@ class ModelSource:
         """The identities in these blocks at keys and values of KV caches."""
         return tuple(
             f"{name}.{CACHE}.{operand}"
-            for name in cache_operands.attentions(self.model, blocks)
+            for name in cache_operands.list_attentions(self.model, blocks)
             if hasattr(self.model.get_submodule(name), CACHE)
             for operand in CACHED
         )
@@ -194,8 +194,8 @@ class ModelSource:
 def open_source(task: Task, folder: Path) -> ModelSource:
     """Open the model in a folder of load or reduce."""
     checkpoint = open_checkpoint(folder)
-    architecture = family(checkpoint.config, task, checkpoint.folder)
-    model: Any = skeleton(checkpoint, task)
+    architecture = find_family(checkpoint.config, task, checkpoint.folder)
+    model: Any = build_skeleton(checkpoint, task)
     if architecture.kind == "decoder" and has_sdpa(model):
         model.set_attn_implementation("sdpa")  # eager makes a score for every pair of tokens
     prefix, inputs = architecture.prefix(task), tasks.find_task(task).inputs

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from optimizer.data.labels import normal
+from optimizer.data.labels import normalize_text
 from optimizer.foundation.errors import DataError, suggest
 
 BOXES, LABELS = ("bbox", "box"), ("category", "category_id", "label")
@@ -36,11 +36,11 @@ def read_objects(value: Any, where: str) -> tuple[Labelled, ...]:
 
     where: the row, for messages
     """
-    each = enumerate(rows_of(value, where, ACCEPTED, "objects"))
+    each = enumerate(read_annotations(value, where, ACCEPTED, "objects"))
     return tuple(_object(one, f"{where}[{i}]") for i, one in each)
 
 
-def rows_of(value: Any, where: str, accepted: str, noun: str) -> list[Mapping[str, Any]]:
+def read_annotations(value: Any, where: str, accepted: str, noun: str) -> list[Mapping[str, Any]]:
     """The annotations in a value: a list of objects, or an object with lists of one length. Raises
     DataError for other values."""
     if isinstance(value, Mapping):
@@ -91,7 +91,7 @@ def number(value: Any) -> bool:
     return known and math.isfinite(value)
 
 
-def in_model(
+def map_to_model(
     objects: Sequence[Labelled], names: Sequence[str], labels: Sequence[str], where: str
 ) -> tuple[Labelled, ...]:
     """`objects` with the model's label ids. Raises DataError for a label that the model lacks.
@@ -99,7 +99,7 @@ def in_model(
     names: the data set's label names in id order; (): ids of the data are the model's
     labels: the model's label names
     """
-    known = [normal(label) for label in labels]
+    known = [normalize_text(label) for label in labels]
     ids = {name: i for i, name in enumerate(known) if known.count(name) == 1}
     changed = []
     for one in objects:
@@ -107,7 +107,7 @@ def in_model(
         if isinstance(label, int) and names and 0 <= label < len(names):
             label = names[label]
         if isinstance(label, str):
-            label = ids.get(normal(label), -1)
+            label = ids.get(normalize_text(label), -1)
         if not 0 <= label < len(labels):
             raise DataError(
                 f"an object has the label {one.label!r}" + suggest(str(one.label), list(labels)),

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from optimizer.data.image_truth.objects import number, read_box, rows_of
+from optimizer.data.image_truth.objects import number, read_annotations, read_box
 from optimizer.foundation.errors import DataError
 
 ACCEPTED = (
@@ -44,7 +44,7 @@ class Pose:
 
 def read_poses(value: Any, where: str) -> tuple[Pose, ...]:
     """The poses in a value. Raises DataError for other values. where: the row, for messages"""
-    each = enumerate(rows_of(value, where, ACCEPTED, "poses"))
+    each = enumerate(read_annotations(value, where, ACCEPTED, "poses"))
     return tuple(_pose(fields, f"{where}[{i}]") for i, fields in each)
 
 

@@ -12,12 +12,12 @@ from optimizer.harness.inputs.tensors import TENSORS
 from optimizer.harness.inputs.text import TEXT
 
 SENSES: Mapping[str, Sense] = {
-    TEXT.name: Sense(text.measure, text.check, text.warnings),
+    TEXT.name: Sense(text.measure, text.check, text.write_warnings),
     TENSORS.name: Sense(tensors.measure, tensors.check),
-    IMAGE.name: Sense(image.measure, image.check, image.warnings),
+    IMAGE.name: Sense(image.measure, image.check, image.write_warnings),
 }
 
 
-def of(contract: Contract) -> Sense:
+def get_sense(contract: Contract) -> Sense:
     """The Sense of the contract's kind of input."""
     return SENSES[contract.input_kind]

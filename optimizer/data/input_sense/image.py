@@ -70,7 +70,7 @@ def check(sense: ImageSense, name: str) -> None:
         )
 
 
-def warnings(sense: ImageSense, name: str) -> list[str]:
+def write_warnings(sense: ImageSense, name: str) -> list[str]:
     """[sentence] where more than half of the images are each of a single colour, else []."""
     if 2 * sense.flat <= sense.images:
         return []

@@ -175,7 +175,7 @@ def check(sense: TextSense, name: str) -> None:
         )
 
 
-def warnings(sense: TextSense, name: str) -> list[str]:
+def write_warnings(sense: TextSense, name: str) -> list[str]:
     """A sentence per oddity (unknown tokens, cut, many tokens) of more than half of the texts."""
     counts = {
         "have a token that the tokenizer does not know": sense.some_unknown,

@@ -15,7 +15,7 @@ from optimizer.export.passes.fold_constants import fold, has_scopes
 from optimizer.export.passes.mask import simplify_mask
 from optimizer.export.passes.mean_square import divide_by_root, divides_by_root
 from optimizer.export.passes.node_names import is_alive, is_named, name_nodes
-from optimizer.export.passes.parameter_names import is_renamed, parameter_names, rename
+from optimizer.export.passes.parameter_names import find_parameter_names, is_renamed, rename
 from optimizer.export.passes.shapes import simplify_shapes
 from optimizer.export.passes.transpose_weights import is_transposed, transpose_weights
 
@@ -26,7 +26,7 @@ def clean(model: ir.Model, values: Mapping[str, Tensor], first: Mapping[str, str
     values: every parameter's value, read when the graph is written
     first: {parameter: its first name}, which the initializer of a tied parameter gets
     """
-    names = parameter_names(model, first)
+    names = find_parameter_names(model, first)
     named = partial(is_renamed, names=names)
     steps = (
         Pass("parameter_names", partial(rename, names=names), ensures=named),

@@ -9,7 +9,7 @@ import onnx_ir as ir
 from optimizer.export.scopes import WRAPPED
 
 
-def parameter_names(model: ir.Model, first: Mapping[str, str]) -> dict[str, str]:
+def find_parameter_names(model: ir.Model, first: Mapping[str, str]) -> dict[str, str]:
     """{initializer: its parameter or buffer}; other initializers are constants.
 
     first: {parameter: its first name}, which a tied parameter gets

@@ -18,7 +18,7 @@ import torch
 from optimizer.foundation.errors import CheckpointError
 from optimizer.harness import tasks
 from optimizer.load import source
-from optimizer.load.weights import Stored, values_of
+from optimizer.load.weights import Stored, read_values
 from optimizer.model.checkpoint.checkpoint import Entry, read_entry, read_header, read_json
 from optimizer.recipe.schema import Model
 
@@ -170,7 +170,7 @@ def _is_equal(entry: Entry, own: Stored | None) -> bool:
     """Compare a tensor that an adapter replaces whole with the model's."""
     if own is None or tuple(own.shape) != entry.shape:
         return False
-    return torch.equal(read_entry(entry).float(), values_of(own).float())
+    return torch.equal(read_entry(entry).float(), read_values(own).float())
 
 
 def _are_norms(entry: Entry, weight: Stored | None) -> bool:
@@ -179,7 +179,7 @@ def _are_norms(entry: Entry, weight: Stored | None) -> bool:
     of the coarser of both types."""
     if weight is None or len(weight.shape) != 2 or entry.shape != tuple(weight.shape)[:1]:
         return False
-    values = values_of(weight)
+    values = read_values(weight)
     magnitudes, coarser = read_entry(entry), torch.finfo(values.dtype).eps
     coarser = max(coarser, torch.finfo(magnitudes.dtype).eps)
     limit = coarser + (values.shape[1] / 2 + 2) * torch.finfo(torch.float32).eps / 2
@@ -199,13 +199,13 @@ def replace_tensors(stored: Mapping[str, Stored], adapters: Sequence[Adapter]) -
     return replaced
 
 
-def digests(section: Model) -> dict[str, str]:
+def digest_files(section: Model) -> dict[str, str]:
     """{adapter: its files' digests}, the part of the load stage's key; {} without model.adapters.
     An adapter beside the weights is among the source's files."""
     taken: dict[str, str] = {}
     for number, name in enumerate(section.adapter_sources):
         open_named(section, name)  # its messages name the key
-        own = source.digests(_section(section, name))
+        own = source.digest_source(_section(section, name))
         taken |= {f"adapter {number}: {f}": d for f, d in own.items()}
     return taken
 
@@ -220,7 +220,7 @@ def describe_files(section: Model, resolved: source.Source) -> dict[str, dict[st
             "size": file.stat().st_size,
         }
         for prefix, place in places
-        for file in source.files(place)
+        for file in source.list_files(place)
     }
 
 

@@ -28,7 +28,7 @@ from optimizer.load.adapters import adapter as adapter_files
 from optimizer.load.adapters import merge
 from optimizer.load.adapters.adapter import CONFIG, PREFIX, WEIGHTS, Adapter
 from optimizer.model.checkpoint.checkpoint import read_json
-from optimizer.model.checkpoint.model import auto_class
+from optimizer.model.checkpoint.model import choose_auto_class
 from optimizer.recipe.schema import Model
 
 ACCEPTED = "LoRA of linear modules of the blocks: tensors lora_A.weight and lora_B.weight alone"
@@ -101,7 +101,7 @@ def write(section: Model, out: Path) -> None:
     checkpoint = out / "checkpoint"
     with quiet():
         config = read_json(checkpoint / "config.json")
-        model = auto_class(section.task, config["model_type"]).from_pretrained(
+        model = choose_auto_class(section.task, config["model_type"]).from_pretrained(
             checkpoint,
             dtype=torch.float32,
             attn_implementation="eager",

@@ -26,7 +26,7 @@ from optimizer.load.adapters.adapter import PREFIX, Adapter
 from optimizer.load.quantized import folder as quantized
 from optimizer.load.source import Source
 from optimizer.model.checkpoint.checkpoint import Entry, read_entry
-from optimizer.model.checkpoint.model import auto_class
+from optimizer.model.checkpoint.model import choose_auto_class
 from optimizer.recipe.schema import Model
 
 OF_WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.gguf")
@@ -62,7 +62,7 @@ def merge(
     merged = root / folder.relative_to(resolved.folder)
     _link_files(folder, base)
     with reading(folder), quiet():
-        model, loading = auto_class(section.task, config.model_type).from_pretrained(
+        model, loading = choose_auto_class(section.task, config.model_type).from_pretrained(
             base,
             config=config,
             dtype=torch.float32,
@@ -105,7 +105,7 @@ def merge(
 def leave_out(resolved: Source, scratch: Path) -> Source:
     """Return the source without an adapter that lies in its folder, linked below `scratch`, because
     transformers would apply it."""
-    for file in source.files(resolved):
+    for file in source.list_files(resolved):
         if file.name not in adapter_files.FILES:
             link = scratch / file.relative_to(resolved.folder)
             link.parent.mkdir(parents=True, exist_ok=True)
@@ -249,7 +249,7 @@ def _copy_settings(place: Source, root: Path, merged: Path) -> None:
 
     merged: folder of the merged model, in `root`
     """
-    for file in source.files(place):
+    for file in source.list_files(place):
         copy = root / file.relative_to(place.folder)
         written = copy.parent == merged and any(map(file.match, (*OF_WEIGHTS, "config.json")))
         if not written and file.name not in adapter_files.FILES:

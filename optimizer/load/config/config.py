@@ -100,7 +100,7 @@ def read_config(folder: Path, section: Model) -> Any:
             fix="Copy that code next to config.json and name it without the repository.",
         )
     if not raw.get("model_type"):
-        kinds = model_type.candidates(raw, weights.headers(folder))
+        kinds = model_type.list_candidates(raw, weights.read_headers(folder))
         fits = f", which the weights are named for: {' or '.join(kinds)}" if kinds else ""
         raise CheckpointError(
             "model_type is missing, so the architecture is not known",
@@ -114,7 +114,7 @@ def read_config(folder: Path, section: Model) -> Any:
     pairs.check_side(raw, section, file)
     fix = "Check model_type, or install the transformers version the model asks for."
     with reading(file, fix=fix), make_temporary_folder("config") as scratch:
-        files = model_type.completed(folder, section.model_type, scratch)
+        files = model_type.complete_config(folder, section.model_type, scratch)
         config = AutoConfig.from_pretrained(files, trust_remote_code=section.trust_remote_code)
     config.name_or_path = str(folder)
     if hasattr(config, "quantization_config"):  # integers are read by load, not by transformers

@@ -31,7 +31,7 @@ FIX = (
 )
 
 
-def settings(files: Path, channels: int, boxes: bool = False) -> ImageSettings:
+def read_settings(files: Path, channels: int, boxes: bool = False) -> ImageSettings:
     """The image settings of the processor in `files`. Raises CheckpointError for a processor with
     other steps, or one that makes images of different sizes.
 
@@ -46,7 +46,7 @@ def settings(files: Path, channels: int, boxes: bool = False) -> ImageSettings:
             accepted=FILES[0],
             fix="Copy it from the model that this one was fine-tuned from.",
         )
-    processor = transformers_processor(files)
+    processor = open_processor(files)
     steps = STEPS.get(_name(processor))
     if steps is None and _overrides_steps(processor):
         raise CheckpointError(
@@ -75,7 +75,7 @@ def settings(files: Path, channels: int, boxes: bool = False) -> ImageSettings:
         ) from None
 
 
-def transformers_processor(files: Path) -> Any:
+def open_processor(files: Path) -> Any:
     """The image processor of folder `files`, as transformers computes it with Pillow and numpy.
     Raises CheckpointError for damaged files, MachineError without Pillow or for torchvision
     only."""

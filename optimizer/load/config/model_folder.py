@@ -6,7 +6,7 @@ from pathlib import Path
 
 from optimizer.foundation.errors import CheckpointError
 from optimizer.load.adapters import adapter
-from optimizer.load.config.modules_json import TRANSFORMERS, module_folder, read_modules
+from optimizer.load.config.modules_json import TRANSFORMERS, locate_module, read_modules
 
 
 def model_folder(root: Path) -> Path:
@@ -25,6 +25,6 @@ def model_folder(root: Path) -> Path:
             )
         for module, kind in zip(modules, kinds, strict=True):
             if kind.endswith(TRANSFORMERS) and module.get("path"):
-                return module_folder(root, module)
+                return locate_module(root, module)
     adapter.check_not_alone(root)
     return root

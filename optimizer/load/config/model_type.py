@@ -14,7 +14,7 @@ from optimizer.model.checkpoint.checkpoint import read_json
 CONFIG = "config.json"
 
 
-def candidates(raw: Mapping[str, Any], names: Collection[str] = ()) -> list[str]:
+def list_candidates(raw: Mapping[str, Any], names: Collection[str] = ()) -> list[str]:
     """Return the model types whose transformers class is the first of `architectures`, or else the
     supported ones whose base model's name begins a name in `names`. One entry is certain.
 
@@ -53,7 +53,7 @@ def complete(raw: Mapping[str, Any], kind: str | None) -> dict[str, Any]:
     return {**raw, "model_type": kind}
 
 
-def completed(folder: Path, kind: str | None, scratch: Path) -> Path:
+def complete_config(folder: Path, kind: str | None, scratch: Path) -> Path:
     """Return a folder of the model's files whose config.json names a model_type: `folder`, or where
     the recipe has one, `kind`, links to its files in `scratch`."""
     if kind is None:

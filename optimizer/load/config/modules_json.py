@@ -20,7 +20,7 @@ TRANSFORMERS = (".Transformer", ".MLMTransformer")
 """Ends of the classes of modules that hold a transformer."""
 
 
-def transformer_config(folder: Path) -> Path:
+def locate_config(folder: Path) -> Path:
     """The path of the Transformer module's config, existing or not."""
     files = [folder / name for name in TRANSFORMER_CONFIGS]
     return next((file for file in files if file.is_file()), files[0])
@@ -40,11 +40,11 @@ def read_modules(root: Path) -> list[dict[str, Any]]:
             raise CheckpointError(
                 f"path {module['path']!r} is not a string", where=str(file), fix=GET_AGAIN
             )
-        module_folder(root, module)
+        locate_module(root, module)
     return sorted(modules, key=lambda m: m["idx"])
 
 
-def module_folder(root: Path, module: Mapping[str, Any]) -> Path:
+def locate_module(root: Path, module: Mapping[str, Any]) -> Path:
     """The folder of one module. Raises CheckpointError when it lies outside `root`, because no
     digest would cover its files."""
     path = str(module.get("path", ""))

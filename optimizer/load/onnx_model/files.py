@@ -47,7 +47,7 @@ def takes(section: Model) -> bool:
 
 def find(section: Model) -> OnnxFile:
     """The ONNX file of a recipe. Raises CheckpointError where there is none, or several."""
-    path = source.local_path(section.source, section.base)
+    path = source.expand_path(section.source, section.base)
     check_exists(section)
     if path.is_file() and not section.source.startswith(source.PACKAGE):
         if path.suffix != SUFFIX:
@@ -99,7 +99,7 @@ def _behind_link(file: Path) -> Path:
 def check_exists(section: Model) -> None:
     """Raise CheckpointError for the name of an ONNX file that is not there, which is otherwise
     taken for a model on a hub."""
-    path = source.local_path(section.source, section.base)
+    path = source.expand_path(section.source, section.base)
     if path.suffix == SUFFIX and not path.exists():
         raise CheckpointError(
             f"file {section.source} does not exist",
@@ -186,7 +186,7 @@ def digests(section: Model) -> dict[str, str]:
     """{file: sha256} of the ONNX file and its external data; {hub id: commit} for one on a hub."""
     check_exists(section)
     if not source.is_local(section.source, section.base):
-        return source.digests(section)
+        return source.digest_source(section)
     return {name: digest_file(file) for name, file in by_name(find(section).path).items()}
 
 

@@ -28,7 +28,7 @@ from optimizer.load.providers.provider import Loaded, Provider
 from optimizer.load.tokenizer.tokenizer import FILES
 from optimizer.load.weights import Stored, Weights
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
-from optimizer.model.checkpoint.model import auto_class
+from optimizer.model.checkpoint.model import choose_auto_class
 from optimizer.recipe.schema import Model
 
 NEEDED = ("gguf", "accelerate")
@@ -41,7 +41,7 @@ DIGITS_ALONE = ("smollm", "starcoder", "refact", "command-r", "codeshell")
 AS_GPT2 = ("gpt-2", "default")
 
 
-def file_of(folder: Path, section: Model) -> tuple[Path, Header]:
+def find_file(folder: Path, section: Model) -> tuple[Path, Header]:
     """The GGUF file and its header, which is checked. Raises CheckpointError for a missing file or
     a wrong header, MachineError for a missing package."""
     name = str(section.gguf_file)
@@ -66,10 +66,10 @@ def file_of(folder: Path, section: Model) -> tuple[Path, Header]:
 def config(folder: Path, section: Model) -> Any:
     """The transformers config from the file's metadata. Raises as `file_of`, and CheckpointError
     for a file that transformers cannot read."""
-    file, header = file_of(folder, section)
+    file, header = find_file(folder, section)
     _check_sizes(header, file)
     with reading(file, fix=gguf_header.FIX), quiet():
-        model_config = gguf_file.config_of(folder, file.name, header.tensors)
+        model_config = gguf_file.read_config(folder, file.name, header.tensors)
     config_fields.check(model_config.to_dict(), file)
     return model_config
 
@@ -107,11 +107,11 @@ def takes(section: Model, folder: Path) -> bool:
 def read(section: Model, folder: Path, model_config: Any, out: Path) -> Loaded:
     """The de-quantized parameters, float32. Writes the other files of a checkpoint to `out`:
     config.json, generation_config.json, the tokenizer and its chat template."""
-    file, header = file_of(folder, section)
+    file, header = find_file(folder, section)
     say(f"load: de-quantizing {file.name} to float32")
     with reading(file, fix=gguf_header.FIX), quiet():
-        model = auto_class(section.task, model_config.model_type).from_pretrained(
-            folder, config=model_config, dtype=torch.float32, **gguf_file.arguments(file.name)
+        model = choose_auto_class(section.task, model_config.model_type).from_pretrained(
+            folder, config=model_config, dtype=torch.float32, **gguf_file.make_arguments(file.name)
         )
     gguf_file.check_whole(model, header.tensors, file)
     model_config.architectures, model_config.dtype = [type(model).__name__], "float32"

@@ -37,7 +37,7 @@ def check_whole(model: nn.Module, tensors: Mapping[str, int], file: Path) -> Non
         )
 
 
-def arguments(name: str) -> dict[str, Any]:
+def make_arguments(name: str) -> dict[str, Any]:
     """Arguments of an Auto class's from_pretrained, besides folder and config, for the GGUF file of
     that name. GgufConfig makes transformers de-quantize even where it has kernels for integers."""
     import transformers
@@ -47,7 +47,7 @@ def arguments(name: str) -> dict[str, Any]:
     return {"gguf_file": name, **packed}
 
 
-def config_of(folder: Path, name: str, tensors: Collection[str]) -> Any:
+def read_config(folder: Path, name: str, tensors: Collection[str]) -> Any:
     """The transformers config from the fields of the GGUF file `name`, with the fields of BIASES
     true where `tensors`, the names in the file, include such a bias."""
     from transformers import AutoConfig

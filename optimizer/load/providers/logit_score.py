@@ -23,7 +23,7 @@ from optimizer.load.quantized import folder as quantized
 from optimizer.load.sentence import logit_score
 from optimizer.load.weights import Weights
 from optimizer.model.checkpoint.checkpoint import open_checkpoint, read_json
-from optimizer.model.checkpoint.model import skeleton_from_config, tied_names
+from optimizer.model.checkpoint.model import build_skeleton_from_config, find_tied_names
 from optimizer.recipe.schema import Model
 
 SCORE = "score.weight"
@@ -40,7 +40,7 @@ def read(section: Model, folder: Path, config: Any, scratch: Path) -> Loaded:
             accepted="the float checkpoint of an architecture such as Qwen3, Llama or Gemma",
         )
     generating = tasks.list_generating()[0]
-    model: Any = skeleton_from_config(config, generating, section.trust_remote_code)
+    model: Any = build_skeleton_from_config(config, generating, section.trust_remote_code)
     head = model.get_output_embeddings()
     name = next(n for n, module in model.named_modules() if module is head)
     if head.bias is not None:
@@ -51,9 +51,9 @@ def read(section: Model, folder: Path, config: Any, scratch: Path) -> Loaded:
         )
     stored = weights.find(folder, section)
     pairing = weights.match(stored, model, section)
-    weight = tied_names(model).get(f"{name}.weight", f"{name}.weight")
+    weight = find_tied_names(model).get(f"{name}.weight", f"{name}.weight")
     rows = pairing.read(weight)
-    yes, no = logit_score.tokens(source.resolve(section).folder, folder, section)
+    yes, no = logit_score.read_tokens(source.resolve(section).folder, folder, section)
     if max(yes, no or 0) >= len(rows):
         raise CheckpointError(
             f"token {max(yes, no or 0)} has no row in the head of {len(rows)} rows",

@@ -34,7 +34,7 @@ from optimizer.load.providers.pairs import is_pair
 from optimizer.load.tokenizer.tokenizer import TEXTS
 from optimizer.model.architectures.towers import TOWERS
 from optimizer.model.checkpoint.checkpoint import open_checkpoint, read_json
-from optimizer.model.checkpoint.model import torch_model
+from optimizer.model.checkpoint.model import load_torch_model
 
 IMAGES = 8
 
@@ -55,7 +55,7 @@ def compare(d: Described, out: Path) -> None:
     inputs = _texts(contract) if noun == TEXT.name else _images(contract)
     encoder = d.task.inputs.open(out / "checkpoint", contract)
     theirs = _logits(d, inputs) if d.task.names_labels else _vectors(d, folder, contract, inputs)
-    model = torch_model(open_checkpoint(out), contract.task)
+    model = load_torch_model(open_checkpoint(out), contract.task)
     mine = _ours(contract, encoder, model, inputs)
     errors = (mine - _ours(contract, encoder, model.double(), inputs)).ravel()
     both = np.concatenate([errors, -errors]).tolist()

@@ -26,7 +26,7 @@ from optimizer.load.config.model_folder import model_folder
 from optimizer.load.preparation import Described
 from optimizer.load.providers.provider import Loaded, Provider
 from optimizer.load.weights import Weights
-from optimizer.model.architectures.towers import PAIRS, TOWERS, Tower, of_pair
+from optimizer.model.architectures.towers import PAIRS, TOWERS, Tower, find_tower
 from optimizer.model.checkpoint.checkpoint import open_checkpoint, read_json
 from optimizer.model.checkpoint.tower_model import LABELS
 from optimizer.recipe.schema import Model
@@ -56,7 +56,7 @@ def config(section: Model, folder: Path) -> Any:
     file = folder / "config.json"
     with reading(file):
         whole = AutoConfig.from_pretrained(folder)
-    name, tower = of_pair(whole.model_type, tasks.find_task(section.task).inputs.name)
+    name, tower = find_tower(whole.model_type, tasks.find_task(section.task).inputs.name)
     side = copy.deepcopy(getattr(whole, tower.side))
     side.architectures = [tower.model]
     if hasattr(whole, "projection_dim"):  # the pair's own decides, as in transformers
@@ -128,7 +128,7 @@ def label_texts(d: Described) -> dict[str, Any]:
     stored = weights.find(model_folder(d.root), d.section)
 
     def number(name: str) -> Tensor:
-        return weights.values_of(stored[name]).float().reshape(())
+        return weights.read_values(stored[name]).float().reshape(())
 
     return {
         "hypothesis_template": d.section.zero_shot.template(d.task),
@@ -152,7 +152,7 @@ def _encode_labels(section: Model, folder: Path, tower: Tower) -> tuple[Tensor, 
             folder, local_files_only=True, dtype=torch.float32
         ).eval()
     options: dict[str, Any] = {"padding": True}
-    _, reader = of_pair(tower.pair, TEXT.name)
+    _, reader = find_tower(tower.pair, TEXT.name)
     if reader.padded_to is not None:
         options = {"padding": "max_length", "max_length": reader.padded_to, "truncation": True}
     inputs = tokenizer(texts, return_tensors="pt", **options)

@@ -23,7 +23,7 @@ from optimizer.load import weights
 from optimizer.load.config import config_fields
 from optimizer.load.config.image_processor import FILES
 from optimizer.load.providers.provider import Loaded, Provider
-from optimizer.load.providers.timm_architectures import COVERED, Architecture, architecture
+from optimizer.load.providers.timm_architectures import COVERED, Architecture, find_architecture
 from optimizer.load.weights import Stored, Weights
 from optimizer.model.checkpoint.checkpoint import open_checkpoint, read_json
 from optimizer.recipe.schema import Model
@@ -53,7 +53,7 @@ def config(folder: Path, raw: Mapping[str, Any]) -> Any:
 
     file = folder / "config.json"
     record = _record(raw, file)
-    image = settings(raw, file)
+    image = read_settings(raw, file)
     _check_arguments(raw, record, image, file)
     labels = dict(enumerate(_label_names(raw, file)))
     fields = {
@@ -86,7 +86,7 @@ def _label_names(raw: Mapping[str, Any], file: Path) -> list[str]:
 
 def _record(raw: Mapping[str, Any], file: Path) -> Architecture:
     name = str(raw.get("architecture") or "")
-    record = architecture(name)
+    record = find_architecture(name)
     if record is None:
         raise CheckpointError(
             f"timm's architecture {name!r} is not covered",
@@ -139,7 +139,7 @@ def _check_arguments(
             )
 
 
-def settings(raw: Mapping[str, Any], file: Path) -> dict[str, Any]:
+def read_settings(raw: Mapping[str, Any], file: Path) -> dict[str, Any]:
     """{"channels", "side", "resize", "filter", "mean", "std"} from `pretrained_cfg`. Raises
     CheckpointError for a field that is missing or that no processor here supports."""
     document = raw[CONFIG] if isinstance(raw[CONFIG], Mapping) else {}
@@ -184,9 +184,9 @@ def settings(raw: Mapping[str, Any], file: Path) -> dict[str, Any]:
     }
 
 
-def processor(raw: Mapping[str, Any], file: Path) -> dict[str, Any]:
+def build_processor(raw: Mapping[str, Any], file: Path) -> dict[str, Any]:
     """The document of transformers' preprocessor_config.json, from timm's config.json `raw`."""
-    s = settings(raw, file)
+    s = read_settings(raw, file)
     return {
         "image_processor_type": "BitImageProcessor",
         "do_resize": True,
@@ -208,7 +208,7 @@ def read(section: Model, folder: Path, model_config: Any, out: Path) -> Loaded:
     file = folder / "config.json"
     raw = read_json(file)
     model_config.save_pretrained(out)
-    (out / FILES[0]).write_text(json.dumps(processor(raw, file), indent=1) + "\n")
+    (out / FILES[0]).write_text(json.dumps(build_processor(raw, file), indent=1) + "\n")
     record, renamed = _record(raw, file), dict[str, Stored]()
     for name, stored in weights.find(folder, section).items():
         targets = record.renamed(name)
@@ -218,7 +218,7 @@ def read(section: Model, folder: Path, model_config: Any, out: Path) -> Loaded:
                 where=str(folder),
                 fix="config.json and the weights are of different models: get both again.",
             )
-        parts = [stored] if len(targets) == 1 else _rows(weights.values_of(stored), len(targets))
+        parts = [stored] if len(targets) == 1 else _rows(weights.read_values(stored), len(targets))
         renamed |= zip(targets, parts, strict=True)
     return Loaded(out, renamed)
 
@@ -238,7 +238,7 @@ def verify(section: Model, folder: Path, pairing: Weights, out: Path) -> None:
         if not targets:
             continue
         joined = torch.cat([written[taken[t]].reshape(-1) for t in targets])
-        if not torch.equal(joined, weights.values_of(stored).reshape(-1)):
+        if not torch.equal(joined, weights.read_values(stored).reshape(-1)):
             raise OptimizeError(
                 f"{', '.join(targets)} was written with other values than {name} has in the source",
                 where=str(folder),

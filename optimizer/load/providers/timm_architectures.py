@@ -193,7 +193,7 @@ COVERED = (
 )
 
 
-def architecture(name: str) -> Architecture | None:
+def find_architecture(name: str) -> Architecture | None:
     """The Architecture of timm's name `name`; None for a name that is not in COVERED."""
     if match := re.fullmatch(rf"(?:vit|deit)_{SIZES}_patch(\d{{1,2}})_(\d{{2,4}})", name):
         return _vit(match[1], int(match[2]), int(match[3]))

@@ -7,7 +7,7 @@ from typing import Any
 
 from optimizer.harness.process.temporary import make_temporary_folder
 from optimizer.load import conversions, faithful, weights
-from optimizer.load.config.model_type import completed
+from optimizer.load.config.model_type import complete_config
 from optimizer.load.providers.provider import Loaded, Provider
 from optimizer.load.weights import Weights
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
@@ -22,7 +22,7 @@ def takes(section: Model, folder: Path) -> bool:
 
 def read(section: Model, folder: Path, config: Any, scratch: Path) -> Loaded:
     """The folder's tensors. Raises CheckpointError as weights.find."""
-    files = completed(folder, section.model_type, scratch)
+    files = complete_config(folder, section.model_type, scratch)
     stored = weights.find(folder, section)
     return Loaded(files, conversions.read_converted(stored, section, files, config))
 
@@ -30,7 +30,7 @@ def read(section: Model, folder: Path, config: Any, scratch: Path) -> Loaded:
 def verify(section: Model, folder: Path, pairing: Weights, out: Path) -> None:
     """Raise OptimizeError naming the first written parameter that differs from the source."""
     with make_temporary_folder("load") as scratch:
-        files = completed(folder, section.model_type, scratch)
+        files = complete_config(folder, section.model_type, scratch)
         faithful.check(files, section, open_checkpoint(out).tensors.as_written, pairing)
 
 

@@ -28,7 +28,7 @@ from optimizer.load.quantized.module import (
     check_grouping,
     find_modules,
     number,
-    other_entries,
+    select_other_entries,
     to_signed,
 )
 from optimizer.load.quantized.parts import Quantized, QuantizedWeight
@@ -66,7 +66,7 @@ def read(folder: Path, config: Mapping[str, Any], entries: Mapping[str, Entry]) 
         )
         for name, module in quantized.items()
     }
-    return Quantized(folder, "awq", weights, other_entries(entries, quantized))
+    return Quantized(folder, "awq", weights, select_other_entries(entries, quantized))
 
 
 def _shape_and_reader(

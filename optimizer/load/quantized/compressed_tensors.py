@@ -41,7 +41,7 @@ from optimizer.load.quantized.module import (
     Module,
     check_grouping,
     find_modules,
-    other_entries,
+    select_other_entries,
     to_signed,
 )
 from optimizer.load.quantized.parts import ACCEPTED, FLOAT_INSTEAD, Quantized, QuantizedWeight
@@ -91,7 +91,7 @@ def read(folder: Path, config: Mapping[str, Any], entries: Mapping[str, Entry]) 
         folder,
         "compressed-tensors",
         weights,
-        other_entries(entries, quantized),
+        select_other_entries(entries, quantized),
         activations=next(iter(kinds), None),
         ranges=ranges,
         weight_only=tuple(n for n, kind in inputs.items() if kind is None) if kinds else (),

@@ -33,7 +33,7 @@ from optimizer.load.quantized.module import (
     check_grouping,
     find_modules,
     number,
-    other_entries,
+    select_other_entries,
     to_signed,
 )
 from optimizer.load.quantized.parts import Quantized, QuantizedWeight
@@ -60,7 +60,7 @@ def read(folder: Path, config: Mapping[str, Any], entries: Mapping[str, Entry]) 
         )
         for name, module in quantized.items()
     }
-    return Quantized(folder, "gptq", weights, other_entries(entries, quantized))
+    return Quantized(folder, "gptq", weights, select_other_entries(entries, quantized))
 
 
 def _shape_and_reader(

@@ -82,7 +82,9 @@ def find_modules(
     }
 
 
-def other_entries(entries: Mapping[str, Entry], taken: Mapping[str, Module]) -> dict[str, Entry]:
+def select_other_entries(
+    entries: Mapping[str, Entry], taken: Mapping[str, Module]
+) -> dict[str, Entry]:
     """The entries that do not belong to a module of `taken`."""
     used = {f"{m.name}.{part}" for m in taken.values() for part in m.tensors}
     return {name: entry for name, entry in entries.items() if name not in used}

@@ -17,7 +17,7 @@ ONE_LABEL = {"Identity": IDENTITY, "Sigmoid": SIGMOID}  # torch's name: the cont
 SEVERAL_LABELS = ("Identity", "Softmax")  # of which transformers' pipeline makes a softmax too
 
 
-def settings(root: Path) -> dict[str, Any] | None:
+def read_settings(root: Path) -> dict[str, Any] | None:
     """The content of config_sentence_transformers.json if CrossEncoder wrote it, else None."""
     file = root / SETTINGS
     document = read_json(file) if file.is_file() else {}
@@ -27,12 +27,12 @@ def settings(root: Path) -> dict[str, Any] | None:
 def scores_pairs(root: Path, raw: Mapping[str, Any]) -> bool:
     """True for a folder that CrossEncoder wrote for a model with one label. raw: config.json."""
     labels = len(raw.get("id2label") or ()) or raw.get("num_labels", 2)
-    return labels == 1 and (settings(root) is not None or _in_config(raw) is not None)
+    return labels == 1 and (read_settings(root) is not None or _in_config(raw) is not None)
 
 
-def prompt(root: Path) -> str:
+def read_prompt(root: Path) -> str:
     """The prompt that a CrossEncoder adds to every pair by default; "" without one."""
-    document = settings(root) or {}
+    document = read_settings(root) or {}
     name = document.get("default_prompt_name")
     return "" if name is None else str((document.get("prompts") or {}).get(name) or "")
 
@@ -44,7 +44,7 @@ def check(root: Path, *, templated: bool, scored: bool) -> None:
     templated: True if the prompt is a part of the contract's template
     scored: True if the head is that of a causal language model, which LogitScore reads
     """
-    if settings(root) is None:
+    if read_settings(root) is None:
         return
     modules = read_modules(root) if (root / "modules.json").is_file() else []
     kinds = [str(m.get("type", "")).rpartition(".")[2] for m in modules]
@@ -55,8 +55,8 @@ def check(root: Path, *, templated: bool, scored: bool) -> None:
             where=str(root / "modules.json"),
             accepted="one Transformer, with a sequence classifier of one label as its head",
         )
-    if prompt(root) and not templated:
-        name = (settings(root) or {})["default_prompt_name"]
+    if read_prompt(root) and not templated:
+        name = (read_settings(root) or {})["default_prompt_name"]
         raise CheckpointError(
             f"the CrossEncoder adds the prompt {name!r} to every query, and none is added here",
             where=f"{root / SETTINGS}: default_prompt_name",
@@ -65,7 +65,7 @@ def check(root: Path, *, templated: bool, scored: bool) -> None:
         )
 
 
-def activation(root: Path, config: Any, *, ranks: bool = False) -> str | None:
+def read_activation(root: Path, config: Any, *, ranks: bool = False) -> str | None:
     """The contract's activation of a model with one label; None for several labels.
 
     root: folder of config_sentence_transformers.json
@@ -100,7 +100,7 @@ def activation(root: Path, config: Any, *, ranks: bool = False) -> str | None:
 def _saved(root: Path, config: Any) -> tuple[str, str] | None:
     """(dotted name of the saved activation, its place), where CrossEncoder looks for it; else
     None."""
-    document = settings(root)
+    document = read_settings(root)
     if document and document.get("activation_fn") is not None:
         return str(document["activation_fn"]), f"{root / SETTINGS}: activation_fn"
     return _in_config(vars(config))

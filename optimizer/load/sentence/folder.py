@@ -30,8 +30,8 @@ from optimizer.harness.sparse_settings import SparseSettings
 from optimizer.harness.tasks import Task, fill_mask
 from optimizer.harness.tasks.embeddings import sentence_embedding, sparse_embedding
 from optimizer.load import weights
-from optimizer.load.config.modules_json import module_folder, read_modules, transformer_config
-from optimizer.load.sentence.keys import SCORES_ONLY, TEXT_ONLY, unread_keys
+from optimizer.load.config.modules_json import locate_config, locate_module, read_modules
+from optimizer.load.sentence.keys import SCORES_ONLY, TEXT_ONLY, find_unread_keys
 from optimizer.model.checkpoint.checkpoint import read_json
 from optimizer.recipe.schema import Model
 
@@ -98,7 +98,7 @@ def check_plain_texts(folder: Path, task: Task) -> None:
 
     folder: the Transformer module's
     """
-    file = transformer_config(folder)
+    file = locate_config(folder)
     config = read_json(file) if file.is_file() else {}
     modalities = SCORES_ONLY if task.ranks or task.weighs else TEXT_ONLY
     output = "scores" if task.ranks else "token_embeddings"
@@ -127,14 +127,14 @@ def read(root: Path, section: Model, width: int) -> Reading:
     if tasks.find_task(section.task).weighs:
         return _read_sparse(root, section)
     if not is_sentence_folder(root):
-        file = transformer_config(root)
+        file = locate_config(root)
         return Reading(lower_case=file.is_file() and bool(read_json(file).get("do_lower_case")))
     pooling: str | tuple[str, ...] | None = None
     include_prompt, lower_case = True, False
     layers, arrays, unread = list[Layer](), Arrays(), list[str]()
     for module in read_modules(root):
-        folder, kind = module_folder(root, module), str(module.get("type", "")).rpartition(".")[2]
-        file = transformer_config(folder) if kind == "Transformer" else folder / "config.json"
+        folder, kind = locate_module(root, module), str(module.get("type", "")).rpartition(".")[2]
+        file = locate_config(folder) if kind == "Transformer" else folder / "config.json"
         config = read_json(file) if file.is_file() else {}
         if kind == "Transformer":
             lower_case = bool(config.get("do_lower_case"))
@@ -158,8 +158,8 @@ def read(root: Path, section: Model, width: int) -> Reading:
                 else "If you want the vectors of the transformer without it, set task: "
                 "feature-extraction.",
             )
-        unread += unread_keys(root / MODULES, MODULES, module)
-        unread += unread_keys(file, kind, config)
+        unread += find_unread_keys(root / MODULES, MODULES, module)
+        unread += find_unread_keys(file, kind, config)
     settings, more = _settings(root, SETTINGS)
     # the last Normalize is the contract's `normalize`, which a recipe can set
     normalize = bool(layers) and layers[-1].kind == "normalize"
@@ -205,23 +205,23 @@ def _read_sparse(root: Path, section: Model) -> Reading:
             accepted=SPARSE_ORDER,
             fix=f"Set model.task: {sentence_embedding.TASK.name}." if dense else "",
         )
-    folder = module_folder(root, modules[0]) if modules else root
-    file = transformer_config(folder)
+    folder = locate_module(root, modules[0]) if modules else root
+    file = locate_config(folder)
     config = read_json(file) if file.is_file() else {}
     if kinds[:1] == ["Transformer"]:
         reads, masks = config.get("transformer_task"), fill_mask.TASK.name
         _check(reads == masks, file, "transformer_task", reads, masks)
-    unread = unread_keys(file, "MLMTransformer", config)
+    unread = find_unread_keys(file, "MLMTransformer", config)
     settings, more = _settings(root, "SparseEncoder")
     document = read_json(root / SETTINGS) if (root / SETTINGS).is_file() else {}
     most = document.get("max_active_dims")
     _check(_is_count(most), root / SETTINGS, "max_active_dims", most, "a number from 1, or null")
     pooling = SparseSettings(max_active_dims=section.max_active_dims or most)
     if modules:
-        file = module_folder(root, modules[1]) / "config.json"
+        file = locate_module(root, modules[1]) / "config.json"
         stored = read_json(file) if file.is_file() else {}
-        unread += [u for m in modules for u in unread_keys(root / MODULES, MODULES, m)]
-        unread += unread_keys(file, SPLADE, stored)
+        unread += [u for m in modules for u in find_unread_keys(root / MODULES, MODULES, m)]
+        unread += find_unread_keys(file, SPLADE, stored)
         read = {"pooling_strategy": POOLED, "activation_function": WEIGHED}
         for key, accepted in read.items():
             value = stored.get(key, accepted[0])
@@ -267,7 +267,7 @@ def _settings(root: Path, kind: str) -> tuple[EmbeddingSettings, list[str]]:
         dimensions=numbers,
         similarity=similarity if similarity in SIMILARITIES else None,
     )
-    return settings, unread_keys(file, kind, document)
+    return settings, find_unread_keys(file, kind, document)
 
 
 def _check(fits: bool, file: Path, key: str, value: object, accepted: str) -> None:

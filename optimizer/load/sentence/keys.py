@@ -74,7 +74,7 @@ KEYS: Mapping[str, Mapping[str, Any]] = {
 changes nothing at a value of NOTHING."""
 
 
-def unread_keys(file: Path, kind: str, document: Mapping[str, Any]) -> list[str]:
+def find_unread_keys(file: Path, kind: str, document: Mapping[str, Any]) -> list[str]:
     """Sentences on keys of `document`, read from `file`, with a value that is not read.
 
     kind: key of KEYS

@@ -11,7 +11,7 @@ import torch
 from optimizer.harness.process import memory
 from optimizer.load.preparation import Described
 from optimizer.load.tokenizer import tokenizer
-from optimizer.model.checkpoint.model import parameter_shapes
+from optimizer.model.checkpoint.model import list_parameter_shapes
 
 NAME = "sentence_transformers"
 LARGEST = 500_000_000  # parameters up to which the model is run twice, whatever memory is free
@@ -27,13 +27,13 @@ def is_installed() -> bool:
     return find_spec(NAME) is not None
 
 
-def why_not_run(d: Described) -> str:
+def explain_not_run(d: Described) -> str:
     """Reason why the library is not run; "" if it is."""
     if not is_installed():
         return "sentence-transformers is not installed, so the answers cannot be compared"
     if d.section.gguf_file is not None:
         return "sentence-transformers does not read GGUF files"
-    count = parameters(d)
+    count = count_parameters(d)
     if not fits(count):
         left = (memory.read_free() or 0) / 1e9
         return (
@@ -43,9 +43,9 @@ def why_not_run(d: Described) -> str:
     return ""
 
 
-def parameters(d: Described) -> int:
+def count_parameters(d: Described) -> int:
     """Number of the model's parameters."""
-    return sum(torch.Size(shape).numel() for shape in parameter_shapes(d.model).values())
+    return sum(torch.Size(shape).numel() for shape in list_parameter_shapes(d.model).values())
 
 
 def fits(count: int) -> bool:
@@ -54,18 +54,18 @@ def fits(count: int) -> bool:
     return count <= LARGEST or SPARE * BYTES * count <= (memory.read_free() or 0)
 
 
-def seconds(count: int) -> float:
+def predict_seconds(count: int) -> float:
     """Seconds that a model above LARGEST takes: about 500 tokens in all runs, two operations per
     parameter and token, 10 billion a second."""
     return 0.0 if count <= LARGEST else 2 * 500 * count / 1e10
 
 
-def fewer(number: int, d: Described) -> int:
+def limit_texts(number: int, d: Described) -> int:
     """Number of texts to compare: `number`, of a model above LARGEST a part of them."""
-    return number if parameters(d) <= LARGEST else max(number // FEWER, 3)
+    return number if count_parameters(d) <= LARGEST else max(number // FEWER, 3)
 
 
-def batch_size(tokenizer: Any) -> int:
+def choose_batch_size(tokenizer: Any) -> int:
     """Rows per batch of the library's reference answers: 1 for a tokenizer that pads on the left,
     because that shifts learned positions and an answer would depend on the other rows.
 

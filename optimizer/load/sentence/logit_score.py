@@ -11,9 +11,9 @@ from optimizer.foundation.progress import say
 from optimizer.harness import tasks
 from optimizer.load.adapters import adapter
 from optimizer.load.config.model_type import CONFIG
-from optimizer.load.config.modules_json import module_folder, read_modules
-from optimizer.load.sentence.keys import unread_keys
-from optimizer.load.tokenizer.tokenizer import transformers_tokenizer
+from optimizer.load.config.modules_json import locate_module, read_modules
+from optimizer.load.sentence.keys import find_unread_keys
+from optimizer.load.tokenizer.tokenizer import open_tokenizer
 from optimizer.model.checkpoint.checkpoint import read_json
 from optimizer.recipe.schema import Model
 
@@ -67,14 +67,14 @@ def set_head(config: Any, folder: Path, section: Model) -> None:
     config.architectures = [config.architectures[0].removesuffix(LANGUAGE_MODEL) + CLASSIFIER]
     config.num_labels = 1
     if config.pad_token_id is None and (folder / "tokenizer_config.json").is_file():
-        config.pad_token_id = transformers_tokenizer(folder, section.trust_remote_code).pad_token_id
+        config.pad_token_id = open_tokenizer(folder, section.trust_remote_code).pad_token_id
 
 
-def tokens(root: Path, folder: Path, section: Model) -> tuple[int, int | None]:
+def read_tokens(root: Path, folder: Path, section: Model) -> tuple[int, int | None]:
     """(id of the token that says yes, id of no or None), from the folder's module LogitScore, or
     those of WORDS in a folder without modules. Raises CheckpointError for others."""
     if not (root / "modules.json").is_file():
-        tokenizer = transformers_tokenizer(folder, section.trust_remote_code)
+        tokenizer = open_tokenizer(folder, section.trust_remote_code)
         ids = [tokenizer.get_vocab().get(word) for word in WORDS]
         if missing := [word for word, n in zip(WORDS, ids, strict=True) if n is None]:
             raise CheckpointError(
@@ -96,9 +96,9 @@ def tokens(root: Path, folder: Path, section: Model) -> tuple[int, int | None]:
             where=str(root / "modules.json"),
             accepted=f"Transformer, then {MODULE}, for a causal language model that ranks",
         )
-    file = module_folder(root, last) / CONFIG
+    file = locate_module(root, last) / CONFIG
     document = read_json(file)
-    if unread := unread_keys(file, MODULE, document):
+    if unread := find_unread_keys(file, MODULE, document):
         raise CheckpointError(f"it is not read here: {unread[0]}", where=str(file))
     yes, no = document.get("true_token_id"), document.get("false_token_id")
     for value in (yes, 0 if no is None else no):

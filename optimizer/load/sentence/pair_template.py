@@ -10,10 +10,10 @@ from typing import Any
 from optimizer.foundation.errors import CheckpointError
 from optimizer.foundation.reading import quote_error
 from optimizer.load.config.model_folder import model_folder
-from optimizer.load.config.modules_json import transformer_config
+from optimizer.load.config.modules_json import locate_config
 from optimizer.load.preparation import Described
 from optimizer.load.sentence import cross_encoder
-from optimizer.load.sentence.keys import unread_keys
+from optimizer.load.sentence.keys import find_unread_keys
 from optimizer.model.checkpoint.checkpoint import read_json
 from optimizer.recipe.answers import split_template
 
@@ -32,11 +32,11 @@ def find(d: Described, tokenizer: Any) -> tuple[str, ...] | None:
     chosen = d.section.template
     saved = (d.root / "modules.json").is_file()
     folder = model_folder(d.root)
-    file = transformer_config(folder)
+    file = locate_config(folder)
     config = read_json(file) if file.is_file() else {}
     modes = config.get("modality_config")
     plain = saved and isinstance(modes, dict) and MESSAGE not in modes
-    if unread := unread_keys(file, TRANSFORMER, config):
+    if unread := find_unread_keys(file, TRANSFORMER, config):
         raise CheckpointError(f"it is not read here: {unread[0]}", where=str(file))
     if chosen is not None and not plain:
         parts: Sequence[str] = split_template(chosen)
@@ -67,11 +67,11 @@ def _rendered(d: Described, tokenizer: Any, config: Mapping[str, Any], folder: P
     if others := sorted({*kwargs, *options} - ACCEPTED):
         raise CheckpointError(
             f"processing_kwargs has {others[0]!r}, which is not read here",
-            where=str(transformer_config(folder)),
+            where=str(locate_config(folder)),
             accepted=", ".join(sorted(ACCEPTED)),
         )
     flat = modes.get(MESSAGE, {}).get("format", FLAT) == FLAT
-    prompt = cross_encoder.prompt(d.root)
+    prompt = cross_encoder.read_prompt(d.root)
     first = [("system", prompt)] if prompt else []
     messages = [
         {"role": role, "content": text if flat else [{"type": "text", "text": text}]}

@@ -34,7 +34,7 @@ from optimizer.load.config.model_folder import model_folder
 from optimizer.load.preparation import Described
 from optimizer.load.sentence import cross_encoder, library, logit_score
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
-from optimizer.model.checkpoint.model import torch_model
+from optimizer.model.checkpoint.model import load_torch_model
 from optimizer.recipe.answers import split_template
 
 PAIRS = 32
@@ -51,14 +51,14 @@ def compare(d: Described, out: Path) -> None:
     out: folder that load wrote
     """
     contract = contracts.read(out / "contract.json")
-    saved = contract.activation is not None and cross_encoder.settings(d.root) is not None
+    saved = contract.activation is not None and cross_encoder.read_settings(d.root) is not None
     if not d.task.ranks and not saved:
         return
-    if why := library.why_not_run(d):
+    if why := library.explain_not_run(d):
         say(f"load: scores are not compared with CrossEncoder.predict: {why}")
         return
     encoder = d.task.inputs.open(out / "checkpoint", contract)
-    pairs, long = _pairs(contract, encoder, library.fewer(PAIRS, d))
+    pairs, long = _pairs(contract, encoder, library.limit_texts(PAIRS, d))
     try:
         theirs = _open(d)
         logits, scores = _theirs(theirs, pairs)
@@ -77,7 +77,7 @@ def compare(d: Described, out: Path) -> None:
                 np.concatenate([scores, more[1]]),
             )
     del theirs
-    model = torch_model(open_checkpoint(out), contract.task)
+    model = load_torch_model(open_checkpoint(out), contract.task)
     mine = _logits(contract, encoder, model, pairs)
     limit = _limit(mine, _logits(contract, encoder, model.double(), pairs))
     apart = np.abs(mine - logits).ravel()
@@ -160,7 +160,7 @@ def _template(parts: str) -> str:
 
 def _theirs(opened: Any, pairs: Pairs) -> tuple[Scores, Scores]:
     """The library's (logits, scores) of pairs, each (pairs, 1), in float32."""
-    rows = library.batch_size(opened.tokenizer)
+    rows = library.choose_batch_size(opened.tokenizer)
     with quiet():
         raw, scores = (
             opened.predict(pairs, batch_size=rows, show_progress_bar=False, **options)

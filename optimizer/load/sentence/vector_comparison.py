@@ -39,7 +39,7 @@ from optimizer.load.preparation import Described
 from optimizer.load.sentence import folder, library
 from optimizer.load.sentence.folder import Reading
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
-from optimizer.model.checkpoint.model import torch_model
+from optimizer.model.checkpoint.model import load_torch_model
 from optimizer.recipe.schema import Model
 
 IMPORTS = 270_000_000  # bytes resident after importing the library beside transformers; measured
@@ -62,7 +62,7 @@ def compare(d: Described, out: Path) -> None:
     ):
         return
     reading = folder.read(d.root, d.section, int(d.config.hidden_size))
-    why = library.why_not_run(d)
+    why = library.explain_not_run(d)
     if why:
         _refuse_unread(d, reading, why)
         return
@@ -72,7 +72,7 @@ def compare(d: Described, out: Path) -> None:
         if reading.pooling is None:
             return  # the library cannot run it, and the recipe gives the pooling
     encoder = d.task.inputs.open(out / "checkpoint", contract)
-    questions = _questions(d.section, contract, encoder, library.fewer(TEXTS, d))
+    questions = _questions(d.section, contract, encoder, library.limit_texts(TEXTS, d))
     ours, limit = _ours(contract, encoder, out, questions)
     try:
         theirs = _theirs(d, questions)
@@ -135,7 +135,7 @@ def _ours(
     contract: Contract, encoder: Any, out: Path, questions: Sequence[Question]
 ) -> tuple[list[Vectors], float]:
     """(vectors of each question, limit of a distance)."""
-    model = torch_model(open_checkpoint(out), contract.task)
+    model = load_torch_model(open_checkpoint(out), contract.task)
     ours = [
         np.concatenate(
             [_vectors(contract.with_prompt(name), encoder, model, [text]) for text in texts]
@@ -178,7 +178,7 @@ def _theirs(d: Described, questions: Sequence[Question]) -> list[Vectors]:
             trust_remote_code=d.section.trust_remote_code,
         ).float()
 
-        rows = library.batch_size(model.tokenizer)
+        rows = library.choose_batch_size(model.tokenizer)
 
         options: dict[str, Any] = {"batch_size": rows, "show_progress_bar": False}
         if d.task.weighs:

@@ -13,7 +13,7 @@ from optimizer.foundation.errors import CheckpointError
 from optimizer.foundation.process.quiet import quiet
 from optimizer.foundation.reading import read_text
 from optimizer.harness.inputs import expansion
-from optimizer.load.config.modules_json import transformer_config
+from optimizer.load.config.modules_json import locate_config
 from optimizer.load.tokenizer import tokenizer_fields, tokenizer_sense, vocabulary_files
 from optimizer.model.checkpoint.checkpoint import read_json
 
@@ -52,7 +52,7 @@ def convert(
         read_text(source / name, SETTING_BYTES)
     tokenizer_fields.check(source)
     _check_expansion(source / "tokenizer.json")
-    reference = transformers_tokenizer(source, trust_remote_code)
+    reference = open_tokenizer(source, trust_remote_code)
     vocabulary_files.check(reference, source)
     tokenizer_sense.check(reference, embedding_rows, source, TEXTS)
     backend = reference.backend_tokenizer
@@ -94,7 +94,7 @@ def _check_expansion(file: Path) -> None:
         )
 
 
-def transformers_tokenizer(source: Path, trust_remote_code: bool = False) -> Any:
+def open_tokenizer(source: Path, trust_remote_code: bool = False) -> Any:
     """transformers' fast tokenizer of a folder. Raises CheckpointError where it cannot open one."""
     from transformers import AutoTokenizer
 
@@ -169,13 +169,13 @@ def _open_plain(file: Path) -> Any:
     return tokenizer
 
 
-def max_length(source: Path, root: Path, positions: int | None) -> int | None:
+def read_max_length(source: Path, root: Path, positions: int | None) -> int | None:
     """Maximum tokens of a sequence: sentence_bert_config.json's, else tokenizer_config.json's, at
     most `positions`; None for no limit. Raises CheckpointError for an invalid length."""
     lengths: list[int] = []
     for file, key in (
-        (transformer_config(root), "max_seq_length"),
-        (transformer_config(source), "max_seq_length"),
+        (locate_config(root), "max_seq_length"),
+        (locate_config(source), "max_seq_length"),
         (source / "tokenizer_config.json", "model_max_length"),
     ):
         value = read_json(file).get(key) if file.is_file() else None

@@ -34,7 +34,7 @@ def check(tokenizer: Any, folder: Path) -> None:
     """Raise CheckpointError where the tokenizer of `folder` read no vocabulary file, or where it
     gives more than half of an unread file's tokens another id or none; with fewer, report them."""
     present = [name for name in NAMES if (folder / name).is_file()]
-    read = files_read(tokenizer, folder)
+    read = list_files_read(tokenizer, folder)
     unread = [name for name in present if name not in read]
     name = type(tokenizer).__name__
     if not read:
@@ -43,7 +43,7 @@ def check(tokenizer: Any, folder: Path) -> None:
             f"{', '.join(unread) or 'none'}), and transformers made up a tokenizer of "
             f"{len(tokenizer)} entries",
             where=str(folder),
-            accepted=f"files that {name} reads: {', '.join(declared_files(tokenizer))}",
+            accepted=f"files that {name} reads: {', '.join(list_declared_files(tokenizer))}",
             fix="Save the model's tokenizer here as tokenizer.json (save_pretrained of the right "
             'class), or name that class: "tokenizer_class" in tokenizer_config.json.',
         )
@@ -53,19 +53,19 @@ def check(tokenizer: Any, folder: Path) -> None:
             _compare_vocabulary(entries, tokenizer, folder / file, read)
 
 
-def declared_files(tokenizer: Any) -> list[str]:
+def list_declared_files(tokenizer: Any) -> list[str]:
     """The names of vocabulary files that the tokenizer's class reads."""
     names = {str(n) for key, n in type(tokenizer).vocab_files_names.items() if "config" not in key}
     return [TOKENIZER_JSON, *sorted(names - {TOKENIZER_JSON})]
 
 
-def files_read(tokenizer: Any, folder: Path) -> list[str]:
+def list_files_read(tokenizer: Any, folder: Path) -> list[str]:
     """The vocabulary files of the folder that the tokenizer was built from: tokenizer.json alone if
     it exists, else the files that its class declares or its arguments name."""
     if (folder / TOKENIZER_JSON).is_file():
         return [TOKENIZER_JSON]
     file_names = {Path(v).name for v in tokenizer.init_kwargs.values() if isinstance(v, str)}
-    names = dict.fromkeys([*declared_files(tokenizer), *(n for n in NAMES if n in file_names)])
+    names = dict.fromkeys([*list_declared_files(tokenizer), *(n for n in NAMES if n in file_names)])
     return [name for name in names if (folder / name).is_file()]
 
 

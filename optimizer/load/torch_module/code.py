@@ -32,15 +32,15 @@ LARGEST = 10_000_000  # bytes of a Python file
 KEYS = ("module", "example")
 
 
-def files(section: Model) -> dict[str, Path]:
+def list_files(section: Model) -> dict[str, Path]:
     """{module: file} of a recipe's references and of all that they import from its folder. Nothing
     is run. Raises RecipeError for a file that is missing or does not parse."""
     return _read(section)[0]
 
 
-def digests(section: Model) -> dict[str, str]:
+def digest_files(section: Model) -> dict[str, str]:
     """{file: sha256} of `files`, and {"package NAME": version} of the packages that they import."""
-    base = folder(section)
+    base = get_folder(section)
     own, outside = _read(section)
     digest = {str(file.relative_to(base)): digest_file(file) for file in own.values()}
     names = metadata.packages_distributions()
@@ -50,7 +50,7 @@ def digests(section: Model) -> dict[str, str]:
 
 def _read(section: Model) -> tuple[dict[str, Path], set[str]]:
     """({module: file in the folder}, first names of the other modules)."""
-    base = folder(section)
+    base = get_folder(section)
     own, others = dict[str, Path](), set[str]()
     waiting = []
     for key in KEYS:
@@ -74,7 +74,7 @@ def _read(section: Model) -> tuple[dict[str, Path], set[str]]:
     return dict(sorted(own.items())), _first(others) - _first(own)
 
 
-def folder(section: Model) -> Path:
+def get_folder(section: Model) -> Path:
     """The folder of the recipe, where references and files start."""
     return Path(section.base).resolve()
 
@@ -148,14 +148,14 @@ class _Finder:
 
 
 @contextmanager
-def imported(section: Model) -> Iterator[Mapping[str, Any]]:
+def import_references(section: Model) -> Iterator[Mapping[str, Any]]:
     """{key of KEYS: the object that it names}, while the modules of the recipe's folder can be
     imported. What they print goes to stderr; the modules, torch's default type and its random
     numbers are as before at the end. Raises RecipeError for code that fails."""
     if not section.trust_code:  # the recipe is checked before; this is the place where code runs
         raise RecipeError("it is not true", where="model.trust_code", accepted="true")
-    base = folder(section)
-    finder: Any = _Finder(base, files(section))
+    base = get_folder(section)
+    finder: Any = _Finder(base, list_files(section))
     own = {n for n in sys.modules if n.partition(".")[0] in finder.first}
     for name in sorted(own):
         file = getattr(sys.modules[name], "__file__", None)
@@ -184,7 +184,7 @@ def imported(section: Model) -> Iterator[Mapping[str, Any]]:
 
 def _object(section: Model, key: str, base: Path) -> Any:
     module, _, name = str(getattr(section, key)).partition(":")
-    with calling(f"model.{key}: {module}", base):
+    with translate_errors(f"model.{key}: {module}", base):
         value = getattr(importlib.import_module(module), name, None)
     if not callable(value):
         kind = "is not a function" if value is not None else "does not exist"
@@ -197,7 +197,7 @@ def _object(section: Model, key: str, base: Path) -> Any:
 
 
 @contextmanager
-def calling(where: str, base: Path) -> Iterator[None]:
+def translate_errors(where: str, base: Path) -> Iterator[None]:
     """Turn an exception of the recipe's own code into RecipeError, with the line that raised it."""
     try:
         yield
@@ -207,13 +207,13 @@ def calling(where: str, base: Path) -> Iterator[None]:
         raise MachineError("there is not enough memory", where=where) from e
     except BaseException as e:
         raise RecipeError(
-            f"its code fails ({quote_error(e)}{line_of(e, base)})",
+            f"its code fails ({quote_error(e)}{locate_line(e, base)})",
             where=where,
             fix="--debug prints all of it.",
         ) from e
 
 
-def line_of(e: BaseException, base: Path) -> str:
+def locate_line(e: BaseException, base: Path) -> str:
     """ ", at FILE:LINE" of the last line of the recipe's own code that an exception passed."""
     frames = [(Path(f.f_code.co_filename), line) for f, line in walk_tb(e.__traceback__)]
     own = [(file, line) for file, line in frames if file.is_relative_to(base)]

@@ -65,7 +65,7 @@ def _export(of: TorchModule, example: Mapping[str, Tensor], *, dynamic: bool) ->
 
 def _cause(e: BaseException, of: TorchModule) -> str:
     first = e.__cause__ or e
-    return quote_error(first) + code.line_of(first, of.base)
+    return quote_error(first) + code.locate_line(first, of.base)
 
 
 def _refusal(of: TorchModule, e: Exception) -> CheckpointError:

@@ -52,7 +52,7 @@ class TorchModule:
 
 def _call(of: TorchModule, tensors: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
     """[(place in the result, tensor)]."""
-    with code.calling(f"model.module: {of.name}", of.base), torch.no_grad():
+    with code.translate_errors(f"model.module: {of.name}", of.base), torch.no_grad():
         result = of.module(**tensors) if of.by_name else of.module(*tensors.values())
     leaves = [(path, leaf) for path, leaf in pytree.tree_flatten_with_path(result)[0]]
     others = [type(leaf).__name__ for _, leaf in leaves if not isinstance(leaf, Tensor)]
@@ -69,9 +69,9 @@ def _key(key: Any) -> str:
     return str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key))))
 
 
-def weights_file(section: Model) -> Path:
+def find_weights(section: Model) -> Path:
     """The file of weights. Raises RecipeError for one that is missing or not safetensors."""
-    file = code.folder(section) / str(section.weights)
+    file = code.get_folder(section) / str(section.weights)
     if file.suffix != ".safetensors" or not file.is_file():
         raise RecipeError(
             f"{section.weights} is not a safetensors file"
@@ -87,8 +87,8 @@ def weights_file(section: Model) -> Path:
 def build(section: Model, functions: Mapping[str, Any]) -> TorchModule:
     """The module of a recipe. functions: see code.imported. Raises RecipeError for a function that
     returns something else, CheckpointError for weights that are not the module's."""
-    base, name = code.folder(section), str(section.module)
-    with code.calling(f"model.module: {name}", base):
+    base, name = code.get_folder(section), str(section.module)
+    with code.translate_errors(f"model.module: {name}", base):
         module = functions["module"]()
     if not isinstance(module, nn.Module):
         raise RecipeError(
@@ -98,7 +98,7 @@ def build(section: Model, functions: Mapping[str, Any]) -> TorchModule:
         )
     _fill(module, section)
     module.eval().requires_grad_(False)
-    with code.calling(f"model.example: {section.example}", base):
+    with code.translate_errors(f"model.example: {section.example}", base):
         example = functions["example"]()
     by_name = isinstance(example, Mapping)
     tensors = _example(example, module, str(section.example))
@@ -124,7 +124,7 @@ def _fill(module: nn.Module, section: Model) -> None:
     shape, or not float32 in the module."""
     from safetensors.torch import load_model
 
-    file = weights_file(section)
+    file = find_weights(section)
     stored, own = read_header(file), module.state_dict()
     half = [n for n, t in own.items() if t.is_floating_point() and t.dtype != torch.float32]
     if half:

@@ -39,7 +39,7 @@ def takes(section: Model) -> bool:
 @contextmanager
 def _exported(section: Model) -> Iterator[tuple[Model, TorchModule]]:
     """(section of the exported file, the module), while both exist."""
-    with make_temporary_folder("module") as folder, code.imported(section) as functions:
+    with make_temporary_folder("module") as folder, code.import_references(section) as functions:
         module = modules.build(section, functions)
         file = export.to_file(module, folder)
         own = dict.fromkeys(("module", "weights", "example"), None)
@@ -77,9 +77,9 @@ def run(section: Model, out: Path) -> None:
 def origin(section: Model) -> dict[str, Any]:
     """{"source", "revision", "files": {file: {sha256, size}}} of a recipe's torch module: its
     Python files and its weights. Nothing is imported."""
-    base = code.folder(section)
-    python = {str(path.relative_to(base)): path for path in code.files(section).values()}
-    weights = {str(section.weights): modules.weights_file(section)}
+    base = code.get_folder(section)
+    python = {str(path.relative_to(base)): path for path in code.list_files(section).values()}
+    weights = {str(section.weights): modules.find_weights(section)}
     return {
         "source": section.module,
         "revision": None,
@@ -96,8 +96,8 @@ def check(section: Model, out: Path) -> Opened:
 def digests(section: Model) -> dict[str, str]:
     """{file: sha256} of the Python files and the weights; {"package NAME": version} of the packages
     that the files import. Nothing is imported."""
-    file = modules.weights_file(section)
-    return {**code.digests(section), str(section.weights): digest_file(file)}
+    file = modules.find_weights(section)
+    return {**code.digest_files(section), str(section.weights): digest_file(file)}
 
 
 def shapes(section: Model) -> Shapes:

@@ -123,17 +123,17 @@ def check_model(config: Mapping[str, Any], at: str, *_: object) -> None:
         )
 
 
-def scheme_by_row(scheme: Scheme) -> Scheme:
+def expand_scheme(scheme: Scheme) -> Scheme:
     return replace(scheme, granularity="channel") if scheme.granularity == "tensor" else scheme
 
 
-def symmetric_inputs(state: CompressedState) -> bool:
+def has_symmetric_inputs(state: CompressedState) -> bool:
     """Test that no static range needs a zero point. If one does, all are written with zero points,
     because the parts of a fused layer must be of one kind."""
     return all(r.zero_point == 128 for r in state.ranges.values())
 
 
-def module_schemes(
+def list_module_schemes(
     checkpoint: Checkpoint, state: CompressedState, embedding: str
 ) -> dict[str, ModuleScheme]:
     """{module: its quantization}, without the parameter `embedding`, which is written as float.
@@ -147,7 +147,7 @@ def module_schemes(
             fix="Set quantize.fold_only: true, or remove compressed-tensors.",
         )
     row = FAMILIES.get(str(checkpoint.config.get("model_type")))
-    symmetric = symmetric_inputs(state)
+    symmetric = has_symmetric_inputs(state)
     schemes: dict[str, ModuleScheme] = {}
     for name, q in state.weights.items():
         module = name.removesuffix(".weight")
@@ -178,13 +178,15 @@ def module_schemes(
                 where="targets: compressed-tensors",
                 accepted="both FP8, both NVFP4, or both int8",
             )
-        schemes[module] = ModuleScheme(scheme_by_row(q.scheme), activations, symmetric)
+        schemes[module] = ModuleScheme(expand_scheme(q.scheme), activations, symmetric)
     if not schemes:
         raise RecipeError("nothing is quantized", where="targets: compressed-tensors")
     return schemes
 
 
-def float_modules(checkpoint: Checkpoint, schemes: dict[str, ModuleScheme], head: str) -> list[str]:
+def list_float_modules(
+    checkpoint: Checkpoint, schemes: dict[str, ModuleScheme], head: str
+) -> list[str]:
     """Names of modules with a float matrix, and `head`; readers must not take them as quantized."""
     names = {n for n in checkpoint.tensors if n.endswith(".weight")}
     matrices = {n for n in names if len(checkpoint.shape(n)) == 2}
@@ -192,13 +194,13 @@ def float_modules(checkpoint: Checkpoint, schemes: dict[str, ModuleScheme], head
     return sorted({n.removesuffix(".weight") for n in matrices} - schemes.keys())
 
 
-def absent_patterns(schemes: dict[str, ModuleScheme], head: str) -> list[str]:
+def list_absent_patterns(schemes: dict[str, ModuleScheme], head: str) -> list[str]:
     """Patterns of modules that transformers' model may have and the folder lacks: the pooler of an
     encoder whose task does not use it."""
     return [] if head or any("pooler" in module for module in schemes) else ["re:.*pooler.*"]
 
 
-def notes(schemes: dict[str, ModuleScheme], *, caches: bool = False) -> list[str]:
+def write_notes(schemes: dict[str, ModuleScheme], *, caches: bool = False) -> list[str]:
     """Notes on these schemes, and on FP8 KV caches, for readers of the folder."""
     remarks = []
     if caches:
@@ -244,7 +246,7 @@ def notes(schemes: dict[str, ModuleScheme], *, caches: bool = False) -> list[str
     return remarks
 
 
-def sparsity_notes(state: CompressedState) -> list[str]:
+def write_sparsity_notes(state: CompressedState) -> list[str]:
     """Note on pruned weights: readers after compressed-tensors 0.14 refuse its sparse formats
     (sparse-24-bitmask, sparse-bitmask, marlin-24)."""
     if not state.sparsity:
@@ -256,7 +258,7 @@ def sparsity_notes(state: CompressedState) -> list[str]:
     ]
 
 
-def quantization_config(
+def build_quantization_config(
     schemes: dict[str, ModuleScheme], ignore: list[str], *, caches: bool = False
 ) -> dict[str, Any]:
     """Build quantization_config, the same for any order of `schemes`.

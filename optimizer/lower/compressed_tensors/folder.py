@@ -44,13 +44,13 @@ def lower(
     (out / "model").mkdir()
     document = format_.write(checkpoint, compressed, out / "model", section.float)
     verify(out / "model", checkpoint, compressed, section.float)
-    caches = bool(format_.cache_scales(compressed))
-    schemes = config.module_schemes(checkpoint, compressed, format_.embedding(checkpoint))
+    caches = bool(format_.collect_cache_scales(compressed))
+    schemes = config.list_module_schemes(checkpoint, compressed, format_.find_embedding(checkpoint))
     rows = [(m, c.weight, c.activations) for m, c in sorted(schemes.items())]
     generates = tasks.look_up(contracts.read(source / "contract.json")).generates
-    commands, warnings = serving_engines.notes(rows, generates=generates, float8_cache=caches)
+    commands, warnings = serving_engines.write_notes(rows, generates=generates, float8_cache=caches)
     document["notes"] += warnings
-    serving = serving_engines.page(commands, warnings)
+    serving = serving_engines.write_page(commands, warnings)
     (out / "model" / SERVING).write_text(serving, encoding="utf-8")
     text = json.dumps(document, indent=1, sort_keys=True)
     (out / "lowering.json").write_text(text, encoding="utf-8")
@@ -61,12 +61,12 @@ def verify(folder: Path, checkpoint: Checkpoint, state: CompressedState, float: 
     the first that differs from the state in this float type."""
     checkpoint_read = quantized.find(folder, float8=True)
     stored = {} if checkpoint_read is None else checkpoint_read.stored
-    own_head = format_.untied_head(checkpoint, state)
+    own_head = format_.find_untied_head(checkpoint, state)
     for name in [*checkpoint.tensors, *([own_head] if own_head else [])]:
         entry = stored.get(name)
         if name in state.weights and isinstance(entry, QuantizedWeight):
-            expected = _as_stored(format_.by_row(state.weights[name]), DTYPES[float])
-            same = format_.equal(entry.read(), expected)
+            expected = _as_stored(format_.expand_to_rows(state.weights[name]), DTYPES[float])
+            same = format_.are_equal(entry.read(), expected)
         else:
             same = isinstance(entry, Entry) and _same_float(entry, checkpoint, state, name, float)
         if not same:
@@ -76,7 +76,7 @@ def verify(folder: Path, checkpoint: Checkpoint, state: CompressedState, float: 
                 where="lower: state -> folder",
                 accepted="equality",
             )
-    for name, value in format_.cache_scales(state).items():
+    for name, value in format_.collect_cache_scales(state).items():
         entry = stored.get(name)
         if not isinstance(entry, Entry) or not torch.equal(
             read_entry(entry), value.to(DTYPES[float])
@@ -106,11 +106,11 @@ def verify(folder: Path, checkpoint: Checkpoint, state: CompressedState, float: 
 def _same_float(
     entry: Entry, checkpoint: Checkpoint, state: CompressedState, name: str, float: FloatType
 ) -> bool:
-    is_float = name in state.weights and name == format_.embedding(checkpoint)
+    is_float = name in state.weights and name == format_.find_embedding(checkpoint)
     value = (
         state.weights[name].dequantize()
         if is_float
-        else format_.float_value(checkpoint, state, name)
+        else format_.read_float_value(checkpoint, state, name)
     )
     if value.is_floating_point():
         value = value.to(DTYPES[float])

@@ -125,7 +125,7 @@ ENGINES: dict[str, Engine] = {
 }
 
 
-def objection(engine: Engine, weight: Weight, activations: str | None) -> str:
+def find_objection(engine: Engine, weight: Weight, activations: str | None) -> str:
     """Reason why an engine may serve a module differently from the proven one, or "".
 
     activations: mode of the state, None for float inputs
@@ -149,16 +149,16 @@ def objection(engine: Engine, weight: Weight, activations: str | None) -> str:
     return ""
 
 
-def objections(
+def list_objections(
     engine: Engine, schemes: Sequence[tuple[str, Weight, str | None]]
 ) -> Iterator[tuple[str, str]]:
     """Yield (where, reason) for each (where, weight, activations) that an engine objects to."""
     for where, weight, activations in schemes:
-        if why := objection(engine, weight, activations):
+        if why := find_objection(engine, weight, activations):
             yield where, why
 
 
-def notes(
+def write_notes(
     schemes: Sequence[tuple[str, Weight, str | None]],
     *,
     generates: bool,
@@ -171,7 +171,7 @@ def notes(
     commands, warnings = [], []
     for engine in ENGINES.values():
         reasons: dict[str, list[str]] = {}
-        for where, why in objections(engine, schemes):
+        for where, why in list_objections(engine, schemes):
             reasons.setdefault(why, []).append(where)
         if float8_cache and not engine.cache:
             reasons[NO_CACHE] = ["the KV cache"]
@@ -186,7 +186,7 @@ def notes(
     return commands, warnings
 
 
-def page(commands: Sequence[str], warnings: Sequence[str]) -> str:
+def write_page(commands: Sequence[str], warnings: Sequence[str]) -> str:
     """Text of SERVING.md."""
     lines = ["# Serving this folder", "", f"Replace {FOLDER} by its path:", "", "```sh"]
     for line in commands:
@@ -216,7 +216,7 @@ def check(recipe: Recipe, section: CompressedTensorsTarget | VllmTarget, at: str
                 accepted="float",
                 fix=f"Use kv_cache: float, or remove {name} from serve_with.",
             )
-        for where, why in objections(ENGINES[name], schemes):
+        for where, why in list_objections(ENGINES[name], schemes):
             raise RecipeError(
                 f"{name} {ENGINES[name].version} of {at}.serve_with would serve another model than "
                 f"the proven one: {why}",

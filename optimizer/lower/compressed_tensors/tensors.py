@@ -54,7 +54,7 @@ from optimizer.foundation.rounding import float4, float8
 from optimizer.foundation.state import CompressedState, Range
 from optimizer.lower.compressed_tensors import config
 from optimizer.model.architectures.families import FAMILIES
-from optimizer.model.architectures.operands import cache_of, caches_of
+from optimizer.model.architectures.operands import find_cache, select_caches
 from optimizer.model.checkpoint.checkpoint import Checkpoint
 
 FloatType = Literal["fp32", "fp16", "bf16"]
@@ -79,18 +79,20 @@ def write(
     One tensor is in memory at a time. Raises RecipeError as config.py, OptimizeError where the
     state does not belong to the checkpoint or a value does not fit.
     """
-    own_head, table = untied_head(checkpoint, state), embedding(checkpoint)
-    schemes = config.module_schemes(checkpoint, state, table)
-    floats = config.float_modules(checkpoint, schemes, head_module(checkpoint))
+    own_head, table = find_untied_head(checkpoint, state), find_embedding(checkpoint)
+    schemes = config.list_module_schemes(checkpoint, state, table)
+    floats = config.list_float_modules(checkpoint, schemes, find_head(checkpoint))
     entries = _Entries(checkpoint, state, DTYPES[float], own_head)
     _shards(iter(entries), out)
     _copy(checkpoint.folder, out)
     document = dict(checkpoint.config)
     document.pop("dtype", None)
     document["torch_dtype"] = str(DTYPES[float]).removeprefix("torch.")
-    ignored = [*floats, *config.absent_patterns(schemes, head_module(checkpoint))]
-    caches = bool(cache_scales(state))
-    document["quantization_config"] = config.quantization_config(schemes, ignored, caches=caches)
+    ignored = [*floats, *config.list_absent_patterns(schemes, find_head(checkpoint))]
+    caches = bool(collect_cache_scales(state))
+    document["quantization_config"] = config.build_quantization_config(
+        schemes, ignored, caches=caches
+    )
     if own_head:
         document["tie_word_embeddings"] = False
     _write_json(out / "config.json", document)
@@ -103,7 +105,7 @@ def write(
         "float": floats,
         "float8_cache": caches,
         "decoded": [table.removesuffix(".weight")] if table in state.weights else [],
-        "notes": [*config.notes(schemes, caches=caches), *config.sparsity_notes(state)],
+        "notes": [*config.write_notes(schemes, caches=caches), *config.write_sparsity_notes(state)],
     }
 
 
@@ -125,20 +127,20 @@ class _Entries:
                 f"the state holds {unknown[0]}, which the checkpoint does not have",
                 where="lower: compressed-tensors",
             )
-        table = embedding(self.checkpoint)
+        table = find_embedding(self.checkpoint)
         for name in names:
             if name in self.state.weights and name != table:
                 yield list(self._quantized(name))
             else:
                 yield [(name, self._float(name))]
-        scales = cache_scales(self.state)
+        scales = collect_cache_scales(self.state)
         yield from ([(name, self._scale(name, value))] for name, value in scales.items())
 
     def _float(self, name: str) -> Tensor:
         if name in self.state.weights:
             value = self.state.weights[name].dequantize()
         else:
-            value = float_value(self.checkpoint, self.state, name)
+            value = read_float_value(self.checkpoint, self.state, name)
         if not value.is_floating_point():
             return value
         stored = value.to(self.dtype)
@@ -160,7 +162,7 @@ class _Entries:
             if covered is not None and self.state.activations_of(module) is not None:
                 yield f"{module}.input_global_scale", torch.tensor([covered.float4_global_scale])
             return
-        scale = self._scale(name, by_row(q).scale)
+        scale = self._scale(name, expand_to_rows(q).scale)
         if q.scheme.is_float8:
             yield f"{module}.weight", q.integers
             covered = self.state.range_of(module)
@@ -171,7 +173,7 @@ class _Entries:
             yield f"{module}.weight_packed", pack(q.integers, q.scheme.bits)
             yield f"{module}.weight_shape", torch.tensor(q.integers.shape)
             if q.zero_point is not None:
-                zero = by_row(q).zero_point
+                zero = expand_to_rows(q).zero_point
                 assert zero is not None
                 yield f"{module}.weight_zero_point", pack(zero.t(), q.scheme.bits).t()
         else:
@@ -183,7 +185,7 @@ class _Entries:
 
     def _input(self, module: str, covered: Range) -> Iterator[tuple[str, Tensor]]:
         yield f"{module}.input_scale", self._scale(module, torch.tensor([covered.scale]))
-        if not config.symmetric_inputs(self.state):
+        if not config.has_symmetric_inputs(self.state):
             zero = torch.tensor([covered.zero_point - 128], dtype=torch.int8)
             yield f"{module}.input_zero_point", zero
 
@@ -201,34 +203,34 @@ class _Entries:
         return stored
 
 
-def cache_scales(state: CompressedState) -> dict[str, Tensor]:
+def collect_cache_scales(state: CompressedState) -> dict[str, Tensor]:
     """{name of a KV cache's scale in the folder: its value (1,)}."""
     return {
-        f"{cache_of(name)}.{name.rpartition('.')[2][0]}_scale": torch.tensor([r.float8_scale])
-        for name, r in sorted(caches_of(state).items())
+        f"{find_cache(name)}.{name.rpartition('.')[2][0]}_scale": torch.tensor([r.float8_scale])
+        for name, r in sorted(select_caches(state).items())
     }
 
 
-def float_value(checkpoint: Checkpoint, state: CompressedState, name: str) -> Tensor:
+def read_float_value(checkpoint: Checkpoint, state: CompressedState, name: str) -> Tensor:
     """Value of a parameter before quantization; the embedding's if `name` is an untied head."""
     if name in state.replaced:
         return state.replaced[name]
     if name in checkpoint.tensors:
         return checkpoint.tensors[name]
-    return float_value(checkpoint, state, embedding(checkpoint))
+    return read_float_value(checkpoint, state, find_embedding(checkpoint))
 
 
-def by_row(q: QTensor) -> QTensor:
+def expand_to_rows(q: QTensor) -> QTensor:
     """Expand one scale per tensor to one per row, which the format's readers require."""
     if q.scheme.granularity != "tensor":
         return q
     rows = len(q.integers)
     zero = None if q.zero_point is None else q.zero_point.expand(rows, 1)
-    scheme = config.scheme_by_row(q.scheme)
+    scheme = config.expand_scheme(q.scheme)
     return QTensor(q.integers, q.scale.expand(rows, 1), zero, scheme)
 
 
-def equal(a: QTensor, b: QTensor) -> bool:
+def are_equal(a: QTensor, b: QTensor) -> bool:
     """Test that both weights have equal integers, scales and zero points."""
     if (a.zero_point is None) != (b.zero_point is None) or a.integers.shape != b.integers.shape:
         return False
@@ -244,7 +246,7 @@ def pack(integers: Tensor, bits: int) -> Tensor:
     return torch.from_numpy(packing.pack32(packing.to_unsigned(integers.numpy(), bits), bits))
 
 
-def head_module(checkpoint: Checkpoint) -> str:
+def find_head(checkpoint: Checkpoint) -> str:
     """Module name of a decoder's output projection; "" for an encoder."""
     row = FAMILIES.get(str(checkpoint.config.get("model_type")))
     if row is not None:
@@ -253,20 +255,20 @@ def head_module(checkpoint: Checkpoint) -> str:
     return "lm_head" if str(classes[0]).endswith("ForCausalLM") else ""
 
 
-def untied_head(checkpoint: Checkpoint, state: CompressedState) -> str:
+def find_untied_head(checkpoint: Checkpoint, state: CompressedState) -> str:
     """Parameter name of the head's weight where the checkpoint ties it to the embedding and the
     state changes the head or quantizes the embedding; "" otherwise."""
-    module = head_module(checkpoint)
+    module = find_head(checkpoint)
     name = f"{module}.weight"
     if not module or name in checkpoint.tensors:
         return ""
     changed = {*state.weights, *state.replaced}
     if name in changed:
         return name
-    return name if embedding(checkpoint) in state.weights else ""
+    return name if find_embedding(checkpoint) in state.weights else ""
 
 
-def embedding(checkpoint: Checkpoint) -> str:
+def find_embedding(checkpoint: Checkpoint) -> str:
     """Parameter name of a known decoder's token embedding; "" for other architectures."""
     row = FAMILIES.get(str(checkpoint.config.get("model_type")))
     if row is None or row.kind != "decoder":

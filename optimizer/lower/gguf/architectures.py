@@ -85,7 +85,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 """{model_type: its record}"""
 
 
-def of(config: Mapping[str, Any]) -> Architecture:
+def find_architecture(config: Mapping[str, Any]) -> Architecture:
     """Look up the record of a model.
 
     config: config.json with transformers' defaults
@@ -115,7 +115,7 @@ def check(config: Mapping[str, Any], at: str, *_: object) -> None:
 
     at: path of the target in the recipe
     """
-    architecture = of(config)
+    architecture = find_architecture(config)
     for name in (architecture.width, architecture.inner):
         width = config.get(name)
         if isinstance(width, int) and width % BLOCK:
@@ -128,51 +128,51 @@ def check(config: Mapping[str, Any], at: str, *_: object) -> None:
             )
 
 
-def metadata(config: Mapping[str, Any]) -> dict[str, Value]:
+def build_metadata(config: Mapping[str, Any]) -> dict[str, Value]:
     """{key: value} from which llama.cpp builds the graph; raises as `of`."""
-    architecture = of(config)
+    architecture = find_architecture(config)
     present = {key: config.get(name) for key, name in architecture.fields.items()}
     numbers = {key: value for key, value in present.items() if value is not None}
     if architecture.inner == "n_inner" and config.get("n_inner") is None:
         numbers["feed_forward_length"] = 4 * config["n_embd"]
     if architecture.rotary:
-        size = head_size(config)
+        size = get_head_size(config)
         numbers |= {
             "attention.key_length": size,
             "attention.value_length": size,
             "rope.dimension_count": size,
             "rope.freq_base": float(_rope(config)["rope_theta"]),
         }
-    numbers["context_length"] = context(config)
+    numbers["context_length"] = limit_context(config)
     return {f"{architecture.name}.{key}": value for key, value in numbers.items()}
 
 
 def block_count(config: Mapping[str, Any]) -> int:
-    return int(config[of(config).fields["block_count"]])
+    return int(config[find_architecture(config).fields["block_count"]])
 
 
-def head_size(config: Mapping[str, Any]) -> int:
+def get_head_size(config: Mapping[str, Any]) -> int:
     """Width of a head, of a model with rotary positions."""
     size = config.get("head_dim")
     return int(size or config["hidden_size"] // config["num_attention_heads"])
 
 
-def heads(config: Mapping[str, Any], module: str) -> int:
+def count_heads(config: Mapping[str, Any], module: str) -> int:
     """Number of heads in the rows of a rotated linear."""
     keys = module.endswith("k_proj")
     count = config.get("num_key_value_heads") if keys else None
     return int(count or config["num_attention_heads"])
 
 
-def context(config: Mapping[str, Any]) -> int:
+def limit_context(config: Mapping[str, Any]) -> int:
     """Maximum tokens for which llama.cpp computes the same: positions, or the sliding window."""
     architecture = ARCHITECTURES[str(config["model_type"])]
     positions = int(config[architecture.positions])
-    window = sliding_window(config)
+    window = get_sliding_window(config)
     return min(positions, window) if window else positions
 
 
-def sliding_window(config: Mapping[str, Any]) -> int:
+def get_sliding_window(config: Mapping[str, Any]) -> int:
     """Tokens of the sliding window; 0 for none."""
     architecture = ARCHITECTURES[str(config["model_type"])]
     if not architecture.window or config.get("use_sliding_window") is False:
@@ -180,9 +180,9 @@ def sliding_window(config: Mapping[str, Any]) -> int:
     return int(config.get(architecture.window) or 0)
 
 
-def notes(config: Mapping[str, Any]) -> Iterator[str]:
+def write_notes(config: Mapping[str, Any]) -> Iterator[str]:
     """Notes for readers of the file."""
-    window, positions = sliding_window(config), config.get("max_position_embeddings", 0)
+    window, positions = get_sliding_window(config), config.get("max_position_embeddings", 0)
     if window and window < positions:
         yield (
             f"llama.cpp's graph does not apply the model's sliding window of {window} tokens, so "

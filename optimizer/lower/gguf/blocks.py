@@ -30,7 +30,7 @@ TYPES = ("Q8_0", "Q4_0", "Q4_1")
 Bytes = NDArray[np.uint8]
 
 
-def type_of(q: QTensor) -> str:
+def choose_type(q: QTensor) -> str:
     """Choose the block type of a weight. Raises ValueError for 8 bits with zero points, a row or
     group that is not whole blocks, and a scale that fp16 does not hold."""
     columns = q.integers.shape[1]
@@ -49,42 +49,43 @@ def type_of(q: QTensor) -> str:
 
 def pack(q: QTensor) -> Bytes:
     """Pack a weight (out, in) into bytes (out, in / 32 * bytes of a block); raises as `type_of`."""
-    kind = type_of(q)
+    kind = choose_type(q)
     rows, columns = q.integers.shape
     codes = q.integers.numpy().reshape(rows, columns // BLOCK, BLOCK)
-    parts = [_fp16(by_block(q.scale, q))]
+    parts = [_fp16(expand_to_blocks(q.scale, q))]
     if kind == "Q4_1":
-        parts.append(_fp16(by_block(minimum(q), q)))
+        parts.append(_fp16(expand_to_blocks(compute_minimum(q), q)))
     parts.append(codes.view(np.uint8) if kind == "Q8_0" else _nibbles(codes))
     return np.concatenate(parts, -1).reshape(rows, -1)
 
 
-def minimum(q: QTensor) -> Tensor:
+def compute_minimum(q: QTensor) -> Tensor:
     """Value of integer 0 in Q4_1, float32 in the scale's shape, before rounding to fp16."""
     assert q.zero_point is not None
     return -(q.zero_point.float() + 8) * q.scale
 
 
-def minimum_error(q: QTensor) -> float:
+def measure_minimum_error(q: QTensor) -> float:
     """Maximum error of a minimum in fp16, in steps of its scale; 0.0 for symmetric weights."""
     if q.zero_point is None:
         return 0.0
-    exact = minimum(q)
+    exact = compute_minimum(q)
     return float(((exact.half().float() - exact) / q.scale).abs().max())
 
 
-def values(q: QTensor) -> Tensor:
+def compute_values(q: QTensor) -> Tensor:
     """Values of a weight in the file, float32 (out, in): the state's, with rounded minima."""
     if q.zero_point is None:
         return q.dequantize()
     rows, columns = q.integers.shape
     scale, low = (
-        by_block(t, q).repeat_interleave(BLOCK, 1) for t in (q.scale, minimum(q).half().float())
+        expand_to_blocks(t, q).repeat_interleave(BLOCK, 1)
+        for t in (q.scale, compute_minimum(q).half().float())
     )
     return ((q.integers.float() + 8) * scale + low).reshape(rows, columns)
 
 
-def by_block(per_group: Tensor, q: QTensor) -> Tensor:
+def expand_to_blocks(per_group: Tensor, q: QTensor) -> Tensor:
     """(out, groups) or (1, 1) -> (out, blocks of a row)."""
     rows, columns = q.integers.shape
     blocks = columns // BLOCK

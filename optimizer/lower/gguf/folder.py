@@ -50,7 +50,7 @@ def lower(section: GgufTarget, source: Path, state: Path, _graph: Path, out: Pat
     model, words = read_model(source, state, section.float)
     entries = list(model.entries())
     _write(model, entries, words, out / FILE)
-    for difference in read_back.differences(out / FILE, model, words):
+    for difference in read_back.describe_differences(out / FILE, model, words):
         raise LedgerError(difference, where=f"lower: state -> {FILE}", accepted="equality")
     text = json.dumps(_document(model, entries, words), indent=1, sort_keys=True)
     (out / "lowering.json").write_text(text, encoding="utf-8")
@@ -70,8 +70,8 @@ def _write(model: Model, entries: list[Entry], words: Vocabulary, file: Path) ->
     from gguf import GGMLQuantizationType, GGUFWriter
     from gguf.quants import quant_shape_to_byte_shape
 
-    writer = GGUFWriter(file, architectures.of(model.config).name)
-    for key, value in architectures.metadata(model.config).items():
+    writer = GGUFWriter(file, architectures.find_architecture(model.config).name)
+    for key, value in architectures.build_metadata(model.config).items():
         add = writer.add_uint32 if isinstance(value, int) else writer.add_float32
         add(key, value)
     matrices = Counter(e.kind for e in entries if len(e.shape) == 2)
@@ -93,7 +93,9 @@ def _write(model: Model, entries: list[Entry], words: Vocabulary, file: Path) ->
 def _document(model: Model, entries: list[Entry], words: Vocabulary) -> dict[str, Any]:
     quantized = [e for e in entries if e.kind in blocks.TYPES]
     weights = model.state.weights
-    error = max((blocks.minimum_error(weights[e.parameter]) for e in quantized), default=0.0)
+    error = max(
+        (blocks.measure_minimum_error(weights[e.parameter]) for e in quantized), default=0.0
+    )
     floats = [e for e in entries if e.kind not in blocks.TYPES and len(e.shape) == 2]
     return {
         "format": "gguf",
@@ -110,7 +112,7 @@ def _document(model: Model, entries: list[Entry], words: Vocabulary) -> dict[str
         },
         "float": sorted(owner_of(e.parameter) for e in floats),
         "notes": [
-            *architectures.notes(model.config),
+            *architectures.write_notes(model.config),
             *words.notes,
             *_notes(model, error, bool(quantized)),
         ],

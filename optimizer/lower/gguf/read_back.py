@@ -1,6 +1,6 @@
 """Read a GGUF file back with the gguf package and compare it with the model.
 
-Rows are reordered by an independent inverse of tensors.row_order, as readers do.
+Rows are reordered by an independent inverse of tensors.order_rows, as readers do.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from optimizer.lower.gguf.tensors import Model
 from optimizer.lower.gguf.vocabulary import Vocabulary
 
 
-def differences(file: Path, model: Model, words: Vocabulary) -> Iterator[str]:
+def describe_differences(file: Path, model: Model, words: Vocabulary) -> Iterator[str]:
     """Describe each difference between file and model in a sentence."""
     from gguf import GGUFReader, dequantize
 
@@ -49,9 +49,9 @@ def differences(file: Path, model: Model, words: Vocabulary) -> Iterator[str]:
 
 def _metadata(reader: Any, config: Mapping[str, Any], words: Vocabulary) -> Iterator[str]:
     expected: dict[str, Any] = {
-        "general.architecture": architectures.of(config).name,
-        **architectures.metadata(config),
-        **vocabulary.keys(words),
+        "general.architecture": architectures.find_architecture(config).name,
+        **architectures.build_metadata(config),
+        **vocabulary.build_keys(words),
     }
     template = words.special.chat_template
     if isinstance(template, str):

@@ -19,11 +19,11 @@ from optimizer.foundation.errors import OptimizeError, RecipeError
 from optimizer.foundation.qtensor import QTensor
 from optimizer.foundation.state import CompressedState, owner_of
 from optimizer.lower.compressed_tensors.tensors import (
-    embedding,
-    equal,
-    float_value,
-    head_module,
-    untied_head,
+    are_equal,
+    find_embedding,
+    find_head,
+    find_untied_head,
+    read_float_value,
 )
 from optimizer.lower.gguf import architectures, blocks
 from optimizer.lower.gguf.blocks import Bytes
@@ -69,7 +69,7 @@ class Model:
         block type holds, OptimizeError for a parameter without a name in the file."""
         from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
-        architecture = architectures.of(self.config)
+        architecture = architectures.find_architecture(self.config)
         number = {name: number for number, name in MODEL_ARCH_NAMES.items()}[architecture.name]
         names = get_tensor_name_map(number, architectures.block_count(self.config))
         for parameter in self._parameters():
@@ -83,13 +83,13 @@ class Model:
             rotated = module.endswith(architecture.rotated) if architecture.rotated else False
             shape = self._shape(parameter)
             kind = self._kind(parameter, place, shape)
-            heads = architectures.heads(self.config, module) if rotated else 0
+            heads = architectures.count_heads(self.config, module) if rotated else 0
             yield Entry(parameter, f"{place}.{last}", kind, shape, heads)
 
     def bytes_of(self, entry: Entry) -> Bytes:
         """Encode one tensor, uint8 (..., bytes of a row). Raises OptimizeError for a value that its
         type does not hold."""
-        rows = row_order(entry.shape[0], entry.heads)
+        rows = order_rows(entry.shape[0], entry.heads)
         if entry.kind in blocks.TYPES:
             return np.ascontiguousarray(blocks.pack(self.state.weights[entry.parameter])[rows])
         stored = self.value(entry).to(DTYPES[entry.kind])
@@ -105,17 +105,17 @@ class Model:
     def value(self, entry: Entry) -> Tensor:
         """Values of a parameter in the file, float32, rows in the checkpoint's order."""
         if entry.kind in blocks.TYPES:
-            return blocks.values(self.state.weights[entry.parameter])
-        value = float_value(self.checkpoint, self.state, entry.parameter)
+            return blocks.compute_values(self.state.weights[entry.parameter])
+        value = read_float_value(self.checkpoint, self.state, entry.parameter)
         return value.float().to(DTYPES[entry.kind]).float()
 
     def _parameters(self) -> list[str]:
-        own_head = untied_head(self.checkpoint, self.state)
-        table = embedding(self.checkpoint)
+        own_head = find_untied_head(self.checkpoint, self.state)
+        table = find_embedding(self.checkpoint)
         if own_head and _same(self.state.weights, own_head, table):
             own_head = ""
         names = [*self.checkpoint.tensors, *([own_head] if own_head else [])]
-        head = f"{head_module(self.checkpoint)}.weight"
+        head = f"{find_head(self.checkpoint)}.weight"
         unknown = sorted({*self.state.weights, *self.state.replaced} - {*names, head})
         if unknown:
             raise OptimizeError(
@@ -127,12 +127,12 @@ class Model:
     def _shape(self, parameter: str) -> tuple[int, ...]:
         if parameter in self.checkpoint.tensors:
             return self.checkpoint.shape(parameter)
-        return self.checkpoint.shape(embedding(self.checkpoint))
+        return self.checkpoint.shape(find_embedding(self.checkpoint))
 
     def _kind(self, parameter: str, place: str, shape: tuple[int, ...]) -> str:
         if parameter in self.state.weights:
             try:
-                return blocks.type_of(self.state.weights[parameter])
+                return blocks.choose_type(self.state.weights[parameter])
             except ValueError as e:
                 raise RecipeError(
                     f"{owner_of(parameter)} cannot be written as GGUF's blocks: {e}",
@@ -145,7 +145,7 @@ class Model:
         return "F32" if alone else FLOATS[self.float]
 
 
-def row_order(rows: int, heads: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+def order_rows(rows: int, heads: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Index of the checkpoint's row for each row of the file: 0, 1, 2, ... where heads is 0.
 
     transformers rotates feature i of a head with i + half; llama.cpp's llama graph rotates
@@ -160,4 +160,4 @@ def row_order(rows: int, heads: int) -> np.ndarray[Any, np.dtype[np.int64]]:
 def _same(weights: Mapping[str, QTensor], one: str, other: str) -> bool:
     """Test that both parameters are in `weights`, with equal schemes, integers and scales."""
     a, b = weights.get(one), weights.get(other)
-    return a is not None and b is not None and a.scheme == b.scheme and equal(a, b)
+    return a is not None and b is not None and a.scheme == b.scheme and are_equal(a, b)

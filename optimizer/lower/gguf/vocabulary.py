@@ -74,14 +74,14 @@ def read(folder: Path, rows: int) -> Vocabulary:
     from gguf import SpecialVocab
 
     document = _document(folder)
-    pre = pre_tokenizer(document).name
+    pre = find_pre_tokenizer(document).name
     tokens, types = _tokens(document, rows)
     special = SpecialVocab(folder, load_merges=True, n_vocab=rows)
     special.add_special_token = _added(folder, special.special_token_ids)
     return Vocabulary(pre, tokens, types, special, tuple(_notes(document)))
 
 
-def pre_tokenizer(document: Mapping[str, Any]) -> PreTokenizer:
+def find_pre_tokenizer(document: Mapping[str, Any]) -> PreTokenizer:
     """Look up the splitting rule of a tokenizer.json; RecipeError where the table lacks it."""
     model = document.get("model") or {}
     steps = tuple(_steps(document.get("pre_tokenizer")))
@@ -111,7 +111,7 @@ def write(vocabulary: Vocabulary, writer: Any) -> None:
     vocabulary.special.add_to_gguf(writer, quiet=True)
 
 
-def keys(vocabulary: Vocabulary) -> dict[str, Any]:
+def build_keys(vocabulary: Vocabulary) -> dict[str, Any]:
     """{key: value} that `write` adds, except the chat template."""
     special = vocabulary.special
     return {

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from optimizer.harness.inputs.kv_cache import PARTS, past_name, present_name
-from optimizer.lower.onnx.examine import constant, maker, only_user
+from optimizer.lower.onnx.examine import find_maker, find_only_user, read_constant
 
 
 class OtherPattern(Exception):
@@ -70,13 +70,13 @@ def recognise(
         _appended(inputs[past_name(index, n)], v) for v, n in zip((key, value), PARTS, strict=True)
     )
     repeats, keys = _repeated(key)
-    transpose = user(keys, "Transpose", perm=(0, 1, 3, 2))
-    product = user(transpose.outputs[0], "MatMul")
+    transpose = find_user(keys, "Transpose", perm=(0, 1, 3, 2))
+    product = find_user(transpose.outputs[0], "MatMul")
     scale, scores = _scaled(product.outputs[0])
-    masked = user(scores, "Add")
+    masked = find_user(scores, "Add")
     mask = next(v for v in masked.inputs if v is not scores)
-    softmax = user(masked.outputs[0], "Softmax")
-    weighted = user(softmax.outputs[0], "MatMul")
+    softmax = find_user(masked.outputs[0], "Softmax")
+    weighted = find_user(softmax.outputs[0], "MatMul")
     again, values = _repeated(value)
     if weighted.inputs[1] is not values or again != repeats:
         raise OtherPattern("its weights multiply something other than the cached values")
@@ -96,16 +96,16 @@ def recognise(
     )
 
 
-def user(value: ir.Value, op: str, perm: tuple[int, ...] | None = None) -> ir.Node:
+def find_user(value: ir.Value, op: str, perm: tuple[int, ...] | None = None) -> ir.Node:
     """Return the node, an `op`, that alone uses `value`; raise OtherPattern where there is none."""
-    node = only_user(value)
-    if node is None or node.op_type != op or (perm is not None and perm_of(node) != perm):
+    node = find_only_user(value)
+    if node is None or node.op_type != op or (perm is not None and get_perm(node) != perm):
         operator = "nothing or several" if node is None else node.op_type
         raise OtherPattern(f"{value.name} goes to {operator}, not to one {op}")
     return node
 
 
-def perm_of(node: ir.Node) -> tuple[int, ...]:
+def get_perm(node: ir.Node) -> tuple[int, ...]:
     """Permutation of a Transpose."""
     attribute = node.attributes.get("perm")
     return tuple(attribute.as_ints()) if attribute is not None else ()
@@ -113,7 +113,7 @@ def perm_of(node: ir.Node) -> tuple[int, ...]:
 
 def _appended(past: ir.Value, present: ir.Value) -> ir.Value:
     """The keys or values of the new tokens, which `present` appends to `past` (case 3)."""
-    node = maker(present, "Concat")
+    node = find_maker(present, "Concat")
     if node is None or len(node.inputs) != 2 or node.inputs[0] is not past:
         raise OtherPattern(f"{present.name} is not past with new tokens appended")
     if node.attributes["axis"].as_int() not in (-2, 2) or node.inputs[1] is None:
@@ -123,24 +123,24 @@ def _appended(past: ir.Value, present: ir.Value) -> ir.Value:
 
 def _repeated(cached: ir.Value) -> tuple[int, ir.Value]:
     """(n, value) by Unsqueeze, Expand [b, kv, n, t, d], Reshape [b, kv n, t, d]; or (1, cached)."""
-    node = only_user(cached)
+    node = find_only_user(cached)
     if node is None or node.op_type != "Unsqueeze":
         return 1, cached  # case 1
-    if constant(node.inputs[1]) != [2]:
+    if read_constant(node.inputs[1]) != [2]:
         raise OtherPattern(f"{cached.name} is repeated along another axis than its heads")
-    expand = user(node.outputs[0], "Expand")
-    sizes = constant(expand.inputs[1])
+    expand = find_user(node.outputs[0], "Expand")
+    sizes = read_constant(expand.inputs[1])
     if sizes is None or len(sizes) != 5 or sizes[3:] != [1, 1] or sizes[:2] != [1, 1]:
         raise OtherPattern(f"how often {cached.name} is repeated cannot be read")
-    return int(sizes[2]), user(expand.outputs[0], "Reshape").outputs[0]
+    return int(sizes[2]), find_user(expand.outputs[0], "Reshape").outputs[0]
 
 
 def _scaled(product: ir.Value) -> tuple[float, ir.Value]:
     """(factor, scaled scores) of `product`, q k' (case 2); (1.0, product) without a scale."""
-    node = only_user(product)
+    node = find_only_user(product)
     if node is not None and node.op_type in ("Mul", "Div"):
         by = next((v for v in node.inputs if v is not product), None)
-        factors = constant(by)
+        factors = read_constant(by)
         if factors is None or len(factors) != 1:
             raise OtherPattern(f"{product.name} is scaled by something that is not a constant")
         factor = float(factors[0])

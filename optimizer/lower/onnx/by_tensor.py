@@ -25,7 +25,7 @@ def _values(model: ir.Model, names: Collection[str]) -> list[ir.Value]:
     return [v for node in model.graph for v in node.outputs if v.name in names]
 
 
-def float_tensors(path: Path) -> list[str]:
+def list_float_tensors(path: Path) -> list[str]:
     """Names of the float32 tensors of a known rank that operators of the graph make, in order."""
     values = [v for node in open_graph(path).model.graph for v in node.outputs]
     known = [v for v in values if v.name and v.shape is not None]
@@ -61,7 +61,7 @@ def write_alone(path: Path, tensors: Mapping[str, int], out: Path) -> dict[str, 
     return {name: f"{name}{ending}" for name in tensors}
 
 
-def behind_modules(
+def find_behind_modules(
     path: Path, tensors: Collection[str], modules: Collection[str]
 ) -> dict[str, bool]:
     """{tensor: True where an operator of `modules` lies between it and the nearest `tensors` before

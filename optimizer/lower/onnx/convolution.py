@@ -38,7 +38,9 @@ SLOW_IN_INTEGERS = "MaxPool"
 BIAS = 2  # index of the input
 
 
-def integer_bias(surgeon: Surgeon, product: ir.Node, name: str, q: QTensor, covered: Range) -> None:
+def add_integer_bias(
+    surgeon: Surgeon, product: ir.Node, name: str, q: QTensor, covered: Range
+) -> None:
     """Quantize a Conv's bias to int32. Raises OptimizeError for a bias that is not whole steps."""
     bias = product.inputs[BIAS] if len(product.inputs) > BIAS else None
     if bias is None:

@@ -30,8 +30,8 @@ from optimizer.export import onnx_file
 from optimizer.export.scopes import module_of
 from optimizer.foundation.errors import OptimizeError
 from optimizer.lower.onnx import convolution, norm_epsilons
-from optimizer.lower.onnx.graph_source import OpenGraph, Source, model_of, place_of
-from optimizer.lower.onnx.qdq import codes_name, read_back, scale_name
+from optimizer.lower.onnx.graph_source import OpenGraph, Source, open_model, place_of
+from optimizer.lower.onnx.qdq import name_codes, read_back, scale_name
 from optimizer.lower.ort import product as ort_product
 from optimizer.lower.ort.sequence_first import is_sequence_first
 
@@ -94,26 +94,28 @@ def summarize(source: Source) -> GraphSummary:
         for n in graph
         if n.op_type == "Gelu"
     }
-    return GraphSummary(inputs, outputs, norm_epsilons.epsilons(graph), gelus, by_column)
+    return GraphSummary(inputs, outputs, norm_epsilons.read_epsilons(graph), gelus, by_column)
 
 
-def edges(source: Source, modules: Collection[str], summands: Collection[str] = ()) -> list[Edge]:
+def list_edges(
+    source: Source, modules: Collection[str], summands: Collection[str] = ()
+) -> list[Edge]:
     """List every use of every linear module in graph order, then the operands of residual adds.
 
     modules: names of all linear modules
     Raises OptimizeError naming a module without a product.
     """
-    model = model_of(source)
+    model = open_model(source)
     products = [
         n for n in model.graph if n.op_type in PRODUCTS and is_of(n, modules) and has_weight(n)
     ]
     missing = sorted(set(modules) - {module_of(n) for n in products})
     if missing:
         raise OptimizeError(f"{missing[0]} has no product in the graph", where=place_of(source))
-    outputs = {n: leaving_of(n) for n in products}
+    outputs = {n: find_leaving(n) for n in products}
     cuts = []
     for product in products:
-        entering = entering_of(product, modules, set(outputs.values()))
+        entering = find_entering(product, modules, set(outputs.values()))
         leaving = outputs[product]
         cuts.append(
             Edge(
@@ -132,7 +134,7 @@ def edges(source: Source, modules: Collection[str], summands: Collection[str] = 
 
 def _summand(model: ir.Model, module: str) -> Edge:
     """Edge of an identity, from the float tensor that its operators read to their output."""
-    own = summand_operators(model, module)
+    own = list_summand_operators(model, module)
     inside = {v for n in own for v in n.outputs}
     inputs = [n.inputs[0] for n in own if n.inputs[0] not in inside]
     outputs = [v for v in inside if not any(module_of(n) == module for n, _ in v.uses())]
@@ -145,7 +147,7 @@ def _summand(model: ir.Model, module: str) -> Edge:
     return Edge(module, x, y, rank, rank, str(integers[0].name), "", rank, multiplies=False)
 
 
-def summand_operators(model: ir.Model, module: str) -> list[ir.Node]:
+def list_summand_operators(model: ir.Model, module: str) -> list[ir.Node]:
     """Operators of an identity before a residual add, and the QuantizeLinear that it may share."""
     own = [n for n in model.graph if module_of(n) == module]
     makers = [
@@ -170,7 +172,7 @@ def has_weight(node: ir.Node) -> bool:
     return value is not None
 
 
-def leaving_of(product: ir.Node) -> ir.Value:
+def find_leaving(product: ir.Node) -> ir.Value:
     """The output of the product's module: of the product, or of the rescaling and bias after it."""
     node = product
     while True:
@@ -181,7 +183,7 @@ def leaving_of(product: ir.Node) -> ir.Value:
         node = users[0]
 
 
-def entering_of(product: ir.Node, modules: Collection[str], leaving: set[ir.Value]) -> ir.Value:
+def find_entering(product: ir.Node, modules: Collection[str], leaving: set[ir.Value]) -> ir.Value:
     """The float tensor that the product's module reads, before a lowering's operators."""
     value = product.inputs[0]
     assert value is not None
@@ -236,7 +238,7 @@ def _rank(value: ir.Value | None) -> int:
 
 def cut(source: Source, inputs: Sequence[str], outputs: Sequence[str], out: Path) -> None:
     """Write to `out` the part of the graph between these tensors."""
-    model = model_of(source)
+    model = open_model(source)
     piece = ir.convenience.extract(model.graph, list(inputs), list(outputs))
     for value in piece.inputs:
         value.type = value.type or ir.TensorType(ir.DataType.FLOAT)
@@ -293,9 +295,9 @@ def write_rest(source: Source, at: Sequence[Edge], out: Path) -> bool:
     return bool(both)
 
 
-def initializers(source: Source, names: Iterable[str]) -> dict[str, NDArray[Any]]:
+def read_initializers(source: Source, names: Iterable[str]) -> dict[str, NDArray[Any]]:
     """{name: array} of initializers. Raises OptimizeError for a name that the graph lacks."""
-    by_name = model_of(source).graph.initializers
+    by_name = open_model(source).graph.initializers
     arrays = {}
     for name in names:
         value = by_name.get(name)
@@ -305,16 +307,16 @@ def initializers(source: Source, names: Iterable[str]) -> dict[str, NDArray[Any]
     return arrays
 
 
-def initializers_among(source: Source, names: Collection[str]) -> dict[str, NDArray[Any]]:
+def read_initializers_among(source: Source, names: Collection[str]) -> dict[str, NDArray[Any]]:
     """{name: array} of the initializers among `names` that the graph has."""
-    available = model_of(source).graph.initializers
-    return initializers(source, [name for name in names if name in available])
+    available = open_model(source).graph.initializers
+    return read_initializers(source, [name for name in names if name in available])
 
 
-def float_weights(source: Source, modules: Collection[str]) -> list[str]:
+def find_floats(source: Source, modules: Collection[str]) -> list[str]:
     """Sorted `modules` that multiply by a float initializer, or look up rows of a float table."""
     wrong = set()
-    for node in model_of(source).graph:
+    for node in open_model(source).graph:
         if node.op_type == "Gather" and is_of(node, modules):
             table = node.inputs[0]
             scale = scale_name(f"{module_of(node)}.weight")
@@ -344,13 +346,13 @@ def _float(value: ir.Value) -> bool:
     return value.dtype is not None and value.dtype.is_floating_point()
 
 
-def changed_initializers(before: Source, after: Source, names: Iterable[str]) -> list[str]:
+def find_changed(before: Source, after: Source, names: Iterable[str]) -> list[str]:
     """Sorted `names` that are initializers of both graphs with different values or types.
 
     before: graph without packed products
     """
     model = before.model if isinstance(before, OpenGraph) else onnx_file.load(before)
-    a, b = model.graph.initializers, model_of(after).graph.initializers
+    a, b = model.graph.initializers, open_model(after).graph.initializers
     wrong = []
     for name in sorted(set(names) & set(a) & set(b)):
         x, y = a[name].const_value, b[name].const_value
@@ -365,7 +367,7 @@ def dequantize(source: Source, parameter: str, rows: slice = slice(None)) -> NDA
 
     Raises OptimizeError naming a parameter that the graph does not hold as integers.
     """
-    model = model_of(source)
-    if codes_name(parameter) not in model.graph.initializers:
+    model = open_model(source)
+    if name_codes(parameter) not in model.graph.initializers:
         raise OptimizeError(f"no integers of {parameter}", where=place_of(source))
     return read_back(model, parameter, rows)

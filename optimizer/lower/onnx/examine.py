@@ -19,19 +19,19 @@ from optimizer.harness.inputs.kv_cache import is_past, position_ids
 Array = NDArray[Any]
 
 
-def maker(value: ir.Value | None, op: str) -> ir.Node | None:
+def find_maker(value: ir.Value | None, op: str) -> ir.Node | None:
     """Return the node that computes `value` where it is an `op`, else None."""
     node = value.producer() if value is not None else None
     return node if node is not None and node.op_type == op else None
 
 
-def only_user(value: ir.Value) -> ir.Node | None:
+def find_only_user(value: ir.Value) -> ir.Node | None:
     """Return the node that alone uses `value`, Shapes not counted; None for none or several."""
     users = [n for n, _ in value.uses() if n.op_type != "Shape"]
     return users[0] if len(users) == 1 else None
 
 
-def constant(value: ir.Value | None) -> list[Any] | None:
+def read_constant(value: ir.Value | None) -> list[Any] | None:
     """Return the elements of an initializer, flattened; None for any other value."""
     if value is None or value.const_value is None or not value.is_initializer():
         return None

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from optimizer.export.scopes import module_of
 from optimizer.lower.onnx import convolution
-from optimizer.lower.onnx.cut import PRODUCTS, has_weight, is_of, summand_operators
-from optimizer.lower.onnx.graph_source import Source, model_of
+from optimizer.lower.onnx.cut import PRODUCTS, has_weight, is_of, list_summand_operators
+from optimizer.lower.onnx.graph_source import Source, open_model
 from optimizer.lower.ort import product
 
 BIASES = {  # {operator: index of its operand}
@@ -32,10 +32,10 @@ class InputQuantization:
     offset: float
 
 
-def biases(source: Source, modules: Collection[str]) -> dict[str, NDArray[Any] | None]:
+def read_biases(source: Source, modules: Collection[str]) -> dict[str, NDArray[Any] | None]:
     """{module: bias that the graph adds to its product, or None}."""
     added: dict[str, NDArray[Any] | None] = {}
-    for node in model_of(source).graph:
+    for node in open_model(source).graph:
         if node.op_type not in PRODUCTS or not is_of(node, modules) or not has_weight(node):
             continue
         module, value = module_of(node), node.outputs[0]
@@ -65,12 +65,12 @@ def _operand(node: ir.Node, place: int) -> NDArray[Any] | None:
     return np.asarray(value.const_value.numpy())
 
 
-def input_quantizations(
+def read_input_quantizations(
     source: Source, modules: Collection[str], summands: Collection[str] = ()
 ) -> dict[str, InputQuantization]:
     """{module: quantization} of each input quantized with constants of the graph, operands of
     residual adds included."""
-    model, by_module = model_of(source), {}
+    model, by_module = open_model(source), {}
     for node in model.graph:
         if node.op_type not in PRODUCTS or not is_of(node, modules) or not has_weight(node):
             continue
@@ -83,7 +83,7 @@ def input_quantizations(
             step = step.inputs[0].producer() if step.inputs[0] is not None else None
         by_module[module_of(node)] = _quantization(chain)
     for name in summands:
-        by_module[name] = _quantization(summand_operators(model, name))
+        by_module[name] = _quantization(list_summand_operators(model, name))
     return {name: q for name, q in by_module.items() if q is not None}
 
 

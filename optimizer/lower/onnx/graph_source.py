@@ -68,7 +68,7 @@ def _consistent(model: ir.Model) -> bool:
     return all(x is not None and y is not None and len(x) == len(y) for x, y in shapes)
 
 
-def model_of(source: Source) -> ir.Model:
+def open_model(source: Source) -> ir.Model:
     """Return the graph, opened here where the caller has a path."""
     return source.model if isinstance(source, OpenGraph) else open_graph(source).model
 

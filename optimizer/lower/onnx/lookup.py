@@ -30,7 +30,7 @@ from optimizer.foundation.errors import OptimizeError
 from optimizer.foundation.qtensor import QTensor
 from optimizer.foundation.state import CompressedState
 from optimizer.lower.onnx.examine import take_over
-from optimizer.lower.onnx.qdq import Surgeon, codes_name, scale_name, zero_point_name
+from optimizer.lower.onnx.qdq import Surgeon, name_codes, scale_name, zero_point_name
 
 IDS = "ids"  # activation of such a module in lowering.json
 
@@ -79,7 +79,7 @@ def _parts(
         zero = surgeon.constant(zero_point_name(parameter), points)
     return (
         surgeon.integers(
-            codes_name(parameter),
+            name_codes(parameter),
             parameter,
             ir.DataType.INT8,
             shape,

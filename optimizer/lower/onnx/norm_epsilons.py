@@ -9,7 +9,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from optimizer.export.scopes import module_of
-from optimizer.lower.onnx.examine import constant, maker
+from optimizer.lower.onnx.examine import find_maker, read_constant
 
 DEFAULTS = {
     "LayerNormalization": 1e-5,
@@ -21,7 +21,7 @@ DEFAULTS = {
 """Value for an operator without the attribute, by its specification."""
 
 
-def epsilons(graph: ir.Graph) -> dict[str, tuple[float, ...]]:
+def read_epsilons(graph: ir.Graph) -> dict[str, tuple[float, ...]]:
     """{module: epsilon of each of its norms, in graph order}."""
     by_module: dict[str, tuple[float, ...]] = {}
     for node in graph:
@@ -38,11 +38,11 @@ def _attribute(node: ir.Node) -> float:
 
 def _spelled_out(node: ir.Node) -> float | None:
     """Return the constant of a Sqrt(mean + constant), or None."""
-    shifted = maker(node.inputs[0], "Add") if node.op_type == "Sqrt" else None
+    shifted = find_maker(node.inputs[0], "Add") if node.op_type == "Sqrt" else None
     if shifted is None:
         return None
     for mean, added in (shifted.inputs, reversed(shifted.inputs)):
-        number = constant(added)
-        if maker(mean, "ReduceMean") is not None and number is not None and len(number) == 1:
+        number = read_constant(added)
+        if find_maker(mean, "ReduceMean") is not None and number is not None and len(number) == 1:
             return float(number[0])
     return None

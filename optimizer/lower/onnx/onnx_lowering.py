@@ -16,7 +16,7 @@ from optimizer.export.names import Names, from_dict
 from optimizer.foundation import state as compressed_state
 from optimizer.foundation.errors import LedgerError
 from optimizer.foundation.state import CompressedState
-from optimizer.lower.onnx.qdq import codes_name, read_back, release
+from optimizer.lower.onnx.qdq import name_codes, read_back, release
 from optimizer.lower.ort import pack
 
 VALUES = 1 << 22
@@ -58,7 +58,7 @@ def write(
         name: {
             "weight": str(state.scheme(parameter_of[name])),
             "activation": activation,
-            "codes": lowered.packed.get(name, codes_name(parameter_of[name])),
+            "codes": lowered.packed.get(name, name_codes(parameter_of[name])),
         }
         for name, activation in lowered.activations.items()
     }

@@ -34,7 +34,7 @@ from optimizer.foundation.qtensor import QTensor
 Array = NDArray[Any]
 
 
-def codes_name(parameter: str) -> str:
+def name_codes(parameter: str) -> str:
     return f"{parameter}_codes"
 
 
@@ -141,7 +141,7 @@ class Surgeon:
         self.model.graph.sort()
 
 
-def weight_parts(
+def add_weight(
     surgeon: Surgeon, parameter: str, q: QTensor, unsigned: bool = False, copy: int = 0
 ) -> tuple[ir.Value, ir.Value, ir.Value | None, dict[str, int]]:
     """Initializers (integers, scale, zero point or None) and the DequantizeLinear attributes.
@@ -162,7 +162,7 @@ def weight_parts(
         zero = surgeon.constant(_numbered(zero_point_name(parameter), copy), kind)
     return (
         surgeon.integers(
-            _numbered(codes_name(parameter), copy),
+            _numbered(name_codes(parameter), copy),
             parameter,
             _integer_type(q.scheme.bits, unsigned),
             tuple(q.integers.shape[::-1]),
@@ -220,11 +220,11 @@ def dequantize_weight(
     filters = before.inputs[1].shape if before.op_type == "Conv" and before.inputs[1] else None
     if filters is not None:
         shape = tuple(filters.numpy())
-        integers = surgeon.constant(codes_name(parameter), q.integers.numpy().reshape(shape))
+        integers = surgeon.constant(name_codes(parameter), q.integers.numpy().reshape(shape))
         scale = surgeon.number(scale_name(parameter), q.scale[:, 0].numpy())
         zero, attributes = None, {"axis": 0}
     else:
-        integers, scale, zero, attributes = weight_parts(surgeon, parameter, q, unsigned, copy)
+        integers, scale, zero, attributes = add_weight(surgeon, parameter, q, unsigned, copy)
     if zero_points and zero is None and q.scheme.bits == 8 and scale.shape:
         zeros = np.zeros(tuple(scale.shape.numpy()), np.int8)
         zero = surgeon.constant(_numbered(zero_point_name(parameter), copy), zeros)
@@ -249,7 +249,9 @@ def apply_factor(surgeon: Surgeon, product: ir.Node, name: str, factor: Tensor |
     return product_input
 
 
-def quantized_modules(model: ir.Model, names: Names, weights: Collection[str]) -> dict[str, Module]:
+def find_quantized_modules(
+    model: ir.Model, names: Names, weights: Collection[str]
+) -> dict[str, Module]:
     """{name: module} whose weight is among `weights`, in the order of the graph.
 
     Raises OptimizeError for a weight that no module of names.json holds.
@@ -274,11 +276,11 @@ def read_back(model: ir.Model, parameter: str, rows: slice = slice(None)) -> Arr
     """
     tensors = model.graph.initializers
     _check_copies(tensors, parameter)
-    integers = _values(tensors[codes_name(parameter)])
+    integers = _values(tensors[name_codes(parameter)])
     scale = _values(tensors[scale_name(parameter)]).astype(np.float32)
     zero = tensors.get(zero_point_name(parameter))
     points = np.zeros_like(scale) if zero is None else _values(zero).astype(np.float32)
-    if any(n.op_type == "Gather" for n, _ in tensors[codes_name(parameter)].uses()):
+    if any(n.op_type == "Gather" for n, _ in tensors[name_codes(parameter)].uses()):
         scale, points = (a[rows] if a.ndim else a for a in (scale, points))
         by_row: Array = (integers[rows].astype(np.float32) - points) * scale
         return by_row.reshape(len(by_row), -1)
@@ -301,7 +303,7 @@ def _values(initializer: ir.Value) -> Array:
 
 
 def _check_copies(tensors: Mapping[str, ir.Value], parameter: str) -> None:
-    for name in (codes_name(parameter), scale_name(parameter), zero_point_name(parameter)):
+    for name in (name_codes(parameter), scale_name(parameter), zero_point_name(parameter)):
         for copy in itertools.count(1):
             other = tensors.get(_numbered(name, copy))
             if other is None:

@@ -20,7 +20,7 @@ import onnx
 from optimizer.export.scopes import MODULE
 from optimizer.harness.runtimes.openvino.kernels import Kernel
 from optimizer.lower.onnx.lookup import IDS
-from optimizer.model.architectures.operands import attention_of
+from optimizer.model.architectures.operands import find_attention
 
 PRODUCTS = ("MatMul", "Gemm", "Conv")
 MULTIPLIES = frozenset({"FullyConnected", "MatMul", "Convolution"})
@@ -58,7 +58,7 @@ def inspect(lowered_folder: Path, kernels: Sequence[Kernel]) -> dict[str, Any]:
         if kernel.kind in ATTENTIONS:
             counts[kernel.kind] = counts.get(kernel.kind, 0) + 1
     in_float = len(why_wider)
-    attentions = dict.fromkeys(map(attention_of, document.get("summands", ())))
+    attentions = dict.fromkeys(map(find_attention, document.get("summands", ())))
     for name in filter(None, attentions):
         why = _multiplies_floats(name, kernels)
         why_wider |= {name: why} if why else {}

@@ -12,7 +12,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from optimizer.export.scopes import MODULE, module_of
-from optimizer.lower.onnx.attention_pattern import perm_of
+from optimizer.lower.onnx.attention_pattern import get_perm
 from optimizer.lower.onnx.examine import take_over
 
 
@@ -28,7 +28,7 @@ def split(model: ir.Model) -> tuple[str, ...]:
 
 def _of_columns(node: ir.Node) -> bool:
     """Test that the innermost axis becomes the last but one."""
-    perm = perm_of(node)
+    perm = get_perm(node)
     return len(perm) > 2 and perm[-2] == len(perm) - 1 and perm[-1] != len(perm) - 2
 
 
@@ -38,7 +38,7 @@ def _for_a_product(node: ir.Node) -> bool:
 
 
 def _rewrite(model: ir.Model, node: ir.Node) -> None:
-    perm = perm_of(node)
+    perm = get_perm(node)
     axes = range(len(perm))
     rows = (*perm[:-2], perm[-1], perm[-2])
     swapped = (*axes[:-2], axes[-1], axes[-2])

@@ -39,14 +39,20 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from optimizer.export.scopes import MODULE, module_of
 from optimizer.harness.inputs.kv_cache import PARTS, past_name, present_name
-from optimizer.lower.onnx.attention_pattern import Fused, OtherPattern, perm_of, recognise, user
+from optimizer.lower.onnx.attention_pattern import (
+    Fused,
+    OtherPattern,
+    find_user,
+    get_perm,
+    recognise,
+)
 from optimizer.lower.onnx.causal_mask import NOT_CAUSAL, is_causal
 from optimizer.lower.onnx.examine import (
     Inputs,
     add_initializer,
-    constant,
     evaluate,
-    maker,
+    find_maker,
+    read_constant,
     take_over,
 )
 
@@ -95,8 +101,8 @@ def fuse(model: ir.Model, context: int) -> Fused:
 def _recognise(fusion: _Fusion, index: int) -> _Layer:
     """Recognise cases 1 to 5, or raise OtherPattern."""
     attention = recognise(fusion.inputs, fusion.outputs, index)
-    merged = user(attention.weighted.outputs[0], "Transpose", perm=(0, 2, 1, 3))
-    output = user(merged.outputs[0], "Reshape")
+    merged = find_user(attention.weighted.outputs[0], "Transpose", perm=(0, 2, 1, 3))
+    output = find_user(merged.outputs[0], "Reshape")
     _check_merged(output)
     query, rotary = _unrotated(attention.query)
     new_key, also = _unrotated(attention.appended[0])
@@ -115,14 +121,14 @@ def _recognise(fusion: _Fusion, index: int) -> _Layer:
 def _unrotated(x: ir.Value) -> tuple[ir.Value, tuple[ir.Value, ir.Value] | None]:
     """Case 2: y and (cos, sin) for x = y cos + (-second half, first half of y) sin; x and None
     where x is not rotated (2.1)."""
-    total = maker(x, "Add")
+    total = find_maker(x, "Add")
     if total is None:
         return x, None  # 2.1
-    parts = [maker(v, "Mul") for v in total.inputs]
+    parts = [find_maker(v, "Mul") for v in total.inputs]
     for straight, crossed in (parts, parts[::-1]):
         if straight is None or crossed is None:
             break
-        halves = next((n for v in crossed.inputs if (n := maker(v, "Concat"))), None)
+        halves = next((n for v in crossed.inputs if (n := find_maker(v, "Concat"))), None)
         inner = _halves_of(halves) if halves is not None else None
         if inner is None or inner not in straight.inputs:
             continue
@@ -136,13 +142,13 @@ def _unrotated(x: ir.Value) -> tuple[ir.Value, tuple[ir.Value, ir.Value] | None]
 
 def _halves_of(concat: ir.Node) -> ir.Value | None:
     """Return y of Concat(-y[..., half:], y[..., :half]), or None."""
-    negated = maker(concat.inputs[0], "Neg")
-    second = maker(negated.inputs[0], "Slice") if negated is not None else None
-    first = maker(concat.inputs[1], "Slice")
+    negated = find_maker(concat.inputs[0], "Neg")
+    second = find_maker(negated.inputs[0], "Slice") if negated is not None else None
+    first = find_maker(concat.inputs[1], "Slice")
     if first is None or second is None or first.inputs[0] is not second.inputs[0]:
         return None
     (start, half, axis), (middle, _, _) = (
-        [constant(v) for v in n.inputs[1:4]] for n in (first, second)
+        [read_constant(v) for v in n.inputs[1:4]] for n in (first, second)
     )
     same = start == [0] and half is not None and half == middle and axis in ([3], [-1])
     return first.inputs[0] if same else None
@@ -150,19 +156,19 @@ def _halves_of(concat: ir.Node) -> ir.Value | None:
 
 def _flat(heads: ir.Value) -> tuple[ir.Value, bool]:
     """Case 3: (value, False) if flat; (value, True) if [batch, sequence, heads, width]."""
-    transpose = maker(heads, "Transpose")
-    if transpose is None or perm_of(transpose) != (0, 2, 1, 3) or transpose.inputs[0] is None:
+    transpose = find_maker(heads, "Transpose")
+    if transpose is None or get_perm(transpose) != (0, 2, 1, 3) or transpose.inputs[0] is None:
         raise OtherPattern(f"{heads.name} is not heads brought before the sequence")
-    split = maker(transpose.inputs[0], "Reshape")
+    split = find_maker(transpose.inputs[0], "Reshape")
     source = split.inputs[0] if split is not None else None
-    if source is not None and (maker(source, "MatMul") or maker(source, "Add")):
+    if source is not None and (find_maker(source, "MatMul") or find_maker(source, "Add")):
         return source, False
     return transpose.inputs[0], True
 
 
 def _check_merged(reshape: ir.Node) -> None:
     """Raise OtherPattern unless heads lie side by side: [batch, sequence, width] or [-1, width]."""
-    target = constant(reshape.inputs[1])
+    target = read_constant(reshape.inputs[1])
     if target is None or not (len(target) == 3 or (len(target) == 2 and target[0] == -1)):
         raise OtherPattern(f"{reshape.name} lays heads out in another way than side by side")
 
@@ -256,7 +262,7 @@ class _Fusion:
         self.model.graph.insert_before(before, node)
         if self.float != np.float32:  # which onnx takes where it infers no type
             node.outputs[0].type = ir.TensorType(ir.DataType.from_numpy(self.float))
-        shape = constant(before.inputs[1])
+        shape = read_constant(before.inputs[1])
         if shape is not None and len(shape) == 3:
             take_over(before.outputs[0], node.outputs[0])
         else:

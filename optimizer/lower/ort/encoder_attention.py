@@ -29,8 +29,8 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass, ShapeInferencePass
 
 from optimizer.export.scopes import MODULE, module_of
-from optimizer.lower.onnx.attention_pattern import OtherPattern, perm_of, user
-from optimizer.lower.onnx.examine import add_initializer, constant, maker, take_over
+from optimizer.lower.onnx.attention_pattern import OtherPattern, find_user, get_perm
+from optimizer.lower.onnx.examine import add_initializer, find_maker, read_constant, take_over
 
 DOMAIN = "com.microsoft"
 OPERATOR = "MultiHeadAttention"
@@ -97,11 +97,13 @@ def _recognise(softmax: ir.Node, flat: Mapping[str, ir.Shape]) -> _Attention:
     if softmax.outputs[0].is_graph_output():
         raise OtherPattern(f"{softmax.name} is read from outside")
     scale, product, added = _scores(softmax.inputs[0])
-    weighted = user(softmax.outputs[0], "MatMul")
+    weighted = find_user(softmax.outputs[0], "MatMul")
     if weighted.inputs[0] is not softmax.outputs[0]:
         raise OtherPattern(f"{weighted.name} has the weights behind the values")
-    merged = user(user(weighted.outputs[0], "Transpose", perm=FORWARD).outputs[0], "Reshape")
-    target = constant(merged.inputs[1])
+    merged = find_user(
+        find_user(weighted.outputs[0], "Transpose", perm=FORWARD).outputs[0], "Reshape"
+    )
+    target = read_constant(merged.inputs[1])
     q, split = _flat(product.inputs[0], FORWARD, flat)
     k, keys = _flat(product.inputs[1], KEYS, flat)
     v, values = _flat(weighted.inputs[1], FORWARD, flat)
@@ -115,7 +117,7 @@ def _recognise(softmax: ir.Node, flat: Mapping[str, ir.Shape]) -> _Attention:
 def _scores(value: ir.Value | None) -> tuple[float, ir.Node, tuple[ir.Value, ...]]:
     """(scale, MatMul of queries and keys, values added) of the softmax's input `value`; what is 0
     everywhere is left out."""
-    addition = maker(value, "Add")
+    addition = find_maker(value, "Add")
     if addition is None:
         return (*_scaled(value), ())
     for scores in addition.inputs:
@@ -129,17 +131,17 @@ def _scores(value: ir.Value | None) -> tuple[float, ir.Node, tuple[ir.Value, ...
 
 def _scaled(value: ir.Value | None) -> tuple[float, ir.Node]:
     """(scale, MatMul of queries and keys) of scores before anything is added (case 2)."""
-    scaled, scale = maker(value, "Mul") or maker(value, "Div"), 1.0
+    scaled, scale = find_maker(value, "Mul") or find_maker(value, "Div"), 1.0
     if scaled is not None:
-        first, second = (constant(v) for v in scaled.inputs)
+        first, second = (read_constant(v) for v in scaled.inputs)
         commuted = scaled.op_type == "Mul" and second is None
         by = first if commuted else second
         if by is None or len(by) != 1:
             raise OtherPattern(f"{scaled.name} scales by something that is not a constant")
         scale = float(by[0]) if scaled.op_type == "Mul" else 1 / float(by[0])
         value = scaled.inputs[1 if commuted else 0]
-    product = maker(value, "MatMul")
-    if product is None or maker(product.inputs[1], "Transpose") is None:
+    product = find_maker(value, "MatMul")
+    if product is None or find_maker(product.inputs[1], "Transpose") is None:
         raise OtherPattern("the scores are not a product of queries and keys")
     return scale, product
 
@@ -149,11 +151,11 @@ def _flat(
 ) -> tuple[ir.Value, list[int]]:
     """Case 1: flat operand before Reshape and Transpose, [positions, heads, head width]; positions
     are 0 where the shape leaves them as they are."""
-    transpose = maker(value, "Transpose")
-    split = maker(transpose.inputs[0], "Reshape") if transpose is not None else None
-    if transpose is None or split is None or perm_of(transpose) != perm:
+    transpose = find_maker(value, "Transpose")
+    split = find_maker(transpose.inputs[0], "Reshape") if transpose is not None else None
+    if transpose is None or split is None or get_perm(transpose) != perm:
         raise OtherPattern("an operand is not heads brought before the positions")
-    shape, source = constant(split.inputs[1]), split.inputs[0]
+    shape, source = read_constant(split.inputs[1]), split.inputs[0]
     read = flat.get(str(source.name)) if source is not None else None
     if source is None or shape is None or len(shape) != 4 or read is None:
         raise OtherPattern(f"{split.name} splits in another way than into heads")
@@ -176,7 +178,7 @@ def _is_zero(value: ir.Value) -> bool:
 
 
 def _is_true(value: ir.Value | None) -> bool:
-    while expanded := maker(value, "Expand"):
+    while expanded := find_maker(value, "Expand"):
         value = expanded.inputs[0]
     if value is None or not value.is_initializer() or value.const_value is None:
         return False

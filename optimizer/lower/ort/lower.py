@@ -53,7 +53,7 @@ def lower(section: OnnxRuntimeTarget, source: Path, state: Path, graph: Path, ou
             encoder_attention.fuse(model, biased=True)
         if left := answer.add(model, contract):
             say(f"lower: the embedding is pooled on the host, not in the graph: {left}")
-    adapted = adapters.widths(source)
+    adapted = adapters.read_widths(source)
     packed = pack.pack(model) if attention and not adapted else {}
     adapters.add(model, adapted, names.modules)
     if generates and section.provider is None and (left := last_logits.add(model)):
@@ -74,7 +74,7 @@ def _decoder(model: ir.Model, section: OnnxRuntimeTarget, contract: Contract) ->
         return {"fused": [], "left": {"all": why}}
     fused = ort_attention.fuse(model, contract.decoder.context)
     if ort_attention.SHARED in model.metadata_props.items():
-        others = past_length.by_row(model)
+        others = past_length.measure_by_row(model)
         if others:
             del model.metadata_props[ort_attention.SHARED[0]]
             say(f"lower: {others[0]} reads the KV cache's shape: past and present share no buffer")

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from optimizer.export.scopes import MODULE, module_of
-from optimizer.lower.onnx.examine import constant, maker, only_user, take_over
+from optimizer.lower.onnx.examine import find_maker, find_only_user, read_constant, take_over
 
 DOMAIN = "com.microsoft"
 
@@ -50,25 +50,25 @@ def _norm(divided: ir.Node) -> _Norm | None:
     """The norm whose division by the root is the Div `divided`; None for other nodes."""
     x, root = divided.inputs
     normalized = divided.outputs[0]
-    narrowed = only_user(normalized)
+    narrowed = find_only_user(normalized)
     if narrowed is not None and narrowed.op_type == "Cast":
         normalized = narrowed.outputs[0]
-    scaled = only_user(normalized)
-    shifted = maker(_input(maker(root, "Sqrt")), "Add")
-    mean = maker(_input(shifted), "ReduceMean")
-    power = maker(_input(mean), "Pow")
-    total = maker(x, "Add") or maker(_input(maker(x, "Cast")), "Add")
+    scaled = find_only_user(normalized)
+    shifted = find_maker(_input(find_maker(root, "Sqrt")), "Add")
+    mean = find_maker(_input(shifted), "ReduceMean")
+    power = find_maker(_input(mean), "Pow")
+    total = find_maker(x, "Add") or find_maker(_input(find_maker(x, "Cast")), "Add")
     if scaled is None or scaled.op_type != "Mul" or shifted is None or mean is None:
         return None
     if total is None or any(v is None or v.is_initializer() for v in total.inputs):
         return None
     weight = next((v for v in scaled.inputs if v is not normalized), None)
-    epsilon = constant(shifted.inputs[1])
+    epsilon = read_constant(shifted.inputs[1])
     usual = (
         power is not None
         and power.inputs[0] is x
-        and constant(power.inputs[1]) == [2]
-        and constant(mean.inputs[1]) == [-1]
+        and read_constant(power.inputs[1]) == [2]
+        and read_constant(mean.inputs[1]) == [-1]
     )
     if not usual or weight is None or not weight.is_initializer() or epsilon is None:
         return None

@@ -26,7 +26,7 @@ import numpy as np
 import onnx_ir as ir
 
 from optimizer.export.scopes import MODULE, module_of
-from optimizer.lower.onnx.examine import maker
+from optimizer.lower.onnx.examine import find_maker
 
 PARTS = "packed"  # metadata of a packed product, for unpack, as JSON
 NAMES = ("codes", "scale", "zero_point")
@@ -45,9 +45,9 @@ def pack(model: ir.Model) -> dict[str, str]:
 
 def _products(attention: ir.Node) -> list[ir.Node]:
     """The MatMuls of q, k and v of `attention`; [] in cases 1 to 3."""
-    producers = [maker(v, "MatMul") for v in attention.inputs[:3]]
+    producers = [find_maker(v, "MatMul") for v in attention.inputs[:3]]
     products = [n for n in producers if n is not None]
-    weights = [maker(n.inputs[1], "DequantizeLinear") for n in products]
+    weights = [find_maker(n.inputs[1], "DequantizeLinear") for n in products]
     if len(products) != 3 or any(w is None for w in weights):
         return []
     single = all(len(list(n.outputs[0].uses())) == 1 for n in (*products, *weights) if n)
@@ -68,7 +68,7 @@ def _quantization(weight: ir.Node) -> tuple[object, ...] | None:
 def _join(model: ir.Model, attention: ir.Node, products: Sequence[ir.Node]) -> str:
     """Replace three products by one. Returns the name of its integers."""
     graph, module = model.graph, module_of(attention)
-    weights = [n for p in products if (n := maker(p.inputs[1], "DequantizeLinear"))]
+    weights = [n for p in products if (n := find_maker(p.inputs[1], "DequantizeLinear"))]
     operands = []
     for i, name in enumerate(NAMES[: len(weights[0].inputs)]):
         parts = [t for w in weights if (t := _tensor(w.inputs[i])) is not None]
@@ -112,7 +112,7 @@ def unpack(model: ir.Model) -> None:
     """Undo pack, in place."""
     graph = model.graph
     for packed in [n for n in graph if PARTS in n.metadata_props]:
-        weight = maker(packed.inputs[1], "DequantizeLinear")
+        weight = find_maker(packed.inputs[1], "DequantizeLinear")
         attention = next(iter(packed.outputs[0].uses()))[0]
         assert weight is not None
         start = 0

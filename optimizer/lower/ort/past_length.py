@@ -21,13 +21,13 @@ import onnx_ir as ir
 
 from optimizer.export.scopes import MODULE
 from optimizer.harness.inputs.kv_cache import is_past
-from optimizer.lower.onnx.examine import Inputs, add_initializer, constant, evaluate, take_over
+from optimizer.lower.onnx.examine import Inputs, add_initializer, evaluate, read_constant, take_over
 
 LENGTHS = 5  # index of GroupQueryAttention's input with each row's last column
 EXAMPLE = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [0, 1, 1, 1, 0]])  # padding on either side
 
 
-def by_row(model: ir.Model) -> list[str]:
+def measure_by_row(model: ir.Model) -> list[str]:
     """Rewrite case 1 in place, in a model whose attentions are all GroupQueryAttention. Returns the
     names of the nodes of case 3."""
     others = []
@@ -62,7 +62,7 @@ def _keeps_new_columns(model: ir.Model, node: ir.Node, length: ir.Value) -> bool
     """Test for the Slice of case 1 with independent rows."""
     if node.op_type != "Slice" or node.inputs[1] is not length or node.inputs[0] is None:
         return False
-    ends, axes, *steps = [constant(v) for v in node.inputs[2:5]]
+    ends, axes, *steps = [read_constant(v) for v in node.inputs[2:5]]
     if ends is None or ends[0] < np.iinfo(np.int32).max or axes != [1] or steps not in ([], [[1]]):
         return False
     together = evaluate(model, node.inputs[0], Inputs(model, EXAMPLE, 0))

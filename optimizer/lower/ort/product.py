@@ -19,7 +19,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from optimizer.export.scopes import module_of
-from optimizer.lower.onnx.examine import maker, take_over
+from optimizer.lower.onnx.examine import find_maker, take_over
 
 DOMAIN = "com.microsoft"
 OPERATOR = "MatMulIntegerToFloat"
@@ -52,7 +52,7 @@ def fuse(model: ir.Model) -> tuple[str, ...]:
 
 
 def _biased(product: ir.Node) -> _Biased | None:
-    x, weight = (maker(value, "DequantizeLinear") for value in product.inputs)
+    x, weight = (find_maker(value, "DequantizeLinear") for value in product.inputs)
     if x is None or weight is None or not _per_column(weight) or not _of_a_tensor(x):
         return None
     users = [node for node, _ in product.outputs[0].uses()]
@@ -69,7 +69,7 @@ def _biased(product: ir.Node) -> _Biased | None:
 def _per_column(weight: ir.Node) -> bool:
     """Test that a DequantizeLinear reads int8 without zero points, by a scale per output or one."""
     integers, scale = weight.inputs[:2]
-    again = maker(integers, "Reshape")  # further use of a layer, see qdq.py
+    again = find_maker(integers, "Reshape")  # further use of a layer, see qdq.py
     stored = again.inputs[0] if again is not None else integers
     int8 = stored is not None and stored.is_initializer() and stored.dtype == ir.DataType.INT8
     return int8 and len(weight.inputs) == 2 and scale is not None and len(scale.shape or ()) < 2

@@ -35,13 +35,13 @@ from optimizer.foundation.state import CompressedState, Range
 from optimizer.lower.onnx import attention_operands, convolution, lookup
 from optimizer.lower.onnx.qdq import (
     Surgeon,
+    add_weight,
     apply_factor,
     dequantize_weight,
-    quantized_modules,
-    weight_parts,
+    find_quantized_modules,
 )
 from optimizer.lower.ort import rank
-from optimizer.model.architectures.operands import operands_of
+from optimizer.model.architectures.operands import select_operands
 
 ROW_ZERO_POINT = 128
 TINY = 2.0**-100  # avoids division by zero for an all-zero row; its integers are all 0
@@ -70,7 +70,7 @@ def lower(
     surgeon = Surgeon(model, FLOAT_TYPES[float_type], state.weights)
     activations = lookup.lower(surgeon, names, state)
     multiplied = set(state.weights) - {names.lookups[name].parameter for name in activations}
-    for name, module in quantized_modules(model, names, multiplied).items():
+    for name, module in find_quantized_modules(model, names, multiplied).items():
         q, factor = state.weights[module.parameter], state.factors.get(module.site)
         products = [(p, apply_factor(surgeon, p, name, factor)) for p in surgeon.products(module)]
         mode = state.activations_of(name)
@@ -81,7 +81,7 @@ def lower(
             activations[name] = _static(surgeon, name, module, q, products, covered)
         else:
             activations[name] = _weight_only(surgeon, name, module, q, products)
-    operands = operands_of(state)
+    operands = select_operands(state)
     added = {name: r for name, r in state.summands.items() if name not in operands}
     convolution.lower_summands(surgeon, names, added, signed=False)
     attention_operands.lower(surgeon, names, operands)
@@ -116,7 +116,7 @@ def _static(
         product.replace_input_with(0, surgeon.inputs[key])
         product.replace_input_with(1, weight)
         if product.op_type == convolution.OPERATOR:
-            convolution.integer_bias(surgeon, product, name, q, covered)
+            convolution.add_integer_bias(surgeon, product, name, q, covered)
     return "uint8"
 
 
@@ -134,7 +134,7 @@ def _weight_only(
 
 def _per_token(surgeon: Surgeon, name: str, module: Module, q: QTensor, products: Products) -> str:
     """Lower case 2; return the module's activation for lowering.json."""
-    integers, scale, _, _ = weight_parts(surgeon, module.parameter, q)
+    integers, scale, _, _ = add_weight(surgeon, module.parameter, q)
     zero = surgeon.constant("row_zero_point", np.array(ROW_ZERO_POINT, np.uint8))
     for copy, (product, x) in enumerate(products):
         key = (x, "per row")

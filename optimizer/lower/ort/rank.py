@@ -18,7 +18,7 @@ from onnx_ir.passes.common import ShapeInferencePass
 from optimizer.export.names import Names
 from optimizer.export.scopes import MODULE, module_of
 from optimizer.lower.onnx.examine import take_over
-from optimizer.lower.onnx.qdq import Surgeon, quantized_modules
+from optimizer.lower.onnx.qdq import Surgeon, find_quantized_modules
 
 
 def lift(model: ir.Model, names: Names, weights: Collection[str]) -> list[str]:
@@ -27,7 +27,7 @@ def lift(model: ir.Model, names: Names, weights: Collection[str]) -> list[str]:
     ShapeInferencePass()(inferred)
     ranks = {str(n.name): _rank(n.inputs[0]) for n in inferred.graph if n.op_type == "MatMul"}
     surgeon, lifted = Surgeon(model), []
-    for name, module in quantized_modules(model, names, weights).items():
+    for name, module in find_quantized_modules(model, names, weights).items():
         for product in surgeon.products(module):
             x = product.inputs[0]
             if x is not None and ranks.get(str(product.name)) == 2:

@@ -27,8 +27,8 @@ import onnx_ir as ir
 from onnx_ir.passes.common import ShapeInferencePass
 
 from optimizer.export.scopes import MODULE, module_of
-from optimizer.lower.onnx.attention_pattern import OtherPattern, perm_of, user
-from optimizer.lower.onnx.examine import constant, maker, only_user
+from optimizer.lower.onnx.attention_pattern import OtherPattern, find_user, get_perm
+from optimizer.lower.onnx.examine import find_maker, find_only_user, read_constant
 
 Perm = tuple[int, ...]
 FORWARD: Perm = (0, 2, 1, 3)
@@ -115,11 +115,11 @@ def _recognise(softmax: ir.Node) -> _Attention:
     axis = softmax.attributes.get("axis")
     if axis is not None and axis.as_int() not in (-1, 3):
         raise OtherPattern(f"{softmax.name} is along another axis than the keys")
-    weighted = user(softmax.outputs[0], "MatMul")
+    weighted = find_user(softmax.outputs[0], "MatMul")
     if weighted.inputs[0] is not softmax.outputs[0]:
         raise OtherPattern(f"{weighted.name} has the weights behind the values")
-    back = user(weighted.outputs[0], "Transpose", perm=FORWARD)
-    merged = user(back.outputs[0], "Reshape")
+    back = find_user(weighted.outputs[0], "Transpose", perm=FORWARD)
+    merged = find_user(back.outputs[0], "Reshape")
     _keeps_two(merged, 3)
     product = _product(softmax.inputs[0])
     turned = (
@@ -129,8 +129,8 @@ def _recognise(softmax: ir.Node) -> _Attention:
     )
     splits = []
     for node in turned:
-        split = maker(node.inputs[0], "Reshape")
-        if split is None or only_user(split.outputs[0]) is not node:
+        split = find_maker(node.inputs[0], "Reshape")
+        if split is None or find_only_user(split.outputs[0]) is not node:
             raise OtherPattern(f"{node.name} turns something other than a split")
         _keeps_two(split, 4)
         splits.append(split)
@@ -139,31 +139,31 @@ def _recognise(softmax: ir.Node) -> _Attention:
 
 def _product(value: ir.Value | None) -> ir.Node:
     """Case 2: product of queries and keys."""
-    added = maker(value, "Add")
+    added = find_maker(value, "Add")
     for scores in added.inputs if added is not None else (value,):
-        scaled = maker(scores, "Mul") or maker(scores, "Div")
+        scaled = find_maker(scores, "Mul") or find_maker(scores, "Div")
         operands = [scores]
         if scaled is not None:
-            numbers = [constant(v) for v in scaled.inputs]
+            numbers = [read_constant(v) for v in scaled.inputs]
             operands = [v for v, n in zip(scaled.inputs, numbers, strict=True) if n is None]
             if not any(n is not None and len(n) == 1 for n in numbers):
                 continue
-        product = maker(operands[0], "MatMul")
-        if product is not None and maker(product.inputs[0], "Transpose") is not None:
+        product = find_maker(operands[0], "MatMul")
+        if product is not None and find_maker(product.inputs[0], "Transpose") is not None:
             return product
     raise OtherPattern("the scores are not a product of heads")
 
 
 def _turned(value: ir.Value | None, perm: Perm) -> ir.Node:
-    node = maker(value, "Transpose")
-    if node is None or perm_of(node) != perm or only_user(node.outputs[0]) is None:
+    node = find_maker(value, "Transpose")
+    if node is None or get_perm(node) != perm or find_only_user(node.outputs[0]) is None:
         raise OtherPattern("an operand is not heads brought before the positions")
     return node
 
 
 def _keeps_two(reshape: ir.Node, rank: int) -> None:
     """Raise OtherPattern unless `reshape` has `rank` axes and leaves the first two as they are."""
-    shape = constant(reshape.inputs[1])
+    shape = read_constant(reshape.inputs[1])
     if shape is None or len(shape) != rank or shape[0] != 0 or shape[1] not in (0, -1):
         raise OtherPattern(f"{reshape.name} splits or joins more than the last axes")
 
@@ -264,7 +264,7 @@ def _rewrite(model: ir.Model, attentions: Iterable[_Attention], region: _Region)
         _leave(model, value, inside)
     for attention in attentions:
         for node in attention.turned:
-            _permute(node, FIRST[perm_of(node)])
+            _permute(node, FIRST[get_perm(node)])
         _permute(attention.back, BACK)
     for node in region.nodes:
         if node.op_type == "MatMul":

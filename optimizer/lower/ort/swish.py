@@ -9,7 +9,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from optimizer.export.scopes import MODULE, module_of
-from optimizer.lower.onnx.examine import maker, only_user, take_over
+from optimizer.lower.onnx.examine import find_maker, find_only_user, take_over
 
 DOMAIN = "com.microsoft"
 OPERATOR = "QuickGelu"
@@ -19,8 +19,8 @@ def fuse(model: ir.Model) -> tuple[str, ...]:
     """Rewrite `model` in place. Returns the modules of the activations."""
     done = []
     for sigmoid in [n for n in model.graph if n.op_type == "Sigmoid"]:
-        x, product = sigmoid.inputs[0], only_user(sigmoid.outputs[0])
-        if maker(x, "DequantizeLinear") is None or product is None or product.op_type != "Mul":
+        x, product = sigmoid.inputs[0], find_only_user(sigmoid.outputs[0])
+        if find_maker(x, "DequantizeLinear") is None or product is None or product.op_type != "Mul":
             continue
         if {*product.inputs} != {x, sigmoid.outputs[0]} or sigmoid.outputs[0].is_graph_output():
             continue

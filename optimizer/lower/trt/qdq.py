@@ -27,7 +27,12 @@ from optimizer.export.names import Names
 from optimizer.foundation.qtensor import QTensor
 from optimizer.foundation.state import CompressedState, Range
 from optimizer.lower.onnx import convolution, lookup
-from optimizer.lower.onnx.qdq import Surgeon, apply_factor, dequantize_weight, quantized_modules
+from optimizer.lower.onnx.qdq import (
+    Surgeon,
+    apply_factor,
+    dequantize_weight,
+    find_quantized_modules,
+)
 
 
 def lower(model: ir.Model, names: Names, state: CompressedState, float_type: str) -> dict[str, str]:
@@ -38,7 +43,7 @@ def lower(model: ir.Model, names: Names, state: CompressedState, float_type: str
     surgeon = Surgeon(model, FLOAT_TYPES[float_type], state.weights)
     activations = lookup.lower(surgeon, names, state)
     multiplied = set(state.weights) - {names.lookups[name].parameter for name in activations}
-    for name, module in quantized_modules(model, names, multiplied).items():
+    for name, module in find_quantized_modules(model, names, multiplied).items():
         q, factor = state.weights[module.parameter], state.factors.get(module.site)
         static = state.activations_of(name) == "tensor"
         for copy, product in enumerate(surgeon.products(module)):

@@ -15,7 +15,7 @@ from optimizer.model.graph.record import MODEL_TYPE
 from optimizer.recipe.schema import Task
 
 
-def family(config: Any, task: Task, code: Path | None = None) -> Family:
+def find_family(config: Any, task: Task, code: Path | None = None) -> Family:
     """The facts of a config (a transformers config, or the dict of config.json) for a model of
     `task`.
 

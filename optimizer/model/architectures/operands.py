@@ -14,30 +14,30 @@ CACHE = "kv_cache"
 CACHED = ("key", "value")
 
 
-def attention_of(module: str) -> str:
+def find_attention(module: str) -> str:
     """The attention's module name, if `module` is the name of one of its operands; else ""."""
     holder, _, name = module.rpartition(".")
     attention, _, last = holder.rpartition(".")
     return attention if last == HOLDER and name in OPERANDS else ""
 
 
-def cache_of(module: str) -> str:
+def find_cache(module: str) -> str:
     """The attention's module name, if `module` names keys or values of its KV cache; else ""."""
     holder, _, name = module.rpartition(".")
     attention, _, last = holder.rpartition(".")
     return attention if last == CACHE and name in CACHED else ""
 
 
-def caches_of(state: CompressedState) -> dict[str, Range]:
+def select_caches(state: CompressedState) -> dict[str, Range]:
     """{name of keys or values of a KV cache: range} in state.summands."""
-    return {name: r for name, r in state.summands.items() if cache_of(name)}
+    return {name: r for name, r in state.summands.items() if find_cache(name)}
 
 
 def is_probabilities(module: str) -> bool:
     """True for a module name "<attention>.operands.probabilities" (the softmax's output)."""
-    return bool(attention_of(module)) and module.endswith(f".{PROBABILITIES}")
+    return bool(find_attention(module)) and module.endswith(f".{PROBABILITIES}")
 
 
-def operands_of(state: CompressedState) -> dict[str, Range]:
+def select_operands(state: CompressedState) -> dict[str, Range]:
     """{operand's module name: activation range} of the attentions' operands in state.summands."""
-    return {name: r for name, r in state.summands.items() if attention_of(name)}
+    return {name: r for name, r in state.summands.items() if find_attention(name)}

@@ -19,7 +19,7 @@ from optimizer.harness.tasks.embeddings import feature_extraction
 from optimizer.model.architectures.families import FAMILIES, is_causal
 from optimizer.model.architectures.family_record import Family
 from optimizer.model.checkpoint import own_code
-from optimizer.model.checkpoint.model import STORED_TRANSPOSED, skeleton_from_config
+from optimizer.model.checkpoint.model import STORED_TRANSPOSED, build_skeleton_from_config
 
 OUTSIDE = 3  # maximum linear layers outside the blocks: projections of the embedding
 GENERIC_FIX = "Add a row for this model_type to optimizer/model/architectures/families.py."
@@ -27,7 +27,7 @@ GENERIC_FIX = "Add a row for this model_type to optimizer/model/architectures/fa
 
 def recognise(model_type: str, config: Any, code: Path | None = None) -> Family:
     """The Family of an architecture, from the model with its head for a causal language model, else
-    from the base model. config, code: as in architecture.family."""
+    from the base model. config, code: as in architecture.find_family."""
     from transformers import AutoConfig
 
     is_trusted = code is not None and any(code.glob("*.py"))
@@ -46,7 +46,7 @@ def recognise(model_type: str, config: Any, code: Path | None = None) -> Family:
             ) from e
     if is_causal(config):
         return _recognise_decoder(
-            model_type, skeleton_from_config(config, text_generation.TASK.name)
+            model_type, build_skeleton_from_config(config, text_generation.TASK.name)
         )
     has_own_code = type(config).__module__.startswith(own_code.COPIES)
     if has_own_code and "AutoModel" not in (getattr(config, "auto_map", None) or {}):
@@ -56,7 +56,7 @@ def recognise(model_type: str, config: Any, code: Path | None = None) -> Family:
             accepted="AutoModel, besides the class of the task",
             fix='Add it, e.g. "AutoModel": "modeling.MyModel".',
         )
-    model: Any = skeleton_from_config(config, feature_extraction.TASK.name, is_trusted)
+    model: Any = build_skeleton_from_config(config, feature_extraction.TASK.name, is_trusted)
     blocks = block_list(model, model_type)
     embeddings = next(
         (
@@ -72,7 +72,7 @@ def recognise(model_type: str, config: Any, code: Path | None = None) -> Family:
         base=str(model.base_model_prefix),
         blocks=blocks,
         embeddings=embeddings,
-        linears=linear_names(first),
+        linears=list_linears(first),
         smooth=(),
         positions_after_padding=any(
             isinstance(m, nn.Embedding) and "position" in path and m.padding_idx is not None
@@ -114,14 +114,14 @@ def _recognise_decoder(model_type: str, model: Any) -> Family:
 
 def _linears_of_all(blocks: Any, model_type: str) -> tuple[str, ...]:
     """Names of a block's linears. CheckpointError if blocks differ or have other matrices."""
-    linears = linear_names(blocks[0])
+    linears = list_linears(blocks[0])
     covered = {f"{name}.weight" for name in linears}
     for block in blocks:
         other = [n for n, p in block.named_parameters() if p.ndim >= 2 and n not in covered]
         if other:
             what = f"its blocks have weights outside linear layers: {', '.join(other)}"
             raise _uncovered(model_type, what)
-        if linear_names(block) != linears:
+        if list_linears(block) != linears:
             raise _uncovered(model_type, "its blocks do not all have the same linear layers")
         if any(hasattr(m, STORED_TRANSPOSED) for m in block.modules()):
             raise _uncovered(model_type, "its files store linear weights as (in, out)")
@@ -137,7 +137,7 @@ def _uncovered(model_type: str, missing: str) -> CheckpointError:
     )
 
 
-def linear_names(block: nn.Module) -> tuple[str, ...]:
+def list_linears(block: nn.Module) -> tuple[str, ...]:
     """The names of a block's linear layers, in the order of their construction."""
     return tuple(path for path, m in block.named_modules() if isinstance(m, nn.Linear))
 
@@ -145,12 +145,12 @@ def linear_names(block: nn.Module) -> tuple[str, ...]:
 def block_list(model: nn.Module, model_type: str) -> str:
     """The name of the outermost ModuleList of blocks of one class outside which the model has at
     most OUTSIDE linear layers. Raises CheckpointError when no list is like that."""
-    total = len(linear_names(model))
+    total = len(list_linears(model))
     lists: list[str] = []
     for path, module in model.named_modules():
         if not isinstance(module, nn.ModuleList) or not len(module):
             continue
-        outside = total - len(linear_names(module))
+        outside = total - len(list_linears(module))
         if len({type(m) for m in module}) == 1 and 0 <= outside <= OUTSIDE < total:
             lists.append(path)
     if not lists:

@@ -95,6 +95,6 @@ TOWERS: Mapping[str, Tower] = {
 PAIRS = frozenset(tower.pair for tower in TOWERS.values())
 
 
-def of_pair(pair: str, inputs: str) -> tuple[str, Tower]:
+def find_tower(pair: str, inputs: str) -> tuple[str, Tower]:
     """(model_type, tower) of the side of a pair of PAIRS that takes a kind of input."""
     return next((n, t) for n, t in TOWERS.items() if (t.pair, t.inputs) == (pair, inputs))

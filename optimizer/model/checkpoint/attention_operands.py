@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from optimizer.model.architectures.operands import HOLDER, attention_of
+from optimizer.model.architectures.operands import HOLDER, find_attention
 
 NAME = "optimize attention operands"
 
@@ -40,10 +40,10 @@ def install(model: Any, attentions: Iterable[str]) -> None:
     model.set_attn_implementation(_register())
 
 
-def with_operands(model: nn.Module, operands: Iterable[str]) -> nn.Module:
+def install_operands(model: nn.Module, operands: Iterable[str]) -> nn.Module:
     """A copy of `model` that shares its parameters, with operands installed; `model` itself if
     `operands`, module names such as "<attention>.operands.query", is empty."""
-    attentions = [attention_of(name) for name in operands]
+    attentions = [find_attention(name) for name in operands]
     if not attentions:
         return model
     twin = copy.deepcopy(model, {id(t): t for t in (*model.parameters(), *model.buffers())})

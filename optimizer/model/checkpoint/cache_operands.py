@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from optimizer.model.architectures.operands import CACHE, cache_of
+from optimizer.model.architectures.operands import CACHE, find_cache
 from optimizer.model.checkpoint.attention_operands import Operand
 
 NAMES = ("self_attn", "attention")
@@ -48,7 +48,7 @@ class _Filled:
         return getattr(self._cache, name)
 
 
-def attentions(model: nn.Module, blocks: Iterable[str]) -> list[str]:
+def list_attentions(model: nn.Module, blocks: Iterable[str]) -> list[str]:
     """Names of the attentions of these blocks that fill a KV cache, in order."""
     return [
         f"{block}.{name}"
@@ -67,10 +67,10 @@ def install(model: nn.Module, names: Iterable[str]) -> None:
         attention.register_forward_pre_hook(_fill, with_kwargs=True)
 
 
-def with_caches(model: nn.Module, operands: Iterable[str]) -> nn.Module:
+def install_caches(model: nn.Module, operands: Iterable[str]) -> nn.Module:
     """A copy of `model` that shares its parameters, with the identities `operands` installed;
     `model` itself if `operands`, module names such as "<attention>.kv_cache.key", is empty."""
-    names = [cache_of(name) for name in operands]
+    names = [find_cache(name) for name in operands]
     if not names:
         return model
     twin = copy.deepcopy(model, {id(t): t for t in (*model.parameters(), *model.buffers())})

@@ -36,20 +36,20 @@ STORED_TRANSPOSED = "stored_transposed"  # attribute of a Linear that replaces a
 UNUSED = ("contact_head",)  # modules of a base model (ESM) that forward's outputs do not depend on
 
 
-def auto_class(task: Task, model_type: object) -> Any:
+def choose_auto_class(task: Task, model_type: object) -> Any:
     """The transformers Auto class that builds the model of a task; for hidden states of an
     encoder-decoder with a class of its encoder alone (T5), the one that builds this; for one side
     of a pair its own."""
     chosen = tasks.find_task(task)
     module, _, name = chosen.model.partition(":")
     if model_type in TOWERS:
-        return tower_model.tower_class(str(model_type), task)
+        return tower_model.choose_tower_class(str(model_type), task)
     if chosen.headless and has_encoder(model_type):
         name = "AutoModelForTextEncoding"
     return getattr(import_module(module), name)
 
 
-def skeleton(checkpoint: Checkpoint, task: Task) -> nn.Module:
+def build_skeleton(checkpoint: Checkpoint, task: Task) -> nn.Module:
     """The model of the task in eval mode, with eager attention, parameters on the meta device, and
     norms folded into convolutions (batch_norms.py).
 
@@ -66,7 +66,7 @@ def skeleton(checkpoint: Checkpoint, task: Task) -> nn.Module:
     # the load stage copies a model's own code only when the recipe trusts it
     trusted = any(checkpoint.folder.glob("*.py"))
     config = AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=trusted)
-    model = skeleton_from_config(config, task, trusted)
+    model = build_skeleton_from_config(config, task, trusted)
     family = FAMILIES.get(str(config.model_type))
     if family is not None and family.batch_norms is not None:
         norms = family.batch_norms.with_config(config.to_dict())
@@ -84,11 +84,13 @@ UNINSTALLED = (
 )
 
 
-def skeleton_from_config(config: Any, task: Task, trust_remote_code: bool = False) -> nn.Module:
+def build_skeleton_from_config(
+    config: Any, task: Task, trust_remote_code: bool = False
+) -> nn.Module:
     """As `skeleton`, from a transformers config, without folding norms."""
     try:
         with _parameters_on_meta():
-            model = auto_class(task, config.model_type).from_config(
+            model = choose_auto_class(task, config.model_type).from_config(
                 config,
                 attn_implementation="eager",
                 dtype=torch.float32,
@@ -211,12 +213,12 @@ def _homes(module: nn.Module) -> list[list[_Home]]:
     return list(by_id.values())
 
 
-def tied_names(module: nn.Module) -> dict[str, str]:
+def find_tied_names(module: nn.Module) -> dict[str, str]:
     """{other name of a tied parameter: its first}, e.g. a head's weight: the embedding's."""
     return {h.name: homes[0].name for homes in _homes(module) for h in homes[1:]}
 
 
-def parameter_shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
+def list_parameter_shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
     """{name: shape} of all tensors of a checkpoint: each parameter once (tied ones under their
     first name) and the persistent buffers."""
     shapes = {homes[0].name: tuple(homes[0].parameter.shape) for homes in _homes(module)}
@@ -292,13 +294,13 @@ def move_buffers(module: nn.Module, device: torch.device) -> None:
                 setattr(owner, name, buffer.to(device))
 
 
-def torch_model(
+def load_torch_model(
     checkpoint: Checkpoint,
     task: Task,
     overrides: Mapping[str, Tensor] | None = None,
     place: Callable[[Tensor], Tensor] = lambda tensor: tensor,
 ) -> nn.Module:
     """The filled model, float32, in eval mode. overrides, place: see `materialize`."""
-    model = skeleton(checkpoint, task)
+    model = build_skeleton(checkpoint, task)
     materialize(model, "", checkpoint.tensors, overrides, place)
     return model

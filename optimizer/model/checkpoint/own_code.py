@@ -32,7 +32,7 @@ def contain(folder: Path) -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, SystemExit, GeneratorExit) as e:
-        file = source_file(e)
+        file = find_source_file(e)
         if interrupts or (file is None and not isinstance(e, SystemExit)):
             raise
         raise CheckpointError(
@@ -45,7 +45,7 @@ def contain(folder: Path) -> Iterator[None]:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def source_file(e: BaseException) -> str | None:
+def find_source_file(e: BaseException) -> str | None:
     """The name of the file of a checkpoint's own code that raised `e`; None for other code."""
     names = [Path(frame.f_code.co_filename) for frame, _ in walk_tb(e.__traceback__)]
     own = [name.name for name in names if COPIES in name.parts]

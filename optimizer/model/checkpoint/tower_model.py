@@ -19,7 +19,7 @@ from optimizer.recipe.schema import Task
 LABELS = "candidate_labels"  # name of the linear layer
 
 
-def tower_class(model_type: str, task: Task) -> Any:
+def choose_tower_class(model_type: str, task: Task) -> Any:
     """transformers' class of a tower, with the output of the task: for a zero-shot classifier
     logits and the vector of unit length; else hidden states, of images one position, the vector,
     and of texts the projection of each position."""

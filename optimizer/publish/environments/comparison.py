@@ -17,7 +17,7 @@ import numpy as np
 from optimizer.foundation.verdicts import Verdict
 from optimizer.validate.quality import metrics
 from optimizer.validate.quality.per_example import read_labels
-from optimizer.validate.quality.significance import Decision, Floats, paired_mean
+from optimizer.validate.quality.significance import Decision, Floats, decide_by_mean
 
 Each = Mapping[str, Any]
 UNITS = {"nats": " nats per token", "log_likelihood": " nats per token"}
@@ -154,7 +154,7 @@ def _labels(old: Each, new: Each, section: Mapping[str, Any]) -> Decision:
 
 def _sets(old: Each, new: Each, section: Mapping[str, Any]) -> Decision:
     truth, a, b = (
-        metrics.indicators(read_labels(texts), int(new["labels"]))
+        metrics.make_indicators(read_labels(texts), int(new["labels"]))
         for texts in (new["truth"], old["candidate"], new["candidate"])
     )
     micro, confidence = section["metric"] == "micro_f1", float(section["confidence"])
@@ -175,7 +175,7 @@ def _score_lists(old: Each, new: Each, section: Mapping[str, Any]) -> Decision:
 
 def _means(old: Each, new: Each, section: Mapping[str, Any]) -> Decision:
     a, b = (_numbers(each["candidate"]) for each in (old, new))
-    return paired_mean(a - b, float(section["margin"]), float(section["confidence"]))
+    return decide_by_mean(a - b, float(section["margin"]), float(section["confidence"]))
 
 
 def _nats(old: Each, new: Each, section: Mapping[str, Any]) -> Decision:

@@ -247,7 +247,7 @@ RENAMED: Mapping[str, str] = {
 """{name in an earlier version: name today}"""
 
 
-def method(name: str) -> Method:
+def find_method(name: str) -> Method:
     """The record of a method of the table or of an installed distribution.
 
     Raises KeyError for an unknown name, TypeError for an entry point that is not a Method of that
@@ -261,21 +261,21 @@ def method(name: str) -> Method:
     return record
 
 
-def names() -> list[str]:
+def list_names() -> list[str]:
     """The names of all methods: first METHODS, then entry points of other distributions."""
     return list(dict.fromkeys([*METHODS, *list_entry_points(GROUP)]))
 
 
-def calibrated() -> list[str]:
+def list_calibrated() -> list[str]:
     """The names of the methods that need calibration data.
 
     A record of another distribution that cannot be loaded is omitted: `method` raises its error if
     a recipe names it.
     """
     needing = []
-    for name in names():
+    for name in list_names():
         with suppress(ImportError, AttributeError, TypeError, RecipeError):
-            needing += [name] if method(name).calibrated else []
+            needing += [name] if find_method(name).calibrated else []
     return needing
 
 
@@ -293,7 +293,7 @@ def place(record: Method) -> tuple[int, int]:
     return get_args(Kind).index(record.kind), at
 
 
-def code(records: Iterable[Method], limits: bool = False) -> dict[str, str]:
+def digest_code(records: Iterable[Method], limits: bool = False) -> dict[str, str]:
     """{"<kind> <name>": digest of the method's code}, for the key of a step that calls the method:
     no import leads from a stage to a function that is named by a string.
 

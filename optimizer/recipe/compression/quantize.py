@@ -273,9 +273,9 @@ class KeepFloatAuto(Section):
 
 def _check_method(name: str) -> str:
     try:
-        methods.method(name)
+        methods.find_method(name)
     except KeyError:
-        names = [repr(m) for m in methods.names()]
+        names = [repr(m) for m in methods.list_names()]
         expected = f"{', '.join(names[:-1])} or {names[-1]}"
         raise PydanticCustomError(
             "literal_error", "Input should be {expected}", {"expected": expected}
@@ -356,7 +356,7 @@ class Quantize(Section):
     def chosen(self) -> tuple[Method, ...]:
         """The records of the recipe's methods, in order."""
         names = self.methods or ((self.method,) if self.method else ())
-        return tuple(map(methods.method, names))
+        return tuple(map(methods.find_method, names))
 
     def of_kind(self, *kinds: Kind) -> tuple[Method, ...]:
         """The records of the recipe's methods of these kinds, in order; () without such methods."""

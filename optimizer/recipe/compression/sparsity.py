@@ -151,8 +151,9 @@ class Sparsity(Section):
         return self
 
 
-def code(sparsity: Sparsity | None) -> dict[str, str]:
-    """{"sparsity <method>": digest of the method's code}, as methods.code; {} without sparsity."""
+def digest_code(sparsity: Sparsity | None) -> dict[str, str]:
+    """{"sparsity <method>": digest of the method's code}, as methods.digest_code; {} without
+    sparsity."""
     if sparsity is None:
         return {}
     module = sparsity.record.apply.partition(":")[0]

@@ -31,7 +31,7 @@ from optimizer.reduce.learn import rate_search, width_maps
 from optimizer.reduce.learn.pair import Batch, Pair
 from optimizer.reduce.learn.processes import count_of
 from optimizer.reduce.learn.training import Curve, TrainingOptions, train
-from optimizer.reduce.methods.batch_order import batch_of
+from optimizer.reduce.methods.batch_order import choose_batch
 
 TOKENIZED = 1024  # texts tokenized at once to count their tokens
 LOGITS = 1 << 26  # maximum logits at once, which are the largest tensors of a step
@@ -68,7 +68,9 @@ class Texts:
             ids = torch.stack([torch.as_tensor(r, dtype=torch.int64) for r in rows])
             return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         arrays = next(
-            datasets.batches(rows, self.contract, self.tokenizer, len(rows), self.sequence_length)
+            datasets.encode_batches(
+                rows, self.contract, self.tokenizer, len(rows), self.sequence_length
+            )
         )
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
@@ -85,7 +87,7 @@ class Split(NamedTuple):
     held_out: Texts
 
 
-def texts(section: Learning, spec: DataSpec, contract: Contract, checkpoint: Path) -> Split:
+def draw_texts(section: Learning, spec: DataSpec, contract: Contract, checkpoint: Path) -> Split:
     """Draw texts to learn from and held-out texts with section.seed; no row is in both. Raises
     DataError when there is too little text.
 
@@ -95,9 +97,11 @@ def texts(section: Learning, spec: DataSpec, contract: Contract, checkpoint: Pat
     tokenizer = load_tokenizer(checkpoint, contract)
     windows = tasks.look_up(contract).calibration_items == "windows"
     length = section.sequence_length
-    rows: Sequence[Any] = datasets.samples(spec, None if windows else section.samples, section.seed)
+    rows: Sequence[Any] = datasets.read_samples(
+        spec, None if windows else section.samples, section.seed
+    )
     if windows:
-        rows = datasets.windows(rows, tokenizer, contract, length)[: section.samples]
+        rows = datasets.cut_windows(rows, tokenizer, contract, length)[: section.samples]
     else:
         rows = datasets.map_labels(rows, spec, contract.labels)
     needed = section.held_out + section.batch_size
@@ -156,19 +160,19 @@ def distill(
     pair.check_teacher(judged[0][0])
     if section.losses.hidden and not pair.same_width:
         pair = replace(
-            pair, maps=width_maps.initial_maps(pair, _batches_of_steps(learned, section))
+            pair, maps=width_maps.fit_initial_maps(pair, _batches_of_steps(learned, section))
         )
     trained = {**pair.trained, **pair.map_parameters}
     processes.copy_first(trained.values())
     start = _mean(pair, section, judged, processes)
     units = {name: value or 1.0 for name, value in start.items()}
     weights = {name: getattr(section.losses, name) / unit for name, unit in units.items()}
-    size = rows_at_once(pair, section)
+    size = choose_rows_at_once(pair, section)
     for p in trained.values():
         p.requires_grad_(True)
 
     def backward(step: int) -> float:
-        indices = batch_of(step, learned.lengths, section.batch_size, section.seed)
+        indices = choose_batch(step, learned.lengths, section.batch_size, section.seed)
         share, total = processes.share(indices), 0.0
         for part in (share[i : i + size] for i in range(0, len(share), size)):
             batch, labels = learned.batch(part), learned.labels(part)
@@ -184,7 +188,7 @@ def distill(
 
     def judge() -> float:
         each = _mean(pair, section, judged, processes)
-        if judged_by_output(section):
+        if is_judged_by_output(section):
             return each["output"]
         return math.fsum(weights[n] * each[n] for n in each)
 
@@ -201,7 +205,7 @@ def distill(
 
 def _batches_of_steps(learned: Texts, section: Learning) -> Iterator[Batch]:
     for step in itertools.count():
-        indices = batch_of(step, learned.lengths, section.batch_size, section.seed)
+        indices = choose_batch(step, learned.lengths, section.batch_size, section.seed)
         yield learned.batch(indices)
 
 
@@ -233,19 +237,19 @@ def _search_and_train(
     tried: Sequence[tuple[float, float]] = ()
     if options.learning_rate == 0:
         search = rate_search.search_rate(trained, *losses, options, folder, processes)
-        options = rate_search.options_after(search, options, processes)
+        options = rate_search.derive_options(search, options, processes)
         tried = search.tried
     curve = train(trained, *losses, options, folder, processes)
     return curve, options.learning_rate, tried
 
 
-def judged_by_output(section: Learning) -> bool:
+def is_judged_by_output(section: Learning) -> bool:
     """True where the final weights have the lowest held-out loss of the output alone; False where
     it has no weight or labels have one: they have the lowest weighted sum of losses."""
     return section.losses.output > 0 and section.losses.labels == 0
 
 
-def losses_of(pair: Pair, section: Learning, held_out: Texts) -> dict[str, float]:
+def measure_losses(pair: Pair, section: Learning, held_out: Texts) -> dict[str, float]:
     """{loss: its present mean over all held-out texts} of the student."""
     return _mean(pair, section, _batches(held_out, section))
 
@@ -258,7 +262,7 @@ def _batches(held_out: Texts, section: Learning) -> list[tuple[Batch, Tensor | N
     return [(held_out.batch(part), held_out.labels(part)) for part in parts]
 
 
-def rows_at_once(pair: Pair, section: Learning) -> int:
+def choose_rows_at_once(pair: Pair, section: Learning) -> int:
     """Maximum number of rows of a batch whose gradients are computed together."""
     if not pair.task.generates:
         return section.batch_size
@@ -273,7 +277,7 @@ def _mean(
     processes: Processes = ALONE,
 ) -> dict[str, float]:
     """{loss: mean over all texts}. judged: [(batch, label ids or None)] of held-out texts"""
-    size = rows_at_once(pair, section)
+    size = choose_rows_at_once(pair, section)
     sums = dict.fromkeys(
         pair.loss_names(section.losses, any(labels is not None for _, labels in judged)), 0.0
     )

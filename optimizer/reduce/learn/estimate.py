@@ -20,7 +20,7 @@ from optimizer.harness import tasks
 from optimizer.recipe.recover import Learning
 from optimizer.recipe.schema import QuantizationAware, Recovery, Task
 from optimizer.reduce.learn.distill import LOGITS
-from optimizer.reduce.learn.rate_search import steps_of_trial
+from optimizer.reduce.learn.rate_search import count_trial_steps
 from optimizer.reduce.learn.training import MEASURED
 from optimizer.store import NARROWEST, Estimate, Shapes
 
@@ -32,13 +32,13 @@ KEPT = 5  # values per query and key: of both models and of the loss (measured o
 BLOCK = re.compile(r"\.(\d+)\.")
 
 
-def recovery(section: Recovery, shapes: Shapes) -> Estimate:
+def estimate_recovery(section: Recovery, shapes: Shapes) -> Estimate:
     """Estimate recover. shapes: shape of every tensor of the teacher, an upper bound for the
     student."""
     return _estimate(section.recover, section.task, shapes)
 
 
-def training(section: QuantizationAware, shapes: Shapes) -> Estimate:
+def estimate_training(section: QuantizationAware, shapes: Shapes) -> Estimate:
     """Estimate qat: as `recovery`, and the quantized weights that each step computes and keeps."""
     plain = _estimate(section.qat, section.task, shapes)
     linear = sum(prod(s) for n, s in shapes.items() if BLOCK.search(n) and len(s) == 2)
@@ -72,7 +72,7 @@ def _estimate(recover: Learning, task: Task, shapes: Shapes) -> Estimate:
     memory = LIBRARIES + 4 * (2 * total + 4 * trained) + kept + states + logits
     full = recover.batch_size * recover.sequence_length * (1 if generates else 0.5)
     trials = TRIED if recover.learning_rate == "auto" else 0
-    steps = recover.steps + trials * steps_of_trial(recover.steps)
+    steps = recover.steps + trials * count_trial_steps(recover.steps)
     judged = (MEASURED + trials) * recover.held_out / recover.batch_size
     work = full * (sum(map(prod, linear)) + head) * (4 * steps + 2 * judged)
     work += recover.generated * recover.sequence_length * (sum(map(prod, linear)) + head)

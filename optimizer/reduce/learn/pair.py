@@ -24,13 +24,13 @@ from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.tasks import Task
-from optimizer.model.architectures.architecture import family
+from optimizer.model.architectures.architecture import find_family
 from optimizer.model.architectures.family_record import Family
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
-from optimizer.model.checkpoint.model import has_sdpa, torch_model
+from optimizer.model.checkpoint.model import has_sdpa, load_torch_model
 from optimizer.recipe.recover import LossWeights
 from optimizer.reduce.methods import losses
-from optimizer.reduce.methods.divergence import with_absence
+from optimizer.reduce.methods.divergence import add_absence
 
 Batch = Mapping[str, Tensor]
 
@@ -62,7 +62,7 @@ class Kept:
     heads: Sequence[Sequence[int] | None]
 
 
-def of_kept(kept: Kept, blocks: int, share: int) -> Pairing:
+def pair_kept(kept: Kept, blocks: int, share: int) -> Pairing:
     """Pairing of a student that was cut from its teacher.
 
     blocks: number of the teacher's blocks
@@ -75,7 +75,7 @@ def of_kept(kept: Kept, blocks: int, share: int) -> Pairing:
     return Pairing((*kept.blocks[1:], blocks), tuple(kept.blocks), heads)
 
 
-def evenly(student: int, teacher: int) -> Pairing:
+def pair_evenly(student: int, teacher: int) -> Pairing:
     """Pairing of a student not cut from its teacher. student, teacher: numbers of blocks"""
     ends = [max(1, round((i + 1) * teacher / student)) for i in range(student)]
     return Pairing(ends, [end - 1 for end in ends], [None] * student)
@@ -235,13 +235,13 @@ class Pair:
             if student.shape[-1] == 1 or self.contract.activation == "identity":  # numbers
                 return losses.difference(student, teacher)
             if self.contract.multi_label:  # each label against its absence
-                one, other = with_absence(student), with_absence(teacher)
+                one, other = add_absence(student), add_absence(teacher)
                 labels: int = student.shape[-1]
                 return losses.divergence(one, other, temperature) * labels
             return losses.divergence(student, teacher, temperature)
         if self.contract.pooling is None:
             return losses.hidden(student, teacher, real)
-        vectors = [losses.pooled(s, real, self.contract.poolings) for s in (student, teacher)]
+        vectors = [losses.pool(s, real, self.contract.poolings) for s in (student, teacher)]
         relations = losses.relations(*vectors)
         return losses.direction(*vectors) + relations if self.same_width else relations
 
@@ -279,19 +279,19 @@ def open_pair(teacher: Path, student: Path, kept: Kept | None, weights: LossWeig
     """
     contract = contracts.read(teacher / "contract.json")
     opened = [open_checkpoint(folder) for folder in (teacher, student)]
-    models: list[Any] = [torch_model(checkpoint, contract.task) for checkpoint in opened]
+    models: list[Any] = [load_torch_model(checkpoint, contract.task) for checkpoint in opened]
     for model in models:
         # only eager attention gives its probabilities, and it keeps one for every pair of tokens
         if not weights.attention and has_sdpa(model):
             model.set_attn_implementation("sdpa")
-    architecture = family(opened[1].config, contract.task, opened[1].folder)
+    architecture = find_family(opened[1].config, contract.task, opened[1].folder)
     prefix = architecture.prefix(contract.task)
     blocks, own = (int(m.config.num_hidden_layers) for m in models)
     if kept is None or architecture.shared_blocks:  # where one stored block stands for all
-        pairing = evenly(own, blocks)
+        pairing = pair_evenly(own, blocks)
     else:
         config = models[0].config
         heads = int(config.num_attention_heads)
         groups = getattr(config, "num_key_value_heads", None) or heads
-        pairing = of_kept(kept, blocks, heads // int(groups))
+        pairing = pair_kept(kept, blocks, heads // int(groups))
     return Pair(models[0], models[1], architecture, prefix, contract, pairing)

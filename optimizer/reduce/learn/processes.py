@@ -21,7 +21,7 @@ from optimizer.recipe.recover import Learning
 from optimizer.store import package_version
 
 
-def device_of(section: Learning) -> torch.device:
+def choose_device(section: Learning) -> torch.device:
     """Device of this process's models. Raises MachineError for a GPU that torch cannot use."""
     return torch_device.resolve(section.device, f"{section.PLACE}.device")
 
@@ -29,7 +29,7 @@ def device_of(section: Learning) -> torch.device:
 def count_of(section: Learning) -> int:
     """Number of processes that train; "auto" is one per GPU, at most one per row of a batch, and
     one on a CPU. Raises MachineError for more processes than GPUs."""
-    on_gpu = device_of(section).type == "cuda"
+    on_gpu = choose_device(section).type == "cuda"
     devices = torch.cuda.device_count() if on_gpu else 1
     if section.processes == "auto":
         return min(devices, section.batch_size)
@@ -60,7 +60,7 @@ def launch(
     foundation/process/launch.py does."""
     group = Group(
         count_of(section),
-        device_of(section).type,
+        choose_device(section).type,
         f"{section.PLACE}.processes",
         "If memory ran out, use fewer processes or a smaller batch_size. The same command resumes "
         "at the last checkpoint.",

@@ -28,8 +28,8 @@ import torch
 
 from optimizer.compress import module_rows
 from optimizer.compress.apply.weights import bias_correction
-from optimizer.compress.methods.weights.rtn import relative_error
-from optimizer.compress.module_rows import Row, significant
+from optimizer.compress.methods.weights.rtn import measure_relative_error
+from optimizer.compress.module_rows import Row, round_significant
 from optimizer.foundation import state
 from optimizer.foundation.process.launch import Processes
 from optimizer.foundation.process.torch_device import CPU
@@ -37,12 +37,18 @@ from optimizer.foundation.state import CompressedState, weight_name
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
 from optimizer.recipe.schema import QuantizationAware
 from optimizer.reduce.learn.distill import Distilled, distill
-from optimizer.reduce.learn.estimate import training
+from optimizer.reduce.learn.estimate import estimate_training
 from optimizer.reduce.learn.pair import Pair, open_pair
-from optimizer.reduce.learn.processes import count_of, device_of, launch
-from optimizer.reduce.learn.recover import FINISHED, PROGRESS, document, kept, learned_texts
+from optimizer.reduce.learn.processes import choose_device, count_of, launch
+from optimizer.reduce.learn.recover import (
+    FINISHED,
+    PROGRESS,
+    build_document,
+    draw_learned_texts,
+    read_kept,
+)
 from optimizer.reduce.learn.rewrite import rewrite
-from optimizer.reduce.learn.trained_linear import Trained, trained
+from optimizer.reduce.learn.trained_linear import Trained, make_trainable
 from optimizer.reduce.structure.write import REDUCED
 from optimizer.store import Shapes, Stage
 
@@ -67,9 +73,9 @@ def run(
         return
     progress = out / PROGRESS
     progress.mkdir(exist_ok=True)
-    count, device = count_of(section.qat), device_of(section.qat)
+    count, device = count_of(section.qat), choose_device(section.qat)
     if count > 1:
-        learned_texts(section.qat, section.data, reference, progress)  # generate text once
+        draw_learned_texts(section.qat, section.data, reference, progress)  # generate text once
         launch(learn, section.qat, progress, section, reference, base, compressed, progress)
     # of several processes this reads the result from the checkpoint that they left
     distilled, model = learn(
@@ -81,7 +87,7 @@ def run(
     module_rows.write(_rows(model, base, compressed), out)
     if (base / REDUCED).is_file():
         shutil.copyfile(base / REDUCED, out / REDUCED)
-    text = json.dumps({**document(distilled), "trained": sorted(model.values)}, indent=1)
+    text = json.dumps({**build_document(distilled), "trained": sorted(model.values)}, indent=1)
     (out / TRAINED).write_text(text + "\n", encoding="utf-8")
     progress.rename(out / FINISHED)
     shutil.rmtree(out / FINISHED)
@@ -96,7 +102,7 @@ def learn(
     progress: Path,
 ) -> tuple[Distilled, Trained]:
     """Train, alone or as one of several processes; returns the result and the trained model."""
-    split = learned_texts(section.qat, section.data, reference, progress)
+    split = draw_learned_texts(section.qat, section.data, reference, progress)
     pair, model = opened(section, reference, base, state.read(compressed), processes.device)
     return distill(pair, section.qat, split, progress, processes=processes), model
 
@@ -109,8 +115,8 @@ def opened(
     device: torch.device = CPU,
 ) -> tuple[Pair, Trained]:
     """(pair of reference and student, student): trainable model of `base` with state `start`."""
-    pair = open_pair(reference, base, kept(base), section.qat.losses).to(device)
-    model = trained(pair.student, start.to(device), pair.embeddings)
+    pair = open_pair(reference, base, read_kept(base), section.qat.losses).to(device)
+    model = make_trainable(pair.student, start.to(device), pair.embeddings)
     logarithms = [n for n in model.parameters if n.endswith((".log_scale", ".log_range"))]
     step, highest = model.step
     if section.qat.scale_rate is None:
@@ -139,10 +145,10 @@ def _rows(model: Trained, base: Path, compressed: Path) -> list[Row]:
             continue
         covered = linear.covered
         name = weight_name(row.module)
-        error = relative_error(tensors[name], values[name])
+        error = measure_relative_error(tensors[name], values[name])
         changed = replace(
             row,
-            weight_error=significant(error),
+            weight_error=round_significant(error),
             output_error=None,
             saturation=None,
             range=[covered.low, covered.high] if covered else None,
@@ -152,9 +158,9 @@ def _rows(model: Trained, base: Path, compressed: Path) -> list[Row]:
 
 
 def files(section: QuantizationAware) -> Mapping[str, str]:
-    from optimizer.data.datasets import digest
+    from optimizer.data.datasets import digest_rows
 
-    return {"qat.data": digest(section.data)}
+    return {"qat.data": digest_rows(section.data)}
 
 
 def shapes(
@@ -170,7 +176,7 @@ STAGE = Stage(
     run,
     packages=("torch", "transformers", "tokenizers"),
     files=files,
-    estimate=training,
+    estimate=estimate_training,
     shapes=shapes,
     resumable=True,
 )

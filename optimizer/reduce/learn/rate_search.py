@@ -26,7 +26,7 @@ from optimizer.foundation import atomic
 from optimizer.foundation.process.launch import ALONE, Processes
 from optimizer.foundation.progress import say
 from optimizer.model.checkpoint.checkpoint import read_json
-from optimizer.reduce.learn.training import TrainingOptions, identity, share_of_rate, trial
+from optimizer.reduce.learn.training import TrainingOptions, identify, run_trial, share_of_rate
 
 FILE = "rates.json"
 SHARE, FEWEST = 16, 8  # a trial has 1 / SHARE of the steps, at least FEWEST
@@ -48,7 +48,7 @@ class RateSearch:
     seconds: float
 
 
-def steps_of_trial(steps: int) -> int:
+def count_trial_steps(steps: int) -> int:
     """Number of steps of a trial. steps: number of steps of the training"""
     return min(steps, max(FEWEST, steps // SHARE))
 
@@ -66,7 +66,7 @@ def search_rate(
     an infinite loss."""
     reach = options.reach
     assert reach is not None
-    steps = steps_of_trial(options.steps)
+    steps = count_trial_steps(options.steps)
     path = sum(share_of_rate(i + 1, steps, options.warmup) for i in range(steps))
     options = replace(options, steps=steps, max_seconds=None)
     tried, seconds = _load(folder, options, processes)
@@ -74,7 +74,7 @@ def search_rate(
         rate = reach / path / LOWER ** len(tried)
         before = time.monotonic()
         one = replace(options, learning_rate=rate)
-        tried.append((rate, trial(parameters, backward, held_out, one, processes)))
+        tried.append((rate, run_trial(parameters, backward, held_out, one, processes)))
         seconds += time.monotonic() - before
         if processes.first:
             _save(folder, options, tried, seconds)
@@ -85,7 +85,7 @@ def search_rate(
     return RateSearch(best, tuple(tried), seconds)
 
 
-def options_after(
+def derive_options(
     search: RateSearch, options: TrainingOptions, processes: Processes = ALONE
 ) -> TrainingOptions:
     """`options` with the rate that was found and the seconds that the trials left, at least one."""
@@ -104,7 +104,7 @@ def _decided(tried: list[tuple[float, float]]) -> bool:
 
 def _document(options: TrainingOptions) -> dict[str, Any]:
     """{option: value} of the options that determine the trials and their rates."""
-    return identity(replace(options, learning_rate=0.0))
+    return identify(replace(options, learning_rate=0.0))
 
 
 def _save(

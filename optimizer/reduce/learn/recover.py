@@ -29,14 +29,14 @@ from optimizer.model.checkpoint.checkpoint import read_json
 from optimizer.recipe.recover import Learning
 from optimizer.recipe.schema import DataSpec, Recovery
 from optimizer.reduce.learn import step_times
-from optimizer.reduce.learn.distill import Distilled, Split, distill, texts
-from optimizer.reduce.learn.estimate import recovery
+from optimizer.reduce.learn.distill import Distilled, Split, distill, draw_texts
+from optimizer.reduce.learn.estimate import estimate_recovery
 from optimizer.reduce.learn.pair import Kept, open_pair
-from optimizer.reduce.learn.processes import count_of, device_of, launch
+from optimizer.reduce.learn.processes import choose_device, count_of, launch
 from optimizer.reduce.learn.rewrite import rewrite
 from optimizer.reduce.learn.teacher_text import add_teacher_text
 from optimizer.reduce.structure.write import REDUCED
-from optimizer.reduce.student import initialized
+from optimizer.reduce.student import is_initialized
 from optimizer.store import Shapes, Stage
 
 VERSION = 4
@@ -56,16 +56,16 @@ def run(section: Recovery, reference: Path, smaller: Path, out: Path) -> None:
         return
     progress = out / PROGRESS
     progress.mkdir(exist_ok=True)
-    count, device = count_of(section.recover), device_of(section.recover)
+    count, device = count_of(section.recover), choose_device(section.recover)
     if count > 1:
-        learned_texts(section.recover, section.data, reference, progress)  # generate text once
+        draw_learned_texts(section.recover, section.data, reference, progress)  # generate text once
         launch(learn, section.recover, progress, section, reference, smaller, progress)
     # of several processes this reads the result from the checkpoint that they left
     distilled, multiplied = learn(Processes(device=device), section, reference, smaller, progress)
     rewrite(smaller, distilled.weights, out)
     shutil.copyfile(smaller / REDUCED, out / REDUCED)
     how = asdict(multiplied) | {"device": device.type, "processes": count}
-    text = json.dumps(how | document(distilled), indent=1)
+    text = json.dumps(how | build_document(distilled), indent=1)
     (out / RECOVERED).write_text(text + "\n", encoding="utf-8")
     progress.rename(out / FINISHED)
     shutil.rmtree(out / FINISHED)
@@ -75,9 +75,9 @@ def learn(
     processes: Processes, section: Recovery, reference: Path, smaller: Path, progress: Path
 ) -> tuple[Distilled, Products]:
     """Train, with checkpoints in `progress`; returns the result and the chosen type of products."""
-    split = learned_texts(section.recover, section.data, reference, progress)
-    pair = open_pair(reference, smaller, kept(smaller), section.recover.losses)
-    pair = replace(pair, from_nothing=initialized(smaller)).to(processes.device)
+    split = draw_learned_texts(section.recover, section.data, reference, progress)
+    pair = open_pair(reference, smaller, read_kept(smaller), section.recover.losses)
+    pair = replace(pair, from_nothing=is_initialized(smaller)).to(processes.device)
     multiplied = step_times.choose_products(
         section.recover, pair, split.learned, progress, processes
     )
@@ -85,14 +85,14 @@ def learn(
     return distill(pair, section.recover, split, progress, processes=processes), multiplied
 
 
-def learned_texts(section: Learning, data: DataSpec, reference: Path, progress: Path) -> Split:
+def draw_learned_texts(section: Learning, data: DataSpec, reference: Path, progress: Path) -> Split:
     """Texts to learn from, with section.generated windows by the reference, and held-out texts."""
     contract = contracts.read(reference / "contract.json")
-    split = texts(section, data, contract, reference / "checkpoint")
+    split = draw_texts(section, data, contract, reference / "checkpoint")
     return add_teacher_text(section, split, reference, progress)
 
 
-def document(distilled: Distilled) -> dict[str, Any]:
+def build_document(distilled: Distilled) -> dict[str, Any]:
     return {
         "learning_rate": distilled.learning_rate,
         "tried": distilled.tried,
@@ -106,7 +106,7 @@ def document(distilled: Distilled) -> dict[str, Any]:
     }
 
 
-def kept(folder: Path) -> Kept | None:
+def read_kept(folder: Path) -> Kept | None:
     """Parts of the reference that the model in `folder` keeps; None: the model was not cut."""
     if not (folder / REDUCED).is_file():
         return None
@@ -116,9 +116,9 @@ def kept(folder: Path) -> Kept | None:
 
 
 def files(section: Recovery) -> Mapping[str, str]:
-    from optimizer.data.datasets import digest
+    from optimizer.data.datasets import digest_rows
 
-    return {"reduce.recover.data": digest(section.data)}
+    return {"reduce.recover.data": digest_rows(section.data)}
 
 
 def shapes(_section: Recovery, _reference: Shapes, smaller: Shapes) -> Shapes:
@@ -132,7 +132,7 @@ STAGE = Stage(
     run,
     packages=("torch", "transformers", "tokenizers"),
     files=files,
-    estimate=recovery,
+    estimate=estimate_recovery,
     shapes=shapes,
     resumable=True,
 )

@@ -11,9 +11,9 @@ from optimizer.compress.walk import products
 from optimizer.compress.walk.products import Products, Seconds
 from optimizer.foundation.process.launch import ALONE, Processes
 from optimizer.recipe.recover import LossWeights, Recover
-from optimizer.reduce.learn.distill import Texts, rows_at_once
+from optimizer.reduce.learn.distill import Texts, choose_rows_at_once
 from optimizer.reduce.learn.pair import Pair
-from optimizer.reduce.methods.batch_order import batch_of
+from optimizer.reduce.methods.batch_order import choose_batch
 
 Timing = Callable[[Recover, Pair, Texts, Processes], Seconds]
 
@@ -47,8 +47,8 @@ def time_steps(
     section: Recover, pair: Pair, learned: Texts, processes: Processes = ALONE
 ) -> Seconds:
     """{precision: seconds per step} on this process's share of batch 0. No parameter changes."""
-    indices = batch_of(0, learned.lengths, section.batch_size, section.seed)
-    batch = learned.batch(processes.share(indices)[: rows_at_once(pair, section)])
+    indices = choose_batch(0, learned.lengths, section.batch_size, section.seed)
+    batch = learned.batch(processes.share(indices)[: choose_rows_at_once(pair, section)])
     weights = LossWeights(hidden=0.0, attention=section.losses.attention)
     parameters = [p for p in pair.trained.values() if not p.requires_grad]
     for p in parameters:

@@ -55,7 +55,7 @@ class TrainedLinear(nn.Module):
         self.log_range = (
             None
             if covered is None
-            else nn.Parameter(ste.range_logarithms(covered).to(start.scale.device))
+            else nn.Parameter(ste.start_logarithms(covered).to(start.scale.device))
         )
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone())
         self.register_buffer("factor", factor, persistent=False)
@@ -64,18 +64,18 @@ class TrainedLinear(nn.Module):
 
     @property
     def quantized(self) -> QTensor:
-        return ste.integers(self._latent, self._scale, self.start)
+        return ste.quantize_weight(self._latent, self._scale, self.start)
 
     @property
     def covered(self) -> Range | None:
         if self.start_range is None or self.log_range is None:
             return None
-        return ste.range_of(self.start_range, self.log_range)
+        return ste.scale_range(self.start_range, self.log_range)
 
     @property
     def weight(self) -> Tensor:
         """Values of the quantized weight (out, in)."""
-        return ste.weight_values(self._latent, self._scale, self.start)
+        return ste.fake_quantize_weight(self._latent, self._scale, self.start)
 
     @property
     def _scale(self) -> Tensor:
@@ -90,10 +90,10 @@ class TrainedLinear(nn.Module):
         if self.factor is not None:
             x = x * self.factor
         if self.activations == "token":
-            return ste.per_token_values(x)
+            return ste.fake_quantize_tokens(x)
         if self.start_range is None or self.log_range is None:
             return x
-        return ste.activation_values(x, self.start_range, self.log_range)
+        return ste.fake_quantize_activation(x, self.start_range, self.log_range)
 
     def forward(self, x: Tensor) -> Tensor:
         return nn.functional.linear(self.quantize(x), self.weight, self.bias)
@@ -155,7 +155,7 @@ class Trained:
         return {name: t.cpu() for name, t in {**self.start.replaced, **values}.items()}
 
 
-def trained(model: nn.Module, state: CompressedState, untouched: Collection[str]) -> Trained:
+def make_trainable(model: nn.Module, state: CompressedState, untouched: Collection[str]) -> Trained:
     """A copy of the float `model` that computes as `state`, with trainable parameters. `model` is
     not changed.
 

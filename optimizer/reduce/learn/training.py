@@ -140,7 +140,7 @@ def train(
     return run.curve
 
 
-def trial(
+def run_trial(
     parameters: Mapping[str, nn.Parameter],
     backward: Callable[[int], float],
     held_out: Callable[[], float],
@@ -299,7 +299,7 @@ class _Run:
             "losses": self.losses,
             "lengths": self.lengths,
             "spent": self.spent,
-            "options": identity(self.options),
+            "options": identify(self.options),
             "curve": asdict(self.curve),
         }
         (partial / "state.json").write_text(json.dumps(state), encoding="utf-8")
@@ -327,7 +327,7 @@ class _Run:
         self.processes.sums([0.0])  # a barrier: all have read it, or found none
         if not state:
             return False
-        if state["options"] != identity(self.options):
+        if state["options"] != identify(self.options):
             if self.processes.first:
                 remove(folder)
             return False
@@ -348,6 +348,6 @@ class _Run:
         return True
 
 
-def identity(options: TrainingOptions) -> dict[str, Any]:
+def identify(options: TrainingOptions) -> dict[str, Any]:
     """{option: value} of the options that change the weights: all but keep_seconds."""
     return {k: v for k, v in asdict(options).items() if k != "keep_seconds"}

@@ -16,14 +16,14 @@ from torch import nn
 
 from optimizer.recipe.recover import LossWeights
 from optimizer.reduce.learn.pair import Batch, Pair
-from optimizer.reduce.methods.principal import Sums, principal
+from optimizer.reduce.methods.principal import Sums, find_components
 
 TOKENS = 8  # tokens per dimension of the teacher, enough to separate its directions
 STATES = LossWeights(output=0, hidden=1)
 
 
 @torch.no_grad()
-def initial_maps(pair: Pair, batches: Iterator[Batch]) -> nn.ModuleList:
+def fit_initial_maps(pair: Pair, batches: Iterator[Batch]) -> nn.ModuleList:
     """Initial maps, one per block of the student. batches: read as long as needed."""
     narrow, width = pair.widths
     sums = [Sums(width) for _ in pair.pairing.states]
@@ -39,7 +39,7 @@ def initial_maps(pair: Pair, batches: Iterator[Batch]) -> nn.ModuleList:
             )
     maps = []
     for one, size in zip(sums, sizes, strict=True):
-        components = principal(one, narrow)
+        components = find_components(one, narrow)
         scale = components.spread / max((size / one.rows) ** 0.5, torch.finfo(torch.float32).tiny)
         linear = nn.utils.skip_init(nn.Linear, narrow, width)
         linear.weight.copy_(components.directions * scale)

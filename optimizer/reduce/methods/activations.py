@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 
-def importance(mean_absolute: Tensor, columns: Tensor, units: int) -> Tensor:
+def measure_importance(mean_absolute: Tensor, columns: Tensor, units: int) -> Tensor:
     """Importance (units,): sum over a unit's inputs of mean |x_j| * |W_j|.
 
     mean_absolute: mean over tokens of the layer's |inputs| (in,)

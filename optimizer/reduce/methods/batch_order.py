@@ -14,14 +14,14 @@ import torch
 SPAN = 32  # batches: enough that lengths in one differ little, few enough that its texts vary
 
 
-def batch_of(step: int, lengths: Sequence[int], batch_size: int, seed: int) -> list[int]:
+def choose_batch(step: int, lengths: Sequence[int], batch_size: int, seed: int) -> list[int]:
     """Indices of the texts of a step. Raises ValueError for fewer texts than batch_size. lengths:
     lengths of all texts in tokens."""
-    epoch, place = divmod(step, per_epoch(len(lengths), batch_size))
+    epoch, place = divmod(step, count_steps(len(lengths), batch_size))
     return _epoch(lengths, batch_size, seed, epoch)[place]
 
 
-def per_epoch(texts: int, batch_size: int) -> int:
+def count_steps(texts: int, batch_size: int) -> int:
     """Number of steps of an epoch, in which every text is used at most once."""
     if texts < batch_size:
         raise ValueError(f"{texts} texts are fewer than a batch of {batch_size}")
@@ -30,7 +30,7 @@ def per_epoch(texts: int, batch_size: int) -> int:
 
 def _epoch(lengths: Sequence[int], batch_size: int, seed: int, epoch: int) -> list[list[int]]:
     generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
-    count = per_epoch(len(lengths), batch_size)
+    count = count_steps(len(lengths), batch_size)
     drawn = torch.randperm(len(lengths), generator=generator)[: count * batch_size].tolist()
     batches = []
     for start in range(0, len(drawn), SPAN * batch_size):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-def influence(before: Tensor, after: Tensor) -> float:
+def measure_influence(before: Tensor, after: Tensor) -> float:
     """1 - mean cosine of the hidden states before and after; both (tokens, features)."""
     cosine = torch.nn.functional.cosine_similarity(before.double(), after.double(), dim=-1)
     return float(1 - cosine.mean())

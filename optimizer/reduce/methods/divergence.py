@@ -13,12 +13,12 @@ def kullback_leibler(reference: Tensor, logits: Tensor) -> Tensor:
     return (p.exp() * (p - q)).sum(-1)
 
 
-def with_absence(logits: Tensor) -> Tensor:
+def add_absence(logits: Tensor) -> Tensor:
     """Logits (rows * labels, 2) of each label and its absence, from those of a multi-label model
     (rows, labels): the softmax of a pair is the label's sigmoid."""
     return torch.stack((logits, torch.zeros_like(logits)), -1).flatten(0, -2)
 
 
-def angular(reference: Tensor, values: Tensor) -> Tensor:
+def measure_angle(reference: Tensor, values: Tensor) -> Tensor:
     """1 - cosine (rows,) of vectors (rows, features)."""
     return 1 - torch.nn.functional.cosine_similarity(reference.double(), values.double(), dim=-1)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 
-def importance(gradients: Tensor) -> Tensor:
+def measure_importance(gradients: Tensor) -> Tensor:
     """Diagonal of F (units,). gradients: (texts, units)."""
     return gradients.double().square().mean(0)
 

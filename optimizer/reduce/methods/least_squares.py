@@ -8,7 +8,7 @@ from torch import Tensor
 DAMPING = 0.01  # share of the mean second moment, as quantize.gptq.damping
 
 
-def adjusted(weight: Tensor, hessian: Tensor, cross: Tensor, kept: Tensor) -> Tensor:
+def solve_weights(weight: Tensor, hessian: Tensor, cross: Tensor, kept: Tensor) -> Tensor:
     """Weights V (out, kept) float64 that minimise |V x_k - W f|^2 over tokens, with damping to W:
 
         V = (W C_k + d W_k) (H_kk + d)^-1       d = DAMPING * mean diagonal of H_kk
@@ -23,14 +23,14 @@ def adjusted(weight: Tensor, hessian: Tensor, cross: Tensor, kept: Tensor) -> Te
     W, H, C = weight.double(), hessian.double(), cross.double()
     if not bool(torch.isfinite(H).all() and torch.isfinite(C).all()):
         raise ValueError("the sums over tokens are NaN or infinite")
-    d = damping(H, kept)
+    d = choose_damping(H, kept)
     A = H[kept][:, kept] + d * torch.eye(len(kept), dtype=torch.float64)
     B = W @ C[:, kept] + d * W[:, kept]
     V: Tensor = torch.linalg.solve(A, B.T).T
     return V
 
 
-def tuned(weight: Tensor, hessian: Tensor, cross: Tensor, kept: Tensor) -> Tensor:
+def solve_factors(weight: Tensor, hessian: Tensor, cross: Tensor, kept: Tensor) -> Tensor:
     """Weights (out, kept) float64 whose kept columns are scaled by factors m that minimise the
     error of `adjusted` (mask tuning of Kwon et al. 2022, section 4.3):
 
@@ -46,7 +46,7 @@ def tuned(weight: Tensor, hessian: Tensor, cross: Tensor, kept: Tensor) -> Tenso
     return tuned_columns
 
 
-def damping(hessian: Tensor, kept: Tensor) -> float:
+def choose_damping(hessian: Tensor, kept: Tensor) -> float:
     """d of `adjusted`. Raises ValueError where every kept input was always 0."""
     mean = float(hessian.diagonal()[kept].double().mean())
     if not mean > 0:

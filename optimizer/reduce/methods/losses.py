@@ -81,7 +81,7 @@ def attention(student: Tensor, teacher: Tensor, real: Tensor) -> Tensor:
     return (t * log_ratio).sum(-1).mean()
 
 
-def pooled(states: Tensor, real: Tensor, poolings: Sequence[str]) -> Tensor:
+def pool(states: Tensor, real: Tensor, poolings: Sequence[str]) -> Tensor:
     """Pooled vectors (batch, width) of hidden states (batch, sequence, width), joined in order.
 
     real: mask of real tokens (batch, sequence) bool, padding on the right

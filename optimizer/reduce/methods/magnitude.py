@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 
-def importance(rows: Sequence[Tensor], columns: Tensor, units: int) -> Tensor:
+def measure_importance(rows: Sequence[Tensor], columns: Tensor, units: int) -> Tensor:
     """Sum of the squares of each unit's weights (units,).
 
     rows: weights that compute the units (units * n, in), a unit's n rows adjacent

@@ -50,7 +50,7 @@ class Principal:
     spread: float
 
 
-def principal(sums: Sums, count: int) -> Principal:
+def find_components(sums: Sums, count: int) -> Principal:
     """Compute the first `count` components. Raises ValueError without rows."""
     if not sums.rows:
         raise ValueError("no rows")

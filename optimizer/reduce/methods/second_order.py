@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from optimizer.reduce.methods.least_squares import adjusted, damping
+from optimizer.reduce.methods.least_squares import choose_damping, solve_weights
 
 STEPS = 512  # maximum number of times that costs are computed
 
@@ -24,11 +24,11 @@ def choose(weight: Tensor, hessian: Tensor, cross: Tensor, units: int, keep: int
     """Units to keep (keep,), ascending.
 
     weight: (out, in), whose inputs are `units` groups of adjacent columns
-    hessian, cross: (in, in), see least_squares.adjusted
+    hessian, cross: (in, in), see least_squares.solve_weights
     """
     every = torch.arange(weight.shape[1])
-    W = adjusted(weight, hessian, cross, every)
-    d = damping(hessian, every)
+    W = solve_weights(weight, hessian, cross, every)
+    d = choose_damping(hessian, every)
     inverse = torch.linalg.inv(hessian.double() + d * torch.eye(len(every), dtype=torch.float64))
     size = weight.shape[1] // units
     left = torch.ones(units, dtype=torch.bool)

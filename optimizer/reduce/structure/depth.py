@@ -27,11 +27,11 @@ from optimizer.compress.walk.activation_buffer import Budget, Buffer
 from optimizer.compress.walk.blocks import Stream
 from optimizer.compress.walk.capture import Batch
 from optimizer.foundation.progress import bar, say
-from optimizer.reduce.methods.block_influence import influence
+from optimizer.reduce.methods.block_influence import measure_influence
 from optimizer.reduce.structure import outputs
 from optimizer.reduce.structure.layout import Layout
 from optimizer.reduce.structure.outputs import Outputs
-from optimizer.reduce.structure.states import entering, opened_stream, passed
+from optimizer.reduce.structure.states import open_stream, pass_through, record_entering
 
 FILE = "blocks.json"
 
@@ -50,15 +50,15 @@ def choose(layout: Layout, batches: Sequence[Batch], progress: Path) -> list[Lef
     count = len(layout.blocks) - layout.goal.blocks
     if not count:
         return []
-    some = sampled(batches, layout.section.reduce.depth_samples)
-    stream = opened_stream(layout, layout.blocks, some, progress / "states")
+    some = sample_texts(batches, layout.section.reduce.depth_samples)
+    stream = open_stream(layout, layout.blocks, some, progress / "states")
     search = _Search(layout, some, stream, progress)
     if layout.section.reduce.depth_importance == "influence":
         return search.by_influence(count)
     return search.measured(count)
 
 
-def sampled(batches: Sequence[Batch], count: int) -> list[Batch]:
+def sample_texts(batches: Sequence[Batch], count: int) -> list[Batch]:
     """At most `count` texts, spread evenly over the batches, which may be in order of length. Each
     text becomes a batch."""
     texts: list[Batch] = [
@@ -79,13 +79,13 @@ class _Search:
 
     def by_influence(self, count: int) -> list[LeftOut]:
         stream = self.stream
-        states = entering(self.layout, stream, self.progress / "states")
+        states = record_entering(self.layout, stream, self.progress / "states")
         scores = {}
         for use, (before, after) in enumerate(itertools.pairwise(states)):
             pairs = zip(before, after, stream.real, strict=True)
             rows = [(b[real], a[real]) for b, a, real in pairs]
             befores, afters = (torch.cat(r) for r in zip(*rows, strict=True))
-            scores[stream.uses[0][use].block] = influence(befores, afters)
+            scores[stream.uses[0][use].block] = measure_influence(befores, afters)
         order = sorted(scores, key=lambda block: scores[block])[:count]
         return [LeftOut(block, scores[block]) for block in order]
 
@@ -96,7 +96,7 @@ class _Search:
             done = json.loads(file.read_text())
             say(f"reduce: resuming after {len(done['gone'])} removed blocks")
         with ExitStack() as opened:
-            model = opened.enter_context(outputs.opened(self.layout, self.batches[0]))
+            model = opened.enter_context(outputs.open_outputs(self.layout, self.batches[0]))
             reference = self._answers(model)
             while len(done["gone"]) < count:
                 self._round(model, reference, done, f"{len(done['gone']) + 1} of {count}")
@@ -109,7 +109,7 @@ class _Search:
         total = done["gone"][-1][1] if gone else 0.0
         kept = [[use for use in uses if use.block not in gone] for uses in self.stream.uses]
         stream = replace(self.stream, uses=kept)
-        states = entering(self.layout, stream, self.progress / "states")
+        states = record_entering(self.layout, stream, self.progress / "states")
         order = sorted((b for b in added if b not in gone), key=lambda block: added[block])
         fresh: dict[str, float] = {}
         for block in bar(order, f"reduce: block {which}"):
@@ -132,7 +132,7 @@ class _Search:
         hidden = Buffer(stream.hidden.budget, self.progress / "without")
         for before in states[first]:
             hidden.append(before)
-        return passed(self.layout, stream, hidden, first + 1)
+        return pass_through(self.layout, stream, hidden, first + 1)
 
     def _divergence(self, model: Outputs, reference: Buffer, hidden: Buffer) -> float:
         distances: list[Tensor] = []
@@ -145,7 +145,7 @@ class _Search:
 
     def _answers(self, model: Outputs) -> Buffer:
         """Answers of the unreduced model, in files because logits are large."""
-        states = entering(self.layout, self.stream, self.progress / "states")
+        states = record_entering(self.layout, self.stream, self.progress / "states")
         answers = Buffer(Budget(0), self.progress / "answers")
         with torch.no_grad():
             for i, batch in enumerate(self.batches):

@@ -24,13 +24,13 @@ from optimizer.foundation.progress import bar
 from optimizer.model.checkpoint.model import materialize, release
 from optimizer.reduce.structure import outputs
 from optimizer.reduce.structure.layout import Layout
-from optimizer.reduce.structure.states import entering, opened_stream
+from optimizer.reduce.structure.states import open_stream, record_entering
 from optimizer.reduce.structure.stored import stored
 from optimizer.reduce.structure.structure import Part
-from optimizer.reduce.structure.width import thinned
+from optimizer.reduce.structure.width import list_thinned
 
 
-def measured(
+def measure_gradients(
     layout: Layout, blocks: Sequence[str], batches: Sequence[Batch], progress: Path
 ) -> Mapping[str, Tensor]:
     """{layer that reads units: (texts, units)}: per text, the gradient of the log-likelihood of
@@ -49,15 +49,15 @@ def measured(
 def _swept(layout: Layout, blocks: Sequence[str], batches: Sequence[Batch], out: Path) -> None:
     """Write out/<use>.safetensors for the first use of each block."""
     scratch = out.with_suffix(".states")
-    stream = opened_stream(layout, blocks, batches, scratch)
-    states = entering(layout, stream, scratch)
+    stream = open_stream(layout, blocks, batches, scratch)
+    states = record_entering(layout, stream, scratch)
     gradient = _behind_the_blocks(layout, stream, batches, states[-1], scratch)
     uses = [use.block for use in stream.uses[0]]
     sums: dict[str, list[Tensor]] = {}
     for use in bar(range(len(uses) - 1, -1, -1), "reduce: gradients"):
         block = uses[use]
         materialize(layout.source.model, block, layout.source.tensors)
-        parts = thinned(layout, block)
+        parts = list_thinned(layout, block)
         for i in range(len(batches)):
             gradient[i], by_mask = _through(
                 layout, stream.uses[i][use], parts, states[use][i], gradient[i]
@@ -84,7 +84,7 @@ def _behind_the_blocks(
     gradients = Buffer(stream.hidden.budget, scratch / "backward")
     assert layout.section.calibrate is not None
     generator = torch.Generator().manual_seed(layout.section.calibrate.seed)
-    with outputs.opened(layout, batches[0]) as model:
+    with outputs.open_outputs(layout, batches[0]) as model:
         for i, batch in enumerate(batches):
             parts = []
             for row in range(len(last[i])):  # logits of one text at a time

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from optimizer.compress.data import calibration
-from optimizer.compress.walk.blocks import observed, real_rows
+from optimizer.compress.walk.blocks import observed, select_real_rows
 from optimizer.compress.walk.capture import Batch
 from optimizer.foundation.errors import RecipeError
 from optimizer.foundation.progress import bar, say
@@ -32,10 +32,10 @@ from optimizer.model.architectures.families import FAMILIES
 from optimizer.model.checkpoint.model import materialize, release
 from optimizer.recipe.schema import Reduction
 from optimizer.reduce.structure import structure
-from optimizer.reduce.structure.layout import BlockChoice, Layout, opened
-from optimizer.reduce.structure.states import applied, opened_stream
+from optimizer.reduce.structure.layout import BlockChoice, Layout, open_layout
+from optimizer.reduce.structure.states import apply_use, open_stream
 from optimizer.reduce.structure.structure import count_values
-from optimizer.reduce.structure.width import best
+from optimizer.reduce.structure.width import select_best
 from optimizer.reduce.structure.write import write
 
 
@@ -45,22 +45,22 @@ def run(section: Reduction, source: Path, progress: Path, out: Path) -> None:
     source: folder of load
     progress: folder for states that exceed memory
     """
-    layout = opened(section, source)
-    count, full = goal(layout), width(layout)
+    layout = open_layout(section, source)
+    count, full = find_goal(layout), width(layout)
     say(f"reduce: {count} of {full} channels of the hidden states")
     if section.reduce.measure == "magnitude":
         scores = by_magnitude(layout)
     else:
-        scores = by_activations(layout, calibration.batches(section, source), progress)
+        scores = by_activations(layout, calibration.make_batches(section, source), progress)
     choices = [BlockChoice(block, {}, {}) for block in layout.blocks]
-    write(layout, choices, (), out, best(scores, count))
+    write(layout, choices, (), out, select_best(scores, count))
 
 
 def width(layout: Layout) -> int:
     return int(layout.config.hidden_size)
 
 
-def goal(layout: Layout) -> int:
+def find_goal(layout: Layout) -> int:
     """Largest number of channels within the goal. Raises RecipeError where the architecture allows
     no other number, or even the smallest is too large."""
     family = layout.family
@@ -83,7 +83,7 @@ def goal(layout: Layout) -> int:
     full, inside, outside = width(layout), [0, 0], [0, 0]
     for name in layout.shapes:
         part = inside if name.startswith(tuple(f"{b}." for b in layout.blocks)) else outside
-        cut = structure.channel_axis(name, family, layout.prefix) is not None
+        cut = structure.find_channel_axis(name, family, layout.prefix) is not None
         part[cut] += count_values(layout.shapes, name)
     limits = layout.section.reduce.goal
     assert limits is not None
@@ -107,7 +107,7 @@ def goal(layout: Layout) -> int:
 def _numbers(layout: Layout) -> list[int]:
     """Numbers of channels that the config can describe."""
     full, attention = width(layout), layout.family.attention
-    numbers = structure.multiples(full, layout.section.reduce.multiple_of)
+    numbers = structure.list_multiples(full, layout.section.reduce.multiple_of)
     divided = attention is not None and attention.divides == layout.family.hidden
     heads = layout.config.num_attention_heads if divided else 1
     return [n for n in numbers if n % heads == 0]
@@ -117,7 +117,7 @@ def by_magnitude(layout: Layout) -> Tensor:
     """Sum of the squares of all weights of a channel, (channels,)."""
     scores = torch.zeros(width(layout), dtype=torch.float64)
     for name in layout.shapes:
-        axis = structure.channel_axis(name, layout.family, layout.prefix)
+        axis = structure.find_channel_axis(name, layout.family, layout.prefix)
         if axis is not None:
             squares = layout.checkpoint.tensors[name].double().square()
             scores += squares.movedim(axis, 0).reshape(len(scores), -1).sum(1)
@@ -129,7 +129,7 @@ def by_activations(layout: Layout, batches: Sequence[Batch], progress: Path) -> 
     """Importance by activations (channels,), see the module; the head reads the last norm's
     output."""
     family, model, tensors = layout.family, layout.source.model, layout.source.tensors
-    stream = opened_stream(layout, layout.blocks, batches, progress)
+    stream = open_stream(layout, layout.blocks, batches, progress)
     scores = torch.zeros(width(layout), dtype=torch.float64)
     readers = [n for n in family.linears if n not in family.writes]
     for use in bar(range(len(stream.uses[0])), "reduce"):
@@ -140,10 +140,10 @@ def by_activations(layout: Layout, batches: Sequence[Batch], progress: Path) -> 
             real = stream.real[i]
 
             def look(name: str, x: Tensor, real: Tensor = real) -> None:
-                sums[name] += real_rows(x, real).double().abs().sum(0)  # noqa: B023
+                sums[name] += select_real_rows(x, real).double().abs().sum(0)  # noqa: B023
 
             with observed(model, tuple(sums), look):
-                stream.hidden[i] = applied(layout, stream, stream.uses[i][use], hidden)
+                stream.hidden[i] = apply_use(layout, stream, stream.uses[i][use], hidden)
         for name, absolute in sums.items():
             scores += _shares(absolute, model.get_submodule(name).get_parameter("weight"))
         release(model, block)
@@ -151,7 +151,7 @@ def by_activations(layout: Layout, batches: Sequence[Batch], progress: Path) -> 
     materialize(model, norm, tensors)
     absolute = torch.zeros_like(scores)
     for hidden, real in zip(stream.hidden, stream.real, strict=True):
-        rows = model.get_submodule(norm)(real_rows(hidden, real).float())
+        rows = model.get_submodule(norm)(select_real_rows(hidden, real).float())
         absolute += rows.double().abs().sum(0)
     release(model, norm)
     head = f"{family.head}.weight"

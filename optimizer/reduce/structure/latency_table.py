@@ -46,7 +46,14 @@ import numpy as np
 from optimizer.foundation.errors import RecipeError
 from optimizer.model.checkpoint.checkpoint import read_json
 from optimizer.recipe.reduce import Reduce
-from optimizer.reduce.structure.sizes import Model, Sizes, cut, largest, none_larger, widest
+from optimizer.reduce.structure.sizes import (
+    Model,
+    Sizes,
+    cut,
+    drop_smaller,
+    find_largest,
+    find_widest,
+)
 
 VERSION = 2
 TABLE, UNREDUCED = "table.json", "unreduced"
@@ -77,7 +84,7 @@ class Timed:
         return asdict(self)
 
 
-def timed(document: dict[str, Any]) -> Timed:
+def read_timed(document: dict[str, Any]) -> Timed:
     """Restore a Timed from the dict that as_dict returned."""
     low, high = document["interval"]
     sizes = Sizes(**document["sizes"])
@@ -158,7 +165,7 @@ def _rising(values: Sequence[float]) -> list[float]:
     ]
 
 
-def grid(model: Model) -> tuple[Sizes, ...]:
+def list_grid(model: Model) -> tuple[Sizes, ...]:
     """Sizes to time: some numbers of neurons, heads and blocks, each with all of the others, and
     last the smallest model."""
     full, options = model.full, {"ffn": model.ffn, "heads": model.heads, "blocks": model.blocks}
@@ -190,7 +197,7 @@ def choose(
     assert least is not None
     _refuse_unreachable(table, model, gain, least)
     tried: dict[Sizes, tuple[float, Timed]] = {}
-    places = _spread(largest(model, table.faster(gain)) or [model.smallest])
+    places = _spread(find_largest(model, table.faster(gain)) or [model.smallest])
     for place in places:
         for _ in range(ATTEMPTS // len(places)):
             sizes = _next(table, model, gain, place)
@@ -199,7 +206,7 @@ def choose(
             known = confirm(sizes)
             tried[sizes] = table.ratio(sizes), known
             table = replace(table, known=(*table.known, known))
-            if surely(known, least) and 1 / known.ratio <= 2 * gain - least:
+            if is_surely_reached(known, least) and 1 / known.ratio <= 2 * gain - least:
                 break
     return _candidates([known for _, known in tried.values()], model, least), [*tried.values()]
 
@@ -216,7 +223,7 @@ def _spread(sizes: Sequence[Sizes]) -> list[tuple[int, int]]:
 def _next(table: Table, model: Model, gain: float, place: tuple[int, int]) -> Sizes | None:
     """Sizes at `place` (blocks, heads) with the most neurons that are predicted to reach the gain;
     else None, or the smallest model's sizes if `place` is its (blocks, heads)."""
-    sizes = widest(model, table.faster(gain), *place)
+    sizes = find_widest(model, table.faster(gain), *place)
     smallest = model.smallest
     return smallest if sizes is None and place == (smallest.blocks, smallest.heads) else sizes
 
@@ -225,15 +232,15 @@ def _candidates(tried: Sequence[Timed], model: Model, least: float) -> list[Size
     def cut_of(known: Timed) -> float:
         return cut(known.sizes, model.full)
 
-    sure = sorted((known for known in tried if surely(known, least)), key=cut_of)
+    sure = sorted((known for known in tried if is_surely_reached(known, least)), key=cut_of)
     if sure:
-        return none_larger(known.sizes for known in sure)
+        return drop_smaller(known.sizes for known in sure)
     fast = [known for known in tried if known.ratio <= 1 / least]
     best = min(fast, key=cut_of) if fast else min(tried, key=lambda known: known.ratio)
     return [best.sizes]
 
 
-def surely(known: Timed, gain: float) -> bool:
+def is_surely_reached(known: Timed, gain: float) -> bool:
     """True where the interval of the ratio lies below 1 / gain; False without an interval."""
     high = known.interval[1]
     return high is not None and high < 1 / gain
@@ -258,7 +265,7 @@ def refuse_reached(whole: Timed, section: Reduce) -> None:
     whole: its time compared with float."""
     gain = section.latency_gain
     assert gain is not None
-    if surely(whole, gain):
+    if is_surely_reached(whole, gain):
         raise RecipeError(
             f"{gain:g}, and the unreduced model, quantized for the target, is already "
             f"{1 / whole.ratio:.2f} times as fast as in float on this machine",
@@ -268,6 +275,6 @@ def refuse_reached(whole: Timed, section: Reduce) -> None:
         )
 
 
-def candidates(folder: Path) -> list[Sizes]:
+def read_candidates(folder: Path) -> list[Sizes]:
     """Read the candidates that stage `latencies` wrote to `folder`."""
     return [Sizes(**sizes) for sizes in read_json(folder / TABLE)["candidates"]]

@@ -70,15 +70,15 @@ class Layout:
 
     @cached_property
     def head_size(self) -> int:
-        return structure.head_size(self.config)
+        return structure.get_head_size(self.config)
 
     def parts(self, block: str) -> tuple[Part, ...]:
-        return structure.parts_of(block, self.family, self.head_size, self.shapes)
+        return structure.list_parts(block, self.family, self.head_size, self.shapes)
 
     @cached_property
     def kinds(self) -> tuple[Kind, ...]:
         """Kinds of units to choose from. Raises RecipeError, see structure.kinds."""
-        return structure.kinds(self.section.reduce, self.family)
+        return structure.list_kinds(self.section.reduce, self.family)
 
     @cached_property
     def model(self) -> sizes.Model:
@@ -94,7 +94,7 @@ class Layout:
         full = Sizes(len(self.blocks), ffn.count if ffn else 0, heads.count if heads else 0)
         each = {kind: part.weights(self.shapes) for kind, part in first.items()}
         some = self.section.reduce
-        widths = structure.multiples(full.ffn, some.multiple_of)
+        widths = structure.list_multiples(full.ffn, some.multiple_of)
         return sizes.Model(
             full=full,
             each_ffn=each.get("ffn", 0),
@@ -126,7 +126,7 @@ class Layout:
         return tuple(n for n in range(1, heads.count + 1) if divided % (n * each) == 0)
 
 
-def opened(section: Reduction, folder: Path, chosen: Sizes | None = None) -> Layout:
+def open_layout(section: Reduction, folder: Path, chosen: Sizes | None = None) -> Layout:
     """Open a folder of load. Raises CheckpointError for another folder."""
     source = open_source(section.task, folder)
     return Layout(folder, section, open_checkpoint(folder), source, chosen)

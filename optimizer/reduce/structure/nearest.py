@@ -29,9 +29,9 @@ from optimizer.compress.walk.capture import Batch
 from optimizer.foundation.errors import CheckpointError
 from optimizer.foundation.progress import say
 from optimizer.reduce.structure import outputs
-from optimizer.reduce.structure.layout import Layout, opened
+from optimizer.reduce.structure.layout import Layout, open_layout
 from optimizer.reduce.structure.sizes import Sizes
-from optimizer.reduce.structure.states import opened_stream, passed
+from optimizer.reduce.structure.states import open_stream, pass_through
 
 FILE = "distances.json"
 JUDGING = 4  # one text in JUDGING judges the candidates
@@ -72,7 +72,7 @@ def choose(
         model = folder / "model"
         model.mkdir(parents=True, exist_ok=True)
         cut(sizes, learned, folder, model)
-        smaller = opened(layout.section, model)
+        smaller = open_layout(layout.section, model)
         hidden, real = _behind_the_blocks(smaller, judged, folder / "hidden")
         distances = _distances(layout, judged, real, (reference, hidden))
         mean = sum(distances) / len(distances)
@@ -92,10 +92,10 @@ def choose(
         Measured(sizes, torch.tensor(distances, dtype=torch.float64))
         for sizes, distances in zip(candidates, done, strict=True)
     ]
-    return nearest(measured), measured
+    return choose_nearest(measured), measured
 
 
-def nearest(measured: Sequence[Measured]) -> Sizes:
+def choose_nearest(measured: Sequence[Measured]) -> Sizes:
     """First candidate whose distance exceeds the smallest by at most the standard error of the
     difference (the one-standard-error rule of Breiman et al. 1984, section 3.4.3)."""
     best = min(measured, key=lambda m: float(m.distances.mean()))
@@ -127,10 +127,10 @@ def _behind_the_blocks(
 ) -> tuple[Buffer, Sequence[Tensor]]:
     """(output of the last block, in files; mask of real tokens of each batch)."""
     shutil.rmtree(folder, ignore_errors=True)
-    stream = opened_stream(layout, layout.blocks, batches, folder)
+    stream = open_stream(layout, layout.blocks, batches, folder)
     assert isinstance(stream.hidden, Buffer)
     kept = Buffer(Budget(0), folder / "kept")
-    for hidden in passed(layout, stream, stream.hidden):
+    for hidden in pass_through(layout, stream, stream.hidden):
         kept.append(hidden)
     stream.hidden.free()
     return kept, stream.real
@@ -151,7 +151,7 @@ def _distances(
     hidden: outputs of the last block, of the reference and of a candidate
     """
     distances: list[float] = []
-    with outputs.opened(layout, batches[0]) as model, torch.no_grad():
+    with outputs.open_outputs(layout, batches[0]) as model, torch.no_grad():
         for batch, rows, *states in zip(batches, real, *hidden, strict=True):
             for i in range(len(rows)):
                 text, mask = {n: t[i : i + 1] for n, t in batch.items()}, rows[i : i + 1]

@@ -19,8 +19,8 @@ from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.model.checkpoint.model import materialize, release
-from optimizer.reduce.methods.divergence import angular, kullback_leibler, with_absence
-from optimizer.reduce.methods.losses import pooled
+from optimizer.reduce.methods.divergence import add_absence, kullback_leibler, measure_angle
+from optimizer.reduce.methods.losses import pool
 from optimizer.reduce.structure.layout import Layout
 
 
@@ -51,7 +51,7 @@ class Outputs:
         pooling = self.contract.pooling
         if pooling is None:
             return states
-        vectors = pooled(states, real, self.contract.poolings)
+        vectors = pool(states, real, self.contract.poolings)
         settings = self.contract.vectors
         if settings.layers:
             vectors = self._layers(vectors)
@@ -84,9 +84,9 @@ class Outputs:
         if self.is_regression:
             return (one - other).square().sum(-1)
         if self.contract.multi_label:
-            each = kullback_leibler(with_absence(one), with_absence(other))
+            each = kullback_leibler(add_absence(one), add_absence(other))
             return each.view(len(one), -1).sum(-1)
-        return (kullback_leibler if self.classifies else angular)(one, other)
+        return (kullback_leibler if self.classifies else measure_angle)(one, other)
 
     def log_likelihood(self, answers: Tensor, real: Tensor, generator: torch.Generator) -> Tensor:
         """Sum over texts of the log-likelihood of answers drawn from the model itself: classes or
@@ -97,7 +97,7 @@ class Outputs:
             weights = real[..., None] if answers.shape[1] == real.shape[1] else torch.tensor(1.0)
             return (answers * noise * weights).sum()
         keep = real if answers.shape[1] == real.shape[1] else real.any(1, keepdim=True)
-        logits = with_absence(answers[keep]) if self.contract.multi_label else answers[keep]
+        logits = add_absence(answers[keep]) if self.contract.multi_label else answers[keep]
         log_chances = logits.log_softmax(-1)
         with torch.no_grad():
             uniform = torch.rand(log_chances.shape, generator=generator)
@@ -118,7 +118,7 @@ class Outputs:
 
 
 @contextmanager
-def opened(layout: Layout, batch: Batch) -> Iterator[Outputs]:
+def open_outputs(layout: Layout, batch: Batch) -> Iterator[Outputs]:
     """Inside, hold the weights outside the blocks. batch: any batch; the first block runs once on
     its first text, to see what it returns."""
     model, tensors = layout.source.model, layout.source.tensors

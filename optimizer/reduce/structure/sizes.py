@@ -71,7 +71,7 @@ def solve(goal: Goal, model: Model) -> Sizes:
     limit = goal.parameters or 0.0
     if goal.keep is not None:
         limit = model.outside + goal.keep * model.in_blocks(model.full)
-    best = least_cut(model, lambda sizes: model.parameters(sizes) <= limit)
+    best = find_least_cut(model, lambda sizes: model.parameters(sizes) <= limit)
     if best is None:
         least = model.smallest
         share = model.in_blocks(least) / model.in_blocks(model.full)
@@ -95,18 +95,18 @@ def _deep(depth: int, model: Model) -> Sizes:
     return Sizes(depth, model.full.ffn, model.full.heads)
 
 
-def least_cut(model: Model, fits: Callable[[Sizes], bool]) -> Sizes | None:
+def find_least_cut(model: Model, fits: Callable[[Sizes], bool]) -> Sizes | None:
     """Find the sizes that fit with the least cut; None where none fit. fits: monotonic predicate:
     sizes fit where larger ones do."""
     return min(_fitting(fits, model), key=lambda s: cut(s, model.full), default=None)
 
 
-def largest(model: Model, fits: Callable[[Sizes], bool]) -> list[Sizes]:
+def find_largest(model: Model, fits: Callable[[Sizes], bool]) -> list[Sizes]:
     """Find the sizes that fit while no larger ones do, the least cut first."""
-    return sorted(none_larger(_fitting(fits, model)), key=lambda s: cut(s, model.full))
+    return sorted(drop_smaller(_fitting(fits, model)), key=lambda s: cut(s, model.full))
 
 
-def none_larger(sizes: Iterable[Sizes]) -> list[Sizes]:
+def drop_smaller(sizes: Iterable[Sizes]) -> list[Sizes]:
     """Keep the sizes that no others equal or exceed in every number, in their order."""
     distinct = [*dict.fromkeys(sizes)]
     largest: list[Sizes] = []
@@ -116,7 +116,9 @@ def none_larger(sizes: Iterable[Sizes]) -> list[Sizes]:
     return [s for s in distinct if s in largest]
 
 
-def widest(model: Model, fits: Callable[[Sizes], bool], blocks: int, heads: int) -> Sizes | None:
+def find_widest(
+    model: Model, fits: Callable[[Sizes], bool], blocks: int, heads: int
+) -> Sizes | None:
     """The sizes with these blocks and heads and the most neurons that fit; None where none fit."""
     widths = sorted(model.ffn)
     sizes = [Sizes(blocks, ffn, heads) for ffn in widths]
@@ -127,7 +129,7 @@ def widest(model: Model, fits: Callable[[Sizes], bool], blocks: int, heads: int)
 def _fitting(fits: Callable[[Sizes], bool], model: Model) -> Iterator[Sizes]:
     """Yield the sizes with the most neurons that fit, for each number of blocks and heads."""
     for blocks, heads in product(model.blocks, model.heads):
-        sizes = widest(model, fits, blocks, heads)
+        sizes = find_widest(model, fits, blocks, heads)
         if sizes is not None:
             yield sizes
 

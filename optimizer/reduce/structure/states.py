@@ -16,7 +16,7 @@ from optimizer.model.checkpoint.model import materialize, release
 from optimizer.reduce.structure.layout import Layout
 
 
-def opened_stream(
+def open_stream(
     layout: Layout,
     blocks: Sequence[str],
     batches: Sequence[Batch],
@@ -39,7 +39,7 @@ def opened_stream(
     return stream
 
 
-def entering(layout: Layout, stream: Stream, folder: Path) -> list[Buffer]:
+def record_entering(layout: Layout, stream: Stream, folder: Path) -> list[Buffer]:
     """Hidden states that enter each use of a block, a tensor per batch; last the final output.
 
     stream: stream before the first block
@@ -53,24 +53,24 @@ def entering(layout: Layout, stream: Stream, folder: Path) -> list[Buffer]:
         materialize(model, block, tensors)
         after = Buffer(stream.hidden.budget, folder / f"after-{use:04d}")
         for i, hidden in enumerate(states[-1]):
-            after.append(applied(layout, stream, stream.uses[i][use], hidden))
+            after.append(apply_use(layout, stream, stream.uses[i][use], hidden))
         release(model, block)
         states.append(after)
     return states
 
 
-def passed(layout: Layout, stream: Stream, hidden: Buffer, first: int = 0) -> Buffer:
+def pass_through(layout: Layout, stream: Stream, hidden: Buffer, first: int = 0) -> Buffer:
     """Overwrite `hidden`, the input of use `first`, with the last use's output, and return it."""
     for use in range(first, len(stream.uses[0])):
         block = stream.uses[0][use].block
         materialize(layout.source.model, block, layout.source.tensors)
         for i in range(len(hidden)):
-            hidden[i] = applied(layout, stream, stream.uses[i][use], hidden[i])
+            hidden[i] = apply_use(layout, stream, stream.uses[i][use], hidden[i])
         release(layout.source.model, block)
     return hidden
 
 
-def applied(layout: Layout, stream: Stream, use: Use, hidden: Tensor) -> Tensor:
+def apply_use(layout: Layout, stream: Stream, use: Use, hidden: Tensor) -> Tensor:
     """Output of a use of a block whose weights are in memory."""
     with torch.no_grad(), stream.products:
         return use.apply(layout.source.model, hidden).float()

@@ -29,7 +29,7 @@ class Rows:
 
     def of(self, units: Tensor, count: int) -> Tensor:
         """Row indices of these units, slice by slice. count: number of all units"""
-        rows = spread(units, self.each)
+        rows = spread_units(units, self.each)
         return torch.cat([rows + part * count * self.each for part in range(self.parts)])
 
 
@@ -52,7 +52,7 @@ class Part:
 
     def columns(self, units: Tensor) -> Tensor:
         """Indices of the columns of `down` that read these units."""
-        return spread(units, self.width)
+        return spread_units(units, self.width)
 
     def weights(self, shapes: Shapes) -> int:
         """Number of weights and biases of one unit."""
@@ -62,7 +62,7 @@ class Part:
         return (sum(rows) + count_values(shapes, f"{self.down}.weight")) // self.count
 
 
-def spread(units: Tensor, each: int) -> Tensor:
+def spread_units(units: Tensor, each: int) -> Tensor:
     """Return the indices of the rows (or columns) of the given units of a weight, such as heads.
 
     units: numbers of the units
@@ -71,7 +71,7 @@ def spread(units: Tensor, each: int) -> Tensor:
     return (units[:, None] * each + torch.arange(each)).reshape(-1)
 
 
-def multiples(full: int, of: int) -> tuple[int, ...]:
+def list_multiples(full: int, of: int) -> tuple[int, ...]:
     """Numbers of units that may be kept, ascending: multiples of `of`, and `full`."""
     return tuple(sorted({*range(of, full + 1, of), full}))
 
@@ -81,7 +81,7 @@ def count_values(shapes: Shapes, name: str) -> int:
     return int(torch.Size(shapes[name]).numel()) if name in shapes else 0
 
 
-def parts_of(block: str, family: Family, head_size: int, shapes: Shapes) -> tuple[Part, ...]:
+def list_parts(block: str, family: Family, head_size: int, shapes: Shapes) -> tuple[Part, ...]:
     """Removable parts of a block, in the order of computation."""
     parts: list[Part] = []
     if (heads := family.attention) is not None:
@@ -100,7 +100,7 @@ def parts_of(block: str, family: Family, head_size: int, shapes: Shapes) -> tupl
     return tuple(parts)
 
 
-def channel_axis(name: str, family: Family, prefix: str) -> int | None:
+def find_channel_axis(name: str, family: Family, prefix: str) -> int | None:
     """Axis of a stored tensor, linear weights as (out, in), along which the channels of the hidden
     states lie; None: no axis. prefix: prefix of the base model's names."""
     start, (module, _, parameter) = f"{prefix}{family.blocks}.", name.rpartition(".")
@@ -118,13 +118,13 @@ def channel_axis(name: str, family: Family, prefix: str) -> int | None:
     return 0 if inner in family.norms else None
 
 
-def head_size(config: Any) -> int:
+def get_head_size(config: Any) -> int:
     return int(
         getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     )
 
 
-def kinds(section: Reduce, family: Family) -> tuple[Kind, ...]:
+def list_kinds(section: Reduce, family: Family) -> tuple[Kind, ...]:
     """Kinds of units that the recipe's methods remove. Raises RecipeError for a method that the
     architecture does not allow."""
     rows = ", ".join(sorted(n for n, f in FAMILIES.items() if f.feed_forward is not None))

@@ -28,8 +28,8 @@ from optimizer.compress.walk.blocks import (
     advance,
     advance_float_reference,
     observed,
-    real_rows,
-    segments,
+    select_real_rows,
+    split_segments,
 )
 from optimizer.compress.walk.capture import Batch
 from optimizer.foundation import safetensors_stream
@@ -41,7 +41,7 @@ from optimizer.model.checkpoint.model import materialize, release
 from optimizer.reduce.methods import activations, fisher, least_squares, magnitude, second_order
 from optimizer.reduce.structure.layout import BlockChoice, Layout
 from optimizer.reduce.structure.moments import Moments
-from optimizer.reduce.structure.states import opened_stream
+from optimizer.reduce.structure.states import open_stream
 from optimizer.reduce.structure.stored import Stored, stored
 from optimizer.reduce.structure.structure import Kind, Part
 
@@ -58,12 +58,12 @@ def choose(
     progress: Path,
 ) -> list[BlockChoice]:
     """Choose the units of each of `blocks`, the blocks that stay."""
-    if not thinned(layout, blocks[0]):
+    if not list_thinned(layout, blocks[0]):
         return [BlockChoice(block, {}, {}) for block in blocks]
     if layout.section.reduce.importance == "magnitude":
         return [_by_weights(layout, block) for block in blocks]
-    stream = opened_stream(layout, blocks, batches, progress, reference=True)
-    groups = segments(stream.uses[0])
+    stream = open_stream(layout, blocks, batches, progress, reference=True)
+    groups = split_segments(stream.uses[0])
     folders = [progress / f"{i:04d}" for i in range(len(groups))]
     first = sum(folder.exists() for folder in folders)
     if first:
@@ -80,7 +80,7 @@ def choose(
     return [choice for folder in folders for choice in _read(folder)]
 
 
-def thinned(layout: Layout, block: str) -> list[Part]:
+def list_thinned(layout: Layout, block: str) -> list[Part]:
     """Parts of a block that lose units."""
     return [p for p in layout.parts(block) if keep(layout, p.kind) < p.count]
 
@@ -92,9 +92,9 @@ def keep(layout: Layout, kind: Kind) -> int:
 
 def _by_weights(layout: Layout, block: str) -> BlockChoice:
     units: dict[Kind, Tensor] = {}
-    for part in thinned(layout, block):
+    for part in list_thinned(layout, block):
         scores = by_magnitude(layout, part)
-        units[part.kind] = best(scores, keep(layout, part.kind))
+        units[part.kind] = select_best(scores, keep(layout, part.kind))
     return BlockChoice(block, units, {})
 
 
@@ -102,10 +102,10 @@ def by_magnitude(layout: Layout, part: Part) -> Tensor:
     """Importance (units,) of each unit of `part` by its weights."""
     tensors = layout.checkpoint.tensors
     rows = [w for r in part.rows for w in tensors[f"{r.linear}.weight"].chunk(r.parts)]
-    return magnitude.importance(rows, tensors[f"{part.down}.weight"], part.count)
+    return magnitude.measure_importance(rows, tensors[f"{part.down}.weight"], part.count)
 
 
-def best(scores: Tensor, count: int) -> Tensor:
+def select_best(scores: Tensor, count: int) -> Tensor:
     """Units with the highest scores, ascending; of equal scores the first."""
     order = scores.argsort(descending=True, stable=True)
     return order[:count].sort().values
@@ -144,7 +144,7 @@ class _Walk:
     def _block(self, group: BlockGroup, block: str) -> BlockChoice:
         units: dict[Kind, Tensor] = {}
         changed: dict[str, Tensor] = {}
-        for part in thinned(self.layout, block):
+        for part in list_thinned(self.layout, block):
             layer = group.linear(part.down)
             units[part.kind], new = self._choice(part, layer, self._moments(group, part))
             for name, values in new.items():
@@ -180,7 +180,7 @@ class _Walk:
             observed(
                 group.model,
                 (part.down,),
-                lambda _, x: inputs.append(real_rows(x, real).float()),
+                lambda _, x: inputs.append(select_real_rows(x, real).float()),
             ),
             torch.no_grad(),
             self.stream.products,
@@ -197,17 +197,17 @@ class _Walk:
         weight, bias = layer.weight.detach(), layer.bias
         if how == "activations":
             mean = sums.absolute / sums.tokens
-            return best(activations.importance(mean, weight, part.count), count), {}
+            return select_best(activations.measure_importance(mean, weight, part.count), count), {}
         try:
             hessian, cross = sums.products(centered=bias is not None)
             if how == "fisher":
                 units = fisher.choose(self.gradients[part.down], count)
                 columns = part.columns(units)
-                new = least_squares.tuned(weight, hessian, cross, columns)
+                new = least_squares.solve_factors(weight, hessian, cross, columns)
             else:
                 units = second_order.choose(weight, hessian, cross, part.count, count)
                 columns = part.columns(units)
-                new = least_squares.adjusted(weight, hessian, cross, columns)
+                new = least_squares.solve_weights(weight, hessian, cross, columns)
         except (ValueError, RuntimeError) as e:  # torch's error for a singular matrix
             raise CheckpointError(str(e), where=part.down) from e
         changed = {f"{part.down}.weight": new}

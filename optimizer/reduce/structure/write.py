@@ -36,11 +36,11 @@ from torch import Tensor
 from optimizer.foundation import safetensors_stream
 from optimizer.foundation.errors import CheckpointError
 from optimizer.model.checkpoint.checkpoint import open_checkpoint, read_json
-from optimizer.model.checkpoint.model import parameter_shapes, skeleton
+from optimizer.model.checkpoint.model import build_skeleton, list_parameter_shapes
 from optimizer.reduce.structure.depth import LeftOut
 from optimizer.reduce.structure.layout import BlockChoice, Layout
 from optimizer.reduce.structure.sizes import Sizes
-from optimizer.reduce.structure.structure import channel_axis
+from optimizer.reduce.structure.structure import find_channel_axis
 
 VERSION = 1
 REDUCED = "reduced.json"
@@ -92,7 +92,7 @@ class Smaller:
 
     def _narrow(self, name: str) -> _Cut:
         """Cut of a tensor in a model that loses only channels."""
-        axis = channel_axis(name, self.layout.family, self.layout.prefix)
+        axis = find_channel_axis(name, self.layout.family, self.layout.prefix)
         if axis is None:
             return _Cut(name)
         if axis == 1:
@@ -191,7 +191,7 @@ def write(
     for file in sorted(layout.checkpoint.folder.iterdir()):
         if file.suffix != ".safetensors" and file.name != "config.json":
             shutil.copyfile(file, folder / file.name)
-    write_document(folder / "config.json", smaller_config(smaller))
+    write_document(folder / "config.json", build_smaller_config(smaller))
     safetensors_stream.write_known(smaller.specs, smaller.value, folder / WEIGHTS)
     _check_built(layout, out)
     contract = read_json(layout.folder / "contract.json")
@@ -205,7 +205,7 @@ def write(
     write_document(out / REDUCED, {**document(smaller), "compared": [*compared]})
 
 
-def smaller_config(smaller: Smaller) -> dict[str, Any]:
+def build_smaller_config(smaller: Smaller) -> dict[str, Any]:
     layout, family, kept = smaller.layout, smaller.layout.family, smaller.sizes
     config = dict(layout.checkpoint.config)
     if kept.blocks != layout.model.full.blocks:
@@ -267,7 +267,7 @@ def document(smaller: Smaller) -> dict[str, Any]:
 def _check_built(layout: Layout, out: Path) -> None:
     """Check that transformers builds from the config the stored tensors, by name and shape."""
     written = open_checkpoint(out)
-    expected = parameter_shapes(skeleton(written, layout.section.task))
+    expected = list_parameter_shapes(build_skeleton(written, layout.section.task))
     present = {name: written.shape(name) for name in written.tensors}
     for name in sorted({*expected, *present}):
         if expected.get(name) != present.get(name):

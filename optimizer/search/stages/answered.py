@@ -15,18 +15,18 @@ from typing import Any, get_type_hints
 
 import numpy as np
 
-from optimizer.data.datasets import Sample, digest
+from optimizer.data.datasets import Sample, digest_rows
 from optimizer.harness import contract as contracts
 from optimizer.recipe.schema import Validation
 from optimizer.store import Stage
 from optimizer.validate import reference_device
-from optimizer.validate.data import read_data, specs
+from optimizer.validate.data import list_specs, read_data
 from optimizer.validate.quality import answers, evaluation
 from optimizer.validate.quality.evaluation import FIRST
 from optimizer.validate.quality.images.observed import METRICS
 from optimizer.validate.quality.quality import Answers
 from optimizer.validate.run_artifacts import RunArtifacts
-from optimizer.validate.stage import one_torch_thread
+from optimizer.validate.stage import use_one_torch_thread
 
 ROWS, TRAIN = "rows.npz", "train.npz"
 ARRAYS = ("text", "pair", "words")
@@ -39,8 +39,8 @@ def run(section: Validation, base: Path, out: Path) -> None:
     m = RunArtifacts(section, base, base, base, base, base, scratch=out)
     rows, train = read_rows(section, base)
     reference_device.check(m)
-    with one_torch_thread(), reference_device.used(m):
-        reference = answers.reference(m, rows, train)
+    with use_one_torch_thread(), reference_device.use_device(m):
+        reference = answers.answer_by_reference(m, rows, train)
     if reference is None:
         return  # text-generation is judged window by window, on the logits of both systems
     write(reference[0], out / ROWS)
@@ -52,11 +52,11 @@ def read_rows(section: Validation, base: Path) -> tuple[list[Sample], list[Sampl
     """Rows of validate.data with the model's label ids, and of validate.train."""
     contract = contracts.read(base / "contract.json")
     data = read_data(section, base, contract)
-    rows = evaluation.sets(section.validate_, data, contract)[FIRST]
+    rows = evaluation.read_sets(section.validate_, data, contract)[FIRST]
     return rows, data.get("validate.train")
 
 
-def baseline(folder: Path, every: Sequence[Sample], rows: Sequence[Sample]) -> Answers:
+def read_baseline(folder: Path, every: Sequence[Sample], rows: Sequence[Sample]) -> Answers:
     """Read the float model's answers to some rows.
 
     folder: folder of this stage
@@ -143,7 +143,7 @@ def _observation(kind: Any, arrays: Mapping[str, Any], place: str) -> Any:
 
 def files(section: Validation) -> dict[str, str]:
     """Digests of every data set."""
-    return {name: digest(spec) for name, spec in specs(section).items()}
+    return {name: digest_rows(spec) for name, spec in list_specs(section).items()}
 
 
 STAGE = Stage(

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from optimizer import targets
-from optimizer.data.datasets import Sample, Window, windows
+from optimizer.data.datasets import Sample, Window, cut_windows
 from optimizer.foundation.errors import MachineError
 from optimizer.foundation.progress import bar
 from optimizer.foundation.verdicts import Verdict
@@ -33,16 +33,16 @@ from optimizer.search import sequential
 from optimizer.search.sequential import Look
 from optimizer.search.stages import answered
 from optimizer.search.stages.sections import Judging
-from optimizer.search.stages.split import Part, rows_of
+from optimizer.search.stages.split import Part, select_rows
 from optimizer.store import Artifacts, Stage
 from optimizer.validate import gates, target_runner
-from optimizer.validate.decoder import OnnxDecoder, TorchDecoder, logits_of
+from optimizer.validate.decoder import OnnxDecoder, TorchDecoder, compute_logits
 from optimizer.validate.gates import Gate
 from optimizer.validate.quality import answers, perplexity
 from optimizer.validate.quality.perplexity import Scores
 from optimizer.validate.quality.quality import PER_ROW, Answers
 from optimizer.validate.run_artifacts import RunArtifacts
-from optimizer.validate.stage import compare, one_torch_thread
+from optimizer.validate.stage import compare, use_one_torch_thread
 
 FILE = "judged.json"
 SCORES = ("baseline", "candidate", "kl", "top1")
@@ -55,9 +55,9 @@ def run(section: Judging, reference: Path, artifacts: Artifacts[Path], out: Path
     Raises MachineError where nothing on this machine answers for the target."""
     folders = (artifacts.base, artifacts.state, artifacts.graph, artifacts.model, artifacts.engine)
     m = RunArtifacts(section.validation, *folders, scratch=out)
-    if why := target_runner.why_not_answered(m):
+    if why := target_runner.explain_not_answered(m):
         raise MachineError(why, where=f"target {section.validation.target.name}")
-    with one_torch_thread(), closing(_open(m)) as runner:
+    with use_one_torch_thread(), closing(_open(m)) as runner:
         judge, count = _judge(m, runner, section.part, reference)
         if section.part == "search":
             look, document = sequential.screen(judge, count, section.alpha)
@@ -69,7 +69,7 @@ def run(section: Judging, reference: Path, artifacts: Artifacts[Path], out: Path
 
 
 def _open(m: RunArtifacts) -> Any:
-    device = "cpu" if target_runner.why_not_run(m) else m.section.target.runs_on
+    device = "cpu" if target_runner.explain_not_run(m) else m.section.target.runs_on
     return target_runner.open_candidate(m, device)
 
 
@@ -77,18 +77,18 @@ def _judge(m: RunArtifacts, runner: Any, part: Part, reference: Path) -> tuple[J
     """(function from a look to its verdict and document, number of rows) of one part."""
     every, train = answered.read_rows(m.section, m.source)
     task = tasks.look_up(m.contract)
-    chosen = rows_of(part, every, task)
+    chosen = select_rows(part, every, task)
     if task.generates:
-        reading = _Reading(m, runner, windows_of(m, chosen))
+        reading = _Reading(m, runner, cut_held_out(m, chosen))
         return reading.judge, len(reading.windows)
-    baseline = answered.baseline(reference, every, chosen)
+    baseline = answered.read_baseline(reference, every, chosen)
     fit_on = answered.probe_rows(reference, train)
     return _Answering(m, runner, chosen, baseline, fit_on).judge, len(chosen)
 
 
-def windows_of(m: RunArtifacts, rows: Sequence[Sample]) -> list[Window]:
+def cut_held_out(m: RunArtifacts, rows: Sequence[Sample]) -> list[Window]:
     """Windows of held-out text, of a text-generation model."""
-    return windows(rows, m.encoder, m.contract, m.section.validate_.sequence_length)
+    return cut_windows(rows, m.encoder, m.contract, m.section.validate_.sequence_length)
 
 
 class _Reading:
@@ -106,8 +106,8 @@ class _Reading:
         if more := self.windows[done : look.rows]:
             scores = perplexity.score(
                 bar(more, "search: windows"),
-                lambda ids: logits_of(self._baseline, ids),
-                lambda ids: logits_of(self._candidate, ids),
+                lambda ids: compute_logits(self._baseline, ids),
+                lambda ids: compute_logits(self._candidate, ids),
             )
             self._parts.append(scores)
         scores = _joined_scores(self._parts)
@@ -123,7 +123,7 @@ def _joined_scores(parts: Sequence[Scores]) -> Scores:
 
 
 def _document(judged: Sequence[Gate], quality: dict[str, Any]) -> tuple[Verdict, dict[str, Any]]:
-    verdict = gates.overall(judged)
+    verdict = gates.judge_overall(judged)
     return verdict, {
         "verdict": verdict,
         "quality": {n: v for n, v in quality.items() if n not in ("each", "added", "digest")},

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from optimizer import targets
-from optimizer.data.datasets import alone, digest, samples
+from optimizer.data.datasets import digest_rows, pick_input, read_samples
 from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
 from optimizer.harness.runtimes.machine import describe_machine
@@ -30,7 +30,7 @@ from optimizer.search.stages.sections import Race
 from optimizer.store import Stage
 from optimizer.timing.stopping_rules import RatioQuestion, SequentialTest, confidence_of
 from optimizer.validate.target_runner import open_onnx
-from optimizer.validate.timing.batch_timing import BatchTimer, graph_system, grid
+from optimizer.validate.timing.batch_timing import BatchTimer, list_cells, make_graph_system
 from optimizer.validate.timing.cells import CANDIDATE, CellTimer, Comparison
 from optimizer.validate.timing.generation_timing import GenerationTimer
 from optimizer.validate.timing.openings import Openings
@@ -45,10 +45,10 @@ def run(section: Race, base: Path, models: tuple[Path, ...], out: Path) -> None:
     contract, latency = contracts.read(base / "contract.json"), section.latency
     task = tasks.look_up(contract)
     encoder = task.inputs.open(base / "checkpoint", contract)
-    rows = samples(latency.data) if latency.data else ()
-    texts = [alone(row, task) for row in rows] or task.inputs.neutral(contract)
+    rows = read_samples(latency.data) if latency.data else ()
+    texts = [pick_input(row, task) for row in rows] or task.inputs.neutral(contract)
     longest = latency.sequence[0] if task.generates else tasks.longest(contract)
-    cell = grid(latency, longest)[0]
+    cell = list_cells(latency, longest)[0]
     runners = Openings(
         {
             name: partial(
@@ -73,7 +73,7 @@ def run(section: Race, base: Path, models: tuple[Path, ...], out: Path) -> None:
         runners.open()
         systems: dict[str, Any] = {name: runners.runner(name) for name in section.targets}
         if not task.generates:
-            systems = {n: graph_system(r, contract, encoder) for n, r in systems.items()}
+            systems = {n: make_graph_system(r, contract, encoder) for n, r in systems.items()}
         if len(systems) > 1:
             measured = timer.time(systems, cell, RECIPE, turns.more, turns.opening)
         else:
@@ -107,7 +107,7 @@ def files(section: Race) -> dict[str, str]:
     code = [targets.look_up(target.runtime).code("open") for target in section.targets.values()]
     return {
         **{name: value for one in code for name, value in one.items()},
-        **({"validate.latency.data": digest(data)} if data else {}),
+        **({"validate.latency.data": digest_rows(data)} if data else {}),
         "machine": describe_machine().key,
     }
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.compress.apply.precision import mixed_precision
-from optimizer.compress.apply.precision.keep_float_auto import Network, spread
+from optimizer.compress.apply.precision.keep_float_auto import Network, sample_evenly
 from optimizer.compress.data import calibration
-from optimizer.compress.data.calibration import singly
+from optimizer.compress.data.calibration import split_batches
 from optimizer.compress.selection import Selection, select
 from optimizer.compress.stage import STAGE as COMPRESS
 from optimizer.compress.walk import precision
@@ -35,7 +35,7 @@ FILE = "sensitivity.json"
 SAMPLES = int(KeepFloatAuto.model_fields["samples"].default)
 
 
-def section_of(compression: Compression) -> Compression:
+def make_section(compression: Compression) -> Compression:
     """Section of this stage: the recipe's formats, without methods, which the measurement does not
     use, and with float attention; for a decoder of which weights alone are quantized, `allocate`
     with the finer form."""
@@ -59,7 +59,7 @@ def run(section: Compression, base: Path, out: Path) -> None:
     """Measure every module that the recipe quantizes. base: folder of load"""
     source = open_source(section.task, base)
     selection = select(source, section.quantize)
-    batches = calibration.batches(section, base)
+    batches = calibration.make_batches(section, base)
     if section.quantize.allocate is not None:
         document = _predicted(source, batches, section, selection, out)
     else:
@@ -70,7 +70,7 @@ def run(section: Compression, base: Path, out: Path) -> None:
 def _measured(
     source: ModelSource, batches: Sequence[Batch], section: Compression, selection: Selection
 ) -> dict[str, Any]:
-    inputs = spread(singly(batches), SAMPLES)
+    inputs = sample_evenly(split_batches(batches), SAMPLES)
     with source.filled():
         errors = Network(source, inputs, section.quantize, selection).errors_alone()
         linears = source.linears(selection.quantized)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from optimizer.data.datasets import samples
+from optimizer.data.datasets import read_samples
 from optimizer.load_test import stage as slo
 from optimizer.load_test import tuned_server
 from optimizer.load_test.measure import Objectives, Schedule
@@ -26,7 +26,7 @@ def run(section: Slo, packaged: Path, out: Path) -> None:
     """
     server = tuned_server.TunedServer(
         packaged / "bundle",
-        [row.text for row in samples(section.data)] if section.data else [],
+        [row.text for row in read_samples(section.data)] if section.data else [],
         Schedule(section.seconds, burst=section.burst),
         Objectives(section.limits, section.max_refused),
         section.new_tokens,

@@ -19,7 +19,7 @@ from optimizer.harness.tasks import Task
 Part = Literal["search", "held_out"]
 
 
-def rows_of(part: Part, rows: Sequence[Sample], task: Task) -> list[Sample]:
+def select_rows(part: Part, rows: Sequence[Sample], task: Task) -> list[Sample]:
     """Return the rows of one part in the order of their groups, so that the first rows are a random
     sample of all, also of a file that is sorted by label."""
     groups: dict[str, list[Sample]] = {}

@@ -21,17 +21,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from optimizer.compress.simulate import QuantLinear, simulated
+from optimizer.compress.simulate import QuantLinear, simulate_state
 from optimizer.foundation.process.quiet import quiet
 from optimizer.foundation.qtensor import BLOCK, QTensor
 from optimizer.foundation.state import PER_TOKEN, STATIC, Activations, owner_of, weight_name
 from optimizer.lower.compressed_tensors import tensors as format_
-from optimizer.model.checkpoint.model import auto_class, join_outputs, torch_model
+from optimizer.model.checkpoint.model import choose_auto_class, join_outputs, load_torch_model
 from optimizer.validate.formats import modules
-from optimizer.validate.formats.transformers_runner import Runner, readable
+from optimizer.validate.formats.transformers_runner import Runner, translate_errors
 from optimizer.validate.ledger import trace
 from optimizer.validate.ledger.distance import Distance
-from optimizer.validate.ledger.entry import Entry, Outputs, within
+from optimizer.validate.ledger.entry import Entry, Outputs, make_entry
 from optimizer.validate.ledger.ledger import STATE_HOPS, Hop
 from optimizer.validate.materials import Materials
 
@@ -51,7 +51,7 @@ def hops(_m: Materials) -> tuple[Hop, ...]:
 
 def lower(m: Materials) -> Entry:
     """Compare each value of the folder, read by the compressed-tensors package, with the state."""
-    with readable("the compressed-tensors package", TARGET):
+    with translate_errors("the compressed-tensors package", TARGET):
         problems = [*_scales(m), *_weights(m), *_floats(m), *_ranges(m), *_caches(m)]
     why = "the same integers times the same scales give the same bits"
     same = Distance(0.0, 0.0, 1.0, 0.0)
@@ -62,11 +62,11 @@ def lower(m: Materials) -> Entry:
 def engine(m: Materials) -> Entry:
     """Compare the outputs of the model that transformers loads from the folder."""
     outputs = m.compared
-    with readable("transformers", TARGET):
+    with translate_errors("transformers", TARGET):
         model, problems = _load(m)
         results = [trace.run(model, batch, outputs) for batch in m.batches]
     stored = _as_stored(m)
-    expected = [trace.traced(stored, batch, outputs, ()) for batch in m.batches]
+    expected = [trace.trace_run(stored, batch, outputs, ()) for batch in m.batches]
     start = "state in torch, floats as stored"
     quantized = [name for name in m.judged_alone if name in m.lowering["modules"]]
     parts = modules.judge(model, stored, quantized, [m.batches[i] for i in m.sampled])
@@ -79,7 +79,7 @@ def engine(m: Materials) -> Entry:
             "engine", start, None, measured, fine, why, tuple(problems), why, pieces=tuple(parts)
         )
     spread = m.correct.graph_outputs("state", "fp32")
-    entry = within("engine", start, Outputs(results, expected, spread), problems, parts)
+    entry = make_entry("engine", start, Outputs(results, expected, spread), problems, parts)
     entry = replace(entry, why=f"{entry.why}; {ELSEWHERE}")
     return entry.with_unproven(ELSEWHERE, m.not_judged_alone)
 
@@ -112,7 +112,9 @@ def _load(m: Materials) -> tuple[nn.Module, list[str]]:
     if _dequantizes(m):
         options["quantization_config"] = CompressedTensorsConfig(dequantize=True)
     with quiet():
-        model, info = auto_class(m.task, m.checkpoint.config.get("model_type")).from_pretrained(
+        model, info = choose_auto_class(
+            m.task, m.checkpoint.config.get("model_type")
+        ).from_pretrained(
             _folder(m),
             attn_implementation="eager",
             dtype=torch.float32,
@@ -144,7 +146,7 @@ def _as_stored(m: Materials) -> nn.Module:
     if not m.lowering["exact"]:
         weights = {name: _scale_as_stored(q, dtype) for name, q in state.weights.items()}
         state = replace(state, weights=weights)
-    model = simulated(torch_model(m.checkpoint, m.task), state)
+    model = simulate_state(load_torch_model(m.checkpoint, m.task), state)
     dequantized = _dequantizes(m)
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
@@ -260,7 +262,7 @@ def _floats(m: Materials) -> Iterator[str]:
     """Yield the problems of the parameters that stay float."""
     dtype, state = format_.DTYPES[m.precision], m.state
     decoded = {weight_name(module) for module in m.lowering["decoded"]}
-    head = format_.untied_head(m.checkpoint, state)
+    head = format_.find_untied_head(m.checkpoint, state)
     with ExitStack() as stack:
         tensors = _Tensors(_folder(m), stack)
         for name in [*m.checkpoint.tensors, *([head] if head else [])]:
@@ -272,7 +274,7 @@ def _floats(m: Materials) -> Iterator[str]:
             value = (
                 state.weights[name].dequantize()
                 if name in decoded
-                else format_.float_value(m.checkpoint, state, name)
+                else format_.read_float_value(m.checkpoint, state, name)
             )
             expected = value.to(dtype) if value.is_floating_point() else value
             if not torch.equal(tensors[name], expected):
@@ -285,7 +287,7 @@ def _caches(m: Materials) -> Iterator[str]:
 
     document = json.loads((_folder(m) / "config.json").read_text(encoding="utf-8"))
     scheme = QuantizationConfig.model_validate(document["quantization_config"]).kv_cache_scheme
-    expected = format_.cache_scales(m.state)
+    expected = format_.collect_cache_scales(m.state)
     if bool(scheme) != bool(expected):
         yield "the folder's config and the state disagree about a KV cache in FP8"
     elif scheme and _words(scheme) != (8, "float", "tensor", None, False):

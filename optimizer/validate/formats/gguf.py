@@ -17,16 +17,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from optimizer.compress.simulate import simulated
+from optimizer.compress.simulate import simulate_state
 from optimizer.foundation.process.quiet import quiet
 from optimizer.foundation.state import owner_of
 from optimizer.load.providers import gguf_file, gguf_header
 from optimizer.lower.gguf import folder, read_back
-from optimizer.model.checkpoint.model import auto_class, torch_model
-from optimizer.validate.formats.transformers_runner import Runner, readable
+from optimizer.model.checkpoint.model import choose_auto_class, load_torch_model
+from optimizer.validate.formats.transformers_runner import Runner, translate_errors
 from optimizer.validate.ledger import trace
 from optimizer.validate.ledger.distance import Distance
-from optimizer.validate.ledger.entry import Entry, Outputs, within
+from optimizer.validate.ledger.entry import Entry, Outputs, make_entry
 from optimizer.validate.ledger.ledger import STATE_HOPS, Hop
 from optimizer.validate.materials import Materials
 
@@ -49,9 +49,9 @@ def hops(_m: Materials) -> tuple[Hop, ...]:
 def lower(m: Materials) -> Entry:
     """Compare each tensor and key of the file, read by the gguf package. Asymmetric weights may
     differ from the state by the rounding of their minimum to fp16; nothing else may differ."""
-    with readable("the gguf package", TARGET):
+    with translate_errors("the gguf package", TARGET):
         model, words = folder.read_model(m.source, m.state_folder, m.precision)
-        problems = list(read_back.differences(_file(m), model, words))
+        problems = list(read_back.describe_differences(_file(m), model, words))
     error = float(m.lowering["error"])
     limit = MINIMUM_LIMIT if error else 0.0
     if error > limit:
@@ -67,14 +67,14 @@ def lower(m: Materials) -> Entry:
 
 def engine(m: Materials) -> Entry:
     """Compare the outputs of the model that transformers loads from the file."""
-    with readable("transformers", TARGET):
+    with translate_errors("transformers", TARGET):
         model, problems = _load(m)
         results = [trace.run(model, batch, m.compared) for batch in m.batches]
     stored = _as_stored(m)
-    expected = [trace.traced(stored, batch, m.compared, ()) for batch in m.batches]
+    expected = [trace.trace_run(stored, batch, m.compared, ()) for batch in m.batches]
     spread = m.correct.graph_outputs("state", "fp32")
     start = "state in torch, values as stored"
-    entry = within("engine", start, Outputs(results, expected, spread), problems)
+    entry = make_entry("engine", start, Outputs(results, expected, spread), problems)
     return replace(entry, why=f"{entry.why}; {ELSEWHERE}", unproven=ELSEWHERE)
 
 
@@ -98,19 +98,19 @@ def _load(m: Materials) -> tuple[nn.Module, list[str]]:
     use)."""
     header = gguf_header.read(_file(m))
     with quiet():
-        config = gguf_file.config_of(m.model, folder.FILE, header.tensors)
+        config = gguf_file.read_config(m.model, folder.FILE, header.tensors)
         architecture = str(header.fields["general.architecture"])
         for key, name in FIELDS.items():
             value = header.fields.get(f"{architecture}.{key}")
             if value is not None and hasattr(config, name):
                 setattr(config, name, value)
-        model, info = auto_class(m.task, config.model_type).from_pretrained(
+        model, info = choose_auto_class(m.task, config.model_type).from_pretrained(
             m.model,
             config=config,
             attn_implementation="eager",
             dtype=torch.float32,
             output_loading_info=True,
-            **gguf_file.arguments(folder.FILE),
+            **gguf_file.make_arguments(folder.FILE),
         )
     gguf_file.check_whole(model, header.tensors, _file(m))
     problems = [f"transformers: {kind}: {sorted(map(str, n))[:3]}" for kind, n in info.items() if n]
@@ -120,7 +120,7 @@ def _load(m: Materials) -> tuple[nn.Module, list[str]]:
 def _as_stored(m: Materials) -> nn.Module:
     """The state in torch, with every parameter rounded to its type in the file."""
     model, _ = folder.read_model(m.source, m.state_folder, m.precision)
-    twin = simulated(torch_model(m.checkpoint, m.task), m.state)
+    twin = simulate_state(load_torch_model(m.checkpoint, m.task), m.state)
     parameters: dict[str, Any] = dict(twin.named_parameters(remove_duplicate=False))
     for entry in model.entries():
         quantized = f"{owner_of(entry.parameter)}.values"

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 
 from optimizer.compress import simulate
 from optimizer.compress.simulate import QuantLinear
-from optimizer.compress.walk.blocks import real_rows
+from optimizer.compress.walk.blocks import select_real_rows
 from optimizer.foundation.state import PER_TOKEN
 from optimizer.harness.inputs.batch import Batch
 from optimizer.validate.ledger import trace
-from optimizer.validate.ledger.pieces.pieces import WORST, Element, Piece, furthest
+from optimizer.validate.ledger.pieces.pieces import WORST, Element, Piece, find_furthest
 from optimizer.validate.ledger.pieces.roundoff import UNIT, Product
 
 NEAR = 8 * UNIT["fp32"]
@@ -48,7 +48,7 @@ def judge(
 
     def hook(name: str, real: Tensor) -> Callable[[nn.Module, tuple[Any, ...], Tensor], None]:
         def judge_one(_module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-            rows = real_rows(args[0], real), real_rows(output, real)
+            rows = select_real_rows(args[0], real), select_real_rows(output, real)
             far[name] = _worst(far[name] + _compare(references[name], *rows))
 
         return judge_one
@@ -95,7 +95,7 @@ def _compare(linear: QuantLinear, x: Tensor, output: Tensor) -> list[tuple[float
         values = rounded(scaled)
         ties = _ties(linear, scaled, rounded) @ linear.weight.abs().double().T
     product = _product(linear)
-    return furthest(values.double().numpy(), output.numpy(), product, ties.numpy())
+    return find_furthest(values.double().numpy(), output.numpy(), product, ties.numpy())
 
 
 def _rounding(linear: QuantLinear, scaled: Tensor) -> Callable[[Tensor], Tensor]:
@@ -107,7 +107,7 @@ def _rounding(linear: QuantLinear, scaled: Tensor) -> Callable[[Tensor], Tensor]
     if mode not in PER_TOKEN:
         assert covered is not None
         return lambda values: simulate.fake_quantize(values, covered, mode)
-    largest = simulate.largest_values(scaled, mode)
+    largest = simulate.find_largest_values(scaled, mode)
     if mode != "token":
         return lambda values: simulate.fake_quantize_by_largest_float8(values, largest)
     scale = torch.where(largest > 0, largest, torch.ones_like(largest)) / TOKEN_STEPS

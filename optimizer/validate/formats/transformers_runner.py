@@ -18,7 +18,7 @@ from optimizer.validate.materials import Materials
 
 
 @contextmanager
-def readable(reader: str, target: str) -> Iterator[None]:
+def translate_errors(reader: str, target: str) -> Iterator[None]:
     """Convert any exception of a reader to a LedgerError: a model that it does not read is
     faulty."""
     try:

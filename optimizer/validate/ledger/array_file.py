@@ -80,7 +80,7 @@ class LazyArrays(Mapping[str, Array]):
         return len(self._names)
 
 
-def join(parts: Sequence[Mapping[str, Array]]) -> Mapping[str, Array]:
+def join_arrays(parts: Sequence[Mapping[str, Array]]) -> Mapping[str, Array]:
     """The arrays of several mappings, each read from its own."""
     owners = {name: part for part in parts for name in part}
     return LazyArrays(owners, lambda name: owners[name][name])

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from optimizer.compress.simulate import simulated
+from optimizer.compress.simulate import simulate_state
 from optimizer.foundation.state import weight_name
 from optimizer.validate.ledger import trace
 from optimizer.validate.materials import Materials
@@ -20,7 +20,7 @@ from optimizer.validate.materials import Materials
 T = TypeVar("T")
 
 
-def first_bad(items: Sequence[T], bad: Callable[[Sequence[T]], bool]) -> T | None:
+def find_first_bad(items: Sequence[T], bad: Callable[[Sequence[T]], bool]) -> T | None:
     """The first item with a fault; None where `bad` finds none among all.
 
     bad: test of consecutive items, called at most 1 + log2(len(items)) times: where the left half
@@ -38,7 +38,7 @@ def first_bad(items: Sequence[T], bad: Callable[[Sequence[T]], bool]) -> T | Non
     return items[low]
 
 
-def in_torch(materials: Materials, limit: float) -> str | None:
+def find_in_torch(materials: Materials, limit: float) -> str | None:
     """Name of the first module whose compression moves the output beyond `limit` (relative L2 to
     float), with later ones in float; None where no module does."""
     state = materials.state
@@ -51,17 +51,17 @@ def in_torch(materials: Materials, limit: float) -> str | None:
     places = list(range(len(order)))
 
     def bad(part: Sequence[int]) -> bool:
-        twin = simulated(model, state, only=set(order[: part[-1] + 1]))
+        twin = simulate_state(model, state, only=set(order[: part[-1] + 1]))
         results = [trace.run(twin, b, materials.outputs) for b in materials.batches]
         return not materials.output_distance(results, materials.float_traces).relative_l2 <= limit
 
-    first = first_bad(places, bad)
+    first = find_first_bad(places, bad)
     return None if first is None else order[first]
 
 
-def passed_at(materials: Materials, limit: float) -> str:
+def describe_first_excess(materials: Materials, limit: float) -> str:
     """A sentence on the module at which a state exceeds `limit`."""
-    module = in_torch(materials, limit)
+    module = find_in_torch(materials, limit)
     if module is None:
         return (
             "compressed modules alone stay within it; the inputs of residual adds, pooling, float "

@@ -15,7 +15,7 @@ WRITTEN_DIGITS = 8  # at most, of a number that comes from a recipe, not from ar
 MOST_DIGITS = 17  # distinguish any two 64-bit floats (IEEE 754, section 5.12.2)
 
 
-def breach(measured: float, limit: float) -> tuple[str, str]:
+def write_breach(measured: float, limit: float) -> tuple[str, str]:
     """(measured, limit) as text, with the fewest significant digits (at least 2) that keep their
     order: ("0.0618", "0.0617"), never ("6.2e-02", "6.2e-02") for different numbers. A limit from a
     recipe has all its digits: 0.995, never 0.99.

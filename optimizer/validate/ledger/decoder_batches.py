@@ -28,7 +28,7 @@ MEMORY = 256 << 20  # bytes of one model's activations in memory at once
 PADDED_BY = 7  # columns of padding that the last usual batch adds
 
 
-def positions(bytes_per_token: float) -> tuple[int, int]:
+def count_positions(bytes_per_token: float) -> tuple[int, int]:
     """(tokens of the sampled batches, tokens of all usual batches), padding included, where every
     text fills its piece. Materials.sampled defines the sample."""
     widths: list[int] = []
@@ -58,7 +58,7 @@ def make(
     return batches
 
 
-def extremes(
+def make_extremes(
     texts: Sequence[str], contract: Contract, tokenizer: Any, longest: int, rows: int
 ) -> list[Batch]:
     """[a batch of `rows` beginnings of texts, 2 to 8 tokens each; a batch of one text (all `texts`
@@ -71,14 +71,14 @@ def extremes(
     return [_batch([r for r in many if len(r)], contract), _batch([long], contract)]
 
 
-def longest_of(bytes_per_token: float) -> int:
+def count_longest(bytes_per_token: float) -> int:
     """Tokens of the longest text of `extremes`, where the context permits."""
     return int(_tokens(bytes_per_token))
 
 
-def extreme_positions(bytes_per_token: float, rows: int) -> tuple[int, int]:
+def count_extreme_positions(bytes_per_token: float, rows: int) -> tuple[int, int]:
     """(tokens of the longest text, of the batch of many rows) of `extremes`, padding included."""
-    return longest_of(bytes_per_token), rows * max(MANY)
+    return count_longest(bytes_per_token), rows * max(MANY)
 
 
 def _tokens(bytes_per_token: float) -> float:

@@ -24,7 +24,7 @@ AT_RANDOM = 2  # modules of each kind, besides the first and the last
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
-def default_of(depth: Depth | None, parameters: int) -> Depth:
+def choose_depth(depth: Depth | None, parameters: int) -> Depth:
     """The recipe's depth, or the default of a model with `parameters` values."""
     return depth or ("sampled" if parameters > LARGE else "full")
 
@@ -48,7 +48,7 @@ def choose(depth: Depth, modules: Sequence[str], seed: str) -> list[str]:
     return [name for name in modules if name in chosen]
 
 
-def left_out(depth: Depth, modules: int, judged: int) -> str:
+def describe_left_out(depth: Depth, modules: int, judged: int) -> str:
     """Sentence on the modules that were not judged alone, "" for none.
 
     modules, judged: numbers of modules

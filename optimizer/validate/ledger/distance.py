@@ -42,7 +42,7 @@ FAR = Distance(NOWHERE, NOWHERE, -1.0, NOWHERE)
 
 
 @np.errstate(invalid="ignore")  # of two infinite values
-def distance(pairs: Iterable[tuple[Array, Array]]) -> Distance:
+def measure_distance(pairs: Iterable[tuple[Array, Array]]) -> Distance:
     """Distance of (found, expected) pairs of one output, one pair per example, of any shape. An
     example whose values cancel is compared with the norm of a usual example of its size."""
     each, largest, cosine = list[Squares](), 0.0, 1.0
@@ -71,7 +71,7 @@ def distance(pairs: Iterable[tuple[Array, Array]]) -> Distance:
     )
 
 
-def examples(array: Array, mask: Array) -> list[Array]:
+def split_examples(array: Array, mask: Array) -> list[Array]:
     """Rows of `array`; of an array (batch, sequence, ...) only the tokens where `mask` is 1."""
     if array.ndim >= 3 and array.shape[:2] == mask.shape:
         return [
@@ -81,7 +81,7 @@ def examples(array: Array, mask: Array) -> list[Array]:
     return list(array)
 
 
-def merged(distances: Iterable[Distance]) -> Distance:
+def merge(distances: Iterable[Distance]) -> Distance:
     """The worst value of each field: the smallest cosine, the largest of the others."""
     each = list(distances)
     return Distance(

@@ -15,9 +15,9 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from optimizer.foundation import atomic
-from optimizer.validate.ledger.breach import CORRECT_RUNS, breach
+from optimizer.validate.ledger.breach import CORRECT_RUNS, write_breach
 from optimizer.validate.ledger.distance import WHOLE, Distance
-from optimizer.validate.ledger.limits.spread import Alone, Spread, against, judge_alone
+from optimizer.validate.ledger.limits.spread import Alone, Spread, compare_runs, judge_alone
 from optimizer.validate.ledger.pieces.pieces import Piece
 from optimizer.validate.ledger.trace import Trace
 
@@ -26,24 +26,24 @@ LINE = 400  # characters of `unproven` in a message
 MEASURED = "correct runs of this model, each float operation rounded at random, lie this far apart"
 
 
-def statistic(hop: str) -> str:
+def name_statistic(hop: str) -> str:
     """Key in Distance.as_dict of the number that a hop's tolerance limits: compress has a budget
     for all examples together, every other hop a limit for the worst example. hop: its name, and
     perhaps that of an adapter"""
     return "relative_l2" if hop.partition(" ")[0] == "compress" else "worst_example"
 
 
-def judged_over(hop: str) -> str:
+def describe_examples(hop: str) -> str:
     """Words for the examples that `statistic` measures."""
     return ALL if hop == "compress" else WORST
 
 
-def unlimited_example(entry: Mapping[str, Any]) -> float | None:
+def find_unlimited_example(entry: Mapping[str, Any]) -> float | None:
     """Distance of the worst example, where it exceeds the limit of all examples together; else
     None. entry: Entry.as_dict."""
     measured, limit = entry.get("measured") or {}, entry.get("tolerance")
     worst = measured.get("worst_example")
-    if statistic(str(entry.get("hop"))) == "worst_example" or worst is None or limit is None:
+    if name_statistic(str(entry.get("hop"))) == "worst_example" or worst is None or limit is None:
         return None
     return float(worst) if worst > limit else None
 
@@ -67,7 +67,7 @@ class Entry:
     @property
     def reached(self) -> float | None:
         """The distance that is compared with `tolerance`."""
-        return None if self.measured is None else self.measured.as_dict()[statistic(self.hop)]
+        return None if self.measured is None else self.measured.as_dict()[name_statistic(self.hop)]
 
     @property
     def partly(self) -> str:
@@ -113,14 +113,14 @@ class Outputs:
     spread: Spread  # limits from correct runs
 
 
-def within(
+def make_entry(
     hop: str, start: str, answers: Outputs, problems: Sequence[str], parts: Sequence[Piece] = ()
 ) -> Entry:
     """The entry of a hop whose outputs may differ as far as correct runs do: ok where no output or
     piece is beyond its limit and `problems` is empty."""
     spread = answers.spread
     names = list(spread.limits)
-    measured, worst, beyond = against(spread.limits, answers.results, answers.expected, names)
+    measured, worst, beyond = compare_runs(spread.limits, answers.results, answers.expected, names)
     apart = [p.problem for p in sorted(parts, key=lambda p: -p.ratio) if not p.fine]
     alone: dict[str, Alone] = {}
     if not problems and not apart:
@@ -131,7 +131,7 @@ def within(
     apart += [
         f"{n}: an example is {shown[0]} from {start}, {shown[1]} {CORRECT_RUNS}"
         for n, far, limit in beyond
-        for shown in [breach(far, limit)]
+        for shown in [write_breach(far, limit)]
     ]
     unlimited = [_unlimited(spread.limits, judged=bool(parts)), _unlimited_parts(parts)]
     return Entry(
@@ -162,7 +162,7 @@ def _judge_alone(answers: Outputs, names: Sequence[str]) -> dict[str, Alone]:
 def _words_alone(item: tuple[str, Alone]) -> str:
     """Sentence on the examples of an output that were judged by their own correct runs."""
     name, alone = item
-    far, limit = breach(alone.distance, alone.limit)
+    far, limit = write_breach(alone.distance, alone.limit)
     several = "examples were" if alone.examples > 1 else "example was"
     return (
         f"{name}: {alone.examples} {several} judged by correct runs of that input alone, because "

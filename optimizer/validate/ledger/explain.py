@@ -48,9 +48,13 @@ from typing import Any
 
 from optimizer.foundation.errors import InputError
 from optimizer.harness.trust.verify import parse
-from optimizer.validate.ledger.breach import BUDGET, CORRECT_RUNS, breach
+from optimizer.validate.ledger.breach import BUDGET, CORRECT_RUNS, write_breach
 from optimizer.validate.ledger.distance import WHOLE
-from optimizer.validate.ledger.entry import judged_over, statistic, unlimited_example
+from optimizer.validate.ledger.entry import (
+    describe_examples,
+    find_unlimited_example,
+    name_statistic,
+)
 from optimizer.validate.ledger.onnx_file import findings
 
 Document = Mapping[str, Any]
@@ -92,7 +96,7 @@ def explain(path: Path, module: str | None) -> dict[str, Any]:
     }
 
 
-def command(report: Document, path: Path) -> str:
+def write_command(report: Document, path: Path) -> str:
     """The command line that explains a failed ledger further, with the name of the module furthest
     beyond its limit where there is one; "" where every hop held."""
     failed = next((e for e in report["ledger"] if e["ok"] is False), None)
@@ -230,8 +234,8 @@ def _target(report: Document, module: str | None) -> dict[str, Any]:
         "finding": finding,
         "hops": hops,
         "modules": modules,
-        "nodes": findings.facts(report, [] if failed is None else _faults(entries[failed])),
-        "without_nodes": findings.why_none(report),
+        "nodes": findings.collect_facts(report, [] if failed is None else _faults(entries[failed])),
+        "without_nodes": findings.explain_none(report),
     }
 
 
@@ -251,9 +255,9 @@ def _hop(entry: Document) -> dict[str, Any]:
         "hop": entry["hop"],
         "from": entry.get("from", ""),
         "ok": entry["ok"],
-        "measured": measured.get(statistic(entry["hop"])),
-        "judged_over": judged_over(entry["hop"]),
-        "beyond": unlimited_example(entry),
+        "measured": measured.get(name_statistic(entry["hop"])),
+        "judged_over": describe_examples(entry["hop"]),
+        "beyond": find_unlimited_example(entry),
         "limit": entry.get("tolerance"),
         "why": entry.get("why", ""),
         "problems": list(entry.get("problems") or ()),
@@ -304,9 +308,9 @@ def render_text(document: Document, nodes: bool = False) -> str:
     for target in document["targets"]:
         lines += ["", *_target_lines(target)]
         if target["nodes"]:
-            of_node = findings.node_lines(target["nodes"], document["module"])
+            of_node = findings.write_node(target["nodes"], document["module"])
             lines += [line for sentence in of_node for line in _wrapped(sentence, "")]
-            lines += ["", *findings.table_lines(target["nodes"])] if nodes else []
+            lines += ["", *findings.write_table(target["nodes"])] if nodes else []
         elif nodes:
             lines += ["", *_wrapped(f"by node  nothing compared: {target['without_nodes']}", "")]
     return "\n".join(line.rstrip() for line in lines)
@@ -326,7 +330,7 @@ def _target_lines(target: Document) -> list[str]:
         lines += _wrapped(MEASURED + _confidence(runs), "  ")
     if target["nodes"]:
         lines += ["", "by node"]
-        lines += [x for s in findings.summary_lines(target["nodes"]) for x in _wrapped(s, "  ")]
+        lines += [x for s in findings.write_summary(target["nodes"]) for x in _wrapped(s, "  ")]
     for module in target["modules"]:
         lines += ["", *_module_lines(module)]
     return lines
@@ -373,7 +377,7 @@ def _distance(hop: Document) -> str:
     if hop["limit"] is None:
         measured = _two_digits(hop["measured"])
         return f": {hop['judged_over']} {measured} from {hop['from']}; {hop['why']}"
-    measured, limit = breach(_number(hop["measured"]), _number(hop["limit"]))
+    measured, limit = write_breach(_number(hop["measured"]), _number(hop["limit"]))
     bound = f"limit {limit}"
     if _number(hop["limit"]) >= WHOLE:
         apart = f"{_number(hop['limit']):.3g}"
@@ -449,14 +453,14 @@ def _element(piece: str, element: Document) -> str:
     value, reference, bound = (_number(element[k]) for k in ("value", "reference", "bound"))
     if piece == "quantizer":
         return f"{at}{value:.0f} for {reference:.6g}, known to {bound:.2g} by rounding"
-    off, allowed = breach(abs(value - reference), bound)
+    off, allowed = write_breach(abs(value - reference), bound)
     return f"{at}{value:.9g} for {reference:.9g}, {off} off, {allowed} allowed"
 
 
 def _share(piece: Document) -> str:
     """Words for the distance of a piece, as a share or a multiple of its limit."""
     ratio = _number(piece["ratio"])
-    return f"{breach(ratio, 1.0)[0]} {'of' if ratio <= 1 else 'times'} its limit"
+    return f"{write_breach(ratio, 1.0)[0]} {'of' if ratio <= 1 else 'times'} its limit"
 
 
 def _two_digits(value: Any) -> str:

@@ -31,16 +31,16 @@ from optimizer.harness.errors import HarnessError
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.lower.onnx import cut
 from optimizer.lower.onnx.graph_source import open_graph
-from optimizer.model.architectures.operands import caches_of, is_probabilities, operands_of
-from optimizer.model.checkpoint.attention_operands import with_operands
-from optimizer.model.checkpoint.cache_operands import with_caches
-from optimizer.model.checkpoint.model import auto_class, join_outputs, torch_model
+from optimizer.model.architectures.operands import is_probabilities, select_caches, select_operands
+from optimizer.model.checkpoint.attention_operands import install_operands
+from optimizer.model.checkpoint.cache_operands import install_caches
+from optimizer.model.checkpoint.model import choose_auto_class, join_outputs, load_torch_model
 from optimizer.model.graph import record
 from optimizer.validate import target_runner
 from optimizer.validate.ledger import bisect, trace
-from optimizer.validate.ledger.breach import BUDGET, breach
-from optimizer.validate.ledger.distance import Distance, distance
-from optimizer.validate.ledger.entry import Entry, Outputs, within
+from optimizer.validate.ledger.breach import BUDGET, write_breach
+from optimizer.validate.ledger.distance import Distance, measure_distance
+from optimizer.validate.ledger.entry import Entry, Outputs, make_entry
 from optimizer.validate.ledger.laws import (
     answer_laws,
     batch_norm_laws,
@@ -82,11 +82,11 @@ def load(m: Materials) -> Entry:
     if of_file := record.is_graph(folder):
         results = _original_outputs(m)
     else:
-        original = transformers_model(m)
+        original = load_transformers_model(m)
         results = [trace.run(original, b, m.outputs) for b in m.batches]
     every, computed = dict(m.float_model.named_parameters()), m.checkpoint.tensors.computed
     if m.family.batch_norms is not None and not of_file:
-        problems += batch_norm_laws.folded(original, every, m.family.batch_norms)
+        problems += batch_norm_laws.compare_folded(original, every, m.family.batch_norms)
     ours = {n: p for n, p in every.items() if n not in computed}
 
     def stored(name: str, file: Any) -> Tensor:
@@ -107,7 +107,7 @@ def load(m: Materials) -> Entry:
         return Entry("load", start, 0.0, measured, not problems, why, tuple(problems))
     # on some processors the bits depend on the address of the values
     spread = m.correct.source_outputs()
-    return within("load", start, Outputs(results, m.float_traces, spread), problems)
+    return make_entry("load", start, Outputs(results, m.float_traces, spread), problems)
 
 
 def _original_outputs(m: Materials) -> list[dict[str, Any]]:
@@ -123,12 +123,12 @@ def _original_outputs(m: Materials) -> list[dict[str, Any]]:
     return results
 
 
-def transformers_model(m: Materials) -> nn.Module:
+def load_transformers_model(m: Materials) -> nn.Module:
     """Load the checkpoint by transformers, in its stored precision, and convert it to float32."""
     folder = m.source / "checkpoint"
     types = {m.checkpoint.tensors.entry(n).dtype for n in m.checkpoint.tensors.as_written}
     stored = next(iter(types)) if len(types) == 1 else torch.float32
-    kind = auto_class(m.task, m.checkpoint.config.get("model_type"))
+    kind = choose_auto_class(m.task, m.checkpoint.config.get("model_type"))
     for dtype in dict.fromkeys((stored, torch.float32)):
         with quiet():
             model: nn.Module = kind.from_pretrained(
@@ -153,18 +153,18 @@ def fold(m: Materials) -> Entry:
     outputs. Corrected biases and learned norm weights do, and have separate laws."""
     quantize = m.section.quantize
     rotated = any(x.folds_norms == "away" for x in quantize.chosen)
-    problems = state_laws.replaced(m.state, m.parameters)
+    problems = state_laws.judge_replaced(m.state, m.parameters)
     learned = {}
     # with quantized inputs none is learned (compress/apply/weights/autoround.py)
     if quantize.activations is None and any(x.learns_norms for x in quantize.chosen):
-        limit = rounding_limits.of(quantize, m.section.calibrate, 8).norms
-        problems += state_laws.norm_weights(m.state, m.parameters, m.family, rotated, limit)
+        limit = rounding_limits.derive_limits(quantize, m.section.calibrate, 8).norms
+        problems += state_laws.judge_norm_weights(m.state, m.parameters, m.family, rotated, limit)
         learned = {
-            name: state_laws.folded_norm_weight(m.state, m.parameters, name, m.family, rotated)
-            for name in state_laws.learned_norm_weights(m.state, m.parameters)
+            name: state_laws.fold_norm_weight(m.state, m.parameters, name, m.family, rotated)
+            for name in state_laws.list_learned_norm_weights(m.state, m.parameters)
         }
     problems += _corrected(m)
-    integer_biases = state_laws.integer_biases(m.state, m.parameters, m.corrections)
+    integer_biases = state_laws.judge_integer_biases(m.state, m.parameters, m.corrections)
     problems += [words for words in integer_biases.values() if words]
     others = {
         name: m.state.replaced[name] - m.corrections.get(name, 0)
@@ -175,9 +175,9 @@ def fold(m: Materials) -> Entry:
         same = Distance(0.0, 0.0, 1.0, 0.0)
         why = "nothing was folded"
         return Entry("fold", "source torch", 0.0, same, not problems, why, tuple(problems))
-    folded = torch_model(m.checkpoint, m.task, others, m.mapped)
+    folded = load_torch_model(m.checkpoint, m.task, others, m.mapped)
     results = [trace.run(folded, b, m.outputs) for b in m.batches]
-    return within(
+    return make_entry(
         "fold",
         "source torch",
         Outputs(results, m.float_traces, m.correct.source_outputs()),
@@ -217,8 +217,8 @@ def compress(m: Materials) -> Entry:
         ]
     problems += _operands(m)
     problems += range_laws.unlike_recipe(m.state, m.section.quantize.kv_cache)
-    floats = with_operands(m.folded_model, operands_of(m.state))
-    floats = with_caches(floats, caches_of(m.state))
+    floats = install_operands(m.folded_model, select_operands(m.state))
+    floats = install_caches(floats, select_caches(m.state))
     seen = calibration_laws.judge(laws, m.simulated_model, floats, m.calibration)
     problems += seen.problems
     unjudged += seen.unjudged
@@ -226,14 +226,14 @@ def compress(m: Materials) -> Entry:
     # qat trains against quantization errors: the budget is for the model before it
     source = m.float_traces
     if m.section.training:
-        source = [trace.traced(m.untrained_model, b, m.outputs, ()) for b in m.batches]
+        source = [trace.trace_run(m.untrained_model, b, m.outputs, ()) for b in m.batches]
     measured = m.output_distance([t.result for t in m.simulated_traces], source)
     budget = m.section.validate_.quantization_budget
     if not measured.relative_l2 <= budget:
-        moved, allowed = breach(measured.relative_l2, budget)
+        moved, allowed = write_breach(measured.relative_l2, budget)
         problems.append(
             f"{BUDGET} {moved} (relative L2); "
-            f"validate.quantization_budget is {allowed}; {bisect.passed_at(m, budget)}"
+            f"validate.quantization_budget is {allowed}; {bisect.describe_first_excess(m, budget)}"
         )
     why = "validate.quantization_budget, chosen in the recipe"
     unproven = f"not judged: {'; '.join(unjudged)}" if unjudged else ""
@@ -245,7 +245,7 @@ def compress(m: Materials) -> Entry:
 def _operands(m: Materials) -> list[str]:
     """Sentences on attention operands, which must be integers exactly where the recipe says so,
     with range 0..1 for probabilities."""
-    activations, operands = m.section.quantize.activations, operands_of(m.state)
+    activations, operands = m.section.quantize.activations, select_operands(m.state)
     integers = activations is not None and activations.attention == "int8"
     problems = (
         []
@@ -268,28 +268,28 @@ def _rounding(m: Materials) -> tuple[list[str], list[str]]:
             f"{name}: the checkpoint holds other values than the trained integers"
             for name, q in m.state.weights.items()
             if not torch.equal(_unfolded(m, name, q), m.parameters[name])
-        ] + sparsity_laws.problems(m), []
+        ] + sparsity_laws.find_problems(m), []
     if quantize.passes_through:
         return [
             f"{name} has other values than the checkpoint"
             for name, q in m.state.weights.items()
             if not bool((q.dequantize() == m.parameters[name]).all())
         ], []
-    problems, suspects = state_laws.weights(
+    problems, suspects = state_laws.judge_weights(
         m.state, m.kept_weight, m.rounded_weight, m.parameters, m.rounding
     )
-    problems += sparsity_laws.problems(m)
+    problems += sparsity_laws.find_problems(m)
     if m.compares_outputs:
         compressed = m.simulated_traces
         learned = any(x.judged_by == "learned" for x in quantize.chosen)
         aims = uses_float_target(quantize, m.section.sparsity) or quantize.float_reference
         float_reference = m.unpruned_traces if aims or learned else compressed
-        suspects += rounding_laws.outputs(m, compressed, float_reference)
+        suspects += rounding_laws.find_suspects(m, compressed, float_reference)
     refused, unjudged = resampled.judge_suspects(m, suspects)
     untraced = len(m.modules) - len(m.judged_alone)
     if m.compares_outputs and untraced:
         unjudged.append(f"outputs of {untraced} modules (validate.ledger: {m.depth})")
-    return problems + refused, unjudged + rounding_laws.without_law(m)
+    return problems + refused, unjudged + rounding_laws.list_unjudged(m)
 
 
 def _read_otherwise(m: Materials) -> list[str]:
@@ -312,13 +312,13 @@ def export(m: Materials) -> Entry:
     value."""
     path = m.graph / "model.onnx"
     graph = open_graph(path)
-    problems = graph_laws.interface(m, graph)
-    problems += graph_laws.parameters(m, graph)
+    problems = graph_laws.compare_interface(m, graph)
+    problems += graph_laws.compare_parameters(m, graph)
     traces = m.samples.with_continuations([*m.folded_traces, *m.folded_extremes], path)
     with m.work_folder() as work:
-        at = _judged_edges(m, cut.edges(graph, m.modules))
+        at = _judged_edges(m, cut.list_edges(graph, m.modules))
         sample = m.samples.of_pieces(m.folded_traces, path)
-        linear = linears.of_float_graph(m)
+        linear = linears.read_float_graph(m)
         parts = pieces.judge_products(graph, at, sample, linear, work, pieces.AS_WRITTEN)
         if m.depth == "full":
             limits = m.correct.module_inputs("folded", m.precision)
@@ -326,7 +326,7 @@ def export(m: Materials) -> Entry:
     with _modules_named(parts):
         results = m.in_files(pieces.run_graph(path, traces, m.compared, pieces.FUSED_FLOAT))
     spread = m.correct.graph_outputs("folded", m.precision)
-    entry = within("export", "float torch", Outputs(results, traces, spread), problems, parts)
+    entry = make_entry("export", "float torch", Outputs(results, traces, spread), problems, parts)
     return entry.with_unproven(m.not_judged_alone, m.untested_sizes)
 
 
@@ -351,24 +351,24 @@ def lower(m: Materials) -> Entry:
     """Compare the lowered graph, each operator as written, with the state de-quantized in torch."""
     path = m.model / "model.onnx"
     graph = m.lowered_graph
-    problems = graph_laws.interface(m, graph)
+    problems = graph_laws.compare_interface(m, graph)
     quantized = set(m.state.modules)
     lowered = set(m.lowering["modules"])
     problems += [f"{name}: left in float without saying so" for name in sorted(quantized - lowered)]
     problems += [f"{name}: lowered, but float in the state" for name in sorted(lowered - quantized)]
-    problems += graph_laws.weights(m, graph)
-    problems += graph_laws.activations(m, graph)
-    problems += graph_laws.biases(m, graph)
-    carried = cut.changed_initializers(m.graph / "model.onnx", graph, m.names.parameters.values())
+    problems += graph_laws.compare_weights(m, graph)
+    problems += graph_laws.compare_activations(m, graph)
+    problems += graph_laws.compare_biases(m, graph)
+    carried = cut.find_changed(m.graph / "model.onnx", graph, m.names.parameters.values())
     problems += [f"{name}: the float graph holds other values" for name in carried]
     problems += [
-        f"{name}: the graph reads a float weight" for name in cut.float_weights(graph, quantized)
+        f"{name}: the graph reads a float weight" for name in cut.find_floats(graph, quantized)
     ]
     traces = m.samples.with_continuations([*m.simulated_traces, *m.simulated_extremes], path)
     with m.work_folder() as work:
-        at = _judged_edges(m, cut.edges(graph, m.modules, m.state.summands))
+        at = _judged_edges(m, cut.list_edges(graph, m.modules, m.state.summands))
         sample = m.samples.of_pieces(m.simulated_traces, path)
-        linear = linears.of_lowered_graph(m, fused=False)
+        linear = linears.read_lowered_graph(m, fused=False)
         parts = pieces.judge_quantizers(graph, at, sample, linear, work, pieces.AS_WRITTEN)
         parts += pieces.judge_products(graph, at, sample, linear, work, pieces.AS_WRITTEN)
         if m.depth == "full":
@@ -377,7 +377,7 @@ def lower(m: Materials) -> Entry:
     spread = m.correct.graph_outputs("state", m.precision)
     with _modules_named(parts):
         answers = Outputs(m.lowered_outputs, traces, spread)
-    entry = within("lower", "state in torch", answers, problems, parts)
+    entry = make_entry("lower", "state in torch", answers, problems, parts)
     return entry.with_unproven(m.not_judged_alone, m.untested_sizes)
 
 
@@ -389,7 +389,7 @@ def engine(m: Materials) -> Entry:
     eligible = inspected.get("eligible")
     if eligible is not None and eligible != len(m.state.weights):
         problems.append(f"{eligible} modules were inspected, the state has {len(m.state.weights)}")
-    reason = target_runner.why_not_run(m)
+    reason = target_runner.explain_not_run(m)
     if reason:
         problems += _padding_problems(m)
         ok = False if problems else None
@@ -399,31 +399,31 @@ def engine(m: Materials) -> Entry:
     lowered = [replace(t, result=o) for t, o in zip(traces, m.lowered_outputs, strict=True)]
     if target.device != "cpu":
         spread = m.correct.graph_outputs("state", m.precision)
-        results = target_runner.engine_outputs(m, traces)
-        entry = within("engine", "lowered graph", Outputs(results, lowered, spread), problems)
+        results = target_runner.run_engine(m, traces)
+        entry = make_entry("engine", "lowered graph", Outputs(results, lowered, spread), problems)
         return replace(entry, why=f"{entry.why}; {UNCUT}").with_unproven(UNCUT, m.untested_sizes)
-    graph, opener = m.lowered_graph, target_runner.piece_opener(m)
+    graph, opener = m.lowered_graph, target_runner.make_piece_opener(m)
     with m.work_folder() as work:
-        at = _judged_edges(m, cut.edges(graph, m.modules, m.state.summands))
+        at = _judged_edges(m, cut.list_edges(graph, m.modules, m.state.summands))
         sample = m.samples.of_pieces(m.simulated_traces, path)
-        linear = linears.of_lowered_graph(m, fused=True)
+        linear = linears.read_lowered_graph(m, fused=True)
         parts = pieces.judge_quantizers(graph, at, sample, linear, work, opener)
         parts += pieces.judge_products(graph, at, sample, linear, work, opener)
     if not m.kernel_blocks:
-        results = target_runner.fused_outputs(m, traces)
+        results = target_runner.run_fused(m, traces)
         spread = m.correct.graph_outputs("state", target.computes_in)
         answers = Outputs(results, lowered, spread)
-        entry = within("engine", "lowered graph", answers, problems, parts)
+        entry = make_entry("engine", "lowered graph", answers, problems, parts)
         coarser = COARSER if target.computes_in != m.precision else ""
         return entry.with_unproven(coarser, m.not_judged_alone, m.untested_sizes)
     quantized = m.samples.with_continuations(m.kernel_traces, path)
-    results = target_runner.fused_outputs(m, quantized)
+    results = target_runner.run_fused(m, quantized)
     start, spread = "state in torch, inputs quantized as in kernels", m.correct.kernel_outputs()
-    entry = within("engine", start, Outputs(results, quantized, spread), problems, parts)
+    entry = make_entry("engine", start, Outputs(results, quantized, spread), problems, parts)
     if not entry.ok:  # kernels of another processor may quantize otherwise, or not at all
-        results, spread = target_runner.fused_outputs(m, traces), m.correct.kernel_quantization()
+        results, spread = target_runner.run_fused(m, traces), m.correct.kernel_quantization()
         answers = Outputs(results, lowered, spread)
-        entry = within("engine", "lowered graph", answers, problems, parts)
+        entry = make_entry("engine", "lowered graph", answers, problems, parts)
     why = f"{entry.why}; {HIDDEN}"
     return replace(entry, why=why).with_unproven(m.not_judged_alone, m.untested_sizes)
 
@@ -436,9 +436,9 @@ def _padding_problems(m: Materials) -> list[str]:
         return []
     traces = [*m.simulated_traces, *m.simulated_extremes]
     lowered = [replace(t, result=o) for t, o in zip(traces, m.lowered_outputs, strict=True)]
-    results = target_runner.engine_outputs(m, traces, padded)
+    results = target_runner.run_engine(m, traces, padded)
     spread = m.correct.graph_outputs("state", m.precision)
-    entry = within("engine", "lowered graph", Outputs(results, lowered, spread), [])
+    entry = make_entry("engine", "lowered graph", Outputs(results, lowered, spread), [])
     return [f"padded to the engine's sizes, {problem}" for problem in entry.problems]
 
 
@@ -451,10 +451,10 @@ def harness(m: Materials) -> Entry:
     kind = tasks.check(served, str(folder / "contract.json")).inputs
     encoder = kind.open(tokens_folder, served)
     checkpoint = m.source / "checkpoint"
-    problems = contract_laws.contract(m.contract, served, checkpoint)
+    problems = contract_laws.compare_contract(m.contract, served, checkpoint)
     laws = contract_laws.INPUTS[kind.name]
     problems += laws.arrays(checkpoint, m.contract, served, encoder, list(m.texts)[:8])
-    problems += contract_laws.labels(m.contract, served, checkpoint, m.batches[1])
+    problems += contract_laws.compare_labels(m.contract, served, checkpoint, m.batches[1])
     answers, expected = [], []
     with closing(target_runner.open_served(m)) as runner:
         for batch in (*m.batches, *m.extremes):
@@ -466,18 +466,18 @@ def harness(m: Materials) -> Entry:
             if not np.array_equal(values, again):
                 problems.append(f"the same {kind.name}s answered twice give different bits")
             answers += list(values)
-            expected += list(zip(*contract_laws.values(m.contract, outputs, batch), strict=True))
-        laws_of_answers = _laws_of_answers(served)
-        problems += laws_of_answers.answers(m, served, encoder, runner)
-    measured = distance((f, w) for f, (w, _) in zip(answers, expected, strict=True))
+            expected += list(zip(*contract_laws.evaluate(m.contract, outputs, batch), strict=True))
+        answering = _laws_of_answers(served)
+        problems += answering.compare_answers(m, served, encoder, runner)
+    measured = measure_distance((f, w) for f, (w, _) in zip(answers, expected, strict=True))
     both = zip(answers, expected, strict=True)
     ratio = max((_ratio(f, w, bound) for f, (w, bound) in both), default=0)
     if not ratio <= 1:
-        problems.append(f"an answer is {breach(ratio, 1.0)[0]} times as far off as rounding allows")
+        times = write_breach(ratio, 1.0)[0]
+        problems.append(f"an answer is {times} times as far off as rounding allows")
     why = "pooling and normalization in float32, bounded element by element"
     entry = Entry("harness", "torch", None, measured, not problems, why, tuple(problems))
-    own = _laws_of_answers(served) is not answer_laws
-    unjudged = "" if own else answer_laws.unjudged(m.contract.task)
+    unjudged = answer_laws.explain_unjudged(m.contract.task) if answering is answer_laws else ""
     return entry.with_unproven(unjudged, m.untested_sizes)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from optimizer.data.datasets import Sample, alone
+from optimizer.data.datasets import Sample, pick_input
 from optimizer.foundation.errors import DataError
 from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
@@ -40,7 +40,7 @@ def select_inputs(rows: Sequence[Sample], task: Task | None = None) -> list[Any]
     """Up to LEDGER_TEXTS inputs, evenly by size. task: None for one that reads single texts. Raises
     DataError for fewer than three."""
     kind = TEXT if task is None else task.inputs
-    each = (row.input if task is None else alone(row, task) for row in rows)
+    each = (row.input if task is None else pick_input(row, task) for row in rows)
     texts = sorted(dict.fromkeys(each), key=kind.extent)
     if len(texts) < 3:
         raise DataError(
@@ -52,7 +52,7 @@ def select_inputs(rows: Sequence[Sample], task: Task | None = None) -> list[Any]
     return [texts[i] for i in at]
 
 
-def usual_batches(
+def make_usual_batches(
     texts: Sequence[Any], contract: Contract, encoder: Any, bytes_per_token: float
 ) -> list[Batch]:
     """Batches [the input of middle size alone; the smallest beside the largest; all by eights;
@@ -99,7 +99,7 @@ class ExtremeSizes:
         )
 
 
-def extreme_batches(
+def make_extreme_batches(
     texts: Sequence[Any],
     contract: Contract,
     encoder: Any,
@@ -111,8 +111,8 @@ def extreme_batches(
     bytes_per_token: size of a trace per token, which bounds a decoder's longest text
     """
     if tasks.look_up(contract).generates:
-        longest = min(sizes.tokens, decoder_batches.longest_of(bytes_per_token))
-        return decoder_batches.extremes(texts, contract, encoder, longest, sizes.rows)
+        longest = min(sizes.tokens, decoder_batches.count_longest(bytes_per_token))
+        return decoder_batches.make_extremes(texts, contract, encoder, longest, sizes.rows)
     kind = tasks.look_up(contract).inputs
     if not kind.size:
         return []
@@ -120,11 +120,11 @@ def extreme_batches(
     ends = [min(WIDTHS[i % len(WIDTHS)], most) for i in range(sizes.rows)]
     rows = [_truncate(contract, encoder, t, n) for t, n in zip(cycle(texts), ends, strict=False)]
     many = [row for row in kind.encode(contract, encoder, rows) if not row.problem]
-    longest_text = kind.encode(contract, encoder, [overlong(contract, texts)], None, most)
+    longest_text = kind.encode(contract, encoder, [make_overlong(contract, texts)], None, most)
     return [kind.collate(contract, many), kind.collate(contract, longest_text)]
 
 
-def overlong(contract: Contract, texts: Sequence[Any]) -> Any:
+def make_overlong(contract: Contract, texts: Sequence[Any]) -> Any:
     """One input, `texts` joined, of more tokens than the model accepts or than LONGEST_EXTREME."""
     words = min(LONGEST_EXTREME, tasks.longest(contract)) + 1  # each of which is a token or more
     return tasks.look_up(contract).inputs.lengthen(cycle(texts), words)

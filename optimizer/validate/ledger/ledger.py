@@ -39,7 +39,7 @@ from optimizer.harness import errors as harness
 from optimizer.harness import tasks
 from optimizer.targets.missing_packages import explain_unjudged
 from optimizer.validate.ledger import hops
-from optimizer.validate.ledger.breach import breach
+from optimizer.validate.ledger.breach import write_breach
 from optimizer.validate.ledger.entry import Entry
 from optimizer.validate.ledger.laws.decoder import cache_laws, generation_laws
 from optimizer.validate.ledger.laws.reduce import structure_laws, student_laws, training_laws
@@ -85,7 +85,7 @@ def run(materials: Materials, passed: Path | None = None) -> list[Entry]:
     """
     entries = []
     with _collecting_new_objects_only():
-        for i, hop in enumerate(bar(hops_of(materials), "ledger")):
+        for i, hop in enumerate(bar(list_hops(materials), "ledger")):
             file = passed / f"{i}-{hop.__name__}.json" if passed else None
             if file and file.is_file():
                 entries.append(Entry.read(file))
@@ -115,12 +115,12 @@ def _collecting_new_objects_only() -> Iterator[None]:
             gc.unfreeze()
 
 
-def hops_of(materials: Materials) -> tuple[Hop, ...]:
+def list_hops(materials: Materials) -> tuple[Hop, ...]:
     """The target's hops. Where it has none, or their packages are not installed, the hops of the
     state and an entry with the reason."""
     target = targets.look_up(materials.section.target.runtime)
     if not target.hops or explain_unjudged(materials.section.target):
-        return _with_steps((*STATE_HOPS, unjudged), materials)
+        return _with_steps((*STATE_HOPS, make_unjudged_entry), materials)
     chosen: tuple[Hop, ...] = resolve(target.hops)(materials)
     return _with_steps(chosen, materials)
 
@@ -142,7 +142,7 @@ def graph_hops(materials: Materials) -> tuple[Hop, ...]:
     return DECODER_HOPS if tasks.look_up(materials.contract).generates else HOPS
 
 
-def unjudged(materials: Materials) -> Entry:
+def make_unjudged_entry(materials: Materials) -> Entry:
     """Entry in place of the hops of a target that has none, or that cannot be judged here."""
     section = materials.section.target
     why = explain_unjudged(section) or f"no hop here judges models lowered for {section.runtime}"
@@ -174,5 +174,5 @@ def check(entries: Sequence[Entry]) -> None:
 def _accepted(entry: Entry) -> str:
     if entry.tolerance is None or entry.reached is None:
         return ""
-    _, limit = breach(entry.reached, entry.tolerance)
+    _, limit = write_breach(entry.reached, entry.tolerance)
     return f"relative L2 up to {limit} from {entry.start}"

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from optimizer.compress.simulate import QuantConvolution
-from optimizer.compress.walk.blocks import real_rows
+from optimizer.compress.walk.blocks import select_real_rows
 from optimizer.harness.inputs.batch import Batch
 from optimizer.harness.inputs.kv_cache import is_past, is_present, past_of
-from optimizer.validate.decoder import cache_of
+from optimizer.validate.decoder import read_cache
 from optimizer.validate.ledger import distance
 from optimizer.validate.ledger.distance import Array
 
@@ -52,9 +52,9 @@ class Trace:
         """Real tokens of each row of `array`; of a KV cache without padded rows where by_column."""
         if self._is_cache(array):
             mask = self.batch["attention_mask"]
-            rows = distance.examples(array.swapaxes(1, 2), mask)
+            rows = distance.split_examples(array.swapaxes(1, 2), mask)
             return [rows[i] for i in self.rows(array)]
-        return distance.examples(array, self.mask)
+        return distance.split_examples(array, self.mask)
 
     def _is_cache(self, array: Array) -> bool:
         return array.ndim == 4 and self.mask.ndim > 1 and "attention_mask" in self.batch
@@ -138,11 +138,11 @@ def run(model: nn.Module, batch: Mapping[str, Array], outputs: Collection[str]) 
     arrays = {name: result[name].cpu().numpy() for name in outputs if not is_present(name)}
     if len(arrays) < len(outputs):
         cache = {past_of(n): n for n in outputs if is_present(n)}
-        arrays |= {cache[n]: a for n, a in cache_of(result.past_key_values).items() if n in cache}
+        arrays |= {cache[n]: a for n, a in read_cache(result.past_key_values).items() if n in cache}
     return arrays
 
 
-def traced(
+def trace_run(
     model: nn.Module, batch: Batch, outputs: Collection[str], modules: Collection[str]
 ) -> Trace:
     """Trace of one run, with the inputs and outputs of `modules`."""
@@ -169,7 +169,7 @@ def observe(
                 receive(name, args[0])
                 return
             if not last or last[0] is not args[0]:
-                last[:] = [args[0], real_rows(args[0], real)]
+                last[:] = [args[0], select_real_rows(args[0], real)]
             receive(name, last[1])
 
         handles.append(model.get_submodule(name).register_forward_pre_hook(hook))

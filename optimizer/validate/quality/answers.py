@@ -40,7 +40,7 @@ AT_ONCE = 4  # batches of a model in torch; the activations of each are in memor
 Reference = tuple[Answers, Train | None]  # answers of the reference model, and for a probe
 
 
-def reference(
+def answer_by_reference(
     m: RunArtifacts, rows: Sequence[Sample], train: Sequence[Sample] | None
 ) -> Reference | None:
     """The reference model's answers to `rows`, and (train, answers) for probe_accuracy, else None.
@@ -75,7 +75,7 @@ def answer(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) -> 
     Inputs of similar size share a batch, so that there is little padding. The batching changes an
     answer by float rounding only.
     """
-    order = [i for group in groups(m, rows) for i in group]
+    order = [i for group in group_rows(m, rows) for i in group]
     answers = _answer(m, runner, [rows[i] for i in order], label)
     place = {row: i for i, row in enumerate(order)}
 
@@ -98,7 +98,7 @@ def count_labels(contract: Contract, answered: Answers) -> dict[str, int]:
     return dict(Counter(labels[int(row.argmax())] for row in answered.text))
 
 
-def groups(m: RunArtifacts, rows: Sequence[Sample]) -> list[list[int]]:
+def group_rows(m: RunArtifacts, rows: Sequence[Sample]) -> list[list[int]]:
     """Row numbers of each batch; rows of similar size share one."""
     extent, size = tasks.look_up(m.contract).inputs.extent, m.section.validate_.batch_size
     sizes = [extent(r.input) + extent(r.text_pair or "") for r in rows]
@@ -177,7 +177,7 @@ def _captions(m: RunArtifacts, texts: Sequence[str], by_reference: bool) -> list
     known = m.captions[by_reference]
     missing = [Sample(text) for text in dict.fromkeys(texts) if text not in known]
     if missing:
-        elsewhere = target_runner.why_not_run(m)
+        elsewhere = target_runner.explain_not_run(m)
         device = "cpu" if elsewhere else m.section.target.runs_on
         with ExitStack() as stack:
             runner: Any = TorchRunner(m)

@@ -14,7 +14,9 @@ from optimizer.validate.ledger.distance import Array
 ROWS = 4  # windows at once: their logits are (ROWS, tokens, vocabulary) floats
 
 
-def logits(runner: DecoderRunner, contract: Contract, windows: Sequence[Array]) -> Iterator[Array]:
+def run_cached(
+    runner: DecoderRunner, contract: Contract, windows: Sequence[Array]
+) -> Iterator[Array]:
     """Yield the logits (tokens, vocabulary) of each window (tokens,); all have one length."""
     for start in range(0, len(windows), ROWS):
         ids = np.stack(windows[start : start + ROWS])

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from optimizer.data.answers import SCORES, usable
+from optimizer.data.answers import SCORES, select_usable
 from optimizer.validate.quality.metrics import Ranking
 from optimizer.validate.quality.significance import POWER, Floats
 
@@ -63,7 +63,7 @@ class Chance:
     enough: bool
 
 
-def against_chance(agreement: Agreement, confidence: float, seed: int = 0) -> Chance:
+def compare_with_chance(agreement: Agreement, confidence: float, seed: int = 0) -> Chance:
     """Test if the agreement is higher than under chance, at `confidence` (one-sided)."""
     alpha = 1 - confidence
     generator = np.random.default_rng(seed)
@@ -92,7 +92,7 @@ def matches(truth: Labels, predicted: Labels) -> Agreement:
     return Agreement(float((truth == predicted).mean()), 1.0, draw)
 
 
-def same_as_nearest(labels: Labels, nearest: Labels) -> Agreement:
+def agree_with_nearest(labels: Labels, nearest: Labels) -> Agreement:
     """Share of rows with the label of their nearest row; nearest: row numbers (rows,)."""
 
     def draw(generator: np.random.Generator) -> tuple[float, float]:
@@ -121,7 +121,7 @@ def rank_correlation(values: Floats, scores: Floats) -> Agreement:
     return Agreement(mean(x, y), mean(y, y), draw)
 
 
-def same_sets(truth: Booleans, predicted: Booleans) -> Agreement:
+def agree_on_sets(truth: Booleans, predicted: Booleans) -> Agreement:
     """Micro F1 of sets of labels, both (rows, labels)."""
     total = max(int(truth.sum() + predicted.sum()), 1)
 
@@ -133,7 +133,7 @@ def same_sets(truth: Booleans, predicted: Booleans) -> Agreement:
     return Agreement(2 * int((truth & predicted).sum()) / total, 1.0, draw)
 
 
-def ranked(ranking: Ranking, scores: Floats) -> Agreement:
+def agree_on_ranking(ranking: Ranking, scores: Floats) -> Agreement:
     """Mean over queries of the ranking's metric; chance permutes relevance within each query.
 
     scores: score of each document
@@ -151,11 +151,13 @@ def ranked(ranking: Ranking, scores: Floats) -> Agreement:
     return Agreement(value, best, draw)
 
 
-def spans(name: str, right: Sequence[tuple[str, ...]], predicted: Sequence[str]) -> Agreement:
+def agree_on_spans(
+    name: str, right: Sequence[tuple[str, ...]], predicted: Sequence[str]
+) -> Agreement:
     """Exact match or F1 of predicted answers. The chance level permutes the right answers among the
     questions. Only the first SPANS questions are used."""
     right, predicted = right[:SPANS], predicted[:SPANS]
-    best = [usable(one)[0] for one in right]
+    best = [select_usable(one)[0] for one in right]
     each, ideal = (
         np.array([[SCORES[name](answer, one) for one in right] for answer in answers])
         for answers in (predicted, best)
@@ -176,7 +178,7 @@ def _standard_ranks(values: Floats) -> Floats:
     return np.asarray(ranks / max(float(np.linalg.norm(ranks)), 1e-300), np.float64)
 
 
-def word_matches(truth: Sequence[Labels], predicted: Sequence[Labels]) -> Agreement:
+def agree_on_words(truth: Sequence[Labels], predicted: Sequence[Labels]) -> Agreement:
     """Share of words whose answer is the label; texts are the independent units.
 
     Under chance the excess of each text, its right words less those expected from the labels'
@@ -203,7 +205,7 @@ def word_matches(truth: Sequence[Labels], predicted: Sequence[Labels]) -> Agreem
     return Agreement(value, 1.0, draw)
 
 
-def exchanged(
+def find_exchange(
     truth: Sequence[Labels], predicted: Sequence[Labels], labels: int, confidence: float
 ) -> tuple[int, ...] | None:
     """Find an exchange of labels with which the answers are better than chance; else None.
@@ -215,19 +217,23 @@ def exchanged(
     labels: number of labels
     """
     every = slice(None) if labels == 2 else slice(1, None, 2)
-    reading = (1, 0) if labels == 2 else best_reading(truth[::2], predicted[::2], labels)
+    reading = (1, 0) if labels == 2 else find_best_reading(truth[::2], predicted[::2], labels)
     if reading == tuple(range(labels)) or not len(truth[every]):
         return None
     read = [np.append(reading, -1)[t] for t in predicted[every]]
-    return reading if against_chance(word_or_row(truth[every], read), confidence).above else None
+    return (
+        reading
+        if compare_with_chance(agree_on_labels(truth[every], read), confidence).above
+        else None
+    )
 
 
-def better_read(
+def find_better_reading(
     truth: Sequence[Labels], predicted: Sequence[Labels], labels: int, confidence: float
 ) -> tuple[int, ...] | None:
     """Find the exchange of best_reading if more answers are right with it; else None. A sign test
     over the texts of the second half on which the exchange changes the number right."""
-    reading = best_reading(truth[::2], predicted[::2], labels)
+    reading = find_best_reading(truth[::2], predicted[::2], labels)
     changes = []
     for t, a in zip(truth[1::2], predicted[1::2], strict=True):
         changes.append(int((np.append(reading, -1)[a] == t).sum() - (a == t).sum()))
@@ -237,14 +243,14 @@ def better_read(
     return reading if won and surprising else None
 
 
-def word_or_row(truth: Sequence[Labels], predicted: Sequence[Labels]) -> Agreement:
+def agree_on_labels(truth: Sequence[Labels], predicted: Sequence[Labels]) -> Agreement:
     """Agreement by `matches` where every text has one label, else by `word_matches`."""
     if all(len(t) == 1 for t in truth):
         return matches(np.concatenate(list(truth)), np.concatenate(list(predicted)))
-    return word_matches(truth, predicted)
+    return agree_on_words(truth, predicted)
 
 
-def best_reading(
+def find_best_reading(
     truth: Sequence[Labels], predicted: Sequence[Labels], labels: int
 ) -> tuple[int, ...]:
     """Exchange of label ids under which most answers are right: reading[answer] = label."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from optimizer.validate.decoder import Decoder, greedy
+from optimizer.validate.decoder import Decoder, generate_greedily
 from optimizer.validate.ledger.distance import Array
 from optimizer.validate.quality import significance
 
@@ -27,9 +27,11 @@ def measure(
     at = np.unique(np.linspace(0, len(windows) - 1, PROMPTS).round().astype(int))
     length = max(1, min(PROMPT, min(len(windows[i]) for i in at) // 2))
     prompts = np.stack([windows[i][:length] for i in at])
-    lengths = common(greedy(baseline, prompts, NEW), greedy(candidate, prompts, NEW))
+    lengths = count_common(
+        generate_greedily(baseline, prompts, NEW), generate_greedily(candidate, prompts, NEW)
+    )
     values = lengths.astype(np.float64)
-    low, high = significance.mean_bounds(values, (1 - confidence) / 2)
+    low, high = significance.bound_mean(values, (1 - confidence) / 2)
     return {
         "prompts": len(prompts),
         "prompt_tokens": length,
@@ -41,7 +43,7 @@ def measure(
     }
 
 
-def common(a: Array, b: Array) -> Array:
+def count_common(a: Array, b: Array) -> Array:
     """Number of equal tokens before the first difference (texts,); a, b (texts, tokens)."""
     lengths: Array = np.cumprod(np.asarray(a == b, np.int64), axis=1).sum(1)
     return lengths

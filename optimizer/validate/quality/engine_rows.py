@@ -18,7 +18,7 @@ import torch
 
 from optimizer.data.datasets import Sample
 from optimizer.validate import judged, target_runner
-from optimizer.validate.decoder import OnnxDecoder, logits_of
+from optimizer.validate.decoder import OnnxDecoder, compute_logits
 from optimizer.validate.ledger.distance import Distance
 from optimizer.validate.ledger.entry import Entry
 from optimizer.validate.quality import answers, perplexity
@@ -39,7 +39,7 @@ class EngineRows:
     """Findings about the rows of one target.
 
     device: device that the candidate was opened on
-    answered_by: digests as from judged.files_of
+    answered_by: digests as from judged.digest_files
     problems: sentences, one per violation
     place: path in the recipe of the rows of the first set
     """
@@ -52,7 +52,7 @@ class EngineRows:
 
     def check_files(self, runner: Any) -> None:
         """Add a problem for each file of `runner`, the candidate's, that is not the target's."""
-        self.answered_by = judged.files_of(self.m, runner)
+        self.answered_by = judged.digest_files(self.m, runner)
         digests = judged.files(self.m)
         expected = {**digests["model"], **digests["engine"]}
         self.problems += [
@@ -72,7 +72,7 @@ class EngineRows:
             return
         with closing(target_runner.open_proven(self.m)) as engine:
             for name, (rows, _, candidate) in sets.items():
-                for group in _sampled(answers.groups(self.m, rows)):
+                for group in _sampled(answers.group_rows(self.m, rows)):
                     part = [rows[i] for i in group]
                     again = answers.answer(self.m, engine, part, "validate: rows again")
                     judged_part = candidate.of_rows(group)
@@ -89,7 +89,7 @@ class EngineRows:
             system = OnnxDecoder(engine, self.m.contract)
             for name, (windows, scores) in sets.items():
                 for i in _sampled(range(len(windows))):
-                    again = perplexity.nll(logits_of(system, windows[i]), windows[i])
+                    again = perplexity.measure_nll(compute_logits(system, windows[i]), windows[i])
                     self._identical(again == scores.candidate[i], f"window {i}", name)
 
     def entry(self) -> Entry:
@@ -108,14 +108,14 @@ class EngineRows:
             )
 
     def _not_float(self, alike: bool, rows: int, name: str) -> None:
-        if alike and changed(self.m):
+        if alike and computes_otherwise(self.m):
             self.problems.append(
                 f"all {rows} rows of {name or self.place} have the float model's answers bit "
                 "for bit, although compression changed the model: the candidate did not answer them"
             )
 
 
-def changed(m: RunArtifacts) -> bool:
+def computes_otherwise(m: RunArtifacts) -> bool:
     """Tell if the candidate computes with other values than the reference: another checkpoint,
     quantized inputs, or weights that quantization or pruning changed."""
     state = m.state

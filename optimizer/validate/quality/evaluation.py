@@ -38,19 +38,19 @@ Judged = Mapping[str, tuple[list[Gate], dict[str, Any]]]
 """{set: (its gates, its section of the report)}."""
 
 
-def further(settings: Validate) -> dict[str, DataSpec]:
+def list_further(settings: Validate) -> dict[str, DataSpec]:
     """Data of validate.also by their place in the recipe."""
     return {f"validate.also.{name}.data": part.data for name, part in settings.also.items()}
 
 
-def sets(settings: Validate, rows: Rows, contract: Contract) -> dict[str, list[Sample]]:
+def read_sets(settings: Validate, rows: Rows, contract: Contract) -> dict[str, list[Sample]]:
     """Rows of every set by name, with the model's label ids; of a task that ranks, labels are
     relevance and stay. rows: rows by place in the recipe."""
     task = tasks.look_up(contract)
     labels = None if task.ranks else contract.labels
     labels = contract.choice.candidate_labels if task.chooses else labels
     by_name = {FIRST: map_labels(rows["validate.data"], settings.data, labels)}
-    for (place, spec), name in zip(further(settings).items(), settings.also, strict=True):
+    for (place, spec), name in zip(list_further(settings).items(), settings.also, strict=True):
         by_name[name] = map_labels(rows[place], spec, labels)
     if settings.train is not None:
         map_labels(rows["validate.train"], settings.train, None)
@@ -59,10 +59,12 @@ def sets(settings: Validate, rows: Rows, contract: Contract) -> dict[str, list[S
 
 def check(settings: Validate, rows: Rows, contract: Contract) -> None:
     """Raise the DataErrors of judging that follow from the data and the model's labels alone."""
-    by_name = sets(settings, rows, contract)
+    by_name = read_sets(settings, rows, contract)
     if settings.metric in RANKING:
         for name, part in by_name.items():
-            ranking(settings.metric, part, f"validate.also.{name}" if name else "validate.data")
+            group_ranking(
+                settings.metric, part, f"validate.also.{name}" if name else "validate.data"
+            )
     if settings.metric in RECALL:
         for part in by_name.values():
             if tasks.look_up(contract).reads_texts:
@@ -110,7 +112,7 @@ def _check_labels(metric: str, rows: Sequence[Sample], contract: Contract) -> No
         )
 
 
-def ranking(metric: str, rows: Sequence[Sample], where: str = "validate.data") -> Ranking:
+def group_ranking(metric: str, rows: Sequence[Sample], where: str = "validate.data") -> Ranking:
     """Group the rows by query, which is their text; relevance is their score, else their label.
 
     metric: ndcg or mrr

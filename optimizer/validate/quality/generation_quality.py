@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
 
-from optimizer.data.datasets import Sample, Window, windows
+from optimizer.data.datasets import Sample, Window, cut_windows
 from optimizer.foundation.progress import bar, say
 from optimizer.validate import target_runner, token_counts
-from optimizer.validate.decoder import OnnxDecoder, TorchDecoder, logits_of
+from optimizer.validate.decoder import OnnxDecoder, TorchDecoder, compute_logits
 from optimizer.validate.gates import Gate
 from optimizer.validate.quality import cached, divergence, perplexity
 from optimizer.validate.quality.engine_rows import EngineRows
@@ -19,7 +19,7 @@ from optimizer.validate.run_artifacts import RunArtifacts
 from optimizer.validate.token_counts import Counts
 
 
-def quality(m: RunArtifacts, sets: Rows, seen: EngineRows) -> Judged:
+def judge_generation(m: RunArtifacts, sets: Rows, seen: EngineRows) -> Judged:
     """Gates and section of the report of each set (perplexity.judge); the first set's section has
     `divergence` (divergence.py), and a gate for a KV cache that the target rounds.
 
@@ -31,7 +31,7 @@ def quality(m: RunArtifacts, sets: Rows, seen: EngineRows) -> Judged:
     """
     settings = m.section.validate_
     cut = {
-        name: windows(rows, m.encoder, m.contract, settings.sequence_length)
+        name: cut_windows(rows, m.encoder, m.contract, settings.sequence_length)
         for name, rows in sets.items()
     }
     baseline = TorchDecoder(m.answering_model, m.contract)
@@ -43,17 +43,17 @@ def quality(m: RunArtifacts, sets: Rows, seen: EngineRows) -> Judged:
         for name, some in cut.items():
             scores = perplexity.score(
                 bar(some, f"validate: {name or 'held-out'} windows"),
-                lambda ids: logits_of(baseline, ids),
-                lambda ids: logits_of(candidate, ids),
+                lambda ids: compute_logits(baseline, ids),
+                lambda ids: compute_logits(candidate, ids),
             )
             scored[name] = some, scores
             gates, section = perplexity.judge(scores, settings)
             gates += _counted(m, sets[name], scores)
             judged[name] = gates, {**section, "window_tokens": settings.sequence_length}
             if m.section.target.rounds_cache and name == FIRST:
-                through_cache = cached.logits(runner, m.contract, some)
+                through_cache = cached.run_cached(runner, m.contract, some)
                 shown = bar(through_cache, "validate: windows through the cache", len(some))
-                gate, rounded = perplexity.through_cache(scores, some, shown, settings)
+                gate, rounded = perplexity.judge_cache(scores, some, shown, settings)
                 judged[name][0].append(gate)
                 judged[name][1]["kv_cache"] = rounded
         common = divergence.measure(cut[FIRST], baseline, candidate, settings.confidence)
@@ -66,7 +66,7 @@ def _counted(m: RunArtifacts, rows: Sequence[Sample], scores: perplexity.Scores)
     """[a failed gate] where the judged tokens are not those of the windows of the rows, else []."""
     length = m.section.validate_.sequence_length
     judged = Counts(len(scores.added), scores.tokens, scores.digest)
-    expected = token_counts.predicted(rows, m.source / "checkpoint", m.contract, length)
+    expected = token_counts.count_predicted(rows, m.source / "checkpoint", m.contract, length)
     say(f"validate: perplexity of {judged}; {len(rows):,} texts hold {expected}")
     if judged == expected:
         return []

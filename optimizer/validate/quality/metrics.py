@@ -32,7 +32,7 @@ class Metric:
     outcomes: right or wrong per example for both systems, where the metric is a share of right ones
     imagined: (baseline, candidate) with a few added examples that only the baseline gets right,
         then with some that only the candidate gets right; for metrics of rare disagreements (see
-        significance.resampled)
+        significance.decide_by_bootstrap)
     each: record of the candidate per example (per_example.py)
     queries: Ranking of the rows where an example is a query with its documents
     """
@@ -49,8 +49,8 @@ def decide(metric: Metric, examples: int, margin: float, confidence: float) -> D
     """Decide if the candidate is worse by less than the margin: by the exact paired test where the
     metric has right/wrong outcomes, else by the bootstrap."""
     if metric.outcomes is not None:
-        return significance.paired_outcomes(*metric.outcomes, margin, confidence)
-    return significance.resampled(
+        return significance.decide_by_outcomes(*metric.outcomes, margin, confidence)
+    return significance.decide_by_bootstrap(
         _drop(metric.baseline, metric.candidate),
         examples,
         margin,
@@ -388,7 +388,7 @@ def sets_f1(
     return _f1(occurs[:, used], *both, confidence, each, micro)
 
 
-def indicators(sets: Sequence[Sequence[int] | Integers], labels: int) -> Booleans:
+def make_indicators(sets: Sequence[Sequence[int] | Integers], labels: int) -> Booleans:
     """Matrix (rows, labels) that is True where a row's set of label ids has the label."""
     matrix = np.zeros((len(sets), labels), bool)
     for row, ids in zip(matrix, sets, strict=True):

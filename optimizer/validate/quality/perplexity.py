@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from optimizer.foundation.process import threads
 from optimizer.recipe.schema import Validate
-from optimizer.validate.gates import Gate, exceeded_text, missed_text
+from optimizer.validate.gates import Gate, describe_excess, describe_miss
 from optimizer.validate.ledger.distance import Array
 from optimizer.validate.quality import per_example, significance
 from optimizer.validate.quality.significance import Decision, Floats
@@ -73,7 +73,7 @@ def score(windows: Iterable[Ids], baseline: Predict, candidate: Predict) -> Scor
     return Scores(table[:, 0], table[:, 1], table[:, 2], table[:, 3], count, digest)
 
 
-def nll(logits: Array, ids: Ids) -> float:
+def measure_nll(logits: Array, ids: Ids) -> float:
     """nll of one window, in nats per token; logits (tokens, vocabulary)."""
     return _window(logits, logits, ids)[0][0]
 
@@ -104,7 +104,7 @@ def _log_softmax(logits: Array) -> Floats:
     return x
 
 
-def through_cache(
+def judge_cache(
     scores: Scores, windows: Sequence[Ids], logits: Iterable[Array], settings: Validate
 ) -> tuple[Gate, dict[str, Any]]:
     """Judge a rounded KV cache. Returns its gate and its part of the report: {difference: as in the
@@ -113,8 +113,8 @@ def through_cache(
     scores: scores of these windows, each in one step
     logits: the candidate's logits, token by token through the cache
     """
-    read = np.array([nll(a, ids) for ids, a in zip(windows, logits, strict=True)])
-    decision = significance.paired_mean(
+    read = np.array([measure_nll(a, ids) for ids, a in zip(windows, logits, strict=True)])
+    decision = significance.decide_by_mean(
         read - scores.baseline, settings.max_drop, settings.confidence
     )
     low, high = decision.interval
@@ -139,7 +139,7 @@ def judge(scores: Scores, settings: Validate) -> tuple[list[Gate], dict[str, Any
     each        {kind: "nats", candidate: [nats per token, window by window]}
     """
     confidence = settings.confidence
-    decision = significance.paired_mean(scores.added, settings.max_drop, confidence)
+    decision = significance.decide_by_mean(scores.added, settings.max_drop, confidence)
     low, high = decision.interval
     section: dict[str, Any] = {
         "metric": "perplexity",
@@ -159,11 +159,11 @@ def judge(scores: Scores, settings: Validate) -> tuple[list[Gate], dict[str, Any
     }
     gates = [_gate(decision)]
     if settings.max_kl is not None:
-        decided = significance.paired_mean(scores.kl, settings.max_kl, confidence)
+        decided = significance.decide_by_mean(scores.kl, settings.max_kl, confidence)
         text = f"KL from float is {decided.drop:.4f} nats per token"
         gates.append(_bounded("quality.max_kl", decided, text))
     if settings.min_top1 is not None:
-        decided = significance.paired_mean(1 - scores.top1, 1 - settings.min_top1, confidence)
+        decided = significance.decide_by_mean(1 - scores.top1, 1 - settings.min_top1, confidence)
         gates.append(_agreement(decided))
     return gates, section
 
@@ -178,7 +178,7 @@ def _perplexity(nll: Floats, confidence: float) -> dict[str, Any]:
 
 def _mean(values: Floats, confidence: float) -> dict[str, Any]:
     """{value, interval} of the mean over windows, two-sided."""
-    bounds = significance.mean_bounds(values, (1 - confidence) / 2)
+    bounds = significance.bound_mean(values, (1 - confidence) / 2)
     return {"value": float(values.mean()), "interval": list(bounds)}
 
 
@@ -192,7 +192,7 @@ def _gate(decision: Decision) -> Gate:
 
 
 def _bounded(name: str, decision: Decision, message: str) -> Gate:
-    ending = exceeded_text(decision) + _deciding_text(decision)
+    ending = describe_excess(decision) + _deciding_text(decision)
     message += f", on {decision.examples} windows{ending}"
     return Gate(name, decision.verdict, decision.drop, decision.margin, decision.interval, message)
 
@@ -210,7 +210,7 @@ def _agreement(decision: Decision) -> Gate:
         share,
         1 - decision.margin,
         (1 - high, 1 - low),
-        message + missed_text(decision) + _deciding_text(decision),
+        message + describe_miss(decision) + _deciding_text(decision),
     )
 
 

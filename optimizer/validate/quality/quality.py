@@ -47,7 +47,7 @@ from optimizer.validate.quality.evaluation import (
     check_captions,
     check_classes,
     check_pairs,
-    ranking,
+    group_ranking,
 )
 from optimizer.validate.quality.images.observed import COLUMNS, METRICS
 from optimizer.validate.quality.metrics import (
@@ -58,7 +58,7 @@ from optimizer.validate.quality.metrics import (
     Metric,
     decide,
     f1_metric,
-    indicators,
+    make_indicators,
     mean_cosine,
     mean_log_likelihood,
     rank_correlation,
@@ -147,7 +147,7 @@ def _value(metric: Metric, which: int, examples: int, confidence: float) -> dict
     estimate = float(value(np.ones((1, examples)))[0])
     if metric.outcomes is not None:
         return {"value": estimate, "interval": list(wilson(estimate, examples, confidence))}
-    replicates = significance.bootstrap(value, examples, seed=1, resamples=1000)
+    replicates = significance.resample(value, examples, seed=1, resamples=1000)
     jackknife = significance.leave_one_out(value, examples)
     tail = (1 - confidence) / 2
     bounds = [significance.bca_bound(replicates, estimate, jackknife, t) for t in (tail, 1 - tail)]
@@ -163,7 +163,7 @@ def wilson(share: float, examples: int, confidence: float) -> tuple[float, float
     return max(0.0, (centre - reach) / scale), min(1.0, (centre + reach) / scale)
 
 
-def cosines_of(a: Sequence[Floats], b: Sequence[Floats]) -> Floats:
+def compute_cosines(a: Sequence[Floats], b: Sequence[Floats]) -> Floats:
     """Cosine of each pair of vectors; 1 for two zero vectors, 0 where one is zero."""
     cosines = []
     for x, y in zip(a, b, strict=True):
@@ -174,15 +174,15 @@ def cosines_of(a: Sequence[Floats], b: Sequence[Floats]) -> Floats:
     return np.array(cosines)
 
 
-def cosines(baseline: Answers, candidate: Answers) -> Floats:
+def compare_by_cosine(baseline: Answers, candidate: Answers) -> Floats:
     """Cosine of each row's answers; of several arrays the least, because a large array would hide
     the others."""
     if len(baseline.sizes) < 2:
-        return cosines_of(baseline.text, candidate.text)
+        return compute_cosines(baseline.text, candidate.text)
     cuts = np.cumsum(baseline.sizes)[:-1]
     one, other = ([np.split(row, cuts) for row in a.text] for a in (baseline, candidate))
     each = [
-        cosines_of([row[i] for row in one], [row[i] for row in other])
+        compute_cosines([row[i] for row in one], [row[i] for row in other])
         for i in range(len(baseline.sizes))
     ]
     least: Floats = np.min(each, axis=0)
@@ -202,16 +202,16 @@ def compare(
     for probe_accuracy."""
     systems = (baseline, candidate)
     if name == "cosine":
-        return mean_cosine(cosines(baseline, candidate))
+        return mean_cosine(compare_by_cosine(baseline, candidate))
     if baseline.seen is not None and candidate.seen is not None:
         return _of_images(name, rows, baseline.seen, candidate.seen, confidence)
     if name == "spearman":
-        scores = targets(rows)
-        ours, theirs = (similarity(answers, scores.shape[1:]) for answers in (candidate, baseline))
+        scores = read_targets(rows)
+        ours, theirs = (score_pairs(answers, scores.shape[1:]) for answers in (candidate, baseline))
         return rank_correlation(theirs, ours, scores)
     if name in RANKING:
-        ranked = ranking(name, rows)
-        return ranking_metric(ranked, similarity(baseline), similarity(candidate), confidence)
+        ranked = group_ranking(name, rows)
+        return ranking_metric(ranked, score_pairs(baseline), score_pairs(candidate), confidence)
     if name == "retrieval":
         return shares(_hits(rows, baseline), _hits(rows, candidate))
     if name == "probe_accuracy":
@@ -251,7 +251,7 @@ def compare(
         return shares(_among_best(baseline, labels), _among_best(candidate, labels))
     if name == "micro_f1" or (name == "f1" and rows[0].labels is not None):
         sets = (_need(rows, "labels", name), baseline.words or (), candidate.words or ())
-        right, one, other = (indicators(ids, len(baseline.text[0])) for ids in sets)
+        right, one, other = (make_indicators(ids, len(baseline.text[0])) for ids in sets)
         return sets_f1(right, one, other, confidence, name == "micro_f1")
     if name not in ("accuracy", "f1"):
         raise ValueError(f"unknown metric {name!r}")
@@ -295,7 +295,7 @@ def _of_images(
     return METRICS[type(baseline[0]), name](baseline, candidate, confidence)
 
 
-def targets(rows: Sequence[Sample]) -> Floats:
+def read_targets(rows: Sequence[Sample]) -> Floats:
     """Scores of the rows: (rows,), or (rows, outputs) where each has a list of them."""
     field = "score" if rows[0].scores is None else "scores"
     scores = _need(rows, field, "spearman")
@@ -352,13 +352,13 @@ def _among_best(answers: Answers, labels: Integers) -> Booleans:
     return among
 
 
-def similarity(answers: Answers, shape: tuple[int, ...] = ()) -> Floats:
+def score_pairs(answers: Answers, shape: tuple[int, ...] = ()) -> Floats:
     """Values that spearman ranks: the cosine or product of each pair, a regression's single value,
     or its values (texts, outputs). shape: that of a row's scores."""
     if answers.pair is not None and answers.dot:
         return np.array([float(np.dot(*p)) for p in zip(answers.text, answers.pair, strict=True)])
     if answers.pair is not None:
-        return cosines_of(answers.text, answers.pair)
+        return compute_cosines(answers.text, answers.pair)
     if shape == answers.text[0].shape:
         return np.stack(answers.text).astype(np.float64)
     if answers.text[0].size == 1 and not shape:
@@ -380,11 +380,11 @@ def _hits(rows: Sequence[Sample], answers: Answers) -> Booleans:
     """True per row where the nearest vector has the row's label, or is its pair text."""
     field = "label" if answers.pair is None else "text_pair"
     labels = np.array(_need(rows, field, "retrieval"))
-    same: Booleans = labels[nearest(answers)] == labels
+    same: Booleans = labels[find_nearest(answers)] == labels
     return same
 
 
-def nearest(answers: Answers) -> Integers:
+def find_nearest(answers: Answers) -> Integers:
     """Row number of the nearest to each text: among the pair texts, else among the other texts."""
     scaled = np.stack if answers.dot else _unit
     queries = scaled(answers.text)

@@ -60,7 +60,7 @@ class Decision:
     needed: int | None
 
 
-def paired_outcomes(
+def decide_by_outcomes(
     baseline: npt.NDArray[np.bool_],
     candidate: npt.NDArray[np.bool_],
     margin: float,
@@ -69,10 +69,10 @@ def paired_outcomes(
     """Decide from right/wrong outcomes of both systems, each (examples,) bool."""
     lost = int((baseline & ~candidate).sum())
     won = int((~baseline & candidate).sum())
-    return discordant_pairs(lost, won, len(baseline), margin, confidence)
+    return decide_by_counts(lost, won, len(baseline), margin, confidence)
 
 
-def discordant_pairs(
+def decide_by_counts(
     lost: int, won: int, examples: int, margin: float, confidence: float
 ) -> Decision:
     """Decide from counts of examples: only the baseline is right in `lost`, only the candidate in
@@ -86,7 +86,7 @@ def discordant_pairs(
     if verdict == "inconclusive":
         spread = math.sqrt(max((lost + won) / examples - drop * drop, 0.0))
         never_seen = math.log(alpha) / math.log1p(-margin)  # enough without a disagreement
-        needed = examples_needed(drop, spread, margin, alpha, examples, math.ceil(never_seen))
+        needed = count_examples_needed(drop, spread, margin, alpha, examples, math.ceil(never_seen))
     return Decision(verdict, drop, (lower, upper), margin, confidence, examples, needed)
 
 
@@ -105,7 +105,7 @@ def _bound(lost: int, won: int, examples: int, alpha: float) -> float:
     return rejected
 
 
-def examples_needed(
+def count_examples_needed(
     drop: float, spread: float, margin: float, alpha: float, examples: int, at_least: int = 0
 ) -> int | None:
     """Number of examples that decide with probability POWER if the estimates are right.
@@ -121,7 +121,7 @@ def examples_needed(
     return max(math.ceil((z * spread / distance) ** 2), at_least, examples + 1)
 
 
-def paired_mean(drops: Floats, margin: float, confidence: float) -> Decision:
+def decide_by_mean(drops: Floats, margin: float, confidence: float) -> Decision:
     """Decide by the mean of one drop per example (examples,), each itself a mean of many values.
 
     Fewer than FEWEST_WINDOWS examples are inconclusive. In simulations at the margin with 20 or
@@ -131,7 +131,7 @@ def paired_mean(drops: Floats, margin: float, confidence: float) -> Decision:
     """
     examples, alpha = len(drops), 1 - confidence
     mean = float(drops.mean())
-    lower, upper = mean_bounds(drops, CAUTION * alpha)
+    lower, upper = bound_mean(drops, CAUTION * alpha)
     verdict: Verdict = "inconclusive"
     if examples >= FEWEST_WINDOWS:
         verdict = "pass" if upper < margin else "fail" if lower > margin else "inconclusive"
@@ -139,11 +139,11 @@ def paired_mean(drops: Floats, margin: float, confidence: float) -> Decision:
     if verdict == "inconclusive":
         spread = float(drops.std(ddof=1)) if examples > 1 else 0.0
         least = FEWEST_WINDOWS
-        needed = examples_needed(mean, spread, margin, CAUTION * alpha, examples, least)
+        needed = count_examples_needed(mean, spread, margin, CAUTION * alpha, examples, least)
     return Decision(verdict, mean, (lower, upper), margin, confidence, examples, needed)
 
 
-def mean_bounds(values: Floats, tail: float) -> tuple[float, float]:
+def bound_mean(values: Floats, tail: float) -> tuple[float, float]:
     """(lower, upper) bounds of a mean, each missed with probability `tail` (approximately).
 
     Student's (m - q s / sqrt(n)), and the inverse of Hall's cubic at the same quantile:
@@ -187,7 +187,7 @@ class Draws:
 DRAWS = Draws()
 
 
-def resampled(
+def decide_by_bootstrap(
     drop: WeightedDrop,
     examples: int,
     margin: float,
@@ -206,16 +206,16 @@ def resampled(
     """
     alpha = 1 - confidence
     estimate = float(drop(np.ones((1, examples)))[0])
-    tail = expanded_alpha(CAUTION * alpha, examples)
+    tail = expand_alpha(CAUTION * alpha, examples)
 
-    def resample(statistic: WeightedDrop) -> tuple[Floats, float, Floats]:
-        replicates = bootstrap(statistic, examples, draws.seed, draws.resamples)
+    def replicate(statistic: WeightedDrop) -> tuple[Floats, float, Floats]:
+        replicates = resample(statistic, examples, draws.seed, draws.resamples)
         centre = float(statistic(np.ones((1, examples)))[0])
         return replicates, centre, leave_one_out(statistic, examples)
 
     lost, won = imagined or (drop, drop)
-    of_lost = resample(lost)
-    of_won = of_lost if won is lost else resample(won)
+    of_lost = replicate(lost)
+    of_won = of_lost if won is lost else replicate(won)
     lower, upper = bca_bound(*of_won, tail), bca_bound(*of_lost, 1 - tail)
     verdict: Verdict = "inconclusive"
     if examples >= FEWEST_RESAMPLED:
@@ -229,7 +229,7 @@ def resampled(
         power = _NORMAL.inv_cdf(POWER) * spread / math.sqrt(examples)
         times = _times_needed(reach + power, abs(centre - estimate), abs(margin - estimate))
         least = max(FEWEST_RESAMPLED, math.ceil(times * examples))
-        needed = examples_needed(estimate, spread, margin, alpha, examples, least)
+        needed = count_examples_needed(estimate, spread, margin, alpha, examples, least)
     return Decision(verdict, estimate, (lower, upper), margin, confidence, examples, needed)
 
 
@@ -241,7 +241,7 @@ def _times_needed(reach: float, shift: float, distance: float) -> float:
     return root**2
 
 
-def bootstrap(drop: WeightedDrop, examples: int, seed: int, resamples: int) -> Floats:
+def resample(drop: WeightedDrop, examples: int, seed: int, resamples: int) -> Floats:
     """Statistic (resamples,) of random resamples, in pieces of at most four million weights."""
     generator = np.random.default_rng(seed)
     even = np.full(examples, 1 / examples)
@@ -265,7 +265,7 @@ def leave_one_out(drop: WeightedDrop, examples: int) -> Floats:
     return np.concatenate(parts)
 
 
-def expanded_alpha(alpha: float, examples: int) -> float:
+def expand_alpha(alpha: float, examples: int) -> float:
     """Tail at which a bootstrap is read so that its error is alpha at small sizes too.
 
     Phi(-sqrt(n / (n - 1)) t(1 - alpha, n - 1)): a bootstrap's spread is too small by

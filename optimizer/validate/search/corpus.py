@@ -6,8 +6,8 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from optimizer.data.datasets import samples
-from optimizer.data.same_rows import TokenIds, check_disjoint, drop_repeated, text_keys
+from optimizer.data.datasets import read_samples
+from optimizer.data.same_rows import TokenIds, check_disjoint, drop_repeated, make_text_keys
 from optimizer.data.sample import Sample
 from optimizer.foundation.errors import DataError, RecipeError
 from optimizer.harness import tasks
@@ -48,8 +48,8 @@ def read(
     learned: rows to calibrate on or to learn from, of which no query may be one
     """
     check_forms(section, contract)
-    rows = samples(section.queries)
-    documents = [r.text for r in drop_repeated(samples(section.documents), DOCUMENTS, ids)]
+    rows = read_samples(section.queries)
+    documents = [r.text for r in drop_repeated(read_samples(section.documents), DOCUMENTS, ids)]
     documents.sort(key=lambda text: hashlib.sha256(text.encode()).digest())
     kept = section.k * section.oversampling
     if len(documents) <= kept:
@@ -83,7 +83,7 @@ def _relevant(
     """{index of a document: relevance} of each query. Raises DataError for a relevant document that
     is not among the documents."""
     pairs = [str(row.text_pair) for row in rows]
-    keys = text_keys([*documents, *pairs], ids)
+    keys = make_text_keys([*documents, *pairs], ids)
     place = {keys[text]: i for i, text in enumerate(documents)}
     number = {text: i for i, text in enumerate(queries)}
     relevant: list[dict[int, float]] = [{} for _ in queries]

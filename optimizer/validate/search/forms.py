@@ -20,14 +20,14 @@ from typing import Any
 
 import numpy as np
 
-from optimizer.data.datasets import calibration_rows
+from optimizer.data.datasets import read_calibration_rows
 from optimizer.foundation.progress import bar, say
 from optimizer.harness import tasks
 from optimizer.harness.embedding_settings import FLOAT, TYPES
 from optimizer.harness.tasks.embeddings.sentence_embedding import shorten
 from optimizer.recipe.embeddings import Embeddings
 from optimizer.validate import target_runner
-from optimizer.validate.gates import Gate, from_decision
+from optimizer.validate.gates import Gate, make_gate
 from optimizer.validate.quality import per_example, quality
 from optimizer.validate.quality.answers import TorchRunner
 from optimizer.validate.quality.metrics import RANKED, mean_of_examples
@@ -128,7 +128,7 @@ def _embed(m: RunArtifacts, runner: Any, texts: Sequence[str], prompt: str, labe
 def _ranges(m: RunArtifacts, sizes: Sequence[int]) -> dict[int, Array]:
     """{dimensions: (2, dimensions) lowest and highest of each number} on the calibration texts."""
     assert m.section.calibrate is not None
-    rows = calibration_rows(m.section.calibrate, tasks.look_up(m.contract))
+    rows = read_calibration_rows(m.section.calibrate, tasks.look_up(m.contract))
     runner = TorchRunner(m, m.float_model)
     texts = [row.text for row in rows]
     vectors = _embed(m, runner, texts, "document", "validate: ranges of embeddings")
@@ -202,7 +202,7 @@ def _decide(
         count = len(baseline[name])
         decision, judged = quality.judge(name, metric, count, margin, confidence, None)
         what = f"{title} of {kind} vectors of {size} numbers ({stored} bytes)"
-        gates.append(from_decision(f"embeddings.{name}.{kind}.{size}", decision, what))
+        gates.append(make_gate(f"embeddings.{name}.{kind}.{size}", decision, what))
         part[name] = {key: judged[key] for key in SECTIONS}
     part["without_rescoring"] = {name: float(v.mean()) for name, v in searches[1].items()}
     return gates, part

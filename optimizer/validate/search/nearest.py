@@ -25,7 +25,7 @@ Ranks = npt.NDArray[np.int64]
 TOGETHER = 128  # queries compared with all documents at once
 
 
-def nearest(queries: Array, documents: Array, count: int) -> Ranks:
+def find_nearest(queries: Array, documents: Array, count: int) -> Ranks:
     """(queries, count) indices of the documents of the largest inner products, the largest first;
     both (rows, dimensions)."""
     wide = documents.astype(np.float64).T
@@ -40,7 +40,7 @@ def search_float(queries: Array, documents: Array, count: int, similarity: str |
     """`nearest` of float vectors by a contract's similarity; None: cosine."""
     if similarity != "dot":
         queries, documents = normalize(queries), normalize(documents)
-    return nearest(queries, documents, count)
+    return find_nearest(queries, documents, count)
 
 
 def search(
@@ -54,9 +54,9 @@ def search(
     """
     codes = [quantize(vectors, kind, ranges) for vectors in (queries, documents)]
     if TYPES[kind].bits == 1:
-        signs = [2.0 * bits_of(c, queries.shape[1]) - 1 for c in codes]
-        return nearest(signs[0], signs[1], count), codes[1]
-    return nearest(codes[0], codes[1], count), codes[1]
+        signs = [2.0 * unpack_bits(c, queries.shape[1]) - 1 for c in codes]
+        return find_nearest(signs[0], signs[1], count), codes[1]
+    return find_nearest(codes[0], codes[1], count), codes[1]
 
 
 def rescore(queries: Array, stored: Array, first: Ranks, kind: str, ranges: Array | None) -> Ranks:
@@ -76,7 +76,7 @@ def dequantize(stored: Array, kind: str, ranges: Array | None, dimensions: int) 
     """Numbers (documents, dimensions) of stored vectors, as sentence-transformers reads them."""
     record = TYPES[kind]
     if record.bits == 1:
-        return bits_of(stored, dimensions).astype(np.float64)
+        return unpack_bits(stored, dimensions).astype(np.float64)
     if not record.ranged:
         return stored.astype(np.float64)
     assert ranges is not None
@@ -85,7 +85,7 @@ def dequantize(stored: Array, kind: str, ranges: Array | None, dimensions: int) 
     return integers * step + low
 
 
-def bits_of(stored: Array, dimensions: int) -> Array:
+def unpack_bits(stored: Array, dimensions: int) -> Array:
     """Bits (documents, dimensions), 0 or 1, of vectors of type binary or ubinary.
 
     stored: (documents, ceil(dimensions / 8)), int8 or uint8

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from optimizer.data.datasets import digest
+from optimizer.data.datasets import digest_rows
 from optimizer.data.sample import Sample
 from optimizer.harness.contract import Contract
 from optimizer.harness.inputs.text import load_tokenizer
@@ -20,7 +20,7 @@ from optimizer.validate.search import corpus, forms
 from optimizer.validate.search.corpus import Corpus
 
 
-def digests(section: Validation) -> dict[str, str]:
+def digest_sets(section: Validation) -> dict[str, str]:
     """{place in the recipe: digest of its rows}; {} without the section."""
     if section.embeddings is None:
         return {}
@@ -28,7 +28,7 @@ def digests(section: Validation) -> dict[str, str]:
         corpus.QUERIES: section.embeddings.queries,
         corpus.DOCUMENTS: section.embeddings.documents,
     }
-    return {name: digest(spec) for name, spec in used.items()}
+    return {name: digest_rows(spec) for name, spec in used.items()}
 
 
 def read(
@@ -60,7 +60,7 @@ def judge(
     texts = read(m.section, m.source, m.contract, data)
     if texts is None:
         return []
-    if unanswered := target_runner.why_not_answered(m):
+    if unanswered := target_runner.explain_not_answered(m):
         return [Gate("embeddings", "inconclusive", None, None, None, unanswered)]
     gates, report["embeddings"], quantized = forms.judge(m, texts, device)
     document = json.loads((m.source / "contract.json").read_text("utf-8"))

@@ -42,13 +42,17 @@ from optimizer.validate.gates import Gate
 from optimizer.validate.ledger import trace
 from optimizer.validate.run_artifacts import RunArtifacts
 from optimizer.validate.timing.cells import CANDIDATE, Cell, MoreRounds, Timing, time_cells
-from optimizer.validate.timing.float_baselines import FloatBaselines, float_file, list_baselines
+from optimizer.validate.timing.float_baselines import (
+    FloatBaselines,
+    list_baselines,
+    write_float_file,
+)
 from optimizer.validate.timing.openings import Openings, OpenRunner
 from optimizer.validate.timing.speed_gates import (
-    beats_float,
     count_questions,
-    in_higher_precision,
-    within,
+    describe_higher_precision,
+    judge_float,
+    judge_percentile,
 )
 
 TORCH = "torch-float"
@@ -65,12 +69,12 @@ def measure(
     threads = target.intra_op_threads or cores()
     tokenizer = m.contract.tokenizer
     shortest = (tokenizer.padded_to or 1) if tokenizer else 1
-    cells = grid(latency, tasks.longest(m.contract), shortest)
+    cells = list_cells(latency, tasks.longest(m.contract), shortest)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     count = f"{len(cells)} cells of {2 + len(floats.sections)} systems"
     say(f"validate: timing {count}, {latency.iterations} rounds or more")
-    systems = {TORCH: torch_system(m.reference_model, m.contract, m.encoder)}
+    systems = {TORCH: make_torch_system(m.reference_model, m.contract, m.encoder)}
     with m.work_folder() as folder:
         files = _files(m, floats, folder)
         openings = Openings(
@@ -83,7 +87,7 @@ def measure(
             with closing(openings):
                 openings.open()
                 systems |= {
-                    name: graph_system(openings.runner(name), m.contract, m.encoder)
+                    name: make_graph_system(openings.runner(name), m.contract, m.encoder)
                     for name in files
                 }
                 timing = Timing(latency, threads, count_questions(latency, len(cells), m.gains))
@@ -91,12 +95,12 @@ def measure(
                 measured = time_cells(timer, systems, cells, timing, floats.compared)
         finally:
             torch.set_num_threads(before)
-        measured["peak_memory"] = peak_memory(m, files, cells[0], threads)
+        measured["peak_memory"] = measure_peak_memory(m, files, cells[0], threads)
     if floats.figures:
         measured["floats"] = dict(floats.figures)
     measured["size"] = {
-        "float_bytes": size(m.reference_graph, "model.onnx"),
-        "candidate_bytes": size(m.model, "model.onnx"),
+        "float_bytes": measure_size(m.reference_graph, "model.onnx"),
+        "candidate_bytes": measure_size(m.model, "model.onnx"),
     }
     return measured
 
@@ -107,13 +111,13 @@ def _files(
     """{name: (section that runs it, ONNX file)} of every system but torch. folder: empty folder,
     for files that are lowered for it."""
     files = {
-        name: (section, float_file(m, section, folder / name))
+        name: (section, write_float_file(m, section, folder / name))
         for name, section in floats.sections.items()
     }
     return {**files, CANDIDATE: (m.section.target, m.model / "model.onnx")}
 
 
-def grid(latency: Latency, longest: int, shortest: int = 1) -> list[Cell]:
+def list_cells(latency: Latency, longest: int, shortest: int = 1) -> list[Cell]:
     """List the cells (batch, sequence) to time, each once. A sequence longer than the model takes
     (`longest`) is truncated and one below `shortest` padded, so its cell has the changed length."""
     lengths = dict.fromkeys(min(max(n, shortest), longest) for n in latency.sequence)
@@ -163,7 +167,7 @@ class BatchTimer:
         return list(rounds)
 
 
-def graph_system(runner: Runner | OpenRunner, contract: Contract, encoder: Any) -> System:
+def make_graph_system(runner: Runner | OpenRunner, contract: Contract, encoder: Any) -> System:
     """The three steps of a bundle: pre-processing, forward pass, post-processing."""
     return System(
         pre=lambda texts, length: tasks.encode(contract, encoder, texts, None, length),
@@ -173,7 +177,7 @@ def graph_system(runner: Runner | OpenRunner, contract: Contract, encoder: Any) 
     )
 
 
-def torch_system(model: nn.Module, contract: Contract, encoder: Any) -> System:
+def make_torch_system(model: nn.Module, contract: Contract, encoder: Any) -> System:
     """The steps of `graph_system` around the reference model in torch."""
     names = [o.name for o in contract.outputs]
     return System(
@@ -184,12 +188,12 @@ def torch_system(model: nn.Module, contract: Contract, encoder: Any) -> System:
     )
 
 
-def size(folder: Path, name: str) -> int:
+def measure_size(folder: Path, name: str) -> int:
     """Bytes of an ONNX model, external weights included."""
     return sum(f.stat().st_size for f in (folder / name, folder / f"{name}.data") if f.is_file())
 
 
-def peak_memory(
+def measure_peak_memory(
     m: RunArtifacts,
     files: Mapping[str, tuple[TargetSection, Path]],
     cell: tuple[int, int],
@@ -207,7 +211,7 @@ def peak_memory(
     )
 
     def served_file(section: TargetSection, model: Path) -> str:
-        entry = json.dumps(target_runner.manifest_entry(section, model))
+        entry = json.dumps(target_runner.describe_engine(section, model))
         return shared + (
             "from optimizer.harness.bundle.engines import Workshop\n"
             "from optimizer.harness.runtimes.machine import describe_machine\n"
@@ -218,9 +222,9 @@ def peak_memory(
 
     in_torch = shared + (
         "from optimizer.model.checkpoint.checkpoint import open_checkpoint\n"
-        "from optimizer.model.checkpoint.model import torch_model\n"
+        "from optimizer.model.checkpoint.model import load_torch_model\n"
         "from optimizer.validate.ledger.trace import run\n"
-        f"model = torch_model(open_checkpoint(Path({str(m.reference)!r})), {m.task!r})\n"
+        f"model = load_torch_model(open_checkpoint(Path({str(m.reference)!r})), {m.task!r})\n"
         f"run(model, batch, {m.outputs!r})\n"
     )
     programs = {name: served_file(*file) for name, file in files.items()}
@@ -238,25 +242,27 @@ def _shapes(
     }
 
 
-def gates(section: Mapping[str, Any], latency: Latency, inspected: Mapping[str, Any]) -> list[Gate]:
+def judge(section: Mapping[str, Any], latency: Latency, inspected: Mapping[str, Any]) -> list[Gate]:
     verdicts = []
     if latency.must_beat_float:
         cells = section["cells"]
         ratios = [(f"batch {c['batch']}, sequence {c['sequence']}", c["ratio"]) for c in cells]
         shared = count_questions(latency, len(cells), "gain" in section)
-        verdicts.append(beats_float(ratios, lambda i: why_slow(cells[i], inspected), shared=shared))
+        verdicts.append(
+            judge_float(ratios, lambda i: explain_slow(cells[i], inspected), shared=shared)
+        )
     if latency.p99_ms is not None:
         first = section["cells"][0]["systems"][CANDIDATE]["end_to_end"]
         percentiles = section.get("p99", first)
         shared = count_questions(latency, len(section["cells"]), "gain" in section)
-        verdicts.append(within(percentiles, latency.p99_ms, "p99 end to end", shared))
+        verdicts.append(judge_percentile(percentiles, latency.p99_ms, "p99 end to end", shared))
     return verdicts
 
 
-def why_slow(cell: Mapping[str, Any], inspected: Mapping[str, Any]) -> str:
+def explain_slow(cell: Mapping[str, Any], inspected: Mapping[str, Any]) -> str:
     """Explain a candidate slower than float, by the engine's inspection and the times per step."""
     if inspected.get("wider"):
-        return in_higher_precision(inspected)
+        return describe_higher_precision(inspected)
     stages = cell["systems"][CANDIDATE]["stages"]
     total = sum(s["p50"] for s in stages.values())
     forward = stages["forward"]["p50"] / total if total else 0.0

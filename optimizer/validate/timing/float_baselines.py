@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from optimizer.data.datasets import Sample, windows
+from optimizer.data.datasets import Sample, cut_windows
 from optimizer.foundation import state as compressed_state
 from optimizer.foundation.progress import bar
 from optimizer.foundation.state import CompressedState
@@ -75,7 +75,7 @@ def judge_baselines_on_windows(m: RunArtifacts, rows: Sequence[Sample]) -> Float
     text, compared with the one that computes in the type of the stored graph."""
     settings = m.section.validate_
     contract = contracts.read(m.reference / "contract.json")
-    some = windows(rows, m.encoder, contract, settings.sequence_length)
+    some = cut_windows(rows, m.encoder, contract, settings.sequence_length)
 
     def gates_of(name: str, section: TargetSection) -> list[Gate]:
         as_stored = section.model_copy(update={"float": section.float_type})
@@ -86,8 +86,8 @@ def judge_baselines_on_windows(m: RunArtifacts, rows: Sequence[Sample]) -> Float
             first, second = (decoder.OnnxDecoder(r, contract) for r in (baseline, runner))
             scores = perplexity.score(
                 bar(some, f"validate: {name}"),
-                lambda ids: decoder.logits_of(first, ids),
-                lambda ids: decoder.logits_of(second, ids),
+                lambda ids: decoder.compute_logits(first, ids),
+                lambda ids: decoder.compute_logits(second, ids),
             )
         return perplexity.judge(scores, settings)[0]
 
@@ -110,7 +110,7 @@ def _judge(m: RunArtifacts, gates_of: Callable[[str, TargetSection], list[Gate]]
     return FloatBaselines(sections, compared, figures)
 
 
-def float_file(m: RunArtifacts, section: TargetSection, folder: Path) -> Path:
+def write_float_file(m: RunArtifacts, section: TargetSection, folder: Path) -> Path:
     """ONNX file of the reference as the target runs it uncompressed.
 
     folder: empty folder, for a file that is lowered for it

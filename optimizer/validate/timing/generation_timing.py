@@ -32,15 +32,19 @@ from optimizer.timing.stopping_rules import RatioQuestion
 from optimizer.validate import target_runner
 from optimizer.validate.gates import Gate
 from optimizer.validate.run_artifacts import RunArtifacts
-from optimizer.validate.timing.batch_timing import size
+from optimizer.validate.timing.batch_timing import measure_size
 from optimizer.validate.timing.cells import CANDIDATE, Cell, MoreRounds, Timing, time_cells
-from optimizer.validate.timing.float_baselines import FloatBaselines, float_file, list_baselines
+from optimizer.validate.timing.float_baselines import (
+    FloatBaselines,
+    list_baselines,
+    write_float_file,
+)
 from optimizer.validate.timing.openings import Openings, OpenRunner
 from optimizer.validate.timing.speed_gates import (
-    beats_float,
     count_questions,
-    in_higher_precision,
-    within,
+    describe_higher_precision,
+    judge_float,
+    judge_percentile,
 )
 
 WARMUP = 1  # rounds
@@ -127,7 +131,7 @@ def measure(
     say(f"validate: timing {count}, {latency.iterations} rounds or more")
     with m.work_folder() as folder:
         files = {
-            name: (section, float_file(m, section, folder / name))
+            name: (section, write_float_file(m, section, folder / name))
             for name, section in floats.sections.items()
         }
         files[CANDIDATE] = (target, m.model / "model.onnx")
@@ -155,8 +159,8 @@ def measure(
             for name, file in files.items()
         }
     measured["size"] = {
-        "float_bytes": size(m.reference_graph, "model.onnx"),
-        "candidate_bytes": size(m.model, "model.onnx"),
+        "float_bytes": measure_size(m.reference_graph, "model.onnx"),
+        "candidate_bytes": measure_size(m.model, "model.onnx"),
     }
     return measured
 
@@ -170,7 +174,7 @@ def _program(
     file: (section that runs it, ONNX file)
     """
     batch, prompt = cell
-    entry = json.dumps(target_runner.manifest_entry(*file))
+    entry = json.dumps(target_runner.describe_engine(*file))
     return (
         "import json\n"
         "from pathlib import Path\n"
@@ -190,7 +194,7 @@ def _program(
     )
 
 
-def gates(section: Mapping[str, Any], latency: Latency, inspected: Mapping[str, Any]) -> list[Gate]:
+def judge(section: Mapping[str, Any], latency: Latency, inspected: Mapping[str, Any]) -> list[Gate]:
     verdicts, cells = [], section["cells"]
     shared = count_questions(latency, len(cells), "gain" in section)
     if latency.must_beat_float:
@@ -202,18 +206,18 @@ def gates(section: Mapping[str, Any], latency: Latency, inspected: Mapping[str, 
             for c in cells
         ]
         what = "time between tokens"
-        verdicts.append(beats_float(ratios, lambda _: _why_slow(inspected), what, shared))
+        verdicts.append(judge_float(ratios, lambda _: _why_slow(inspected), what, shared))
     if latency.p99_ms is not None:
         first = cells[0]["systems"][CANDIDATE]["inter_token"]
         percentiles = section.get("p99", first)
         what = "p99 of the time between tokens"
-        verdicts.append(within(percentiles, latency.p99_ms, what, shared))
+        verdicts.append(judge_percentile(percentiles, latency.p99_ms, what, shared))
     return verdicts
 
 
 def _why_slow(inspected: Mapping[str, Any]) -> str:
     if inspected.get("wider"):
-        return in_higher_precision(inspected)
+        return describe_higher_precision(inspected)
     return (
         "every step reads all weights once, and reading fewer bytes saved less than de-quantizing "
         "costs: the layers are narrow, or most of the work is in float (head, KV cache)"

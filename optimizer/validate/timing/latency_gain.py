@@ -35,14 +35,14 @@ from optimizer.timing.stopping_rules import (
     TimeBudget,
 )
 from optimizer.validate.gates import Gate
-from optimizer.validate.ledger.breach import breach
+from optimizer.validate.ledger.breach import write_breach
 from optimizer.validate.run_artifacts import RunArtifacts
 from optimizer.validate.target_runner import float_baselines, open_onnx
-from optimizer.validate.timing.batch_timing import BatchTimer, graph_system, grid
+from optimizer.validate.timing.batch_timing import BatchTimer, list_cells, make_graph_system
 from optimizer.validate.timing.cells import CANDIDATE, CellTimer, Comparison, MoreRounds
 from optimizer.validate.timing.generation_timing import GenerationTimer, OwnCache
 from optimizer.validate.timing.openings import Openings
-from optimizer.validate.timing.speed_gates import would_decide
+from optimizer.validate.timing.speed_gates import describe_undecided
 
 UNREDUCED = "unreduced"
 NAME = "speed.latency_gain"
@@ -100,7 +100,7 @@ class GainCell:
             systems = {n: OwnCache(openings.runner(n), own[n]) for n in models}
         else:
             timer = BatchTimer(self.texts, self.latency, threads, openings)
-            systems = {n: graph_system(openings.runner(n), contract, encoder) for n in models}
+            systems = {n: make_graph_system(openings.runner(n), contract, encoder) for n in models}
         compared = Comparison(timer, rule, UNREDUCED) if isinstance(rule, SequentialTest) else None
         more = compared.more if compared else _more(rule, timer)
         opening = compared.opening if compared else 0
@@ -130,7 +130,7 @@ class GainCell:
         longest = self.latency.sequence[0]
         if not tasks.look_up(contract).generates:
             longest = tasks.longest(contract)
-        return grid(self.latency, longest)[0]
+        return list_cells(self.latency, longest)[0]
 
 
 def _more(rule: StoppingRule, timer: CellTimer) -> MoreRounds:
@@ -172,13 +172,13 @@ def read_table(m: RunArtifacts) -> dict[str, Any] | None:
     return None if m.unreduced is None else read_json(m.unreduced.parent / TABLE)
 
 
-def declared_gate(m: RunArtifacts) -> tuple[str, float] | None:
+def declare_gate(m: RunArtifacts) -> tuple[str, float] | None:
     """Name and limit of the gate; None where the recipe asks for no latency gain."""
     least = m.section.reduce.least_gain if m.section.reduce else None
     return (NAME, least) if m.gains and least is not None else None
 
 
-def gate(section: Mapping[str, Any], shared: int) -> Gate:
+def judge(section: Mapping[str, Any], shared: int) -> Gate:
     """Judge the section that `measure` returned. shared: see speed_gates.would_decide."""
     least, (low, high) = section["least"], section["interval"]
     verdict = "inconclusive"
@@ -197,9 +197,9 @@ def gate(section: Mapping[str, Any], shared: int) -> Gate:
         f"goal is {section['goal']:g}, and {least:.3g} or more counts as met"
     )
     if verdict == "inconclusive":
-        message += would_decide(section, shared, f"so near {least:.3g}")
+        message += describe_undecided(section, shared, f"so near {least:.3g}")
     if verdict == "fail":
-        most, asked_for = breach(1 / low, least)
+        most, asked_for = write_breach(1 / low, least)
         message += (
             f"; at most {most}, required {asked_for}: set reduce.goal.latency_gain to a gain that "
             "was reached, or run again with --remeasure if the machine was busy with other work"

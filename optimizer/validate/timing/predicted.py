@@ -121,7 +121,7 @@ class Encoder:
         return positions * each / threads
 
 
-def of_batches(
+def predict_batches(
     section: Validation, shapes: Shapes, model: Encoder, each: int, speed: MachineSpeed
 ) -> Prediction:
     """Predict the timing of a model that answers a batch in one forward pass. each: positions of an
@@ -144,7 +144,7 @@ def of_batches(
     return predict(latency, cells, opening, WARMUP).with_beside(processes)
 
 
-def of_generation(section: Validation, shapes: Shapes, speed: MachineSpeed) -> Prediction:
+def predict_generation(section: Validation, shapes: Shapes, speed: MachineSpeed) -> Prediction:
     """Predict the timing of text generation. Each step reads all weights once, for all rows of a
     batch."""
     if not _is_timed(section):

@@ -59,7 +59,7 @@ def make_model(section: Latencies, layout: Layout, sizes: Sizes, out: Path) -> M
     for folder in (state, graph, engine):
         shutil.rmtree(folder, ignore_errors=True)
     finish(partial, out)
-    return model_folders(out)
+    return list_model_folders(out)
 
 
 def _matching(section: Compression, source: Path) -> Compression:
@@ -81,7 +81,7 @@ def _matching(section: Compression, source: Path) -> Compression:
     return section.model_copy(update={"quantize": quantize.model_copy(update=kept)})
 
 
-def model_folders(folder: Path) -> ModelFolders:
+def list_model_folders(folder: Path) -> ModelFolders:
     """Folders that make_model wrote below `folder`."""
     return ModelFolders(folder / "base", folder / "model")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from optimizer.recipe.schema import Latency
 from optimizer.validate.gates import UNMEASURED, Gate
-from optimizer.validate.ledger.breach import breach
+from optimizer.validate.ledger.breach import write_breach
 
 BASELINE = "onnxruntime-float"
 LONGEST = 86_400  # seconds of timing that a message proposes
@@ -19,7 +19,9 @@ def count_questions(latency: Latency, cells: int, gain: bool = False) -> int:
     return cells * latency.must_beat_float + (latency.p99_ms is not None) + gain
 
 
-def unmeasured(latency: Latency, why: str, gain: tuple[str, float] | None = None) -> list[Gate]:
+def list_unmeasured(
+    latency: Latency, why: str, gain: tuple[str, float] | None = None
+) -> list[Gate]:
     """The recipe's speed gates where nothing could be timed: neither passed nor left out. gain:
     name and limit of the gate of a latency gain."""
     declared = [("speed.must_beat_float", 1.0)] if latency.must_beat_float else []
@@ -29,7 +31,7 @@ def unmeasured(latency: Latency, why: str, gain: tuple[str, float] | None = None
     return [Gate(name, UNMEASURED, None, limit, None, why) for name, limit in declared]
 
 
-def beats_float(
+def judge_float(
     cells: Sequence[tuple[str, Mapping[str, Any]]],
     why: Callable[[int], str],
     what: str = "time",
@@ -50,18 +52,17 @@ def beats_float(
         worst = max(range(len(cells)), key=lambda i: intervals[i][0] or 0.0)
     where, comparison = cells[worst]
     ratio = comparison["median"]
-    message = (
-        f"{breach(ratio, 1.0)[0]} times the {what} of {comparison.get('to', BASELINE)} at {where}"
-    )
+    baseline = comparison.get("to", BASELINE)
+    message = f"{write_breach(ratio, 1.0)[0]} times the {what} of {baseline} at {where}"
     if verdict == "inconclusive":
-        message += would_decide(comparison, shared, "so near 1")
+        message += describe_undecided(comparison, shared, "so near 1")
     if verdict == "fail":
         message += f"; {why(worst)}"
     low, high = intervals[worst]
     return Gate("speed.must_beat_float", verdict, ratio, 1.0, (low, high), message)
 
 
-def would_decide(measured: Mapping[str, Any], shared: int, near: str) -> str:
+def describe_undecided(measured: Mapping[str, Any], shared: int, near: str) -> str:
     """End of an inconclusive gate's message: what would decide it.
 
     shared: number of questions that share the time
@@ -104,7 +105,7 @@ def _upper(interval: Sequence[float | None]) -> float:
     return float("inf") if high is None else high
 
 
-def in_higher_precision(inspected: Mapping[str, Any]) -> str:
+def describe_higher_precision(inspected: Mapping[str, Any]) -> str:
     """Name the modules that the engine runs in higher precision than the recipe asks for."""
     wider = inspected["wider"]
     return (
@@ -113,7 +114,9 @@ def in_higher_precision(inspected: Mapping[str, Any]) -> str:
     )
 
 
-def within(percentiles: Mapping[str, Any], limit: float, what: str, shared: int = 1) -> Gate:
+def judge_percentile(
+    percentiles: Mapping[str, Any], limit: float, what: str, shared: int = 1
+) -> Gate:
     """Judge the 99th percentile against a limit in ms. shared: see would_decide."""
     low, high = percentiles["p99_interval"]
     verdict = "inconclusive"
@@ -123,8 +126,8 @@ def within(percentiles: Mapping[str, Any], limit: float, what: str, shared: int 
         verdict = "fail"
     message = f"{what} is {percentiles['p99']:.2f} ms"
     if verdict == "fail":
-        least, allowed = breach(low, limit)
+        least, allowed = write_breach(low, limit)
         message += f"; at least {least}, allowed {allowed}"
     if verdict == "inconclusive":
-        message += would_decide(percentiles, shared, f"so near {limit:g} ms")
+        message += describe_undecided(percentiles, shared, f"so near {limit:g} ms")
     return Gate("speed.p99_ms", verdict, percentiles["p99"], limit, (low, high), message)

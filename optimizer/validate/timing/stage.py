@@ -22,7 +22,7 @@ from typing import Any
 from optimizer import targets
 from optimizer.compress.stage import STAGE as COMPRESS
 from optimizer.compress.stage import files as compress_files
-from optimizer.data.datasets import digest, samples
+from optimizer.data.datasets import digest_rows, read_samples
 from optimizer.export.stage import STAGE as EXPORT
 from optimizer.foundation.atomic import finish
 from optimizer.foundation.progress import bar, say
@@ -37,16 +37,16 @@ from optimizer.lower.stage import STAGE as LOWER
 from optimizer.recipe.schema import Latencies
 from optimizer.reduce.structure import latency_table
 from optimizer.reduce.structure.latency_table import ATTEMPTS, TABLE, UNREDUCED, Table, Timed
-from optimizer.reduce.structure.layout import Layout, opened
+from optimizer.reduce.structure.layout import Layout, open_layout
 from optimizer.reduce.structure.sizes import Model, Sizes
 from optimizer.reduce.structure.write import write_document
 from optimizer.store import Estimate, Shapes, Stage
 from optimizer.timing.stopping_rules import PrecisionRule, StoppingRule
 from optimizer.validate.timing.latency_gain import GainCell, ModelFolders
-from optimizer.validate.timing.sized_models import make_model, model_folders
+from optimizer.validate.timing.sized_models import list_model_folders, make_model
 
 PROGRESS = "progress"
-SIZES = 9  # sizes in the table, at most (latency_table.grid)
+SIZES = 9  # sizes in the table, at most (latency_table.list_grid)
 Compare = Callable[[ModelFolders, ModelFolders, StoppingRule], Mapping[str, Any]]
 """Signature of GainCell.compare."""
 
@@ -56,7 +56,7 @@ def run(section: Latencies, reference: Path, out: Path) -> None:
 
     Raises RecipeError where the methods cannot make the model smaller, or not fast enough, and
     MachineError where the target is not built here."""
-    measure(section, reference, out, timed_cell(section).compare)
+    measure(section, reference, out, choose_cell(section).compare)
 
 
 def measure(section: Latencies, reference: Path, out: Path, compare: Compare) -> None:
@@ -65,19 +65,19 @@ def measure(section: Latencies, reference: Path, out: Path, compare: Compare) ->
     if (out / TABLE).exists():  # a run was killed after it had written everything
         shutil.rmtree(progress, ignore_errors=True)
         return
-    layout = opened(section.reduction, reference)
+    layout = open_layout(section.reduction, reference)
     model = _quantizable(layout.model, section)
     progress.mkdir(exist_ok=True)
     unreduced = progress / UNREDUCED
     if not unreduced.exists():
         say("latencies: quantizing the unreduced model for the target")
         make_model(section, layout, model.full, unreduced)
-    beside = _compared_with(section, model_folders(unreduced), progress)
-    timer = SizeTimer(section, layout, model_folders(unreduced), beside, progress, compare)
+    beside = _compared_with(section, list_model_folders(unreduced), progress)
+    timer = SizeTimer(section, layout, list_model_folders(unreduced), beside, progress, compare)
     full = timer.time_for_table(model.full) if section.reduce.gain_over == "float" else None
     if full:
         latency_table.refuse_reached(full, section.reduce)
-    sizes = latency_table.grid(model)
+    sizes = latency_table.list_grid(model)
     entries = tuple(timer.time_for_table(s) for s in bar(sizes, "latencies"))
     table = Table(model.full, entries, whole=full.ratio if full else 1.0)
     for entry in ((full,) if full else ()) + entries:
@@ -89,14 +89,16 @@ def measure(section: Latencies, reference: Path, out: Path, compare: Compare) ->
             f"{1 / predicted:.2f} predicted"
         )
     least = section.reduce.least_gain
-    if least is not None and not any(latency_table.surely(t, least) for _, t in confirmed):
+    if least is not None and not any(
+        latency_table.is_surely_reached(t, least) for _, t in confirmed
+    ):
         say("latencies: no size is surely fast enough; validate judges the best of them")
     document = {
         "version": latency_table.VERSION,
         "machine": describe_machine().to_json(),
         "threads": section.target.intra_op_threads or cores(),
         "target": section.target.name,
-        "cell": cell_as_dict(section, reference),
+        "cell": describe_cell(section, reference),
         "goal": section.reduce.latency_gain,
         "least": least,
         "over": section.reduce.gain_over,
@@ -113,17 +115,17 @@ def measure(section: Latencies, reference: Path, out: Path, compare: Compare) ->
     shutil.rmtree(progress)
 
 
-def timed_cell(section: Latencies) -> GainCell:
+def choose_cell(section: Latencies) -> GainCell:
     data = section.latency.data
-    texts = [row.text for row in samples(data)] if data else list(NEUTRAL)
+    texts = [row.text for row in read_samples(data)] if data else list(NEUTRAL)
     return GainCell(section.target, section.latency, texts, section.reduce.gain_over)
 
 
-def cell_as_dict(section: Latencies, source: Path) -> dict[str, int]:
+def describe_cell(section: Latencies, source: Path) -> dict[str, int]:
     """Sizes of the timed cell: {"batch", and "sequence" or "prompt"}."""
     contract = contracts.read(source / "contract.json")
     second = "prompt" if tasks.look_up(contract).generates else "sequence"
-    return dict(zip(("batch", second), timed_cell(section).sizes(contract), strict=True))
+    return dict(zip(("batch", second), choose_cell(section).sizes(contract), strict=True))
 
 
 def _compared_with(section: Latencies, unreduced: ModelFolders, progress: Path) -> ModelFolders:
@@ -180,7 +182,7 @@ class SizeTimer:
         name = "-".join(map(str, (purpose, *asdict(sizes).values())))
         file, folder = self.progress / f"{name}.json", self.progress / "smaller"
         if file.exists():
-            return latency_table.timed(json.loads(file.read_text(encoding="utf-8")))
+            return latency_table.read_timed(json.loads(file.read_text(encoding="utf-8")))
         shutil.rmtree(folder, ignore_errors=True)
         model = self.unreduced
         if sizes != self.layout.model.full:
@@ -202,7 +204,7 @@ def files(section: Latencies) -> Mapping[str, str]:
         **compress_files(section.compression),
         **targets.look_up(section.target.runtime).code("lower"),
         **build_files(section.target),
-        **({"validate.latency.data": digest(data)} if data else {}),
+        **({"validate.latency.data": digest_rows(data)} if data else {}),
         "machine": describe_machine().key,
     }
 

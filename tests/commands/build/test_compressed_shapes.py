@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from optimizer.compress.predicted import HEAD, shapes
+from optimizer.compress.predicted import HEAD, predict_shapes
 from optimizer.recipe.schema import Compression, Quantize
 from optimizer.store import CompressedShapes, lowered_bytes
 
@@ -19,7 +19,7 @@ def predicted(**quantize: Any) -> CompressedShapes:
         task="text-generation",
         quantize=Quantize.model_validate({"weights": {"bits": 4, **GROUPS}, **quantize}),
     )
-    found = shapes(section, MODEL)
+    found = predict_shapes(section, MODEL)
     assert isinstance(found, CompressedShapes)
     return found
 

@@ -8,7 +8,7 @@ import torch
 
 from optimizer.compress.data.own_text import LONGEST, PROMPT, _sample_token, generate
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
-from optimizer.model.checkpoint.model import torch_model
+from optimizer.model.checkpoint.model import load_torch_model
 from tests.compress.checkpoints import load
 
 
@@ -26,7 +26,7 @@ def test_windows_begin_with_given_text_and_depend_on_the_seed_alone(
     source = load(tiny_llama, tmp_path / "load", "text-generation")
     given = torch.arange(5, 45).repeat(3, 1) + torch.tensor([[0], [1], [2]])
     one, again, other = (
-        generate(torch_model(open_checkpoint(source), "text-generation"), given, 4, seed)
+        generate(load_torch_model(open_checkpoint(source), "text-generation"), given, 4, seed)
         for seed in (0, 0, 1)
     )
     assert one.shape == (4, 40)

@@ -22,7 +22,7 @@ from optimizer.harness.inputs.text import TEXT
 from optimizer.load.stage import STAGE as LOAD
 from optimizer.model.architectures.families import FAMILIES
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
-from optimizer.model.checkpoint.model import materialize, skeleton, torch_model
+from optimizer.model.checkpoint.model import build_skeleton, load_torch_model, materialize
 from optimizer.recipe.schema import Model
 from tests.conftest import heavy_tailed
 from tests.vision import TASKS, write
@@ -38,7 +38,7 @@ PADDED = {
 
 def opened(loaded: Path) -> ModelSource:
     checkpoint = open_checkpoint(loaded)
-    model = skeleton(checkpoint, "sentence-embedding")
+    model = build_skeleton(checkpoint, "sentence-embedding")
     return ModelSource(model, checkpoint.tensors, FAMILIES["bert"], "")
 
 
@@ -58,10 +58,10 @@ def walked(loaded: Path) -> walk.BlockGroup:
 
 def test_block_by_block_is_the_whole_model(loaded: Path, walked: walk.BlockGroup) -> None:
     stream = walked.stream
-    for segment in walk.segments(stream.uses[0]):
+    for segment in walk.split_segments(stream.uses[0]):
         walk.advance(replace(walked, segment=segment))
     with torch.no_grad():
-        whole = torch_model(open_checkpoint(loaded), "sentence-embedding")(**PADDED)[0]
+        whole = load_torch_model(open_checkpoint(loaded), "sentence-embedding")(**PADDED)[0]
     assert torch.equal(stream.hidden[0], whole)
 
 
@@ -81,10 +81,12 @@ def test_unequal_blocks_one_by_one_are_the_whole_model(kind: str, tmp_path: Path
     stream = capture(source, source.blocks, batches)
     assert all(p.is_meta for p in source.model.parameters())
     assert [use.block for use in stream.uses[1]] == list(source.blocks)
-    base = torch_model(open_checkpoint(tmp_path / "load"), task).get_submodule(source.family.base)
+    base = load_torch_model(open_checkpoint(tmp_path / "load"), task).get_submodule(
+        source.family.base
+    )
     ends: list[Tensor] = []
     last = base.get_submodule(source.blocks[-1].removeprefix(source.prefix))
-    last.register_forward_hook(lambda *called: ends.append(walk.hidden_of(called[-1])))
+    last.register_forward_hook(lambda *called: ends.append(walk.get_hidden(called[-1])))
     materialize(source.model, "", source.tensors)
     with torch.no_grad():
         for batch, hidden, uses in zip(batches, stream.hidden, stream.uses, strict=True):
@@ -111,7 +113,7 @@ def test_a_quantized_module_that_never_runs_is_named(walked: walk.BlockGroup) ->
     elsewhere = "encoder.layer.1.output.dense"
     group = replace(walked, schemes=dict.fromkeys([QKV[0], elsewhere], Scheme(8)))
     with pytest.raises(CheckpointError, match=f"{elsewhere}.*so its range is unknown"):
-        walk.sharing_of_all(group, "its range is unknown")
+        walk.find_all_sharing(group, "its range is unknown")
 
 
 def test_padding_is_never_seen(walked: walk.BlockGroup) -> None:
@@ -149,7 +151,7 @@ def test_a_module_that_is_called_twice_shows_both_inputs_of_every_batch(loaded: 
     rows: list[int] = []
     walk.observe_one(group, lambda _name, rows_, _real: rows.append(len(rows_)), QKV[0])
     assert rows == [8, 7, 8, 7]
-    assert walk.sharing(group, QKV) == {QKV[0]: QKV[0], QKV[1]: QKV[0], QKV[2]: QKV[2]}
+    assert walk.find_sharing(group, QKV) == {QKV[0]: QKV[0], QKV[1]: QKV[0], QKV[2]: QKV[2]}
 
 
 def test_the_float_reference_advances_by_itself(walked: walk.BlockGroup) -> None:
@@ -163,15 +165,15 @@ def test_the_float_reference_advances_by_itself(walked: walk.BlockGroup) -> None
 
 def test_readers_of_one_tensor_are_recognised(walked: walk.BlockGroup) -> None:
     other = "encoder.layer.0.output.dense"
-    leader = walk.sharing(walked, [*QKV, other])
+    leader = walk.find_sharing(walked, [*QKV, other])
     assert leader == {**dict.fromkeys(QKV, QKV[0]), other: other}
 
 
 def test_an_input_without_tokens_has_no_padding() -> None:
     real = PADDED["attention_mask"].bool()
     flat = torch.randn(10, 3)
-    assert len(walk.real_rows(flat, real)) == 8
-    assert len(walk.real_rows(torch.randn(1, 7, 3), real)) == 7
+    assert len(walk.select_real_rows(flat, real)) == 8
+    assert len(walk.select_real_rows(torch.randn(1, 7, 3), real)) == 7
 
 
 @pytest.mark.parametrize("padded", [PADDED, {n: t[:1] for n, t in PADDED.items()}])

@@ -62,7 +62,7 @@ def compressed(source: Path, out: Path, quantize: dict[str, Any], on_gpu: bool) 
         task=TASK,
         sparsity=pruned,
     ).effective
-    batches = partial(calibration.batches, section, source)
+    batches = partial(calibration.make_batches, section, source)
     out.mkdir()
     # a GPU has other kernels of attention than the CPU; the stand-in has those that both have
     with sdpa_kernel(SDPBackend.MATH):

@@ -11,7 +11,7 @@ from optimizer.compress.data import own_text
 from optimizer.compress.walk.capture import capture
 from optimizer.compress.walk.model_source import open_source
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
-from optimizer.model.checkpoint.model import materialize, torch_model
+from optimizer.model.checkpoint.model import load_torch_model, materialize
 from tests.compress.decoders import TASK, loaded
 from tests.decoders import write_tiny_decoder
 
@@ -38,7 +38,7 @@ def test_its_blocks_one_by_one_are_the_whole_model(gemma2: Path) -> None:
         for use in stream.uses[0]:
             hidden = use.apply(source.model, hidden)
         last = source.model.get_submodule(source.final_norm)(hidden)
-        whole = torch_model(open_checkpoint(gemma2), TASK).model(**BATCH).last_hidden_state
+        whole = load_torch_model(open_checkpoint(gemma2), TASK).model(**BATCH).last_hidden_state
     assert torch.equal(last, whole)
 
 
@@ -55,5 +55,5 @@ def test_it_writes_text_with_its_own_attention(
     gemma2: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(own_text.one_query, "attention", None)
-    model = torch_model(open_checkpoint(gemma2), TASK)
+    model = load_torch_model(open_checkpoint(gemma2), TASK)
     assert own_text.generate(model, IDS, 2, seed=0).shape == (2, 20)

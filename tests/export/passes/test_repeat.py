@@ -14,7 +14,7 @@ from optimizer.export.passes import repeat
 from optimizer.export.scopes import MODULE
 from optimizer.export.weights import Stored, Values
 from optimizer.harness.contract import Contract, TensorSpec, TokenizerSpec
-from optimizer.model.checkpoint.model import skeleton_from_config
+from optimizer.model.checkpoint.model import build_skeleton_from_config
 from optimizer.recipe.schema import Export
 
 
@@ -77,12 +77,12 @@ def chain(faulty: str = "") -> ir.Model:
 
 PORTS = Interface(
     (
-        stage.interface(
+        stage.build_interface(
             {"inputs": [{"name": "x", "dtype": "float32", "axes": [2, 2]}], "outputs": []}
         ).inputs
     ),
     (
-        stage.interface(
+        stage.build_interface(
             {"inputs": [], "outputs": [{"name": "y", "dtype": "float32", "axes": [2, 2]}]}
         ).outputs
     ),
@@ -148,7 +148,7 @@ def test_a_grown_encoder_is_the_encoder_traced_whole() -> None:
     ).to_json()
     made = []
     for blocks_at in (None, "encoder.layer"):
-        model = skeleton_from_config(config, "feature-extraction")
+        model = build_skeleton_from_config(config, "feature-extraction")
         values = Values(model, {n: torch.zeros(1) for n, _ in model.named_parameters()}, {})
-        made.append(stage.float_graph(model, values, contract, Export(), blocks_at)[0])
+        made.append(stage.trace_float_graph(model, values, contract, Export(), blocks_at)[0])
     assert described(made[0]) == described(made[1])

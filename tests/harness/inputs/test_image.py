@@ -57,13 +57,13 @@ def contract(settings: Any) -> Contract:
 
 def settings(tmp_path: Path, name: str) -> Any:
     PROCESSORS[name].save_pretrained(tmp_path)
-    return image_processor.settings(tmp_path, 1 if name == "grey" else 3)
+    return image_processor.read_settings(tmp_path, 1 if name == "grey" else 3)
 
 
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_transformers_gives_the_same_bits(tmp_path: Path, name: str) -> None:
     made = contract(settings(tmp_path, name))
-    theirs = image_processor.transformers_processor(tmp_path)
+    theirs = image_processor.open_processor(tmp_path)
     for height, width in SIZES.values():
         image = picture(height, width, mode="L" if name == "grey" else "RGB")
         expected = theirs(image, return_tensors="np")["pixel_values"]
@@ -76,7 +76,7 @@ def test_transformers_gives_the_same_bits(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr"])
 def test_every_mode_becomes_what_transformers_makes_of_it(tmp_path: Path, mode: str) -> None:
     made = contract(settings(tmp_path, "vit"))
-    theirs = image_processor.transformers_processor(tmp_path)
+    theirs = image_processor.open_processor(tmp_path)
     form = "TIFF" if mode in ("CMYK", "YCbCr") else "PNG"
     image = picture(40, 50, mode="RGBA" if mode in ("LA", "RGBA") else "RGB").convert(mode)
     options = {"transparency": 3} if mode == "P" else {}

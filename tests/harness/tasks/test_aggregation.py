@@ -113,10 +113,10 @@ def test_the_ledger_judges_each_field_by_the_pipeline(loaded: Path, predictor: P
     logits = np.random.default_rng(0).normal(0, 3, shape).astype(np.float32)
     (one,) = tasks.build_answers(predictor.contract, logits, batch)
     target = answer_laws.tagged(reference, TEXTS[0], logits[0], batch)
-    assert list(answer_fields.differences(one, target)) == []
+    assert list(answer_fields.differ(one, target)) == []
     for field, fault in (("entity_group", "?"), ("word", "?"), ("start", -1), ("score", 0.01)):
         faulty = [{**one["entities"][0], field: fault}, *one["entities"][1:]]
-        assert list(answer_fields.differences({"entities": faulty}, target)), field
+        assert list(answer_fields.differ({"entities": faulty}, target)), field
 
 
 def test_the_gate_judges_the_labels_that_the_strategy_gives(predictor: Predictor) -> None:

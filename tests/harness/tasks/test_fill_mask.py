@@ -79,10 +79,10 @@ def test_the_ledger_judges_each_field_by_the_pipeline(filler: Path, predictor: P
     logits = logits.astype(np.float32)
     (one,) = tasks.build_answers(predictor.contract, logits, batch)
     wanted = answer_laws.filled(reference, TEXTS[0], logits[0], batch)
-    assert list(answer_fields.differences(one, wanted)) == []
+    assert list(answer_fields.differ(one, wanted)) == []
     for field, fault in (("sequence", "?"), ("token_str", "?"), ("token", -1), ("score", 0.9)):
         row = [{**one["masks"][0][0], field: fault}, *one["masks"][0][1:]]
-        assert list(answer_fields.differences({"masks": [row]}, wanted)), field
+        assert list(answer_fields.differ({"masks": [row]}, wanted)), field
 
 
 def test_a_text_of_the_data_gets_a_mask_to_be_asked_with(predictor: Predictor) -> None:

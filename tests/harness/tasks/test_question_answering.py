@@ -111,9 +111,9 @@ def test_a_fault_in_a_field_of_an_answer_is_caught(predictor: Predictor) -> None
         reference, CONTEXT, windows, [logits(np.array(w.ids)) for w in windows]
     )
     (one,) = ask(predictor, (QUESTION, CONTEXT))
-    assert list(answer_fields.differences(one.answer, target)) == []
+    assert list(answer_fields.differ(one.answer, target)) == []
     for field, fault in (("answer", "?"), ("start", -1), ("end", -1), ("score", 0.5)):
-        assert list(answer_fields.differences({**one.answer, field: fault}, target)), field
+        assert list(answer_fields.differ({**one.answer, field: fault}, target)), field
 
 
 def test_a_server_reads_windows_as_rows_and_limits_them(predictor: Predictor) -> None:

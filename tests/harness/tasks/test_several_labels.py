@@ -20,7 +20,7 @@ from optimizer.harness.contract import Contract
 from optimizer.harness.errors import BundleError
 from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
-from optimizer.model.checkpoint.model import torch_model
+from optimizer.model.checkpoint.model import load_torch_model
 from optimizer.recipe.schema import DataSpec
 from optimizer.validate.ledger.laws import answer_fields, answer_laws
 from optimizer.validate.quality import evaluation, quality
@@ -45,7 +45,7 @@ def answered(out: Path) -> list[dict[str, Any]]:
     contract = contracts.read(out / "contract.json")
     batch = tasks.encode(contract, load_tokenizer(out / "checkpoint", contract), TEXTS)
     with torch.no_grad():
-        model = torch_model(open_checkpoint(out), TASK)
+        model = load_torch_model(open_checkpoint(out), TASK)
         logits = model(**{n: torch.from_numpy(a) for n, a in batch.items()}).logits.numpy()
     return tasks.build_answers(contract, tasks.decode(contract, {"logits": logits}, batch), batch)
 
@@ -109,15 +109,15 @@ def test_the_ledger_judges_the_fields_by_the_pipeline(
     logits = RNG.normal(size=(8, 4)).astype(np.float32) * 5
     for row, found in zip(logits, tasks.build_answers(contract, logits, None), strict=True):  # type: ignore[arg-type]
         wanted = answer_laws.classified(reference, "", row, None)  # type: ignore[arg-type]
-        assert list(answer_fields.differences(found, wanted)) == []
+        assert list(answer_fields.differ(found, wanted)) == []
         field = found["values" if activation == "identity" else "scores"]
         field["kind"] += 1e-3
-        assert list(answer_fields.differences(found, wanted))
+        assert list(answer_fields.differ(found, wanted))
 
 
 def rows_of(tmp_path: Path, name: str, text: str, **spec: Any) -> list[Sample]:
     (tmp_path / name).write_text(text)
-    return datasets.samples(
+    return datasets.read_samples(
         DataSpec(
             source="csv" if name.endswith("csv") else "json",
             files=(str(tmp_path / name),),

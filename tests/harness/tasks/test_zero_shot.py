@@ -106,9 +106,9 @@ def test_a_fault_in_a_choice_is_caught(loaded: Path, predictor: Predictor) -> No
     parts = tasks.build_answers(predictor.contract, logits[order], batch)
     one = zero_shot_classification.TASK.merge(predictor.contract, parts)
     target = claim_laws.expected(reference, logits)
-    assert list(answer_fields.differences(one, target)) == []
+    assert list(answer_fields.differ(one, target)) == []
     for field in ("labels", "scores"):
-        assert list(answer_fields.differences({**one, field: one[field][::-1]}, target)), field
+        assert list(answer_fields.differ({**one, field: one[field][::-1]}, target)), field
 
 
 def test_calibration_reads_every_label(predictor: Predictor) -> None:

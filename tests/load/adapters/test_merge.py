@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from optimizer.foundation.errors import CheckpointError, MachineError
 from optimizer.load.adapters import adapter
-from optimizer.load.headers import shapes
+from optimizer.load.headers import read_shapes
 from optimizer.load.source import Source
 from optimizer.load.stage import STAGE
 from optimizer.recipe.schema import Model
@@ -265,10 +265,10 @@ def test_another_adapter_is_another_step(tiny_llama: Path, tmp_path: Path) -> No
     base = AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32)
     save_adapter(base, tmp_path / "adapter", 1, target_modules=["q_proj"])
     section = Model(source=str(tiny_llama), task=DECODER, adapters=(str(tmp_path / "adapter"),))
-    before = adapter.digests(section)
+    before = adapter.digest_files(section)
     edit(tmp_path / "adapter" / adapter.WEIGHTS, lambda t: t.update({Q % "B": 2 * t[Q % "B"]}))
-    assert before.keys() == adapter.digests(section).keys()
-    assert before != adapter.digests(section)
+    assert before.keys() == adapter.digest_files(section).keys()
+    assert before != adapter.digest_files(section)
 
 
 def test_the_base_is_checked_as_without_adapters(
@@ -287,14 +287,14 @@ def test_the_base_is_checked_as_without_adapters(
 def test_merging_is_predicted_in_float32_and_written_twice(tiny_llama: Path) -> None:
     plain = Model(source=str(tiny_llama), task=DECODER)
     merged = plain.model_copy(update={"adapters": ("./adapter",)})
-    values = sum(math.prod(shape) for shape in shapes(plain).values())
+    values = sum(math.prod(shape) for shape in read_shapes(plain).values())
     assert STAGE.estimate is not None
-    assert STAGE.estimate(merged, shapes(plain)).disk == 8 * values
+    assert STAGE.estimate(merged, read_shapes(plain)).disk == 8 * values
 
 
 def test_a_missing_folder_is_named_by_the_key_of_adapters(tiny_llama: Path) -> None:
     section = Model(source=str(tiny_llama), task=DECODER, adapters=("./absent",))
-    for look in (lambda: adapter.find(section, tiny_llama), lambda: adapter.digests(section)):
+    for look in (lambda: adapter.find(section, tiny_llama), lambda: adapter.digest_files(section)):
         with pytest.raises(CheckpointError, match=r"model\.adapters: folder \./absent does not"):
             look()
 

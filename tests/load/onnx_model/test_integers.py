@@ -139,7 +139,7 @@ def quantize(file: Path, tmp_path: Path) -> tuple[dict[str, Any], Path]:
 def test_a_file_with_a_trap_answers_nearly_as_before(make: Any, tmp_path: Path) -> None:
     file = make(tmp_path)
     modules, lowered = quantize(file, tmp_path)
-    edges = cut.edges(lowered, modules)
+    edges = cut.list_edges(lowered, modules)
     assert {(e.module, e.sides) for e in edges} == {(name, ()) for name in modules}
     judged = rows(file, 16, 2)
     sessions = [onnxruntime.InferenceSession(str(f)) for f in (file, lowered)]

@@ -19,7 +19,7 @@ from optimizer.export.weights import Values
 from optimizer.foundation.errors import CheckpointError
 from optimizer.load.onnx_model import stage, widen
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
-from optimizer.model.checkpoint.model import torch_model
+from optimizer.model.checkpoint.model import load_torch_model
 from optimizer.model.graph import record
 from optimizer.recipe.schema import Model
 from tests.load.onnx_model import exported
@@ -40,7 +40,7 @@ def load(file: Path, out: Path, **more: object) -> Path:
 
 def compared(file: Path, loaded: Path, rows: dict[str, np.ndarray]) -> float:
     """Largest difference of the torch model from ONNX Runtime on each row alone."""
-    model = torch_model(open_checkpoint(loaded), "tensors")
+    model = load_torch_model(open_checkpoint(loaded), "tensors")
     with torch.no_grad():
         ours = model(**{n: torch.from_numpy(a) for n, a in rows.items()})
     session = onnxruntime.InferenceSession(str(file))
@@ -382,9 +382,9 @@ def test_a_file_may_have_names_that_are_also_made_here(
     checkpoint = open_checkpoint(loaded)
     shapes = {name: checkpoint.shape(name) for name in checkpoint.tensors}
     graph = record.read(loaded / "checkpoint", shapes)
-    values = Values(torch_model(checkpoint, "tensors"), checkpoint.tensors, {})
+    values = Values(load_torch_model(checkpoint, "tensors"), checkpoint.tensors, {})
     contract = json.loads((loaded / "contract.json").read_text())
-    written, _ = graph_file.float_graph(graph, values, contract)
+    written, _ = graph_file.build_float_graph(graph, values, contract)
     onnx_file.save(written, tmp_path / "float.onnx")
     assert compared(tmp_path / "float.onnx", loaded, rows) < 1e-5
 

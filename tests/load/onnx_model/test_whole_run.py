@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from optimizer import pipeline
-from optimizer.data.datasets import samples
+from optimizer.data.datasets import read_samples
 from optimizer.foundation import state
 from optimizer.harness import tasks
 from optimizer.harness.bundle.bundle import Bundle
@@ -111,7 +111,7 @@ def test_a_wrong_scale_of_one_weight_is_named_by_its_node(
     section = recipe.validation(recipe.targets[0])
     folders = (steps["load"], steps["compress"], steps["export"], tmp_path, steps["build"])
     task = tasks.find_task("tensors")
-    inputs = select_inputs(samples(section.validate_.data), task)
+    inputs = select_inputs(read_samples(section.validate_.data), task)
     report["nodes"] = nodes.measure(Materials(section, *folders, texts=inputs))
     after = {row["node"]: row for row in report["nodes"]["nodes"]}
     moved = [name for name in before if after[name]["alone"] != before[name]["alone"]]
@@ -130,5 +130,5 @@ def test_an_input_of_another_type_is_caught_at_the_harness(run: tuple[Path, Path
     document = served.to_json()
     document["inputs"][0]["dtype"] = "int64"
     other = type(served).from_json(document)
-    assert tensor_laws.arrays(Path(), served, served, None, rows) == []
-    assert tensor_laws.arrays(Path(), served, other, None, rows)
+    assert tensor_laws.compare_arrays(Path(), served, served, None, rows) == []
+    assert tensor_laws.compare_arrays(Path(), served, other, None, rows)

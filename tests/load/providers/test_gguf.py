@@ -20,7 +20,7 @@ from optimizer.load import faithful
 from optimizer.load.providers import gguf
 from optimizer.load.stage import STAGE
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
-from optimizer.model.checkpoint.model import torch_model
+from optimizer.model.checkpoint.model import load_torch_model
 from optimizer.recipe.schema import Model
 from tests.load.conftest import Load, edit_json
 from tests.smollm2 import BLOCKS, FILE, MODEL, require, shortened
@@ -63,7 +63,7 @@ def test_the_whole_model_knows_the_capital_of_france(tmp_path: Path) -> None:
     about = contract.generation
     assert about is not None
     assert (about.layers, about.kv_heads, about.head_dim, about.context) == (30, 3, 64, 8192)
-    model: Any = torch_model(open_checkpoint(tmp_path), TASK)
+    model: Any = load_torch_model(open_checkpoint(tmp_path), TASK)
     tokenizer = load_tokenizer(tmp_path / "checkpoint", contract)
     ids = torch.tensor([tokenizer.encode(PROMPT).ids])
     with torch.no_grad():

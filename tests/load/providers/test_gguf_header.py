@@ -98,6 +98,6 @@ def test_the_package_opens_no_file_that_is_refused(
     (tmp_path / "a.gguf").write_bytes(HEADERS["an array of 2**28 strings"]())
     monkeypatch.setattr("gguf.GGUFReader", lambda _: pytest.fail("it was opened"))
     section = Model(source=str(tmp_path), task="text-generation", gguf_file="a.gguf")
-    for read in (gguf.config, gguf.file_of):
+    for read in (gguf.config, gguf.find_file):
         with pytest.raises(CheckpointError, match=r"268,435,456 elements of 'a'"):
             read(tmp_path, section)

@@ -16,9 +16,13 @@ from torch import Tensor
 from optimizer.foundation.errors import CheckpointError
 from optimizer.harness import contract as contracts
 from optimizer.load.providers import timm as provider
-from optimizer.load.providers.timm_architectures import architecture
+from optimizer.load.providers.timm_architectures import find_architecture
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
-from optimizer.model.checkpoint.model import parameter_shapes, skeleton_from_config, torch_model
+from optimizer.model.checkpoint.model import (
+    build_skeleton_from_config,
+    list_parameter_shapes,
+    load_torch_model,
+)
 from tests.hostile.written.checkpoints import WRONG
 from tests.load.conftest import Load
 
@@ -72,7 +76,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random ViT as timm saves it."""
     out = tmp_path_factory.mktemp("timm")
     (out / "config.json").write_text(json.dumps(CONFIG))
-    shapes = parameter_shapes(skeleton_from_config(provider.config(out, CONFIG), CLASSIFY))
+    shapes = list_parameter_shapes(
+        build_skeleton_from_config(provider.config(out, CONFIG), CLASSIFY)
+    )
     g = torch.Generator().manual_seed(0)
     tensors = {n: torch.randn(s, generator=g) * 0.1 for n, s in shapes.items()}
     save_file(of_timm(tensors), out / "model.safetensors")
@@ -164,13 +170,13 @@ def test_convolutions_that_meet_an_odd_number_of_rows_pad_alike(
     size: int, alike: list[int]
 ) -> None:
     """As in the configs of google/efficientnet-b0 to b7, which transformers converted."""
-    record = architecture(f"tf_efficientnet_b{size}")
+    record = find_architecture(f"tf_efficientnet_b{size}")
     assert record is not None
     assert record.fields["depthwise_padding"] == alike
 
 
 def test_blocks_of_efficientnet_are_numbered_through_all_stages() -> None:
-    record = architecture("tf_efficientnet_b0")
+    record = find_architecture("tf_efficientnet_b0")
     assert record is not None
     project = "efficientnet.encoder.blocks.{}.projection.project_bn.running_var"
     assert record.renamed("blocks.0.0.bn2.running_var") == (project.format(0),)
@@ -208,5 +214,5 @@ def test_its_logits_are_timms(name: str, load: Load, tmp_path: Path) -> None:
         images = torch.randn(2, *model.pretrained_cfg["input_size"])
         expected = model(images)
         save_for_hf(model, tmp_path / "timm", safe_serialization=True)
-        ours = torch_model(open_checkpoint(load(tmp_path / "timm", CLASSIFY)), CLASSIFY)
+        ours = load_torch_model(open_checkpoint(load(tmp_path / "timm", CLASSIFY)), CLASSIFY)
         torch.testing.assert_close(ours(images).logits, expected, rtol=1e-5, atol=1e-6)

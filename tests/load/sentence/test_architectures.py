@@ -10,7 +10,7 @@ import torch
 
 from optimizer.commands.build.initial.model import look
 from optimizer.foundation.errors import CheckpointError, RecipeError
-from optimizer.model.checkpoint.model import auto_class
+from optimizer.model.checkpoint.model import choose_auto_class
 from tests.conftest import heavy_tailed, write_tokenizer
 from tests.load.conftest import Load, edit_json
 
@@ -40,7 +40,7 @@ def test_an_encoder_is_read_as_the_library_reads_it(
 
     rows = write_tokenizer(tmp_path)
     config = AutoConfig.for_model(kind, vocab_size=rows, pad_token_id=1, **SIZES[kind])
-    model = auto_class("sentence-embedding", kind).from_config(config)
+    model = choose_auto_class("sentence-embedding", kind).from_config(config)
     with torch.no_grad():
         for i, parameter in enumerate(model.parameters()):
             parameter.add_(heavy_tailed(tuple(parameter.shape), i, 0.1))

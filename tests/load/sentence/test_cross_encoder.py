@@ -18,7 +18,7 @@ from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.load import text_inputs
 from optimizer.load.sentence import cross_encoder
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
-from optimizer.model.checkpoint.model import torch_model
+from optimizer.model.checkpoint.model import load_torch_model
 from tests.conftest import sentences, write_tiny_bert
 from tests.load.conftest import Load, edit_json
 
@@ -40,7 +40,7 @@ def answer(out: Path) -> list[float]:
     texts, pairs = (list(column) for column in zip(*PAIRS, strict=True))
     batch = tasks.encode(contract, load_tokenizer(out / "checkpoint", contract), texts, pairs)
     with torch.no_grad():
-        model = torch_model(open_checkpoint(out), contract.task)
+        model = load_torch_model(open_checkpoint(out), contract.task)
         logits = model(**{n: torch.from_numpy(a) for n, a in batch.items()}).logits.numpy()
     values = tasks.decode(contract, {"logits": logits}, batch)
     return [one["value"] for one in tasks.build_answers(contract, values, batch)]
@@ -69,8 +69,13 @@ def test_the_harness_scores_as_the_cross_encoder_does(
 
 
 MISREAD: dict[str, tuple[Any, str, Any, str]] = {
-    "another activation": (cross_encoder, "activation", lambda *_, **__: "identity", "the score"),
-    "another length": (text_inputs, "max_length", lambda *_: 40, "the logit"),
+    "another activation": (
+        cross_encoder,
+        "read_activation",
+        lambda *_, **__: "identity",
+        "the score",
+    ),
+    "another length": (text_inputs, "read_max_length", lambda *_: 40, "the logit"),
     "another half": (
         tasks,
         "encode",
@@ -121,12 +126,12 @@ def config(labels: int = 1, **fields: Any) -> Any:
 def test_the_activation_is_the_saved_one_or_the_librarys_default(
     found: Any, expected: str | None, tmp_path: Path
 ) -> None:
-    assert cross_encoder.activation(tmp_path, found) == expected
+    assert cross_encoder.read_activation(tmp_path, found) == expected
 
 
 def test_a_ranker_without_a_saved_activation_takes_the_sigmoid(tmp_path: Path) -> None:
     found = config(problem_type="regression")
-    assert cross_encoder.activation(tmp_path, found, ranks=True) == "sigmoid"
+    assert cross_encoder.read_activation(tmp_path, found, ranks=True) == "sigmoid"
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
 from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
-from optimizer.model.checkpoint.model import torch_model
+from optimizer.model.checkpoint.model import load_torch_model
 from optimizer.recipe.schema import Model
 from optimizer.validate import token_counts
 from tests.conftest import sentences
@@ -80,7 +80,7 @@ def scores(out: Path) -> list[float]:
     contract = contracts.read(out / "contract.json")
     texts, pairs = (list(column) for column in zip(*PAIRS, strict=True))
     batch = tasks.encode(contract, load_tokenizer(out / "checkpoint", contract), texts, pairs)
-    model = torch_model(open_checkpoint(out), contract.task)
+    model = load_torch_model(open_checkpoint(out), contract.task)
     with torch.no_grad():
         logits = model(**{n: torch.from_numpy(a) for n, a in batch.items()}).logits.numpy()
     values = tasks.decode(contract, {"logits": logits}, batch)
@@ -149,7 +149,7 @@ def test_the_recount_of_tokens_cuts_as_the_harness_does(language_model: Path, li
     encoder = load_tokenizer(language_model, contract)
     (one,) = tasks.look_up(contract).inputs.encode(contract, encoder, [query], [document], limit)
     row = Sample(text=query, text_pair=document)
-    assert token_counts.templated(core, parts, row, limit).tolist() == one.encoding.ids
+    assert token_counts.fill_template(core, parts, row, limit).tolist() == one.encoding.ids
     assert one.cut == (limit < 1900)
 
 

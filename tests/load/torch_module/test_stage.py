@@ -17,7 +17,7 @@ from optimizer.foundation.errors import CheckpointError, RecipeError
 from optimizer.harness import contract as contracts
 from optimizer.load.torch_module import code, module, stage
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
-from optimizer.model.checkpoint.model import torch_model
+from optimizer.model.checkpoint.model import load_torch_model
 from optimizer.recipe.schema import Model, OnnxRuntimeTarget
 from optimizer.validate.ledger import ledger
 
@@ -102,12 +102,12 @@ def test_the_graph_has_the_names_and_the_answers_of_the_module(tmp_path: Path) -
     source = json.loads((loaded / "source.json").read_text())
     assert set(source["files"]) == {"pkg/net.py", "pkg/layers.py", "model.safetensors"}
     x, gain = torch.randn(3, 5, 8), torch.randn(3, 3)
-    ours = torch_model(open_checkpoint(loaded), "tensors")(x=x, gain=gain)
-    with code.imported(of_module) as functions:
+    ours = load_torch_model(open_checkpoint(loaded), "tensors")(x=x, gain=gain)
+    with code.import_references(of_module) as functions:
         theirs = module.build(of_module, functions).module(x, gain)
     for name, expected in theirs.items():
         torch.testing.assert_close(ours[name], expected)
-    hop = ledger.hops_of(materials(loaded))[0](materials(loaded))
+    hop = ledger.list_hops(materials(loaded))[0](materials(loaded))
     assert (hop.hop, hop.start, hop.ok) == ("origin", "pkg.net:build", True)
     assert hop.reached is not None
     assert 0 < hop.reached < (hop.tolerance or 0) < 1e-3

@@ -185,7 +185,7 @@ def test_the_ledger_sees_a_value_off_by_one_and_another_scale() -> None:
 
 
 def problem(q: QTensor, weight: torch.Tensor) -> str:
-    return state_laws._weight(q, weight, rounding_limits.alone(4))
+    return state_laws._weight(q, weight, rounding_limits.derive_nearest(4))
 
 
 def test_a_recipe_names_the_type_alone() -> None:

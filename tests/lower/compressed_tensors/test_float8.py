@@ -257,4 +257,4 @@ def test_the_ledger_sees_a_code_off_by_one_and_the_scale_of_another_row() -> Non
 
 
 def problem(q: QTensor, weight: torch.Tensor) -> str:
-    return state_laws._weight(q, weight, rounding_limits.alone(8))
+    return state_laws._weight(q, weight, rounding_limits.derive_nearest(8))

@@ -19,7 +19,7 @@ from optimizer.foundation.qtensor import Scheme
 from optimizer.foundation.rounding import float8
 from optimizer.foundation.state import CompressedState, Range
 from optimizer.lower.compressed_tensors import folder as written_folder
-from optimizer.lower.compressed_tensors.serving_engines import ENGINES, notes
+from optimizer.lower.compressed_tensors.serving_engines import ENGINES, write_notes
 from optimizer.model.checkpoint.checkpoint import Checkpoint, read_json
 from optimizer.recipe.schema import Quantize
 from tests.decoders import write_tiny_decoder
@@ -110,7 +110,7 @@ def test_a_scale_of_another_cache_is_seen(
 
 
 def test_the_command_asks_for_the_cache_and_others_are_warned_of() -> None:
-    commands, warnings = notes([], generates=True, float8_cache=True)
+    commands, warnings = write_notes([], generates=True, float8_cache=True)
     assert commands[0].endswith("--kv-cache-dtype fp8")
     assert len(warnings) == len(ENGINES) - 1
     assert all("the KV cache" in w for w in warnings)

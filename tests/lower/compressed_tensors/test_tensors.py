@@ -22,7 +22,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from optimizer.compress.simulate import simulated
+from optimizer.compress.simulate import simulate_state
 from optimizer.foundation import packing
 from optimizer.foundation import state as compressed_state
 from optimizer.foundation.errors import LedgerError, OptimizeError, RecipeError
@@ -111,7 +111,7 @@ def ours(source: Path, state: CompressedState, untied: bool = False) -> Any:
     )
     if untied:
         model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
-    return simulated(model.eval(), state)
+    return simulate_state(model.eval(), state)
 
 
 def logits(model: Any) -> Tensor:

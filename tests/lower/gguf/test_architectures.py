@@ -13,7 +13,7 @@ from optimizer.checks import accepted, target_models
 from optimizer.checks.context import Context
 from optimizer.foundation.errors import RecipeError
 from optimizer.lower.gguf import architectures
-from optimizer.lower.gguf.tensors import row_order
+from optimizer.lower.gguf.tensors import order_rows
 from optimizer.model.architectures.families import FAMILIES
 from optimizer.recipe import file as recipe_file
 from tests.decoders import write_tiny_decoder
@@ -39,12 +39,14 @@ def test_every_architecture_is_loaded_here_and_read_by_transformers(kind: str) -
     from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
     assert kind in FAMILIES
-    assert architectures.of(config(kind)).name in GGUF_SUPPORTED_ARCHITECTURES
+    assert architectures.find_architecture(config(kind)).name in GGUF_SUPPORTED_ARCHITECTURES
 
 
 def test_the_keys_of_a_llama() -> None:
     rope = {"rope_theta": 5e5, "rope_type": "default"}
-    keys = architectures.metadata(config("llama", num_key_value_heads=8, rope_parameters=rope))
+    keys = architectures.build_metadata(
+        config("llama", num_key_value_heads=8, rope_parameters=rope)
+    )
     assert keys["llama.attention.head_count"] == 32
     assert keys["llama.attention.head_count_kv"] == 8
     assert keys["llama.rope.freq_base"] == 5e5
@@ -52,7 +54,7 @@ def test_the_keys_of_a_llama() -> None:
 
 
 def test_what_a_gpt2_leaves_out_is_written() -> None:
-    assert architectures.metadata(config("gpt2"))["gpt2.feed_forward_length"] == 4 * 768
+    assert architectures.build_metadata(config("gpt2"))["gpt2.feed_forward_length"] == 4 * 768
 
 
 @pytest.mark.parametrize(
@@ -74,21 +76,21 @@ def test_what_llama_cpp_computes_otherwise_is_refused(
     kind: str, fields: dict[str, Any], problem: str
 ) -> None:
     with pytest.raises(RecipeError, match=re.escape(problem)):
-        architectures.of(config(kind, **fields))
+        architectures.find_architecture(config(kind, **fields))
 
 
 def test_a_sliding_window_is_the_context_and_is_said() -> None:
     mistral = config("mistral", sliding_window=4096, max_position_embeddings=32768)
-    assert architectures.metadata(mistral)["llama.context_length"] == 4096
-    assert "window of 4096 tokens" in next(architectures.notes(mistral))
+    assert architectures.build_metadata(mistral)["llama.context_length"] == 4096
+    assert "window of 4096 tokens" in next(architectures.write_notes(mistral))
     unused = config("qwen2", use_sliding_window=False, max_position_embeddings=32768)
-    assert architectures.metadata(unused)["qwen2.context_length"] == 32768
-    assert list(architectures.notes(unused)) == []
+    assert architectures.build_metadata(unused)["qwen2.context_length"] == 32768
+    assert list(architectures.write_notes(unused)) == []
 
 
 def test_rows_that_rotate_together_lie_side_by_side() -> None:
-    assert row_order(8, 2).tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
-    assert row_order(4, 0).tolist() == [0, 1, 2, 3]
+    assert order_rows(8, 2).tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
+    assert order_rows(4, 0).tolist() == [0, 1, 2, 3]
 
 
 def probe(tmp_path: Path, source: str = "somewhere", weights: str = "{bits: 4}") -> Any:

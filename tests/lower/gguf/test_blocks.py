@@ -59,16 +59,16 @@ def test_the_bytes_of_q4_1_hold_the_minimum() -> None:
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
 def test_the_gguf_package_reads_the_values_back(scheme: Scheme) -> None:
     q = rounded(heavy_tailed((64, 256), 1, 0.1), scheme)
-    read = dequantize(blocks.pack(q), GGMLQuantizationType[blocks.type_of(q)])
-    assert np.array_equal(read, blocks.values(q).numpy())
+    read = dequantize(blocks.pack(q), GGMLQuantizationType[blocks.choose_type(q)])
+    assert np.array_equal(read, blocks.compute_values(q).numpy())
     if scheme.symmetric:
-        assert torch.equal(blocks.values(q), q.dequantize())
+        assert torch.equal(blocks.compute_values(q), q.dequantize())
     else:
         moved = (
-            (blocks.values(q) - q.dequantize()).abs()
+            (blocks.compute_values(q) - q.dequantize()).abs()
             / q.scale.repeat_interleave(256 // q.scale.shape[1], 1)
         ).max()
-        assert 0 < float(moved) <= blocks.minimum_error(q) * (1 + 1e-3) < 15 * 2.0**-11
+        assert 0 < float(moved) <= blocks.measure_minimum_error(q) * (1 + 1e-3) < 15 * 2.0**-11
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from optimizer.foundation import state as compressed_state
 from optimizer.foundation.state import CompressedState
 from optimizer.lower.gguf import folder
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
-from optimizer.model.checkpoint.model import torch_model
+from optimizer.model.checkpoint.model import load_torch_model
 from optimizer.recipe.targets import GgufTarget
 from tests.conftest import sentences
 from tests.decoders import write_tiny_decoder
@@ -113,7 +113,7 @@ def test_a_thousand_texts_have_the_tokens_of_tokenizers(name: str, tmp_path: Pat
 @pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3", "gpt2"])
 def test_greedy_continuations_are_torchs(kind: str, tmp_path: Path) -> None:
     root = lowered(tmp_path, kind)
-    model: Any = torch_model(open_checkpoint(root / "load"), "text-generation")
+    model: Any = load_torch_model(open_checkpoint(root / "load"), "text-generation")
     ids = [5, 60, 117, 200, 31, 9, 250, 77]
     options = {"n_predict": 12, "temperature": 0, "return_tokens": True, "ignore_eos": True}
     with served(root) as ask:

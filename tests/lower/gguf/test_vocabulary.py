@@ -52,7 +52,7 @@ DIGITS = P.Sequence([P.Digits(individual_digits=True), PLAIN])
 )
 def test_a_split_that_llama_cpp_has_is_named(pre: Any, whole_words: bool, name: str) -> None:
     made = document(pre, ignore_merges=whole_words)
-    assert vocabulary.pre_tokenizer(made).name == name
+    assert vocabulary.find_pre_tokenizer(made).name == name
 
 
 @pytest.mark.parametrize(
@@ -67,20 +67,20 @@ def test_a_split_that_llama_cpp_has_is_named(pre: Any, whole_words: bool, name: 
 )
 def test_another_split_is_refused_with_those_that_are_known(pre: Any) -> None:
     with pytest.raises(RecipeError, match=r"gpt-2, smollm, qwen2, llama-bpe, smaug-bpe"):
-        vocabulary.pre_tokenizer(document(pre))
+        vocabulary.find_pre_tokenizer(document(pre))
 
 
 @pytest.mark.parametrize("model", [{"byte_fallback": True}, {"ignore_merges": True}])
 def test_merges_that_work_otherwise_are_refused(model: dict[str, Any]) -> None:
     with pytest.raises(RecipeError, match="is not in the table of llama"):
-        vocabulary.pre_tokenizer(document(PLAIN, **model))
+        vocabulary.find_pre_tokenizer(document(PLAIN, **model))
 
 
 def test_a_normalizer_is_refused_but_for_nfc() -> None:
     made = document(PLAIN)
-    vocabulary.pre_tokenizer({**made, "normalizer": {"type": "NFC"}})
+    vocabulary.find_pre_tokenizer({**made, "normalizer": {"type": "NFC"}})
     with pytest.raises(RecipeError, match="normalizer Lowercase"):
-        vocabulary.pre_tokenizer({**made, "normalizer": {"type": "Lowercase"}})
+        vocabulary.find_pre_tokenizer({**made, "normalizer": {"type": "Lowercase"}})
 
 
 def test_every_row_of_the_models_table_has_a_token(tmp_path: Path) -> None:

@@ -153,13 +153,13 @@ def test_what_is_read_back_is_the_state(name: str, dialect: str, tmp_path: Path)
     path = tmp_path / "model.onnx"
     onnx_file.save(model, path)
     assert np.array_equal(cut.dequantize(path, "conv.weight"), q.dequantize())
-    found = graph_constants.input_quantizations(path, ["conv"])["conv"]
+    found = graph_constants.read_input_quantizations(path, ["conv"])["conv"]
     assert found.scale == pytest.approx(COVERED.scale, rel=1e-7)
     signed = dialect == "trt"
     assert (found.zero_point, bool(found.offset)) == (0 if signed else COVERED.zero_point, signed)
     if not signed:
         assert module.bias is not None
-        bias = graph_constants.biases(path, ["conv"])["conv"]
+        bias = graph_constants.read_biases(path, ["conv"])["conv"]
         assert np.array_equal(bias, module.bias.detach().numpy())
 
 
@@ -208,7 +208,7 @@ def test_an_add_reads_the_integers_of_a_convolution_but_behind_a_max_pool_of_flo
     summands = {"shortcut": (names.Use("add", "v"),), "pooled": (names.Use("before", x.name),)}
     ort_qdq.lower(model, replace(paired, summands=summands), state)
     assert len([n for n in model.graph if n.op_type == "QuantizeLinear"]) == quantizers
-    found = graph_constants.input_quantizations(
+    found = graph_constants.read_input_quantizations(
         OpenGraph(Path("model.onnx"), model), ["conv"], ["shortcut"]
     )
     assert found["shortcut"] == found["conv"]

@@ -16,7 +16,7 @@ from optimizer.foundation.errors import OptimizeError
 from optimizer.foundation.qtensor import QTensor, Scheme
 from optimizer.foundation.state import CompressedState
 from optimizer.lower.onnx import lookup
-from optimizer.lower.onnx.qdq import codes_name, read_back, scale_name
+from optimizer.lower.onnx.qdq import name_codes, read_back, scale_name
 from optimizer.lower.ort import qdq
 from optimizer.lower.ort.inspection import inspect
 from tests.conftest import heavy_tailed
@@ -68,7 +68,7 @@ def test_the_runtime_keeps_the_table_in_codes(scheme: Scheme, tmp_path: Path) ->
 
 def test_a_table_that_is_widened_whole_is_named(tmp_path: Path) -> None:
     model = alone(rounded(VALUES, Scheme(8)))
-    taken = next(n for n in model.graph if n.inputs[0].name == codes_name(f"{TABLE}.weight"))
+    taken = next(n for n in model.graph if n.inputs[0].name == name_codes(f"{TABLE}.weight"))
     cast = ir.node("Cast", [taken.inputs[0]], {"to": int(ir.DataType.FLOAT)})
     taken.replace_input_with(0, cast.outputs[0])
     model.graph.insert_before(taken, cast)
@@ -76,7 +76,7 @@ def test_a_table_that_is_widened_whole_is_named(tmp_path: Path) -> None:
 
 
 def inspected(model: ir.Model, folder: Path) -> dict[str, list[str]]:
-    entry = {"activation": lookup.IDS, "codes": codes_name(f"{TABLE}.weight")}
+    entry = {"activation": lookup.IDS, "codes": name_codes(f"{TABLE}.weight")}
     (folder / "lowering.json").write_text(json.dumps({"modules": {TABLE: entry}}))
     session(ir.to_proto(model).SerializeToString(), optimized=folder / "optimized.onnx")
     return inspect(folder, folder / "optimized.onnx")
@@ -117,7 +117,7 @@ def test_no_float_table_is_left_and_the_file_is_smaller(llama: Decoder, tmp_path
     assert f"{TABLE}.weight" not in ours.graph.initializers
     shapes = {n: tuple(v.shape or ()) for n, v in ours.graph.initializers.items()}
     rows = {n for n, s in shapes.items() if s[:1] == tuple(table_of(llama).shape[:1])}
-    assert rows == {codes_name(f"{TABLE}.weight"), scale_name(f"{TABLE}.weight")}
+    assert rows == {name_codes(f"{TABLE}.weight"), scale_name(f"{TABLE}.weight")}
     for name, model in (("ours", ours), ("floats", floats)):
         onnx_file.save(model, tmp_path / name)
     saved = (tmp_path / "floats").stat().st_size - (tmp_path / "ours").stat().st_size

@@ -29,7 +29,7 @@ from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.lower.ort import answer
 from optimizer.recipe.schema import OnnxRuntimeTarget
 from optimizer.validate.ledger.pieces.roundoff import UNIT
-from optimizer.validate.timing.float_baselines import float_file
+from optimizer.validate.timing.float_baselines import write_float_file
 from tests.decoders import write_tiny_decoder
 from tests.export.folders import Exported, exported, loaded_decoder
 from tests.lower.decoder_graphs import answers, text
@@ -185,8 +185,8 @@ def test_the_float_baseline_on_a_gpu_is_lowered_as_the_candidate_is(
 ) -> None:
     m: Any = SimpleNamespace(reference=tiny.source, reference_graph=tiny.graph)
     cpu = CUDA32.model_copy(update={"device": "cpu"})
-    assert float_file(m, cpu, tmp_path / "cpu") == tiny.graph / "model.onnx"
-    graph = onnx.load(float_file(m, CUDA32, tmp_path / "cuda")).graph
+    assert write_float_file(m, cpu, tmp_path / "cpu") == tiny.graph / "model.onnx"
+    graph = onnx.load(write_float_file(m, CUDA32, tmp_path / "cuda")).graph
     assert "MultiHeadAttention" in {n.op_type for n in graph.node}
 
 

@@ -13,7 +13,7 @@ from optimizer.foundation.qtensor import Scheme
 from optimizer.foundation.state import CompressedState
 from optimizer.lower.onnx import cut
 from optimizer.lower.onnx.graph_source import open_graph
-from optimizer.lower.onnx.qdq import codes_name, read_back
+from optimizer.lower.onnx.qdq import name_codes, read_back
 from optimizer.lower.ort import attention, pack, qdq
 from tests.lower.decoder_graphs import CONTEXT, Decoder, answers, text
 from tests.lower.states import rounded
@@ -54,7 +54,7 @@ def test_packing_changes_no_value(llama: Decoder, scheme: Scheme) -> None:
 def test_unpacked_is_as_before(llama: Decoder) -> None:
     apart, model = lowered(llama), lowered(llama)
     pack.pack(model)
-    assert codes_name(f"{QKV[0]}.weight") not in model.graph.initializers
+    assert name_codes(f"{QKV[0]}.weight") not in model.graph.initializers
     pack.unpack(model)
     assert {str(n.name) for n in model.graph} == {str(n.name) for n in apart.graph}
     assert set(model.graph.initializers) == set(apart.graph.initializers)
@@ -73,7 +73,7 @@ def test_pieces_are_cut_from_a_packed_model_with_weights_in_a_file(
     graph = open_graph(tmp_path / "model.onnx")
     other = QKV[0].replace("q_proj", "o_proj")
     for module in QKV:
-        both = [e for e in cut.edges(graph, [*QKV, other]) if e.module in (module, other)]
+        both = [e for e in cut.list_edges(graph, [*QKV, other]) if e.module in (module, other)]
         cut.write_products(graph, both, tmp_path / f"{module}.onnx")
         piece = onnx_file.load(tmp_path / f"{module}.onnx")
         parameter = f"{module}.weight"

@@ -28,12 +28,12 @@ def positions(model: ir.Model, mask: np.ndarray, past: int) -> list[list[int]]:
 def test_past_and_present_may_then_be_one_buffer(opt: ir.Model) -> None:
     given, pieces = text(12, (0, 4)), (9, 1, 1, 1)
     wanted = answers(opt, given, pieces)
-    assert past_length.by_row(opt) == []
+    assert past_length.measure_by_row(opt) == []
     assert np.array_equal(answers(opt, given, pieces, room=20), wanted)
 
 
 def test_a_row_shorter_than_its_batch_has_the_position_of_its_own_token(opt: ir.Model) -> None:
-    past_length.by_row(opt)
+    past_length.measure_by_row(opt)
     mask = np.array([[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0], [0, 0, 1, 1, 0, 0]])
     assert positions(opt, mask, past=5) == [[5], [2], [1]]
 
@@ -41,7 +41,7 @@ def test_a_row_shorter_than_its_batch_has_the_position_of_its_own_token(opt: ir.
 def test_a_first_prompt_padded_on_the_right_has_the_positions_from_its_start(
     opt: ir.Model,
 ) -> None:
-    past_length.by_row(opt)
+    past_length.measure_by_row(opt)
     mask = np.array([[1, 1, 1, 1], [1, 1, 0, 0]])
     assert positions(opt, mask, past=0) == [[0, 1, 2, 3], [0, 1, -1, -1]]
 
@@ -49,7 +49,7 @@ def test_a_first_prompt_padded_on_the_right_has_the_positions_from_its_start(
 def test_whoever_else_reads_the_cache_is_named(opt: ir.Model) -> None:
     past = next(v for v in opt.graph.inputs if v.name == "past_key_values.0.key")
     opt.graph.append(ir.node("Shape", [past], name="whole shape"))
-    assert past_length.by_row(opt) == ["whole shape"]
+    assert past_length.measure_by_row(opt) == ["whole shape"]
 
 
 def test_positions_that_depend_on_other_rows_are_named(opt: ir.Model) -> None:
@@ -57,5 +57,5 @@ def test_positions_that_depend_on_other_rows_are_named(opt: ir.Model) -> None:
     along_rows = ir.val("along_rows", const_value=ir.tensor(np.array(0), name="along_rows"))
     opt.graph.register_initializer(along_rows)
     counted.replace_input_with(1, along_rows)
-    (name,) = past_length.by_row(opt)
+    (name,) = past_length.measure_by_row(opt)
     assert name.endswith("Slice")

@@ -157,7 +157,7 @@ def test_onnxruntime_copies_the_result_of_each_attention_and_nothing_else(
 
 def test_products_say_that_positions_come_first(tiny: Exported, tmp_path: Path) -> None:
     folder = lowered(tiny, state_of(tiny, PER_CHANNEL, "tensor"), ORT, tmp_path)
-    edges = cut.edges(folder / "model.onnx", tiny.names.modules)
+    edges = cut.list_edges(folder / "model.onnx", tiny.names.modules)
     assert all(e.sequence_first for e in edges)
-    before = cut.edges(tiny.graph / "model.onnx", tiny.names.modules)
+    before = cut.list_edges(tiny.graph / "model.onnx", tiny.names.modules)
     assert not any(e.sequence_first for e in before)

@@ -12,12 +12,16 @@ from torch import nn
 from optimizer.foundation.errors import CheckpointError
 from optimizer.harness.inputs.text import TEXT
 from optimizer.load import weights
-from optimizer.model.architectures.architecture import family
+from optimizer.model.architectures.architecture import find_family
 from optimizer.model.architectures.families import FAMILIES
 from optimizer.model.architectures.family_record import Family
 from optimizer.model.architectures.linear_blocks import SmoothPair
-from optimizer.model.architectures.recognise import linear_names
-from optimizer.model.checkpoint.model import materialize, parameter_shapes, skeleton_from_config
+from optimizer.model.architectures.recognise import list_linears
+from optimizer.model.checkpoint.model import (
+    build_skeleton_from_config,
+    list_parameter_shapes,
+    materialize,
+)
 from optimizer.recipe.schema import Model, Task
 
 DEBERTA_V3 = {
@@ -70,11 +74,11 @@ def tiny_config(model_type: str, **changes: Any) -> Any:
 def random_model(model_type: str, **changes: Any) -> tuple[nn.Module, Family]:
     """A model of the row's kind, with its head when it is a decoder."""
     config = tiny_config(model_type, **changes)
-    model = skeleton_from_config(config, task_of(model_type))
+    model = build_skeleton_from_config(config, task_of(model_type))
     g = torch.Generator().manual_seed(0)
-    values = {n: torch.randn(s, generator=g) * 0.3 for n, s in parameter_shapes(model).items()}
+    values = {n: torch.randn(s, generator=g) * 0.3 for n, s in list_parameter_shapes(model).items()}
     materialize(model, "", values)
-    return model, family(config, task_of(model_type))
+    return model, find_family(config, task_of(model_type))
 
 
 def blocks_of(model: nn.Module, facts: Family) -> Any:
@@ -88,10 +92,10 @@ def test_a_row_names_the_linears_of_every_block(model_type: str) -> None:
     blocks = blocks_of(model, facts)
     assert isinstance(blocks, nn.ModuleList)
     for block in blocks:
-        assert sorted(linear_names(block)) == sorted(facts.linears)
+        assert sorted(list_linears(block)) == sorted(facts.linears)
     assert isinstance(model.get_submodule(prefix + facts.embeddings), nn.Module)
     inside = (prefix + facts.blocks, facts.head or "-")
-    outside = [n for n in linear_names(model) if not n.startswith(inside)]
+    outside = [n for n in list_linears(model) if not n.startswith(inside)]
     assert len(outside) <= 1, f"linears outside the blocks: {outside}"
     assert facts.shared_blocks == (len(blocks) != model.config.num_hidden_layers)
 
@@ -123,7 +127,7 @@ def test_a_decoders_row_names_its_ends_and_what_its_blocks_write(model_type: str
 @pytest.mark.parametrize("model_type", ENCODERS)
 def test_a_row_names_the_base_of_a_model_with_a_head(model_type: str) -> None:
     facts = FAMILIES[model_type]
-    model = skeleton_from_config(tiny_config(model_type), "text-classification")
+    model = build_skeleton_from_config(tiny_config(model_type), "text-classification")
     prefix = facts.prefix("text-classification")
     assert isinstance(model.get_submodule(prefix + facts.blocks), nn.ModuleList)
     assert facts.prefix("sentence-embedding") == ""
@@ -192,7 +196,7 @@ def test_weights_saved_with_a_head_are_found_by_the_encoder(
     config = tiny_config(model_type)
     torch.manual_seed(0)
     AutoModelForMaskedLM.from_config(config).save_pretrained(tmp_path)
-    model = skeleton_from_config(config, "feature-extraction")
+    model = build_skeleton_from_config(config, "feature-extraction")
     section = Model(source=str(tmp_path), task="feature-extraction")
     found = weights.match(weights.find(tmp_path, section), model, section)
     materialize(model, "", {name: found.read(name) for name in found.source_names})
@@ -216,12 +220,12 @@ def test_an_encoder_without_a_row_is_recognised(model_type: str) -> None:
 def test_a_decoder_without_a_row_is_recognised(model_type: str) -> None:
     config = tiny_config(model_type, num_key_value_heads=4)
     task = "text-generation"
-    facts, model = family(config, task), skeleton_from_config(config, task)
+    facts, model = find_family(config, task), build_skeleton_from_config(config, task)
     prefix = facts.prefix("text-generation")
     assert facts.kind == "decoder"
     assert facts.smooth == facts.writes == ()
     blocks = model.get_submodule(prefix + facts.blocks)
-    assert sorted(linear_names(blocks[1])) == sorted(facts.linears)
+    assert sorted(list_linears(blocks[1])) == sorted(facts.linears)
     assert model.get_submodule(prefix + facts.embeddings) is model.get_input_embeddings()
     assert model.get_submodule(facts.head) is model.get_output_embeddings()
     assert model.get_submodule(prefix + facts.final_norm).weight.shape == (32,)
@@ -239,19 +243,21 @@ def test_a_decoder_that_is_not_understood_is_refused_with_what_is_missing(
     model_type: str, missing: str
 ) -> None:
     with pytest.raises(CheckpointError, match=rf"{missing}.*families\.py"):
-        family(tiny_config(model_type, num_key_value_heads=4), "text-generation")
+        find_family(tiny_config(model_type, num_key_value_heads=4), "text-generation")
 
 
 def test_a_family_is_found_from_the_config_as_written(tmp_path: Path) -> None:
     config = tiny_config("ernie")
-    assert family(config.to_dict(), "feature-extraction") == family(config, "feature-extraction")
+    assert find_family(config.to_dict(), "feature-extraction") == find_family(
+        config, "feature-extraction"
+    )
 
 
 def test_a_model_without_one_block_list_is_refused() -> None:
     with pytest.raises(CheckpointError, match=r"no list of equal blocks.*families\.py"):
-        family(tiny_config("xlm"), "feature-extraction")
+        find_family(tiny_config("xlm"), "feature-extraction")
 
 
 def test_a_model_type_nobody_knows_is_refused() -> None:
     with pytest.raises(CheckpointError, match="no architecture 'bertha'"):
-        family({"model_type": "bertha"}, "feature-extraction")
+        find_family({"model_type": "bertha"}, "feature-extraction")

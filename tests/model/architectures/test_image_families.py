@@ -13,8 +13,12 @@ from optimizer.compress.walk.model_source import ModelSource
 from optimizer.harness.inputs.image import IMAGE
 from optimizer.load import weights
 from optimizer.model.architectures.families import FAMILIES
-from optimizer.model.architectures.recognise import linear_names
-from optimizer.model.checkpoint.model import materialize, parameter_shapes, skeleton_from_config
+from optimizer.model.architectures.recognise import list_linears
+from optimizer.model.checkpoint.model import (
+    build_skeleton_from_config,
+    list_parameter_shapes,
+    materialize,
+)
 from optimizer.recipe.schema import Model
 from tests.model.architectures.test_families import scale_pair
 from tests.vision import SIDE, TASKS, config, write
@@ -31,9 +35,9 @@ IMAGES = torch.randn((2, 3, SIDE, SIDE), generator=torch.Generator().manual_seed
 
 def random_model(model_type: str) -> nn.Module:
     task = FEATURES if model_type in WITH_FEATURES else TASKS[model_type]
-    model = skeleton_from_config(config(model_type), task, trust_remote_code=True)
+    model = build_skeleton_from_config(config(model_type), task, trust_remote_code=True)
     g = torch.Generator().manual_seed(0)
-    values = {n: torch.randn(s, generator=g) * 0.3 for n, s in parameter_shapes(model).items()}
+    values = {n: torch.randn(s, generator=g) * 0.3 for n, s in list_parameter_shapes(model).items()}
     materialize(model, "", values)
     return model
 
@@ -44,12 +48,12 @@ def test_a_row_names_the_linears_of_every_block_and_the_base_of_a_classifier(
 ) -> None:
     facts = FAMILIES[model_type]
     for task in (TASKS[model_type],) if model_type in TASKS else (FEATURES, CLASSIFY):
-        model, prefix = skeleton_from_config(config(model_type), task), facts.prefix(task)
+        model, prefix = build_skeleton_from_config(config(model_type), task), facts.prefix(task)
         blocks = model.get_submodule(prefix + facts.blocks)
         assert isinstance(blocks, nn.ModuleList)
         assert len(blocks) >= 2
         for block in blocks:
-            assert sorted(linear_names(block)) == sorted(facts.linears)
+            assert sorted(list_linears(block)) == sorted(facts.linears)
         assert isinstance(model.get_submodule(prefix + facts.embeddings), nn.Module)
 
 
@@ -60,7 +64,7 @@ def test_a_row_of_unequal_blocks_names_the_weighted_modules_that_any_of_them_has
     model_type: str, layer_type: str, task: str
 ) -> None:
     facts, kind = FAMILIES[model_type], "y" if model_type == "regnet" else layer_type
-    model = skeleton_from_config(config(model_type, depths=[2, 2], layer_type=kind), task)
+    model = build_skeleton_from_config(config(model_type, depths=[2, 2], layer_type=kind), task)
     source = ModelSource(model, {}, facts, facts.prefix(task))
     assert len(source.blocks) == 4
     weighted = [n for n, m in model.named_modules() if isinstance(m, nn.Conv2d | nn.Linear)]
@@ -84,7 +88,7 @@ def test_a_row_of_inverted_residuals_names_every_convolution_of_its_blocks(
     task: str, model_type: str, count: int
 ) -> None:
     facts = FAMILIES[model_type]
-    model = skeleton_from_config(config(facts.model_type), task, trust_remote_code=True)
+    model = build_skeleton_from_config(config(facts.model_type), task, trust_remote_code=True)
     source = ModelSource(model, {}, facts, facts.prefix(task))
     listed = {f"{block}.{name}" for block in source.blocks for name in facts.linears}
     filters = [n for n, m in model.named_modules() if isinstance(m, nn.Conv2d)]
@@ -96,7 +100,10 @@ def test_a_row_of_inverted_residuals_names_every_convolution_of_its_blocks(
 
 def test_what_is_added_to_a_block_is_what_its_first_convolution_reads() -> None:
     """EfficientNet's blocks have an expansion or begin with the depthwise convolution."""
-    facts, model = FAMILIES["efficientnet"], skeleton_from_config(config("efficientnet"), FEATURES)
+    facts, model = (
+        FAMILIES["efficientnet"],
+        build_skeleton_from_config(config("efficientnet"), FEATURES),
+    )
     names = [n for n, _ in model.named_modules()]
     firsts = [
         facts.summands_of(f"encoder.blocks.{i}", names)[f"encoder.blocks.{i}.shortcut"].convolution
@@ -111,7 +118,7 @@ def test_a_row_of_unequal_blocks_names_their_linear_layers_and_what_lies_between
     model_type: str, task: str
 ) -> None:
     facts = FAMILIES[model_type]
-    model = skeleton_from_config(config(model_type), task)
+    model = build_skeleton_from_config(config(model_type), task)
     source = ModelSource(model, {}, facts, facts.prefix(task))
     listed = {f"{block}.{name}" for block in source.blocks for name in facts.linears}
     linears = {n for n, m in model.named_modules() if isinstance(m, nn.Linear)}
@@ -156,7 +163,7 @@ def test_weights_saved_with_a_head_are_found_by_the_encoder(
     from transformers import AutoModel
 
     source = write(tmp_path, model_type)
-    model = skeleton_from_config(config(model_type), FEATURES, trust_remote_code=True)
+    model = build_skeleton_from_config(config(model_type), FEATURES, trust_remote_code=True)
     section = Model(source=str(source), task=FEATURES)
     match = weights.match(weights.find(source, section), model, section)
     materialize(model, "", {name: match.read(name) for name in match.source_names})

@@ -14,7 +14,7 @@ from optimizer.load.stage import STAGE as LOAD
 from optimizer.model.architectures.families import FAMILIES
 from optimizer.model.checkpoint import batch_norms
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
-from optimizer.model.checkpoint.model import skeleton_from_config, torch_model
+from optimizer.model.checkpoint.model import build_skeleton_from_config, load_torch_model
 from optimizer.recipe.schema import Model
 from tests.conftest import heavy_tailed
 from tests.vision import SIDE, config, write
@@ -74,7 +74,7 @@ def test_an_opened_checkpoint_is_the_model_of_its_files_without_norms(
     out.mkdir()
     LOAD.run(Model(source=str(source), task=CLASSIFY), out=out)
     checkpoint = open_checkpoint(out)
-    ours = torch_model(checkpoint, CLASSIFY)
+    ours = load_torch_model(checkpoint, CLASSIFY)
     theirs = AutoModelForImageClassification.from_pretrained(source).eval()
     assert not [m for m in ours.modules() if isinstance(m, nn.BatchNorm2d)]
     assert not [n for n in checkpoint.tensors if n.endswith(".running_var")]
@@ -92,13 +92,13 @@ def test_padding_that_cuts_off_is_refused_where_a_checkpoint_is_opened(tmp_path:
     (tmp_path / "load").mkdir()
     LOAD.run(Model(source=str(source), task=CLASSIFY), out=tmp_path / "load")
     with pytest.raises(CheckpointError, match="depthwise_conv_pad crops"):
-        torch_model(open_checkpoint(tmp_path / "load"), CLASSIFY)
+        load_torch_model(open_checkpoint(tmp_path / "load"), CLASSIFY)
 
 
 def test_a_norm_of_another_epsilon_than_the_rows_is_refused() -> None:
     norms = FAMILIES["resnet"].batch_norms
     assert norms is not None
-    model = skeleton_from_config(config("resnet"), CLASSIFY)
+    model = build_skeleton_from_config(config("resnet"), CLASSIFY)
     model.get_submodule("resnet.encoder.stages.1.layers.0.layer.1.normalization").eps = 1e-3
     with pytest.raises(CheckpointError, match=r"stages.1.layers.0.layer.1.normalization has eps"):
         batch_norms.fold_skeleton(model, norms)

@@ -13,12 +13,12 @@ from transformers import EsmConfig
 from optimizer.model.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from optimizer.model.checkpoint.model import (
     _parameters_on_meta,
+    build_skeleton,
+    build_skeleton_from_config,
+    list_parameter_shapes,
+    load_torch_model,
     materialize,
-    parameter_shapes,
     release,
-    skeleton,
-    skeleton_from_config,
-    torch_model,
 )
 from optimizer.recipe.schema import Task
 from tests.load.conftest import Load
@@ -55,8 +55,8 @@ class Watched(Mapping[str, Tensor]):
 
 
 def test_a_skeleton_has_no_weights_but_its_buffers(checkpoint: Checkpoint) -> None:
-    model = skeleton(checkpoint, "sentence-embedding")
-    assert meta_names(model) == set(parameter_shapes(model))
+    model = build_skeleton(checkpoint, "sentence-embedding")
+    assert meta_names(model) == set(list_parameter_shapes(model))
     assert not any(b.is_meta for b in model.buffers())
     assert model.pooler is None
     assert not model.training
@@ -64,7 +64,7 @@ def test_a_skeleton_has_no_weights_but_its_buffers(checkpoint: Checkpoint) -> No
 
 
 def test_a_block_is_filled_alone_and_sent_back(checkpoint: Checkpoint) -> None:
-    model = skeleton(checkpoint, "sentence-embedding")
+    model = build_skeleton(checkpoint, "sentence-embedding")
     everything = meta_names(model)
     watched = Watched(checkpoint.tensors)
     materialize(model, "encoder.layer.1", watched)
@@ -76,7 +76,7 @@ def test_a_block_is_filled_alone_and_sent_back(checkpoint: Checkpoint) -> None:
 
 
 def test_a_prefix_is_a_whole_name(checkpoint: Checkpoint) -> None:
-    model = skeleton(checkpoint, "sentence-embedding")
+    model = build_skeleton(checkpoint, "sentence-embedding")
     watched = Watched(checkpoint.tensors)
     materialize(model, "encoder.layer.1.output.dens", watched)
     assert watched.read == []
@@ -85,17 +85,17 @@ def test_a_prefix_is_a_whole_name(checkpoint: Checkpoint) -> None:
 
 
 def test_block_by_block_equals_all_at_once(checkpoint: Checkpoint) -> None:
-    model = skeleton(checkpoint, "sentence-embedding")
+    model = build_skeleton(checkpoint, "sentence-embedding")
     for prefix in ("embeddings", "encoder.layer.0", "encoder.layer.1"):
         materialize(model, prefix, checkpoint.tensors)
     with torch.no_grad():
-        whole = torch_model(checkpoint, "sentence-embedding")(IDS)[0]
+        whole = load_torch_model(checkpoint, "sentence-embedding")(IDS)[0]
         assert torch.equal(model(IDS)[0], whole)
 
 
 def test_an_override_stands_in_for_the_checkpoints_value(checkpoint: Checkpoint) -> None:
     value = checkpoint.tensors[WEIGHT] * 2
-    model = torch_model(checkpoint, "sentence-embedding", {WEIGHT: value})
+    model = load_torch_model(checkpoint, "sentence-embedding", {WEIGHT: value})
     assert torch.equal(model.get_parameter(WEIGHT), value)
     other = WEIGHT.replace(".1.", ".0.")
     assert torch.equal(model.get_parameter(other), checkpoint.tensors[other])
@@ -103,20 +103,20 @@ def test_an_override_stands_in_for_the_checkpoints_value(checkpoint: Checkpoint)
 
 def test_an_override_of_another_shape_is_an_error(checkpoint: Checkpoint) -> None:
     with pytest.raises(ValueError, match=WEIGHT):
-        torch_model(checkpoint, "sentence-embedding", {WEIGHT: torch.zeros(2, 2)})
+        load_torch_model(checkpoint, "sentence-embedding", {WEIGHT: torch.zeros(2, 2)})
 
 
 def test_a_missing_tensor_is_an_error(checkpoint: Checkpoint) -> None:
     tensors = {n: t for n, t in checkpoint.tensors.items() if n != WEIGHT}
     with pytest.raises(KeyError, match=WEIGHT):
-        materialize(skeleton(checkpoint, "sentence-embedding"), "", tensors)
+        materialize(build_skeleton(checkpoint, "sentence-embedding"), "", tensors)
 
 
 def test_tied_parameters_stay_tied_and_are_read_once() -> None:
-    model = skeleton_from_config(tiny_config("bert"), "feature-extraction")
+    model = build_skeleton_from_config(tiny_config("bert"), "feature-extraction")
     first, second = (model.encoder.layer[i].output.dense for i in (0, 1))
     second.weight = first.weight
-    values = {n: torch.randn(s) for n, s in parameter_shapes(model).items()}
+    values = {n: torch.randn(s) for n, s in list_parameter_shapes(model).items()}
     assert WEIGHT not in values
     watched = Watched(values)
     materialize(model, "", watched)
@@ -139,7 +139,7 @@ def test_computed_buffers_equal_those_of_an_ordinary_model(model_type: str) -> N
     from transformers import AutoModel
 
     config = tiny_config(model_type)
-    ours = dict(skeleton_from_config(config, "feature-extraction").named_buffers())
+    ours = dict(build_skeleton_from_config(config, "feature-extraction").named_buffers())
     theirs = dict(AutoModel.from_config(config).named_buffers())
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[n], theirs[n]) for n in ours)
@@ -155,5 +155,5 @@ def test_tensors_are_read_anew_and_never_shared(checkpoint: Checkpoint) -> None:
 def test_a_module_that_no_output_is_made_of_is_left_out(task: Task) -> None:
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = EsmConfig(**sizes, vocab_size=40, pad_token_id=0, mask_token_id=1)
-    model = skeleton_from_config(config, task)
+    model = build_skeleton_from_config(config, task)
     assert not any("contact_head" in name for name, _ in model.named_parameters())

@@ -100,7 +100,7 @@ def test_the_parts_and_the_integers_predicted_are_those_of_the_run(tmp_path: Pat
     asked = test_parts.section(tmp_path, rows, **kept)
     (tmp_path / "out").mkdir()
     compress.run(asked, tmp_path, tmp_path / "out")
-    compressed = predicted.shapes(asked, found)
+    compressed = predicted.predict_shapes(asked, found)
     assert isinstance(compressed, CompressedShapes)
     modules = state.read(tmp_path / "out").modules
     assert set(compressed.integers) == {weight_name(name) for name in modules}

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from optimizer.data.datasets import samples
+from optimizer.data.datasets import read_samples
 from optimizer.harness.bundle.manifest import digest, digest_content
 from optimizer.lower import build
 from optimizer.package import manifest as manifests
@@ -57,7 +57,7 @@ def source(folder: Path) -> Path:
 
 def sensed(asked: Recipe, source: Path) -> dict[str, Any]:
     """Return the section `sense` of a report: figures of the texts and the tokenizer."""
-    data = {"validate.data": samples(asked.validate_.data)}
+    data = {"validate.data": read_samples(asked.validate_.data)}
     return sense.measure_inputs(asked.validation(asked.targets[0]), source, data)
 
 
@@ -70,7 +70,7 @@ def judge(asked: Recipe, folders: Sequence[Path], *, answered: bool = False) -> 
         run = RunArtifacts(asked.validation(target), source, state, source, model, engine)
         record = {**judged.files(run), "answered_by": None, "answers": {"rows": 0, "why": "made"}}
         if answered:
-            record = judged.record(run, samples(asked.validate_.data), None, report)
+            record = judged.record(run, read_samples(asked.validate_.data), None, report)
         document = json.loads((report / "report.json").read_text())
         (report / "report.json").write_text(json.dumps({**document, "judged": record}))
 

@@ -15,9 +15,9 @@ from optimizer.load.stage import STAGE as LOAD
 from optimizer.recipe.recover import LossWeights, Recover
 from optimizer.recipe.schema import DataSpec, Model
 from optimizer.reduce.learn import distill as distillation
-from optimizer.reduce.learn.distill import Distilled, distill, texts
+from optimizer.reduce.learn.distill import Distilled, distill, draw_texts
 from optimizer.reduce.learn.pair import Kept, Pair, open_pair
-from optimizer.reduce.learn.recover import kept
+from optimizer.reduce.learn.recover import read_kept
 from tests.conftest import write_rows, write_tiny_bert
 from tests.decoders import write_tiny_decoder
 from tests.reduce import smaller
@@ -77,7 +77,7 @@ def learn(
 ) -> tuple[Pair, Distilled]:
     section = SECTION.model_copy(update=changes)
     pair = damaged(open_pair(source, source, WHOLE, section.losses))
-    sets = texts(section, rows, pair.contract, source / "checkpoint")
+    sets = draw_texts(section, rows, pair.contract, source / "checkpoint")
     pair = replace(pair, products=products)
     return pair, distill(pair, section, sets, folder, keep_seconds=keep_seconds)
 
@@ -129,7 +129,7 @@ def test_a_student_that_is_its_teacher_learns_nothing(
     bert: Path, rows: DataSpec, tmp_path: Path
 ) -> None:
     pair = open_pair(bert, bert, WHOLE, LossWeights())
-    sets = texts(SECTION, rows, pair.contract, bert / "checkpoint")
+    sets = draw_texts(SECTION, rows, pair.contract, bert / "checkpoint")
     before = {n: p.detach().clone() for n, p in pair.student.named_parameters()}
     learned = distill(pair, SECTION, sets, tmp_path)
     assert set(learned.start.values()) == {0.0}
@@ -175,7 +175,7 @@ def test_a_student_without_a_block_that_did_nothing_agrees(llama: Path, rows: Da
     layers.layers = nn.ModuleList([layers.layers[1]])
     layers.layers[0].self_attn.layer_idx = 0
     layers.config.num_hidden_layers = 1
-    batch = texts(SECTION, rows, pair.contract, llama / "checkpoint")[0].batch(range(4))
+    batch = draw_texts(SECTION, rows, pair.contract, llama / "checkpoint")[0].batch(range(4))
     each = pair.losses(batch, None, LossWeights(), 1.0)
     assert {name: float(v) for name, v in each.items()} == {"output": 0.0, "hidden": 0.0}
 
@@ -214,9 +214,9 @@ def test_the_attention_of_a_kept_head_is_compared_with_the_head_it_was_made_of(
     reference = smaller.loaded(kind, tmp_path)
     options = {"methods": ["heads"], "importance": "magnitude"}
     cut = smaller.reduced(reference, tmp_path / "cut", {"keep": 0.85}, **options)
-    pair = open_pair(reference, cut, kept(cut), LossWeights(attention=1))
+    pair = open_pair(reference, cut, read_kept(cut), LossWeights(attention=1))
     data = DataSpec(source="json", files=(str(tmp_path / "reference.jsonl"),))
-    batch = texts(SECTION, data, pair.contract, reference / "checkpoint")[0].batch(range(4))
+    batch = draw_texts(SECTION, data, pair.contract, reference / "checkpoint")[0].batch(range(4))
     mine, theirs = pair.answers(batch, LossWeights(attention=1))
     heads = pair.pairing.heads[0]
     assert heads is not None
@@ -236,7 +236,7 @@ def test_attention_of_unequal_heads_is_compared_as_their_mean(
     config = json.loads((wider / "config.json").read_text()) | {"num_attention_heads": 2}
     (wider / "config.json").write_text(json.dumps(config))
     pair = open_pair(bert, loaded(wider, "sentence-embedding"), None, weights)
-    batch = texts(SECTION, rows, pair.contract, bert / "checkpoint")[0].batch(range(4))
+    batch = draw_texts(SECTION, rows, pair.contract, bert / "checkpoint")[0].batch(range(4))
     mine, theirs = pair.answers(batch, weights)
     assert mine.attentions[0].shape[1] * 2 == theirs.attentions[0].shape[1]
     assert pair.losses(batch, None, weights, 1.0)["attention"] > 0
@@ -254,7 +254,7 @@ def test_texts_of_as_many_tokens_share_a_batch_whatever_their_characters(
     data = DataSpec(source="json", files=("texts.jsonl",), base=str(tmp_path))
     section = SECTION.model_copy(update={"held_out": 1, "samples": 16})
     pair = open_pair(bert, bert, WHOLE, LossWeights())
-    learned = texts(section, data, pair.contract, bert / "checkpoint").learned
+    learned = draw_texts(section, data, pair.contract, bert / "checkpoint").learned
     masks = [learned.batch([i])["attention_mask"] for i in range(len(learned.rows))]
     assert learned.lengths == [int(mask.sum()) for mask in masks]
 
@@ -264,14 +264,14 @@ def test_a_teacher_that_drops_at_random_is_refused(
 ) -> None:
     pair = open_pair(bert, bert, WHOLE, LossWeights())
     pair.teacher.train()
-    sets = texts(SECTION, rows, pair.contract, bert / "checkpoint")
+    sets = draw_texts(SECTION, rows, pair.contract, bert / "checkpoint")
     with pytest.raises(CheckpointError, match="differently twice"):
         distill(pair, SECTION, sets, tmp_path)
 
 
 def test_nothing_is_learned_from_what_judges(bert: Path, rows: DataSpec) -> None:
     pair = open_pair(bert, bert, WHOLE, LossWeights())
-    learned, held_out = texts(SECTION, rows, pair.contract, bert / "checkpoint")
+    learned, held_out = draw_texts(SECTION, rows, pair.contract, bert / "checkpoint")
     assert len(held_out.rows) == SECTION.held_out
     assert len(learned.rows) == SECTION.samples - SECTION.held_out
     assert not {r.text for r in learned.rows} & {r.text for r in held_out.rows}
@@ -281,7 +281,7 @@ def test_too_few_texts_are_refused_with_how_many_it_takes(bert: Path, rows: Data
     pair = open_pair(bert, bert, WHOLE, LossWeights())
     section = SECTION.model_copy(update={"held_out": 60})
     with pytest.raises(DataError, match="68 or more"):
-        texts(section, rows, pair.contract, bert / "checkpoint")
+        draw_texts(section, rows, pair.contract, bert / "checkpoint")
 
 
 def test_logits_are_never_held_for_more_than_a_bound(
@@ -317,9 +317,9 @@ def test_a_block_that_is_shared_is_compared_at_each_of_its_uses(tmp_path: Path) 
     reference = smaller.loaded("albert", tmp_path)
     options = {"methods": ["ffn"], "importance": "magnitude"}
     cut = smaller.reduced(reference, tmp_path / "cut", {"keep": 0.7}, **options)
-    pair = open_pair(reference, cut, kept(cut), LossWeights())
+    pair = open_pair(reference, cut, read_kept(cut), LossWeights())
     uses = pair.student.config.num_hidden_layers  # type: ignore[union-attr]
     assert list(pair.pairing.states) == list(range(1, uses + 1))
     data = DataSpec(source="json", files=(str(tmp_path / "reference.jsonl"),))
-    batch = texts(SECTION, data, pair.contract, reference / "checkpoint")[0].batch(range(4))
+    batch = draw_texts(SECTION, data, pair.contract, reference / "checkpoint")[0].batch(range(4))
     assert float(pair.losses(batch, None, LossWeights(), 1.0)["hidden"]) > 0

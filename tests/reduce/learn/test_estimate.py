@@ -6,7 +6,7 @@ from typing import Any
 
 from optimizer.recipe.recover import LossWeights, Recover
 from optimizer.recipe.schema import DataSpec, Recovery
-from optimizer.reduce.learn.estimate import recovery
+from optimizer.reduce.learn.estimate import estimate_recovery
 from optimizer.store import Estimate
 
 SHAPES = {
@@ -19,7 +19,7 @@ DATA = DataSpec(source="json", files=("a.jsonl",))
 
 def predicted(task: str, **options: Any) -> Estimate:
     section = Recover(**{"sequence_length": 64, **options})
-    return recovery(Recovery(recover=section, data=DATA, task=task), SHAPES)
+    return estimate_recovery(Recovery(recover=section, data=DATA, task=task), SHAPES)
 
 
 def test_attention_is_counted_for_every_pair_of_tokens() -> None:

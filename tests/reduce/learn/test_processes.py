@@ -198,5 +198,5 @@ def test_a_gpu_that_is_not_there_is_refused() -> None:
         MachineError, match=r"reduce.recover.device: torch .* (finds no GPU|without CUDA)"
     ):
         processes.check(Recover(device="cuda"))
-    assert processes.device_of(Recover()).type == "cpu"
+    assert processes.choose_device(Recover()).type == "cpu"
     assert processes.count_of(Recover()) == 1

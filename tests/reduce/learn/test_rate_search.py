@@ -14,8 +14,8 @@ from optimizer.reduce.learn.rate_search import (
     LOWER,
     TRIALS,
     RateSearch,
+    count_trial_steps,
     search_rate,
-    steps_of_trial,
 )
 from optimizer.reduce.learn.training import TrainingOptions, share_of_rate, train
 from tests.reduce.learn.test_training import Killed, Regression
@@ -44,7 +44,7 @@ def search(task: Regression, folder: Path, reach: float = REACH) -> RateSearch:
 
 
 def test_with_the_first_rate_a_constant_gradient_reaches_just_so_far(tmp_path: Path) -> None:
-    steps = steps_of_trial(OPTIONS.steps)
+    steps = count_trial_steps(OPTIONS.steps)
     first = search(Regression(), tmp_path).tried[0][0]
     shares = [share_of_rate(i + 1, steps, OPTIONS.warmup) for i in range(steps)]
     assert first * sum(shares) == pytest.approx(REACH)
@@ -97,7 +97,7 @@ def test_a_trial_that_is_not_finite_loses_to_every_other(tmp_path: Path) -> None
 @pytest.mark.parametrize("trial", [0, 1, 3])
 def test_a_killed_search_finds_the_same_and_tries_none_again(tmp_path: Path, trial: int) -> None:
     expected = search(Regression(), tmp_path / "whole").tried
-    steps = steps_of_trial(OPTIONS.steps)
+    steps = count_trial_steps(OPTIONS.steps)
     with pytest.raises(Killed):
         search(Counting(until=trial * steps + 2), tmp_path)
     resumed = Counting()

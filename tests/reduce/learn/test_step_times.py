@@ -14,7 +14,7 @@ from optimizer.harness import contract as contracts
 from optimizer.recipe.recover import Recover
 from optimizer.recipe.schema import DataSpec
 from optimizer.reduce.learn import step_times
-from optimizer.reduce.learn.distill import Texts, texts
+from optimizer.reduce.learn.distill import Texts, draw_texts
 from optimizer.reduce.learn.pair import Pair, open_pair
 from tests.conftest import write_rows
 from tests.reduce.smaller import loaded
@@ -30,7 +30,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> Learned:
     write_rows(root / "texts.jsonl", 40, seed=1)
     rows = DataSpec(source="json", files=("texts.jsonl",), base=str(root))
     contract = contracts.read(folder / "contract.json")
-    split = texts(SECTION, rows, contract, folder / "checkpoint")
+    split = draw_texts(SECTION, rows, contract, folder / "checkpoint")
     return open_pair(folder, folder, None, SECTION.losses), split.learned
 
 

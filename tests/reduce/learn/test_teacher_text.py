@@ -14,7 +14,7 @@ from optimizer.recipe.compression import composition
 from optimizer.recipe.recover import Recover
 from optimizer.recipe.schema import DataSpec, Recovery
 from optimizer.reduce.learn import recover, training
-from optimizer.reduce.learn.distill import Split, texts
+from optimizer.reduce.learn.distill import Split, draw_texts
 from optimizer.reduce.learn.teacher_text import add_teacher_text
 from tests.compress import checkpoints
 from tests.conftest import write_rows
@@ -48,7 +48,7 @@ def split(reference: Path, data: DataSpec, folder: Path, **changes: Any) -> tupl
     section = SECTION.model_copy(update=changes)
     folder.mkdir(exist_ok=True)
     contract = contracts.read(reference / "contract.json")
-    given = texts(section, data, contract, reference / "checkpoint")
+    given = draw_texts(section, data, contract, reference / "checkpoint")
     return given, add_teacher_text(section, given, reference, folder)
 
 
@@ -70,7 +70,7 @@ def test_they_depend_on_the_seed_alone(reference: Path, data: DataSpec, tmp_path
     one, again = (ids(split(reference, data, tmp_path / n)[1])[-12:] for n in ("a", "b"))
     assert torch.equal(one, again)
     contract = contracts.read(reference / "contract.json")
-    given = texts(SECTION, data, contract, reference / "checkpoint")
+    given = draw_texts(SECTION, data, contract, reference / "checkpoint")
     other = SECTION.model_copy(update={"seed": 1})
     assert not torch.equal(ids(add_teacher_text(other, given, reference, tmp_path))[-12:], one)
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from optimizer.compress.simulate import simulated
+from optimizer.compress.simulate import simulate_state
 from optimizer.foundation import state as states
 from optimizer.foundation.qtensor import Scheme, quantize
 from optimizer.foundation.state import CompressedState
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
-from optimizer.model.checkpoint.model import torch_model
-from optimizer.reduce.learn.trained_linear import Trained, TrainedLinear, trained
+from optimizer.model.checkpoint.model import load_torch_model
+from optimizer.reduce.learn.trained_linear import Trained, TrainedLinear, make_trainable
 from tests.compress import checkpoints
 from tests.compress.conftest import loaded as loaded
 from tests.compress.conftest import static as static
@@ -56,21 +56,21 @@ def disturb(parameters: Iterable[torch.nn.Parameter]) -> None:
 
 def test_before_the_first_step_it_is_the_state_to_the_bit(folders: tuple[Path, Path]) -> None:
     source, compressed = folders
-    model = torch_model(open_checkpoint(source), "sentence-embedding")
+    model = load_torch_model(open_checkpoint(source), "sentence-embedding")
     state = states.read(compressed)
     assert torch.equal(
-        answer(trained(model, state, EMBEDDINGS).model), answer(simulated(model, state))
+        answer(make_trainable(model, state, EMBEDDINGS).model), answer(simulate_state(model, state))
     )
 
 
 def test_what_was_trained_is_the_state_that_is_written(folders: tuple[Path, Path]) -> None:
     source, compressed = folders
-    model = torch_model(open_checkpoint(source), "sentence-embedding")
+    model = load_torch_model(open_checkpoint(source), "sentence-embedding")
     before = answer(model)
-    learned = trained(model, states.read(compressed), EMBEDDINGS)
+    learned = make_trainable(model, states.read(compressed), EMBEDDINGS)
     disturb(learned.parameters.values())
-    base = torch_model(open_checkpoint(source), "sentence-embedding", overrides=learned.values)
-    assert torch.equal(answer(simulated(base, learned.state)), answer(learned.model))
+    base = load_torch_model(open_checkpoint(source), "sentence-embedding", overrides=learned.values)
+    assert torch.equal(answer(simulate_state(base, learned.state)), answer(learned.model))
     assert torch.equal(answer(model), before)
 
 
@@ -89,8 +89,8 @@ def test_a_pruned_weight_stays_zero_whatever_the_gradient(loaded: Path, tmp_path
 
 
 def test_every_parameter_of_a_linear_takes_a_gradient(static: Path, loaded: Path) -> None:
-    model = torch_model(open_checkpoint(loaded), "sentence-embedding")
-    learned = trained(model, states.read(static), EMBEDDINGS)
+    model = load_torch_model(open_checkpoint(loaded), "sentence-embedding")
+    learned = make_trainable(model, states.read(static), EMBEDDINGS)
     for p in learned.parameters.values():
         p.requires_grad_(True)
     out: Any = learned.model(input_ids=INPUTS)
@@ -100,8 +100,8 @@ def test_every_parameter_of_a_linear_takes_a_gradient(static: Path, loaded: Path
 
 
 def test_modules_that_read_one_tensor_keep_one_range(static: Path, loaded: Path) -> None:
-    model = torch_model(open_checkpoint(loaded), "sentence-embedding")
-    learned = trained(model, states.read(static), EMBEDDINGS)
+    model = load_torch_model(open_checkpoint(loaded), "sentence-embedding")
+    learned = make_trainable(model, states.read(static), EMBEDDINGS)
     disturb(learned.parameters.values())
     attention = "encoder.layer.1.attention"
     ranges = [learned.linears[f"{attention}.self.{n}"].covered for n in ("query", "key", "value")]

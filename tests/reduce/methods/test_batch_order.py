@@ -2,14 +2,14 @@
 
 import pytest
 
-from optimizer.reduce.methods.batch_order import batch_of, per_epoch
+from optimizer.reduce.methods.batch_order import choose_batch, count_steps
 
 LENGTHS = [(7 * i * i) % 113 + 1 for i in range(1000)]
 
 
 def epoch(number: int, batch_size: int = 8, seed: int = 0) -> list[list[int]]:
-    steps = per_epoch(len(LENGTHS), batch_size)
-    return [batch_of(number * steps + i, LENGTHS, batch_size, seed) for i in range(steps)]
+    steps = count_steps(len(LENGTHS), batch_size)
+    return [choose_batch(number * steps + i, LENGTHS, batch_size, seed) for i in range(steps)]
 
 
 def test_an_epoch_sees_every_text_once() -> None:
@@ -29,4 +29,4 @@ def test_epochs_and_seeds_differ_and_a_step_is_always_the_same() -> None:
 
 def test_fewer_texts_than_a_batch_are_refused() -> None:
     with pytest.raises(ValueError, match="3 texts are fewer than a batch of 8"):
-        batch_of(0, [1, 2, 3], 8, 0)
+        choose_batch(0, [1, 2, 3], 8, 0)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from optimizer.reduce.methods import fisher, least_squares, magnitude, second_order
-from optimizer.reduce.methods.least_squares import adjusted, output_error, tuned
+from optimizer.reduce.methods.least_squares import output_error, solve_factors, solve_weights
 from tests.conftest import heavy_tailed
 
 UNITS, OUT, TOKENS, KEEP = 48, 24, 600, 32
@@ -32,15 +32,15 @@ def test_second_order_is_better_than_fisher_and_fisher_than_magnitude(seed: int)
     noise = torch.randn(TOKENS, OUT, generator=torch.Generator().manual_seed(seed))
     gradients = (noise @ W) * x
     kept = {
-        "magnitude": magnitude.importance([], W, UNITS).topk(KEEP).indices.sort().values,
+        "magnitude": magnitude.measure_importance([], W, UNITS).topk(KEEP).indices.sort().values,
         "fisher": fisher.choose(gradients, KEEP),
         "second_order": second_order.choose(W, H, H, UNITS, KEEP),
     }
     error = {
         "magnitude": output_error(W[:, kept["magnitude"]], W, H, kept["magnitude"]),
-        "fisher": output_error(tuned(W, H, H, kept["fisher"]), W, H, kept["fisher"]),
+        "fisher": output_error(solve_factors(W, H, H, kept["fisher"]), W, H, kept["fisher"]),
         "second_order": output_error(
-            adjusted(W, H, H, kept["second_order"]), W, H, kept["second_order"]
+            solve_weights(W, H, H, kept["second_order"]), W, H, kept["second_order"]
         ),
     }
     assert error["second_order"] < error["fisher"] < error["magnitude"]
@@ -55,7 +55,7 @@ def test_greedy_second_order_is_near_the_best_choice_there_is() -> None:
     H = x.T @ x
 
     def error(kept: Tensor) -> float:
-        return output_error(adjusted(W, H, H, kept), W, H, kept)
+        return output_error(solve_weights(W, H, H, kept), W, H, kept)
 
     every = sorted(error(torch.tensor(k)) for k in combinations(range(9), 6))
     greedy = error(second_order.choose(W, H, H, 9, 6))
@@ -67,18 +67,20 @@ def test_adjusted_weights_are_the_least_squares_solution() -> None:
     W, x = layer(5)
     f = x + 0.1 * heavy_tailed((TOKENS, UNITS), 9, 1.0)
     kept = torch.arange(0, UNITS, 2)
-    d = least_squares.damping(x.T @ x, kept)
+    d = least_squares.choose_damping(x.T @ x, kept)
     rows = torch.cat([x[:, kept].double(), d**0.5 * torch.eye(len(kept), dtype=torch.float64)])
     targets = torch.cat([(f @ W.T).double(), d**0.5 * W[:, kept].T.double()])
     expected = torch.linalg.lstsq(rows, targets).solution.T
-    torch.testing.assert_close(adjusted(W, x.T @ x, f.T @ x, kept), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        solve_weights(W, x.T @ x, f.T @ x, kept), expected, rtol=1e-4, atol=1e-5
+    )
 
 
 def test_factors_are_the_best_of_their_kind() -> None:
     """No factor can be moved for less error, but for what damping holds back."""
     W, x = layer(6)
     H, kept = x.T @ x, torch.arange(KEEP)
-    best = tuned(W, H, H, kept)
+    best = solve_factors(W, H, H, kept)
     error = output_error(best, W, H, kept)
     for column in (0, 7, 20):
         for factor in (0.9, 1.1):
@@ -99,7 +101,7 @@ def test_second_order_leaves_out_what_repeats_another_unit(size: int) -> None:
     kept = second_order.choose(W, H, H, units, units - 1)
     assert len({0, 1} - {*kept.tolist()}) == 1
     columns = (kept[:, None] * size + torch.arange(size)).reshape(-1)
-    error = output_error(adjusted(W, H, H, columns), W, H, columns)
+    error = output_error(solve_weights(W, H, H, columns), W, H, columns)
     assert error < 1e-3 * float(((W @ H) * W).sum())
 
 
@@ -110,11 +112,11 @@ def test_fisher_exchanges_units_whose_gradients_cancel() -> None:
         [g, -g, 0.9 * heavy_tailed((200,), 2, 1.0), heavy_tailed((200,), 3, 3.0)], 1
     )
     assert fisher.choose(gradients, 2).tolist() == [2, 3]
-    assert fisher.importance(gradients).argsort(descending=True)[-1] == 2
+    assert fisher.measure_importance(gradients).argsort(descending=True)[-1] == 2
 
 
 def test_sums_that_are_not_finite_are_refused() -> None:
     W, x = layer(2)
     x[0, 0] = torch.inf
     with pytest.raises(ValueError, match="NaN or infinite"):
-        adjusted(W, x.T @ x, x.T @ x, torch.arange(4))
+        solve_weights(W, x.T @ x, x.T @ x, torch.arange(4))

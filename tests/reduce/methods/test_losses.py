@@ -120,5 +120,5 @@ def test_pooling_is_the_harness_s(pooling: str | tuple[str, ...]) -> None:
     document = small_model.contract(pooling=pooling, normalize=False)
     contract = Contract.from_json(json.loads(json.dumps(document)))
     expected = decode(contract, states.numpy(), REAL.numpy())
-    pooled = losses.pooled(states, REAL, contract.poolings)
+    pooled = losses.pool(states, REAL, contract.poolings)
     torch.testing.assert_close(pooled, torch.from_numpy(expected), rtol=1e-5, atol=1e-6)

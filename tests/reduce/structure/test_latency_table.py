@@ -9,7 +9,7 @@ import pytest
 
 from optimizer.foundation.errors import RecipeError
 from optimizer.recipe.reduce import Goal, Reduce
-from optimizer.reduce.structure.latency_table import Table, Timed, choose, grid, refuse_reached
+from optimizer.reduce.structure.latency_table import Table, Timed, choose, list_grid, refuse_reached
 from optimizer.reduce.structure.sizes import Model, Sizes, cut
 
 FULL = Sizes(6, 1536, 8)
@@ -43,7 +43,7 @@ def timed(sizes: Sizes, law: Law = linear, width: float = 0.002) -> Timed:
 
 
 def table(of: Model, law: Law = linear) -> Table:
-    return Table(of.full, tuple(timed(sizes, law) for sizes in grid(of)))
+    return Table(of.full, tuple(timed(sizes, law) for sizes in list_grid(of)))
 
 
 def asks(gain: float) -> Reduce:
@@ -108,7 +108,7 @@ def test_a_goal_out_of_reach_is_refused_with_what_can_be_reached() -> None:
 
 def test_nothing_to_leave_out_is_refused() -> None:
     of = replace(model(), blocks=(6,), ffn=(1536,), heads=(8,))
-    assert grid(of) == ()
+    assert list_grid(of) == ()
     with pytest.raises(RecipeError, match=r"is 1\.00 times as fast"):
         choose(table(of), of, asks(1.5), timed)
 

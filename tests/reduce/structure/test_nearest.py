@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 from optimizer.compress.data import calibration
 from optimizer.foundation.errors import CheckpointError
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
-from optimizer.model.checkpoint.model import torch_model
+from optimizer.model.checkpoint.model import load_torch_model
 from optimizer.reduce import stage
-from optimizer.reduce.methods.divergence import angular, kullback_leibler
+from optimizer.reduce.methods.divergence import kullback_leibler, measure_angle
 from optimizer.reduce.structure import latency_table, nearest, width
 from optimizer.reduce.structure.nearest import Measured, split_texts
 from optimizer.reduce.structure.sizes import Sizes
@@ -37,7 +37,7 @@ def wanted(reference: Path) -> Any:
 
 
 def candidates(reference: Path) -> dict[str, Sizes]:
-    full = stage.opened(wanted(reference), reference).model.full
+    full = stage.open_layout(wanted(reference), reference).model.full
     return {
         SHALLOW: Sizes(full.blocks - 1, full.ffn, full.heads),
         NARROW: Sizes(full.blocks, full.ffn // 2, full.heads),
@@ -65,7 +65,7 @@ def chosen(reference: Path, out: Path, *sizes: Sizes) -> dict[str, Any]:
 def without_use(reference: Path, what: str, folder: Path) -> Path:
     """The reference with one block, or half the neurons of each, that add nothing."""
     copied(reference, folder)
-    layout = stage.opened(wanted(folder), folder)
+    layout = stage.open_layout(wanted(folder), folder)
     file = folder / "checkpoint" / "model.safetensors"
     tensors = load_file(file)
     for i, block in enumerate(layout.blocks):
@@ -104,8 +104,8 @@ def test_distances_are_of_the_answers_of_texts_that_chose_nothing(
 ) -> None:
     """As transformers computes them."""
     several, wants = candidates(reference), wanted(reference)
-    layout = stage.opened(wants, reference)
-    batches = calibration.batches(wants, reference)
+    layout = stage.open_layout(wants, reference)
+    batches = calibration.make_batches(wants, reference)
     _, judged = split_texts(batches)
     kept: list[Path] = []
 
@@ -128,7 +128,7 @@ def _texts(batch: Any) -> int:
 def _apart(reference: Path, folder: Path, batch: Any) -> torch.Tensor:
     """(texts,): of each text."""
     task = json.loads((reference / "contract.json").read_text())["task"]
-    models: list[Any] = [torch_model(open_checkpoint(f), task) for f in (reference, folder)]
+    models: list[Any] = [load_torch_model(open_checkpoint(f), task) for f in (reference, folder)]
     real = batch["attention_mask"].bool()
     with torch.no_grad():
         before, after = (model(**batch) for model in models)
@@ -137,13 +137,13 @@ def _apart(reference: Path, folder: Path, batch: Any) -> torch.Tensor:
         return torch.stack([kullback_leibler(b[r], a[r]).mean() for b, a, r in texts])
     weights = real[..., None].float()
     pooled = [(o.last_hidden_state * weights).sum(1) / weights.sum(1) for o in (before, after)]
-    return angular(*pooled)
+    return measure_angle(*pooled)
 
 
 def test_a_killed_run_measures_no_candidate_again(reference: Path, tmp_path: Path) -> None:
     several = [*candidates(reference).values()]
     whole = chosen(reference, tmp_path / "whole", *several)
-    out, layout = tmp_path / "killed", stage.opened(wanted(reference), reference)
+    out, layout = tmp_path / "killed", stage.open_layout(wanted(reference), reference)
     progress = out / "progress" / "sizes"
     progress.mkdir(parents=True)
     calls: list[Sizes] = []
@@ -154,7 +154,7 @@ def test_a_killed_run_measures_no_candidate_again(reference: Path, tmp_path: Pat
             raise KeyboardInterrupt
         stage._cut(layout, sizes, texts, folder, made)
 
-    batches = calibration.batches(wanted(reference), reference)
+    batches = calibration.make_batches(wanted(reference), reference)
     with pytest.raises(KeyboardInterrupt):
         nearest.choose(layout, several, batches, cut, progress)
     kept, measured = nearest.choose(layout, several, batches, cut, progress)
@@ -190,7 +190,7 @@ def test_a_run_killed_within_a_candidate_ends_as_one_that_was_not(
 
 def test_answers_that_are_no_numbers_are_refused(reference: Path, tmp_path: Path) -> None:
     several, wants = candidates(reference), wanted(reference)
-    layout = stage.opened(wants, reference)
+    layout = stage.open_layout(wants, reference)
 
     def cut(sizes: Sizes, texts: Any, folder: Path, made: Path) -> None:
         stage._cut(layout, sizes, texts, folder, made)
@@ -202,7 +202,7 @@ def test_answers_that_are_no_numbers_are_refused(reference: Path, tmp_path: Path
         tensors[last] = torch.full_like(tensors[last], torch.nan)
         save_file(tensors, file, {"format": "pt"})
 
-    batches = calibration.batches(wants, reference)
+    batches = calibration.make_batches(wants, reference)
     with pytest.raises(
         CheckpointError, match="the distance of its answers from the reference's is nan"
     ):
@@ -216,8 +216,8 @@ def test_what_chance_tells_apart_does_not_decide() -> None:
     first, near, far = (Measured(Sizes(n, 8, 0), torch.zeros(64).double()) for n in (1, 2, 3))
     alike = Measured(near.sizes, near.distances - 0.1 + noise)  # standard error 0.12
     nearer = Measured(far.sizes, far.distances - 0.2 + noise)
-    assert nearest.nearest([first, alike]) == first.sizes
-    assert nearest.nearest([first, nearer]) == nearer.sizes
+    assert nearest.choose_nearest([first, alike]) == first.sizes
+    assert nearest.choose_nearest([first, nearer]) == nearer.sizes
 
 
 def test_every_text_chooses_or_judges_whatever_the_batches_are() -> None:

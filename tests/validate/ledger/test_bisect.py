@@ -23,13 +23,13 @@ def test_the_search_asks_logarithmically_often(place: int) -> None:
         asked.append(len(part))
         return any(i in (place, 63) for i in part)
 
-    assert bisect.first_bad(range(64), bad) == place
+    assert bisect.find_first_bad(range(64), bad) == place
     assert len(asked) <= 7
 
 
 def test_nothing_bad_is_nothing_found() -> None:
-    assert bisect.first_bad(range(10), lambda part: False) is None
-    assert bisect.first_bad([], lambda part: True) is None
+    assert bisect.find_first_bad(range(10), lambda part: False) is None
+    assert bisect.find_first_bad([], lambda part: True) is None
 
 
 def bad(entry: Entry) -> list[str]:
@@ -71,12 +71,12 @@ def test_the_module_whose_compression_breaks_the_output_is_named(
     run = runs["w8"].copy(tmp_path)
     module = "encoder.layer.0.intermediate.dense"
     m.weight(module, lambda q: replace(q, integers=q.integers.flip(0)))(run)
-    assert bisect.in_torch(run.materials(), limit=0.1) == module
-    assert bisect.in_torch(runs["w8"].materials(), limit=0.1) is None
+    assert bisect.find_in_torch(run.materials(), limit=0.1) == module
+    assert bisect.find_in_torch(runs["w8"].materials(), limit=0.1) is None
 
 
 def test_where_no_module_passes_it_what_no_module_reads_is_said_to(runs: dict[str, Run]) -> None:
-    said = bisect.passed_at(runs["w8"].materials(), limit=0.1)
+    said = bisect.describe_first_excess(runs["w8"].materials(), limit=0.1)
     assert "residual adds" in said
     assert "None" not in said
 

@@ -43,7 +43,7 @@ def test_positions_are_those_of_texts_as_long_as_their_pieces(
     batches = decoder_batches.make([LONG] * 400, *reader, bytes_per_token)
     sizes = [b.real.size for b in batches]
     sampled = {0, 1, len(sizes) // 2}  # as Materials.sampled
-    assert decoder_batches.positions(bytes_per_token) == (
+    assert decoder_batches.count_positions(bytes_per_token) == (
         sum(sizes[i] for i in sampled),
         sum(sizes),
     )
@@ -52,15 +52,15 @@ def test_positions_are_those_of_texts_as_long_as_their_pieces(
 @pytest.mark.parametrize("bytes_per_token", [1.22e6, 1e9])
 def test_shorter_texts_take_no_more(reader: tuple[Any, Any], bytes_per_token: float) -> None:
     batches = decoder_batches.make([SHORT] * 400, *reader, bytes_per_token)
-    assert sum(b.real.size for b in batches) <= decoder_batches.positions(bytes_per_token)[1]
+    assert sum(b.real.size for b in batches) <= decoder_batches.count_positions(bytes_per_token)[1]
 
 
 @pytest.mark.parametrize("bytes_per_token", [3e6, 1e9])
 def test_the_extremes_take_the_positions_that_are_predicted(
     reader: tuple[Any, Any], bytes_per_token: float
 ) -> None:
-    tokens = decoder_batches.longest_of(bytes_per_token)
-    many, longest = decoder_batches.extremes([LONG] * 3, *reader, tokens, 32)
+    tokens = decoder_batches.count_longest(bytes_per_token)
+    many, longest = decoder_batches.make_extremes([LONG] * 3, *reader, tokens, 32)
     sizes = (longest.real.size, many.real.size)
-    assert sizes == decoder_batches.extreme_positions(bytes_per_token, 32)
+    assert sizes == decoder_batches.count_extreme_positions(bytes_per_token, 32)
     assert len(set(many.real.sum(1))) > 5

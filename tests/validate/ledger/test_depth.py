@@ -40,17 +40,17 @@ def test_every_module_is_in_the_sample_of_some_run() -> None:
 
 
 def test_the_probability_that_a_fault_escapes_is_the_share_of_modules_left_out() -> None:
-    assert "1 of 4 modules" in depth.left_out("sampled", 4, 1)
-    assert "probability 75%" in depth.left_out("sampled", 4, 1)
-    assert depth.left_out("full", 4, 4) == ""
+    assert "1 of 4 modules" in depth.describe_left_out("sampled", 4, 1)
+    assert "probability 75%" in depth.describe_left_out("sampled", 4, 1)
+    assert depth.describe_left_out("full", 4, 4) == ""
 
 
 @pytest.mark.parametrize(
     ("parameters", "expected"), [(depth.LARGE, "full"), (depth.LARGE + 1, "sampled")]
 )
 def test_the_default_follows_from_the_size(parameters: int, expected: Depth) -> None:
-    assert depth.default_of(None, parameters) == expected
-    assert depth.default_of("end_to_end", parameters) == "end_to_end"
+    assert depth.choose_depth(None, parameters) == expected
+    assert depth.choose_depth("end_to_end", parameters) == "end_to_end"
 
 
 @pytest.mark.parametrize("chosen", ["sampled", "end_to_end"])

@@ -91,7 +91,7 @@ def test_a_fault_and_rounding_are_told_apart(case: str, tmp_path: Path) -> None:
 def test_a_passing_report_has_no_fault_and_no_command(tmp_path: Path) -> None:
     good = entry(QUANTIZER, ok=True)
     assert facts(tmp_path, good)["finding"]["kind"] == "fine"
-    assert explain.command(report(good), tmp_path) == ""
+    assert explain.write_command(report(good), tmp_path) == ""
 
 
 def test_the_modules_of_a_failed_hop_are_those_beyond_else_the_nearest(tmp_path: Path) -> None:
@@ -140,11 +140,11 @@ def test_a_named_module_is_shown_at_every_hop(tmp_path: Path) -> None:
 def test_the_command_names_the_module_furthest_beyond(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     found = report(entry(replace(ARITHMETIC, ratio=1.5), replace(BETWEEN, ratio=3.0)))
-    assert explain.command(found, path) == f"optimize explain {path} {OUTPUT}"
+    assert explain.write_command(found, path) == f"optimize explain {path} {OUTPUT}"
     law = report(entry(QUANTIZER, problems=(f"{QUERY}: left in float",)))
-    assert explain.command(law, path) == f"optimize explain {path} {QUERY}"
+    assert explain.write_command(law, path) == f"optimize explain {path} {QUERY}"
     far = report(entry(QUANTIZER, problems=(FAR,)))
-    assert explain.command(far, path) == f"optimize explain {path}"
+    assert explain.write_command(far, path) == f"optimize explain {path}"
 
 
 def run(*arguments: str) -> Result:

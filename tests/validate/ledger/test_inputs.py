@@ -65,7 +65,7 @@ def test_an_engine_that_answers_large_batches_otherwise_is_caught(
 ) -> None:
     from optimizer.validate import target_runner
 
-    fused = target_runner.fused_outputs
+    fused = target_runner.run_fused
 
     def careless(*args: Any) -> Any:
         results = fused(*args)
@@ -75,7 +75,7 @@ def test_an_engine_that_answers_large_batches_otherwise_is_caught(
                     one[name] = np.concatenate([array[:8], array[:8], array[16:]])
         return results
 
-    monkeypatch.setattr(target_runner, "fused_outputs", careless)
+    monkeypatch.setattr(target_runner, "run_fused", careless)
     assert_caught(short, "engine", first="engine")
 
 
@@ -124,7 +124,7 @@ def test_an_engine_of_narrower_profiles_is_asked_what_they_take_and_the_rest_is_
 ) -> None:
     shapes = Shapes(batch=(1, 4, 16), sequence=(4, 16, 50))
     limits = inputs.ExtremeSizes.of(TensorRTTarget(runtime="tensorrt-rtx", shapes=shapes))
-    made = inputs.extreme_batches(short.texts, short.contract, short.encoder, 1, limits)
+    made = inputs.make_extreme_batches(short.texts, short.contract, short.encoder, 1, limits)
     assert [b.real.shape[i] for i, b in enumerate(made)] == [16, 50]
     unseen = inputs.list_untested(short.batches, made, short.contract)
     assert unseen.endswith("texts of 51 to 64 tokens; batches of more than 16 texts")

@@ -11,7 +11,7 @@ import pytest
 from optimizer.foundation import errors
 from optimizer.foundation.errors import LedgerError
 from optimizer.harness import errors as harness_errors
-from optimizer.lower.onnx.graph_constants import input_quantizations
+from optimizer.lower.onnx.graph_constants import read_input_quantizations
 from optimizer.validate.ledger import hops, ledger
 from optimizer.validate.ledger.entry import Entry
 from optimizer.validate.materials import Materials
@@ -77,7 +77,7 @@ def test_hops_that_passed_before_a_kill_are_not_run_again(
         return run
 
     made = (hop("load", True), hop("fold", None), hop("export", False), hop("lower", True))
-    monkeypatch.setattr(ledger, "hops_of", lambda _: made)
+    monkeypatch.setattr(ledger, "list_hops", lambda _: made)
     materials = runs["w8"].materials()
     with pytest.raises(KeyboardInterrupt):
         ledger.run(materials, tmp_path)
@@ -127,7 +127,7 @@ def test_the_other_dialect_is_clean_and_its_engine_recorded_as_not_run(
 
 def test_a_dropped_offset_is_caught_at_the_lowering(runs: dict[str, Run], tmp_path: Path) -> None:
     run = for_tensorrt(runs["static"], tmp_path)
-    found = input_quantizations(run.folder("model") / "model.onnx", [OUTPUT])
+    found = read_input_quantizations(run.folder("model") / "model.onnx", [OUTPUT])
     assert found[OUTPUT].offset != 0, "the fault would change nothing"
     values("model", f"{OUTPUT}/input_offset", lambda x: 0 * x)(run)
     entry = ledger.run_hop(hops.lower, run.materials())

@@ -44,7 +44,7 @@ def batch() -> Batch:
 
 
 def test_what_is_added_later_in_place_is_not_in_a_modules_output() -> None:
-    kept = trace.traced(Model(), batch(), ("first", "last"), ("shared", "last"))
+    kept = trace.trace_run(Model(), batch(), ("first", "last"), ("shared", "last"))
     assert np.array_equal(kept.outputs["shared", 0], kept.result["first"])
     assert not np.array_equal(kept.inputs["last", 0], kept.result["first"])
 

@@ -9,7 +9,7 @@ import pytest
 
 from optimizer.recipe.schema import Validate
 from optimizer.validate import target_runner
-from optimizer.validate.decoder import OnnxDecoder, logits_of
+from optimizer.validate.decoder import OnnxDecoder, compute_logits
 from optimizer.validate.ledger import ledger
 from optimizer.validate.ledger.distance import Array
 from optimizer.validate.ledger.laws.decoder import cache_laws
@@ -30,9 +30,9 @@ def rounded(decoder_runs: dict[str, Run], tmp_path_factory: pytest.TempPathFacto
 def furthest(m: Materials, *, exact: bool) -> float:
     """Distance of logits token by token from logits in one step."""
     with closing(target_runner.open_engine(m, 1, exact_cache=exact)) as runner:
-        read = list(cached.logits(runner, m.contract, WINDOWS))
+        read = list(cached.run_cached(runner, m.contract, WINDOWS))
         system = OnnxDecoder(runner, m.contract)
-        whole = [logits_of(system, window) for window in WINDOWS]
+        whole = [compute_logits(system, window) for window in WINDOWS]
     assert len(read) == len(WINDOWS)
     return max(float(np.abs(a - b).max()) for a, b in zip(read, whole, strict=True))
 
@@ -52,7 +52,7 @@ def test_the_gate_is_the_recipes_margin(worse: float, verdict: str) -> None:
     scores = perplexity.score(windows, lambda w: likely(w, 1.0), lambda w: likely(w, 0.9))
     read = [likely(w, 0.9 - worse) for w in windows]
     settings = Validate(data={"source": "text"}, metric="perplexity", max_drop=0.3)
-    gate, section = perplexity.through_cache(scores, windows, read, settings)
+    gate, section = perplexity.judge_cache(scores, windows, read, settings)
     assert (gate.name, gate.verdict) == ("quality.kv_cache", verdict)
     assert (section["rounding"]["value"] > 0.5) == (verdict == "fail")
     assert section["difference"]["value"] == pytest.approx(-gate.measured)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from optimizer.data.datasets import samples
+from optimizer.data.datasets import read_samples
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.validate import stage, target_runner
 from optimizer.validate.ledger.entry import Entry
@@ -26,10 +26,10 @@ def rows_entry(run: Run) -> Entry:
     """Hop `rows` of a run."""
     m: Materials = run.materials()
     settings = m.section.validate_
-    data = {"validate.data": samples(settings.data)}
-    sets = evaluation.sets(settings, data, m.contract)
+    data = {"validate.data": read_samples(settings.data)}
+    sets = evaluation.read_sets(settings, data, m.contract)
     seen = EngineRows(m, "cpu")
-    stage._compare_sets(m, sets, answers.reference(m, sets[evaluation.FIRST], None), seen)
+    stage._compare_sets(m, sets, answers.answer_by_reference(m, sets[evaluation.FIRST], None), seen)
     return seen.entry()
 
 
@@ -106,9 +106,9 @@ def test_rows_of_another_model_are_named(
 
 def test_rows_alike_are_no_fault_where_compression_changed_no_value(run: Run) -> None:
     m = run.materials()
-    assert engine_rows.changed(m)
+    assert engine_rows.computes_otherwise(m)
     m.state = type(m.state)({})
-    assert not engine_rows.changed(m)
+    assert not engine_rows.computes_otherwise(m)
     seen = EngineRows(m, "cpu")
     seen._not_float(alike=True, rows=3, name="")
     assert seen.problems == []

@@ -12,7 +12,7 @@ import torch
 from optimizer.harness.contract import Contract
 from optimizer.harness.tasks import text_generation
 from optimizer.recipe.schema import Validate
-from optimizer.validate.decoder import TorchDecoder, greedy, logits_of
+from optimizer.validate.decoder import TorchDecoder, compute_logits, generate_greedily
 from optimizer.validate.quality import divergence, perplexity
 
 TOKENS, VOCABULARY = 90, 50
@@ -54,7 +54,7 @@ def test_each_window_is_compared_with_its_own_baseline() -> None:
     of = {window.tobytes(): logits(i) for i, window in enumerate(windows)}
     together = perplexity.score(windows, lambda w: of[w.tobytes()], lambda w: of[w.tobytes()])
     assert (together.kl == 0).all()
-    alone = [perplexity.nll(of[w.tobytes()], w) for w in windows]
+    alone = [perplexity.measure_nll(of[w.tobytes()], w) for w in windows]
     assert together.baseline.tolist() == alone
 
 
@@ -133,7 +133,7 @@ def test_few_windows_are_inconclusive_and_say_how_many_are_needed() -> None:
 def test_the_common_start_ends_at_the_first_difference() -> None:
     a = np.array([[1, 2, 3, 4], [1, 2, 3, 4], [9, 2, 3, 4]])
     b = np.array([[1, 2, 3, 4], [1, 2, 0, 4], [1, 2, 3, 4]])
-    assert divergence.common(a, b).tolist() == [4, 2, 0]
+    assert divergence.count_common(a, b).tolist() == [4, 2, 0]
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +184,7 @@ def test_greedy_tokens_are_those_of_transformers(model: Any, system: TorchDecode
         eos_token_id=None,
         pad_token_id=0,
     )
-    assert greedy(system, prompts, 12).tolist() == theirs[:, 10:].tolist()
+    assert generate_greedily(system, prompts, 12).tolist() == theirs[:, 10:].tolist()
 
 
 def test_a_step_leaves_the_cache_it_was_given_as_it_was(system: TorchDecoder) -> None:
@@ -208,4 +208,4 @@ def test_logits_of_a_window_do_not_depend_on_padding_before_it(system: TorchDeco
     rows = [np.arange(5, 25), np.arange(30, 37)]
     made = text_generation.arrays(system._contract, rows)
     logits, _ = system.step(made["input_ids"], made["attention_mask"], None)
-    assert np.allclose(logits[1, -7:], logits_of(system, rows[1]), atol=1e-4)
+    assert np.allclose(logits[1, -7:], compute_logits(system, rows[1]), atol=1e-4)

@@ -184,8 +184,8 @@ def test_words_of_one_text_are_resampled_together() -> None:
 
 def test_the_cosine_of_the_baseline_to_itself_is_one() -> None:
     assert both("cosine", ROWS, answers(LOGITS), answers(LOGITS)) == (1.0, pytest.approx(1.0))
-    assert quality.cosines_of([np.zeros(3)], [np.zeros(3)]).tolist() == [1.0]
-    assert quality.cosines_of([np.zeros(3)], [np.ones(3)]).tolist() == [0.0]
+    assert quality.compute_cosines([np.zeros(3)], [np.zeros(3)]).tolist() == [1.0]
+    assert quality.compute_cosines([np.zeros(3)], [np.ones(3)]).tolist() == [0.0]
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_a_label_the_model_does_not_have_is_refused() -> None:
 
 def test_the_report_says_candidate_minus_baseline_with_its_interval() -> None:
     metric = quality.compare("accuracy", ROWS, answers(LOGITS), answers(-LOGITS))
-    cosines = quality.cosines_of(list(LOGITS), list(-LOGITS))
+    cosines = quality.compute_cosines(list(LOGITS), list(-LOGITS))
     decision, section = quality.judge("accuracy", metric, 200, 0.02, 0.95, cosines)
     change = section["candidate"]["value"] - section["baseline"]["value"]
     assert section["difference"]["value"] == pytest.approx(change)

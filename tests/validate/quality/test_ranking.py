@@ -63,12 +63,12 @@ def test_queries_that_no_order_changes_are_left_out_and_counted() -> None:
 
 def test_rows_without_a_query_to_judge_are_refused() -> None:
     with pytest.raises(DataError, match="no order of documents is better than another in any of 2"):
-        evaluation.ranking("mrr", rows([[1], [0, 0]]))
+        evaluation.group_ranking("mrr", rows([[1], [0, 0]]))
 
 
 def test_relevance_below_zero_is_refused() -> None:
     with pytest.raises(DataError, match=r"score is -2, and metric ndcg reads it as relevance"):
-        evaluation.ranking("ndcg", rows([[1, -2]]))
+        evaluation.group_ranking("ndcg", rows([[1, -2]]))
 
 
 @pytest.mark.parametrize(
@@ -94,5 +94,5 @@ def test_scores_that_do_not_depend_on_relevance_are_no_better_than_chance() -> N
     for metric in ("ndcg", "mrr"):
         ranking = rank_queries(metric, [f"{i % 60}" for i in range(600)], relevance)
         right, wrong = ranking.relevance, rng.standard_normal(len(ranking.rows))
-        assert chance.against_chance(chance.ranked(ranking, right), 0.95).above
-        assert not chance.against_chance(chance.ranked(ranking, wrong), 0.95).above
+        assert chance.compare_with_chance(chance.agree_on_ranking(ranking, right), 0.95).above
+        assert not chance.compare_with_chance(chance.agree_on_ranking(ranking, wrong), 0.95).above

@@ -14,11 +14,11 @@ from optimizer.validate.quality.significance import (
     Draws,
     Floats,
     Verdict,
-    discordant_pairs,
+    bound_mean,
+    decide_by_bootstrap,
+    decide_by_counts,
+    decide_by_mean,
     judge_exactly,
-    mean_bounds,
-    paired_mean,
-    resampled,
 )
 
 ALPHA = 0.05
@@ -114,7 +114,7 @@ def test_at_the_margin_a_bootstrap_of_rank_correlation_errs_in_at_most_alpha() -
     margin = float(spearman_drop(*big)(np.ones((1, 400_000)))[0])
     generator, trials = np.random.default_rng(2), 250
     found = [
-        resampled(
+        decide_by_bootstrap(
             spearman_drop(*pairs_world(generator, 200)), 200, margin, 1 - ALPHA, Draws(i, 400)
         ).verdict
         for i in range(trials)
@@ -136,7 +136,7 @@ def test_at_the_margin_a_bootstrap_of_macro_f1_errs_in_at_most_alpha() -> None:
             metrics.Metric(*metric.imagined[1]),
         )
         found.append(
-            resampled(
+            decide_by_bootstrap(
                 metric_drop(metric),
                 300,
                 margin,
@@ -156,7 +156,9 @@ def test_a_bootstrap_of_a_skewed_mean_errs_in_at_most_alpha() -> None:
     for i in range(trials):
         values = generator.lognormal(0, 1, 300)
         draws = Draws(i, 500)
-        decision = resampled(lambda w, v=values: w @ v / w.sum(1), 300, margin, 0.95, draws)
+        decision = decide_by_bootstrap(
+            lambda w, v=values: w @ v / w.sum(1), 300, margin, 0.95, draws
+        )
         found.append(decision.verdict)
     assert not too_often(found.count("pass"), trials)
     assert not too_often(found.count("fail"), trials)
@@ -165,7 +167,7 @@ def test_a_bootstrap_of_a_skewed_mean_errs_in_at_most_alpha() -> None:
 def test_the_verdict_and_the_interval_say_the_same() -> None:
     for lost in range(0, 40, 4):
         for won in range(0, 20, 5):
-            decision = discordant_pairs(lost, won, 500, 0.02, 0.95)
+            decision = decide_by_counts(lost, won, 500, 0.02, 0.95)
             low, high = decision.interval
             assert low <= decision.drop <= high
             if abs(high - 0.02) > 1e-4 and abs(low - 0.02) > 1e-4:
@@ -174,12 +176,12 @@ def test_the_verdict_and_the_interval_say_the_same() -> None:
 
 
 def test_exchanging_the_systems_mirrors_the_interval() -> None:
-    a, b = discordant_pairs(9, 3, 300, 0.05, 0.95), discordant_pairs(3, 9, 300, 0.05, 0.95)
+    a, b = decide_by_counts(9, 3, 300, 0.05, 0.95), decide_by_counts(3, 9, 300, 0.05, 0.95)
     assert a.interval == pytest.approx((-b.interval[1], -b.interval[0]), abs=1e-4)
 
 
 def test_as_many_examples_as_are_said_to_be_needed_decide_four_times_in_five() -> None:
-    decision = discordant_pairs(8, 6, 400, 0.02, 0.95)
+    decision = decide_by_counts(8, 6, 400, 0.02, 0.95)
     assert decision.verdict == "inconclusive"
     assert decision.needed is not None
     n = decision.needed
@@ -192,19 +194,21 @@ def test_no_disagreement_is_not_enough_on_few_examples() -> None:
     """The rule of three: unseen in n examples bounds a rate by about 3 / n."""
     assert judge_exactly(0, 0, 100, 0.01, ALPHA) == "inconclusive"
     assert judge_exactly(0, 0, 320, 0.01, ALPHA) == "pass"
-    decision = discordant_pairs(0, 0, 100, 0.01, 0.95)
+    decision = decide_by_counts(0, 0, 100, 0.01, 0.95)
     assert decision.needed is not None
     assert 290 < decision.needed < 320
 
 
 def test_a_bootstrap_of_few_examples_never_decides() -> None:
-    decision = resampled(lambda w: 0 * w.sum(1), 20, 0.1, 0.95)
+    decision = decide_by_bootstrap(lambda w: 0 * w.sum(1), 20, 0.1, 0.95)
     assert decision.verdict == "inconclusive"
 
 
 def test_the_same_data_gives_the_same_verdict_and_bounds() -> None:
     values = np.random.default_rng(5).random(100)
-    first, second = (resampled(lambda w: w @ values / w.sum(1), 100, 0.5, 0.95) for _ in range(2))
+    first, second = (
+        decide_by_bootstrap(lambda w: w @ values / w.sum(1), 100, 0.5, 0.95) for _ in range(2)
+    )
     assert first == second
 
 
@@ -221,27 +225,27 @@ DRAWS = {  # of one drop per window, and their true mean
 def test_at_the_margin_a_mean_over_windows_errs_in_at_most_alpha(shape: str, examples: int) -> None:
     draw, margin = DRAWS[shape]
     generator, trials = np.random.default_rng(6), 1000
-    found = [paired_mean(draw(generator, examples), margin, 0.95).verdict for _ in range(trials)]
+    found = [decide_by_mean(draw(generator, examples), margin, 0.95).verdict for _ in range(trials)]
     assert not too_often(found.count("pass"), trials)
     assert not too_often(found.count("fail"), trials)
 
 
 def test_a_mean_far_below_the_margin_passes_and_one_far_above_fails() -> None:
     drops = np.random.default_rng(7).normal(0.02, 0.01, 30)
-    assert paired_mean(drops, 0.05, 0.95).verdict == "pass"
-    assert paired_mean(drops, 0.005, 0.95).verdict == "fail"
-    assert paired_mean(drops[:10], 0.05, 0.95).verdict == "inconclusive"
+    assert decide_by_mean(drops, 0.05, 0.95).verdict == "pass"
+    assert decide_by_mean(drops, 0.005, 0.95).verdict == "fail"
+    assert decide_by_mean(drops[:10], 0.05, 0.95).verdict == "inconclusive"
 
 
 def test_as_many_windows_as_are_said_to_be_needed_decide_four_times_in_five() -> None:
     generator = np.random.default_rng(8)
     drops = generator.normal(0.042, 0.03, 30)
-    decision = paired_mean(drops, 0.05, 0.95)
+    decision = decide_by_mean(drops, 0.05, 0.95)
     assert decision.verdict == "inconclusive"
     assert decision.needed is not None
     spread = float(drops.std(ddof=1))
     again = [
-        paired_mean(generator.normal(decision.drop, spread, decision.needed), 0.05, 0.95).verdict
+        decide_by_mean(generator.normal(decision.drop, spread, decision.needed), 0.05, 0.95).verdict
         for _ in range(300)
     ]
     assert 0.65 < again.count("pass") / 300 < 0.95
@@ -249,14 +253,14 @@ def test_as_many_windows_as_are_said_to_be_needed_decide_four_times_in_five() ->
 
 def test_a_skewed_mean_is_bounded_further_on_the_side_of_the_tail() -> None:
     values = np.random.default_rng(9).exponential(1.0, 40)
-    low, high = mean_bounds(values, 0.025)
+    low, high = bound_mean(values, 0.025)
     assert high - values.mean() > values.mean() - low > 0
-    mirrored = mean_bounds(-values, 0.025)
+    mirrored = bound_mean(-values, 0.025)
     assert mirrored == pytest.approx((-high, -low))
 
 
 def test_equal_systems_have_a_mean_without_doubt() -> None:
-    decision = paired_mean(np.zeros(25), 0.01, 0.95)
+    decision = decide_by_mean(np.zeros(25), 0.01, 0.95)
     assert (decision.verdict, decision.interval) == ("pass", (0.0, 0.0))
 
 

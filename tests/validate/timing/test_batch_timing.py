@@ -10,10 +10,10 @@ from optimizer.foundation.errors import OptimizeError
 from optimizer.harness.inputs.text import NEUTRAL
 from optimizer.recipe.schema import Latency
 from optimizer.timing.stopping_rules import RatioQuestion
-from optimizer.validate.gates import UNMEASURED, Gate, overall
+from optimizer.validate.gates import UNMEASURED, Gate, judge_overall
 from optimizer.validate.timing import batch_timing
 from optimizer.validate.timing.cells import CANDIDATE
-from optimizer.validate.timing.speed_gates import BASELINE, unmeasured
+from optimizer.validate.timing.speed_gates import BASELINE, list_unmeasured
 from tests.validate.runs import Run
 
 Interval = tuple[float | None, float | None]
@@ -37,7 +37,7 @@ def section(*intervals: Interval, p99: Interval = (1.0, 2.0), forward: float = 0
 
 
 def beats(*intervals: Interval, inspected: Any = ALL_FUSED, forward: float = 0.9) -> Gate:
-    (gate,) = batch_timing.gates(section(*intervals, forward=forward), Latency(), inspected)
+    (gate,) = batch_timing.judge(section(*intervals, forward=forward), Latency(), inspected)
     return gate
 
 
@@ -70,7 +70,7 @@ def test_a_slow_candidate_that_mostly_tokenizes_says_so() -> None:
 
 
 def test_size_as_the_goal_has_no_speed_gate() -> None:
-    assert batch_timing.gates(section((2.0, 3.0)), Latency(must_beat_float=False), ALL_FUSED) == []
+    assert batch_timing.judge(section((2.0, 3.0)), Latency(must_beat_float=False), ALL_FUSED) == []
 
 
 @pytest.mark.parametrize(
@@ -84,21 +84,21 @@ def test_size_as_the_goal_has_no_speed_gate() -> None:
 )
 def test_p99_is_judged_by_its_interval(p99: Interval, verdict: str) -> None:
     latency = Latency(must_beat_float=False, p99_ms=5.0)
-    (gate,) = batch_timing.gates(section((0.4, 0.5), p99=p99), latency, ALL_FUSED)
+    (gate,) = batch_timing.judge(section((0.4, 0.5), p99=p99), latency, ALL_FUSED)
     assert gate.verdict == verdict
 
 
 def test_an_undecided_gate_says_what_would_decide_it() -> None:
     undecided = section((0.9, 1.1), (0.4, 0.5))
     undecided["cells"][0]["ratio"]["needed"] = {"rounds": 320, "seconds": 95.0}
-    (gate,) = batch_timing.gates(undecided, Latency(), ALL_FUSED)
+    (gate,) = batch_timing.judge(undecided, Latency(), ALL_FUSED)
     assert "about 320 rounds" in gate.message
     assert "latency.max_seconds: 210" in gate.message  # for each of two cells, and some to spare
     undecided["cells"][0]["ratio"]["needed"] = {"rounds": 2_621_440, "seconds": 1_600_000.0}
-    (gate,) = batch_timing.gates(undecided, Latency(), ALL_FUSED)
+    (gate,) = batch_timing.judge(undecided, Latency(), ALL_FUSED)
     assert "so near 1 that only 1,000 hours of timing would decide" in gate.message
     undecided["cells"][0]["ratio"] |= {"needed": None, "reckoned": 2_621_440}
-    (gate,) = batch_timing.gates(undecided, Latency(), ALL_FUSED)
+    (gate,) = batch_timing.judge(undecided, Latency(), ALL_FUSED)
     assert "2,621,440 rounds would not decide" in gate.message
     assert "where nothing else runs" in gate.message
 
@@ -110,12 +110,12 @@ def timed(run: Run, **latency: Any) -> tuple[Any, dict[str, Gate]]:
     inner = m.section.validate_.model_copy(update={"latency": wanted})
     m.section = m.section.model_copy(update={"validate_": inner})
     found = batch_timing.measure(m, list(NEUTRAL))
-    return found, {g.name: g for g in batch_timing.gates(found, wanted, ALL_FUSED)}
+    return found, {g.name: g for g in batch_timing.judge(found, wanted, ALL_FUSED)}
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_timing, "peak_memory", lambda *_: {})
+    monkeypatch.setattr(batch_timing, "measure_peak_memory", lambda *_: {})
 
 
 @pytest.mark.usefixtures("quick")
@@ -167,14 +167,14 @@ def test_three_systems_are_timed_in_one_run_and_weighed(runs: dict[str, Run]) ->
 
 def test_a_speed_gate_that_cannot_be_measured_here_is_listed_and_does_not_pass() -> None:
     latency = Latency(must_beat_float=True, p99_ms=5.0)
-    gates = unmeasured(latency, "no GPU")
+    gates = list_unmeasured(latency, "no GPU")
     assert [g.name for g in gates] == ["speed.must_beat_float", "speed.p99_ms"]
     assert {g.verdict for g in gates} == {UNMEASURED}
     with pytest.raises(OptimizeError, match="no verdict"):
-        overall(gates)
+        judge_overall(gates)
 
 
 def test_a_cell_is_called_by_the_length_that_is_timed() -> None:
     latency = Latency(batch=(1, 4), sequence=(16, 128, 512))
-    assert batch_timing.grid(latency, 64) == [(1, 16), (1, 64), (4, 16), (4, 64)]
-    assert batch_timing.grid(latency, 512) == [(b, s) for b in (1, 4) for s in (16, 128, 512)]
+    assert batch_timing.list_cells(latency, 64) == [(1, 16), (1, 64), (4, 16), (4, 64)]
+    assert batch_timing.list_cells(latency, 512) == [(b, s) for b in (1, 4) for s in (16, 128, 512)]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from optimizer.data.datasets import samples
+from optimizer.data.datasets import read_samples
 from optimizer.harness.bundle.bench import System
 from optimizer.harness.runtimes.openvino.devices import CAPABILITIES, list_capabilities
 from optimizer.lower.openvino.build import float_baselines as openvino_baselines
@@ -45,8 +45,8 @@ def test_a_runtime_without_float_forms_has_one(runs: dict[str, Run]) -> None:
 
 def compared(m: RunArtifacts, verdict: str) -> float_baselines.FloatBaselines:
     """Judge the baselines, with this verdict for the answers of each."""
-    rows = samples(m.section.validate_.data)[:8]
-    reference = answers.reference(m, rows, None)
+    rows = read_samples(m.section.validate_.data)[:8]
+    reference = answers.answer_by_reference(m, rows, None)
     assert reference is not None
 
     def compare(_reference: Any, own: Any) -> tuple[list[Gate], None]:
@@ -76,7 +76,7 @@ def test_the_same_holds_for_text_generation(
     run = changed(for_openvino(decoder_runs["rtn"], tmp_path), max_kl=max_kl)
     m = run.materials()
     baselines = float_baselines.judge_baselines_on_windows(
-        m, samples(m.section.validate_.data)[:40]
+        m, read_samples(m.section.validate_.data)[:40]
     )
     assert set(baselines.sections) == BASELINES
     assert set(baselines.compared) - {"openvino-float"} == (COARSER if verdict == "pass" else set())
@@ -114,5 +114,5 @@ def test_the_ratio_is_to_the_fastest(
     fastest = names[min((0, 1), key=lambda i: seconds[i])]
     assert (cell["ratio"]["to"], cell["ratio"]["median"]) == (fastest, pytest.approx(0.5))
     assert set(cell["systems"]) == set(systems)
-    (gate,) = batch_timing.gates(section, latency, {"eligible": 1, "wider": []})
+    (gate,) = batch_timing.judge(section, latency, {"eligible": 1, "wider": []})
     assert f"times the time of {fastest} at" in gate.message

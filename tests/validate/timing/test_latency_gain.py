@@ -38,7 +38,7 @@ def section(low: float | None, high: float | None) -> dict[str, Any]:
 def test_it_is_decided_by_the_whole_interval(
     interval: tuple[float | None, float | None], verdict: str
 ) -> None:
-    decided = latency_gain.gate(section(*interval), 1)
+    decided = latency_gain.judge(section(*interval), 1)
     assert decided.verdict == verdict
     assert decided.limit == 1.52
     assert decided.measured == pytest.approx(1 / 0.63)
@@ -78,7 +78,7 @@ def test_the_gate_times_three_openings_of_each_model_and_the_table_one(
 
 
 def test_a_failure_says_what_was_reached_and_what_to_do() -> None:
-    message = latency_gain.gate(section(0.66, 0.7), 1).message
+    message = latency_gain.judge(section(0.66, 0.7), 1).message
     assert "1.59 times as fast as the unreduced model" in message
     assert "at most 1.515, required 1.520" in message
     assert "set reduce.goal.latency_gain to a gain that was reached" in message
@@ -88,9 +88,9 @@ def test_the_message_names_what_the_gain_is_over() -> None:
     passed = section(0.6, 0.65)
     assert (
         "unreduced model in the same quantization at batch 1"
-        in latency_gain.gate(passed, 1).message
+        in latency_gain.judge(passed, 1).message
     )
-    message = latency_gain.gate({**passed, "form": "float (fp32)"}, 1).message
+    message = latency_gain.judge({**passed, "form": "float (fp32)"}, 1).message
     assert "the unreduced model in float (fp32) at batch 1" in message
 
 
@@ -109,11 +109,11 @@ def test_the_float_that_a_gain_is_over_is_named(target: TargetSection, kind: str
 
 
 def test_the_message_tells_how_many_rounds_would_decide() -> None:
-    assert "about 80 rounds would decide" in latency_gain.gate(section(0.6, 0.7), 2).message
+    assert "about 80 rounds would decide" in latency_gain.judge(section(0.6, 0.7), 2).message
 
 
 def test_a_gain_that_could_not_be_timed_does_not_pass() -> None:
-    (gate,) = speed_gates.unmeasured(
+    (gate,) = speed_gates.list_unmeasured(
         Latency(must_beat_float=False), "no engine", (latency_gain.NAME, 1.52)
     )
     assert (gate.name, gate.verdict, gate.limit) == ("speed.latency_gain", UNMEASURED, 1.52)

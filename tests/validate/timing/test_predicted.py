@@ -15,8 +15,8 @@ from optimizer.validate.timing.predicted import (
     Encoder,
     Prediction,
     Timed,
-    of_generation,
     predict,
+    predict_generation,
 )
 from tests.validate.runs import Run
 from tests.validate.test_stage import changed
@@ -92,7 +92,7 @@ def test_a_timed_step_reads_the_stored_weights_once_for_all_rows_of_a_batch(
             )
             section: Validation = changed(runs["w8"], latency=settings).section
             section = section.model_copy(update=other)
-            return of_generation(section, {"layer.0.weight": (1000, 1000)}, speed).least
+            return predict_generation(section, {"layer.0.weight": (1000, 1000)}, speed).least
 
         return seconds(20) - seconds(10)
 

@@ -15,7 +15,7 @@ from optimizer import pipeline
 from optimizer.model.checkpoint.checkpoint import open_checkpoint, read_json
 from optimizer.recipe import file as recipe_file
 from optimizer.recipe.schema import Latencies
-from optimizer.reduce.structure.layout import opened
+from optimizer.reduce.structure.layout import open_layout
 from optimizer.reduce.structure.sizes import Sizes
 from optimizer.store import Store
 from optimizer.timing.stopping_rules import StoppingRule
@@ -99,7 +99,7 @@ def test_the_first_units_of_the_first_blocks_are_what_is_timed(tmp_path: Path) -
     reference = loaded("bert", tmp_path, 2)
     out = tmp_path / "out"
     out.mkdir()
-    layout = opened(section(tmp_path, 1.5).reduction, reference)
+    layout = open_layout(section(tmp_path, 1.5).reduction, reference)
     write_first_units(layout, Sizes(1, 32, 0), out)
     whole, part = (open_checkpoint(folder).tensors for folder in (reference, out))
     name = "encoder.layer.0.intermediate.dense.weight"
@@ -110,7 +110,7 @@ def test_the_first_units_of_the_first_blocks_are_what_is_timed(tmp_path: Path) -
 def test_a_rule_on_a_block_that_is_not_there_is_left_out(tmp_path: Path) -> None:
     reference, out = loaded("bert", tmp_path, 2), tmp_path / "out"
     wanted = section(tmp_path, 1.5, "quantize.keep_float=[encoder.layer.1.*, '*.query']")
-    layout = opened(wanted.reduction, reference)
+    layout = open_layout(wanted.reduction, reference)
     model = make_model(wanted, layout, Sizes(1, 128, 0), out)
     lowered = read_json(model.model / "lowering.json")
     assert "encoder.layer.0.attention.self.query" in lowered["float"]

@@ -11,7 +11,7 @@ from typing import Any
 from optimizer.commands.build.initial.model import ModelFacts
 from optimizer.data import conversations
 from optimizer.data.datasets import PICTURES as PATHS
-from optimizer.data.labels import normal
+from optimizer.data.labels import normalize_text
 from optimizer.foundation.errors import DataError
 from optimizer.harness.inputs.image import IMAGE
 
@@ -233,10 +233,10 @@ def _label_column(
     names: Sequence[str], head: Mapping[str, Sequence[Any]], model: ModelFacts
 ) -> str:
     """Return the column whose values are the model's labels, else the one with a usual name."""
-    known = {normal(label) for label in model.labels}
+    known = {normalize_text(label) for label in model.labels}
     for name in names:
         each = [v for value in head[name] for v in split_labels(value, is_multi_label(model))]
-        values = {normal(str(value)) for value in each if value is not None}
+        values = {normalize_text(str(value)) for value in each if value is not None}
         if values and values <= known and len(values) > 1:
             return name
     return _by_name("label", names)

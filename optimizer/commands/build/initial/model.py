@@ -36,7 +36,7 @@ from optimizer.load.config import model_type
 from optimizer.load.config.model_folder import model_folder
 from optimizer.load.providers.pairs import is_pair
 from optimizer.load.providers.timm import is_timm
-from optimizer.load.providers.timm_architectures import architecture as of_timm
+from optimizer.load.providers.timm_architectures import find_architecture as find_timm
 from optimizer.load.sentence import cross_encoder, logit_score
 from optimizer.load.sentence.folder import is_sparse
 from optimizer.load.stage import open_skeleton
@@ -146,9 +146,9 @@ def look(name: str, task: str | None, gguf_file: str | None = None) -> ModelFact
         folder = model_folder(root)
         file = folder / "config.json"
         raw = read_json(file)
-    if is_timm(raw) and (record := of_timm(str(raw.get("architecture")))):
+    if is_timm(raw) and (record := find_timm(str(raw.get("architecture")))):
         raw = {"architectures": ["ForImageClassification"], **raw, **record.fields}
-    stored = weights.headers(folder) if local else {}
+    stored = weights.read_headers(folder) if local else {}
     kind, taken, decisions = _kind(raw, file, stored)
     family = FAMILIES.get(kind)
     if task is None and is_pair(raw):
@@ -161,7 +161,7 @@ def look(name: str, task: str | None, gguf_file: str | None = None) -> ModelFact
             scorer = cross_encoder.scores_pairs(root, raw)
             task = text_ranking.TASK.name if scorer else task
             decisions += [] if scorer else [ONE_SCORE]
-        elif tasks.find_task(task).generates and cross_encoder.settings(root):
+        elif tasks.find_task(task).generates and cross_encoder.read_settings(root):
             task = text_ranking.TASK.name
     facts = ModelFacts(name, tasks.find_task(task), None, folder if local else None, kind)
     plain = family is not None and (family.quantizes_convolutions or not family.smooth)
@@ -187,7 +187,7 @@ def look(name: str, task: str | None, gguf_file: str | None = None) -> ModelFact
     there = section.model_copy(update={"source": str(folder)})
     read_whole = is_timm(raw) or is_pair(raw)  # their providers choose tensors
     if unread := _list_unread_tensors(there, stored) if stored and not read_whole else None:
-        patterns = ", ".join(map(json.dumps, weights.patterns_of(unread, skeleton)))
+        patterns = ", ".join(map(json.dumps, weights.write_patterns(unread, skeleton)))
         setting = f"ignore_tensors: [{patterns}]    # tensors that task {task} has no use for"
         facts = replace(facts, settings=(*facts.settings, setting))
     problem = str(getattr(config, "problem_type", None) or "")
@@ -247,7 +247,7 @@ def _kind(
     writes into the recipe; sentences that it prints)."""
     if _named(raw):
         return str(raw.get("model_type")), [], []
-    kinds = model_type.candidates(raw, stored)
+    kinds = model_type.list_candidates(raw, stored)
     if stored:  # names may lack the base model's
         fitting = [kind for kind in kinds or sorted(FAMILIES) if _fits(kind, file.parent, stored)]
         kinds = fitting or kinds
@@ -312,7 +312,7 @@ def _task(
     listed = raw.get("architectures")
     named = str(listed[0]) if isinstance(listed, list) and listed else ""
     family = FAMILIES.get(kind)
-    sentences = (root / "modules.json").is_file() and cross_encoder.settings(root) is None
+    sentences = (root / "modules.json").is_file() and cross_encoder.read_settings(root) is None
     if sentences and is_sparse(root):
         return sparse_embedding.TASK.name, ""
     if (raw.get("is_encoder_decoder") and family is None) or has_encoder(kind):
@@ -412,7 +412,7 @@ def _open_tokenizer(folder: Path, kind: str) -> Any:
     with make_temporary_folder("tokenizer") as scratch:
         taken = None if _named(read_json(folder / "config.json")) else kind
         try:
-            return tokenizer.transformers_tokenizer(model_type.completed(folder, taken, scratch))
+            return tokenizer.open_tokenizer(model_type.complete_config(folder, taken, scratch))
         except CheckpointError:
             return None
 

@@ -23,9 +23,9 @@ from optimizer.commands.build.initial.parts import PARTS, check_number, split_ro
 from optimizer.data import conversations
 from optimizer.data.answers import read_answers
 from optimizer.data.datasets import PICTURES as PATHS
-from optimizer.data.labels import UNNAMED, normal
+from optimizer.data.labels import UNNAMED, normalize_text
 from optimizer.data.pictures import disable_decoding
-from optimizer.data.same_rows import text_keys
+from optimizer.data.same_rows import make_text_keys
 from optimizer.data.tables import FILE_FORMATS, open_table
 from optimizer.foundation.errors import DataError
 from optimizer.recipe.schema import DataSpec
@@ -185,8 +185,8 @@ def _labels(
         why = f"column {column!r} holds {shown}, which are not ids of the model's {count} labels"
         return (), [] if fits else [f"{why}; it is left out"]
     names = [str(v) for v in values]
-    spelled = {normal(name): name for name in names}
-    own = [normal(label) for label in model.labels]
+    spelled = {normalize_text(name): name for name in names}
+    own = [normalize_text(label) for label in model.labels]
     if set(spelled) <= set(own):
         return tuple(spelled.get(n, model.labels[i]) for i, n in enumerate(own)), []
     if (not own or all(map(UNNAMED.fullmatch, model.labels))) and count in (0, len(names)):
@@ -259,11 +259,11 @@ def _doubt_tokenizer(
 def _read_text(value: Any) -> str:
     """Return the text of a value: a text, a list of words, or a conversation."""
     if isinstance(value, str) and CHAT.match(value):
-        return conversations.as_text(conversations.parse(value, "--data"))
+        return conversations.join_messages(conversations.parse(value, "--data"))
     if not isinstance(value, list):
         return str(value)
     if value and isinstance(value[0], Mapping):
-        return conversations.as_text(conversations.parse(value, "--data"))
+        return conversations.join_messages(conversations.parse(value, "--data"))
     return " ".join(value)
 
 
@@ -280,7 +280,7 @@ def _split(
         return [_read_text(row[c]) for c in fields]
 
     ids = model.token_ids
-    keys = text_keys([t for row in rows for t in texts(row)], ids)
+    keys = make_text_keys([t for row in rows for t in texts(row)], ids)
     inputs = [[keys[t] for t in texts(row)] for row in rows]
     label = columns.get("label")
     labels = [row[label] if label else None for row in rows]

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from optimizer.compress.apply.activations.folding import bad_input
-from optimizer.compress.methods.activations.activation_ranges import Histogram, chooser
+from optimizer.compress.apply.activations.folding import explain_bad_input
+from optimizer.compress.methods.activations.activation_ranges import Histogram, get_chooser
 from optimizer.compress.walk import blocks as walk
 from optimizer.compress.walk.blocks import BlockGroup
 from optimizer.foundation.state import Range
-from optimizer.model.architectures.operands import attention_of, is_probabilities
+from optimizer.model.architectures.operands import find_attention, is_probabilities
 from optimizer.recipe.compression.quantize import Activations
 
 OF_OPERANDS = Activations(symmetric=True, range="mse")
@@ -34,7 +34,7 @@ def choose_ranges(
 
     factors: {module: factor (in,) of its input}
     """
-    leader = walk.sharing_of_all(group, "its range is unknown")
+    leader = walk.find_all_sharing(group, "its range is unknown")
     probabilities = {name for name in leader.values() if is_probabilities(name)}
     measured = [name for name in dict.fromkeys(leader.values()) if name not in probabilities]
 
@@ -43,14 +43,14 @@ def choose_ranges(
             try:
                 histograms[name].update(rows * factors[name] if name in factors else rows)
             except ValueError as e:
-                raise bad_input(name, e) from e
+                raise explain_bad_input(name, e) from e
 
         walk.observe(group, hook, measured, part)
 
     histograms = group.stream.deal.sum(lambda: {n: Histogram() for n in measured}, measure)
-    choose, of_operand = range_chooser(activations), range_chooser(OF_OPERANDS)
+    choose, of_operand = make_range_chooser(activations), make_range_chooser(OF_OPERANDS)
     chosen = {
-        name: (of_operand if attention_of(name) else choose)(histogram)
+        name: (of_operand if find_attention(name) else choose)(histogram)
         for name, histogram in histograms.items()
     }
     chosen |= dict.fromkeys(probabilities, PROBABILITIES)
@@ -65,17 +65,17 @@ def choose_cache_ranges(group: BlockGroup) -> dict[str, Range]:
             try:
                 histograms[name].extend(rows)
             except ValueError as e:
-                raise bad_input(name, e) from e
+                raise explain_bad_input(name, e) from e
 
         walk.observe(group, hook, group.caches, part)
 
     if not group.caches:
         return {}
     histograms = group.stream.deal.sum(lambda: {n: Histogram() for n in group.caches}, measure)
-    choose = range_chooser(OF_CACHES)
+    choose = make_range_chooser(OF_CACHES)
     return {name: choose(histogram) for name, histogram in histograms.items()}
 
 
-def range_chooser(activations: Activations) -> Callable[[Histogram], Range]:
+def make_range_chooser(activations: Activations) -> Callable[[Histogram], Range]:
     """The function Histogram -> Range of the recipe's method and options."""
-    return chooser(activations.range, activations.percentile, activations.is_symmetric)
+    return get_chooser(activations.range, activations.percentile, activations.is_symmetric)

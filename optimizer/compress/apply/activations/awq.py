@@ -15,9 +15,9 @@ from torch import Tensor
 
 from optimizer.compress.apply.activations.folding import (
     Folded,
-    bad_input,
-    foldable_pairs,
-    shared_heads,
+    explain_bad_input,
+    find_foldable_pairs,
+    group_shared_heads,
 )
 from optimizer.compress.apply.weights.rounding import FloatWeight
 from optimizer.compress.methods.activations import awq, smoothquant
@@ -56,8 +56,8 @@ def scale(group: BlockGroup, _quantize: Quantize) -> Folded:
     """Fold scales into the model's weights (float32, in memory); returns replaced parameters and
     notes."""
     folded = Folded()
-    pairs = foldable_pairs(group, folded)
-    leader = walk.sharing(group, tuple(group.schemes))
+    pairs = find_foldable_pairs(group, folded)
+    leader = walk.find_sharing(group, tuple(group.schemes))
     leaders = dict.fromkeys(leader[p.consumers[0]] for p in pairs)
 
     def start() -> dict[str, _InputSums]:
@@ -84,7 +84,7 @@ def _fold(group: BlockGroup, pair: SmoothPair, sums: _InputSums, folded: Folded)
     producer = dict(model.get_submodule(pair.producer).named_parameters())
     part, parts = pair.part
     size = len(producer["weight"]) // parts
-    shared = shared_heads(model, size, weights[0].shape[1]) if pair.grouped else None
+    shared = group_shared_heads(model, size, weights[0].shape[1]) if pair.grouped else None
 
     def fake_quantize(w: Tensor, _importance: Tensor) -> Tensor:
         return quantize(w, *absmax_scale(w, scheme), scheme).dequantize()
@@ -94,7 +94,7 @@ def _fold(group: BlockGroup, pair: SmoothPair, sums: _InputSums, folded: Folded)
             weights, sums.hessian.float(), sums.magnitude, fake_quantize, shared=shared
         )
     except ValueError as e:
-        raise bad_input(pair.consumers[0], e) from e
+        raise explain_bad_input(pair.consumers[0], e) from e
     remark = "not scaled: no scale lowers the output error"
     if choice.alpha is not None:
         scaling = " by weight" if choice.by_weight else ""

@@ -48,7 +48,7 @@ class Folded:
         self.replaced[name] = value
 
 
-def foldable_pairs(group: BlockGroup, folded: Folded) -> list[SmoothPair]:
+def find_foldable_pairs(group: BlockGroup, folded: Folded) -> list[SmoothPair]:
     """The family's pairs in these blocks, under the model's names; `folded` gets a note on each
     pair that cannot be folded."""
     pairs = []
@@ -74,7 +74,7 @@ def foldable_pairs(group: BlockGroup, folded: Folded) -> list[SmoothPair]:
     return pairs
 
 
-def shared_heads(model: nn.Module, values: int, inputs: int) -> SharedHeads | None:
+def group_shared_heads(model: nn.Module, values: int, inputs: int) -> SharedHeads | None:
     """Grouping of query heads over value heads; None where every query head has a value head.
 
     values: value channels
@@ -92,7 +92,7 @@ def shared_heads(model: nn.Module, values: int, inputs: int) -> SharedHeads | No
     return SharedHeads(inputs // values, inputs // heads)
 
 
-def bad_input(name: str, error: ValueError) -> CheckpointError:
+def explain_bad_input(name: str, error: ValueError) -> CheckpointError:
     """CheckpointError for a non-finite input of module `name`, with the message of `error`."""
     return CheckpointError(
         str(error),

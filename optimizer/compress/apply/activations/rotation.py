@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from optimizer.compress.methods.activations.hadamard import orthogonal
+from optimizer.compress.methods.activations.hadamard import make_orthogonal
 from optimizer.compress.methods.activations.rotation import Role, Rotated
 from optimizer.compress.walk.model_source import ModelSource
 from optimizer.foundation.errors import RecipeError
@@ -61,9 +61,9 @@ def rotate(source: ModelSource, quantize: Quantize) -> ModelSource:
     _check(source, norms, options)
     config = source.model.config
     width = int(config.hidden_size)  # type: ignore[union-attr, arg-type]
-    residual = orthogonal(width, options.seed) if options.residual else None
+    residual = make_orthogonal(width, options.seed) if options.residual else None
     size = int(getattr(config, "head_dim", None) or width // config.num_attention_heads)  # type: ignore[union-attr, operator]
-    head = orthogonal(size, options.seed + 1) if options.values else None
+    head = make_orthogonal(size, options.seed + 1) if options.values else None
     roles = _residual_roles(source, norms) if options.residual else {}
     for block in source.blocks:
         roles = _block_roles(source, block, options, roles)

@@ -17,12 +17,12 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from optimizer.compress.apply.activations.activation_ranges import range_chooser
+from optimizer.compress.apply.activations.activation_ranges import make_range_chooser
 from optimizer.compress.apply.activations.folding import (
     Folded,
-    bad_input,
-    foldable_pairs,
-    shared_heads,
+    explain_bad_input,
+    find_foldable_pairs,
+    group_shared_heads,
 )
 from optimizer.compress.methods.activations import smoothquant
 from optimizer.compress.methods.activations.activation_ranges import Channels, Histogram
@@ -48,8 +48,8 @@ class InputSample:
 def smooth(group: BlockGroup, quantize: Quantize) -> Folded:
     """Smooth a segment's inputs; returns folded weights (set in the model too) and the factors."""
     folded = Folded()
-    pairs = foldable_pairs(group, folded)
-    leader = walk.sharing(group, tuple(group.schemes))
+    pairs = find_foldable_pairs(group, folded)
+    leader = walk.find_sharing(group, tuple(group.schemes))
     consumers = {c for pair in pairs for c in pair.consumers}
     for first in dict.fromkeys(leader.values()):
         readers = tuple(n for n in group.schemes if leader.get(n) == first)
@@ -86,7 +86,7 @@ def _samples(group: BlockGroup, names: Collection[str]) -> dict[str, InputSample
             try:
                 channels[name].update(rows)
             except ValueError as e:
-                raise bad_input(name, e) from e
+                raise explain_bad_input(name, e) from e
             samples[name].append(rows[offset::stride].clone())
 
         walk.observe(group, hook, names, part)
@@ -121,7 +121,7 @@ def _apply(
     size = len(producer["weight"]) // parts
     rows = slice(part * size, (part + 1) * size)
     narrow = s
-    if pair.grouped and (heads := shared_heads(model, size, len(s))):
+    if pair.grouped and (heads := group_shared_heads(model, size, len(s))):
         # one factor per value channel: the geometric mean over the query heads that read it
         narrow = heads.of_producer(s.log()).exp()
         s = heads.of_consumer(narrow)
@@ -140,7 +140,7 @@ def _choose(
     if quantize.strength != "search":
         weight_absmax = torch.stack([w.abs().amax(0) for w in weights]).amax(0)
         strength = float(quantize.strength)
-        return strength, smoothquant.factors(sample.absmax, weight_absmax, strength)
+        return strength, smoothquant.compute_factors(sample.absmax, weight_absmax, strength)
     assert quantize.activations is not None
     return smoothquant.search(
         sample.rows,
@@ -155,7 +155,7 @@ def _activation_quantizer(activations: Activations) -> smoothquant.Quantizer:
     """Function x -> x fake-quantized as the recipe says, with a static range chosen on x itself."""
     if activations.granularity == "token":
         return fake_quantize_per_token
-    choose = range_chooser(activations)
+    choose = make_range_chooser(activations)
 
     def quantize_rows(x: Tensor) -> Tensor:
         histogram = Histogram()

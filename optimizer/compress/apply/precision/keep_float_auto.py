@@ -15,10 +15,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from optimizer.compress.apply.activations.activation_ranges import range_chooser
-from optimizer.compress.apply.activations.folding import bad_input
+from optimizer.compress.apply.activations.activation_ranges import make_range_chooser
+from optimizer.compress.apply.activations.folding import explain_bad_input
 from optimizer.compress.apply.weights.rounding import Inputs
-from optimizer.compress.data.calibration import singly
+from optimizer.compress.data.calibration import split_batches
 from optimizer.compress.methods.activations.activation_ranges import Histogram
 from optimizer.compress.methods.precision.keep_float_auto import (
     FloatModules,
@@ -58,7 +58,7 @@ def exclude_sensitive(
     if not file.exists():
         say("compress: measuring what quantizing each module costs; the whole model is in memory")
         with source.filled():
-            inputs = spread(singly(batches), options.samples)
+            inputs = sample_evenly(split_batches(batches), options.samples)
             network = Network(source, inputs, quantize, selection)
             errors = network.errors_alone()
             kept = choose_float_modules(errors, network.error, options.max_error)
@@ -75,7 +75,7 @@ def exclude_sensitive(
     )
 
 
-def spread(inputs: Sequence[Batch], samples: int) -> Sequence[Batch]:
+def sample_evenly(inputs: Sequence[Batch], samples: int) -> Sequence[Batch]:
     """Take `samples` inputs at equal distances: they may be in the order of their length."""
     return inputs[:: max(1, len(inputs) // samples)][:samples]
 
@@ -134,7 +134,7 @@ class Network:
         """Relative change of the output when these modules are quantized; of several outputs the
         largest."""
         errors, replaced = [RelativeError() for _ in self._outputs[0]], self._with_summands(names)
-        with walk.swapped(self._source.model, {n: self._stand_ins[n] for n in replaced}):
+        with walk.swap_modules(self._source.model, {n: self._stand_ins[n] for n in replaced}):
             for batch, floats in zip(self._inputs, self._outputs, strict=True):
                 for error, one, other in zip(errors, floats, self._output(batch), strict=True):
                     error.update(one, other)
@@ -151,7 +151,7 @@ class Network:
             else:
                 result = self._source.model(**self._source.moved(batch))
                 outputs = [*result.values()] if type(result) is dict else [result[0]]
-            return [walk.real_rows(states, self._real(batch)) for states in outputs]
+            return [walk.select_real_rows(states, self._real(batch)) for states in outputs]
 
     def _real(self, batch: Batch) -> Tensor:
         arrays = {name: values.numpy() for name, values in batch.items()}
@@ -166,7 +166,9 @@ class Network:
     def _quantized_modules(self, quantize: Quantize) -> dict[str, nn.Module]:
         """{module or summand: its quantized replacement}."""
         schemes, activations = self._selection.quantized, quantize.activations
-        ranges = self._ranges(range_chooser(activations)) if activations and self._static else {}
+        ranges = (
+            self._ranges(make_range_chooser(activations)) if activations and self._static else {}
+        )
         inputs = Inputs(activations.mode if activations else None, ranges)
         linears = self._source.linears(schemes)
         modules: dict[str, nn.Module] = {
@@ -185,9 +187,9 @@ class Network:
             def look(name: str, x: Tensor, real: Tensor = real) -> None:
                 whole = isinstance(model.get_submodule(name), nn.Conv2d | nn.Identity)
                 try:
-                    histograms[name].update(x if whole else walk.real_rows(x, real))
+                    histograms[name].update(x if whole else walk.select_real_rows(x, real))
                 except ValueError as e:
-                    raise bad_input(name, e) from e
+                    raise explain_bad_input(name, e) from e
 
             with walk.observed(model, histograms, look):
                 self._output(batch)

@@ -16,13 +16,18 @@ from typing import cast
 
 from torch import Tensor
 
-from optimizer.compress.data.calibration import singly
+from optimizer.compress.data.calibration import split_batches
 from optimizer.compress.methods.precision.language_model import LanguageModel
-from optimizer.compress.methods.precision.mixed_precision import Option, choose, stored_sizes, total
+from optimizer.compress.methods.precision.mixed_precision import (
+    Option,
+    choose,
+    compute_stored_sizes,
+    sum_choices,
+)
 from optimizer.compress.methods.precision.sensitivity import (
     Curvature,
-    output_gradients,
     predict_cost,
+    visit_output_gradients,
 )
 from optimizer.compress.selection import Selection
 from optimizer.compress.walk import blocks as walk
@@ -104,7 +109,7 @@ def measure(
     """
     options = section.quantize.allocate
     assert options is not None
-    windows, scratch = singly(batches)[: options.windows], folder / "slopes"
+    windows, scratch = split_batches(batches)[: options.windows], folder / "slopes"
     try:
         slopes = _slopes(source, windows, section, selection, scratch)
         return _measure_costs(source, windows, section, selection, slopes, scratch)
@@ -128,7 +133,7 @@ def _slopes(
     budget = Budget(section.compress.memory_bytes)
     kept = {n: Buffer(budget, scratch / str(i)) for i, n in enumerate(selection.choices)}
     with source.filled():
-        output_gradients(
+        visit_output_gradients(
             LanguageModel(source.features, source.head, source.linears(selection.choices)),
             bar(windows, "sensitivity"),
             lambda name, slope: kept[name].append(slope),
@@ -153,13 +158,13 @@ def _measure_costs(
     leader: dict[str, str] = {}
     costs: dict[str, dict[Scheme, float]] = {}
     shapes: dict[str, tuple[int, int]] = {}
-    for segment in walk.segments(stream.uses[0]):
+    for segment in walk.split_segments(stream.uses[0]):
         blocks = tuple(dict.fromkeys(stream.uses[0][use].block for use in segment))
         schemes = {m: selection.quantized[m] for m in selection.choices if source.inside(m, blocks)}
         group = BlockGroup(model, source.family, stream, segment, blocks, schemes)
         for block in blocks:
             source.fill(block)
-        shared = walk.sharing(group, schemes)
+        shared = walk.find_sharing(group, schemes)
         leader |= shared
         curved = _curvatures(group, shared, slopes)
         for name, curvature in curved.items():
@@ -208,7 +213,7 @@ def _choose_schemes(
         for unit, members in units.items()
     }
     uniform = {u: schemes[u].index(selection.quantized[m[0]]) for u, m in units.items()}
-    cost, limits = total(menus, uniform)
+    cost, limits = sum_choices(menus, uniform)
     if options.average_bits is not None:
         weights = sum(out * inputs for out, inputs in measured.shapes.values())
         room = int(options.average_bits * weights / 8)
@@ -221,9 +226,9 @@ def _choose_schemes(
             where=f"{WHERE}.average_bits",
             fix="Give more bits, or add a choice with larger groups.",
         ) from e
-    if options.average_bits is None and total(menus, chosen)[0] > cost:
+    if options.average_bits is None and sum_choices(menus, chosen)[0] > cost:
         chosen = uniform
-    now, sizes = total(menus, chosen)
+    now, sizes = sum_choices(menus, chosen)
     share = max(size / limit for size, limit in zip(sizes, limits, strict=True))
     say(
         f"compress: {cost:.4f} nats predicted for uniform weights -> {now:.4f} by sensitivity, "
@@ -248,6 +253,6 @@ def _common(menus: Iterable[Sequence[Scheme]]) -> list[Scheme]:
 
 
 def _option(measured: Sensitivity, members: Sequence[str], scheme: Scheme) -> Option:
-    sizes = [stored_sizes(scheme, *measured.shapes[m]) for m in members]
+    sizes = [compute_stored_sizes(scheme, *measured.shapes[m]) for m in members]
     cost = sum(measured.costs[m][scheme] for m in members)
     return Option(cost, tuple(map(sum, zip(*sizes, strict=True))))

@@ -95,9 +95,9 @@ def _quantizer(inputs: Inputs, name: str) -> Callable[[nn.Module, tuple[Tensor, 
         with torch.autocast(args[0].device.type, enabled=False):
             x = args[0].float() if factor is None else args[0].float() * factor
             if covered is None:
-                return straight_through.per_token_values(x)
-            unmoved = straight_through.range_logarithms(covered).to(x.device)
-            return straight_through.activation_values(x, covered, unmoved)
+                return straight_through.fake_quantize_tokens(x)
+            unmoved = straight_through.start_logarithms(covered).to(x.device)
+            return straight_through.fake_quantize_activation(x, covered, unmoved)
 
     return quantized
 

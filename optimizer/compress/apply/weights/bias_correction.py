@@ -82,7 +82,7 @@ def correct(
 
         walk.observe(group, hook, shifts, part)
 
-    with walk.swapped(group.model, quantized):
+    with walk.swap_modules(group.model, quantized):
         shifts = group.stream.deal.sum(start, measure)
     biases: dict[str, Tensor] = {}
     corrections = {f"{name}.bias": shift.value for name, shift in shifts.items()}

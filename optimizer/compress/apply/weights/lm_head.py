@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from optimizer.compress.apply.weights.rounding import FloatWeight, prune_and_round
-from optimizer.compress.methods.weights.rtn import relative_error
-from optimizer.compress.module_rows import Row, label, significant
+from optimizer.compress.methods.weights.rtn import measure_relative_error
+from optimizer.compress.module_rows import Row, label, round_significant
 from optimizer.compress.selection import Selection
 from optimizer.compress.walk.blocks import Stream
 from optimizer.compress.walk.model_source import ModelSource
@@ -110,13 +110,15 @@ def compress(
                 nearest[table, scheme] = _round(source, (name, table), scheme, quantize, at_once)
             rounded = nearest[table, scheme]
         weights[own] = rounded.q
-        rows.append(Row(name, label(scheme, None), significant(rounded.error), note=rounded.remark))
+        rows.append(
+            Row(name, label(scheme, None), round_significant(rounded.error), note=rounded.remark)
+        )
         if mode is not None:
             notes.append(Note(name, "weight-only", "outside the blocks the input stays float"))
     return CompressedState(weights, activations=mode, notes=tuple(notes)), rows
 
 
-def by_moments(quantize: Quantize, selection: Selection, head: str) -> bool:
+def needs_hessian(quantize: Quantize, selection: Selection, head: str) -> bool:
     """True where the head is quantized by a method that reads H of its inputs, and is not tied."""
     if quantize.head == "tied":
         return False
@@ -152,7 +154,7 @@ def _round(
         values = tensors.rows(table, torch.arange(start, min(start + size, count)))
         values = values.to(source.device)
         q, remark = prune_and_round(FloatWeight(name, values, scheme, H), method, quantize)
-        error = relative_error(values, q.dequantize())
+        error = measure_relative_error(values, q.dequantize())
         return q.to(CPU), remark, error, float(values.square().sum())
 
     def parts() -> Iterator[QTensor]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from optimizer.compress.apply.pruning.pruning import Prunable, prune
 from optimizer.compress.methods.weights.factorization import PART
-from optimizer.compress.methods.weights.hessian import first_token_weights, token_weights
+from optimizer.compress.methods.weights.hessian import weigh_first_tokens, weigh_tokens
 from optimizer.compress.methods.weights.tuned import Tuned
 from optimizer.compress.module_rows import join_remarks
 from optimizer.compress.simulate import QuantLinear
@@ -151,7 +151,7 @@ def _prunable(
     weight: FloatWeight, sparsity: Sparsity, quantize: Quantize, method: Method
 ) -> Prunable:
     """Input of pruning before rounding; pruning must keep H and P intact if `method` reads H."""
-    options = hessian_options(quantize, sparsity)
+    options = choose_hessian_options(quantize, sparsity)
     return Prunable(
         weight.name,
         weight.values,
@@ -164,7 +164,7 @@ def _prunable(
     )
 
 
-def hessian_options(quantize: Quantize, sparsity: Sparsity | None) -> HessianOptions:
+def choose_hessian_options(quantize: Quantize, sparsity: Sparsity | None) -> HessianOptions:
     """Options of the H that pruning and rounding share: gptq's; sparsegpt's for float weights."""
     if sparsity is not None and quantize.leaves_float:
         return sparsity.sparsegpt
@@ -217,7 +217,7 @@ def compress_weights(
     needs_hessian = quantize.block_rounding.second_moments
     if not needs_hessian and not any(s.record.calibrated for s in group.sparsity.values()):
         return _compress_each(group, inputs, quantize)
-    leader = walk.sharing_of_all(group, "its inputs are unknown")
+    leader = walk.find_all_sharing(group, "its inputs are unknown")
     float_inputs: Mapping[str, Buffer] = {}
     if aims_at_float:
         float_inputs = _float_inputs(group, set(leader.values()), scratch)
@@ -230,7 +230,7 @@ def compress_weights(
             part = _compress_sharing(group, linears, inputs, quantize, float_inputs.get(first))
             results.update(part)
             swapped = {n: inputs.quantized(n, linears[n], q) for n, q in part.all.items()}
-            swaps.enter_context(walk.swapped(group.model, swapped))
+            swaps.enter_context(walk.swap_modules(group.model, swapped))
     return results
 
 
@@ -270,7 +270,7 @@ def compress_alone(
         )
         return
     assert sparsity is not None
-    options = hessian_options(quantize, sparsity)
+    options = choose_hessian_options(quantize, sparsity)
     alone = Prunable(name, values, sparsity, options.damping, options.act_order)
     results.floats[name], results.remarks[name] = prune_float(alone, quantize.of_kind("float")[0])
 
@@ -291,7 +291,7 @@ def _compress_sharing(
     # x^T (x W^T) is then smaller than x^T x, and less work
     tall = len(linears) == 1 and 2 * linear.out_features <= linear.in_features
     narrow = inputs.weight(first, linear) if tall else None
-    options = hessian_options(quantize, group.sparsity.get(first))
+    options = choose_hessian_options(quantize, group.sparsity.get(first))
     H_all, P_all = measure_hessian(group, first, inputs, options, float_inputs, narrow)
     stacks = _stacks(linears, group)
     for names in stacks:
@@ -386,8 +386,8 @@ def measure_hessian(
 
         def hook(_name: str, rows: Tensor, real: Tensor) -> None:
             x = quantizer.quantize_input(rows)
-            share = token_weights(x, options.token_limit)
-            first = first_token_weights(real, options.first_token)
+            share = weigh_tokens(x, options.token_limit)
+            first = weigh_first_tokens(real, options.first_token)
             if len(first) == len(rows):  # else the rows are not tokens
                 share = share * first.to(device)
             x = x * share

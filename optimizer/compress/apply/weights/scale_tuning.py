@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from optimizer.compress.data.calibration import Windows, singly
+from optimizer.compress.data.calibration import Windows, split_batches
 from optimizer.compress.methods.precision.language_model import LanguageModel
 from optimizer.compress.methods.weights.scale_tuning import Training, tune_scales
 from optimizer.compress.methods.weights.tuned import Tuned
@@ -40,7 +40,7 @@ def tune(
                     _norm_weights(source),
                 ),
                 {name: q.to(source.device) for name, q in state.weights.items()},
-                singly(windows.train),
+                split_batches(windows.train),
                 windows.held_out,
                 options,
                 Training(dtype=TYPES[section.compress.decided]),

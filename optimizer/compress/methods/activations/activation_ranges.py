@@ -263,7 +263,7 @@ def _divergence(counts: Tensor, top: int) -> float:
     return float((p[seen] * (p[seen] / q[seen]).log()).sum())
 
 
-def chooser(method: str, percent: float, symmetric: bool) -> Callable[[Histogram], Range]:
+def get_chooser(method: str, percent: float, symmetric: bool) -> Callable[[Histogram], Range]:
     """The function Histogram -> Range of a method, named as in the recipe (activations.range)."""
     if method == "percentile":
         return lambda h: percentile(h, symmetric, percent)
@@ -276,7 +276,7 @@ def is_searched(method: str) -> bool:
     return method in ("mse", "entropy")
 
 
-def excess_loss(method: str, h: Histogram, other: Range, best: Range) -> float:
+def compute_excess_loss(method: str, h: Histogram, other: Range, best: Range) -> float:
     """Root of the excess of a searched method's loss at `other` over the loss at `best`, or 0.
 
     The loss is the relative squared error, or the divergence in nats. Near its minimum it grows as
@@ -300,7 +300,7 @@ def _square(h: Histogram) -> float:
     return float((h.magnitudes * ((torch.arange(BINS) + 0.5) * h.width) ** 2).sum())
 
 
-def neighbours(method: str, h: Histogram, chosen: Range) -> list[Range]:
+def list_neighbours(method: str, h: Histogram, chosen: Range) -> list[Range]:
     """The 9 ranges around and including `chosen`: each end one search step in, kept, or out."""
     _, width, used = _magnitudes(h)
     stride = max(1, used // ENTROPY_CLIPS) * width

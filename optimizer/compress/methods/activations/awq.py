@@ -45,7 +45,7 @@ class Choice:
     unscaled: float
 
 
-def factors(s_X: Tensor, s_W: Tensor | None, alpha: float) -> Tensor:
+def compute_factors(s_X: Tensor, s_W: Tensor | None, alpha: float) -> Tensor:
     """s (in,), positive, with a geometric mean of 1 over the inputs that are scaled.
 
     s_X: (in,), mean|X_j|
@@ -97,7 +97,7 @@ def search(
     best = Choice(ones, None, False, unscaled, unscaled)
     for by_weight in (False, True):
         for alpha in alphas:
-            s = factors(s_X, s_W if by_weight else None, alpha)
+            s = compute_factors(s_X, s_W if by_weight else None, alpha)
             if shared is not None:
                 s = shared.of_consumer(shared.of_producer(s.log()).exp())
             if (now := error(s)) < best.error:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 
-def orthogonal(size: int, seed: int) -> Tensor:
+def make_orthogonal(size: int, seed: int) -> Tensor:
     """Orthogonal matrix (size, size) float64: Hadamard, with seeded random signs of its columns.
 
     If no Hadamard order fits, a random rotation replaces the odd part: 80 = 4 * 20 is Hadamard,
@@ -21,22 +21,22 @@ def orthogonal(size: int, seed: int) -> Tensor:
     core = 1
     while size % (2 * core) == 0:
         core *= 2
-    matrix = hadamard(size)
+    matrix = make_hadamard(size)
     if matrix is None:
         normal = torch.randn(size // core, size // core, generator=generator, dtype=torch.float64)
         rotation, triangle = torch.linalg.qr(normal)
-        even = hadamard(core)
+        even = make_hadamard(core)
         assert even is not None
         matrix = torch.kron(even, (rotation * triangle.diagonal().sign()).contiguous())
     signs = torch.randint(0, 2, (size,), generator=generator).double() * 2 - 1
     return matrix / matrix.square().sum(1, keepdim=True).sqrt() * signs
 
 
-def hadamard(size: int) -> Tensor | None:
+def make_hadamard(size: int) -> Tensor | None:
     """Hadamard matrix (size, size) float64, or None where `size` is not a supported order."""
     core = size
     while core > 1:
-        matrix = paley(core)
+        matrix = make_paley(core)
         if matrix is not None:
             return torch.kron(_sylvester(size // core), matrix)
         if core % 2:
@@ -45,7 +45,7 @@ def hadamard(size: int) -> Tensor | None:
     return _sylvester(size) if size else None
 
 
-def paley(size: int) -> Tensor | None:
+def make_paley(size: int) -> Tensor | None:
     """Hadamard matrix (size, size) of Paley's first or second construction; None: no such size."""
     if size % 4 == 0 and _prime(size - 1):
         skew = _bordered(size - 1, -1.0)

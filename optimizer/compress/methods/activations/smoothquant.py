@@ -23,7 +23,7 @@ Quantizer = Callable[[Tensor], Tensor]
 """A tensor, quantized and de-quantized."""
 
 
-def factors(X_max: Tensor, W_max: Tensor, alpha: float) -> Tensor:
+def compute_factors(X_max: Tensor, W_max: Tensor, alpha: float) -> Tensor:
     """s (features,), positive and finite, with a geometric mean of 1.
 
     X_max, W_max: (features,), max|X_j| and max|W_j|; a channel that is empty in either is not
@@ -78,7 +78,7 @@ def search(
     best: tuple[float | None, Tensor] = (None, torch.ones_like(W_max))
     least = error(best[1])
     for alpha in alphas:
-        s = factors(X_max, W_max, alpha)
+        s = compute_factors(X_max, W_max, alpha)
         if (now := error(s)) < least:
             least, best = now, (alpha, s)
     return best

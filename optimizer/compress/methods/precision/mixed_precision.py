@@ -28,7 +28,7 @@ class Option:
     sizes: tuple[int, ...]
 
 
-def stored_sizes(scheme: Scheme, out: int, inputs: int) -> tuple[int, int]:
+def compute_stored_sizes(scheme: Scheme, out: int, inputs: int) -> tuple[int, int]:
     """Bytes of a weight (out, inputs) in the two kinds of shipped file:
 
     0. the state (optimizer/foundation/state.py), and an ONNX graph in fp32: scales of 32 bits
@@ -56,10 +56,10 @@ def choose(menus: Mapping[str, Sequence[Option]], limits: Sequence[int]) -> dict
     if not choices:
         least = [sum(min(o.sizes[f] for o in m) for m in menus.values()) for f in files]
         raise ValueError(f"limits: {list(limits)} bytes; the smallest options take {least}")
-    return min(choices, key=lambda chosen: total(menus, chosen)[0])
+    return min(choices, key=lambda chosen: sum_choices(menus, chosen)[0])
 
 
-def total(
+def sum_choices(
     menus: Mapping[str, Sequence[Option]], chosen: Mapping[str, int]
 ) -> tuple[float, tuple[int, ...]]:
     """Cost of a choice, and its bytes in each file."""
@@ -74,7 +74,7 @@ def _walk_hulls(
     """Choice {name: index} by the bytes of one file; None when its start exceeds a limit."""
     hulls = {name: _hull(menu, file) for name, menu in menus.items()}
     chosen = {name: hull[0] for name, hull in hulls.items()}
-    taken = list(total(menus, chosen)[1])
+    taken = list(sum_choices(menus, chosen)[1])
     if any(t > limit for t, limit in zip(taken, limits, strict=True)):
         return None
     steps = [

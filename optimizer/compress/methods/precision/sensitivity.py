@@ -55,7 +55,7 @@ class Curvature:
         return self._by_input / (float(self._by_input.trace()) or 1.0)
 
 
-def output_gradients(
+def visit_output_gradients(
     model: LanguageModel,
     texts: Iterable[Batch],
     keep: Callable[[str, Tensor], None],

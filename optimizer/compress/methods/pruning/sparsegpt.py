@@ -24,14 +24,14 @@ from torch import Tensor
 
 from optimizer.compress.methods.pruning.support import (
     MOST,
-    least_squares,
+    list_unit_choices,
     rechoose_units,
+    solve_least_squares,
     swap_weights,
-    unit_choices,
 )
 from optimizer.compress.methods.weights.factorization import PART, factorize, permute
 from optimizer.compress.methods.weights.gptq import BLOCK, rows_at_once
-from optimizer.compress.methods.weights.hessian import float_target, input_order
+from optimizer.compress.methods.weights.hessian import aim_at_float, order_inputs
 from optimizer.foundation.sections.method_options import SparsegptOptions
 from optimizer.foundation.sparsity import Pattern
 
@@ -75,10 +75,10 @@ def sparsegpt(
         raise ValueError(f"pattern {pattern}: {pattern.of} does not divide {inputs} inputs")
     if not in_place:
         H, P = H.clone(), None if P is None else P.clone()
-    order = input_order(H.diagonal(), pattern.unit, options.act_order)
+    order = order_inputs(H.diagonal(), pattern.unit, options.act_order)
     permute(H, order)
     factor = factorize(H, options.damping)
-    T = float_target(W, factor, order, P)
+    T = aim_at_float(W, factor, order, P)
     rows = rows_at_once(W)
     Hinv = factor.invert()
     swept = [_sweep(t, Hinv, pattern) for t in T.split(rows, 1)]
@@ -101,14 +101,14 @@ def _improve(
     sweeps: int,
 ) -> tuple[Tensor, Tensor]:
     """Improve the mask `sweeps` times and fit values to T on it; returns (values, mask)."""
-    values = least_squares(T, D, mask, values, SOME if sweeps else MOST)
+    values = solve_least_squares(T, D, mask, values, SOME if sweeps else MOST)
     for left in reversed(range(sweeps)):
         if pattern.of:
             values = rechoose_units(values, T, D, pattern, block=BLOCK)
         else:
             values = swap_weights(values, T, D, pattern.zeros(T.shape[1]) // 4)
         mask = values != 0
-        values = least_squares(T, D, mask, values, SOME if left else MOST)
+        values = solve_least_squares(T, D, mask, values, SOME if left else MOST)
     return values, mask
 
 
@@ -152,7 +152,7 @@ def _prune_units(W: Tensor, mask: Tensor, Hinv: Tensor, pattern: Pattern) -> Ten
 
 def _cheapest_mask(W: Tensor, Hinv: Tensor, pattern: Pattern) -> Tensor:
     """The mask (unit, out) whose pruned part costs least. W (unit, out); Hinv (unit, unit)."""
-    if unit_choices(pattern) is None:
+    if list_unit_choices(pattern) is None:
         cost = (W / Hinv.diagonal()[:, None]).square()
         return (
             cost.argsort(dim=0, stable=True).argsort(dim=0, stable=True)

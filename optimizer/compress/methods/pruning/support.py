@@ -29,7 +29,9 @@ CHOICES = 128
 """Largest number of choices N of M that are tried one by one: 2:4 has 6, 4:8 has 70."""
 
 
-def least_squares(T: Tensor, D: Tensor, mask: Tensor, start: Tensor, steps: int = MOST) -> Tensor:
+def solve_least_squares(
+    T: Tensor, D: Tensor, mask: Tensor, start: Tensor, steps: int = MOST
+) -> Tensor:
     """V (out, in) with the least tr (V - T) D (V - T)^T, 0 where mask (out, in) is False.
 
     D: (in, in), symmetric, positive definite
@@ -59,7 +61,7 @@ def least_squares(T: Tensor, D: Tensor, mask: Tensor, start: Tensor, steps: int 
     return values
 
 
-def unit_choices(pattern: Pattern) -> list[tuple[int, ...]] | None:
+def list_unit_choices(pattern: Pattern) -> list[tuple[int, ...]] | None:
     """All choices N of M of the pattern; None where they are more than CHOICES."""
     if not pattern.of or math.comb(pattern.of, pattern.kept) > CHOICES:
         return None
@@ -73,7 +75,7 @@ def rechoose_units(
 
     The error never rises. block: inputs updated together; it changes the speed, not the result.
     """
-    kept = unit_choices(pattern)
+    kept = list_unit_choices(pattern)
     if kept is None:
         return values
     every = torch.tensor(kept, device=values.device)

@@ -23,9 +23,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from optimizer.compress.methods.pruning.support import least_squares
+from optimizer.compress.methods.pruning.support import solve_least_squares
 from optimizer.compress.methods.weights.factorization import PART, factorize, permute
-from optimizer.compress.methods.weights.hessian import float_target, input_order
+from optimizer.compress.methods.weights.hessian import aim_at_float, order_inputs
 from optimizer.compress.methods.weights.refine import Bounds, refine
 from optimizer.compress.methods.weights.rtn import search_scales
 from optimizer.foundation.qtensor import QTensor, Scheme, absmax_scale, stack, to_scale_grid
@@ -94,14 +94,14 @@ def _quantize(
     if not all(bool(torch.isfinite(w).all()) for w in W.split(PART)):
         raise ValueError("weight: holds NaN or infinity")
     size = inputs // scheme.groups(inputs)
-    order = input_order(H.diagonal(), size, options.act_order)
+    order = order_inputs(H.diagonal(), size, options.act_order)
     permute(H, order)
     factor = factorize(H, options.damping)
-    T = float_target(W, factor, order, P)
+    T = aim_at_float(W, factor, order, P)
     if mask is not None:
         W, mask = W * mask, mask[:, order]
         D = replace(factor, matrix=factor.matrix.clone()).restore()
-        T = least_squares(T.T, D, mask, T.T).T
+        T = solve_least_squares(T.T, D, mask, T.T).T
         del D
     group_order = order[::size] // size
     rows = out if scheme.granularity == "tensor" else rows_at_once(W)

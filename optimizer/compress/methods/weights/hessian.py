@@ -29,7 +29,7 @@ from torch import Tensor
 from optimizer.compress.methods.weights.factorization import PART, Factorization
 
 
-def token_weights(rows: Tensor, token_limit: float) -> Tensor:
+def weigh_tokens(rows: Tensor, token_limit: float) -> Tensor:
     """Factors (tokens, 1), at most 1, after which no row is longer than token_limit medians.
 
     rows: (tokens, in); a row of zeros stays
@@ -40,7 +40,7 @@ def token_weights(rows: Tensor, token_limit: float) -> Tensor:
     return torch.where(length > limit, limit / length, torch.ones_like(length))
 
 
-def first_token_weights(real: Tensor, share: float) -> Tensor:
+def weigh_first_tokens(real: Tensor, share: float) -> Tensor:
     """Factors (tokens, 1), at least 1, after which each text's first token has `share` of its H.
 
     real: (texts, sequence) bool, the tokens that are not padding; their rows come text by text
@@ -54,7 +54,7 @@ def first_token_weights(real: Tensor, share: float) -> Tensor:
     return factors
 
 
-def input_order(diagonal: Tensor, size: int, act_order: bool) -> Tensor:
+def order_inputs(diagonal: Tensor, size: int, act_order: bool) -> Tensor:
     """The order (in,) in which inputs are quantized; with act_order large diagonals of H first.
 
     Groups of `size` neighbours are ordered by their mean and stay together; inputs are ordered
@@ -69,7 +69,7 @@ def input_order(diagonal: Tensor, size: int, act_order: bool) -> Tensor:
     return index.gather(1, within)[by_mean].reshape(-1)
 
 
-def float_target(W: Tensor, factor: Factorization, order: Tensor, P: Tensor | None) -> Tensor:
+def aim_at_float(W: Tensor, factor: Factorization, order: Tensor, P: Tensor | None) -> Tensor:
     """T^T (in, out), in the order of quantization: the values that Q should come close to.
 
     W: (out, in)

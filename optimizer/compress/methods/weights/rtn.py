@@ -70,7 +70,7 @@ def _search(weight: Tensor, scheme: Scheme, importance: Tensor | None) -> QTenso
     full = _cover(weight, scheme)
     scale, zero_point = full.scale, full.zero_point
     best = _error(weight, scale, zero_point, scheme, importance)
-    for shrink in shrinks(scheme)[1:]:
+    for shrink in list_shrinks(scheme)[1:]:
         trial_scale = scheme_scales(full.scale * shrink, scheme)
         trial_zero = center_zero_point(weight, trial_scale, scheme)
         error = _error(weight, trial_scale, trial_zero, scheme, importance)
@@ -82,15 +82,15 @@ def _search(weight: Tensor, scheme: Scheme, importance: Tensor | None) -> QTenso
     return quantize(weight, scale, zero_point, scheme)
 
 
-def shrinks(scheme: Scheme) -> tuple[float, ...]:
+def list_shrinks(scheme: Scheme) -> tuple[float, ...]:
     """Factors of the absmax scale that are tried in turn; the first is 1."""
     return (*SHRINKS, *(-s for s in SHRINKS)) if scheme.full_range else SHRINKS
 
 
-def candidates(weight: Tensor, scheme: Scheme) -> Tensor:
+def list_scales(weight: Tensor, scheme: Scheme) -> Tensor:
     """All scales that `rtn` chooses from, (shrinks, *shape of scale)."""
     full, _ = absmax_scale(weight, scheme)
-    tried = (1.0,) if scheme.bits == 8 else shrinks(scheme)
+    tried = (1.0,) if scheme.bits == 8 else list_shrinks(scheme)
     return torch.stack([scheme_scales(full * shrink, scheme) for shrink in tried])
 
 
@@ -130,7 +130,7 @@ def _error(
     return E.sum(-1)
 
 
-def relative_error(weight: Tensor, approximation: Tensor) -> float:
+def measure_relative_error(weight: Tensor, approximation: Tensor) -> float:
     """Frobenius norm of the difference / norm of the weight; 0 for a weight of zeros."""
     norm = float(weight.norm())
     return float((weight - approximation).norm()) / norm if norm else 0.0

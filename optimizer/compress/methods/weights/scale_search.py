@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from optimizer.compress.methods.weights.rtn import center_zero_point, search_scales, shrinks
+from optimizer.compress.methods.weights.rtn import center_zero_point, list_shrinks, search_scales
 from optimizer.foundation.qtensor import (
     QTensor,
     Scheme,
@@ -64,7 +64,7 @@ def _best(W: Tensor, now: QTensor, H: Tensor, others: Tensor) -> QTensor:
     scheme = now.scheme
     full, full_zero = absmax_scale(W, scheme)
     scale, zero_point, least = now.scale, now.zero_point, cost(now)
-    for shrink in shrinks(scheme):
+    for shrink in list_shrinks(scheme):
         trial = to_signed_scale_grid(full * shrink)
         zero = full_zero if shrink == 1 else center_zero_point(W, trial, scheme)
         error = cost(quantize(W, trial, zero, scheme))

@@ -31,7 +31,7 @@ def exactly(value: Tensor, gradient_of: Tensor) -> Tensor:
     return _Exactly.apply(value, gradient_of)  # type: ignore[no-any-return]
 
 
-def rounded(x: Tensor) -> Tensor:
+def round_through(x: Tensor) -> Tensor:
     """Round x to nearest, ties to even, with gradient 1."""
     return exactly(x.detach().round(), x)
 
@@ -52,12 +52,12 @@ def scale_of(start: Tensor, logarithm: Tensor) -> Tensor:
     return exactly(to_signed_scale_grid(free.detach()), free)
 
 
-def integers(weight: Tensor, scale: Tensor, start: QTensor) -> QTensor:
+def quantize_weight(weight: Tensor, scale: Tensor, start: QTensor) -> QTensor:
     """Quantize the weight by these scales, with start's scheme and zero points."""
     return quantize(weight.detach(), scale.detach(), start.zero_point, start.scheme)
 
 
-def weight_values(weight: Tensor, scale: Tensor, start: QTensor) -> Tensor:
+def fake_quantize_weight(weight: Tensor, scale: Tensor, start: QTensor) -> Tensor:
     """De-quantized `integers` (out, in), with gradients for weight and scale."""
     scheme: Scheme = start.scheme
     out, inputs = weight.shape
@@ -65,19 +65,19 @@ def weight_values(weight: Tensor, scale: Tensor, start: QTensor) -> Tensor:
     steps = weight.reshape(out, groups, -1) / scale.expand(out, groups)[..., None]
     zero = scale.new_zeros(()) if start.zero_point is None else start.zero_point.float()
     zero = zero.expand(out, groups)[..., None]
-    inside = rounded(steps).clamp(scheme.low - zero, scheme.high - zero)
+    inside = round_through(steps).clamp(scheme.low - zero, scheme.high - zero)
     free = (inside * scale.expand(out, groups)[..., None]).reshape(out, inputs)
-    return exactly(integers(weight, scale, start).dequantize(), free)
+    return exactly(quantize_weight(weight, scale, start).dequantize(), free)
 
 
-def range_logarithms(start: Range) -> Tensor:
+def start_logarithms(start: Range) -> Tensor:
     """Initial logarithms, zeros: two, for the low and high end of a range, or one for a symmetric
     range, which stays symmetric."""
     symmetric = start == Range(-128 * start.scale, 127 * start.scale)
     return torch.zeros(1 if symmetric else 2)
 
 
-def range_of(start: Range, logarithms: Tensor) -> Range:
+def scale_range(start: Range, logarithms: Tensor) -> Range:
     """Multiply the ends of `start` by exp(logarithms): low and high, or both alike."""
     factors = logarithms.detach().double().exp()
     if len(factors) == 1:
@@ -87,21 +87,21 @@ def range_of(start: Range, logarithms: Tensor) -> Range:
     return Range(start.low * float(factors[0]), start.high * float(factors[1]))
 
 
-def activation_values(x: Tensor, start: Range, logarithms: Tensor) -> Tensor:
+def fake_quantize_activation(x: Tensor, start: Range, logarithms: Tensor) -> Tensor:
     """Quantize and de-quantize x (..., features) by range_of(start, logarithms), with gradients for
     x and the logarithms."""
-    covered = range_of(start, logarithms)
+    covered = scale_range(start, logarithms)
     low, high = start.low * logarithms[0].exp(), start.high * logarithms[-1].exp()
     scale = exactly(torch.tensor(covered.scale, dtype=x.dtype).to(x.device), (high - low) / 255)
     zero = torch.tensor(float(covered.zero_point)).to(x.device)
     if len(logarithms) == 2:
         zero = exactly(zero, -low / scale)
-    inside = (rounded(x / scale) + zero).clamp(0, 255)
+    inside = (round_through(x / scale) + zero).clamp(0, 255)
     return (inside - zero) * scale
 
 
-def per_token_values(x: Tensor) -> Tensor:
+def fake_quantize_tokens(x: Tensor) -> Tensor:
     """Quantize and de-quantize each row of x (..., features) to int8 by its largest value; the
     scale takes no gradient."""
     scale = x.detach().abs().amax(-1, keepdim=True) / 127
-    return rounded(x / torch.where(scale > 0, scale, torch.ones_like(scale))) * scale
+    return round_through(x / torch.where(scale > 0, scale, torch.ones_like(scale))) * scale

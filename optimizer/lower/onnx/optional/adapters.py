@@ -26,7 +26,7 @@ Widths = Mapping[str, tuple[int, int]]
 """{module: (number of its inputs, of its outputs)}."""
 
 
-def widths(source: Path) -> Widths:
+def read_widths(source: Path) -> Widths:
     """Widths of the modules that the adapters in the folder of load change; {} without any."""
     files = sorted(source.glob(adapter_file("*")))
     shapes = {name: array.shape for file in files for name, array in read(file).items()}
@@ -52,8 +52,8 @@ def add(model: ir.Model, adapted: Widths, linear: Collection[str]) -> None:
             where="model.adapters",
             fix="Merge the adapter (model.adapters: [...]), or remove it.",
         )
-    outputs = {product: cut.leaving_of(product) for product in products}
-    inputs = {p: cut.entering_of(p, linear, set(outputs.values())) for p in products}
+    outputs = {product: cut.find_leaving(product) for product in products}
+    inputs = {p: cut.find_entering(p, linear, set(outputs.values())) for p in products}
     for product in products:
         if module_of(product) in adapted:
             _add(model.graph, module_of(product), adapted, inputs[product], outputs[product])

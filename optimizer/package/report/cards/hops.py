@@ -20,9 +20,9 @@ from optimizer.package.report.view import (
     not_drawn,
     small,
 )
-from optimizer.validate.ledger.breach import breach
+from optimizer.validate.ledger.breach import write_breach
 from optimizer.validate.ledger.distance import WHOLE
-from optimizer.validate.ledger.entry import WORST, judged_over, statistic
+from optimizer.validate.ledger.entry import WORST, describe_examples, name_statistic
 
 ABOUT = (
     "Distance, held against Limit, decides. It is |found − expected| / |expected| (L2) of the "
@@ -83,7 +83,7 @@ def _not_run(hop: Document) -> bool:
 def _distance(hop: Document) -> Any:
     """Return the distance compared with the limit; NaN for a failed hop without a number."""
     measured = get_part(hop, "measured")
-    reached = measured.get(statistic(str(hop.get("hop"))), measured.get("relative_l2"))
+    reached = measured.get(name_statistic(str(hop.get("hop"))), measured.get("relative_l2"))
     return float("nan") if reached is None and hop.get("ok") is False else reached
 
 
@@ -99,7 +99,7 @@ def _texts(hop: Document) -> tuple[str, str]:
     """Return (distance, limit) as `optimize explain` prints them; "" for no limit of the whole."""
     measured, limit = finite(_distance(hop)), finite(hop.get("tolerance"))
     if measured is not None and limit is not None:
-        reached, allowed = (text.replace("-", "−") for text in breach(measured, limit))
+        reached, allowed = (text.replace("-", "−") for text in write_breach(measured, limit))
         return reached, f"none: {limit:.3g} accepts zeros" if limit >= WHOLE else allowed
     allowed = "" if hop.get("tolerance") is None else plain(hop.get("tolerance"))
     return (plain(_distance(hop)) if measured is None else f"{measured:.2g}"), allowed
@@ -115,7 +115,7 @@ def _row(hop: Document) -> tuple[Line, ...]:
         return line(*about), line(Span(f"not run here: {why}", "missing"))
     measured = get_part(hop, "measured")
     reached, limit = _texts(hop)
-    over, worst = judged_over(str(hop.get("hop"))), finite(measured.get("worst_example"))
+    over, worst = describe_examples(str(hop.get("hop"))), finite(measured.get("worst_example"))
     aside = "" if over == WORST or worst is None else f"worst example {worst:.2g}, no limit"
     return (
         line(*about),

@@ -36,7 +36,7 @@ FREE: Any = object()
 """Any value: it depends on a choice between labels that are both right."""
 
 
-def differences(actual: Any, expected: Any, where: str = "") -> Iterator[str]:
+def differ(actual: Any, expected: Any, where: str = "") -> Iterator[str]:
     """A sentence for each difference of an answer (or its field `where`) from `expected`."""
     if expected is FREE:
         return
@@ -52,13 +52,13 @@ def differences(actual: Any, expected: Any, where: str = "") -> Iterator[str]:
             yield f"{where or 'the answer'} has the fields {list(actual)}, not {list(expected)}"
             return
         for name, value in expected.items():
-            yield from differences(actual[name], value, f"{where}.{name}".lstrip("."))
+            yield from differ(actual[name], value, f"{where}.{name}".lstrip("."))
     elif isinstance(expected, list):
         if len(actual) != len(expected):
             yield f"{where} has {len(actual)} elements, the reference's {len(expected)}"
             return
         for i, (f, e) in enumerate(zip(actual, expected, strict=True)):
-            yield from differences(f, e, f"{where}[{i}]")
+            yield from differ(f, e, f"{where}[{i}]")
     elif actual != expected:
         yield f"{where} is {actual!r}, the reference's {expected!r}"
 

@@ -67,12 +67,12 @@ from optimizer.harness.tasks.images import (
     keypoint_detection,
     object_detection,
 )
-from optimizer.load.config.image_processor import transformers_processor
+from optimizer.load.config.image_processor import open_processor
 from optimizer.validate.ledger import inputs as ledger_inputs
 from optimizer.validate.ledger.laws import contract_laws
-from optimizer.validate.ledger.laws.answer_fields import FREE, Judged, Near, OneOf, differences
+from optimizer.validate.ledger.laws.answer_fields import FREE, Judged, Near, OneOf, differ
 from optimizer.validate.ledger.laws.images import pipeline_answers, pose_answers
-from optimizer.validate.ledger.laws.rows.own_outputs import Run, output_of, rows_of_parts
+from optimizer.validate.ledger.laws.rows.own_outputs import Run, list_part_rows, run_row
 from optimizer.validate.ledger.pieces.roundoff import SMALLEST, UNIT
 from optimizer.validate.materials import Materials
 
@@ -105,7 +105,7 @@ class ReferencePipeline:
     @cached_property
     def processor(self) -> Any:
         """transformers' own image processor."""
-        return transformers_processor(self.checkpoint)
+        return open_processor(self.checkpoint)
 
     def encoded(self, text: str) -> Any:
         """The text as transformers' tokenizer encodes it."""
@@ -158,7 +158,7 @@ def classified(
         {"logits": torch.from_numpy(logits)[None]}, top_k=len(labels), **options
     )
     config = reference.pipeline.model.config
-    bounds = {config.id2label[i]: float(b) for i, b in enumerate(rounding(logits))}
+    bounds = {config.id2label[i]: float(b) for i, b in enumerate(bound_rounding(logits))}
     scores = {one["label"]: Near(one["score"], bounds[one["label"]]) for one in listed}
     best = max(scores.values(), key=lambda s: float(s.values))
     return {"label": _equal(scores, best), "score": best, "scores": scores}
@@ -195,7 +195,7 @@ def fitting(
         {"candidate_labels": labels, "logits": [torch.from_numpy(logits)]}
     )
     listed_scores = {one["label"]: float(one["score"]) for one in listed}
-    bounds = rounding(logits)
+    bounds = bound_rounding(logits)
     if reference.contract.activation is not None:  # the harness rounds once
         relative = (EXPONENTIAL + 3) * UNIT["fp32"]
         bounds = np.array([relative * listed_scores[n] + SMALLEST["fp32"] for n in labels])
@@ -247,7 +247,7 @@ def tagged(reference: ReferencePipeline, text: str, logits: Array, _alone: Batch
         previous = numbers[token["index"]]
     heads = [token for token in tokens if not token["is_subword"]]
     aggregated = pipeline.aggregate_words(tokens, first)
-    bounds = [rounding(logits[token["index"]]) for token in heads]
+    bounds = [bound_rounding(logits[token["index"]]) for token in heads]
     names = pipeline.model.config.id2label
     words = []
     for word, token, bound in zip(aggregated, heads, bounds, strict=True):
@@ -278,7 +278,7 @@ def _aggregated(
         warnings.simplefilter("ignore", UserWarning)
         listed = reference.pipeline.postprocess([outputs], strategy)
     # of a mean over all tokens at most
-    bound = max(float(rounding(row).max()) for row in logits) + len(logits) * UNIT["fp32"]
+    bound = max(float(bound_rounding(row).max()) for row in logits) + len(logits) * UNIT["fp32"]
     return {"entities": [{**one, "score": Near(float(one["score"]), bound)} for one in listed]}
 
 
@@ -315,7 +315,7 @@ def filled(reference: ReferencePipeline, text: str, logits: Array, _alone: Batch
     places = np.flatnonzero(ids.numpy() == reference.tokenizer.mask_token_id)
     expected = []
     for place, tokens in zip(places, masks, strict=True):
-        bounds = rounding(logits[place])
+        bounds = bound_rounding(logits[place])
         order = np.sort(torch.softmax(torch.from_numpy(logits[place]), -1).numpy())[::-1]
         near = (order[: len(tokens)] - order[1 : len(tokens) + 1] <= bounds.max()).any()
         expected.append(
@@ -333,7 +333,7 @@ def pooled(
 ) -> dict[str, Any]:
     """Answer of a task of vectors. hidden: (positions, width)."""
     contract = reference.contract
-    values, bounds = contract_laws.values(
+    values, bounds = contract_laws.evaluate(
         contract, {tasks.look_up(contract).output: hidden[None]}, alone
     )
     (name,) = tasks.look_up(contract).tensors(contract)
@@ -346,7 +346,7 @@ def weighed(
     """Answer of sparse-embedding. logits: (tokens, vocabulary). Where entries are equal within
     their bounds, so that either may stand first or be left out, the values alone are judged."""
     contract = reference.contract
-    values, bounds = contract_laws.values(contract, {"logits": logits[None]}, alone)
+    values, bounds = contract_laws.evaluate(contract, {"logits": logits[None]}, alone)
     order = np.argsort(-values[0], kind="stable")
     weights, bound = values[0][order], bounds[0][order]
     count = min(int((weights > 0).sum()), contract.splade.max_active_dims or len(weights))
@@ -401,12 +401,12 @@ PIPELINES = {
 """{task: transformers' pipeline class}."""
 
 
-def unjudged(task: str) -> str:
+def explain_unjudged(task: str) -> str:
     """A sentence for a task whose answers have no reference here, else ""."""
     return "" if task in EXPECTED else UNJUDGED.format(task)
 
 
-def rounding(logits: Array) -> Array:
+def bound_rounding(logits: Array) -> Array:
     """Bound (labels,) on the distance of two float32 softmaxes of the logits (labels,). Each rounds
     the shifted logits, which an exponential turns into relative errors, the exponentials, their sum
     and a quotient."""
@@ -423,7 +423,7 @@ def _equal(scores: Mapping[str, Near], best: Near) -> OneOf:
     return OneOf(frozenset(near))
 
 
-def answers(m: Materials, served: Contract, encoder: Any, runner: Runner) -> list[str]:
+def compare_answers(m: Materials, served: Contract, encoder: Any, runner: Runner) -> list[str]:
     """Problems of the harness's answers to the ledger's inputs; [] for a task without a reference.
 
     served: the harness's contract
@@ -435,12 +435,12 @@ def answers(m: Materials, served: Contract, encoder: Any, runner: Runner) -> lis
         return []
     texts = list(dict.fromkeys(m.texts))
     inputs = texts[:: -(-len(texts) // ANSWERED)]
-    inputs += [ledger_inputs.overlong(m.contract, texts)] if kind.size else []
+    inputs += [ledger_inputs.make_overlong(m.contract, texts)] if kind.size else []
     runs: list[Run] = []
 
     def infer(arrays: Mapping[str, Array]) -> Mapping[str, Array]:
         outputs = runner.infer(arrays)
-        runs.append((arrays, contract_laws.joined(m.contract, outputs)))
+        runs.append((arrays, contract_laws.join_outputs(m.contract, outputs)))
         return outputs
 
     inputs = [tasks.look_up(served).ask(served, value) for value in inputs]
@@ -451,14 +451,14 @@ def answers(m: Materials, served: Contract, encoder: Any, runner: Runner) -> lis
     problems: list[str] = []
     for query, one in zip(queries, answered, strict=True):
         alone = tasks.encode(m.contract, m.encoder, [query.input])
-        row = output_of(alone, runs)
+        row = run_row(alone, runs)
         if tasks.look_up(m.contract).in_parts:
-            alone, row = rows_of_parts(m, query.input, runs)
+            alone, row = list_part_rows(m, query.input, runs)
         if row is None or one.answer is None:
             problems.append(f"{query.where}: it has no answer, or no batch holds it")
             continue
         target = expected(reference, query.input, row, alone)
-        problems += [f"{query.where}: {d}" for d in differences(one.answer, target)]
+        problems += [f"{query.where}: {d}" for d in differ(one.answer, target)]
         if kind.size:
             problems += [f"{query.where}: {d}" for d in _counts(reference, query.input, one)]
     return problems
@@ -470,13 +470,15 @@ def _counts(reference: ReferencePipeline, text: str, one: Answered) -> Iterator[
         parts = reference.contract.template or ("", "", "")  # the text is a document
         prompted = reference.contract.vectors.text + parts[0] + parts[1] + text + parts[2]
         whole = len(reference.tokenizer(prompted, add_special_tokens=not any(parts))["input_ids"])
-    yield from differences(
+    yield from differ(
         {"tokens": one.tokens, "read": one.kept},
         {"tokens": whole, "read": min(whole, reference.contract.text.max_length)},
     )
 
 
-def generated(tokenizer: Any, prompt: Sequence[int], completion: Completion, new: int) -> list[str]:
+def compare_generated(
+    tokenizer: Any, prompt: Sequence[int], completion: Completion, new: int
+) -> list[str]:
     """Sentences on fields of the answer to a prompt, where no token may end the text.
 
     tokenizer: transformers'
@@ -484,10 +486,8 @@ def generated(tokenizer: Any, prompt: Sequence[int], completion: Completion, new
     """
 
     def read(ids: Sequence[int]) -> str:
-        text: str = tokenizer.decode(
-            ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
-        return text
+        options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+        return str(tokenizer.decode(ids, **options))
 
     before, whole = read(prompt), read([*prompt, *completion.tokens])
     target = {
@@ -497,4 +497,4 @@ def generated(tokenizer: Any, prompt: Sequence[int], completion: Completion, new
         "prompt_tokens": len(prompt),
         "stop": None,
     }
-    return list(differences(completion.to_json(), target))
+    return list(differ(completion.to_json(), target))

@@ -24,7 +24,9 @@ from optimizer.validate.ledger.pieces.roundoff import UNIT
 DOUBLE = 2.0**-53  # unit roundoff of this computation
 
 
-def folded(model: nn.Module, parameters: Mapping[str, Tensor], norms: BatchNorms) -> list[str]:
+def compare_folded(
+    model: nn.Module, parameters: Mapping[str, Tensor], norms: BatchNorms
+) -> list[str]:
     """Sentences on folded weights and biases that differ from convolution and norm of `model`,
     which is transformers' own. parameters: ours, by name."""
     problems = []

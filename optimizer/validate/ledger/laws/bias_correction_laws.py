@@ -21,14 +21,14 @@ from optimizer.compress.simulate import fake_quantize, quantize_tokens
 from optimizer.foundation.conv_geometry import ConvGeometry
 from optimizer.foundation.rounding.tolerance import normal_bound
 from optimizer.foundation.state import PER_TOKEN, CompressedState, weight_name
-from optimizer.validate.ledger.breach import breach
+from optimizer.validate.ledger.breach import write_breach
 from optimizer.validate.ledger.laws.calibration_laws import (
     COMMON,
     FINISHED,
     FLOAT,
     Findings,
     SharedInputs,
-    integer_ends,
+    compute_integer_ends,
 )
 
 SAME = 2.0**-20
@@ -65,7 +65,7 @@ class BiasCorrectionLaw:
         if self._state.activations in PER_TOKEN:
             coded = quantize_tokens(x, self._state.activations)
         elif covered is not None:
-            low, high = (end * covered.scale for end in integer_ends(covered))
+            low, high = (end * covered.scale for end in compute_integer_ends(covered))
             x, coded = x.clamp(low, high), fake_quantize(x, covered)
         filters = self._readers.filters[module]
         if filters is not None:
@@ -87,7 +87,7 @@ class BiasCorrectionLaw:
             stored = self._corrections[f"{module}.bias"].double()
             far = _relative(stored, self._lost(FINISHED, module))
             if not far <= limit:
-                shown = breach(far, limit)
+                shown = write_breach(far, limit)
                 message = (
                     f"{module}.bias: its correction lies {shown[0]} of its size from the mean "
                     f"output error on the calibration texts; between float and quantized inputs "

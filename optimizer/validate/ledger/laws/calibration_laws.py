@@ -150,6 +150,6 @@ def _equal(a: Tensor | None, b: Tensor | None) -> bool:
     return a is b or (a is not None and b is not None and torch.equal(a, b))
 
 
-def integer_ends(covered: Range) -> tuple[int, int]:
+def compute_integer_ends(covered: Range) -> tuple[int, int]:
     """(least, largest) integer of a range, less its zero point."""
     return -covered.zero_point, 255 - covered.zero_point

@@ -50,7 +50,7 @@ STRANGE = (
 """Texts that distinguish tokenizer settings: case, accents, scripts, long words, one letter."""
 
 
-def tokens(
+def compare_tokens(
     checkpoint: Path, source: Contract, served: Contract, tokenizer: Any, texts: Sequence[str]
 ) -> list[str]:
     """Law 1 for texts: sentences on arrays of texts and text pairs that differ."""
@@ -174,35 +174,35 @@ def _difference(actual: Array, expected: Array) -> str:
     return f"row {at[0]} position {at[1]} is {actual[at]}, transformers {expected[at]}"
 
 
-def values(source: Contract, outputs: Mapping[str, Array], batch: Batch) -> tuple[Array, Array]:
+def evaluate(source: Contract, outputs: Mapping[str, Array], batch: Batch) -> tuple[Array, Array]:
     """(the task's values of the model's `outputs`, in torch and float64, by the source's contract;
     the float32 bound of each element, 0 where it must be equal): the reference of law 2."""
     if not tasks.look_up(source).output:
         rows = [np.asarray(outputs[o.name], np.float64) for o in source.outputs]
         flat = np.concatenate([a.reshape(len(a), -1) for a in rows], axis=1)
         return flat, np.zeros(flat.shape)
-    raw = torch.from_numpy(joined(source, outputs)).double()
+    raw = torch.from_numpy(join_outputs(source, outputs)).double()
     real = batch.pooled if batch.real.ndim > 1 else np.ones(raw.shape[:2])  # no padding
     mask = torch.from_numpy(real).double()
     if source.sparse is not None:
-        exact, bound = embedding_laws.weights(source, raw, mask)
+        exact, bound = embedding_laws.compute_weights(source, raw, mask)
         return exact.numpy(), bound.numpy()
     if source.pooling is None:
         if raw.ndim == 3:
             raw = raw.masked_fill(mask[..., None] == 0, 0.0)
         return raw.numpy(), np.zeros(raw.shape)
-    exact, bound = embedding_laws.vectors(source, raw, mask)
+    exact, bound = embedding_laws.compute_vectors(source, raw, mask)
     return exact.numpy(), bound.numpy()
 
 
-def joined(source: Contract, outputs: Mapping[str, Array]) -> Array:
+def join_outputs(source: Contract, outputs: Mapping[str, Array]) -> Array:
     """The outputs of the source's task, float32, joined along their last axis."""
     task = tasks.look_up(source)
     arrays = [np.asarray(outputs[name], np.float32) for name in (task.output, *task.beside)]
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, -1)
 
 
-def labels(source: Contract, served: Contract, checkpoint: Path, batch: Batch) -> list[str]:
+def compare_labels(source: Contract, served: Contract, checkpoint: Path, batch: Batch) -> list[str]:
     """Law 3: sentences on label names that differ, or logits answered with another label."""
     if source.labels is None:
         return []
@@ -237,7 +237,7 @@ def _named(answer: Mapping[str, Any]) -> object:
     return names[0] if len(names) == 1 else names
 
 
-def contract(source: Contract, served: Contract, checkpoint: Path) -> list[str]:
+def compare_contract(source: Contract, served: Contract, checkpoint: Path) -> list[str]:
     """Law 4: sentences on fields of `served` that contradict the source's contract or config."""
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
     expected, actual = source.to_json(), served.to_json()
@@ -268,7 +268,7 @@ class InputLaws:
 
 
 INPUTS: Mapping[str, InputLaws] = {
-    TEXT.name: InputLaws(tokens, _text),
-    TENSORS.name: InputLaws(tensor_laws.arrays, tensor_laws.contract),
-    IMAGE.name: InputLaws(image_laws.pixels, image_laws.contract),
+    TEXT.name: InputLaws(compare_tokens, _text),
+    TENSORS.name: InputLaws(tensor_laws.compare_arrays, tensor_laws.compare_contract),
+    IMAGE.name: InputLaws(image_laws.compare_pixels, image_laws.compare_contract),
 }

@@ -1,8 +1,8 @@
 """Compute the vectors of a sentence embedding in torch and float64, with the bound of each number's
 float32 arithmetic: the reference of contract_laws.py, law 2.
 
-Sums and products: Higham & Mary 2019 (roundoff.deviations). An activation moves the error of its
-argument by its largest slope and rounds once.
+Sums and products: Higham & Mary 2019 (roundoff.bound_deviations). An activation moves the error of
+its argument by its largest slope and rounds once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from optimizer.harness.contract import Contract
 from optimizer.harness.embedding_settings import Layer
-from optimizer.validate.ledger.pieces.roundoff import UNIT, deviations
+from optimizer.validate.ledger.pieces.roundoff import UNIT, bound_deviations
 
 U = UNIT["fp32"]
 LOGARITHM = 4  # roundoffs of a float32 log1p: numpy's is within 2 units in the last place
@@ -35,7 +35,7 @@ ACTIVATIONS: Mapping[str, tuple[Callable[[Tensor], Tensor], float]] = {
 """{activation: (its function, its largest slope)}."""
 
 
-def vectors(source: Contract, hidden: Tensor, mask: Tensor) -> Bounded:
+def compute_vectors(source: Contract, hidden: Tensor, mask: Tensor) -> Bounded:
     """Answers of hidden states (texts, sequence, width) in float64. mask: 1 where pooled, else 0"""
     parts = [_pool(name, hidden, mask) for name in source.poolings]
     value, bound = (torch.cat(part, 1) for part in zip(*parts, strict=True))
@@ -48,7 +48,7 @@ def vectors(source: Contract, hidden: Tensor, mask: Tensor) -> Bounded:
     return value[:, : settings.dimensions], bound[:, : settings.dimensions]
 
 
-def weights(source: Contract, logits: Tensor, mask: Tensor) -> Bounded:
+def compute_weights(source: Contract, logits: Tensor, mask: Tensor) -> Bounded:
     """Weights of a sparse embedding of logits (texts, sequence, vocabulary) in float64. mask: 1 for
     tokens, else 0. A logarithm of 1 + x moves an error by less than x itself has."""
     settings = source.splade
@@ -60,7 +60,7 @@ def weights(source: Contract, logits: Tensor, mask: Tensor) -> Bounded:
     if settings.pooling == "max":
         value, at = each.max(1)
         return value, rounded.gather(1, at[:, None])[:, 0]
-    wide = deviations(each[:, 0].numel(), each.shape[1]) * each.shape[1] ** 0.5
+    wide = bound_deviations(each[:, 0].numel(), each.shape[1]) * each.shape[1] ** 0.5
     return each.sum(1), rounded.sum(1) + wide * U * each.sum(1)
 
 
@@ -79,12 +79,12 @@ def _pool(name: str, hidden: Tensor, mask: Tensor) -> Bounded:
     value = torch.einsum("bsd,bs->bd", hidden, weights) / divisor
     size = torch.einsum("bsd,bs->bd", hidden.abs(), weights) / divisor
     others = {"weightedmean": 2, "mean_sqrt_len_tokens": 2}.get(name, 1)  # roundings besides sums
-    wide = deviations(exact.numel(), hidden.shape[1]) * hidden.shape[1] ** 0.5 + others
+    wide = bound_deviations(exact.numel(), hidden.shape[1]) * hidden.shape[1] ** 0.5 + others
     return value, wide * U * size
 
 
 def _product(value: Tensor, bound: Tensor, weight: Tensor) -> Bounded:
-    wide = deviations(len(value) * len(weight), weight.shape[1]) * weight.shape[1] ** 0.5
+    wide = bound_deviations(len(value) * len(weight), weight.shape[1]) * weight.shape[1] ** 0.5
     size = value.abs() @ weight.abs().T
     return value @ weight.T, bound @ weight.abs().T + wide * U * size
 
@@ -118,7 +118,7 @@ def _layer_norm(layer: Layer, value: Tensor, bound: Tensor, tensors: list[Tensor
 def _normalize(_: Layer, value: Tensor, bound: Tensor, _tensors: list[Tensor]) -> Bounded:
     norm = value.norm(dim=1, keepdim=True)
     # the norm has its terms' errors and a sum of squares' own; division rounds once more
-    terms = deviations(len(value), value.shape[-1]) * value.shape[-1] ** 0.5 + 3
+    terms = bound_deviations(len(value), value.shape[-1]) * value.shape[-1] ** 0.5 + 3
     relative = bound.norm(dim=1, keepdim=True) / norm + terms * U
     value = value / norm
     return value, bound / norm + value.abs() * relative

@@ -30,10 +30,9 @@ from torch import nn
 from optimizer.foundation.rounding.random_rounding import ULPS
 from optimizer.foundation.state import owner_of
 from optimizer.lower.onnx import attention_operands, cut
-from optimizer.lower.onnx.graph_constants import biases as biases_of
-from optimizer.lower.onnx.graph_constants import input_quantizations
+from optimizer.lower.onnx.graph_constants import read_biases, read_input_quantizations
 from optimizer.lower.onnx.graph_source import OpenGraph, Source, open_graph
-from optimizer.model.architectures.operands import attention_of
+from optimizer.model.architectures.operands import find_attention
 from optimizer.validate.ledger.pieces import linears
 from optimizer.validate.ledger.pieces.roundoff import UNIT
 from optimizer.validate.materials import Materials
@@ -42,7 +41,7 @@ TABLES = {"rotary_cos": np.cos, "rotary_sin": np.sin}  # of lower/ort/attention.
 KINDS = {"none": "by erf", "tanh": "by tanh"}
 
 
-def interface(m: Materials, graph: Source) -> list[str]:
+def compare_interface(m: Materials, graph: Source) -> list[str]:
     """Sentences on names of inputs or outputs that the contract lacks, and on constants."""
     summary = cut.summarize(graph)
     expected = {*(i.name for i in m.contract.inputs), *m.cache_names[0]}
@@ -53,12 +52,12 @@ def interface(m: Materials, graph: Source) -> list[str]:
         )
     if set(m.compared) - set(summary.outputs):
         problems.append(f"outputs are {sorted(summary.outputs)}, the contract says {m.compared}")
-    return problems + constants(m, graph, summary)
+    return problems + compare_constants(m, graph, summary)
 
 
-def parameters(m: Materials, graph: Source) -> list[str]:
+def compare_parameters(m: Materials, graph: Source) -> list[str]:
     """Parameters whose initializer is not the value that torch runs with, or its transpose."""
-    stored = cut.initializers(graph, m.names.parameters.values())
+    stored = cut.read_initializers(graph, m.names.parameters.values())
     in_torch = dict(m.folded_model.named_parameters(remove_duplicate=False))
     wrong = []
     for name, initializer in m.names.parameters.items():
@@ -78,7 +77,7 @@ def parameters(m: Materials, graph: Source) -> list[str]:
     return wrong
 
 
-def weights(m: Materials, graph: Source) -> list[str]:
+def compare_weights(m: Materials, graph: Source) -> list[str]:
     """Quantized parameters whose value in the graph is not the state's, bit for bit."""
     once = graph if isinstance(graph, OpenGraph) else open_graph(graph)
     return [
@@ -91,11 +90,11 @@ def weights(m: Materials, graph: Source) -> list[str]:
     ]
 
 
-def activations(m: Materials, graph: Source) -> list[str]:
+def compare_activations(m: Materials, graph: Source) -> list[str]:
     """Inputs whose scale, zero point or offset in the graph differs from the state's range."""
     if m.state.activations != "tensor":
         return []
-    quantizers = input_quantizations(graph, set(m.state.modules), m.state.summands)
+    quantizers = read_input_quantizations(graph, set(m.state.modules), m.state.summands)
     problems = []
     for site, covered in m.state.ranges.items():
         name = owner_of(site)
@@ -103,7 +102,7 @@ def activations(m: Materials, graph: Source) -> list[str]:
         if quantizer is None:
             problems.append(f"{name}: the graph does not quantize its input")
             continue
-        if m.signed or (attention_of(name) and attention_operands.is_signed(covered)):
+        if m.signed or (find_attention(name) and attention_operands.is_signed(covered)):
             right = quantizer.zero_point == 0 and quantizer.offset == covered.offset
         else:
             right = quantizer.zero_point == covered.zero_point and quantizer.offset == 0
@@ -115,11 +114,11 @@ def activations(m: Materials, graph: Source) -> list[str]:
     return problems
 
 
-def biases(m: Materials, graph: Source) -> list[str]:
+def compare_biases(m: Materials, graph: Source) -> list[str]:
     """Modules whose bias in the graph is not the state's, rounded once to the graph's type."""
     problems = []
-    for name, bias in biases_of(graph, m.modules).items():
-        expected = linears.stored_bias(m, name)
+    for name, bias in read_biases(graph, m.modules).items():
+        expected = linears.compute_stored_bias(m, name)
         if (bias is None) != (expected is None):
             problems.append(f"{name}: the graph has {'no' if bias is None else 'a'} bias")
         elif bias is not None and expected is not None:
@@ -128,13 +127,13 @@ def biases(m: Materials, graph: Source) -> list[str]:
     return problems
 
 
-def constants(m: Materials, graph: Source, summary: cut.GraphSummary) -> list[str]:
+def compare_constants(m: Materials, graph: Source, summary: cut.GraphSummary) -> list[str]:
     """Sentences on epsilons, GELUs, buffers and angle tables. summary: cut.summarize(graph)."""
-    problems = epsilons(m, summary.epsilons) + functions(m, summary.gelus)
-    return problems + buffers(m, graph) + angles(m, graph)
+    problems = compare_epsilons(m, summary.epsilons) + compare_gelus(m, summary.gelus)
+    return problems + compare_buffers(m, graph) + compare_angles(m, graph)
 
 
-def epsilons(m: Materials, in_graph: Mapping[str, Sequence[float]]) -> list[str]:
+def compare_epsilons(m: Materials, in_graph: Mapping[str, Sequence[float]]) -> list[str]:
     """Law 1: problems of norms whose weight the graph holds.
 
     in_graph: {module: epsilon of each of its norms}
@@ -164,7 +163,7 @@ def _epsilon(module: nn.Module) -> float | None:
     return epsilon if isinstance(epsilon, float) and hasattr(module, "weight") else None
 
 
-def functions(m: Materials, kinds: Mapping[str, str]) -> list[str]:
+def compare_gelus(m: Materials, kinds: Mapping[str, str]) -> list[str]:
     """Law 2: problems of GELUs. kinds: {module: kind in the graph, "none" (erf) or "tanh"}."""
     modules = dict(m.float_model.named_modules())
     x = torch.linspace(-4, 4, 101, dtype=torch.float64)
@@ -184,23 +183,23 @@ def functions(m: Materials, kinds: Mapping[str, str]) -> list[str]:
     return problems
 
 
-def buffers(m: Materials, graph: Source) -> list[str]:
+def compare_buffers(m: Materials, graph: Source) -> list[str]:
     """Law 3: buffers with other values in the graph. Buffers that the exporter folded into other
     constants have no initializer and are skipped."""
     in_torch = dict(m.folded_model.named_buffers())
     problems = []
-    for name, stored in cut.initializers_among(graph, in_torch).items():
+    for name, stored in cut.read_initializers_among(graph, in_torch).items():
         value = in_torch[name].detach().numpy().astype(stored.dtype)
         if stored.size != value.size or not np.array_equal(stored.ravel(), value.ravel()):
             problems.append(f"{name}: the graph holds other values")
     return problems
 
 
-def angles(m: Materials, graph: Source) -> list[str]:
+def compare_angles(m: Materials, graph: Source) -> list[str]:
     """Law 4: tables further off than rounding of the angle, ULPS of its cosine and rounding to the
     table's float type allow."""
     problems = []
-    for name, table in cut.initializers_among(graph, TABLES).items():
+    for name, table in cut.read_initializers_among(graph, TABLES).items():
         far = []
         for buffer, frequencies in m.float_model.named_buffers():
             owner = m.float_model.get_submodule(buffer.rpartition(".")[0])

@@ -25,7 +25,7 @@ from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.inputs import image_file
 from optimizer.harness.inputs.boxes.boxed_image import BOXED_IMAGE, Boxed
-from optimizer.load.config.image_processor import transformers_processor
+from optimizer.load.config.image_processor import open_processor
 from optimizer.model.architectures.families import FAMILIES
 from optimizer.validate.ledger.distance import Array
 
@@ -37,11 +37,11 @@ BOXES = ((1.5, 2.0, 17.25, 9.0), (-3.0, 1.0, 20.0, 90.5))
 AXES = 3  # rows up to which VitPose's processor takes those of an image for its channels
 
 
-def pixels(
+def compare_pixels(
     checkpoint: Path, source: Contract, served: Contract, encoder: Any, images: Sequence[Any]
 ) -> list[str]:
     """Law 1: sentences on images with other arrays. Arguments as in contract_laws.tokens."""
-    processor = transformers_processor(checkpoint)
+    processor = open_processor(checkpoint)
     mode = image_file.MODES[source.images.channels]
     kind, broken = tasks.look_up(served).inputs, []
     strange: list[Any] = [*map(_strange, SIDES)]
@@ -52,7 +52,7 @@ def pixels(
         options: dict[str, Any] = {}
         if kind is BOXED_IMAGE:
             options["boxes"] = [[part.encoding.box for part in encoded.parts]]
-        opened = by_pillow(image, mode)
+        opened = open_by_pillow(image, mode)
         expected = processor(opened, return_tensors="np", **options)["pixel_values"]
         expected = np.asarray(expected, np.float32)
         for name, array in kind.collate(served, encoded.parts).items():
@@ -62,7 +62,7 @@ def pixels(
     return broken
 
 
-def contract(served: Contract, config: dict[str, Any]) -> list[str]:
+def compare_contract(served: Contract, config: dict[str, Any]) -> list[str]:
     """Law 2: sentences on sizes that differ. config: the checkpoint's config.json."""
     family = FAMILIES.get(str(config.get("model_type")))
     any_size = family is not None and family.any_size
@@ -83,7 +83,7 @@ def _strange(sides: tuple[int, int]) -> Array:
     return np.stack([plane % 256 for plane in planes], axis=-1).astype(np.uint8)
 
 
-def by_pillow(image: Any, mode: str) -> Any:
+def open_by_pillow(image: Any, mode: str) -> Any:
     """The image as transformers opens it: turned as EXIF says, transparency laid on white."""
     from PIL import Image, ImageOps
 

@@ -35,23 +35,23 @@ from torch import Tensor
 
 from optimizer.compress.methods.activations.activation_ranges import (
     Histogram,
-    chooser,
     clip_range,
-    excess_loss,
+    compute_excess_loss,
+    get_chooser,
     is_searched,
+    list_neighbours,
     minmax,
-    neighbours,
 )
 from optimizer.foundation.rounding.tolerance import normal_bound
 from optimizer.foundation.state import STATIC, CompressedState, Range, input_name, owner_of
 from optimizer.model.architectures.operands import (
-    attention_of,
-    cache_of,
-    caches_of,
+    find_attention,
+    find_cache,
     is_probabilities,
+    select_caches,
 )
 from optimizer.recipe.schema import Activations
-from optimizer.validate.ledger.breach import breach
+from optimizer.validate.ledger.breach import write_breach
 from optimizer.validate.ledger.laws.calibration_laws import (
     COMMON,
     FINISHED,
@@ -59,14 +59,14 @@ from optimizer.validate.ledger.laws.calibration_laws import (
     REST,
     Findings,
     SharedInputs,
-    integer_ends,
+    compute_integer_ends,
 )
 
 
 def unlike_recipe(state: CompressedState, kv_cache: str) -> list[str]:
     """[a sentence] where KV caches are in FP8 and quantize.kv_cache does not say so, or the other
     way round, else []."""
-    caches = caches_of(state)
+    caches = select_caches(state)
     if bool(caches) == (kv_cache == "float8"):
         return []
     return [f"{len(caches)} keys and values of KV caches are in FP8; kv_cache is {kv_cache}"]
@@ -89,13 +89,13 @@ class RangeLaw:
         self.modules = tuple(
             name
             for name in map(owner_of, state.ranges if static else ())
-            if (bool(attention_of(name)), bool(cache_of(name))) == (operands, caches)
+            if (bool(find_attention(name)), bool(find_cache(name))) == (operands, caches)
             and not is_probabilities(name)
         )
         self._state = state
         if method is not None:
             self._measures = _measures(method)
-            self._choose = chooser(method.range, method.percentile, method.is_symmetric)
+            self._choose = get_chooser(method.range, method.percentile, method.is_symmetric)
             self._only_ends = method.range == "minmax"
         self._readers = SharedInputs(state, self.modules)
         self._seen = [{m: Histogram() for m in self.modules} for _ in range(4)]
@@ -187,7 +187,7 @@ class RangeLaw:
             wider = max(chosen.low - stored.low, stored.high - chosen.high) / width
             narrowed = wider <= limit and self._within_channels(module, stored, resolution * width)
             if not far <= limit and not narrowed:
-                shown = breach(far, limit)
+                shown = write_breach(far, limit)
                 message = (
                     f"{module}:input: [{stored.low:.4g}, {stored.high:.4g}] is {shown[0]} "
                     f"{measure.unit} from the range of the calibration texts, [{chosen.low:.4g}, "
@@ -235,14 +235,14 @@ def _measures(method: Activations) -> tuple[_Measure, ...]:
     loss reads magnitudes only, so its ends are compared with the observed ones too, up to the
     range's own limit."""
     name = method.range
-    choose = chooser(name, method.percentile, method.is_symmetric)
+    choose = get_chooser(name, method.percentile, method.is_symmetric)
 
     def ends(_: Histogram, stored: Range, best: Range) -> float:
         return _apart(stored, best)
 
     def beside(histogram: Histogram, best: Range) -> float:
-        others = neighbours(name, histogram, best)
-        return max(excess_loss(name, histogram, other, best) for other in others)
+        others = list_neighbours(name, histogram, best)
+        return max(compute_excess_loss(name, histogram, other, best) for other in others)
 
     def seen(histogram: Histogram) -> Range:
         return minmax(histogram, method.is_symmetric)
@@ -251,7 +251,7 @@ def _measures(method: Activations) -> tuple[_Measure, ...]:
         limit = max(-stored.low, stored.high)
         return _apart(stored, clip_range(histogram, method.is_symmetric, limit))
 
-    loss = partial(excess_loss, name)
+    loss = partial(compute_excess_loss, name)
     if not is_searched(name):
         return (_Measure("of its width", choose, ends, _resolution),)
     if name == "mse":
@@ -273,6 +273,6 @@ def _width(covered: Range) -> float:
 def _apart(a: Range, b: Range) -> float:
     """Distance of the pair of ends that lies further apart, as a share of the wider range. Ends
     are those of the integers: a symmetric range is judged by its scale."""
-    ends = [tuple(end * r.scale for end in integer_ends(r)) for r in (a, b)]
+    ends = [tuple(end * r.scale for end in compute_integer_ends(r)) for r in (a, b)]
     far = max(abs(x - y) for x, y in zip(*ends, strict=True))
     return float(far / max(_width(a), _width(b)))

@@ -14,7 +14,7 @@ caught     lost low bits, head scales an eighth too wide:
            test_low_bits_that_are_lost_are_seen_where_a_rounder_leaves_the_weight
 
 A method that does not read the float model's inputs is compared by `aim` with x = x'. Tokens are
-weighted as in GPTQ (hessian.token_weights), so that massive activations of a few tokens do not
+weighted as in GPTQ (hessian.weigh_tokens), so that massive activations of a few tokens do not
 dominate. For a convolution x W^T is its output on images, with all places weighted alike. Called by
 hop `compress`.
 """
@@ -29,8 +29,8 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from optimizer.compress.apply.weights.rounding import hessian_options
-from optimizer.compress.methods.weights.hessian import token_weights
+from optimizer.compress.apply.weights.rounding import choose_hessian_options
+from optimizer.compress.methods.weights.hessian import weigh_tokens
 from optimizer.foundation.conv_geometry import ConvGeometry, flatten_positions
 from optimizer.foundation.process import threads
 from optimizer.foundation.qtensor import QTensor, absmax_scale, quantize
@@ -40,15 +40,15 @@ from optimizer.validate.ledger.laws import sparsity_laws
 from optimizer.validate.ledger.limits.resampled import (
     Statistic,
     Suspect,
-    quantized_input,
-    values_of,
+    quantize_input,
+    read_values,
 )
 from optimizer.validate.ledger.limits.rounding_limits import SCREEN
 from optimizer.validate.ledger.trace import Trace
 from optimizer.validate.materials import Materials
 
 
-def outputs(
+def find_suspects(
     m: Materials, compressed: Sequence[Trace], float_reference: Sequence[Trace]
 ) -> list[Suspect]:
     """Suspects among weights with output-dependent methods.
@@ -74,17 +74,17 @@ def outputs(
         factor = m.state.factor_of(module)
         if factor is not None:
             x, float_input = x * factor, float_input * factor
-        quantized = quantized_input(m.state, module, x)
+        quantized = quantize_input(m.state, module, x)
         if isinstance(layer, nn.Conv2d):
             data = _ModuleInputs(quantized, x, float_input, _images_by(layer))
         else:
-            options = hessian_options(m.section.quantize, m.section.sparsity)
-            share = token_weights(quantized, options.token_limit)
+            options = choose_hessian_options(m.section.quantize, m.section.sparsity)
+            share = weigh_tokens(quantized, options.token_limit)
             data = _ModuleInputs(quantized * share, x * share, float_input * share, _tokens_by)
         pattern = m.state.pattern_of(name)
         if pattern is not None:
             norms = data.quantized.norm(dim=0)
-            suspects += sparsity_laws.kept_suspects(name, q, weight, norms, pattern)
+            suspects += sparsity_laws.find_suspects(name, q, weight, norms, pattern)
         values = sparsity_laws.prune_by_magnitude(weight, pattern)
         if isinstance(q, QTensor):
             values = quantize(values, *absmax_scale(values, q.scheme), q.scheme).dequantize()
@@ -94,7 +94,7 @@ def outputs(
     return [s for suspects in threads.map_in_threads(judge, names, cores()) for s in suspects]
 
 
-def without_law(m: Materials) -> list[str]:
+def list_unjudged(m: Materials) -> list[str]:
     """Sentences on methods whose records state no rule by which their integers are judged."""
     counts = Counter(name for w in m.state.weights for name in m.rounding(w).unjudged)
     return [
@@ -172,7 +172,7 @@ def _suspects(
 ) -> list[Suspect]:
     """Suspects: the module, and its worst output. weights: (float weight, values of comparison)."""
     suspects, (weight, plain) = [], weights
-    outputs = _ModuleOutputs(data, weight, values_of(q), plain)
+    outputs = _ModuleOutputs(data, weight, read_values(q), plain)
     for alone in (False, True):
         error, usual = outputs.errors(alone), outputs.allowed(alone)
         more = " and earlier errors" if alone else ""
@@ -198,7 +198,7 @@ def _relative(data: _ModuleInputs, plain: Tensor, alone: bool, pooled: bool) -> 
     rows' errors together."""
 
     def statistic(q: QTensor | Tensor, weight: Tensor, rows: Tensor) -> Tensor:
-        outputs = _ModuleOutputs(data, weight, values_of(q), plain[rows])
+        outputs = _ModuleOutputs(data, weight, read_values(q), plain[rows])
         error, usual = outputs.errors(alone), outputs.allowed(alone).clamp(min=1e-30)
         if pooled:
             return (error.sum() / usual.sum()).clamp(min=1e-30).log()[None]

@@ -39,7 +39,7 @@ from optimizer.validate.ledger.limits.rounding_limits import HALF_STEP, SCREEN
 from optimizer.validate.materials import Materials
 
 
-def problems(m: Materials) -> list[str]:
+def find_problems(m: Materials) -> list[str]:
     """Sentences on pruned weights with a wrong name, pattern, mask or kept value (laws 1 to 4)."""
     sparsity = m.section.sparsity
     faults = _who(m, sparsity)
@@ -53,7 +53,7 @@ def problems(m: Materials) -> list[str]:
 
 
 def _who(m: Materials, sparsity: Sparsity | None) -> list[str]:
-    expected, pruned = set(parameters(m, sparsity)), set(m.state.sparsity)
+    expected, pruned = set(list_parameters(m, sparsity)), set(m.state.sparsity)
     wrong = [f"{n}: is dense, but the recipe prunes it" for n in sorted(expected - pruned)]
     more = sorted(pruned - expected)
     wrong += [f"{n}: is pruned, but the recipe does not say so" for n in more]
@@ -63,7 +63,7 @@ def _who(m: Materials, sparsity: Sparsity | None) -> list[str]:
     return wrong
 
 
-def parameters(m: Materials, sparsity: Sparsity | None) -> list[str]:
+def list_parameters(m: Materials, sparsity: Sparsity | None) -> list[str]:
     """The parameters that the recipe prunes: weights of the blocks' linear layers that
     sparsity.modules names, less keep_dense and quantize.keep_float."""
     if sparsity is None:
@@ -151,7 +151,7 @@ def _thresholds(weight: Tensor, pattern: Pattern) -> tuple[Tensor, Tensor]:
     return one, other
 
 
-def kept_suspects(
+def find_suspects(
     name: str, q: QTensor | Tensor, weight: Tensor, norms: Tensor, pattern: Pattern
 ) -> list[Suspect]:
     """Suspects: the module, and the row that keeps least of |W| |x|, if below SCREEN.

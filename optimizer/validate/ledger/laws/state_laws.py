@@ -32,19 +32,19 @@ from collections.abc import Callable, Collection, Mapping
 import torch
 from torch import Tensor
 
-from optimizer.compress.convolutions import bias_step, round_bias
-from optimizer.compress.methods.weights.rtn import candidates
+from optimizer.compress.convolutions import compute_bias_step, round_bias
+from optimizer.compress.methods.weights.rtn import list_scales
 from optimizer.foundation.qtensor import FP16_SMALLEST_NORMAL, QTensor, absmax_scale, grouped
 from optimizer.foundation.rounding import float4, float8
 from optimizer.foundation.state import CompressedState, weight_name
 from optimizer.model.architectures.family_record import Family
-from optimizer.validate.ledger.breach import breach
+from optimizer.validate.ledger.breach import write_breach
 from optimizer.validate.ledger.limits.resampled import Statistic, Suspect
 from optimizer.validate.ledger.limits.rounding_limits import GRID, SCREEN, Rounding
 from optimizer.validate.ledger.pieces.roundoff import UNIT
 
 
-def weights(
+def judge_weights(
     state: CompressedState,
     kept: Callable[[str], Tensor],
     rounded: Callable[[str], Tensor],
@@ -121,7 +121,7 @@ def _weight(
             far = float(error.max())
             return f"row {first + row} group {group} is {far:.4f} steps away, {allowed:.3g} allowed"
     if rounding.candidates_only:
-        other = ~(candidates(value, q.scheme) == q.scale).any(0)
+        other = ~(list_scales(value, q.scheme) == q.scale).any(0)
         if bool(other.any()):
             row, group = divmod(int(other.int().argmax()), other.shape[1])
             return (
@@ -211,7 +211,7 @@ def _nearest_odd(q: QTensor, parts: Tensor) -> float:
     return float((nearest & 1).float().mean())
 
 
-def folded_norm_weight(
+def fold_norm_weight(
     state: CompressedState, source: Mapping[str, Tensor], name: str, family: Family, rotated: bool
 ) -> Tensor:
     """A norm's weight after folding alone: ones where a rotation folded it into the next layer;
@@ -230,7 +230,7 @@ def folded_norm_weight(
     return float_weight
 
 
-def norm_weights(
+def judge_norm_weights(
     state: CompressedState,
     source: Mapping[str, Tensor],
     family: Family,
@@ -239,11 +239,11 @@ def norm_weights(
 ) -> list[str]:
     """Law 4: problems of learned norm weights. limit: distance allowed, over the weights' mean."""
     broken = []
-    for name in learned_norm_weights(state, source):
-        folded = folded_norm_weight(state, source, name, family, rotated)
+    for name in list_learned_norm_weights(state, source):
+        folded = fold_norm_weight(state, source, name, family, rotated)
         moved = (state.replaced[name] - folded).abs().max() / folded.abs().mean().clamp(min=1e-30)
         if not float(moved) <= limit:
-            shown = breach(float(moved), limit)
+            shown = write_breach(float(moved), limit)
             broken.append(
                 f"{name}: a learned norm weight lies {shown[0]} of their mean from its folded "
                 f"value; its steps add up to {shown[1]}"
@@ -251,7 +251,7 @@ def norm_weights(
     return broken
 
 
-def learned_norm_weights(state: CompressedState, source: Mapping[str, Tensor]) -> list[str]:
+def list_learned_norm_weights(state: CompressedState, source: Mapping[str, Tensor]) -> list[str]:
     """Names of replaced parameters that a rounding method may have learned: vectors that are not
     biases."""
     return [
@@ -259,7 +259,7 @@ def learned_norm_weights(state: CompressedState, source: Mapping[str, Tensor]) -
     ]
 
 
-def integer_biases(
+def judge_integer_biases(
     state: CompressedState, source: Mapping[str, Tensor], corrections: Mapping[str, Tensor]
 ) -> dict[str, str]:
     """{bias of a quantized convolution: sentence on its rounding, or "" where it is right}.
@@ -276,7 +276,7 @@ def integer_biases(
             continue
         value, own = state.replaced[name], source[name] + corrections.get(name, 0)
         scale = state.weights[weight].scale
-        step = bias_step(covered, scale)
+        step = compute_bias_step(covered, scale)
         moved = ((value.double() - own.double()).abs() / step).max()
         words[name] = ""
         # half a step, and half a unit of the last place of the sum in float32
@@ -290,7 +290,7 @@ def integer_biases(
     return words
 
 
-def replaced(state: CompressedState, source: Mapping[str, Tensor]) -> list[str]:
+def judge_replaced(state: CompressedState, source: Mapping[str, Tensor]) -> list[str]:
     """Law 2: sentences on replaced parameters that are unknown, misshapen or not finite."""
     broken = []
     for name in state.replaced:

@@ -24,7 +24,7 @@ from optimizer.validate.materials import Materials
 ANSWERED = 8  # rows
 
 
-def arrays(
+def compare_arrays(
     checkpoint: Path, source: Contract, served: Contract, encoder: Any, rows: Sequence[Any]
 ) -> list[str]:
     """Sentences on inputs with other values. Arguments as in contract_laws.tokens."""
@@ -43,7 +43,7 @@ def arrays(
     return broken
 
 
-def answers(m: Materials, served: Contract, encoder: Any, runner: Runner) -> list[str]:
+def compare_answers(m: Materials, served: Contract, encoder: Any, runner: Runner) -> list[str]:
     """Sentences on answers that are not the model's own numbers. Arguments as in
     answer_laws.answers."""
     rows = list(dict.fromkeys(m.texts))[:ANSWERED]
@@ -60,7 +60,7 @@ def answers(m: Materials, served: Contract, encoder: Any, runner: Runner) -> lis
     return problems
 
 
-def contract(served: Contract, config: dict[str, Any]) -> list[str]:
+def compare_contract(served: Contract, config: dict[str, Any]) -> list[str]:
     """Return no sentence: config.json of an ONNX file has no sizes of inputs."""
     del served, config
     return []

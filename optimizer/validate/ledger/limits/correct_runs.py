@@ -154,7 +154,7 @@ class CorrectRuns:
             logits = one.result["logits"][one.mask.astype(bool)][:, None]
             by_token.append(Trace(np.ones(logits.shape[:2], np.int64), {}, {"logits": logits}))
         looks = 8 * sum(int(b.real.sum()) for b in self._samples.batches)
-        return spread.spread(rows, None, by_token, ["logits"], UNIT["fp32"], looks)
+        return spread.measure_spread(rows, None, by_token, ["logits"], UNIT["fp32"], looks)
 
     def token_gap(self, looks: int, precision: str, *, blocks: bool) -> float:
         """The largest gap to the likeliest token, in standard deviations of the logits, at which a
@@ -185,11 +185,13 @@ class CorrectRuns:
         file = ArrayFile(self._samples.scratch)
         rounded = monte_carlo.RoundedModel(self._models[kind].model(), (), arithmetic)
         compared = self._samples.compared
-        runs = list(monte_carlo.between(rounded, traces, compared, range(RUNS), file.put))
+        runs = list(monte_carlo.run_between(rounded, traces, compared, range(RUNS), file.put))
         names = list(runs[0][0])
         labelled = [_with_inputs(t, names) for t in traces]
         looks = self._samples.looks()
-        return dict(spread.spread(runs, None, labelled, names, arithmetic.unit, looks).limits)
+        return dict(
+            spread.measure_spread(runs, None, labelled, names, arithmetic.unit, looks).limits
+        )
 
     def _token_runs(self, precision: str, blocks: bool) -> list[list[Mapping[str, Array]]]:
         arithmetic, state = self.arithmetic(precision, blocks=blocks), self._models["state"]
@@ -218,7 +220,7 @@ class CorrectRuns:
             batches = [*(s.batches[i] for i in s.sampled), *s.extremes[-1:]]
             rounded = monte_carlo.RoundedModel(model.model(), model.modules(), arithmetic)
             seeds = _seeds(key, RUNS)
-            runs = monte_carlo.runs(rounded, batches, s.compared, seeds, self._file.put)
+            runs = monte_carlo.make_runs(rounded, batches, s.compared, seeds, self._file.put)
             self._cached[key] = list(runs)
         return self._cached[key]
 
@@ -237,7 +239,7 @@ class CorrectRuns:
         if other is not None:
             second = [_select(run, parts) for run in self._runs(kind, other)]
         traces, looks = [p.trace for p in parts], self._samples.looks(extremes=extremes)
-        measured = spread.spread(first, second, traces, list(names), arithmetic.unit, looks)
+        measured = spread.measure_spread(first, second, traces, list(names), arithmetic.unit, looks)
         kinds = (arithmetic,) if other is None else (arithmetic, other)
         looks *= len(list(names))
         return replace(measured, limit_alone=partial(self._limit_alone, kind, kinds, looks))
@@ -266,7 +268,7 @@ class CorrectRuns:
         model = self._models[kind]
         rounded = monte_carlo.RoundedModel(model.model(), model.modules(), arithmetic)
         seeds = _seeds((kind, _describe(arithmetic)), RUNS_ALONE)
-        runs = monte_carlo.runs(rounded, [one.complete_batch], [name], seeds)
+        runs = monte_carlo.make_runs(rounded, [one.complete_batch], [name], seeds)
         return [_from_token(run[0], one.past)[name] for run in runs]
 
 

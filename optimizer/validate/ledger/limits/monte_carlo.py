@@ -33,7 +33,7 @@ from optimizer.compress.simulate import (
     QuantConvolution,
     QuantInput,
     QuantLinear,
-    largest_values,
+    find_largest_values,
     set_module,
 )
 from optimizer.foundation.conv_geometry import ConvGeometry
@@ -42,7 +42,7 @@ from optimizer.foundation.rounding.random_rounding import TABLE, Arithmetic, Ran
 from optimizer.foundation.state import PER_TOKEN
 from optimizer.harness.inputs.batch import Batch
 from optimizer.validate.ledger import trace
-from optimizer.validate.ledger.array_file import join
+from optimizer.validate.ledger.array_file import join_arrays
 from optimizer.validate.ledger.distance import Array
 from optimizer.validate.ledger.pieces.roundoff import UNIT
 
@@ -65,7 +65,7 @@ class RoundedModel:
     arithmetic: Arithmetic
 
 
-def runs(
+def make_runs(
     rounded: RoundedModel,
     batches: Sequence[Batch],
     outputs: Collection[str],
@@ -89,7 +89,7 @@ def runs(
     yield from _each(one, rounded, seeds)
 
 
-def between(
+def run_between(
     rounded: RoundedModel,
     traces: Sequence[trace.Trace],
     outputs: Collection[str],
@@ -111,7 +111,7 @@ def between(
             answers.trace, answers.calls, answers.inputs = recorded, {}, []
             with mode:
                 result = trace.run(own, recorded.batch, outputs)
-            results.append(join([store(result), *answers.inputs]))
+            results.append(join_arrays([store(result), *answers.inputs]))
         return results
 
     yield from _each(one, rounded, seeds)
@@ -124,7 +124,7 @@ def _each(
     has modules and random numbers of its own, so that no result depends on another call."""
 
     def call(seed: int) -> T:
-        return one(own_modules(rounded.model), RandomRounding(rounded.arithmetic, seed))
+        return one(copy_modules(rounded.model), RandomRounding(rounded.arithmetic, seed))
 
     for first in range(0, len(seeds), AT_ONCE):
         # torch's flags for modes are global: they are right after the threads only where all of
@@ -139,7 +139,7 @@ class _NoMode(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def own_modules(model: nn.Module) -> nn.Module:
+def copy_modules(model: nn.Module) -> nn.Module:
     """A copy of the tree of modules with the same values: hooks, replaced modules and
     `parameter.data` of the copy do not reach the model."""
     copies = {module: copy(module) for module in model.modules()}
@@ -251,7 +251,7 @@ def _along(values: Tensor, filters: ConvGeometry | None) -> Tensor:
 
 
 @contextmanager
-def quantized_in_kernels(model: nn.Module, blocks: Mapping[str, int]) -> Iterator[None]:
+def quantize_in_kernels(model: nn.Module, blocks: Mapping[str, int]) -> Iterator[None]:
     """Run the model as in kernels that quantize the inputs of weight-only modules, without other
     rounding.
 
@@ -299,7 +299,7 @@ def _step(module: nn.Module, x: Tensor, block: int) -> Tensor | None:
     elif module.activations == "token":
         step = scaled.abs().amax(-1, keepdim=True) / 127
     elif module.activations in PER_TOKEN:
-        largest = largest_values(scaled, module.activations)
+        largest = find_largest_values(scaled, module.activations)
         scale = torch.where(largest > 0, largest, torch.ones_like(largest)) / float8.LARGEST
         # the largest value is 448 in every run
         step = (float8.spacing(scaled / scale) * scale).masked_fill(scaled.abs() >= largest, 0)

@@ -22,12 +22,12 @@ from torch import Tensor
 from optimizer.compress.apply.pruning.pruning import Prunable
 from optimizer.compress.apply.weights.rounding import (
     FloatWeight,
-    hessian_options,
+    choose_hessian_options,
     prune_and_round,
     prune_float,
     uses_float_target,
 )
-from optimizer.compress.methods.weights.hessian import first_token_weights, token_weights
+from optimizer.compress.methods.weights.hessian import weigh_first_tokens, weigh_tokens
 from optimizer.compress.simulate import fake_quantize, quantize_tokens
 from optimizer.foundation.process import freed_memory
 from optimizer.foundation.qtensor import QTensor
@@ -155,7 +155,7 @@ def _limit(null: roundoff.Floats, at: int, looks: int) -> float:
     return float(max(factor * spread, SMALLEST))
 
 
-def values_of(q: QTensor | Tensor) -> Tensor:
+def read_values(q: QTensor | Tensor) -> Tensor:
     """Values (rows, in) float32 of the integers, or of the pruned floats."""
     return q if isinstance(q, Tensor) else q.dequantize()
 
@@ -181,7 +181,7 @@ def _rounded_again(
         weights = [FloatWeight(module, weight, scheme, H, P, False, sparsity) for H, P in sums]
         return [prune_and_round(w, method, quantize)[0] for w in weights]
     assert sparsity is not None
-    options, method = hessian_options(quantize, sparsity), quantize.of_kind("float")[0]
+    options, method = choose_hessian_options(quantize, sparsity), quantize.of_kind("float")[0]
     floats = [
         Prunable(module, weight, sparsity, options.damping, options.act_order, H, P)
         for H, P in sums
@@ -210,7 +210,7 @@ class _Accumulator:
     def __init__(self, m: Materials, chosen: ResampledRows) -> None:
         self.m, self.module, self.weight = m, chosen.module, chosen.weight
         quantize, self.head = m.section.quantize, chosen.module == m.family.head
-        self.options = hessian_options(quantize, m.section.sparsity)
+        self.options = choose_hessian_options(quantize, m.section.sparsity)
         self.against_float = uses_float_target(quantize, m.section.sparsity) and not self.head
         rows, inputs = chosen.weight.shape
         self.hessians = [torch.zeros(inputs, inputs) for _ in range(RESAMPLES)]
@@ -224,11 +224,11 @@ class _Accumulator:
         float model."""
         factor, real = self.m.state.factor_of(self.module), _positions(batch, len(rows))
         scaled = rows if factor is None else rows * factor
-        quantized = quantized_input(self.m.state, self.module, scaled)
+        quantized = quantize_input(self.m.state, self.module, scaled)
         share = torch.ones(len(rows), 1)
         if not self.head:
-            share = token_weights(quantized, self.options.token_limit)
-            first = first_token_weights(real, self.options.first_token)
+            share = weigh_tokens(quantized, self.options.token_limit)
+            first = weigh_first_tokens(real, self.options.first_token)
             share = share * first if len(first) == len(rows) else share
         quantized = quantized * share
         missed = None
@@ -284,7 +284,7 @@ def _inputs(model: torch.nn.Module, batch: Batch, modules: Collection[str]) -> _
     return rows
 
 
-def quantized_input(state: CompressedState, module: str, x: Tensor) -> Tensor:
+def quantize_input(state: CompressedState, module: str, x: Tensor) -> Tensor:
     """Values of the integers of x, which already has the module's factor; x if it stays float."""
     mode = state.activations_of(module)
     if mode in PER_TOKEN:

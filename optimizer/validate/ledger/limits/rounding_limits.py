@@ -43,7 +43,7 @@ class MethodLimits:
     scale: tuple[float, float] = (1.0, 1.0)  # (least, most) ratio to the covering or initial scale
     norms: float = 0.0  # in units of the norm weights' mean magnitude
     steps: float = math.inf  # in steps of the initial scale
-    candidates_only: bool = False  # every scale is one of rtn.candidates, to the bit
+    candidates_only: bool = False  # every scale is one of rtn.list_scales, to the bit
 
 
 UNLIMITED = MethodLimits((0.0, math.inf), math.inf)
@@ -85,7 +85,7 @@ class Screen:
 SCREEN = Screen()
 
 
-def of(quantize: Quantize, calibrate: Calibrate | None, bits: int) -> Rounding:
+def derive_limits(quantize: Quantize, calibrate: Calibrate | None, bits: int) -> Rounding:
     """Bounds of the recipe's methods together, for a weight of `bits` bits."""
     rounding, tuning = quantize.block_rounding, quantize.of_kind("block-tuning", "model-tuning")
     limits = [
@@ -103,7 +103,7 @@ def of(quantize: Quantize, calibrate: Calibrate | None, bits: int) -> Rounding:
     )
 
 
-def alone(bits: int) -> Rounding:
+def derive_nearest(bits: int) -> Rounding:
     """Bounds of round-to-nearest without another method."""
     limits = nearest(None, None, bits)
     return Rounding(True, limits.scale, steps=HALF_STEP, candidates_only=limits.candidates_only)

@@ -28,7 +28,7 @@ from optimizer.foundation.rounding.tolerance import (
     upper_bound,
 )
 from optimizer.harness.runtimes.ort.run import cores
-from optimizer.validate.ledger.distance import Array, Distance, distance, merged
+from optimizer.validate.ledger.distance import Array, Distance, measure_distance, merge
 from optimizer.validate.ledger.trace import Trace
 
 Run = Sequence[Mapping[str, Array]]
@@ -66,7 +66,7 @@ class Spread:
         }
 
 
-def spread(
+def measure_spread(
     first: Sequence[Run],
     second: Sequence[Run] | None,
     traces: Sequence[Trace],
@@ -148,14 +148,14 @@ def judge_alone(spread: Spread, results: Run, traces: Sequence[Trace], name: str
     return Alone(len(beyond), others, distances[beyond[0]], limits[0])
 
 
-def against(
+def compare_runs(
     limits: Mapping[str, float], results: Run, traces: Sequence[Trace], names: Sequence[str]
 ) -> tuple[Distance, dict[str, float], list[tuple[str, float, float]]]:
     """(distance over all outputs, {output: its worst example}, [(output, worst, limit)] of outputs
     beyond their limits, the furthest first)."""
 
     def measure(name: str) -> Distance:
-        return distance(
+        return measure_distance(
             pair
             for result, one in zip(results, traces, strict=True)
             for pair in one.pairs(result[name], one.result[name])
@@ -165,4 +165,4 @@ def against(
     worst = {name: d.worst for name, d in each.items()}
     beyond = [(n, w, limits[n]) for n, w in worst.items() if not w <= limits[n]]
     beyond.sort(key=lambda row: -row[1] / max(row[2], 1e-300))
-    return merged(each.values()), worst, beyond
+    return merge(each.values()), worst, beyond

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from optimizer.validate.ledger.breach import breach
+from optimizer.validate.ledger.breach import write_breach
 
 Document = Mapping[str, Any]
 BETWEEN = "between"  # the piece before a module, or before an output
@@ -34,7 +34,7 @@ class Fault:
     before: bool = False
 
 
-def facts(report: Document, faults: Sequence[Fault]) -> dict[str, Any] | None:
+def collect_facts(report: Document, faults: Sequence[Fault]) -> dict[str, Any] | None:
     """The report's distances by node and the first node that matters; None without them."""
     nodes: Document | None = report.get("nodes")
     if not nodes or not nodes.get("nodes"):
@@ -42,7 +42,7 @@ def facts(report: Document, faults: Sequence[Fault]) -> dict[str, Any] | None:
     return {**nodes, "first": _first(nodes["nodes"], _budget(report), faults)}
 
 
-def why_none(report: Document) -> str:
+def explain_none(report: Document) -> str:
     """Reason for which a report has no distances by node; "" for one that has some."""
     nodes: Document | None = report.get("nodes")
     if nodes is None:
@@ -65,7 +65,7 @@ def _first(rows: Sequence[Document], budget: float, faults: Sequence[Fault]) -> 
         return {"node": rows[index]["node"], "kind": "fault", "why": why}
     for row in rows:
         if _number(row["through"]) > budget:
-            far, limit = breach(_number(row["through"]), budget)
+            far, limit = write_breach(_number(row["through"]), budget)
             why = f"its output is {far} from the file's; validate.quantization_budget is {limit}"
             return {"node": row["node"], "kind": "budget", "why": why}
     row = max(rows, key=lambda r: _number(r["alone"]))
@@ -86,7 +86,7 @@ def _number(value: Any) -> float:
     return inf if value is None else float(value)
 
 
-def summary_lines(nodes: Document) -> list[str]:
+def write_summary(nodes: Document) -> list[str]:
     """Sentences on a target's nodes: the first that matters, unless it is but the largest."""
     rows = nodes["nodes"]
     count = f"{len(rows)} of {len(rows) + len(nodes['not_compared'])} nodes"
@@ -103,7 +103,7 @@ def summary_lines(nodes: Document) -> list[str]:
     ]
 
 
-def table_lines(nodes: Document) -> list[str]:
+def write_table(nodes: Document) -> list[str]:
     """A line for each node: its own error, that with the nodes before it, and its name."""
     lines = [f"{'alone':>9} {'through':>9}  node"]
     for row in nodes["nodes"]:
@@ -113,7 +113,7 @@ def table_lines(nodes: Document) -> list[str]:
     return lines + ([f"not compared (made or joined otherwise): {names}"] if names else [])
 
 
-def node_lines(nodes: Document, name: str | None) -> list[str]:
+def write_node(nodes: Document, name: str | None) -> list[str]:
     """Sentences on one node; [] for a name that is none of them."""
     return [
         f"{_name(row)}, output {row['output']}: its own error {_digits(row['alone'])}, with those "

@@ -51,10 +51,12 @@ def measure(m: Materials) -> dict[str, Any] | None:
 
 def _measure(m: Materials, graph: record.Graph, lowered: Path) -> dict[str, Any]:
     outputs = [name for node in graph.nodes for name in node.outputs]
-    shared = set(by_tensor.float_tensors(m.source / "original" / "model.onnx")) & set(outputs)
-    shared &= set(by_tensor.float_tensors(lowered))
+    shared = set(by_tensor.list_float_tensors(m.source / "original" / "model.onnx")) & set(outputs)
+    shared &= set(by_tensor.list_float_tensors(lowered))
     apart = _apart(m, shared)
-    quantized = by_tensor.behind_modules(lowered, set(apart), {*m.state.modules, *m.state.summands})
+    quantized = by_tensor.find_behind_modules(
+        lowered, set(apart), {*m.state.modules, *m.state.summands}
+    )
     nodes, others = [], []
     for node in graph.nodes:
         compared = [name for name in node.outputs if name in apart]

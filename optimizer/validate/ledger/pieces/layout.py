@@ -22,7 +22,7 @@ Inputs = Callable[[Edge, Array, Quantizer | None, Any], Multiplied]
 
 def _as_float(edge: Edge, array: Array, kind: Any) -> Multiplied:
     """Inputs of a module whose input stays float. kind: element type that the piece accepts."""
-    x = shaped(array, edge.input_rank).astype(kind or np.float32)
+    x = shape_input(array, edge.input_rank).astype(kind or np.float32)
     return {edge.input: x}, _multiplied(edge, x, array).astype(np.float64)
 
 
@@ -31,15 +31,15 @@ def _multiplied(edge: Edge, values: Array, like: Array) -> Array:
     return values.reshape(like.shape if edge.convolves else (-1, like.shape[-1]))
 
 
-def given_integers(edge: Edge, array: Array, q: Quantizer | None, kind: Any) -> Multiplied:
+def give_integers(edge: Edge, array: Array, q: Quantizer | None, kind: Any) -> Multiplied:
     """Inputs of a piece behind its quantizer q: the integers themselves. Without q as _as_float."""
     if q is None or not edge.integers:
         return _as_float(edge, array, kind)
-    whole, exact = quantizer.integers(array.reshape(-1, array.shape[-1]), q)
+    whole, exact = quantizer.compute_integers(array.reshape(-1, array.shape[-1]), q)
     codes = whole.astype(np.uint8 if q.low == 0 else np.int8)
     shaped_codes: Array = codes.reshape(array.shape)
     if edge.sides:
-        shaped_codes = _padded(shaped_codes, edge.sides, quantizer.of_zero(q))
+        shaped_codes = _padded(shaped_codes, edge.sides, quantizer.quantize_zero(q))
     inputs = {edge.integers: _for_integers(shaped_codes, edge)}
     step = exact.astype(np.float32)
     if edge.step:
@@ -51,7 +51,7 @@ def given_integers(edge: Edge, array: Array, q: Quantizer | None, kind: Any) -> 
     return inputs, np.asarray(images, np.float64)
 
 
-def unpadded(images: Array, sides: Sequence[int]) -> tuple[Array, Array]:
+def remove_padding(images: Array, sides: Sequence[int]) -> tuple[Array, Array]:
     """(images without padding, the values of the padding)."""
     if not sides:
         return images, images[:0]
@@ -68,20 +68,20 @@ def _padded(images: Array, sides: Sequence[int], value: float) -> Array:
     return np.pad(images, ((0, 0), (0, 0), (top, bottom), (left, right)), constant_values=value)
 
 
-def given_middles(edge: Edge, array: Array, q: Quantizer | None, kind: Any) -> Multiplied:
+def give_middles(edge: Edge, array: Array, q: Quantizer | None, kind: Any) -> Multiplied:
     """Inputs of a piece with its quantizer: the float in the middle of each integer, which
     rounding leaves there."""
     if q is None or not edge.integers:
         return _as_float(edge, array, kind)
-    whole, step = quantizer.integers(array.reshape(-1, array.shape[-1]), q)
+    whole, step = quantizer.compute_integers(array.reshape(-1, array.shape[-1]), q)
     values = (whole - q.zero_point) * step
     moved = values + q.offset if q.factor is None else (values + q.offset) / q.factor
     x = np.asarray(moved, np.float32).reshape(array.shape)
     multiplied = _multiplied(edge, np.asarray(values), array)
-    return {edge.input: shaped(x, edge.input_rank)}, np.asarray(multiplied, np.float64)
+    return {edge.input: shape_input(x, edge.input_rank)}, np.asarray(multiplied, np.float64)
 
 
-def shaped(array: Array, rank: int) -> Array:
+def shape_input(array: Array, rank: int) -> Array:
     """`array` (batch, sequence, width) in the graph's rank; for rank 2 (batch x sequence,
     width)."""
     if array.ndim == rank:
@@ -89,9 +89,9 @@ def shaped(array: Array, rank: int) -> Array:
     return array.reshape(-1, array.shape[-1]) if rank == 2 else array.reshape(rank * (1,))
 
 
-def placed(output: Array, edge: Edge) -> Array:
+def place_output(output: Array, edge: Edge) -> Array:
     """A module's output (batch, sequence, width) in the layout of the graph behind it."""
-    array = shaped(output, edge.output_rank)
+    array = shape_input(output, edge.output_rank)
     return array.swapaxes(0, 1) if edge.sequence_first else array
 
 
@@ -102,5 +102,5 @@ def read_back(array: Array, edge: Edge) -> Array:
 
 def _for_integers(array: Array, edge: Edge) -> Array:
     """A quantized input, of rank 3 again where a lowering made it so (lower/ort/rank.py)."""
-    as_read = shaped(array, edge.input_rank)
+    as_read = shape_input(array, edge.input_rank)
     return as_read[None] if as_read.ndim < edge.integers_rank else as_read

@@ -18,7 +18,7 @@ from optimizer.foundation.conv_geometry import NO_EXTRA
 from optimizer.foundation.qtensor import QTensor
 from optimizer.foundation.state import Range, input_name, weight_name
 from optimizer.lower.onnx import attention_operands
-from optimizer.model.architectures.operands import attention_of
+from optimizer.model.architectures.operands import find_attention
 from optimizer.validate.ledger.distance import Array
 from optimizer.validate.ledger.pieces.pieces import Linear
 from optimizer.validate.ledger.pieces.quantizer import Quantizer
@@ -46,7 +46,7 @@ class Dequantized:
 STORED = {"fp32": np.float32, "fp16": np.float16}
 
 
-def of_float_graph(m: Materials) -> Callable[[str], Linear]:
+def read_float_graph(m: Materials) -> Callable[[str], Linear]:
     """Function module -> reference, for the float graph: parameters as stored, inputs in float."""
 
     def linear(module: str) -> Linear:
@@ -61,7 +61,7 @@ def of_float_graph(m: Materials) -> Callable[[str], Linear]:
     return linear
 
 
-def of_lowered_graph(m: Materials, fused: bool) -> Callable[[str], Linear]:
+def read_lowered_graph(m: Materials, fused: bool) -> Callable[[str], Linear]:
     """Function module -> reference, for the lowered graph.
 
     fused: True for the kernels that operators are fused to; False as written
@@ -73,7 +73,7 @@ def of_lowered_graph(m: Materials, fused: bool) -> Callable[[str], Linear]:
         if module in m.state.summands:
             return Linear(_static(m, module, fused), _no_product)
         if name not in m.state.weights:
-            return of_float_graph(m)(module)
+            return read_float_graph(m)(module)
         return _quantized(m, module, fused)
 
     return linear
@@ -84,7 +84,7 @@ def _quantized(m: Materials, module: str, fused: bool) -> Linear:
     coarse = m.precision != "fp32"
 
     def values() -> tuple[Rows, Array | None]:
-        return Dequantized(m.state.weight_of(module)), stored_bias(m, module)
+        return Dequantized(m.state.weight_of(module)), compute_stored_bias(m, module)
 
     def weight_only() -> Product:
         weight = Dequantized(m.state.weight_of(module), factor)
@@ -92,7 +92,7 @@ def _quantized(m: Materials, module: str, fused: bool) -> Linear:
         rounded = (1 + (factor is not None)) * coarse
         return Product(
             weight,
-            stored_bias(m, module),
+            compute_stored_bias(m, module),
             m.precision,
             operands=rounded,
             scaled=factor is not None,
@@ -125,7 +125,7 @@ def _quantized(m: Materials, module: str, fused: bool) -> Linear:
 def _static(m: Materials, module: str, fused: bool) -> Quantizer:
     """Quantizer of the input of a module or a residual add."""
     factor, covered = m.state.factor_of(module), m.state.ranges[input_name(module)]
-    signed = m.signed or (bool(attention_of(module)) and attention_operands.is_signed(covered))
+    signed = m.signed or (bool(find_attention(module)) and attention_operands.is_signed(covered))
     quantizer = static(covered, factor, signed, m.precision)
     if fused and targets.look_up(m.section.target.runtime).kernels.reciprocal:
         return replace(quantizer, reciprocal=True)
@@ -156,7 +156,7 @@ def per_token(factor: Tensor | None) -> Quantizer:
     return Quantizer(None, 128, 0, 255, UNIT["fp32"], factor=factors)
 
 
-def stored_bias(m: Materials, module: str) -> Array | None:
+def compute_stored_bias(m: Materials, module: str) -> Array | None:
     """The bias that the lowered graph must store, in its type; None without one. An offset's share
     is added to the float graph's bias and rounded once more."""
     bias = m.folded_bias(module)

@@ -32,7 +32,7 @@ from optimizer.harness.runtimes.runner import Runner
 from optimizer.lower.onnx import cut
 from optimizer.lower.onnx.cut import Edge
 from optimizer.lower.onnx.graph_source import Source
-from optimizer.validate.ledger.breach import breach
+from optimizer.validate.ledger.breach import write_breach
 from optimizer.validate.ledger.distance import WHOLE, Array
 from optimizer.validate.ledger.pieces import layout, quantizer, roundoff
 from optimizer.validate.ledger.pieces.quantizer import Judgement, Quantizer, ReferenceIntegers
@@ -56,7 +56,7 @@ class Element:
     @property
     def off(self) -> str:
         """The difference and its bound in words."""
-        distance, allowed = breach(abs(self.value - self.reference), self.bound)
+        distance, allowed = write_breach(abs(self.value - self.reference), self.bound)
         return f"{distance} off, {allowed} allowed"
 
     def as_dict(self) -> dict[str, float]:
@@ -92,7 +92,7 @@ class Piece:
     @property
     def problem(self) -> str:
         """A sentence on a piece that is not fine."""
-        at, times = self.worst[0] if self.worst else None, breach(self.ratio, 1.0)[0]
+        at, times = self.worst[0] if self.worst else None, write_breach(self.ratio, 1.0)[0]
         if self.piece == "quantizer":
             sentence = f"{self.counts['wrong']} of {self.counts['elements']} integers are wrong"
             if not self.counts["wrong"]:
@@ -161,7 +161,7 @@ FUSED_FLOAT = Opener(lambda model: Graph(model, threads=1, fuse=True, mapped=Tru
 """In ONNX Runtime's fused kernels, for a float graph, whose weights are left in their file."""
 
 
-def changed(opener: Opener, matrices: Mapping[str, Array]) -> Opener:
+def change_opener(opener: Opener, matrices: Mapping[str, Array]) -> Opener:
     """Opener of a graph that an adapter changes (OrtRunner.adapted); `opener` for no matrices."""
     if not matrices:
         return opener
@@ -210,7 +210,8 @@ def judge_quantizers(
     with opener.open(piece) as runner:
         for inputs, real in _inputs(uses, traces, linear):
             arrays = cast_inputs(
-                runner, {e.input: layout.shaped(inputs[e.input], e.input_rank) for e, _ in uses}
+                runner,
+                {e.input: layout.shape_input(inputs[e.input], e.input_rank) for e, _ in uses},
             )
             out = runner.infer(arrays)
             for edge, (module, _) in uses:
@@ -218,11 +219,11 @@ def judge_quantizers(
                 assert q is not None
                 x = arrays[edge.input]
                 rows = x.reshape(-1, x.shape[-1])
-                reference = quantizer.reference(rows, q)
-                integers, padding = layout.unpadded(out[edge.integers], edge.sides)
+                reference = quantizer.compute_reference(rows, q)
+                integers, padding = layout.remove_padding(out[edge.integers], edge.sides)
                 integers = integers.reshape(rows.shape)
                 judgement = quantizer.judge(integers, reference, q, count_flips=real)
-                if padding.size and (padding != quantizer.of_zero(q)).any():
+                if padding.size and (padding != quantizer.quantize_zero(q)).any():
                     judgement = replace(judgement, wrong=judgement.wrong + padding.size)
                 judged.setdefault(edge.integers, []).append(judgement)
                 if judgement.at and edge.integers not in worst:
@@ -239,7 +240,7 @@ def _integer(at: tuple[int, int], integers: Array, reference: ReferenceIntegers)
 
 
 def _quantizer_piece(module: str, judged: list[Judgement], worst: Element | None) -> Piece:
-    whole = quantizer.merged(judged)
+    whole = quantizer.merge(judged)
     limit = "every integer the reference's, but one step beside rounding ties"
     at = () if worst is None else (worst,)
     return Piece(module, "quantizer", whole.ratio, limit, at, whole.counts)
@@ -256,7 +257,7 @@ def _inputs(
     for edge, key in uses:
         q, width = linear(key[0]).quantizer, traces[0].inputs[key].shape[-1]
         assert q is not None
-        probes.setdefault(edge.input, []).append(quantizer.probes(q, width))
+        probes.setdefault(edge.input, []).append(quantizer.list_probes(q, width))
     joined = {name: np.concatenate(rows) for name, rows in probes.items()}
     fixed = _fixed_shapes(uses, traces)
     free = {n: rows for n, rows in joined.items() if n not in fixed}
@@ -303,7 +304,7 @@ def judge_products(
     keys = {id(edge): key for edge, key in number_uses(at)}
     at = [edge for edge in at if edge.multiplies]
     piece = work / "products.onnx"
-    inputs = layout.given_middles if opener.behind_quantizers else layout.given_integers
+    inputs = layout.give_middles if opener.behind_quantizers else layout.give_integers
     worst: dict[str, list[tuple[float, Element]]] = {e.module: [] for e in at}
     for part in cut.split(at):
         cut.write_products(model, part, piece, quantizers=opener.behind_quantizers)
@@ -343,12 +344,14 @@ def _multiply(
             out: Mapping[str, Array] = out,
         ) -> tuple[str, list[tuple[float, Element]]]:
             (edge, key), product = use, linear(use[1][0]).product
-            return key[0], furthest(multiplied[key], product.outputs(out[edge.output]), product)
+            return key[0], find_furthest(
+                multiplied[key], product.outputs(out[edge.output]), product
+            )
 
         yield from threads.map_in_threads(judge, uses, cores())
 
 
-def furthest(
+def find_furthest(
     x: roundoff.Floats, output: Array, product: Product, inputs: roundoff.Floats | None = None
 ) -> list[tuple[float, Element]]:
     """[(|error| / bound, element)] of the WORST elements of an output.
@@ -356,11 +359,11 @@ def furthest(
     inputs: (tokens, out), further error allowed, of the inputs
     """
     far: list[tuple[float, Element]] = []
-    for part, exact, bound in roundoff.parts(x, product):
+    for part, exact, bound in roundoff.compute_parts(x, product):
         if inputs is not None:
             bound = bound + inputs[:, part]
         value = output[:, part].astype(np.float64)
-        ratio = roundoff.ratio(value, exact, bound)
+        ratio = roundoff.compute_ratio(value, exact, bound)
         flat = ratio.ravel()
         for index in np.argpartition(flat, -min(WORST, flat.size))[-WORST:]:
             t, c = divmod(int(index), ratio.shape[1])
@@ -398,7 +401,9 @@ def judge_between(
     with opener.open(piece) as runner:
 
         def compare(trace: Trace) -> dict[str, list[Squares]]:
-            cuts = {e.output: layout.placed(trace.outputs[key], e) for e, key in number_uses(at)}
+            cuts = {
+                e.output: layout.place_output(trace.outputs[key], e) for e, key in number_uses(at)
+            }
             out = runner.infer(cast_inputs(runner, {**trace.batch, **cuts}))
             out |= {e.input: layout.read_back(out[e.input], e) for e in at if e.input in out}
             targets = {

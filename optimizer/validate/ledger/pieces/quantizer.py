@@ -87,7 +87,7 @@ class Judgement:
 
     @property
     def flips_allowed(self) -> int:
-        return most_flips(self.near_ties)
+        return bound_flips(self.near_ties)
 
     @property
     def ratio(self) -> float:
@@ -110,14 +110,14 @@ class Judgement:
         }
 
 
-def reference(x: Array, q: Quantizer) -> ReferenceIntegers:
+def compute_reference(x: Array, q: Quantizer) -> ReferenceIntegers:
     """Reference of the integers of x (tokens, in), in the type of the graph's input."""
     t, step, size = _scaled(x, q)
     delta = np.where(_exact(x, q), 0.0, q.unit * size)
     return ReferenceIntegers(t + q.zero_point, delta, _integers(t, q), step)
 
 
-def integers(x: Array, q: Quantizer) -> tuple[Integers, Floats]:
+def compute_integers(x: Array, q: Quantizer) -> tuple[Integers, Floats]:
     """(the integers that q must give x, the step of each row (tokens, 1))."""
     t, step, _ = _scaled(x, q)
     return _integers(t, q), step
@@ -175,7 +175,7 @@ def _exact(x: Array, q: Quantizer) -> NDArray[np.bool_]:
         return np.asarray(same & (t.astype(np.float64) * step == centred))
 
 
-def of_zero(q: Quantizer) -> int:
+def quantize_zero(q: Quantizer) -> int:
     """The integer that q gives 0, the padding of images; q has one step for all rows."""
     assert q.step is not None
     return round(-q.offset / q.step) + q.zero_point
@@ -202,7 +202,7 @@ def judge(
     return Judgement(actual.size, ties, others, int(wrong.sum()), at)
 
 
-def merged(judgements: list[Judgement]) -> Judgement:
+def merge(judgements: list[Judgement]) -> Judgement:
     """Several inputs of one module together: counts add up."""
     return Judgement(
         sum(j.elements for j in judgements),
@@ -213,7 +213,7 @@ def merged(judgements: list[Judgement]) -> Judgement:
     )
 
 
-def most_flips(near_ties: int) -> int:
+def bound_flips(near_ties: int) -> int:
     """The largest m with P(Binomial(near_ties, FLIP_RATE) >= m) > MISSED, by Chernoff's bound: n
     KL(m / n, rate) <= -log(MISSED)."""
     enough = -math.log(MISSED)
@@ -235,7 +235,7 @@ def _divergence(share: float) -> float:
     return share * math.log(share / FLIP_RATE) + other
 
 
-def probes(q: Quantizer, width: int) -> NDArray[np.float32]:
+def list_probes(q: Quantizer, width: int) -> NDArray[np.float32]:
     """(rows, width) float32: every tie between two integers, and values far beyond both ends. Real
     activations contain few of either."""
     ties = np.arange(q.low - q.zero_point - 2, q.high - q.zero_point + 3) + 0.5

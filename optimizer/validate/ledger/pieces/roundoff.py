@@ -35,7 +35,7 @@ MISSED = 1e-9
 AT_ONCE = 1 << 19  # outputs, and weights, at a time: few enough for a core's cache
 
 
-def deviations(sums: int, terms: int) -> float:
+def bound_deviations(sums: int, terms: int) -> float:
     """lambda at which `sums` sums of `terms` terms all stay inside their bounds, except with
     probability MISSED."""
     return math.sqrt(2 * math.log(2 * max(sums, 1) * max(terms, 1) / MISSED))
@@ -91,7 +91,7 @@ class Product:
         return f"{sums} of {self.weight.shape[1]}{more}, result in {self.out}: bound per element"
 
 
-def parts(x: Floats, product: Product) -> Iterator[tuple[slice, Floats, Floats]]:
+def compute_parts(x: Floats, product: Product) -> Iterator[tuple[slice, Floats, Floats]]:
     """(slice of outputs, exact, bound) for a few outputs at a time, each (tokens, outputs)
     float64.
 
@@ -102,7 +102,7 @@ def parts(x: Floats, product: Product) -> Iterator[tuple[slice, Floats, Floats]]
         len(x) if product.filters is None else len(product.times(x[:1], product.weight[:])) * len(x)
     )
     step = outputs if product.together else max(1, AT_ONCE // max(tokens, inputs, 1))
-    wide = deviations(tokens * outputs, inputs)
+    wide = bound_deviations(tokens * outputs, inputs)
     coarse = _block_variance(x, product.block) if product.block else None
     for part in (slice(i, min(i + step, outputs)) for i in range(0, outputs, step)):
         weight = product.weight[part].astype(np.float64)
@@ -112,7 +112,7 @@ def parts(x: Floats, product: Product) -> Iterator[tuple[slice, Floats, Floats]]
         yield part, exact, _bound(x, chosen, (total, exact), wide, coarse)
 
 
-def ratio(value: Floats, exact: Floats, bound: Floats) -> Floats:
+def compute_ratio(value: Floats, exact: Floats, bound: Floats) -> Floats:
     """|error| / bound of every element; infinite where either is not a finite number, so that it
     is refused."""
     finite = np.isfinite(value) & np.isfinite(bound)

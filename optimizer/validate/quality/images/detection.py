@@ -62,7 +62,7 @@ def match(objects: Objects, truth: Sequence[Labelled] | None) -> Found:
         theirs = sorted((t for t in truth or () if t.label == label), key=lambda t: t.crowd)
         crowd = np.array([t.crowd for t in theirs], bool)
         overlaps = _overlaps(objects.boxes[mine], np.array([t.box for t in theirs]), crowd)
-        hit, left_out = matched(overlaps, crowd, crowd)
+        hit, left_out = match_overlaps(overlaps, crowd, crowd)
         labels.append(np.full(len(mine), label))
         scores.append(objects.scores[mine].astype(np.float64))
         hits.append(hit)
@@ -97,7 +97,9 @@ def _overlaps(boxes: Floats, truth: Floats, crowd: Booleans) -> Floats:
     return np.asarray(np.divide(inside, union, out=np.zeros_like(inside), where=union > 0))
 
 
-def matched(overlaps: Floats, crowd: Booleans, left_out: Booleans) -> tuple[Booleans, Booleans]:
+def match_overlaps(
+    overlaps: Floats, crowd: Booleans, left_out: Booleans
+) -> tuple[Booleans, Booleans]:
     """(hit, ignored), each (IOUS, objects).
 
     overlaps: (objects, truth), those that are left out last
@@ -219,7 +221,9 @@ def compare_precision(
     )
 
 
-def agreement(baseline: Sequence[Found], candidate: Sequence[Found], confidence: float) -> Metric:
+def measure_agreement(
+    baseline: Sequence[Found], candidate: Sequence[Found], confidence: float
+) -> Metric:
     """Mean over images of the F1 of the candidate's objects among the baseline's, both above
     THRESHOLD: those of one label whose boxes overlap by SAME or more. An image without objects of
     both counts 1. Raises DataError where the baseline finds none in any image."""

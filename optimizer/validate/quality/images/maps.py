@@ -31,7 +31,7 @@ class Labels:
     areas: Floats | None
 
 
-def areas(ids: Array, mask: Array, labels: int, name: str) -> Floats:
+def count_areas(ids: Array, mask: Array, labels: int, name: str) -> Floats:
     """Count the pixels of each label. Raises DataError for a value of `mask` without a label."""
     judged = mask != IGNORED if labels <= IGNORED else np.ones(mask.shape, bool)
     right, chosen = mask[judged].astype(np.int64), ids[judged].astype(np.int64)
@@ -83,7 +83,7 @@ class Depths:
     near: float | None = None
 
 
-def depths(values: Floats, right: Array, name: str) -> Depths:
+def compare_depths(values: Floats, right: Array, name: str) -> Depths:
     """Compare depths after the scale and offset that make them nearest (least squares), because
     many models give values without a unit. Raises DataError for less than two right depths.
 

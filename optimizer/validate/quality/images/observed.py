@@ -43,7 +43,7 @@ def _labels(contract: Contract, values: Array, sides: tuple[int, ...], row: Samp
         if row.reduced:
             mask = np.where(mask == 0, maps.IGNORED, mask.astype(np.int64) - 1)
         whole = image_segmentation.label_map(values, sides)
-        areas = maps.areas(whole, mask, len(contract.labels or ()), row.mask.name)
+        areas = maps.count_areas(whole, mask, len(contract.labels or ()), row.mask.name)
     return maps.Labels(ids, areas)
 
 
@@ -52,7 +52,7 @@ def _depths(contract: Contract, values: Array, sides: tuple[int, ...], row: Samp
     if row.depth is None:
         return maps.Depths()
     right = read_map(row.depth, sides, "validate.data: columns.depth")
-    return maps.depths(depth_estimation.depth_map(values, sides), right, row.depth.name)
+    return maps.compare_depths(depth_estimation.depth_map(values, sides), right, row.depth.name)
 
 
 def _poses(contract: Contract, values: Array, sides: tuple[int, ...], row: Sample) -> Any:
@@ -76,7 +76,7 @@ OBSERVE: Mapping[str, Observe] = {
 METRICS: Mapping[tuple[type, str], Compare] = {
     (detection.Found, "map"): partial(detection.compare_precision, ious=len(detection.IOUS)),
     (detection.Found, "map50"): partial(detection.compare_precision, ious=1),
-    (detection.Found, "agreement"): detection.agreement,
+    (detection.Found, "agreement"): detection.measure_agreement,
     (maps.Labels, "miou"): lambda a, b, _confidence: maps.mean_iou(a, b),
     (maps.Labels, "agreement"): maps.same_labels,
     (maps.Depths, "abs_rel"): maps.relative_error,

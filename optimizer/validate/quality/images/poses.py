@@ -21,7 +21,7 @@ from optimizer.validate.quality.images.detection import (
     Booleans,
     Found,
     compare_precision,
-    matched,
+    match_overlaps,
 )
 from optimizer.validate.quality.metrics import Metric, Value
 from optimizer.validate.quality.significance import Floats
@@ -63,7 +63,7 @@ def match(places: Floats, scores: Floats, truth: Sequence[Pose] | None) -> Poses
     of_coco = places.shape[1] == len(SIGMAS) and truth is not None
     if of_coco:
         similar = np.array([[oks(places[i], t) for t in theirs] for i in order])
-        hit, ignored = matched(similar, crowd, left_out)
+        hit, ignored = match_overlaps(similar, crowd, left_out)
     spans = np.ptp(places[order], axis=1)
     ignored |= ~hit & (np.prod(spans, -1) > WIDEST)
     return Poses(

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from optimizer import checks
 from optimizer.cli import main
 from optimizer.commands.build.initial import model as models
-from optimizer.data.datasets import samples
+from optimizer.data.datasets import read_samples
 from optimizer.foundation.errors import DataError
 from optimizer.load import source
 from optimizer.recipe import file as recipe_file
@@ -313,7 +313,7 @@ def test_conversations_in_cells_of_a_csv_file_are_read_as_json(
     assert result.exit_code == 0, result.output
     recipe, _ = checks.read(out, (), fetch=False, early=True)
     assert recipe.validate_.data.columns == {"messages": "chat"}
-    (row,) = samples(recipe.validate_.data, 1)
+    (row,) = read_samples(recipe.validate_.data, 1)
     assert row.messages is not None
     assert row.text.startswith("user: ")
     result = init(tiny_llama, "--data", tmp_path / "python.csv", "--out", tmp_path / "no.yaml")

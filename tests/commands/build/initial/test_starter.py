@@ -15,7 +15,7 @@ from optimizer.foundation.errors import RecipeError
 from optimizer.harness import tasks
 from optimizer.harness.runtimes.machine import Machine
 from optimizer.model.architectures.families import FAMILIES
-from optimizer.model.checkpoint.model import skeleton_from_config
+from optimizer.model.checkpoint.model import build_skeleton_from_config
 from optimizer.recipe import file as recipe_file
 from tests.vision import config, write
 
@@ -71,7 +71,7 @@ def test_the_recipe_of_images_is_one_that_compress_takes(
     assert made.quantize is not None
     assert made.quantize.chosen[0].name == method
     architecture = FAMILIES[kind]
-    model = skeleton_from_config(config(kind), made.model.task)
+    model = build_skeleton_from_config(config(kind), made.model.task)
     source = ModelSource(model, {}, architecture, architecture.prefix(made.model.task))
     assert select(source, made.quantize).quantized
 

@@ -10,13 +10,13 @@ import torch
 
 from optimizer.compress.data import calibration
 from optimizer.compress.methods.precision.keep_float_auto import RelativeError
-from optimizer.compress.simulate import simulated
+from optimizer.compress.simulate import simulate_state
 from optimizer.compress.stage import STAGE as COMPRESS
 from optimizer.foundation import state as compressed_state
 from optimizer.foundation.errors import RecipeError
 from optimizer.load.stage import STAGE as LOAD
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
-from optimizer.model.checkpoint.model import torch_model
+from optimizer.model.checkpoint.model import load_torch_model
 from optimizer.recipe.compression.quantize import KeepFloatAuto
 from optimizer.recipe.schema import Compression
 from tests.compress import checkpoints, decoders
@@ -28,10 +28,10 @@ STATIC: dict[str, Any] = {"method": "rtn", "activations": {"range": "minmax"}}
 
 def moved(source: Path, section: Compression, folder: Path) -> float:
     """Relative change of the output by the state, on the calibration inputs including padding."""
-    model, error = torch_model(open_checkpoint(source), section.task), RelativeError()
-    twin = simulated(model, compressed_state.read(folder))
+    model, error = load_torch_model(open_checkpoint(source), section.task), RelativeError()
+    twin = simulate_state(model, compressed_state.read(folder))
     with torch.no_grad():
-        for batch in calibration.batches(section, source):
+        for batch in calibration.make_batches(section, source):
             error.update(model(**batch)[0], twin(**batch)[0])
     return error.value
 

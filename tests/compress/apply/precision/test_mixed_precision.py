@@ -10,7 +10,7 @@ import pytest
 
 from optimizer.checks import accepted
 from optimizer.checks.context import Context
-from optimizer.compress.methods.precision.mixed_precision import stored_sizes
+from optimizer.compress.methods.precision.mixed_precision import compute_stored_sizes
 from optimizer.foundation import state
 from optimizer.foundation.errors import RecipeError
 from optimizer.foundation.qtensor import Scheme
@@ -35,7 +35,7 @@ def chosen(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def sizes(made: state.CompressedState, schemes: dict[str, Scheme] | None = None) -> list[int]:
     """Bytes of all weights in both forms; of other schemes than their own when given."""
     each = [
-        stored_sizes((schemes or {}).get(name, q.scheme), *q.integers.shape)
+        compute_stored_sizes((schemes or {}).get(name, q.scheme), *q.integers.shape)
         for name, q in made.weights.items()
     ]
     return [sum(file) for file in zip(*each, strict=True)]

@@ -11,24 +11,24 @@ import pytest
 import torch
 
 from optimizer.compress.apply.weights import rounding as rounding_module
-from optimizer.compress.simulate import simulated
+from optimizer.compress.simulate import simulate_state
 from optimizer.data import datasets
 from optimizer.foundation import state as states
 from optimizer.harness.contract import read
 from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
-from optimizer.model.checkpoint.model import torch_model
+from optimizer.model.checkpoint.model import load_torch_model
 from tests.compress.decoders import TASK, compress, section
 
 
 def first_block_error(source: Path, state: states.CompressedState) -> float:
     """Of what the first block answers on the calibration windows: what learning makes less."""
-    model, wanted = torch_model(open_checkpoint(source), TASK), section(source).calibrate
+    model, wanted = load_torch_model(open_checkpoint(source), TASK), section(source).calibrate
     assert wanted is not None
     made = read(source / "contract.json")
     tokenizer = load_tokenizer(source / "checkpoint", made)
-    texts = datasets.samples(wanted.data, None, wanted.seed)
-    cut = datasets.windows(texts, tokenizer, made, wanted.sequence_length)[: wanted.samples]
+    texts = datasets.read_samples(wanted.data, None, wanted.seed)
+    cut = datasets.cut_windows(texts, tokenizer, made, wanted.sequence_length)[: wanted.samples]
     ids = torch.tensor(np.stack(cut))
 
     def answer(of: torch.nn.Module) -> torch.Tensor:
@@ -36,7 +36,7 @@ def first_block_error(source: Path, state: states.CompressedState) -> float:
             return of(input_ids=ids, use_cache=False, output_hidden_states=True).hidden_states[1]
 
     exact = answer(model)
-    return float((answer(simulated(model, state)) - exact).norm() / exact.norm())
+    return float((answer(simulate_state(model, state)) - exact).norm() / exact.norm())
 
 
 def test_learned_rounding_improves_on_where_it_starts(llama: Path, tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from optimizer.compress.selection import select
 from optimizer.compress.walk.model_source import ModelSource
 from optimizer.foundation import state as states
 from optimizer.foundation.errors import CheckpointError, RecipeError
-from optimizer.model.architectures.architecture import family
+from optimizer.model.architectures.architecture import find_family
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
-from optimizer.model.checkpoint.model import skeleton
+from optimizer.model.checkpoint.model import build_skeleton
 from tests.compress.decoders import GROUPS, TASK, compress, error, loaded, section
 from tests.decoders import write_tiny_decoder
 
@@ -56,9 +56,9 @@ def test_a_head_whose_inputs_are_not_the_last_block_s_is_refused(tmp_path: Path)
 
 def test_a_head_rounded_some_rows_at_a_time_is_the_same(llama: Path, tmp_path: Path) -> None:
     checkpoint = open_checkpoint(llama)
-    facts = family(checkpoint.config, TASK)
+    facts = find_family(checkpoint.config, TASK)
     quantize = section(llama, methods=["gptq"], head=GROUPS).quantize
-    model = skeleton(checkpoint, TASK)
+    model = build_skeleton(checkpoint, TASK)
     source = ModelSource(model, checkpoint.tensors, facts, facts.prefix(TASK))
     chosen = select(source, quantize)
     features = checkpoint.tensors["model.embed_tokens.weight"].shape[1]

@@ -10,12 +10,12 @@ from optimizer.compress.methods.activations.activation_ranges import (
     BINS,
     Channels,
     Histogram,
-    chooser,
+    compute_excess_loss,
     entropy,
-    excess_loss,
+    get_chooser,
+    list_neighbours,
     minmax,
     mse,
-    neighbours,
     percentile,
 )
 from optimizer.compress.simulate import fake_quantize
@@ -129,7 +129,7 @@ def test_entropy_clips_a_tail_that_would_waste_the_levels() -> None:
 def test_every_range_holds_zero_and_no_more_than_was_seen(
     method: str, symmetric: bool, values: Tensor
 ) -> None:
-    choose = chooser(method, 99.9, symmetric)
+    choose = get_chooser(method, 99.9, symmetric)
     for data in (values, values.abs(), -values.abs(), torch.zeros(5), values[:1, :1]):
         covered = choose(histogram_of(data))
         absmax = float(data.abs().max())
@@ -142,7 +142,7 @@ def test_every_range_holds_zero_and_no_more_than_was_seen(
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_range_scales_with_its_data(method: str, values: Tensor) -> None:
-    choose = chooser(method, 99.9, False)
+    choose = get_chooser(method, 99.9, False)
     one, four = choose(histogram_of(values)), choose(histogram_of(values * 4))
     assert (four.low, four.high) == pytest.approx((4 * one.low, 4 * one.high))
 
@@ -169,12 +169,14 @@ def test_a_range_far_from_the_best_is_worse_than_those_tried_beside_it(
     method: str, symmetric: bool, values: Tensor
 ) -> None:
     h = histogram_of(values)
-    best = chooser(method, 99.999, symmetric)(h)
-    beside = [excess_loss(method, h, other, best) for other in neighbours(method, h, best)]
-    assert excess_loss(method, h, best, best) == 0
+    best = get_chooser(method, 99.999, symmetric)(h)
+    beside = [
+        compute_excess_loss(method, h, other, best) for other in list_neighbours(method, h, best)
+    ]
+    assert compute_excess_loss(method, h, best, best) == 0
     for factor in (0.5, 0.7, 1.4, 2.0):
         far = Range(best.low * factor, best.high * factor)
-        assert max(beside) < excess_loss(method, h, far, best)
+        assert max(beside) < compute_excess_loss(method, h, far, best)
 
 
 def test_minmax_needs_the_extremes_only() -> None:

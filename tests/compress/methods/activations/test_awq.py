@@ -79,7 +79,7 @@ def test_folding_through_shared_value_heads_keeps_the_function() -> None:
 
 
 def test_an_input_that_carries_nothing_is_left_alone() -> None:
-    s = awq.factors(torch.tensor([0.0, 4.0, 1.0]), torch.ones(3), 0.5)
+    s = awq.compute_factors(torch.tensor([0.0, 4.0, 1.0]), torch.ones(3), 0.5)
     assert float(s[0]) == 1.0
     assert float(s[1] / s[2]) == pytest.approx(2.0)
 

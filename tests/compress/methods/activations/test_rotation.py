@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from optimizer.compress.methods.activations.hadamard import orthogonal
+from optimizer.compress.methods.activations.hadamard import make_orthogonal
 from optimizer.compress.methods.activations.rotation import Role, Rotated
 from tests.conftest import heavy_tailed
 
@@ -76,8 +76,8 @@ def logits(tensors: Mapping[str, Tensor]) -> Tensor:
 def test_a_rotated_model_gives_the_same_logits(tied: bool, which: str) -> None:
     state = tiny(tied).state_dict()
     checkpoint = {n: t for n, t in state.items() if not (tied and n == "lm_head.weight")}
-    residual = orthogonal(48, 1) if which != "head" else None
-    head = orthogonal(8, 2) if which != "residual" else None
+    residual = make_orthogonal(48, 1) if which != "head" else None
+    head = make_orthogonal(8, 2) if which != "residual" else None
     view = dict(Rotated(checkpoint, roles(tied), residual, head))
     if tied and residual is None:
         assert "lm_head.weight" not in view
@@ -88,7 +88,7 @@ def test_a_rotated_model_gives_the_same_logits(tied: bool, which: str) -> None:
 
 def test_rotation_changes_every_linear_and_empties_the_norms() -> None:
     checkpoint = tiny(tied=False).state_dict()
-    view = Rotated(checkpoint, roles(False), orthogonal(48, 1), orthogonal(8, 2))
+    view = Rotated(checkpoint, roles(False), make_orthogonal(48, 1), make_orthogonal(8, 2))
     for name in checkpoint:
         if "norm" in name:
             assert torch.equal(view[name], torch.ones(48))
@@ -99,5 +99,5 @@ def test_rotation_changes_every_linear_and_empties_the_norms() -> None:
 def test_rotation_lowers_the_largest_magnitude_of_an_outlier_feature() -> None:
     embedding = heavy_tailed((50, 48), 1)
     embedding[:, 5] *= 50
-    view = Rotated({"e": embedding}, {"e": Role(reads=True)}, orthogonal(48, 0), None)
+    view = Rotated({"e": embedding}, {"e": Role(reads=True)}, make_orthogonal(48, 0), None)
     assert float(view["e"].abs().max()) < 0.5 * float(embedding.abs().max())

@@ -24,7 +24,7 @@ def code_weight(w: Tensor) -> Tensor:
 def test_folding_leaves_the_function_as_it_was() -> None:
     x, w1, b1 = heavy_tailed((50, 32), 1), heavy_tailed((64, 32), 2), heavy_tailed((64,), 3)
     w2 = heavy_tailed((16, 64), 4)
-    s = smoothquant.factors((x @ w1.T + b1).abs().amax(0), w2.abs().amax(0), 0.5)
+    s = smoothquant.compute_factors((x @ w1.T + b1).abs().amax(0), w2.abs().amax(0), 0.5)
     folded = x @ smoothquant.fold_producer(w1, s).T + smoothquant.fold_producer(b1, s)
     before, after = (x @ w1.T + b1) @ w2.T, folded @ smoothquant.fold_consumer(w2, s).T
     assert torch.allclose(before, after, rtol=1e-4, atol=1e-6)
@@ -40,14 +40,16 @@ def test_folding_a_part_leaves_the_other_rows_untouched() -> None:
 
 def test_strength_one_levels_the_activation_and_zero_the_weight() -> None:
     a, w = torch.tensor([1.0, 10.0, 100.0]), torch.tensor([3.0, 1.0, 2.0])
-    levelled = a / smoothquant.factors(a, w, 1.0)
+    levelled = a / smoothquant.compute_factors(a, w, 1.0)
     assert torch.allclose(levelled, levelled[:1].expand(3))
-    levelled = w * smoothquant.factors(a, w, 0.0)
+    levelled = w * smoothquant.compute_factors(a, w, 0.0)
     assert torch.allclose(levelled, levelled[:1].expand(3))
 
 
 def test_an_empty_channel_is_left_alone() -> None:
-    s = smoothquant.factors(torch.tensor([0.0, 4.0, 1.0]), torch.tensor([1.0, 1.0, 0.0]), 0.5)
+    s = smoothquant.compute_factors(
+        torch.tensor([0.0, 4.0, 1.0]), torch.tensor([1.0, 1.0, 0.0]), 0.5
+    )
     assert torch.equal(s, torch.ones(3))
 
 

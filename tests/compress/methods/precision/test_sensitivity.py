@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from optimizer.compress.methods.precision.language_model import LanguageModel
 from optimizer.compress.methods.precision.sensitivity import (
     Curvature,
-    output_gradients,
     predict_cost,
+    visit_output_gradients,
 )
 from optimizer.compress.methods.weights.rtn import rtn
 from optimizer.foundation.qtensor import Scheme
@@ -30,7 +30,7 @@ def curvatures(model: Tiny, texts: list[Batch], seed: int = 0) -> dict[str, Curv
 
     handles = [m.register_forward_pre_hook(keep(n)) for n, m in linears.items()]
     whole = LanguageModel(model, model.embedding, linears)
-    output_gradients(whole, texts, lambda n, s: slopes[n].append(s), seed=seed)
+    visit_output_gradients(whole, texts, lambda n, s: slopes[n].append(s), seed=seed)
     for handle in handles:
         handle.remove()
     found = {n: Curvature(m.out_features, m.in_features) for n, m in linears.items()}
@@ -94,7 +94,7 @@ def test_a_module_that_no_answer_depends_on_is_named() -> None:
     linears = {**model.named()[0], "idle": nn.Linear(2, 2)}
     whole = LanguageModel(model, model.embedding, linears)
     with pytest.raises(ValueError, match="idle"):
-        output_gradients(whole, singles(2), lambda _n, _s: None)
+        visit_output_gradients(whole, singles(2), lambda _n, _s: None)
 
 
 def test_curvature_is_that_of_whole_texts() -> None:

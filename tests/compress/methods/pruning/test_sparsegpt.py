@@ -9,8 +9,8 @@ from optimizer.compress.methods.pruning.magnitude import magnitude
 from optimizer.compress.methods.pruning.sparsegpt import Pruned, sparsegpt
 from optimizer.compress.methods.pruning.support import (
     CLOSE,
-    least_squares,
     rechoose_units,
+    solve_least_squares,
     swap_weights,
 )
 from optimizer.compress.methods.pruning.wanda import wanda
@@ -117,7 +117,7 @@ def test_least_squares_come_as_close_as_an_exact_solution(start: str) -> None:
     weight, hessian = layer(seed=8)
     D, mask = damped(hessian, 1e-4), magnitude(weight, HALF)
     begun = weight if start == "the weight" else torch.zeros_like(weight)
-    values = least_squares(weight, D, mask, begun)
+    values = solve_least_squares(weight, D, mask, begun)
     exact = torch.zeros_like(weight)
     for row, kept in enumerate(mask):
         known = (weight[row] @ D)[kept]

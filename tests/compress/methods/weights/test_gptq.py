@@ -10,12 +10,12 @@ import torch
 from optimizer.compress.methods.weights.factorization import Factorization, factorize, permute
 from optimizer.compress.methods.weights.gptq import Rounded, gptq
 from optimizer.compress.methods.weights.hessian import (
-    first_token_weights,
-    float_target,
+    aim_at_float,
     output_error,
-    token_weights,
+    weigh_first_tokens,
+    weigh_tokens,
 )
-from optimizer.compress.methods.weights.rtn import relative_error, rtn
+from optimizer.compress.methods.weights.rtn import measure_relative_error, rtn
 from optimizer.foundation.qtensor import Scheme, absmax_scale, quantize
 from optimizer.foundation.sections.method_options import GptqOptions
 from optimizer.recipe.compression.quantize import Quantize
@@ -53,7 +53,9 @@ def factor_in(order: torch.Tensor, hessian: torch.Tensor) -> Factorization:
 def test_gptq_is_worse_on_the_weight_and_better_on_the_output(scheme: Scheme, sweeps: int) -> None:
     weight, hessian = layer()
     plain, found = rtn(weight, scheme), with_constant("SWEEPS", sweeps, weight, hessian, scheme).q
-    assert relative_error(weight, found.dequantize()) > relative_error(weight, plain.dequantize())
+    assert measure_relative_error(weight, found.dequantize()) > measure_relative_error(
+        weight, plain.dequantize()
+    )
     error = loss(weight, found.dequantize(), hessian)
     assert error < 0.6 * loss(weight, plain.dequantize(), hessian)
 
@@ -112,7 +114,7 @@ def test_with_equal_inputs_the_target_is_the_weight_itself() -> None:
     weight, hessian = layer(seed=4)
     order = torch.randperm(128)
     for pull in (None, torch.zeros(weight.T.shape)):
-        wanted = float_target(weight, factor_in(order, hessian), order, pull)
+        wanted = aim_at_float(weight, factor_in(order, hessian), order, pull)
         assert torch.equal(wanted, weight.T[order])
 
 
@@ -121,7 +123,7 @@ def test_the_target_is_where_the_slope_of_the_quadratic_is_zero() -> None:
     order = torch.randperm(700, generator=torch.Generator().manual_seed(1))
     pull = hessian @ heavy_tailed((700, len(weight)), seed=2)
     factor = factor_in(order, hessian)
-    moved = float_target(weight, factor, order, pull.clone()) - weight.T[order]
+    moved = aim_at_float(weight, factor, order, pull.clone()) - weight.T[order]
     left = factor.restore() @ moved - pull[order]
     assert float(left.norm() / pull.norm()) < 1e-4
 
@@ -155,7 +157,7 @@ def test_a_dead_input_keeps_its_weight_in_the_target() -> None:
     hessian[5], hessian[:, 5] = 0.0, 0.0
     order = torch.randperm(128, generator=torch.Generator().manual_seed(1))
     pull = -0.5 * hessian @ weight.T
-    wanted = float_target(weight, factor_in(order, hessian), order, pull)[order.argsort()]
+    wanted = aim_at_float(weight, factor_in(order, hessian), order, pull)[order.argsort()]
     assert torch.equal(wanted[5], weight[:, 5])
     assert bool((wanted[:5] != weight.T[:5]).any())
 
@@ -241,7 +243,7 @@ def test_inputs_that_were_always_zero_are_rounded_to_nearest() -> None:
 
 def test_a_token_counts_for_no_more_than_the_limit_says() -> None:
     x = torch.cat([rows(99, 32, seed=1), 1e4 * rows(2, 32, seed=2), torch.zeros(1, 32)])
-    before, after = x.norm(dim=1), (x * token_weights(x, 4.0)).norm(dim=1)
+    before, after = x.norm(dim=1), (x * weigh_tokens(x, 4.0)).norm(dim=1)
     limit = 4 * before.median()
     assert torch.allclose(after, before.clamp(max=limit))
     assert bool((after[-3:-1] < before[-3:-1] / 100).all())
@@ -249,12 +251,12 @@ def test_a_token_counts_for_no_more_than_the_limit_says() -> None:
 
 def test_the_first_token_of_a_text_stands_for_its_share_and_never_for_less_than_itself() -> None:
     real = torch.tensor([[True] * 40, [False] * 36 + [True] * 4, [False] * 40])
-    weight = first_token_weights(real, 0.2)[:, 0]
+    weight = weigh_first_tokens(real, 0.2)[:, 0]
     assert len(weight) == 44
     assert bool((weight[[*range(1, 40), *range(41, 44)]] == 1).all())
     assert float(weight[0] ** 2 / (weight[:40] ** 2).sum()) == pytest.approx(0.2)
     assert float(weight[40]) == 1  # a quarter of its text as it is
-    assert bool((first_token_weights(real, 0.0) == 1).all())
+    assert bool((weigh_first_tokens(real, 0.0) == 1).all())
 
 
 @pytest.mark.parametrize(
@@ -282,7 +284,7 @@ def test_a_few_massive_tokens_do_not_decide_over_all_others() -> None:
     drift = exact + 0.2 * noise
     errors = {}
     for limit in (4.0, 1e9):
-        share = token_weights(drift[:400], limit)
+        share = weigh_tokens(drift[:400], limit)
         x = drift[:400] * share
         q = gptq(weight, x.T @ x, scheme, P=x.T @ (exact[:400] * share - x) @ weight.T).q
         miss = exact[400:] @ weight.T - drift[400:] @ q.dequantize().T

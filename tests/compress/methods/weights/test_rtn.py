@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from optimizer.compress.methods.weights.rtn import relative_error, rtn, search_scales
+from optimizer.compress.methods.weights.rtn import measure_relative_error, rtn, search_scales
 from optimizer.foundation.qtensor import Scheme, absmax_scale, quantize
 from tests.conftest import heavy_tailed
 
@@ -39,23 +39,23 @@ def test_rows_rounded_together_are_as_rounded_alone(
 def test_searching_the_scale_never_raises_the_error(scheme: Scheme) -> None:
     weight = heavy_tailed((24, 64), seed=1)
     plain = quantize(weight, *absmax_scale(weight, scheme), scheme)
-    error = relative_error(weight, rtn(weight, scheme).dequantize())
-    assert error <= relative_error(weight, plain.dequantize())
+    error = measure_relative_error(weight, rtn(weight, scheme).dequantize())
+    assert error <= measure_relative_error(weight, plain.dequantize())
 
 
 def test_searching_clearly_helps_four_bits() -> None:
     weight, scheme = heavy_tailed((64, 256), seed=2), Scheme(4)
-    plain = relative_error(
+    plain = measure_relative_error(
         weight, quantize(weight, *absmax_scale(weight, scheme), scheme).dequantize()
     )
-    assert relative_error(weight, rtn(weight, scheme).dequantize()) < 0.9 * plain
+    assert measure_relative_error(weight, rtn(weight, scheme).dequantize()) < 0.9 * plain
 
 
 def test_more_bits_and_finer_scales_are_never_worse() -> None:
     weight = heavy_tailed((32, 128), seed=3)
 
     def error(*args: object) -> float:
-        return relative_error(weight, rtn(weight, Scheme(*args)).dequantize())  # type: ignore[arg-type]
+        return measure_relative_error(weight, rtn(weight, Scheme(*args)).dequantize())  # type: ignore[arg-type]
 
     assert error(8) < error(4) < error(3)
     assert (
@@ -69,7 +69,9 @@ def test_more_bits_and_finer_scales_are_never_worse() -> None:
 def test_the_full_range_is_finer_and_spends_the_lowest_code_on_the_largest_value() -> None:
     weight = heavy_tailed((64, 256), seed=5)
     restricted, full = (Scheme(4, True, "group", 32, full_range=f) for f in (False, True))
-    errors = [relative_error(weight, rtn(weight, s).dequantize()) for s in (restricted, full)]
+    errors = [
+        measure_relative_error(weight, rtn(weight, s).dequantize()) for s in (restricted, full)
+    ]
     assert errors[1] < 0.95 * errors[0]
     scale, _ = absmax_scale(weight, full)
     q = quantize(weight, scale, None, full)

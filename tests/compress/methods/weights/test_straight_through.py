@@ -31,8 +31,8 @@ def start(request: pytest.FixtureRequest) -> QTensor:
 def test_weights_start_as_the_integers_they_had(start: QTensor) -> None:
     weight = start.dequantize()
     scale = ste.scale_of(start.scale, torch.zeros_like(start.scale))
-    assert torch.equal(ste.integers(weight, scale, start).integers, start.integers)
-    assert torch.equal(ste.weight_values(weight, scale, start), start.dequantize())
+    assert torch.equal(ste.quantize_weight(weight, scale, start).integers, start.integers)
+    assert torch.equal(ste.fake_quantize_weight(weight, scale, start), start.dequantize())
 
 
 def test_less_than_half_a_step_changes_no_integer(start: QTensor) -> None:
@@ -41,14 +41,14 @@ def test_less_than_half_a_step_changes_no_integer(start: QTensor) -> None:
     step = scale.expand(out, groups)[..., None].expand(out, groups, 64 // groups).reshape(24, 64)
     for moved in (0.4 * step, -0.4 * step):
         weight = start.dequantize() + moved
-        assert torch.equal(ste.integers(weight, scale, start).integers, start.integers)
+        assert torch.equal(ste.quantize_weight(weight, scale, start).integers, start.integers)
 
 
 def test_what_is_multiplied_is_what_the_state_will_hold(start: QTensor) -> None:
     weight = heavy(24, 64, seed=3)
     scale = ste.scale_of(start.scale, 0.3 * heavy(*start.scale.shape, seed=4).tanh())
-    values = ste.weight_values(weight, scale, start)
-    assert torch.equal(values, ste.integers(weight, scale, start).dequantize())
+    values = ste.fake_quantize_weight(weight, scale, start)
+    assert torch.equal(values, ste.quantize_weight(weight, scale, start).dequantize())
 
 
 def test_a_scale_has_the_gradient_of_lsq() -> None:
@@ -57,7 +57,7 @@ def test_a_scale_has_the_gradient_of_lsq() -> None:
     logarithm = torch.zeros_like(start.scale).requires_grad_()
     above = heavy(24, 64, seed=5)
     (
-        ste.weight_values(weight, ste.scale_of(start.scale, logarithm), start) * above
+        ste.fake_quantize_weight(weight, ste.scale_of(start.scale, logarithm), start) * above
     ).sum().backward()
     steps = weight.detach().reshape(24, 4, 16) / start.scale[..., None]
     inside = steps.round().abs() <= start.scheme.high
@@ -74,27 +74,27 @@ RANGES = [Range(-1.7, 4.2), Range(0.0, 6.0), Range.symmetric(3.0)]
 
 @pytest.mark.parametrize("covered", RANGES, ids=str)
 def test_activations_are_coded_as_in_the_state(covered: Range) -> None:
-    x, start = heavy(50, 8), ste.range_logarithms(covered)
+    x, start = heavy(50, 8), ste.start_logarithms(covered)
     for logarithms in (start, start + torch.tensor([0.2, -0.1])[: len(start)]):
-        expected = fake_quantize(x, ste.range_of(covered, logarithms))
-        assert torch.equal(ste.activation_values(x, covered, logarithms), expected)
-    assert ste.range_of(covered, start) == covered
+        expected = fake_quantize(x, ste.scale_range(covered, logarithms))
+        assert torch.equal(ste.fake_quantize_activation(x, covered, logarithms), expected)
+    assert ste.scale_range(covered, start) == covered
 
 
 def test_a_symmetric_range_stays_symmetric() -> None:
     start = Range.symmetric(3.0)
     for logarithm in torch.linspace(-2, 2, 50):
-        assert ste.range_of(start, logarithm[None]).zero_point == 128
+        assert ste.scale_range(start, logarithm[None]).zero_point == 128
 
 
 @pytest.mark.parametrize("covered", RANGES, ids=str)
 def test_a_range_that_clips_what_matters_grows(covered: Range) -> None:
     """Squared error falls along the gradient of the range's ends."""
     x = 10 * heavy(4000, 1)
-    logarithms = ste.range_logarithms(covered).requires_grad_()
+    logarithms = ste.start_logarithms(covered).requires_grad_()
 
     def error(at: Tensor) -> Tensor:
-        return (ste.activation_values(x, covered, at) - x).square().mean()
+        return (ste.fake_quantize_activation(x, covered, at) - x).square().mean()
 
     before = error(logarithms)
     before.backward()
@@ -106,6 +106,6 @@ def test_a_range_that_clips_what_matters_grows(covered: Range) -> None:
 def test_values_inside_a_range_keep_their_gradient_and_others_have_none() -> None:
     covered = Range(-1.0, 2.0)
     x = torch.tensor([-5.0, -0.5, 0.0, 1.5, 9.0], requires_grad=True)
-    ste.activation_values(x, covered, torch.zeros(2)).sum().backward()
+    ste.fake_quantize_activation(x, covered, torch.zeros(2)).sum().backward()
     assert x.grad is not None
     assert x.grad.tolist() == [0.0, 1.0, 1.0, 1.0, 0.0]

@@ -15,7 +15,7 @@ from optimizer.harness.server.versions.trial import (
     allowed_error,
     answers_differ,
 )
-from optimizer.validate.quality.significance import discordant_pairs
+from optimizer.validate.quality.significance import decide_by_counts
 
 MARGIN, CONFIDENCE = 0.05, 0.9
 
@@ -75,7 +75,7 @@ def test_a_version_well_within_the_margin_passes_and_one_beyond_it_fails() -> No
 def test_the_limits_are_those_of_the_gates_test(examples: int) -> None:
     passes, fails = limits(examples, MARGIN, 1 - CONFIDENCE)
     verdicts = [
-        discordant_pairs(n, 0, examples, MARGIN, CONFIDENCE).verdict for n in range(examples // 2)
+        decide_by_counts(n, 0, examples, MARGIN, CONFIDENCE).verdict for n in range(examples // 2)
     ]
     assert [n for n, v in enumerate(verdicts) if v == "pass"] == list(range(passes + 1))
     assert verdicts.index("fail") == fails

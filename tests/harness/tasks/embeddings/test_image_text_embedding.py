@@ -18,7 +18,7 @@ from optimizer.harness.tasks.answering import Answered, Predictor, Query, answer
 from optimizer.harness.tasks.embeddings import image_or_text, image_text_embedding
 from optimizer.load.stage import STAGE
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
-from optimizer.model.checkpoint.model import torch_model
+from optimizer.model.checkpoint.model import load_torch_model
 from optimizer.recipe.schema import Model
 from tests.load.test_pairs import LABELS, PADDED, PIXELS, images, write
 
@@ -41,7 +41,7 @@ def pair(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def predictor(pair: Path) -> Predictor:
     contract, texts = (contracts.read(pair / n / "contract.json") for n in ("images", "texts"))
     sides = [
-        torch_model(open_checkpoint(pair / n), c.task)
+        load_torch_model(open_checkpoint(pair / n), c.task)
         for n, c in (("images", contract), ("texts", texts))
     ]
 

@@ -138,14 +138,14 @@ def test_the_ledger_judges_each_field(predictor: Predictor, fault: str) -> None:
     values = tasks.decode(predictor.contract, {"logits": logits}, batch)
     (one,) = tasks.build_answers(predictor.contract, values, batch)
     expected = answer_laws.EXPECTED["sparse-embedding"](reference, TEXTS[0], logits[0], batch)
-    assert not list(answer_fields.differences(one, expected))
+    assert not list(answer_fields.differ(one, expected))
     if fault == "a weight":
         one["values"][4] *= 1 + 1e-5
     elif fault == "an id":
         one["indices"][4] += 1
     else:
         one["strongest"] = dict.fromkeys(range(9), 1.0)
-    assert list(answer_fields.differences(one, expected))
+    assert list(answer_fields.differ(one, expected))
 
 
 class _Tokens:
@@ -160,9 +160,9 @@ def test_sparse_vectors_are_compared_by_their_product() -> None:
     a, b = np.array([1.0, 0.0]), np.array([0.9, 0.9])
     rows = (np.array([5.0, 5.0]), np.array([2.0, 0.0]))
     by_product, by_cosine = (Answers((a, b), rows, dot=dot) for dot in (True, False))
-    assert quality.similarity(by_product).tolist() == [5.0, 1.8]
-    assert quality.nearest(by_product).tolist() == [0, 0]
-    assert quality.nearest(by_cosine).tolist() == [1, 0]
+    assert quality.score_pairs(by_product).tolist() == [5.0, 1.8]
+    assert quality.find_nearest(by_product).tolist() == [0, 0]
+    assert quality.find_nearest(by_cosine).tolist() == [1, 0]
 
 
 def test_a_contract_of_weights_needs_its_section(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.harness.tasks import answering, text_classification, token_classification
 from optimizer.validate.ledger import hops, ledger
 from optimizer.validate.ledger.laws import answer_laws
-from optimizer.validate.ledger.laws.answer_fields import FREE, Near, OneOf, differences
+from optimizer.validate.ledger.laws.answer_fields import FREE, Near, OneOf, differ
 from optimizer.validate.ledger.laws.decoder import generation_laws
 from optimizer.validate.materials import Materials
 from tests.conftest import WORDS, sentences, write_tiny_bert
@@ -109,9 +109,9 @@ def read_whole(answered: Any) -> Any:
 
 FAULTS: dict[str, tuple[str, Any, str, Fault]] = {
     "an entity ends one character short": (
-        "token-classification", token_classification, "entities", one_character_short),
+        "token-classification", token_classification, "join_entities", one_character_short),
     "an entity's text is its last word": (
-        "token-classification", token_classification, "entities", text_of_the_last_word),
+        "token-classification", token_classification, "join_entities", text_of_the_last_word),
     "a word's score is a thousandth less": (
         "token-classification", token_classification, "words", score_of_the_first_word),
     "words that begin an entity continue it": (
@@ -123,13 +123,13 @@ FAULTS: dict[str, tuple[str, Any, str, Fault]] = {
     "probabilities the other way round": (
         "text-classification", text_classification, "softmax", lambda p: p[:, ::-1]),
     "a batch's answers in another order": (
-        "text-classification", answering, "answers", lambda answers: answers[::-1]),
+        "text-classification", answering, "build_answers", lambda answers: answers[::-1]),
     "one token too many counted": (
         "text-classification", answer_laws, "answer", one_token_more),
     "a text that was cut said to be whole": (
         "text-classification", answer_laws, "answer", read_whole),
     "an embedding of four digits": (
-        "sentence-embedding", answering, "answers", four_digits),
+        "sentence-embedding", answering, "build_answers", four_digits),
 }  # fmt: skip
 
 
@@ -223,15 +223,15 @@ def test_tagged_words_and_entities_are_transformers_whatever_the_tokenizer(
         texts, tasks.build_answers(contract, logits, batch), logits, batch.real, strict=True
     ):
         wanted = answer_laws.tagged(reference, text, row[real], batch)
-        assert list(differences(found, wanted)) == []
+        assert list(differ(found, wanted)) == []
         assert found["words"]
 
 
 def test_labels_that_are_equally_likely_are_both_right() -> None:
     scores = {"a": Near(0.5, 1e-7), "b": Near(0.5 - 1e-8, 1e-7), "c": Near(0.0, 1e-9)}
     either = answer_laws._equal(scores, scores["a"])
-    assert list(differences("b", either)) == []
-    assert list(differences("c", either))
+    assert list(differ("b", either)) == []
+    assert list(differ("c", either))
 
 
 def test_probabilities_stay_within_their_bound_of_those_in_float64() -> None:
@@ -240,7 +240,7 @@ def test_probabilities_stay_within_their_bound_of_those_in_float64() -> None:
     exact = np.exp(wide - wide.max(1, keepdims=True))
     exact /= exact.sum(1, keepdims=True)
     far = np.abs(text_classification.softmax(logits) - exact)
-    bounds = np.stack([answer_laws.rounding(row) for row in logits])
+    bounds = np.stack([answer_laws.bound_rounding(row) for row in logits])
     assert (far <= bounds / 2).all()
     assert bounds.max() < 1e-4
 
@@ -248,13 +248,13 @@ def test_probabilities_stay_within_their_bound_of_those_in_float64() -> None:
 def test_a_field_that_is_missing_more_or_different_is_named() -> None:
     wanted = {"a": 1, "rows": [{"x": Near(np.array([1.0, 2.0]), 0.1)}], "free": FREE}
     right = {"a": 1, "rows": [{"x": [1.05, 2.0]}], "free": 3}
-    assert list(differences(right, wanted)) == []
-    assert list(differences({**right, "rows": [{"x": [1.0, 2.2]}]}, wanted)) == [
+    assert list(differ(right, wanted)) == []
+    assert list(differ({**right, "rows": [{"x": [1.0, 2.2]}]}, wanted)) == [
         "rows[0].x[1] is 2.2, the reference's 2"
     ]
     for wrong in ({"a": 1}, {**right, "b": 1}, {**right, "a": 2}, {**right, "rows": []}):
-        assert len(list(differences(wrong, wanted))) == 1
-    assert list(differences("z", OneOf(frozenset("xy")), "label"))
+        assert len(list(differ(wrong, wanted))) == 1
+    assert list(differ("z", OneOf(frozenset("xy")), "label"))
 
 
 def test_a_generated_text_that_lost_a_character_is_caught(tmp_path: Path) -> None:
@@ -264,12 +264,12 @@ def test_a_generated_text_that_lost_a_character_is_caught(tmp_path: Path) -> Non
     reference = PreTrainedTokenizerFast(tokenizer_object=made)
     prompt, drawn = made.encode("good film").ids, made.encode(" great staff").ids
     right = Completion(" great staff", tuple(drawn), "length", len(prompt))
-    assert answer_laws.generated(reference, prompt, right, len(drawn)) == []
+    assert answer_laws.compare_generated(reference, prompt, right, len(drawn)) == []
     for field, wrong in {"text": "great staff", "finish": "eos", "prompt_tokens": 1}.items():
         answer = SimpleNamespace(
             tokens=right.tokens, to_json=lambda f=field, w=wrong: {**right.to_json(), f: w}
         )
-        (problem,) = answer_laws.generated(reference, prompt, answer, len(drawn))
+        (problem,) = answer_laws.compare_generated(reference, prompt, answer, len(drawn))
         assert problem.startswith(field)
 
 

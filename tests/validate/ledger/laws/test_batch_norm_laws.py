@@ -33,23 +33,23 @@ def ours(theirs: nn.Module, epsilon: float) -> dict[str, Tensor]:
 
 
 def test_what_is_folded_right_passes(theirs: nn.Module) -> None:
-    assert batch_norm_laws.folded(theirs, ours(theirs, 1e-5), BatchNorms()) == []
+    assert batch_norm_laws.compare_folded(theirs, ours(theirs, 1e-5), BatchNorms()) == []
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 9e-6, 1e-3])
 def test_another_epsilon_is_named(theirs: nn.Module, epsilon: float) -> None:
-    assert batch_norm_laws.folded(theirs, ours(theirs, epsilon), BatchNorms())
+    assert batch_norm_laws.compare_folded(theirs, ours(theirs, epsilon), BatchNorms())
 
 
 def test_another_epsilon_than_that_of_a_frozen_norm_is_named() -> None:
     detector: nn.Module = AutoModelForObjectDetection.from_config(config("detr")).eval()
-    assert batch_norm_laws.folded(detector, ours(detector, 1e-5), BatchNorms()) == []
-    assert batch_norm_laws.folded(detector, ours(detector, 9e-6), BatchNorms())
+    assert batch_norm_laws.compare_folded(detector, ours(detector, 1e-5), BatchNorms()) == []
+    assert batch_norm_laws.compare_folded(detector, ours(detector, 9e-6), BatchNorms())
 
 
 def test_one_channel_is_named(theirs: nn.Module) -> None:
     values = ours(theirs, 1e-5)
     name = "regnet.encoder.stages.0.layers.0.layer.1.convolution.bias"
     values[name][3] *= 1 + 2.0**-20
-    (problem,) = batch_norm_laws.folded(theirs, values, BatchNorms())
+    (problem,) = batch_norm_laws.compare_folded(theirs, values, BatchNorms())
     assert problem.startswith(name)

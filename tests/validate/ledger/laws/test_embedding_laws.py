@@ -50,7 +50,7 @@ def contract(layers: list[dict[str, Any]], **changes: Any) -> Contract:
 def apart(made: Contract, moved: float = 0.0) -> float:
     """Largest distance of an answer over its bound; 0 where both are 0."""
     outputs, arrays = batch()
-    expected, bound = contract_laws.values(made, outputs, arrays)
+    expected, bound = contract_laws.evaluate(made, outputs, arrays)
     error = np.abs(tasks.decode(made, outputs, arrays) * (1 + moved) - expected)
     assert (error[bound == 0] == 0).all() or moved
     return float((error[bound > 0] / bound[bound > 0]).max(initial=0))

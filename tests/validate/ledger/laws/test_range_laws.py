@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from optimizer.compress.methods.activations.activation_ranges import Histogram, chooser, minmax
+from optimizer.compress.methods.activations.activation_ranges import Histogram, get_chooser, minmax
 from optimizer.foundation.state import CompressedState, Range
 from optimizer.recipe.schema import Activations
 from optimizer.validate.ledger.laws.calibration_laws import (
@@ -53,7 +53,7 @@ def minmax_of(rows: Tensor) -> Range:
 def chosen(section: Activations, module: int) -> Range:
     histogram = Histogram()
     histogram.update(noisy(inputs(module), 1000 + module))
-    return chooser(section.range, section.percentile, section.symmetric)(histogram)
+    return get_chooser(section.range, section.percentile, section.symmetric)(histogram)
 
 
 def findings(method: str, low: float = 1.0, high: float = 1.0, modules: int = 12) -> Findings:
@@ -130,7 +130,7 @@ def test_a_range_that_one_token_sets_is_judged_by_its_movement_over_all_batches(
     outlier[-1] *= 3
     histogram = Histogram()
     histogram.update(outlier)
-    kept = chooser(section.range, section.percentile, section.symmetric)(histogram)
+    kept = get_chooser(section.range, section.percentile, section.symmetric)(histogram)
     ranges["layer.0:input"] = Range(kept.low * wrong, kept.high * wrong)
     law = RangeLaw(CompressedState({}, ranges=ranges, activations="tensor"), section)
     for i in range(12):

@@ -21,7 +21,7 @@ LLAMA = FAMILIES["llama"]
 def broken(gain: torch.Tensor, weight: torch.Tensor | None = None, rotated: bool = False) -> int:
     replaced = {NORM: gain} if weight is None else {NORM: gain, QUERY: weight}
     state = CompressedState({}, replaced=replaced)
-    return len(state_laws.norm_weights(state, SOURCE, LLAMA, rotated, limit=0.25))
+    return len(state_laws.judge_norm_weights(state, SOURCE, LLAMA, rotated, limit=0.25))
 
 
 def test_a_gain_may_move_a_little_and_not_far() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from optimizer.validate.ledger.limits import monte_carlo
 from optimizer.validate.ledger.limits.monte_carlo import RoundedModel
-from optimizer.validate.ledger.limits.spread import against
+from optimizer.validate.ledger.limits.spread import compare_runs
 from optimizer.validate.materials import Materials
 from tests.validate.runs import Run
 
@@ -32,10 +32,10 @@ def test_another_correct_run_is_within_them(proven: Materials) -> None:
     batches = [proven.batches[i] for i in chosen]
     arithmetic = proven.correct.arithmetic("fp32")
     rounded = RoundedModel(proven.simulated_model, proven.modules, arithmetic)
-    others = monte_carlo.runs(rounded, batches, proven.compared, range(77, 81))
+    others = monte_carlo.make_runs(rounded, batches, proven.compared, range(77, 81))
     traces = [proven.simulated_traces[i] for i in chosen]
     for run in others:
-        assert not against(spread.limits, run, traces, list(spread.limits))[2]
+        assert not compare_runs(spread.limits, run, traces, list(spread.limits))[2]
 
 
 @pytest.mark.parametrize("model", ["encoder", "decoder"])

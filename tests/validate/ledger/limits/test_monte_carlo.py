@@ -53,7 +53,7 @@ def model() -> nn.Module:
 def outputs(model: nn.Module, arithmetic: Arithmetic, count: int = 1, seed: int = 0) -> Any:
     names = ("rows", "out", "counted")
     rounded = RoundedModel(model, ["linear"], arithmetic)
-    runs = monte_carlo.runs(rounded, [BATCH], names, range(seed, seed + count))
+    runs = monte_carlo.make_runs(rounded, [BATCH], names, range(seed, seed + count))
     return [run[0] for run in runs]
 
 
@@ -147,13 +147,15 @@ def test_a_quantized_module_meets_a_flip_of_its_own_step(model: nn.Module) -> No
 
 
 def test_between_linear_modules_these_answer_what_the_trace_says(model: nn.Module) -> None:
-    one = trace.traced(model, BATCH, ["out"], ["linear"])
+    one = trace.trace_run(model, BATCH, ["out"], ["linear"])
     linear = model.get_submodule("linear")
     linear.weight = nn.Parameter(torch.zeros(WIDTH, WIDTH), requires_grad=False)  # not multiplied
-    ((exact,),) = monte_carlo.between(RoundedModel(model, (), EXACT), [one], ["out"], [0])
+    ((exact,),) = monte_carlo.run_between(RoundedModel(model, (), EXACT), [one], ["out"], [0])
     np.testing.assert_array_equal(exact["linear:input:0"], one.inputs["linear", 0])
     np.testing.assert_array_equal(exact["out"], one.result["out"])
-    ((moved,),) = monte_carlo.between(RoundedModel(model, (), Arithmetic()), [one], ["out"], [0])
+    ((moved,),) = monte_carlo.run_between(
+        RoundedModel(model, (), Arithmetic()), [one], ["out"], [0]
+    )
     assert 0 < np.abs(moved["out"] - exact["out"]).max() < 1e-4 * np.abs(exact["out"]).max()
     assert model.get_submodule("linear") is linear
 
@@ -189,7 +191,7 @@ def test_the_copy_of_a_run_has_one_module_in_two_places_once() -> None:
     linear = nn.Linear(2, 2)
     model = nn.ModuleDict({"first": linear, "second": linear, "tied": nn.Linear(2, 2)})
     model["tied"].weight = linear.weight
-    own = monte_carlo.own_modules(model)
+    own = monte_carlo.copy_modules(model)
     assert own["first"] is own["second"] is not linear
     assert own["tied"].weight is own["first"].weight is not linear.weight
 
@@ -200,10 +202,10 @@ def test_no_mode_of_torch_stays_after_runs(model: nn.Module) -> None:
 
 
 def test_an_error_inside_a_linear_module_is_the_one_that_is_raised(model: nn.Module) -> None:
-    good, bad = (trace.traced(model, BATCH, ["out"], ["linear"]) for _ in range(2))
+    good, bad = (trace.trace_run(model, BATCH, ["out"], ["linear"]) for _ in range(2))
     del bad.outputs["linear", 0]
     with pytest.raises(KeyError, match="linear"):
-        list(monte_carlo.between(RoundedModel(model, (), EXACT), [good, bad], ["out"], [0]))
+        list(monte_carlo.run_between(RoundedModel(model, (), EXACT), [good, bad], ["out"], [0]))
     (found,) = outputs(model, EXACT)
     assert found["out"].any()
 

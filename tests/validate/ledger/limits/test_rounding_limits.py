@@ -15,12 +15,18 @@ from optimizer.compress.methods.weights.autoround import (
     Samples,
     learn_rounding,
 )
-from optimizer.compress.methods.weights.rtn import candidates, rtn
+from optimizer.compress.methods.weights.rtn import list_scales, rtn
 from optimizer.foundation.qtensor import QTensor, Scheme, to_scale_grid
 from optimizer.foundation.sections.method_options import AutoroundOptions
 from optimizer.recipe.compression.quantize import Quantize
 from optimizer.validate.ledger.laws import state_laws
-from optimizer.validate.ledger.limits.rounding_limits import GRID, HALF_STEP, Rounding, alone, of
+from optimizer.validate.ledger.limits.rounding_limits import (
+    GRID,
+    HALF_STEP,
+    Rounding,
+    derive_limits,
+    derive_nearest,
+)
 from tests.conftest import heavy_tailed
 
 CHANNEL, GROUP = Scheme(8, granularity="channel"), Scheme(4, granularity="group", group_size=32)
@@ -58,28 +64,28 @@ def test_a_scale_between_those_that_are_chosen_from_is_refused_in_every_group(by
         for group in range(4):
             scale = q.scale.clone()
             scale[row, group] = to_scale_grid(scale[row, group] * by)
-            listed = bool((candidates(WEIGHT, GROUP)[:, row, group] == scale[row, group]).any())
+            listed = bool((list_scales(WEIGHT, GROUP)[:, row, group] == scale[row, group]).any())
             assert not listed
             assert f"row {row} group {group}" in law(replace(q, scale=scale))
 
 
 def law(q: QTensor, rounding: Rounding | None = None) -> str:
-    return state_laws._weight(q, WEIGHT, rounding or alone(q.scheme.bits))
+    return state_laws._weight(q, WEIGHT, rounding or derive_nearest(q.scheme.bits))
 
 
 def test_eight_bits_are_not_clipped_and_fewer_are() -> None:
-    assert alone(8).scale == (1.0, 1.0)
-    assert alone(4).scale[0] < 1.0
+    assert derive_nearest(8).scale == (1.0, 1.0)
+    assert derive_nearest(4).scale[0] < 1.0
 
 
 def test_only_methods_that_round_to_nearest_are_held_to_half_a_step() -> None:
-    assert of(quantize(), None, 4) == alone(4)
-    assert not of(quantize(method="gptq"), None, 4).nearest
-    assert not of(quantize(methods=("awq",)), None, 4).candidates_only
+    assert derive_limits(quantize(), None, 4) == derive_nearest(4)
+    assert not derive_limits(quantize(method="gptq"), None, 4).nearest
+    assert not derive_limits(quantize(methods=("awq",)), None, 4).candidates_only
 
 
 def test_a_learned_scale_of_8_bits_that_is_2_percent_off_is_refused() -> None:
-    limits = of(quantize(method="autoround", autoround={"steps": 200}), None, 8)
+    limits = derive_limits(quantize(method="autoround", autoround={"steps": 200}), None, 8)
     q = rtn(WEIGHT, CHANNEL)
     assert law(q, limits) == ""
     for by in (0.98, 1.02):
@@ -90,7 +96,7 @@ def test_a_learned_scale_of_8_bits_that_is_2_percent_off_is_refused() -> None:
 
 def test_what_is_learned_may_move_as_far_as_its_steps_add_up_to() -> None:
     def moved(steps: int) -> Rounding:
-        return of(quantize(method="autoround", autoround={"steps": steps}), None, 4)
+        return derive_limits(quantize(method="autoround", autoround={"steps": steps}), None, 4)
 
     short, long = moved(50), moved(200)
     assert short.learned
@@ -101,7 +107,7 @@ def test_what_is_learned_may_move_as_far_as_its_steps_add_up_to() -> None:
 
 def test_integers_that_start_as_the_nearest_move_by_what_the_steps_add_up_to() -> None:
     def steps(*methods: str) -> float:
-        return of(quantize(methods=methods, autoround={"steps": 200}), None, 4).steps
+        return derive_limits(quantize(methods=methods, autoround={"steps": 200}), None, 4).steps
 
     assert steps("autoround") == pytest.approx(0.25 + 0.5025 + 0.5, abs=0.01)
     assert steps("gptq", "autoround") == math.inf
@@ -133,7 +139,9 @@ def test_learning_what_has_nothing_to_do_with_a_weight_keeps_to_the_limit(scheme
     ]
     assert (learned.integers != start.integers).float().mean() > 0.3
 
-    limits = of(quantize(method="autoround", autoround={"steps": steps}), None, scheme.bits)
+    limits = derive_limits(
+        quantize(method="autoround", autoround={"steps": steps}), None, scheme.bits
+    )
     assert law(learned, limits) == ""
     zero = 0 if learned.zero_point is None else learned.zero_point[3:4].repeat_interleave(32, 1)
     other = learned.integers.clone()
@@ -144,7 +152,7 @@ def test_learning_what_has_nothing_to_do_with_a_weight_keeps_to_the_limit(scheme
 @pytest.mark.parametrize("text", ["samples", "generated"])
 def test_scales_may_move_further_where_more_text_tunes_them(text: str) -> None:
     few, more = (
-        of(quantize(methods=("gptq", "scale_tuning"), scale_tuning={text: n}), None, 4)
+        derive_limits(quantize(methods=("gptq", "scale_tuning"), scale_tuning={text: n}), None, 4)
         for n in (10, 200)
     )
     assert more.scale[0] < few.scale[0] < few.scale[1] < more.scale[1]

@@ -10,7 +10,12 @@ import pytest
 
 from optimizer.foundation.rounding.tolerance import CONFIDENCE, tolerance_factor, upper_bound
 from optimizer.validate.ledger.distance import Array
-from optimizer.validate.ledger.limits.spread import Spread, against, judge_alone, spread
+from optimizer.validate.ledger.limits.spread import (
+    Spread,
+    compare_runs,
+    judge_alone,
+    measure_spread,
+)
 from optimizer.validate.ledger.trace import Trace
 
 UNIT = 2.0**-24
@@ -70,10 +75,10 @@ def exact() -> Array:
 def test_correct_runs_are_within_the_limit_and_ten_times_their_distance_is_not() -> None:
     trace = Trace(np.ones((4, 5), np.int64), {}, {"out": exact()})
     runs = [one_run(seed, 1e-4) for seed in range(1, 5)]
-    limits = spread(runs, None, [trace], ["out"], UNIT, examples=8).limits
+    limits = measure_spread(runs, None, [trace], ["out"], UNIT, examples=8).limits
     for seed in range(10, 40):
-        assert not against(limits, one_run(seed, 1e-4), [trace], ["out"])[2]
-    _, worst, beyond = against(limits, one_run(50, 1e-3), [trace], ["out"])
+        assert not compare_runs(limits, one_run(seed, 1e-4), [trace], ["out"])[2]
+    _, worst, beyond = compare_runs(limits, one_run(50, 1e-3), [trace], ["out"])
     assert beyond == [("out", worst["out"], limits["out"])]
 
 
@@ -84,7 +89,9 @@ def test_padding_is_not_measured() -> None:
     other = [[{"out": r[0]["out"].copy()}] for r in runs]
     for i, run in enumerate(other):
         run[0]["out"][:, 3:] += i
-    first, second = (spread(r, None, [trace], ["out"], UNIT, 8).limits for r in (runs, other))
+    first, second = (
+        measure_spread(r, None, [trace], ["out"], UNIT, 8).limits for r in (runs, other)
+    )
     assert first == second
 
 

@@ -14,7 +14,7 @@ import pytest
 from onnx import numpy_helper
 from torch import nn
 
-from optimizer.compress.convolutions import bias_step, round_bias
+from optimizer.compress.convolutions import compute_bias_step, round_bias
 from optimizer.foundation.state import CompressedState, Range
 from optimizer.model.checkpoint import batch_norms, checkpoint
 from optimizer.recipe.schema import TensorRTTarget
@@ -89,7 +89,7 @@ def steps_off(state: CompressedState) -> CompressedState:
     name, covered = f"{DEPTHWISE}.bias", state.range_of(DEPTHWISE)
     scale = state.weight_of(DEPTHWISE).scale
     assert covered is not None
-    moved = state.replaced[name].double() + 3 * bias_step(covered, scale)
+    moved = state.replaced[name].double() + 3 * compute_bias_step(covered, scale)
     bias = round_bias(moved.float(), covered, scale)
     return replace(state, replaced={**state.replaced, name: bias})
 

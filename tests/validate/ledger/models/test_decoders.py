@@ -132,7 +132,7 @@ def weight_laws(q: QTensor, weight: torch.Tensor) -> tuple[list[str], list[Suspe
     """Problems and suspects of a weight that GPTQ rounded."""
     state = CompressedState({"w.weight": q})
     gptq_may = Rounding(nearest=False, scale=(0.5, 2.0))
-    return state_laws.weights(
+    return state_laws.judge_weights(
         state, lambda _: weight, lambda _: weight, {"w.weight"}, lambda _: gptq_may
     )
 

@@ -130,7 +130,7 @@ def test_gates_on_channels_stay_float_and_what_they_multiply_is_quantized(made: 
 def test_what_sparsity_prunes_are_the_linear_layers_of_unequal_blocks(made: Made) -> None:
     found, sparsity = materials(made("swin")), Sparsity(method="magnitude", pattern="2:4")
     expected = {f"{name}.weight" for name in found.state.modules}
-    assert set(sparsity_laws.parameters(found, sparsity)) == expected
+    assert set(sparsity_laws.list_parameters(found, sparsity)) == expected
 
 
 def sides_swapped(convolution: str) -> Callable[[onnx.GraphProto], None]:

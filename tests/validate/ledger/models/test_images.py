@@ -206,5 +206,5 @@ def test_a_vector_of_an_image_is_within_its_bound(pooling: str) -> None:
     hidden = np.random.default_rng(0).standard_normal((3, 17, small_model.WIDTH))
     outputs = {"last_hidden_state": hidden.astype(np.float32)}
     batch = tasks.encode(made, None, PHOTOGRAPHS[:3])
-    expected, bound = contract_laws.values(made, outputs, batch)
+    expected, bound = contract_laws.evaluate(made, outputs, batch)
     assert (np.abs(tasks.decode(made, outputs, batch) - expected) <= bound).all()

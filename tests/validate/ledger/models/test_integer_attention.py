@@ -32,7 +32,7 @@ def clean(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Material
 
 
 def test_a_clean_run_holds_at_every_hop(clean: Materials) -> None:
-    entries = [ledger.run_hop(hop, clean) for hop in ledger.hops_of(clean)]
+    entries = [ledger.run_hop(hop, clean) for hop in ledger.list_hops(clean)]
     assert integer_sums.misjudged(entries) == []
     (engine,) = (e for e in entries if e.hop == "engine")
     judged = {p.module for p in engine.pieces if p.piece == "quantizer"}

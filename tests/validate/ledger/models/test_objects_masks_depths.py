@@ -22,7 +22,7 @@ from optimizer.harness import contract as contracts
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.harness.tasks.answering import Predictor, Query, answer
 from optimizer.harness.tasks.images import image_segmentation
-from optimizer.load.config.image_processor import transformers_processor
+from optimizer.load.config.image_processor import open_processor
 from optimizer.validate.ledger import hops, ledger
 from optimizer.validate.materials import Materials
 from tests.lower.running import session
@@ -80,7 +80,7 @@ def test_the_float_graph_answers_as_the_pipeline_of_transformers(made: Made, kin
     theirs = pipeline(
         TASKS[kind],
         str(source / "checkpoint"),
-        image_processor=transformers_processor(source / "checkpoint"),
+        image_processor=open_processor(source / "checkpoint"),
     )
     for ours, file in zip(answered, files, strict=True):
         expected: Any = theirs(Image.open(io.BytesIO(file)))
@@ -197,11 +197,11 @@ def test_a_processor_whose_sizes_depend_on_the_image_is_refused(tmp_path: Path) 
 
     processor("yolos", size={"shortest_edge": 32, "longest_edge": 64}).save_pretrained(tmp_path)
     with pytest.raises(CheckpointError, match="sizes depend on the image"):
-        image_processor.settings(tmp_path, 3)
+        image_processor.read_settings(tmp_path, 3)
     file = tmp_path / "preprocessor_config.json"
     document = json.loads(file.read_text()) | {"size": {"height": 32, "width": 64}}
     file.write_text(json.dumps(document))
-    made = image_processor.settings(tmp_path, 3)
+    made = image_processor.read_settings(tmp_path, 3)
     assert (made.height, made.width, made.crop) == (32, 64, None)
 
 

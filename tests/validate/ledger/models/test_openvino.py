@@ -32,7 +32,7 @@ def lowered(runs: dict[str, Run], tmp_path_factory: pytest.TempPathFactory) -> d
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_clean_run_holds_at_every_hop(scheme: str, lowered: dict[str, Materials]) -> None:
     materials = lowered[scheme]
-    entries = [ledger.run_hop(hop, materials) for hop in ledger.hops_of(materials)]
+    entries = [ledger.run_hop(hop, materials) for hop in ledger.list_hops(materials)]
     assert integer_sums.misjudged(entries, integers=scheme != "w4") == []
     (engine,) = (e for e in entries if e.hop == "engine")
     kinds = {p.piece for p in engine.pieces}

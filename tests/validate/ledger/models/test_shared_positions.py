@@ -14,7 +14,7 @@ from onnx.numpy_helper import to_array as value
 from optimizer.lower.onnx.cut import Edge
 from optimizer.validate.ledger import ledger
 from optimizer.validate.ledger.pieces import pieces
-from optimizer.validate.ledger.pieces.quantizer import Quantizer, probes
+from optimizer.validate.ledger.pieces.quantizer import Quantizer, list_probes
 from optimizer.validate.ledger.pieces.roundoff import UNIT
 from optimizer.validate.ledger.trace import Trace
 from tests.conftest import heavy_tailed, write_tokenizer
@@ -87,4 +87,4 @@ def test_probes_of_what_has_no_batch_fill_its_own_shape() -> None:
     probed = [arrays["relative"] for arrays, of_a_text in given if not of_a_text]
     assert {x.shape for x in probed} == {(1, 3, width)}
     rows = {row.tobytes() for x in probed for row in x.reshape(-1, width)}
-    assert rows == {row.tobytes() for row in probes(q, width)}
+    assert rows == {row.tobytes() for row in list_probes(q, width)}

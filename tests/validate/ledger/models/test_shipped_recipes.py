@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.data.datasets import samples
+from optimizer.data.datasets import read_samples
 from optimizer.recipe import file as recipe_file
 from optimizer.recipe.schema import Recipe
 from optimizer.validate.ledger import ledger
@@ -24,7 +24,7 @@ TEXTS = 6
 
 def proven(run: Run, made: Recipe) -> None:
     """Assert that no hop of the run's ledger refuses it, on a few of the recipe's own texts."""
-    texts = select_inputs(samples(made.validate_.data))
+    texts = select_inputs(read_samples(made.validate_.data))
     chosen = [t[:200] for t in texts[:: len(texts) // TEXTS]]
     entries = ledger.run(Materials(run.section, *(run.root / f for f in FOLDERS), texts=chosen))
     assert [(e.hop, e.problems) for e in entries if e.ok is False] == []

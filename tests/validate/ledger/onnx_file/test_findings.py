@@ -50,19 +50,19 @@ def test_the_first_node_that_matters_is_named(
         "ledger": [{"hop": "compress", "tolerance": budget}],
         "nodes": {"from": "the file", "rows": 8, "nodes": ROWS, "not_compared": ["shape"]},
     }
-    facts = findings.facts(report, faults)
+    facts = findings.collect_facts(report, faults)
     assert facts is not None
     assert (facts["first"]["node"], facts["first"]["kind"]) == (node, kind)
-    lines = findings.summary_lines(facts)
+    lines = findings.write_summary(facts)
     expected = "no node is at fault" if kind == "largest" else f"first that matters: {node!r}"
     assert expected in lines[1]
     assert "own errors of nodes: 'head'" in lines[2]
-    assert len(findings.table_lines(facts)) == 2 + len(ROWS)
+    assert len(findings.write_table(facts)) == 2 + len(ROWS)
 
 
 def test_a_report_without_nodes_says_why() -> None:
     others = {"from": "the file", "why": "it does not run"}, {"from": "the file", "nodes": []}
     for nodes, words in zip((None, *others), ("not an ONNX", "not run", "share no"), strict=True):
         report = {"target": "t", "verdict": "pass", "ledger": [], "nodes": nodes}
-        assert findings.facts(report, []) is None
-        assert words in findings.why_none(report)
+        assert findings.collect_facts(report, []) is None
+        assert words in findings.explain_none(report)

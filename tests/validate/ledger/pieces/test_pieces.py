@@ -21,7 +21,7 @@ def test_parts_whose_limit_accepts_zeros_are_marked(runs: dict[str, Run], tmp_pa
     limits = {name: 0.5 if i % 2 else 1.0 for i, name in enumerate(names)}
     sample = m.samples.of_pieces(m.folded_traces, m.graph / "model.onnx")
     parts = pieces.judge_between(
-        graph, cut.edges(graph, m.modules), sample, limits, tmp_path, pieces.AS_WRITTEN
+        graph, cut.list_edges(graph, m.modules), sample, limits, tmp_path, pieces.AS_WRITTEN
     )
     wide = {name.removesuffix(":0") for name, limit in limits.items() if limit == 1.0}
     marked = {part.module for part in parts if part.accepts_zeros}

@@ -14,8 +14,8 @@ from optimizer.validate.ledger.pieces.quantizer import (
     FLIP_RATE,
     MISSED,
     Quantizer,
+    bound_flips,
     judge,
-    most_flips,
 )
 from optimizer.validate.ledger.pieces.roundoff import UNIT
 from tests.conftest import heavy_tailed
@@ -54,7 +54,7 @@ def away_from_zero(t: Any) -> Any:
 
 
 def judged(integers: Any, x: Any, q: Quantizer, count_flips: bool = True) -> quantizer.Judgement:
-    return judge(integers, quantizer.reference(x, q), q, count_flips)
+    return judge(integers, quantizer.compute_reference(x, q), q, count_flips)
 
 
 QUANTIZERS = {
@@ -87,7 +87,7 @@ BY_RECIPROCAL = [
 def test_arithmetic_by_the_reciprocal_is_never_refused(q: Quantizer) -> None:
     worst = [judged(fake_quantized(values(seed), q), values(seed), q).ratio for seed in range(60)]
     assert max(worst) <= 1
-    ties = quantizer.probes(q, 96)
+    ties = quantizer.list_probes(q, 96)
     assert not judged(fake_quantized(ties, q), ties, q, count_flips=False).wrong
 
 
@@ -123,7 +123,7 @@ def test_another_quantizer_is_refused(q: Quantizer, change: Any) -> None:
 
 def test_ties_that_go_away_from_zero_are_refused_on_the_probes() -> None:
     for q in (UNSIGNED, replace(SIGNED, offset=0.0), TOKEN):
-        x = quantizer.probes(q, 96)
+        x = quantizer.list_probes(q, 96)
         assert not judged(computed(x, q), x, q, count_flips=False).wrong
         assert judged(computed(x, q, halves=away_from_zero), x, q, count_flips=False).wrong
 
@@ -131,14 +131,14 @@ def test_ties_that_go_away_from_zero_are_refused_on_the_probes() -> None:
 @pytest.mark.parametrize("end", ["low", "high"])
 def test_saturation_one_early_is_refused_on_the_probes(end: str) -> None:
     for q in (UNSIGNED, SIGNED):
-        x = quantizer.probes(q, 96)
+        x = quantizer.list_probes(q, 96)
         early = replace(q, low=q.low + 1) if end == "low" else replace(q, high=q.high - 1)
         assert judged(computed(x, early), x, q, count_flips=False).wrong
 
 
 @pytest.mark.parametrize("width", [96, 1024])
 def test_a_row_by_its_largest_value_and_not_magnitude_is_refused_on_the_probes(width: int) -> None:
-    x = quantizer.probes(TOKEN, width)
+    x = quantizer.list_probes(TOKEN, width)
     step = x.max(1, keepdims=True) / 127
     integers = np.clip(np.rint(x / step) + 128, 0, 255)
     assert judged(integers, x, TOKEN, count_flips=False).wrong
@@ -147,7 +147,7 @@ def test_a_row_by_its_largest_value_and_not_magnitude_is_refused_on_the_probes(w
 def test_a_shift_hidden_among_ties_is_refused_by_how_many_it_moves() -> None:
     q = Quantizer(STEP, 0, -128, 127, UNIT["fp16"])
     x = np.random.default_rng(1).uniform(-3.9, 3.9, (400, 96)).astype(np.float16)
-    wanted = quantizer.reference(x, q)
+    wanted = quantizer.compute_reference(x, q)
     moved = np.clip(np.rint(wanted.real + wanted.delta), q.low, q.high)
     found = judge(moved, wanted, q)
     assert found.wrong == 0
@@ -158,15 +158,15 @@ def test_a_value_that_returns_in_many_rows_is_one_value_beside_a_tie() -> None:
     """Every text has the same first token: a flip there is a flip in every row."""
     q = Quantizer(0.0137, 0, -128, 127, UNIT["fp32"])
     middles = ((np.arange(100) + 0.5) * 0.0137).astype(np.float32)[:, None]
-    wanted = quantizer.reference(middles, q)
+    wanted = quantizer.compute_reference(middles, q)
     tie = min(judge(wanted.integers, wanted, q).ties)
     middle = int(np.argmax(wanted.real == tie))
     other = 2 * middle + 1 - int(wanted.integers[middle, 0])
     x = np.full((60, 4), middles[middle, 0], np.float32)
-    found = judge(np.full(x.shape, other), quantizer.reference(x, q), q)
+    found = judge(np.full(x.shape, other), quantizer.compute_reference(x, q), q)
     assert found.near_ties == found.flips == 1
     assert found.ratio <= 1
-    assert quantizer.merged([found, found]) == replace(found, elements=2 * x.size)
+    assert quantizer.merge([found, found]) == replace(found, elements=2 * x.size)
 
 
 def test_a_row_whose_largest_value_rounds_is_not_exact() -> None:
@@ -185,13 +185,13 @@ def test_more_flips_than_allowed_are_rarer_than_the_bound_says(ties: int) -> Non
             math.comb(ties, k) * FLIP_RATE**k * (1 - FLIP_RATE) ** (ties - k) for k in counts
         )
 
-    allowed = most_flips(ties)
+    allowed = bound_flips(ties)
     assert more(allowed) <= MISSED
     assert allowed == ties or more(allowed - ties // 10 - 2) > MISSED**1.5  # and not by far
 
 
 def test_inputs_of_one_module_are_judged_together() -> None:
     parts = [judged(computed(values(s), UNSIGNED), values(s), UNSIGNED) for s in (1, 2)]
-    whole = quantizer.merged(parts)
+    whole = quantizer.merge(parts)
     assert whole.elements == sum(p.elements for p in parts)
-    assert whole.flips_allowed == most_flips(sum(p.near_ties for p in parts))
+    assert whole.flips_allowed == bound_flips(sum(p.near_ties for p in parts))

@@ -27,8 +27,8 @@ def drawn(seed: int) -> tuple[Any, Any, Any]:
 def ratios(found: Any, x: Any, product: Product) -> Any:
     """|error| / bound of every element."""
     whole = np.empty(found.shape)
-    for part, exact, bound in roundoff.parts(x.astype(np.float64), product):
-        whole[:, part] = roundoff.ratio(found[:, part].astype(np.float64), exact, bound)
+    for part, exact, bound in roundoff.compute_parts(x.astype(np.float64), product):
+        whole[:, part] = roundoff.compute_ratio(found[:, part].astype(np.float64), exact, bound)
     return whole
 
 
@@ -65,14 +65,16 @@ def test_the_bound_of_a_long_sum_is_below_that_of_the_worst_case() -> None:
     x = np.tile(x, 8)
     weight = np.tile(weight, 8)
     worst = x.shape[1] * UNIT["fp32"] * (np.abs(x) @ np.abs(weight).T)
-    for part, _, bound in roundoff.parts(x.astype(np.float64), Product(weight, None, "fp32")):
+    for part, _, bound in roundoff.compute_parts(
+        x.astype(np.float64), Product(weight, None, "fp32")
+    ):
         assert (bound < worst[:, part] / 4).all()
 
 
 def test_exact_integer_sums_leave_a_few_roundoffs_of_the_result_however_long_they_are() -> None:
     x, weight, _ = drawn(7)
     integers, step = np.rint(x * 8), 0.125
-    for _, exact, bound in roundoff.parts(
+    for _, exact, bound in roundoff.compute_parts(
         integers * step, Product(weight, None, "fp32", integer=True)
     ):
         assert (bound <= 8 * UNIT["fp32"] * np.abs(exact) + 1e-40).all()
@@ -92,7 +94,7 @@ def test_bounds_scale_with_their_inputs() -> None:
     x, weight, _ = drawn(9)
     product = Product(weight, None, "fp32")
     (_, _, small), (_, _, large) = (
-        next(roundoff.parts(by * x.astype(np.float64), product)) for by in (1.0, 1024.0)
+        next(roundoff.compute_parts(by * x.astype(np.float64), product)) for by in (1.0, 1024.0)
     )
     np.testing.assert_allclose(large, 1024 * small, rtol=1e-6)
 

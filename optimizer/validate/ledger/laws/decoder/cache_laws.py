@@ -34,8 +34,8 @@ from optimizer.harness.runtimes.runner import Runner
 from optimizer.harness.tasks import text_generation
 from optimizer.validate import target_runner
 from optimizer.validate.decoder import OnnxDecoder
-from optimizer.validate.ledger.breach import CORRECT_RUNS, breach
-from optimizer.validate.ledger.distance import Array, Distance, distance, merged
+from optimizer.validate.ledger.breach import CORRECT_RUNS, write_breach
+from optimizer.validate.ledger.distance import Array, Distance, measure_distance, merge
 from optimizer.validate.ledger.entry import MEASURED, Entry
 from optimizer.validate.ledger.limits.spread import Spread
 from optimizer.validate.materials import Materials
@@ -86,12 +86,12 @@ def _laws(
         served = ServedDecoder(m, runner)
         for law, compare in laws.items():
             pairs = [pair for rows in compare(served) for pair in zip(*rows, strict=True)]
-            each.append(distance(pairs))
+            each.append(measure_distance(pairs))
             if not each[-1].worst <= limit:
-                shown = breach(each[-1].worst, limit)
+                shown = write_breach(each[-1].worst, limit)
                 problems.append(f"{law}: a token is {shown[0]} apart, {shown[1]} {CORRECT_RUNS}")
         problems += _sessions_apart(served) + _cache_unchanged(served)
-    return merged(each), problems
+    return merge(each), problems
 
 
 class ServedDecoder:

@@ -42,8 +42,8 @@ from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.harness.runtimes.runner import Runner
 from optimizer.harness.tasks import text_generation
 from optimizer.validate import target_runner
-from optimizer.validate.decoder import OnnxDecoder, logits_of
-from optimizer.validate.ledger.breach import CORRECT_RUNS, breach
+from optimizer.validate.decoder import OnnxDecoder, compute_logits
+from optimizer.validate.ledger.breach import CORRECT_RUNS, write_breach
 from optimizer.validate.ledger.distance import Array, Distance
 from optimizer.validate.ledger.entry import Entry
 from optimizer.validate.ledger.laws import answer_laws, contract_laws
@@ -71,11 +71,11 @@ def harness(m: Materials) -> Entry:
     tasks.check(served, str(folder / "contract.json"))
     tokenizer = load_tokenizer(folder if m.bundle else folder / "checkpoint", served)
     checkpoint = m.source / "checkpoint"
-    problems = contract_laws.contract(m.contract, served, checkpoint)
+    problems = contract_laws.compare_contract(m.contract, served, checkpoint)
     problems += _ends(served, checkpoint)
-    problems += tokens(checkpoint, served, tokenizer, list(m.texts)[:8])
-    problems += templates(checkpoint, served, tokenizer)
-    problems += step_laws.problems(served) + sampling_laws.problems(served)
+    problems += compare_tokens(checkpoint, served, tokenizer, list(m.texts)[:8])
+    problems += compare_templates(checkpoint, served, tokenizer)
+    problems += step_laws.find_problems(served) + sampling_laws.find_problems(served)
     precision, long = m.section.target.computes_in, _long(m)
     drawn = PROMPTS * NEW + len(long) * AFTER
     limit = m.correct.token_gap(drawn, precision, blocks=bool(m.kernel_blocks))
@@ -88,10 +88,12 @@ def harness(m: Materials) -> Entry:
     why = "the loop adds nothing to the model; only a tie may end differently"
     start = "each text by itself"
     entry = Entry("harness", start, limit, measured, not problems, why, tuple(problems))
-    return entry.with_unproven(_unseen(m, long), step_laws.unseen(served.decoder.context))
+    return entry.with_unproven(_unseen(m, long), step_laws.describe_unseen(served.decoder.context))
 
 
-def tokens(checkpoint: Path, served: Contract, tokenizer: Any, texts: Sequence[str]) -> list[str]:
+def compare_tokens(
+    checkpoint: Path, served: Contract, tokenizer: Any, texts: Sequence[str]
+) -> list[str]:
     """Law 1: sentences on texts whose token ids differ from transformers'."""
     from transformers import AutoTokenizer
 
@@ -107,7 +109,7 @@ def tokens(checkpoint: Path, served: Contract, tokenizer: Any, texts: Sequence[s
     return broken
 
 
-def templates(checkpoint: Path, served: Contract, tokenizer: Any) -> list[str]:
+def compare_templates(checkpoint: Path, served: Contract, tokenizer: Any) -> list[str]:
     """Law 2: sentences on conversations that are rendered differently."""
     from transformers import AutoTokenizer
 
@@ -184,7 +186,7 @@ def _greedy(
         answers = generate(served, runner, tokenizer, prompts, options)
         reference = answer_laws.ReferencePipeline(m.contract, m.source / "checkpoint").tokenizer
         for prompt, answer in zip(prompts, answers, strict=True):  # law 5
-            problems += answer_laws.generated(reference, prompt, answer, NEW)
+            problems += answer_laws.compare_generated(reference, prompt, answer, NEW)
         alone = generate(served, runner, tokenizer, prompts[:1], options)[0].tokens
         likeliest = _likeliest(m, runner, prompts[0], len(alone))
         if list(alone) != likeliest:
@@ -195,7 +197,7 @@ def _greedy(
             gap = _gap(system, prompt, answer.tokens)
             widest = max(widest, gap)
             if not gap <= tie:
-                far, limit = breach(gap, tie)
+                far, limit = write_breach(gap, tie)
                 problems.append(
                     f"after {len(prompt)} tokens it draws {list(answer.tokens)[:6]} ..., of which "
                     f"one lies {far} deviations below the likeliest{by}, {limit} {CORRECT_RUNS}"
@@ -225,6 +227,6 @@ def _gap(system: OnnxDecoder, prompt: Sequence[int], answer: Sequence[int]) -> f
     """The largest gap of a drawn token to the likeliest, in standard deviations of the logits. One
     run over prompt and answer gives all logits, because they depend on earlier tokens only."""
     ids = np.array([*prompt, *answer], np.int64)
-    logits: Array = logits_of(system, ids)[len(prompt) - 1 : -1].astype(np.float64)
+    logits: Array = compute_logits(system, ids)[len(prompt) - 1 : -1].astype(np.float64)
     drawn = logits[np.arange(len(answer)), list(answer)]
     return float(((logits.max(1) - drawn) / logits.std(1)).max())

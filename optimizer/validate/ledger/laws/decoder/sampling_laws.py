@@ -71,7 +71,7 @@ class NoText:
         return ""
 
 
-def problems(contract: Contract) -> list[str]:
+def find_problems(contract: Contract) -> list[str]:
     """A sentence for each kind of options whose tokens transformers' processors would not draw."""
     about = contract.decoder
     vocabulary = min(about.vocabulary, VOCABULARY)

@@ -162,7 +162,7 @@ class _Binding:
         return [None, *self.present]
 
 
-def problems(contract: Contract) -> list[str]:
+def find_problems(contract: Contract) -> list[str]:
     """Sentences on wrong arrays of generate() and slots, for a model's context, inputs and
     padding."""
     about = replace(
@@ -183,7 +183,7 @@ def problems(contract: Contract) -> list[str]:
     return list(dict.fromkeys(messages))
 
 
-def unseen(context: int) -> str:
+def describe_unseen(context: int) -> str:
     """Words for the lengths that `problems` leaves out, or ""."""
     if context <= DENSE:
         return ""
@@ -208,7 +208,7 @@ def _prompts(context: int) -> Iterator[tuple[list[int], int]]:
         yield [context - AROUND], AROUND
 
 
-def token(text: Any, column: Any) -> Any:
+def choose_token(text: Any, column: Any) -> Any:
     """Token id at `column` of text number `text`, integers or arrays; no two texts share one."""
     return 1 + TOKENS * text + column % (TOKENS - 1)
 
@@ -247,7 +247,7 @@ def _loop(contract: Contract, lengths: Sequence[int], new: int, shared: bool) ->
     columns, rows = np.arange(width + new), np.arange(len(lengths))[:, None]
     padding = width - np.array(lengths)[:, None]
     mask = (columns >= padding).astype(np.int64)
-    ids = np.where(mask == 1, token(rows, columns[None]), contract.text.pad_id)
+    ids = np.where(mask == 1, choose_token(rows, columns[None]), contract.text.pad_id)
     places = np.where(mask == 1, columns - padding, 0)
     kind = "shared" if shared else "growing"
     differ = _Differences(f"generate() on prompts of {list(lengths)} tokens, {kind} cache")
@@ -263,14 +263,14 @@ def _loop(contract: Contract, lengths: Sequence[int], new: int, shared: bool) ->
             differ.compare("position_ids", start, actual, places[:, start:done])
         for row, cached in enumerate(step.cached):
             differ.compare(f"cached tokens of row {row}", start, cached, ids[row, :done])
-        return [int(token(row, done)) for row in range(len(lengths))]
+        return [int(choose_token(row, done)) for row in range(len(lengths))]
 
     options = Options(max_new_tokens=new, do_sample=False, repetition_penalty=1.0)
     prompts = [ids[i, width - n : width].tolist() for i, n in enumerate(lengths)]
     model = IntegerModel(contract, shared, watch)
     answers = generate(contract, model, NoText(), prompts, options)
     drawn = np.array([answer.tokens for answer in answers])
-    differ.compare("tokens drawn", width, drawn, token(rows, columns[None, width:]))
+    differ.compare("tokens drawn", width, drawn, choose_token(rows, columns[None, width:]))
     differ.compare("steps", width, np.array([[done]]), np.array([[width + new - 1]]))
     return differ.messages
 
@@ -289,7 +289,10 @@ def _slots(contract: Contract, make: Callable[..., Slots], count: int) -> list[s
     again."""
     context = min(contract.decoder.context, DENSE)
     differ = _Differences(f"{make.__name__.strip('_')} slots of {count} texts")
-    tokens, columns = token(np.arange(count)[:, None], np.arange(context)), np.arange(context + 1)
+    tokens, columns = (
+        choose_token(np.arange(count)[:, None], np.arange(context)),
+        np.arange(context + 1),
+    )
     lengths: dict[int, int] = {}  # tokens by text, a running step's included
     new, seen = 1, list[int]()  # a step's tokens per text, and the texts that it ran
 

@@ -23,7 +23,7 @@ import torch
 from optimizer.harness.inputs import image_file
 from optimizer.harness.inputs.batch import Array, Batch
 from optimizer.validate.ledger.laws.answer_fields import FREE, Judged, Near, OneOf
-from optimizer.validate.ledger.laws.image_laws import by_pillow
+from optimizer.validate.ledger.laws.image_laws import open_by_pillow
 from optimizer.validate.ledger.pieces.roundoff import SMALLEST, UNIT
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Outputs(dict[str, Any]):
 
 def _sides(reference: ReferencePipeline, image: Any) -> tuple[int, int]:
     """Height and width of an image."""
-    opened = by_pillow(image, image_file.MODES[reference.contract.images.channels])
+    opened = open_by_pillow(image, image_file.MODES[reference.contract.images.channels])
     return int(opened.height), int(opened.width)
 
 

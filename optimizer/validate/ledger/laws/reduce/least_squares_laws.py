@@ -90,7 +90,7 @@ class Objective:
         )
 
 
-def problems(
+def find_problems(
     m: Materials, document: Document, objectives: Mapping[str, Objective]
 ) -> Iterator[str]:
     """Sentences on adjusted weights that are not optimal. A fault in one changes the inputs of

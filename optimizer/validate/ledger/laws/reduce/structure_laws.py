@@ -37,7 +37,7 @@ from optimizer.foundation.process.quiet import quiet
 from optimizer.foundation.reading import quote_error
 from optimizer.model.architectures.family_record import Family
 from optimizer.model.checkpoint.checkpoint import open_checkpoint, read_json
-from optimizer.model.checkpoint.model import auto_class, skeleton
+from optimizer.model.checkpoint.model import build_skeleton, choose_auto_class
 from optimizer.reduce.structure.write import REDUCED
 from optimizer.validate.ledger import trace
 from optimizer.validate.ledger.entry import Entry
@@ -56,7 +56,7 @@ def reduce(m: Materials) -> Entry:
     with ExitStack() as files:
         reference, smaller = (_Tensors(folder, m, files) for folder in (m.reference, m.smaller))
         problems = [*_indices(document, reference, m), *_tensors(document, reference, smaller, m)]
-        problems = problems or loaded(m)
+        problems = problems or find_unloaded(m)
         if problems:  # the model may not even build
             return Entry("reduce", START, None, None, False, WHY, tuple(problems))
         objectives = {
@@ -64,8 +64,8 @@ def reduce(m: Materials) -> Entry:
             for name, (origin, layer) in _origins(document, reference, m)
             if origin in layer.get("adjusted", ()) and origin.endswith(".weight")
         }
-    problems = list(least_squares_laws.problems(m, document, objectives))
-    before = [trace.traced(m.reference_model, b, m.outputs, ()) for b in m.batches]
+    problems = list(least_squares_laws.find_problems(m, document, objectives))
+    before = [trace.trace_run(m.reference_model, b, m.outputs, ()) for b in m.batches]
     after = [trace.run(m.smaller_model, b, m.outputs) for b in m.batches]
     measured = m.output_distance(after, before)
     return Entry("reduce", START, None, measured, not problems, WHY, tuple(problems))
@@ -103,7 +103,7 @@ def _narrowed(name: str, value: Tensor, kept: Sequence[int], m: Materials) -> Te
     return value
 
 
-def figures(m: Materials) -> dict[str, Any] | None:
+def collect_figures(m: Materials) -> dict[str, Any] | None:
     """The report's section on the smaller checkpoint; None without one."""
     if m.section.reduce is None or m.smaller is None:
         return None
@@ -264,17 +264,19 @@ def _adjusted(
             yield f"{name}: its columns are not multiples of the reference's, as with fisher"
 
 
-def loaded(m: Materials) -> list[str]:
+def find_unloaded(m: Materials) -> list[str]:
     """Sentences on tensors that transformers' own loader reports missing or left over."""
     assert m.smaller is not None
     try:
         with quiet():
-            _, loaded = auto_class(m.task, m.checkpoint.config.get("model_type")).from_pretrained(
-                m.smaller / "checkpoint", output_loading_info=True
-            )
+            _, loaded = choose_auto_class(
+                m.task, m.checkpoint.config.get("model_type")
+            ).from_pretrained(m.smaller / "checkpoint", output_loading_info=True)
     except Exception as e:  # of many classes; the checkpoint does not load
         return [f"transformers does not load the smaller checkpoint: {quote_error(e)}"]
-    named = skeleton(open_checkpoint(m.smaller), m.task).named_parameters(remove_duplicate=False)
+    named = build_skeleton(open_checkpoint(m.smaller), m.task).named_parameters(
+        remove_duplicate=False
+    )
     known = {name for name, _ in named}
     missing = sorted({*loaded["missing_keys"]} & known)
     return [

@@ -24,7 +24,7 @@ from optimizer.model.checkpoint.checkpoint import read_json
 from optimizer.validate.ledger import trace
 from optimizer.validate.ledger.distance import Distance
 from optimizer.validate.ledger.entry import Entry
-from optimizer.validate.ledger.laws.reduce.structure_laws import START, loaded
+from optimizer.validate.ledger.laws.reduce.structure_laws import START, find_unloaded
 from optimizer.validate.materials import Materials
 
 WHY = "the student reads and answers as the reference does"
@@ -38,7 +38,7 @@ STUDENT_SIZES = ("layers", "kv_heads", "head_dim")  # of a decoder's KV cache
 def reduce(m: Materials) -> Entry:
     """Entry of hop `reduce` of a student: the student against the reference, before it learns."""
     assert m.smaller is not None
-    problems = (*_tokens(m.smaller, m), *_contract(m.smaller, m), *loaded(m))
+    problems = (*_tokens(m.smaller, m), *_contract(m.smaller, m), *find_unloaded(m))
     measured = None if problems else _apart(m)
     unproven = "" if problems else UNPROVEN
     return Entry("reduce", START, None, measured, not problems, WHY, problems, unproven)
@@ -46,7 +46,7 @@ def reduce(m: Materials) -> Entry:
 
 def _apart(m: Materials) -> Distance | None:
     """Distance of the student's outputs to the reference's; None where their shapes differ."""
-    before = [trace.traced(m.reference_model, b, m.outputs, ()) for b in m.batches]
+    before = [trace.trace_run(m.reference_model, b, m.outputs, ()) for b in m.batches]
     after = [trace.run(m.smaller_model, b, m.outputs) for b in m.batches]
     shapes = ({n: a.shape for n, a in answers.items()} for answers in (after[0], before[0].result))
     return m.output_distance(after, before) if len({str(s) for s in shapes}) == 1 else None

@@ -37,13 +37,13 @@ from optimizer.compress import module_rows
 from optimizer.model.checkpoint.checkpoint import read_json
 from optimizer.recipe.recover import Learning
 from optimizer.recipe.schema import DataSpec
-from optimizer.reduce.learn.distill import Texts, judged_by_output, losses_of, texts
+from optimizer.reduce.learn.distill import Texts, draw_texts, is_judged_by_output, measure_losses
 from optimizer.reduce.learn.pair import Pair, Pairing
 from optimizer.reduce.learn.qat import TRAINED
 from optimizer.reduce.learn.recover import RECOVERED
-from optimizer.reduce.student import initialized
+from optimizer.reduce.student import is_initialized
 from optimizer.validate.ledger import trace
-from optimizer.validate.ledger.breach import breach
+from optimizer.validate.ledger.breach import write_breach
 from optimizer.validate.ledger.entry import Entry
 from optimizer.validate.ledger.laws.reduce.structure_laws import open_tensors
 from optimizer.validate.materials import Materials
@@ -118,7 +118,7 @@ def qat(m: Materials) -> Entry:
     return replace(entry, ok=not problems, problems=problems)
 
 
-def figures(m: Materials) -> list[dict[str, Any]]:
+def collect_figures(m: Materials) -> list[dict[str, Any]]:
     """The report's document on each training, without the names of trained tensors."""
     trainings = []
     if m.section.recovery and m.untrained:
@@ -134,7 +134,7 @@ def _entry(learned: _Training, m: Materials) -> Entry:
     problems = [*_tensors(document, learned, m)]
     if problems:
         return Entry(hop, start, None, None, False, WHY, tuple(problems))
-    before = [trace.traced(learned.model_before(), b, m.outputs, ()) for b in m.batches]
+    before = [trace.trace_run(learned.model_before(), b, m.outputs, ()) for b in m.batches]
     after = [trace.run(learned.model_after(), b, m.outputs) for b in m.batches]
     measured = m.output_distance(after, before)
     problems = [*_loss(document, learned, m)]
@@ -144,7 +144,7 @@ def _entry(learned: _Training, m: Materials) -> Entry:
 def _tensors(document: Mapping[str, Any], learned: _Training, m: Materials) -> Iterator[str]:
     """Sentences on tensors that are missing, not finite, or changed without being trained."""
     embeddings = f"{m.family.prefix(m.task)}{m.family.embeddings}."
-    fixed = not initialized(learned.before)
+    fixed = not is_initialized(learned.before)
     trained = {*document["trained"]}
     with ExitStack() as files:
         old, new = (open_tensors(folder, files) for folder in (learned.before, learned.after))
@@ -165,22 +165,22 @@ def _tensors(document: Mapping[str, Any], learned: _Training, m: Materials) -> I
 def _loss(document: Mapping[str, Any], learned: _Training, m: Materials) -> Iterator[str]:
     """Law 4: sentences on a loss that rose, or that differs from the recorded loss."""
     start, end = document["start"]["output"], document["end"]["output"]
-    if judged_by_output(learned.section) and end > start:
+    if is_judged_by_output(learned.section) and end > start:
         yield f"the loss on held-out texts rose from {start:.4g} to {end:.4g}"
-    _, held_out = texts(learned.section, learned.data, m.contract, m.reference / "checkpoint")
+    _, held_out = draw_texts(learned.section, learned.data, m.contract, m.reference / "checkpoint")
     prefix, nothing = m.family.prefix(m.task), Pairing((), (), ())
     pair = Pair(m.reference_model, learned.judged(), m.family, prefix, m.contract, nothing)
     weights = {"output": 1.0, "hidden": 0.0, "attention": 0.0, "labels": 0.0}
     only_output = learned.section.losses.model_copy(update=weights)
     section = learned.section.model_copy(update={"losses": only_output})
-    again = losses_of(pair, section, held_out)["output"]
+    again = measure_losses(pair, section, held_out)["output"]
     # half, because the teacher has no integers that flip
     flips = learned.flips() / len(held_out.rows) / 2
     apart = _furthest(m.correct.source_outputs().limits, m) + flips
     limit = MOVED * apart * _scale(pair, held_out)
     moved = abs(math.sqrt(2 * again) - math.sqrt(2 * end))
     if not moved <= limit:
-        far, allowed = breach(moved, limit)
+        far, allowed = write_breach(moved, limit)
         yield (
             f"its loss on held-out texts is {again:.6g}; training measured {end:.6g}: "
             f"{far} apart (root of twice the loss), {allowed} allowed"

@@ -23,12 +23,12 @@ from optimizer.harness.runtimes.runner import Runner
 from optimizer.harness.tasks.answering import Query
 from optimizer.validate.ledger import inputs as ledger_inputs
 from optimizer.validate.ledger.laws.answer_fields import FREE, Near
-from optimizer.validate.ledger.laws.answer_laws import ANSWERED, ReferencePipeline, rounding
+from optimizer.validate.ledger.laws.answer_laws import ANSWERED, ReferencePipeline, bound_rounding
 from optimizer.validate.ledger.laws.rows import comparison
 from optimizer.validate.materials import Materials
 
 
-def answers(m: Materials, served: Contract, encoder: Any, runner: Runner) -> list[str]:
+def compare_answers(m: Materials, served: Contract, encoder: Any, runner: Runner) -> list[str]:
     """Problems of the harness's answers to the ledger's texts, and to one that is too long.
 
     served: the harness's contract
@@ -36,7 +36,7 @@ def answers(m: Materials, served: Contract, encoder: Any, runner: Runner) -> lis
     runner: the model that the harness runs
     """
     texts = list(dict.fromkeys(m.texts))
-    chosen = [*texts[:: -(-len(texts) // ANSWERED)], ledger_inputs.overlong(m.contract, texts)]
+    chosen = [*texts[:: -(-len(texts) // ANSWERED)], ledger_inputs.make_overlong(m.contract, texts)]
     queries = [Query(f"text {i + 1}", text) for i, text in enumerate(chosen)]
     reference = ReferencePipeline(m.contract, m.source / "checkpoint")
     return comparison.compare(
@@ -75,7 +75,7 @@ def expected(reference: ReferencePipeline, logits: Array) -> Mapping[str, Any]:
     pairs = logits[:, [-1 if entailment == 0 else 0, entailment]]
     alone = settings.multi_label or len(logits) == 1
     softmaxes = list(pairs) if alone else [logits[:, entailment]]
-    bound = max(float(rounding(np.ascontiguousarray(row)).max()) for row in softmaxes)
+    bound = max(float(bound_rounding(np.ascontiguousarray(row)).max()) for row in softmaxes)
     near = bool((-np.diff(listed["scores"]) <= 2 * bound).any())
     return {
         "labels": FREE if near else listed["labels"],

@@ -18,7 +18,7 @@ from optimizer.harness.contract import Contract
 from optimizer.harness.inputs.batch import Array
 from optimizer.harness.runtimes.runner import Runner
 from optimizer.harness.tasks.answering import Predictor, Query, answer
-from optimizer.validate.ledger.laws.answer_fields import differences
+from optimizer.validate.ledger.laws.answer_fields import differ
 from optimizer.validate.ledger.laws.answer_laws import ANSWERED
 
 Ids = Sequence[Sequence[int]]
@@ -62,7 +62,7 @@ def compare(
             )
             continue
         target = expected(query, [row for row in outputs if row is not None])
-        problems += [f"{query.where}: {d}" for d in differences(one.answer, target)]
+        problems += [f"{query.where}: {d}" for d in differ(one.answer, target)]
     return problems
 
 

@@ -15,17 +15,17 @@ Run = tuple[Mapping[str, Array], Array]
 """The input arrays of a batch, and the task's output for it."""
 
 
-def rows_of_parts(m: Materials, value: Any, runs: Sequence[Run]) -> tuple[Batch, Array | None]:
+def list_part_rows(m: Materials, value: Any, runs: Sequence[Run]) -> tuple[Batch, Array | None]:
     """(the parts of an input as a batch, their outputs (parts, ...); None where one has none)."""
     kind = tasks.look_up(m.contract).inputs
     (encoded,) = kind.encode(m.contract, m.encoder, [value])
-    rows = [output_of(kind.collate(m.contract, [part]), runs) for part in encoded.parts]
+    rows = [run_row(kind.collate(m.contract, [part]), runs) for part in encoded.parts]
     own = [row for row in rows if row is not None]
     whole = np.stack(own) if len(own) == len(rows) else None
     return kind.collate(m.contract, encoded.parts), whole
 
 
-def output_of(alone: Batch, runs: Sequence[Run]) -> Array | None:
+def run_row(alone: Batch, runs: Sequence[Run]) -> Array | None:
     """The output of the first row in `runs` with the input `alone`, without padding; or None."""
     for arrays, output in runs:
         real = np.asarray(arrays["attention_mask"]) if alone.real.ndim > 1 else None

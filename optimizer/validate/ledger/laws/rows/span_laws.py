@@ -23,7 +23,7 @@ from optimizer.harness.runtimes.runner import Runner
 from optimizer.harness.tasks.answering import Query
 from optimizer.validate.ledger import inputs as ledger_inputs
 from optimizer.validate.ledger.laws.answer_fields import FREE, Near
-from optimizer.validate.ledger.laws.answer_laws import ANSWERED, ReferencePipeline, rounding
+from optimizer.validate.ledger.laws.answer_laws import ANSWERED, ReferencePipeline, bound_rounding
 from optimizer.validate.ledger.laws.rows import comparison
 from optimizer.validate.ledger.pieces.roundoff import SMALLEST, UNIT
 from optimizer.validate.materials import Materials
@@ -31,7 +31,7 @@ from optimizer.validate.materials import Materials
 WORDS = 6  # length of a test question, cut from the start of another text
 
 
-def answers(m: Materials, served: Contract, encoder: Any, runner: Runner) -> list[str]:
+def compare_answers(m: Materials, served: Contract, encoder: Any, runner: Runner) -> list[str]:
     """Problems of the harness's answers about the ledger's texts.
 
     served: the harness's contract
@@ -39,7 +39,10 @@ def answers(m: Materials, served: Contract, encoder: Any, runner: Runner) -> lis
     runner: the model that the harness runs
     """
     texts = list(dict.fromkeys(m.texts))
-    contexts = [*texts[:: -(-len(texts) // ANSWERED)], ledger_inputs.overlong(m.contract, texts)]
+    contexts = [
+        *texts[:: -(-len(texts) // ANSWERED)],
+        ledger_inputs.make_overlong(m.contract, texts),
+    ]
     questions = [" ".join(text.split()[:WORDS]) for text in (*contexts[1:], contexts[0])]
     queries = [
         Query(f"text {i + 1}", *both)
@@ -126,7 +129,7 @@ def _softmax(logits: Array, kept: Array) -> tuple[Array, Array]:
     values = logits.astype(np.float64)
     powers = np.where(kept, np.exp(values - values[kept].max()), 0.0)
     bounds = np.zeros(len(values))
-    bounds[kept] = rounding(logits[kept])
+    bounds[kept] = bound_rounding(logits[kept])
     return powers / powers.sum(), bounds
 
 

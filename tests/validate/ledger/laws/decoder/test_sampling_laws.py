@@ -20,7 +20,7 @@ ADVISED = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "repetition_pena
 @pytest.mark.parametrize("vocabulary", [30, 320, 5000])
 @pytest.mark.parametrize("defaults", [{}, ADVISED])
 def test_the_harness_draws_as_transformers_does(vocabulary: int, defaults: dict[str, Any]) -> None:
-    assert sampling_laws.problems(contract(vocabulary, defaults=defaults)) == []
+    assert sampling_laws.find_problems(contract(vocabulary, defaults=defaults)) == []
 
 
 def temperature_twice(patch: pytest.MonkeyPatch) -> None:
@@ -96,5 +96,5 @@ def test_a_fault_of_the_distribution_is_named_by_its_option(
     monkeypatch: pytest.MonkeyPatch, fault: Callable[[Any], None], options: str
 ) -> None:
     fault(monkeypatch)
-    found = sampling_laws.problems(contract(320))
+    found = sampling_laws.find_problems(contract(320))
     assert any(problem.partition(":")[0].endswith(options) for problem in found), found

@@ -22,7 +22,7 @@ CONTEXT = 150
 
 def problems(context: int = CONTEXT, kind: str = "llama") -> list[str]:
     made = contract(320, kind)
-    return step_laws.problems(replace(made, generation=replace(made.decoder, context=context)))
+    return step_laws.find_problems(replace(made, generation=replace(made.decoder, context=context)))
 
 
 @pytest.mark.parametrize("context", [2, 3, 5, 16, CONTEXT])
@@ -39,7 +39,7 @@ def test_lengths_beyond_those_of_every_step_are_looked_at_and_listed(
 ) -> None:
     monkeypatch.setattr(step_laws, "DENSE", 32)
     assert problems(100) == []
-    assert step_laws.unseen(100).startswith("lengths from 32 to 100 tokens")
+    assert step_laws.describe_unseen(100).startswith("lengths from 32 to 100 tokens")
     high_beyond(64)(monkeypatch)
     assert any("after 6" in problem for problem in problems(100))
 
