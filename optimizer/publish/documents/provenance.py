@@ -23,7 +23,12 @@ BUILDER = "optimize-toolchain"
 def build_provenance(
     manifest: Mapping[str, Any], sha256: str, reports: Sequence[Mapping[str, Any]]
 ) -> Json:
-    """Return the statement; sha256: digest of manifest.json; reports: content of report.json."""
+    """Return the in-toto statement on the origin of a bundle.
+
+    manifest: content of manifest.json
+    sha256: digest of manifest.json
+    reports: content of report.json, one report per target
+    """
     packages = manifest["packages"]
     machines = {
         str(report["target"]): (report.get("speed") or {}).get("machine")

@@ -27,7 +27,11 @@ KINDS = {"model/": "machine-learning-model", "engines/": "machine-learning-model
 
 
 def build_sbom(manifest: Mapping[str, Any], reports: Sequence[Mapping[str, Any]]) -> Json:
-    """Return the document; manifest, reports: content of manifest.json and report.json."""
+    """Return the CycloneDX document of a bundle.
+
+    manifest: content of manifest.json
+    reports: content of report.json, one report per target
+    """
     reference = f"{manifest['name']}@{manifest['version']}"
     components = [
         _source(manifest),
@@ -189,7 +193,7 @@ def data_spec(recipe: Mapping[str, Any], use: str) -> Mapping[str, Any]:
 
 
 def _adapters(recipe: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """(name, its data section or None) of each adapter that is kept apart."""
+    """Return (name, its data section or None) per adapter that requests can choose."""
     adapters = (recipe.get("model") or {}).get("adapters")
     sources = adapters.get("sources") or {} if isinstance(adapters, Mapping) else {}
     return [

@@ -91,10 +91,13 @@ def unseal(
     key: Path | None = None,
     at_least: str | None = None,
 ) -> str:
-    """Decrypt into the new private folder `into`; return the hint of the signing key, or "".
+    """Decrypt the file `sealed` into the new private folder `into`.
 
-    identity: file with secret keys.
-    key, at_least: as for `pull`.
+    Returns the hint of the key that signed the bundle, or "" where `key` is None.
+
+    identity: file with secret keys
+    key: public key whose signature is required; None: no signature is required
+    at_least: oldest accepted version of the bundle; None: any
 
     Raises BundleError, leaving nothing behind, for a file that is not sealed for these keys, was
     changed, or holds an invalid bundle.

@@ -52,7 +52,10 @@ class Pruned:
 
 
 def prune(place: Prunable, keep: int, *, delete: bool = False) -> Pruned:
-    """Remove versions but the last `keep` and those of environments; delete: False: dry run."""
+    """Remove all versions except the last `keep` and those that environments need.
+
+    delete: False only reports what would be removed
+    """
     if not delete:
         return _choose(place, keep)[0]
     with place.lock():

@@ -81,7 +81,12 @@ class Hub:
                 self._append(revision, name, size, f)
 
     def _append(self, revision: str, name: str, size: int, f: BinaryIO) -> None:
-        """Append the bytes of one request to `f`. Raises MachineError or HTTPError for no bytes."""
+        """Append the bytes of one response to the file `f`.
+
+        size: bytes of the complete file
+
+        Raises MachineError or HTTPError for a response without bytes.
+        """
         from huggingface_hub.errors import HTTPError
 
         start = f.tell()
@@ -153,7 +158,10 @@ class Hub:
     def move(
         self, environment: str, revision: str, past: Sequence[str] | None, expected: str
     ) -> bool:
-        """Atomic: make the branch, or commit with the commit that was read as parent."""
+        """Let the branch of the environment name a revision, in one atomic step.
+
+        The branch is created, or gets a commit whose parent must still be its head; else False.
+        """
         from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete
 
         with self._explain_errors():

@@ -128,7 +128,10 @@ class RegisteredModel:
     def move(
         self, environment: str, revision: str, past: Sequence[str] | None, expected: str
     ) -> bool:
-        """Set the alias; not atomic, see the module's docstring."""
+        """Set the alias of the environment if it names the revision `expected`, and read it again.
+
+        Not atomic: MLflow has no conditional write, so another writer may set it in between.
+        """
         if RESERVED.fullmatch(environment):
             raise RecipeError(
                 f"MLflow reserves the alias {environment!r}",

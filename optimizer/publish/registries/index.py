@@ -60,6 +60,7 @@ def add_tags(index: Json, tags: Mapping[str, bytes]) -> bytes:
 
 
 def remove_tags(index: Json, tags: Collection[str]) -> bytes:
+    """Return the bytes of the index without these tags."""
     others = [e for e in index["manifests"] if _tag(e) not in tags]
     return encode({**index, "manifests": others})
 

@@ -126,7 +126,7 @@ class Layout:
         return sorted(tag for tag in self.resolve_tags() if not is_fallback_tag(tag))
 
     def move(self, tags: Mapping[str, bytes], last: str, expected: str) -> bool:
-        """Atomic: a reader of the index sees all moved tags or none."""
+        """Write all tags in one change of the index: a reader sees all of them moved, or none."""
         with self.lock():
             if self.resolve_tags().get(last, "") != expected:
                 return False
@@ -137,7 +137,7 @@ class Layout:
             return True
 
     def drop_tags(self, tags: Collection[str]) -> None:
-        """The caller holds the lock."""
+        """Remove tags from the index; the caller holds the lock."""
         self._write_index(indexes.remove_tags(self._index(), tags))
 
     def blobs(self) -> dict[str, int]:
@@ -146,7 +146,7 @@ class Layout:
         return {f"sha256:{path.name}": path.stat().st_size for path in paths}
 
     def drop_blobs(self, digests: Collection[str]) -> None:
-        """The caller holds the lock."""
+        """Delete the files of these blobs; the caller holds the lock."""
         for digest in digests:
             self.blob(digest).unlink()
 

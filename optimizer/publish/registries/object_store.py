@@ -116,7 +116,7 @@ class ObjectStore:
         return indexes.resolve_tags(self._index()[0])
 
     def move(self, tags: Mapping[str, bytes], last: str, expected: str) -> bool:
-        """Atomic: a reader of the index sees all moved tags or none."""
+        """Write all tags in one change of the index: a reader sees all of them moved, or none."""
         for data in tags.values():
             self._send_missing(Blob.describe(data))
         moved = {tag: digest_of(data) for tag, data in tags.items()}
@@ -157,12 +157,12 @@ class ObjectStore:
         return {f"sha256:{name.rpartition('/')[2]}": size for name, size in sizes.items()}
 
     def drop_tags(self, tags: Collection[str]) -> None:
-        """The caller holds the lock."""
+        """Remove tags from the index; the caller holds the lock."""
         self._check_time("the prune has changed nothing")
         self._change(lambda index: indexes.remove_tags(index, tags), ())
 
     def drop_blobs(self, digests: Collection[str]) -> None:
-        """The caller holds the lock."""
+        """Delete the objects of these blobs; the caller holds the lock."""
         names = sorted(self._blob(digest) for digest in digests)
         for start in range(0, len(names), 1000):
             self._check_time(f"the prune has left {len(names) - start} blobs")

@@ -101,6 +101,7 @@ def fallback_tag(subject: str) -> str:
 
 
 def is_fallback_tag(tag: str) -> bool:
+    """Return True for a tag made by `fallback_tag`."""
     return tag.startswith("sha256-") and len(tag) == len("sha256-") + 64
 
 

@@ -37,10 +37,14 @@ def make_place(
     hub: str | None = None,
     token_services: tuple[str, ...] = (),
 ) -> Place | Folders:
-    """Make the client of the place at an address. Raises MachineError for a missing package.
+    """Make the client of the place at an address.
 
-    docker: folder with docker's config.json, or None. plain, token_services: see Transport.
-    hub: URL of the hub's server; None for huggingface_hub's default.
+    docker: folder with docker's config.json; None: no credentials are read
+    plain: True uses HTTP instead of HTTPS also for hosts other than this machine
+    hub: URL of the hub's server; None for huggingface_hub's default
+    token_services: HOST or HOST:PORT of further services that may get the registry's password
+
+    Raises MachineError for a missing package.
     """
     if address.store == "hf":
         refuse_credentials(hub or "", "--hf-endpoint", "The token is that of `hf auth login`.")

@@ -151,7 +151,10 @@ class Registry:
         )
 
     def move(self, tags: Mapping[str, bytes], last: str, expected: str) -> bool:
-        """Compare just before each write: the specification has no conditional write."""
+        """Write the tags in order, each after comparing the tag `last` with `expected`.
+
+        Not atomic: the distribution specification has no conditional write.
+        """
         for tag, data in tags.items():
             named = self.read_manifest(last)
             if ("" if named is None else digest_of(named)) != expected:

@@ -87,11 +87,11 @@ class Sink:
 class Transport:
     """HTTP client of one registry.
 
-    host: the registry's HOST or HOST:PORT.
-    basic: function that returns the value of the header Authorization, or None; called after a 401.
-    plain: use HTTP also for hosts other than this machine.
-    token_services: HOST or HOST:PORT of services that may also get that value, by https.
-    body_seconds: see BODY_SECONDS.
+    host: the registry's HOST or HOST:PORT
+    basic: function that returns the value of the header Authorization, or None; called after a 401
+    plain: True uses HTTP also for hosts other than this machine
+    token_services: HOST or HOST:PORT of services that may also get that value, by https
+    body_seconds: interval in seconds in which an answer's body must bring LEAST_BYTES
     """
 
     host: str
