@@ -1,1 +1,1 @@
-"""From finished steps to one bundle, its manifest and its report."""
+"""Assemble one bundle, its manifest and its report from the outputs of finished stages."""

@@ -73,8 +73,10 @@ def build_document(
 
 
 def add(part: Packed) -> None:
-    """Write genai_config.json, the tokenizer's files and the chat template beside the target's ONNX
-    file; nothing for a task that does not generate text."""
+    """Write genai_config.json, the tokenizer's files and the chat template beside the ONNX file.
+
+    Writes nothing for a task that does not generate text. part: the target's files in the bundle
+    """
     model, source = part.bundle / part.entry["model"], part.source
     contract = Contract.from_json(json.loads((source / "contract.json").read_text("utf-8")))
     if not tasks.look_up(contract).generates:

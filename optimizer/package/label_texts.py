@@ -89,7 +89,10 @@ def _compare(bundle: Path, files: list[str], texts: LabelTexts[Path], source: Pa
 
 
 def _vectors(model: nn.Module, batch: Batch) -> Array:
-    """Vectors of unit length of texts, (texts, width) float64, in the float type of the model."""
+    """Embed texts with the model of texts: its vectors at the last token, scaled to unit length.
+
+    Computed in the model's float type; returned as float64, (texts, width).
+    """
     with torch.no_grad():
         hidden = model(**{n: torch.from_numpy(a) for n, a in batch.items()}).last_hidden_state
     last = torch.from_numpy(batch.real.sum(1) - 1)

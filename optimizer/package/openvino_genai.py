@@ -57,8 +57,12 @@ ASKED = 8  # tokens given to the ONNX and the OpenVINO model, whose logits are c
 
 
 def add(part: Packed) -> None:
-    """Write the files above beside the ONNX file; nothing where build wrote no OpenVINO model.
-    Raises LedgerError for other logits than the ONNX model's, or ids than tokenizer.json's."""
+    """Write the files listed above beside the ONNX file, and compare them with it.
+
+    Writes nothing if build made no OpenVINO model.
+
+    Raises LedgerError if logits differ from the ONNX model's, or token ids from tokenizer.json's.
+    """
     if not (part.built / GENAI_MODEL).is_file():
         return
     model, source = part.bundle / part.entry["model"], part.source

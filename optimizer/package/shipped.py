@@ -53,7 +53,12 @@ def check(bundle: Path, validated: Sequence[Path]) -> None:
 
 
 def _contract(document: Mapping[str, Any]) -> Contract:
-    """The contract without quantized forms of embeddings, which a page does not give."""
+    """Parse the contract of a document, without the quantized forms of its embeddings.
+
+    web/bundle.json is compared with manifest.json, and does not have these forms.
+
+    document: content of either file
+    """
     contract = Contract.from_json(document["contract"])
     return replace(contract, embedding=replace(contract.vectors, quantized=None))
 

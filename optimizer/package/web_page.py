@@ -53,8 +53,12 @@ WORDS = 10  # TEXTS[0] has more; it is repeated to make a text above the maximum
 
 
 def add(part: Packed) -> None:
-    """Write web/ into a bundle; nothing where fetching the packages was deferred (on_missing:
-    defer). Raises OptimizeError as limit_of does."""
+    """Write the folder web/ into a bundle.
+
+    Writes nothing if build deferred fetching the npm packages (on_missing: defer).
+
+    Raises OptimizeError if the report has no limit for an output that the page compares.
+    """
     web = part.bundle / FOLDER
     if not (part.built / FOLDER).is_dir():
         say("package: web/ is not written, because onnxruntime-web was not fetched")
@@ -100,8 +104,12 @@ def add(part: Packed) -> None:
 
 
 def limit_of(report: Mapping[str, Any], hop: str, output: str) -> float:
-    """Return the limit by which the web page judges its output: that of a hop in the report.
-    Raises OptimizeError where the hop has none."""
+    """Return the limit of the difference of one output between the browser and the harness.
+
+    hop: name of the ledger's comparison whose limit is used
+
+    Raises OptimizeError if this hop of the report has no limit for the output.
+    """
     for entry in report["ledger"]:
         outputs = (entry.get("spread") or {}).get("outputs") or {}
         if entry["hop"] == hop and (limit := (outputs.get(output) or {}).get("limit")):

@@ -1,1 +1,1 @@
-"""report.html and the lines a run prints last, from what the finished steps wrote."""
+"""Render report.html and the summary that a run prints last, from the reports of its stages."""
