@@ -1,4 +1,4 @@
-"""Files with which other platforms serve a bundle, written into one folder.
+"""Write the files with which other platforms serve a bundle into one folder.
 
 source.py      the bundle to deploy; settings.py: the options of `optimize deploy`
 platforms.py   the table of platforms

@@ -30,7 +30,7 @@ class Panel:
 
 
 def _of(name: str) -> str:
-    """Series of a metric of the shown models."""
+    """Return the PromQL selector of a metric, limited to the models chosen on the dashboard."""
     return f'{name}{{model=~"{MODELS}"}}'
 
 
@@ -133,7 +133,7 @@ def build_dashboard(source: Source) -> dict[str, Any]:
 
 
 def _variables() -> list[dict[str, Any]]:
-    """Choices on the dashboard: the datasource, first compose's own, and the models."""
+    """Return the dashboard's two variables: the Prometheus datasource, and the models to show."""
     query = "label_values(nv_inference_request_success, model)"
     return [
         {

@@ -18,13 +18,13 @@ ALWAYS = ("arguments",)
 
 @dataclass(frozen=True)
 class Platform:
-    """One platform.
+    """Platform that a bundle can be deployed to.
 
-    needs: file of the bundle's harness that the platform starts.
-    write: (source, settings, folder) -> Output; writes the files.
-    write_vllm: the same for a bundle that vLLM serves; None: the platform does not start it.
-    takes: fields of DeployOptions that may be given, besides `arguments`.
-    required: fields of DeployOptions that must be given.
+    needs: file of the bundle's harness that the platform starts
+    write: (source, settings, folder) -> Output; writes the files
+    write_vllm: the same for a bundle that vLLM serves; None: the platform does not start vLLM
+    takes: fields of DeployOptions that may be given, besides `arguments`
+    required: fields of DeployOptions that must be given
     """
 
     name: str
@@ -35,7 +35,10 @@ class Platform:
     write_vllm: Callable[[Source, DeployOptions, Path], Output] | None = None
 
     def writer(self, source: Source) -> Callable[[Source, DeployOptions, Path], Output]:
-        """The function that writes files for this bundle. Raises RecipeError without one."""
+        """Return `write`, or `write_vllm` for a bundle that vLLM serves.
+
+        Raises RecipeError for such a bundle if the platform does not start vLLM.
+        """
         if source.for_vllm is None:
             return self.write
         if self.write_vllm is None:

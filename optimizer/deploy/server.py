@@ -21,14 +21,14 @@ LIVE, READY, METRICS = "/healthz", "/readyz", "/metrics"
 
 @dataclass(frozen=True)
 class Server:
-    """One server.
+    """Options and resources of one server of the bundle.
 
-    options: options of `serve`, without --host and --port.
-    memory: requested memory in MiB.
-    cpu: requested processors, equal to the server's threads.
-    gpus: NVIDIA GPUs.
-    drain: maximum seconds from SIGTERM to exit, for clients that keep the default timeout.
-    measured: the measurements behind these numbers; None if all were given.
+    options: options of `serve`, without --host and --port
+    memory: requested memory in MiB
+    cpu: requested processors, equal to the server's threads
+    gpus: number of NVIDIA GPUs
+    drain: maximum seconds from SIGTERM to exit, for clients that keep the default timeout
+    measured: the measurements behind these numbers; None if all were given
     """
 
     options: tuple[str, ...]

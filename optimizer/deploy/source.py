@@ -16,7 +16,7 @@ from optimizer.harness.runtimes.table import VLLM
 
 @dataclass(frozen=True)
 class Source:
-    """A bundle in a local folder."""
+    """Bundle in a local folder: its verified manifest and its contract."""
 
     folder: Path
     manifest: dict[str, Any]
@@ -36,7 +36,7 @@ class Source:
 
     @property
     def for_vllm(self) -> dict[str, Any] | None:
-        """The entry of the engine that vLLM serves, where the harness runs no other; else None."""
+        """Manifest's entry of the engine that vLLM serves; None if the harness runs one."""
         engines = [e for e in self.manifest["engines"] if e["runtime"] == VLLM]
         return engines[0] if engines and self.manifest.get("runnable") is False else None
 

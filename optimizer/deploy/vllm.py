@@ -108,7 +108,8 @@ def ray_config(source: Source, settings: DeployOptions) -> dict[str, Any]:
 
 
 def _check(settings: DeployOptions) -> None:
-    """Refuse options of the bundle's own server, and signals that vLLM does not have."""
+    """Raise RecipeError for options of the bundle's own server, and for autoscaling signals that
+    vLLM does not have."""
     refused = [f"--{n.replace('_', '-')}" for n in SCALING if getattr(settings, n) is not None]
     if settings.arguments:
         refused.append("options after --")
@@ -139,5 +140,5 @@ def _needed(source: Source) -> int:
 
 
 def _document(source: Source, needed: int) -> dict[str, Any]:
-    """Entry `server` of deploy.json."""
+    """Return the entry `server` of deploy.json. needed: GPUs of one server"""
     return {"measured": None, "gpus": needed, "fit": _fit(source)}
