@@ -132,7 +132,7 @@ async def _run_together(
 
 
 def _percentiles(seconds: Sequence[float]) -> dict[str, float] | None:
-    """{name: ms}; None without values."""
+    """Return {"p50", "p90", "p99"} of seconds, in ms; None without values."""
     if not seconds:
         return None
     return {f"p{p}": float(np.percentile(seconds, p)) * 1000 for p in (50, 90, 99)}
@@ -186,10 +186,10 @@ def _lowest_rate(schedule: Schedule, objectives: Objectives) -> float:
 
 @dataclass
 class _LoadTest:
-    """Runs of one kind of request to one model.
+    """Load test of one model with one kind of request.
 
     expected: {input: its answer when sent alone}
-    runs: document of every run so far
+    runs: documents of all runs so far
     """
 
     client: Client

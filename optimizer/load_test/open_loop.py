@@ -63,8 +63,10 @@ class Client(Protocol):
     async def ask(
         self, kind: RequestKind, model: str, value: str, reply: Reply, start: float
     ) -> Reply:
-        """Send one request now, fill in `reply` and return it. start: start of the run by
-        time.perf_counter."""
+        """Send one request now, fill in `reply` and return it.
+
+        start: time.perf_counter() at the start of the run
+        """
 
 
 async def ask_alone(

@@ -57,6 +57,7 @@ def run(section: Slo, packaged: Path, out: Path) -> None:
 
 
 def judge_run(document: Mapping[str, Any], section: Slo) -> list[Gate]:
+    """Return the gates of a load test; document: result of measure.measure."""
     if section.rate is None:
         return [_rate_gate(document["highest_rate"])]
     (run,) = document["runs"]
@@ -77,7 +78,7 @@ def _rate_gate(highest: Mapping[str, Any]) -> Gate:
 
 
 def _answered_gate(run: Mapping[str, Any], section: Slo) -> Gate:
-    """Fail for any wrong or lost answer, or too large a share of refused requests."""
+    """Return the gate that fails for any wrong or lost answer, or too large a share of refusals."""
     share = run["refused"] / max(run["sent"], 1)
     bad = run["wrong"] + run["lost"]
     verdict: Verdict = "pass" if not bad and share <= section.max_refused else "fail"
@@ -123,7 +124,7 @@ def digest_inputs(section: Slo) -> Mapping[str, str]:
 
 
 def estimate(section: Slo, _shapes: Any) -> Estimate:
-    """Seconds of the runs; of a search for the highest rate, of the most runs."""
+    """Predict the stage's time: the seconds of one run, or of the most runs that a search makes."""
     runs = highest_rate.RUNS[1] if section.rate is None else 1
     return Estimate(seconds=runs * section.seconds)
 

@@ -24,7 +24,11 @@ Cost = Callable[[int], float]
 
 @dataclass(frozen=True)
 class Buckets:
-    """Best buckets of one number. cost: / the cost without padding"""
+    """Optimal bucket lengths for one number of buckets.
+
+    lengths: bucket lengths in tokens, ascending
+    cost: expected cost of a row, divided by its cost without padding
+    """
 
     lengths: tuple[int, ...]
     cost: float
@@ -72,10 +76,16 @@ def _trace(chosen: Sequence[Sequence[int]], ends: Sequence[int]) -> tuple[int, .
 
 
 def interpolate_times(cells: Sequence[Mapping[str, float]], batch: int, where: str) -> Cost:
-    """Return the cost of a row from measured times: those of the largest measured batch up to
-    `batch`, linear between two sequences, and below the shortest one that one's.
+    """Return a function from a row's length in tokens to its cost, interpolated from measured
+    times.
 
-    cells: {"batch", "sequence", "p50"} each. where: name of the file, for messages
+    Times are those of the largest measured batch up to `batch`, divided by that batch; linear
+    between two lengths, constant below the shortest. The function raises DataError beyond the
+    longest.
+
+    cells: {"batch", "sequence", "p50" in ms} per measured shape
+    batch: rows per run of the model
+    where: name of the file, for messages
     """
     sizes = sorted({int(cell["batch"]) for cell in cells})
     nearest = max((size for size in sizes if size <= batch), default=sizes[0])

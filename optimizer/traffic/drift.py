@@ -30,12 +30,16 @@ def build_document(
     confidence: float,
     least: float,
 ) -> dict[str, Any]:
-    """Return the document of `--json`. Raises DataError where the bundle has no record of its rows,
-    or the server none of this bundle's answers; InputError for a confidence too near 1.
+    """Compare the lengths and labels of a server's requests with the bundle's data; return the
+    document of `--json`.
 
-    manifest, report: of the bundle; the report of one target
-    confidence: 1 - the probability that any comparison finds a drift where there is none
-    least: least distance that is a drift
+    manifest, report: the bundle's manifest, and its report of one target
+    metrics: samples of the server's /metrics
+    confidence: 1 - the probability that any comparison reports a drift where there is none
+    least: least distance that counts as a drift
+
+    Raises DataError if the bundle has no record of its rows, or the server none of this bundle's
+    answers; InputError for a confidence too near 1.
     """
     of_model = metrics.of_model(LENGTHS, manifest["name"], manifest["version"])
     compared = list(_compared(report, metrics, of_model))
@@ -90,7 +94,7 @@ def _check_bounds(bins: Mapping[int, int], metrics: Exposition, of_model: Labels
 
 
 def _most(served: Mapping[Any, int], recorded: Mapping[Any, int]) -> dict[str, Any]:
-    """The bin whose shares differ most, with both shares."""
+    """Return {"bin", "server", "bundle"}: the bin whose shares differ most, and both shares."""
     shares = [{k: n / sum(side.values()) for k, n in side.items()} for side in (served, recorded)]
     bin_ = max({*served, *recorded}, key=lambda k: abs(shares[0].get(k, 0) - shares[1].get(k, 0)))
     return {"bin": bin_, "server": shares[0].get(bin_, 0.0), "bundle": shares[1].get(bin_, 0.0)}

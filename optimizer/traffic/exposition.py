@@ -19,14 +19,21 @@ Labels = dict[str, str]
 
 @dataclass(frozen=True)
 class Exposition:
-    """Samples of /metrics. samples: (name, labels, value) each. where: file or address"""
+    """Samples of one /metrics page.
+
+    samples: (metric, {label: value}, number) per sample
+    where: file or address, for messages
+    """
 
     samples: tuple[tuple[str, Labels, float], ...]
     where: str
 
     @classmethod
     def parse(cls, text: str, where: str) -> Exposition:
-        """Raises DataError for a line that is not Prometheus' text, or repeats a series."""
+        """Parse the text of /metrics.
+
+        Raises DataError for a line that is not in Prometheus' text format, or repeats a series.
+        """
         samples, seen = list[tuple[str, Labels, float]](), set[tuple[str, frozenset[Any]]]()
         for number, line in enumerate(text.splitlines(), 1):
             if not line.strip() or line.startswith("#"):
@@ -54,8 +61,12 @@ class Exposition:
         return cls(tuple(samples), where)
 
     def of_model(self, name: str, model: str = "", version: str = "") -> Labels:
-        """Labels of the only model of a histogram, or of the one that is named. Raises DataError
-        where it is not there, or several are and none is named."""
+        """Return {"model", "version"} of the one model that has histogram `name`.
+
+        model, version: choose among several models; "": any
+
+        Raises DataError if no model fits, or more than one does.
+        """
         bucket = f"{name}_bucket"
         there = [
             {"model": labels["model"], "version": labels["version"]}
@@ -76,8 +87,11 @@ class Exposition:
         )
 
     def counts(self, name: str, labels: Labels) -> dict[float, int]:
-        """{upper bound: observations above the bound before it} of a histogram; only buckets that
-        have some. Raises DataError for counts that fall, and for values above the last bound."""
+        """Return {upper bound: observations in the bucket} of a histogram, without empty buckets.
+
+        Raises DataError for cumulative counts that fall, and for values above the last finite
+        bound.
+        """
         below = self._sums(f"{name}_bucket", "le", labels)
         before, counts = 0, dict[float, int]()
         for bound, value in sorted((float(bound), value) for bound, value in below.items()):
@@ -96,7 +110,7 @@ class Exposition:
         return counts
 
     def bounds(self, name: str, labels: Labels) -> set[float]:
-        """Upper bounds of a histogram."""
+        """Return the upper bounds of all buckets of a histogram."""
         return {
             float(own["le"])
             for sample, own, _ in self.samples
@@ -104,12 +118,14 @@ class Exposition:
         }
 
     def count_by_label(self, name: str, label: str, labels: Labels) -> Mapping[str, int]:
-        """{value of a label: number} of a counter."""
+        """Return {value of `label`: count} of a counter, among the series with `labels`."""
         return self._sums(name, label, labels)
 
     def _sums(self, name: str, label: str, labels: Labels) -> dict[str, int]:
-        """{value of a label: sum over all series with it}, such as those of several servers.
-        Raises DataError for a value that is not a number of 0 or more."""
+        """Return {value of `label`: sum over all series with it}, such as those of several servers.
+
+        Raises DataError for a sample that is negative, infinite or NaN.
+        """
         sums: Counter[str] = Counter()
         for sample, own, value in self.samples:
             if sample == name and label in own and labels.items() <= own.items():

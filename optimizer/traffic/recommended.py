@@ -32,8 +32,12 @@ def quantile(counts: Mapping[Value, float], percent: float) -> Value:
 
 
 def measure_rates(instants: Sequence[float]) -> dict[str, float] | None:
-    """{mean, busiest, window}: requests per second, the busiest over any `window` seconds; None for
-    fewer than two distinct instants."""
+    """Return {"mean", "busiest", "window"} of ascending arrival times in seconds.
+
+    mean, busiest: requests per second, over all the time and over the busiest `window` seconds
+
+    None for fewer than two distinct instants.
+    """
     span = instants[-1] - instants[0] if instants else 0.0
     if not span:
         return None
@@ -43,8 +47,12 @@ def measure_rates(instants: Sequence[float]) -> dict[str, float] | None:
 
 
 def choose_cost(traffic: Traffic, times: tuple[Path, Path | None] | None) -> tuple[Cost, str]:
-    """(cost of a row by its length, its origin): the times of a table, else the number of tokens.
-    times: file of the table, and the public key that must have signed it"""
+    """Return (function from a row's length to its cost, origin of the costs in words).
+
+    Costs are the measured times of a table or, with times=None, the number of tokens.
+
+    times: file of the table, and the public key that must have signed it, or None
+    """
     if times is None:
         return float, "the number of tokens"
     file, key = times
@@ -59,7 +67,12 @@ def choose_cost(traffic: Traffic, times: tuple[Path, Path | None] | None) -> tup
 def build_document(
     traffic: Traffic, choices: Sequence[Buckets], costs: str, where: str
 ) -> dict[str, Any]:
-    """Return the document of `--json`. choices: best buckets of each number. costs: their origin"""
+    """Return the document of `--json`: recommended shapes, latency cells and rate.
+
+    choices: best buckets of each number of buckets
+    costs: origin of the costs, in words
+    where: name of the file with the requests
+    """
     rows, lengths, batches = sum(traffic.lengths.values()), traffic.lengths, traffic.batches
     largest = max(batches, default=1)
     typical = quantile(batches, 50) if batches else 1
@@ -94,8 +107,12 @@ def build_document(
 
 
 def _slo(traffic: Traffic) -> dict[str, float] | None:
-    """Section `slo`: the busiest rate, the 99th percentile of these requests, and the seconds that
-    bound one; None without instants or times."""
+    """Return the recipe's section `slo` for these requests; None without instants or times.
+
+    rate: requests per second in the busiest window
+    p99_ms: 99th percentile of the recorded times
+    seconds: length of a run that can bound a 99th percentile at this rate
+    """
     rate = measure_rates(traffic.instants)
     if rate is None or not traffic.milliseconds:
         return None
@@ -147,5 +164,5 @@ def _figures(values: Mapping[str, int]) -> str:
 
 
 def _flow(value: Any) -> str:
-    """YAML's flow style; JSON is part of YAML."""
+    """Format a value in YAML's flow style."""
     return json.dumps(value).replace('"', "")

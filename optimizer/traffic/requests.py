@@ -94,7 +94,7 @@ def _entries(text: str, where: str, left_out: Counter[str]) -> Iterator[dict[str
 
 
 def _concerns_a_model(entry: Mapping[str, Any]) -> bool:
-    """True for a request that a model answered, or would have without overload."""
+    """Return True for a request that a model answered, or that was refused under overload."""
     status = entry.get("status", 200)
     return status in REFUSED or (status in ANSWERED and bool({"length", "lengths"} & set(entry)))
 

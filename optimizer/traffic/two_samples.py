@@ -34,9 +34,11 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 class Comparison:
     """Result of the test.
 
+    distance: distance of the two histograms, 0 to 1
+    p: probability of a distance at least as large if both samples have one distribution
     critical: distance beyond which a difference is significant
-    needed: observations of the first sample at which `critical` is `least`; None where the second
-        sample is too small for any number
+    needed: observations of the first sample at which `critical` would be `least`; None if the
+        second sample is too small for any number
     """
 
     distance: float
@@ -55,7 +57,13 @@ def compare(
     least: float,
     seed: int = 0,
 ) -> Comparison:
-    """Compare two histograms {bin: number}, neither empty. ordered: bins are numbers"""
+    """Test if two histograms {bin: number of observations}, neither empty, differ.
+
+    ordered: True where bins are numbers, False where they are names
+    alpha: significance level
+    least: least distance that counts
+    seed: seed of the random divisions
+    """
     bins = sorted({*first, *second})
     counts = np.array([[_capped(side, name) for name in bins] for side in (first, second)])
     pooled, sizes = counts.sum(0), counts.sum(1)
@@ -87,14 +95,18 @@ def _capped(side: Mapping[Any, int], name: Any) -> int:
 
 
 def _distance(a: Floats, b: Floats, ordered: bool) -> Floats:
-    """Distance of shares along the last axis."""
+    """Return the distance of two arrays of shares (..., bins), along the last axis."""
     if ordered:
         return np.abs(np.cumsum(a - b, -1)).max(-1)  # type: ignore[no-any-return]
     return np.abs(a - b).sum(-1) / 2  # type: ignore[no-any-return]
 
 
 def _needed(critical: float, sizes: Any, least: float) -> int | None:
-    """The critical distance shrinks with the root of 1 / n + 1 / m."""
+    """Return the size of the first sample at which the critical distance is `least`; None if no
+    size suffices.
+
+    The critical distance shrinks with the root of 1 / n + 1 / m. sizes: (n, m) now
+    """
     spread = critical**2 / float((1 / sizes).sum())
     rest = least**2 / spread - 1 / float(sizes[1]) if spread else 1.0
     return math.ceil(1 / rest) if rest > 0 else None
