@@ -38,20 +38,26 @@ class Decoder(Protocol):
 
 
 class _Steps(Protocol):
+    """Interface of a decoder that returns the logits of all new tokens."""
+
     def step(self, arrays: Mapping[str, Array]) -> Array: ...
 
 
 class LastOfStep:
-    """`last` of a decoder that always computes the logits of all tokens."""
+    """Mixin that implements `last` by `step`, for models that always compute the logits of all
+    tokens."""
 
     def last(self: _Steps, arrays: Mapping[str, Array]) -> Array:
-        """See Decoder.last."""
+        """Add tokens as `step`; return the logits (batch, vocabulary) of each row's newest."""
         logits: Array = self.step(arrays)[:, -1]
         return logits
 
 
 class DecoderRunner(Protocol):
-    """An open model. It gives decoders, each a generation with its own KV cache, one at a time."""
+    """Interface of an open model that generates text.
+
+    A new decoder starts a generation with its own KV cache. One decoder is in use at a time.
+    """
 
     def decoder(self, contract: Contract, capacity: int = 0) -> Decoder:
         """Return a decoder with an empty KV cache.
@@ -61,9 +67,13 @@ class DecoderRunner(Protocol):
 
 
 def pieces(arrays: Mapping[str, Array], size: int) -> Iterator[dict[str, Array]]:
-    """Yield the arrays of one step as steps of at most `size` tokens per row, with equal logits.
+    """Split the arrays of one step into steps of at most `size` tokens per row.
 
-    Each piece's mask ends with the piece. Raises InputError for a size below 1.
+    arrays: inputs of the step without the KV cache, as for `Decoder.step`
+    size: maximum new tokens per row of a piece
+
+    Yields the arrays of each piece; its attention_mask ends with its last token. The logits of all
+    pieces together are those of the one step. Raises InputError for a size below 1.
     """
     if size < 1:
         raise InputError(f"{size} was given", where="size of a piece", accepted="1 or more")

@@ -26,11 +26,13 @@ Span = Sequence[int]
 
 
 class FittedRunner(Closing):
-    """Runner of an encoder's engine.
+    """Runner of an encoder's engine that pads or divides batches to fit optimization profiles.
 
-    contract: contract with the axes of inputs and outputs, and the ids of padding.
-    profiles: [{"batch": [min, opt, max], "sequence": ...}]; images have no sequence. A sequence
-        longer than all profiles goes to the engine unchanged, which raises InputError.
+    contract: contract with the axes of inputs and outputs, and the ids of padding
+    profiles: [{"batch": [min, opt, max], "sequence": [min, opt, max]}]; without "sequence" for
+        images
+
+    A sequence longer than all profiles goes to the engine unchanged, which raises InputError.
     Raises BundleError for an output that the contract does not name, because its padded axes are
     unknown.
     """
@@ -95,7 +97,10 @@ class FittedRunner(Closing):
         self._runner.close()
 
     def _profile(self, rows: int, tokens: int) -> Mapping[str, Span] | None:
-        """Return the profile of fewest parts, then least padding; None if all are too narrow."""
+        """Choose the profile that needs the fewest parts, then the least padding.
+
+        Returns None if `tokens` exceeds the longest sequence of every profile.
+        """
         wide = [p for p in self._profiles if not tokens or tokens <= p["sequence"][2]]
 
         def cost(p: Mapping[str, Span]) -> tuple[int, int]:
@@ -106,12 +111,14 @@ class FittedRunner(Closing):
         return min(wide, key=cost, default=None)
 
     def _sizes(self, arrays: Mapping[str, Array]) -> tuple[int, int]:
-        """(rows, tokens) of a batch; 0 tokens of images."""
+        """Return (rows, tokens per row) of a batch; 0 tokens for images."""
         name, array = next(iter(arrays.items()))
         axes = self._inputs[name]
         return len(array), array.shape[axes.index("sequence")] if "sequence" in axes else 0
 
     def _part(self, arrays: Mapping[str, Array], profile: Mapping[str, Span]) -> dict[str, Array]:
+        """Pad arrays to the minimum sizes of a profile, run them, and cut the padding from the
+        outputs."""
         rows, tokens = self._sizes(arrays)
         more = {"batch": max(profile["batch"][0] - rows, 0)}
         if tokens:
@@ -131,5 +138,6 @@ class FittedRunner(Closing):
         return {n: self._cut(n, a, rows, tokens) for n, a in self._runner.infer(padded).items()}
 
     def _cut(self, name: str, array: Array, rows: int, tokens: int) -> Array:
+        """Cut an output to the rows and tokens before padding."""
         sizes = {"batch": rows, "sequence": tokens}
         return array[tuple(slice(sizes.get(str(axis))) for axis in self._axes[name])]

@@ -1,4 +1,5 @@
-"""Describe this machine: everything that a fit decision or a measurement depends on, as data."""
+"""Describe this machine: processor, memory, GPU and installed packages, which decide what fits and
+how fast it runs."""
 
 from __future__ import annotations
 
@@ -70,13 +71,13 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Machine:
-    """One machine.
+    """Description of one machine.
 
-    os, architecture: names of Python's platform module in lower case.
-    packages: {installed distribution: version}.
-    runners: names of the runtimes that the harness runs.
-    cores: cores that this process may use.
-    cpu_features: flags of CPU_FEATURES that the processor has; empty if it does not report any.
+    os, architecture: names from Python's platform module in lower case
+    packages: {installed distribution: version}
+    runners: names of the runtimes that the harness can run here
+    cores: number of cores that this process may use
+    cpu_features: flags of CPU_FEATURES that the processor reports; empty if it reports none
     """
 
     os: str
@@ -92,8 +93,10 @@ class Machine:
 
     @property
     def key(self) -> str:
-        """Processor, cores and GPU as text, for the key of a step whose times are valid on this
-        machine only."""
+        """Return processor, cores and GPU as text.
+
+        Part of the cache key of steps whose measured times are valid on this machine only.
+        """
         return f"{self.cpu}, {self.cores} cores, {self.gpu}"
 
     def version(self, distributions: Iterable[str]) -> str | None:

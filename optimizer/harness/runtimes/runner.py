@@ -13,19 +13,19 @@ from .slots import Slots
 
 
 class Runner(Protocol):
-    """An open model or engine. OrtRunner is the reference implementation."""
+    """Interface of an open model or engine. OrtRunner is the reference implementation."""
 
     @property
     def model(self) -> Path:
-        """Path of the model or engine file."""
+        """Return the path of the model or engine file."""
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """{input name: element type}."""
+        """Return {input name: element type}."""
 
     @property
     def outputs(self) -> list[str]:
-        """Output names in graph order."""
+        """Return the output names in graph order."""
 
     def infer(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """Return outputs by name. Raises InputError naming a missing, unknown or wrong input."""
@@ -39,4 +39,5 @@ class Runner(Protocol):
     def cache_bytes(self, contract: Contract, tokens: int) -> int:
         """Return the bytes of the KV cache of one text of `tokens` tokens."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Free the model and its memory."""

@@ -27,39 +27,63 @@ from .decoder import Decoder, DecoderRunner
 
 
 class Slots(Protocol):
-    """Slots of one model. Scores are (vocabulary,) float32, after the newest token."""
+    """Slots of one model, each for a text that is being generated.
+
+    A text is numbered by the caller. Scores are the logits (vocabulary,) float32 of the next token.
+    """
 
     @property
     def together(self) -> bool:
-        """True if a step of several texts is one run of the model."""
+        """Return True if one run of the model decodes several texts."""
 
     multiple: int
     """The rows of a step are padded to a multiple of this number; 1 if not `together`."""
 
     def open(self, text: int, adapter: str = "") -> None:
-        """Reserve a slot. adapter: name of the adapter of the text, of OrtRunner.adapters; "" for
-        the model itself, which is all that other runtimes accept"""
+        """Reserve a slot for a text.
 
-    def read(self, text: int, ids: Sequence[int]) -> Array: ...
-    def step(self, tokens: Mapping[int, int]) -> dict[int, Array]: ...
+        adapter: name in OrtRunner.adapters of the LoRA adapter that the text uses; "" for the model
+            itself, the only value that other runtimes accept
+        """
+
+    def read(self, text: int, ids: Sequence[int]) -> Array:
+        """Add prompt tokens `ids` to a text; return the scores after the last one."""
+
+    def step(self, tokens: Mapping[int, int]) -> dict[int, Array]:
+        """Decode one token of each text: {text: its newest token} -> {text: scores of the next}."""
+
     def scores(self, text: int, ids: Sequence[int]) -> Array:
-        """Add tokens to a text; return the scores (tokens, vocabulary) after each. Only if
-        `together`."""
+        """Add several tokens to a text; return the scores (tokens, vocabulary) after each.
+
+        Available only if `together` is True.
+        """
 
     def undo(self, text: int, tokens: int = 1) -> None:
-        """Remove the newest tokens of a text from the KV cache. Only if `together`."""
+        """Remove the newest `tokens` tokens of a text from the KV cache.
 
-    def close(self, text: int) -> None: ...
+        Available only if `together` is True.
+        """
+
+    def close(self, text: int) -> None:
+        """Free the slot of a text."""
+
     def copy_tokens(self, text: int, start: int, stop: int) -> Sequence[Array]:
-        """Return copies of the keys and values of tokens [start, stop). Only if `together`."""
+        """Return copies of the keys and values of tokens [start, stop), layer by layer.
+
+        Available only if `together` is True.
+        """
 
     def append(self, text: int, arrays: Sequence[Array]) -> None:
-        """Add tokens to a text by keys and values `copied` from a text with the same prefix.
-        Only if `together`."""
+        """Add tokens to a text by their keys and values.
+
+        arrays: result of `copy_tokens` of a text with the same tokens up to the last copied one
+
+        Available only if `together` is True.
+        """
 
 
 class SeparateDecoders:
-    """Slots for any runtime: a Decoder (one generation) per text, run one after another."""
+    """Slots for any runtime: one Decoder per text; texts run one after another."""
 
     together = False
     multiple = 1

@@ -1,4 +1,4 @@
-"""Table of runtimes. It imports none of them."""
+"""Table of runtimes: what each needs and where it runs. It imports no runtime."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ Groups = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True)
 class Runtime:
-    """One runtime. bundle/engines.py opens its models and engines.
+    """Facts about one runtime. bundle/engines.py opens its models and engines.
 
-    required: {provider or device: groups of distributions}; one of each group must be installed.
-        The first group is the runtime, whose version is checked. Empty: not run by the harness.
+    required: {provider or device: groups of distributions}, of which one of each group must be
+        installed; the first group is the runtime, whose version is checked; empty if the harness
+        does not run it
     product: product of the TensorRT family, for engine files that fit only some machines; None: the
-        runtime runs the portable model.
-    served_by: programs that run its models, if the harness does not.
-    devices: module, relative to this folder, with `available` and `absent` (openvino/devices.py),
-        for a runtime that has to be asked which devices are present.
-    reentrant: providers or devices on which several threads may call `infer` of one model at once.
-    saturates: True if its int8 products are wrong on a CPU without VNNI, where models that have
-        them are refused.
+        runtime runs the portable model
+    served_by: programs that run its models, if the harness does not
+    devices: module, relative to this folder, with the functions `list_devices` and `explain_absent`
+        (openvino/devices.py), for a runtime that lists its devices; "" for others
+    reentrant: providers or devices on which several threads may call `infer` of one model at once
+    saturates: True if its int8 products are wrong on a CPU without VNNI; such models are refused
+        there
     """
 
     name: str
@@ -48,6 +49,7 @@ class Runtime:
 
     @property
     def engine_files(self) -> bool:
+        """Return True if the runtime runs engine files instead of the portable model."""
         return self.product is not None
 
     @property
@@ -57,16 +59,19 @@ class Runtime:
 
     @property
     def driver_minimum(self) -> str:
+        """Return the oldest accepted GPU driver, or ""."""
         return "" if self.product is None else self.product.driver_minimum
 
     @property
     def versions(self) -> tuple[str, str] | None:
-        """(oldest accepted version, first rejected version) of the runtime; None: any version."""
+        """Return (oldest accepted version, first rejected version) of the runtime; None: any
+        version."""
         return None if self.product is None else self.product.versions
 
     @property
     def compute_capabilities(self) -> tuple[str, ...]:
-        """Compute capabilities that an engine can be built for; empty: only this GPU's."""
+        """Return the GPUs that an engine can be built for, e.g. "8.9"; empty: only this machine's
+        GPU."""
         return () if self.product is None else self.product.compute_capabilities
 
     def lister(self) -> Any:

@@ -1,8 +1,8 @@
-"""Launch of vLLM for an engine of a bundle: its command line, and reasons why it cannot run here.
+"""Command line that starts vLLM for an engine of a bundle, and the check that it can run here.
 
-The manifest's `fit` has tensor_parallel_size, pipeline_parallel_size, max_model_len (null: the
-model's), kv_cache_dtype and the least compute_capability on which vLLM computes the proven model.
-vLLM is not imported here: it is started as a process of its own.
+`fit` in the engine's manifest entry has tensor_parallel_size, pipeline_parallel_size, max_model_len
+(tokens; null: the model's own), kv_cache_dtype, and compute_capability: the oldest GPU on which
+vLLM computes the proven model. vLLM runs as a separate process and is not imported.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ FIX = 'pip install "vllm==0.33.0", on Linux with an NVIDIA GPU, and run the comm
 
 
 def count_processes(fit: Mapping[str, Any]) -> int:
-    """Number of GPUs that an engine needs."""
+    """Return the number of GPUs that an engine needs, one per process of vLLM."""
     return int(fit["tensor_parallel_size"]) * int(fit["pipeline_parallel_size"])
 
 
 def check(
     fit: Mapping[str, Any], packages: Mapping[str, str], gpus: Sequence[Gpu], *, importable: bool
 ) -> None:
-    """Raise MachineError where vLLM is missing, GPUs are too few, or one is too old.
+    """Raise MachineError if vLLM is missing, GPUs are too few, or a GPU is too old.
 
     packages: {installed distribution: version}
-    importable: True where Python finds a package `vllm`
+    gpus: GPUs of this machine; not checked for a vLLM that runs on CPUs
+    importable: True if Python finds a package `vllm`
     """
     if not importable:
         raise MachineError("vLLM is not installed", where="vllm", fix=FIX)
@@ -63,8 +64,9 @@ def check(
 def build_command(
     fit: Mapping[str, Any], model: Path, name: str, where: tuple[str, int], *, generates: bool
 ) -> list[str]:
-    """Words of the command that serves the folder `model` under `name` at (host, port).
+    """Return the command line that serves the folder `model` under `name`.
 
+    where: (host, port) to listen on
     generates: False for a model that embeds, classifies or ranks
     """
     options = {
@@ -79,7 +81,7 @@ def build_command(
 
 
 def list_engine_options(fit: Mapping[str, Any]) -> dict[str, Any]:
-    """{option: value} of the engine."""
+    """Return vLLM's engine options {option: value} from `fit` of a manifest entry."""
     options = {
         "--tensor-parallel-size": fit["tensor_parallel_size"],
         "--pipeline-parallel-size": fit["pipeline_parallel_size"],

@@ -24,7 +24,7 @@ Pairs = Sequence[tuple[str, str]]
 
 
 class StatefulModel(ModelPorts, Protocol):
-    """Interface of an open model with states; see OpenVinoRunner."""
+    """Interface of an open model that keeps its KV cache as states; see OpenVinoRunner."""
 
     def request(self) -> Any: ...
     def run(self, request: Any, arrays: Mapping[str, Array]) -> dict[str, Array]: ...
@@ -37,7 +37,7 @@ class PagedModel(ModelPorts, Protocol):
 
 
 class OpenVinoDecoder(LastOfStep):
-    """Decoder with states; see decoder.Decoder.
+    """Decoder whose KV cache is a set of OpenVINO states; see decoder.Decoder.
 
     Raises BundleError if inputs or outputs of the model and the contract differ.
     """
@@ -56,6 +56,7 @@ class OpenVinoDecoder(LastOfStep):
         return logits
 
     def cache(self) -> dict[str, Array]:
+        """Return copies of the KV cache {present: array}, float32."""
         return read_states(self._request, self._names) if self.past else {}
 
 
@@ -103,6 +104,8 @@ class PagedDecoder(LastOfStep):
         return logits
 
     def _check(self, arrays: Mapping[str, Array], mask: Array, rows: int, sequence: int) -> None:
+        """Raise InputError for a mask or position ids that contradict earlier steps, or for rows of
+        padding only."""
         if self.past and not np.array_equal(mask[:, : self.past], self._seen):
             raise InputError(
                 "it changes columns of an earlier step",
@@ -134,12 +137,15 @@ class PagedDecoder(LastOfStep):
 
 
 def identity_rows(rows: int) -> Array:
-    """Return the beam_idx by which each row continues itself."""
+    """Return the `beam_idx` input (rows,) with which each row continues its own KV cache."""
     return np.arange(rows, dtype=np.int32)
 
 
 def read_states(request: Any, names: Pairs) -> dict[str, Array]:
-    """Return {present: copy} of a request's KV cache, float32."""
+    """Copy the KV cache of an infer request to arrays {present: array}, float32.
+
+    names: (past, present) of each state
+    """
     states = {state.name: state for state in request.query_state()}
     return {
         present: np.array(states[variable(past, present)].state.data, np.float32)
@@ -148,7 +154,10 @@ def read_states(request: Any, names: Pairs) -> dict[str, Array]:
 
 
 def write_states(ov: Any, request: Any, names: Pairs, arrays: Mapping[str, Array]) -> None:
-    """Set a request's KV cache from arrays named by past; empty arrays reset it."""
+    """Set the KV cache of an infer request from arrays {past: array}; empty arrays reset it.
+
+    names: (past, present) of each state
+    """
     request.reset_state()
     states = {state.name: state for state in request.query_state()}
     for past, present in names:

@@ -31,9 +31,10 @@ def list_devices() -> dict[str, str]:
 
 
 def explain_absent(device: str, present: Mapping[str, str]) -> str:
-    """Return the reason why a device of DEVICES is missing, or "".
+    """Return the reason why OpenVINO does not find a device; "" if it does.
 
-    present: result of `list_devices`.
+    device: a key of DEVICES
+    present: result of `list_devices`
     """
     kind = DEVICES[device]
     if any(name.partition(".")[0] == kind for name in present):
@@ -43,7 +44,7 @@ def explain_absent(device: str, present: Mapping[str, str]) -> str:
 
 
 def check(device: str) -> None:
-    """Raises MachineError if OpenVINO does not find the device."""
+    """Raise MachineError if OpenVINO does not find the device, a key of DEVICES."""
     if why := explain_absent(device, list_devices()):
         raise MachineError(
             why,
@@ -53,7 +54,7 @@ def check(device: str) -> None:
 
 
 def read_full_name(device: str) -> str:
-    """Return the full name of a present device; of several of one kind the first, which runs."""
+    """Return the full name of a present device; of several GPUs the first, on which models run."""
     return str(open_core().get_property(DEVICES[device], "FULL_DEVICE_NAME"))
 
 
@@ -66,9 +67,9 @@ def list_capabilities(device: str = "cpu") -> list[str]:
 
 
 def refuse_emulation(listed: Sequence[str], precision: str, device: str = "cpu") -> None:
-    """Raises MachineError for a precision that is not among a device's capabilities.
+    """Raise MachineError if a device has no kernels for a precision and would emulate it.
 
-    listed: result of `list_capabilities`.
+    listed: result of `list_capabilities`
     """
     if CAPABILITIES[precision] in listed:
         return
@@ -85,12 +86,12 @@ def refuse_emulation(listed: Sequence[str], precision: str, device: str = "cpu")
 def select_supported(
     properties: Mapping[str, Any], supported: Sequence[str], device: str = "cpu"
 ) -> dict[str, Any]:
-    """Return the properties that the device supports.
+    """Return the properties that the device supports, and drop others, e.g. threads on a GPU.
 
-    Unsupported ones are dropped, e.g. the number of threads on a GPU.
-    supported: SUPPORTED_PROPERTIES of the device.
-    Raises MachineError if an unsupported one of PRECISION_PROPERTIES asks for a precision or for
-    integers.
+    supported: SUPPORTED_PROPERTIES of the device
+
+    Raises MachineError if a dropped property is in PRECISION_PROPERTIES and asks for a precision or
+    for integer arithmetic, because results would differ.
     """
     lacking = {name: value for name, value in properties.items() if name not in supported}
     for name in PRECISION_PROPERTIES:

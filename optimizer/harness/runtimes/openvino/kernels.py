@@ -13,13 +13,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Kernel:
-    """One node of the runtime model.
+    """Kernel that runs one node of the compiled graph.
 
-    kind: layerType.
-    primitive: primitiveType.
-    computes: runtimePrecision.
-    layers: nodes of the file that were fused into it.
-    inputs: element type of each input, e.g. "i8".
+    kind: layerType
+    primitive: primitiveType, the name of the implementation
+    computes: runtimePrecision, e.g. "i8"
+    layers: names of the nodes of the file that were fused into it
+    inputs: element type of each input, e.g. "i8"
     """
 
     name: str

@@ -48,13 +48,15 @@ STEP = (
 
 
 class NotPagedError(BundleError):
-    """OpenVINO cannot rewrite the model to the form above."""
+    """Error of a model that OpenVINO cannot rewrite to a paged KV cache."""
 
 
 def rewrite_cache_as_pages(ov: Any, model: Any) -> None:
-    """Rewrite an ov.Model in place. Raises NotPagedError.
+    """Rewrite the KV cache of an ov.Model as blocks, in place; see the module for its inputs.
 
-    ov: the openvino package.
+    ov: the openvino package
+
+    Raises NotPagedError if OpenVINO cannot rewrite it.
     """
     from openvino._offline_transformations import paged_attention_transformation
 
@@ -77,10 +79,10 @@ def rewrite_cache_as_pages(ov: Any, model: Any) -> None:
 
 @dataclass
 class _Text:
-    """One text.
+    """A text in the paged KV cache.
 
-    length: tokens in the KV cache.
-    blocks: numbers of its blocks, in order.
+    length: number of its tokens in the KV cache
+    blocks: numbers of its blocks, in order
     """
 
     length: int = 0
@@ -88,11 +90,13 @@ class _Text:
 
 
 class Pages:
-    """Numbered texts in the paged KV cache of one infer request.
+    """Paged KV cache of one infer request, for texts that the caller numbers.
 
-    compiled: ov.CompiledModel in the form of `rewrite_cache_as_pages`.
-    texts, tokens: initial capacity, which doubles when it is used up.
-    companion: add a companion to steps of single tokens, see the module.
+    ov: the openvino package
+    compiled: ov.CompiledModel in the form of `rewrite_cache_as_pages`
+    texts, tokens: initial capacity: texts, and tokens per text; it grows on demand
+    companion: add two tokens with discarded scores to steps of single tokens, so that the scores of
+        a text do not depend on the other texts
     """
 
     def __init__(
@@ -116,7 +120,7 @@ class Pages:
         self._free += reversed(self._texts.pop(text).blocks)
 
     def length(self, text: int) -> int:
-        """Return the tokens of a text."""
+        """Return the number of tokens of a text in the KV cache."""
         return self._texts[text].length
 
     def run(self, tokens: Mapping[int, Sequence[int] | Array]) -> list[Array]:
@@ -168,7 +172,7 @@ class Pages:
         return [cache[blocks, :, within].swapaxes(0, 1) for cache in self._caches.values()]
 
     def append(self, text: int, arrays: Sequence[Array]) -> None:
-        """Add tokens to a text by their `copied` keys and values."""
+        """Add tokens to a text by their keys and values, as `copy_tokens` returns them."""
         start = self.length(text)
         stop = start + arrays[0].shape[1]
         self._reserve(self._texts[text], stop)

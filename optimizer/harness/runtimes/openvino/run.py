@@ -60,17 +60,17 @@ Inputs = dict[str, tuple[np.dtype[Any] | None, Shape | None]]
 
 @dataclass(frozen=True)
 class OpenVinoSettings:
-    """OpenVinoSettings of an open model.
+    """Settings that decide what OpenVINO computes and how it divides the work.
 
-    precision: precision of float operators, a key of PRECISIONS.
-    hint: "latency": all threads work on one request; "throughput": several requests run at once
-        on fewer threads each, and a batch is divided among them by rows.
-    block: inputs per block in which kernels of quantized weights round activations to int8; 0:
-        activations are not rounded.
-    paged: a decoder uses a paged KV cache (paged.py); its masks must be causal.
-    cache: precision of the paged KV cache, "float" (that of `precision`) or "int8". The arrays of
-        `infer` are never rounded.
-    device: a key of devices.DEVICES.
+    precision: precision of float operators, a key of PRECISIONS
+    hint: "latency": all threads work on one request; "throughput": several requests run at once on
+        fewer threads each, and a batch is divided among them by rows
+    block: number of inputs that share a scale when kernels of quantized weights round activations
+        to int8; 0: activations are not rounded
+    paged: a decoder uses a paged KV cache (paged.py); its masks must be causal
+    cache: precision of the paged KV cache, "float" (that of `precision`) or "int8"; the arrays of
+        `infer` are never rounded
+    device: a key of devices.DEVICES
     """
 
     precision: str = "fp32"
@@ -94,7 +94,7 @@ class OpenVinoSettings:
 
     @property
     def precision_properties(self) -> dict[str, Any]:
-        """The properties of OpenVINO that change results."""
+        """Return the OpenVINO properties {name: value} that change results."""
         return {
             "INFERENCE_PRECISION_HINT": PRECISIONS[self.precision],
             "DYNAMIC_QUANTIZATION_GROUP_SIZE": self.block,
@@ -144,22 +144,26 @@ class OpenVinoRunner(Closing):
 
     @cached_property
     def _compiled(self) -> Any:
-        """The ov.CompiledModel, with a decoder's KV cache as states."""
+        """Compile the model, with a decoder's KV cache as states: an ov.CompiledModel."""
         settings = replace(self.settings, paged=False, cache="float")
         return _open(self.model, settings, self.threads, self._file)
 
     @cached_property
     def _results(self) -> list[str]:
-        """Names of its outputs, without the presents that are states."""
+        """Return the names of the outputs, without presents that are states."""
         return [_name(port) for port in self._compiled.outputs]
 
     @cached_property
     def _paged(self) -> Any:
-        """The ov.CompiledModel with a paged KV cache."""
+        """Compile the model with a paged KV cache: an ov.CompiledModel."""
         return _open(self.model, self.settings, self.threads, None)
 
     def _ports(self, model: Any) -> tuple[Inputs, list[str]]:
-        """Return the inputs and outputs of an ov.Model or ov.CompiledModel, without beam_idx."""
+        """Return the ports of an ov.Model or ov.CompiledModel, without beam_idx.
+
+        The inputs are {name: (dtype, shape)}, the outputs a list of names. A dtype is None if numpy
+        lacks it, a shape if it is dynamic in rank or belongs to the KV cache.
+        """
         inputs: Inputs = {}
         for port in model.inputs:
             name, kind = _name(port), str(port.get_element_type().get_type_name())
@@ -199,7 +203,7 @@ class OpenVinoRunner(Closing):
 
     @cached_property
     def _streams(self) -> int:
-        """Number of concurrent requests that share a batch by rows; 1: it is not divided."""
+        """Return the number of concurrent requests that share a batch by rows; 1: no division."""
         if self.settings.hint != "throughput" or self._cache:
             return 1
         taken = {axes[:1] for axes in self._axes.values()}
@@ -236,14 +240,18 @@ class OpenVinoRunner(Closing):
         return self._compiled.create_infer_request()
 
     def run(self, request: Any, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """Run one inference. Raises BundleError if it fails, e.g. for arrays that the model does
-        not take; MachineError if this processor has no kernel for it."""
+        """Run one inference of an infer request; return {output: array}.
+
+        Raises BundleError if it fails, e.g. for arrays that the model does not take; MachineError
+        if this processor has no kernel for it.
+        """
         with self._running():
             results = request.infer(dict(arrays), share_inputs=True)
         return dict(zip(self._results, results.values(), strict=True))
 
     @contextmanager
     def _running(self) -> Iterator[None]:
+        """Convert errors of a run to BundleError, or MachineError if a kernel is missing."""
         try:
             yield
         except Exception as e:  # the binding raises RuntimeError for everything
@@ -293,7 +301,12 @@ class OpenVinoRunner(Closing):
 
 
 def write_compiled(model: Path, settings: OpenVinoSettings, threads: int, out: Path) -> None:
-    """Write what this processor runs of the model: OpenVinoRunner's `compiled`. Raises as it."""
+    """Compile a model for this processor and write it to `out`, for OpenVinoRunner's `compiled`.
+
+    threads: 0 means one per core that this process may use
+
+    Raises MachineError and BundleError as OpenVinoRunner.
+    """
     compiled = _open(model, settings, threads or cores(), None)
     out.write_bytes(compiled.export_model().getvalue())
 
@@ -330,9 +343,9 @@ def write_model(model: Any, out: Path) -> None:
 
 
 def open_string_model(path: Path) -> Callable[[str], dict[str, Array]]:
-    """Return a function from a text to {output: array} that runs a model with string operators.
+    """Open a model with string operators: a function from a text to {output: array}.
 
-    Import openvino_tokenizers first, which registers the operators.
+    The caller imports openvino_tokenizers first, which registers the operators.
     """
     compiled = core_for_strings().compile_model(str(path), "CPU")
     names = [_name(port) for port in compiled.outputs]
@@ -340,7 +353,11 @@ def open_string_model(path: Path) -> Callable[[str], dict[str, Array]]:
 
 
 def _open(model: Path, settings: OpenVinoSettings, threads: int, compiled: Path | None) -> Any:
-    """Open a model as an ov.CompiledModel."""
+    """Open a model as an ov.CompiledModel.
+
+    threads: 0 means one per core
+    compiled: file of a compiled model to open instead; None compiles now
+    """
     ov, device = import_package(), DEVICES[settings.device]
     properties = _properties(settings, threads)
     with _opening(ov, compiled or model):
@@ -398,7 +415,8 @@ def _name(port: Any) -> str:
 
 
 def _shape(port: Any) -> Shape | None:
-    """Return the sizes of an input's axes, None for dynamic ones; None for a dynamic rank."""
+    """Return the sizes of an input's axes, with None for a dynamic axis; None if the rank is
+    dynamic."""
     shape = port.get_partial_shape()
     if shape.rank.is_dynamic:
         return None
@@ -406,7 +424,7 @@ def _shape(port: Any) -> Shape | None:
 
 
 def _cut_first_line(error: BaseException) -> str:
-    """Return the first line of an error after its source locations."""
+    """Return the first line of an error message, without the source locations before it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     informative = [line for line in lines if not line.startswith(("Exception from src", "Check '"))]
     return (informative or lines or [type(error).__name__])[0][:300]

@@ -21,12 +21,12 @@ EXPECTED = {"where": "OpenVINO", "accepted": "keys and values of each layer, fro
 
 
 def is_decoder(names: Iterable[str]) -> bool:
-    """Return True if a KV cache is among these inputs of a model."""
+    """Return True if any of these input names belongs to a KV cache."""
     return any(map(kv_cache.is_past, names))
 
 
 def variable(past: str, present: str) -> str:
-    """Return OpenVINO's name of the state that joins the two."""
+    """Return the name of the OpenVINO state that joins an input `past` and an output `present`."""
     return past + present
 
 
@@ -42,9 +42,10 @@ def list_state_pairs(states: Collection[str]) -> list[tuple[str, str]]:
 
 
 def make_stateful(ov: Any, model: Any) -> None:
-    """Rewrite an ov.Model in place.
+    """Replace the KV cache inputs and outputs of an ov.Model by states, in place.
 
-    ov: the openvino package.
+    ov: the openvino package
+
     Raises BundleError if the KV cache is not named as in kv_cache.py.
     """
     from openvino._offline_transformations import apply_make_stateful_transformation

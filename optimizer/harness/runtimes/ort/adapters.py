@@ -26,8 +26,10 @@ HEADER = 50_000_000  # maximum bytes of that header
 
 
 def read(file: Path) -> dict[str, Array]:
-    """{input of the graph: matrix} of an adapter's file. Raises BundleError for a file that is
-    damaged."""
+    """Read an adapter's file as {graph input: float32 matrix}.
+
+    Raises BundleError for a damaged file.
+    """
     try:
         data = file.read_bytes()
         size = int.from_bytes(data[:LENGTH], "little")
@@ -44,7 +46,12 @@ def read(file: Path) -> dict[str, Array]:
 
 
 def _matrix(entry: Mapping[str, Any], data: memoryview) -> Array:
-    """Matrix of an entry of the header. data: the bytes after the header"""
+    """Read the matrix that an entry of the safetensors header describes.
+
+    data: the bytes after the header
+
+    Raises ValueError if it is not a float32 matrix inside `data`.
+    """
     shape = tuple(map(int, entry["shape"]))
     start, stop = map(int, entry["data_offsets"])
     if entry["dtype"] != "F32" or len(shape) != 2 or min(shape) < 1:

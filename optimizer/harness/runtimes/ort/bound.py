@@ -29,11 +29,12 @@ Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 @dataclass(frozen=True)
 class Buffers:
-    """Buffers of one combination of input shapes.
+    """Device buffers for one combination of input shapes.
 
-    values: device arrays of the inputs by name.
-    graph: gpu_graph_id.
-    size: bytes of inputs and outputs.
+    binding: IOBinding of inputs and outputs
+    values: device arrays of the inputs by name
+    graph: gpu_graph_id of the CUDA graph captured on these buffers
+    size: bytes of inputs and outputs
     """
 
     binding: Any
@@ -43,12 +44,12 @@ class Buffers:
 
 
 class BoundSession:
-    """A session with its buffers.
+    """Session that runs on device buffers, kept per combination of input shapes.
 
-    ort: the onnxruntime module.
-    device: device of the buffers.
-    outputs: names of the outputs to compute.
-    graphs: True if the session captures CUDA graphs.
+    ort: the onnxruntime module
+    device: device of the buffers
+    outputs: names of the outputs to compute
+    graphs: True if the session captures CUDA graphs
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class BoundSession:
             return self.outputs(buffers)
 
     def put(self, arrays: Mapping[str, Array]) -> Buffers:
-        """Copy the arrays into the buffers of their shapes."""
+        """Copy the arrays into the buffers for their shapes, which are allocated if new."""
         key: Shapes = tuple((n, arrays[n].shape) for n in sorted(arrays))
         buffers = self._sets.pop(key, None)
         if buffers is None:
@@ -84,7 +85,7 @@ class BoundSession:
         return buffers
 
     def run(self, buffers: Buffers) -> None:
-        """Run once on the contents of the buffers, and wait for the end."""
+        """Run once on the contents of the buffers, and wait until it is done."""
         self._session.run_with_iobinding(buffers.binding, self._options(buffers.graph))
 
     def outputs(self, buffers: Buffers) -> dict[str, Array]:
@@ -138,8 +139,10 @@ class BoundSession:
 
 
 def list_profiles(longest: int) -> list[dict[str, tuple[int, int, int]]]:
-    """Sizes that texts are padded to, as optimization profiles of fitted.FittedRunner: powers of
-    two, so that padding less than doubles rows, and tokens of texts of TOKENS or more.
+    """List the sizes that texts are padded to, as profiles for fitted.FittedRunner.
+
+    Sizes are powers of two, so that padding less than doubles the rows, and the tokens of texts of
+    at least TOKENS tokens.
 
     longest: maximum tokens of the model
     """
@@ -149,5 +152,5 @@ def list_profiles(longest: int) -> list[dict[str, tuple[int, int, int]]]:
 
 
 def _powers(first: int, last: int) -> list[int]:
-    """`first`, and doubled, up to `last`."""
+    """Return `first` and its doubles up to `last`."""
     return [first << i for i in range((last // first).bit_length())] if last >= first else []

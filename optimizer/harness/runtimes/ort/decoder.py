@@ -111,6 +111,8 @@ class OrtDecoder(LastOfStep):
         }
 
     def _bind_cache(self, total: int) -> None:
+        """Bind the KV cache as past inputs and present outputs of a step that ends with `total`
+        tokens."""
         if self._shared:
             if self._make_room(total):
                 for past, present in self._names:
@@ -151,7 +153,8 @@ def run_last(
     """Add tokens to a shared KV cache; return the logits (batch, vocabulary) of each row's newest.
 
     arrays: inputs without the KV cache
-    cache: {name of the past: OrtValue}
+    cache: {name of the past: OrtValue}, which receives the new tokens
+    spec: sizes of the decoder
     """
     logits = np.empty((len(arrays["input_ids"]), 1, spec.vocabulary), np.float32)
     presents = {present: cache[past] for past, present in kv_cache.list_names(spec.layers)}
@@ -160,9 +163,11 @@ def run_last(
 
 
 def check_graph(runner: ModelPorts, inputs: list[str], names: list[tuple[str, str]]) -> None:
-    """Raises BundleError unless the graph's names are the contract's inputs and the KV cache.
+    """Raise BundleError if the model's inputs and outputs differ from the contract's and the KV
+    cache's.
 
-    names: kv_cache.list_names of the contract.
+    inputs: names of the contract's inputs
+    names: (past, present) of each array of the KV cache, from kv_cache.list_names
     """
     pasts, presents = {p for p, _ in names}, {p for _, p in names}
     for kind, actual, expected in (

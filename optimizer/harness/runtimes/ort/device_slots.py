@@ -24,11 +24,11 @@ from .slots import OrtSlots
 
 
 class DeviceSlots(OrtSlots):
-    """Slots over buffers on the runner's device; see slots.Slots.
+    """Slots whose KV cache stays on the runner's device; see slots.Slots.
 
     rows: maximum number of texts
-    capacity: tokens per text, prompt and answer; the memory is allocated at once
-    steps: maker of captured steps, which releases those of slots that are gone
+    capacity: maximum tokens per text, prompt and answer; memory is allocated at once
+    steps: makes the captured steps, and releases their graphs once these slots are deleted
     """
 
     def __init__(
@@ -46,8 +46,10 @@ class DeviceSlots(OrtSlots):
         self._written = [0] * rows  # columns of each row that are not 0
 
     def close(self, text: int) -> None:
-        """Free the slot, and write 0 into its row: a kernel may multiply values under the mask by
-        0, and NaN would stay NaN for the next text."""
+        """Free the slot and set its row of the KV cache to 0.
+
+        A kernel may multiply masked values by 0, and a NaN left there would reach the next text.
+        """
         row = self._texts.index(text)
         stop = min(1 + max(self._written[row], self._lengths[text]), self._capacity)
         zeros = np.zeros((self._spec.kv_heads, stop, self._spec.head_dim))
@@ -78,6 +80,7 @@ class DeviceSlots(OrtSlots):
         return len(self._texts)
 
     def _run(self, adapter: str, row: int, ids: Array, mask: Array, positions: Array) -> Array:
+        """Run rows from `row` on: a captured step for one token per row, else uncaptured."""
         rows, sequence = ids.shape
         if adapter or sequence > 1:
             return super()._run(adapter, row, ids, mask, positions)
@@ -93,7 +96,11 @@ class DeviceSlots(OrtSlots):
         )
 
     def _heads(self, past: str, row: int, start: int, stop: int) -> list[Any]:
-        """Tokens start..stop of a row, one OrtValue (tokens, head_dim) per head."""
+        """Return tokens start..stop of a row of one past, as one OrtValue (tokens, head_dim) per
+        head.
+
+        The OrtValues share the memory of the KV cache.
+        """
         value = self._cache[past]
         _, heads, capacity, width = value.shape()
         return [
@@ -129,12 +136,13 @@ class _Tensor(ctypes.Structure):
 
 
 def slice_value(value: Any, start: int, shape: Sequence[int]) -> Any:
-    """Consecutive elements of an OrtValue, as an OrtValue on the same memory, which it keeps alive.
-
-    ONNX Runtime has no function for it, so the tensor is exchanged with itself by DLPack, and the
-    address and shape are changed on the way.
+    """Return consecutive elements of an OrtValue as an OrtValue that shares and keeps its memory.
 
     start: index of the first element
+    shape: shape of the result
+
+    ONNX Runtime lacks such a function, so the tensor is exported and imported by DLPack, with
+    address and shape changed in between.
     """
     capsule = value.__dlpack__()
     address = _pointer(capsule, b"dltensor")

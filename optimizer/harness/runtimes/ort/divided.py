@@ -40,8 +40,8 @@ RUNS = 5  # batches per size that run both ways; the first is warm-up and does n
 class _Tried:
     """Timing of the first batches of one size.
 
-    seconds: (by rows, by operators) of each batch.
-    same: True if both ways gave equal bits.
+    seconds: (by rows, by operators) of each batch
+    same: True if both ways gave equal bits in every batch
     """
 
     seconds: list[tuple[float, float]] = field(default_factory=list)
@@ -49,19 +49,23 @@ class _Tried:
 
     @property
     def by_operators(self) -> bool:
-        """True if later batches run by operators; 1 in 16 if both ways are equally fast."""
+        """Return True if later batches of this size run by operators.
+
+        With both ways equally fast this happens with a chance of 1 in 16.
+        """
         return self.same and all(
             by_operators < by_rows for by_rows, by_operators in self.seconds[1:RUNS]
         )
 
 
 class DividedRuns:
-    """Runs of one model divided among two or more threads, the caller's included.
+    """Runs of one model that divide a batch's rows among threads, the caller's included.
 
-    opener: () -> session with one thread.
-    together: run of a batch by operators on all threads; also runs the remaining rows.
-    threads: number of threads.
-    clock: clock in seconds.
+    opener: function that opens a session with one thread
+    together: function that runs a batch by operators on all threads; it also runs the rows that
+        remain after an even division
+    threads: number of threads, at least 2
+    clock: clock in seconds
     """
 
     def __init__(
@@ -108,6 +112,7 @@ class DividedRuns:
         self._session = self._others = None
 
     def _by_rows(self, outputs: Sequence[str], arrays: Mapping[str, Array]) -> list[Array]:
+        """Run equal shares of the rows in one thread each; return the concatenated outputs."""
         rows = len(next(iter(arrays.values())))
         each = rows // self._threads
         session, others = self._opened()
@@ -139,4 +144,5 @@ def can_divide_rows(session: Any) -> bool:
 
 
 def _rows(arrays: Mapping[str, Array], first: int, last: int) -> dict[str, Array]:
+    """Return rows first..last of each array."""
     return {name: array[first:last] for name, array in arrays.items()}

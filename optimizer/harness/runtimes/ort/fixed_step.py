@@ -38,11 +38,11 @@ class ReplayingModel(BindableModel, Protocol):
 
 
 class FixedStep:
-    """Buffers of one decode step.
+    """Decode step of one token per row, on buffers of fixed size that a CUDA graph can replay.
 
     cache: {name of the past: OrtValue of (rows, kv_heads, capacity, head_dim)}
     graph: gpu_graph_id
-    rows, capacity: rows, and tokens per row, of the KV cache
+    rows, capacity: rows, and maximum tokens per row, of the KV cache
     """
 
     def __init__(
@@ -68,13 +68,13 @@ class FixedStep:
 
     @property
     def size(self) -> int:
-        """Bytes of the KV cache."""
+        """Return the bytes of the KV cache."""
         return sum(int(v.tensor_size_in_bytes()) for v in self.cache.values())
 
     def run(self, arrays: Mapping[str, Array]) -> Array:
         """Add a token to each row; return its logits (rows, 1, vocabulary).
 
-        arrays: inputs without the KV cache; the mask up to the new token
+        arrays: inputs without the KV cache; attention_mask ends with the new token
         """
         for name, value in self._inputs.items():
             array = arrays[name]
@@ -87,7 +87,10 @@ class FixedStep:
 
 
 def capacity_of(tokens: int, context: int) -> int:
-    """Capacity of a KV cache for `tokens` per row, of a model that reads `context` at most."""
+    """Return the capacity of a KV cache for `tokens` per row: the next power of two.
+
+    context: maximum tokens that the model reads, which also limits the capacity
+    """
     capacity = SMALLEST
     while capacity < tokens:
         capacity *= 2
@@ -95,9 +98,9 @@ def capacity_of(tokens: int, context: int) -> int:
 
 
 class FixedSteps:
-    """Steps of one model that no text uses now.
+    """Pool of one model's fixed steps: makes them, and keeps idle ones for later texts.
 
-    release: function that frees a captured graph
+    release: function that frees a captured graph by its gpu_graph_id
     """
 
     def __init__(self, runner: ReplayingModel, release: Callable[[int], None]) -> None:
@@ -107,7 +110,10 @@ class FixedSteps:
         self._count = 0
 
     def take(self, contract: Contract, rows: int, tokens: int) -> FixedStep:
-        """Return a step for `tokens` per row or more, with any content in its KV cache."""
+        """Return an idle or new step for at least `tokens` tokens per row.
+
+        Its KV cache may hold the values of an earlier text.
+        """
         capacity = capacity_of(tokens, contract.decoder.context)
         with self._lock:
             for step in self._free:
@@ -123,13 +129,19 @@ class FixedSteps:
         )
 
     def make(self, contract: Contract, cache: Mapping[str, Any]) -> FixedStep:
-        """Return a new step on a KV cache of the caller's."""
+        """Return a new step on a KV cache that the caller owns.
+
+        cache: {name of the past: OrtValue}
+        """
         with self._lock:
             self._count += 1
             return FixedStep(self._runner, contract, cache, self._count)
 
     def give_back(self, step: FixedStep) -> None:
-        """Keep a step for later texts, and release the least recently used ones beyond BYTES."""
+        """Return a step from `take` to the pool.
+
+        The pool keeps at most BYTES of KV cache; graphs of least recently used steps are released.
+        """
         with self._lock:
             self._free.append(step)
             while sum(s.size for s in self._free) > BYTES:
@@ -142,7 +154,7 @@ class FixedSteps:
                 self._release(step.graph)
 
     def close(self) -> None:
-        """Release the graphs of all steps that no text uses."""
+        """Release the graphs of all idle steps."""
         with self._lock:
             for step in self._free:
                 self._release(step.graph)
@@ -150,7 +162,7 @@ class FixedSteps:
 
 
 class ReplayingDecoder(OrtDecoder):
-    """Decoder on a shared KV cache whose steps of one token per row are a FixedStep."""
+    """Decoder whose steps of one token per row run as a FixedStep; longer inputs run uncaptured."""
 
     def __init__(
         self, runner: ReplayingModel, contract: Contract, capacity: int, steps: FixedSteps
@@ -171,6 +183,10 @@ class ReplayingDecoder(OrtDecoder):
         return logits
 
     def _make_room(self, total: int) -> bool:
+        """Move the KV cache to a fixed step with room for `total` tokens per row.
+
+        Returns True if the buffers are new.
+        """
         if self._fixed is not None and total <= self._fixed.capacity:
             return False
         larger = self._steps.take(self._contract, self._rows, max(total, self._capacity))
@@ -189,5 +205,5 @@ class ReplayingDecoder(OrtDecoder):
 
 
 def can_replay(runner: BindableModel) -> bool:
-    """Return True for a decoder whose past and present share one buffer."""
+    """Return True if the model's past and present share one buffer, as fixed steps require."""
     return runner.metadata.get(SHARED[0]) == SHARED[1]

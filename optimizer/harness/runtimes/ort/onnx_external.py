@@ -41,7 +41,10 @@ def list_external_files(model: Path) -> set[str]:
 
 
 def read_metadata(model: Path) -> dict[str, str]:
-    """Return the model's metadata_props. Raises BundleError as external_files does."""
+    """Return the model's metadata_props {key: value}.
+
+    Raises BundleError if the file is not a protobuf message.
+    """
     return {key: value for kind, key, value in _pairs(model) if kind == "property"}
 
 
@@ -57,9 +60,9 @@ def _pairs(model: Path) -> list[tuple[str, str, str]]:
 
 
 def check_inside(model: Path, folder: Path, listed: set[str]) -> None:
-    """Raises BundleError if external data is outside the folder or not listed.
+    """Raise BundleError if the model names external data outside the folder or not in `listed`.
 
-    listed: file names of the manifest, relative to `folder`.
+    listed: file names of the manifest, relative to `folder`
     """
     for location in sorted(list_external_files(model)):
         try:
@@ -87,6 +90,11 @@ def _walk(
     pairs: list[tuple[str, str, str]],
     depth: int = 0,
 ) -> None:
+    """Append (kind, key, value) of each key-value message between two offsets to `pairs`.
+
+    message: type of the protobuf message that these bytes hold
+    depth: number of enclosing messages
+    """
     entry: dict[int, bytes] = {}
     while at < end:
         tag, at = _varint(data, at)
@@ -115,6 +123,7 @@ def _walk(
 
 
 def _varint(data: mmap.mmap, at: int) -> tuple[int, int]:
+    """Read a varint; return (value, offset after it)."""
     value = shift = 0
     while True:
         byte = data[at]

@@ -56,17 +56,17 @@ COMPUTES = frozenset(
 
 @dataclass(frozen=True)
 class Provider:
-    """One execution provider.
+    """Execution provider of ONNX Runtime.
 
-    name: name in ONNX Runtime.
-    device: device of its arrays.
-    fix: advice if it is not available.
-    libraries: advice if it does not start.
-    after: providers that run the nodes that it leaves.
-    graph: option that captures one CUDA graph per gpu_graph_id. The TensorRT providers capture one
-        graph for all ids, which would answer a second shape with the first's, and have no option.
-    options: options that are always set. Precision follows the ONNX file, so TF32 is off.
-    plugin: module of a plugin provider; "" if it is built in.
+    name: name in ONNX Runtime
+    device: device of its arrays, "cpu" or "cuda"
+    fix: advice if this ONNX Runtime does not have it
+    libraries: advice if it does not start
+    after: providers that run the nodes that it does not support, before the CPU
+    graph: option that captures one CUDA graph per gpu_graph_id; "" if it has none. The TensorRT
+        providers capture a single graph for all ids, whose replay would be wrong for a second shape
+    options: options that are always set. TF32 is off, because precision follows the ONNX file
+    plugin: module of a plugin provider; "" if it is built in
     """
 
     name: str
@@ -133,7 +133,10 @@ BY_MESSAGE = {
 
 
 def advise(name: str, message: str) -> str:
-    """Tell what to do where a provider does not open a model. message: ONNX Runtime's error."""
+    """Return advice for a model that a provider does not open.
+
+    message: error of ONNX Runtime
+    """
     for words, advice in BY_MESSAGE.items():
         if words in message.lower():
             return advice
@@ -141,7 +144,7 @@ def advise(name: str, message: str) -> str:
 
 
 def find_provider(name: str) -> Provider:
-    """Look up a provider. Raises InputError for an unknown name."""
+    """Return the Provider of a name in PROVIDERS. Raises InputError for an unknown name."""
     if name not in PROVIDERS:
         raise InputError(
             f"unknown device {name!r}", where="onnxruntime", accepted=", ".join(PROVIDERS)
@@ -150,7 +153,12 @@ def find_provider(name: str) -> Provider:
 
 
 def start(ort: Any, name: str, options: Any, *, graphs: bool) -> list[Any]:
-    """Prepare SessionOptions for a provider and return the session's `providers`.
+    """Prepare SessionOptions for a provider; return the session's `providers` argument.
+
+    ort: the onnxruntime module
+    name: a key of PROVIDERS
+    options: SessionOptions, changed in place
+    graphs: True to capture CUDA graphs
 
     Raises InputError for an unknown provider, or one without CUDA graphs if `graphs`; MachineError
     with installation advice if this ONNX Runtime does not have the provider.
@@ -195,10 +203,10 @@ def _plugin_devices(ort: Any, name: str, row: Provider) -> list[Any]:
 
 
 def refuse_fallback(name: str, running: Sequence[str], placed: Mapping[str, int]) -> None:
-    """Raises MachineError if a session silently runs without the provider.
+    """Raise MachineError if ONNX Runtime silently runs the model without the provider.
 
-    running: providers of the session.
-    placed: result of `count_placement`; empty if unknown.
+    running: providers of the session
+    placed: result of `count_placement`; empty if unknown
     """
     row = find_provider(name)
     if row.name not in running:
@@ -217,9 +225,9 @@ def refuse_fallback(name: str, running: Sequence[str], placed: Mapping[str, int]
 
 
 def count_placement(session: Any) -> dict[str, int]:
-    """Return {provider: number of its nodes} of a session opened with RECORD_PLACEMENT.
+    """Return {provider: number of nodes that it runs} of a session opened with RECORD_PLACEMENT.
 
-    Empty if this ONNX Runtime does not report it.
+    Returns {} if this ONNX Runtime does not report it.
     """
     counts: dict[str, int] = {}
     if not hasattr(session, "get_provider_graph_assignment_info"):
@@ -230,8 +238,12 @@ def count_placement(session: Any) -> dict[str, int]:
 
 
 def list_nodes_on_cpu(session: Any) -> list[str]:
-    """Return "name (operator)" of the nodes of COMPUTES that run on the CPU, of a session opened
-    with RECORD_PLACEMENT. Shape computations belong on the CPU and are not listed."""
+    """Return "name (operator)" of each node that the CPU runs although a GPU should.
+
+    session: session opened with RECORD_PLACEMENT
+
+    Only operators of COMPUTES are listed; shape computations belong on the CPU.
+    """
     if not hasattr(session, "get_provider_graph_assignment_info"):
         return []
     return sorted(

@@ -70,24 +70,25 @@ class OrtRunner(Closing):
 
     device: a key of providers.PROVIDERS. (The attribute `device` is "cpu" or "cuda", where arrays
         are, and `provider` is the key.)
-    threads: threads per operator; 0 means one per core that this process may use.
-    fuse: False runs the operators of the file without fusions, as the ledger needs it.
-    mapped: leave weights in their external file, which is mapped into memory, and hold a value
-        computed from a weight only until it is read, without ConstantFolding unless `optimized` is
-        given. Without copies for the kernels these are slower.
-    bound: run on buffers that stay on the device (bound.py).
-    graphs: also replay a CUDA graph per combination of shapes, of a decoder per size of its step;
-        raises UnopenedError for a model that cannot be captured whole.
+    threads: threads per operator; 0 means one per core that this process may use
+    fuse: False runs the operators of the file without fusions, as the ledger needs it
+    mapped: save memory at the cost of speed: weights stay in their external file, mapped into
+        memory, kernels make no copies of them, values computed from weights are freed once read,
+        and ConstantFolding is off unless `optimized` is given
+    bound: run on buffers that stay on the device (bound.py)
+    graphs: also replay CUDA graphs, one per combination of input shapes, or per size of a decoder's
+        step; raises UnopenedError for a model that cannot be captured whole
     fixed: run a decoder's steps on the buffers of fixed_step.py, as with graphs
-    divide: on a CPU, divide large batches among threads by rows (divided.py).
-    answer: output that alone is computed where the model has it (harness/tasks/task.py:
-        answer_output); "" for all outputs.
+    divide: on a CPU, divide large batches among threads by rows (divided.py)
+    answer: the only output to compute, if the model has it (harness/tasks/task.py: answer_output);
+        "" computes all outputs
     optimized: file that receives the graph with this session's fusions, for inspection; its weights
         go to `<optimized>.data`
     profile: prefix of the file that `end_profiling` writes, with the time of each kernel
-    Attributes: placed (nodes per provider) and on_cpu (providers.list_nodes_on_cpu);
-        adapters, {name: this model changed by an adapter}, of which `slots` takes texts, {} unless
-        the caller sets it.
+
+    Attributes: `placed`, {provider: number of nodes}; `on_cpu`, see providers.list_nodes_on_cpu;
+    `adapters`, {name: this model with that adapter} for `slots`, empty unless the caller sets it.
+
     Raises BundleError if this version cannot run the file (UnopenedError on other devices than the
     CPU), MachineError if the package or the device is missing.
     """
@@ -153,12 +154,12 @@ class OrtRunner(Closing):
 
     @property
     def fixes_steps(self) -> bool:
-        """True if a decoder's steps run on buffers of fixed size."""
+        """Return True if a decoder's steps run on buffers of fixed size."""
         return self._steps is not None
 
     @property
     def divided(self) -> bool:
-        """True if large batches are divided among threads by rows."""
+        """Return True if large batches are divided among threads by rows."""
         return self._divided is not None
 
     @property
@@ -180,13 +181,13 @@ class OrtRunner(Closing):
 
     @property
     def metadata(self) -> dict[str, str]:
-        """metadata_props of the file."""
+        """Return the metadata_props {key: value} of the file."""
         return dict(self._session.get_modelmeta().custom_metadata_map)
 
     def adapted(self, matrices: Mapping[str, Array]) -> Self:
-        """Return this model changed by an adapter, on the same session, which this one closes.
+        """Return this model changed by a LoRA adapter. It shares the session of this runner.
 
-        matrices: {input that a run may leave out: matrix} (adapters.py)
+        matrices: {optional graph input: matrix}, as adapters.read returns them
 
         Raises BundleError for an input that the model does not have.
         """
@@ -242,9 +243,9 @@ class OrtRunner(Closing):
         return _import().OrtValue.ortvalue_from_numpy(array, self.device, 0)
 
     def run_bound(self, binding: Any, graph: int = UNCAPTURED) -> None:
-        """Run once on a binding.
+        """Run once on an IOBinding.
 
-        graph: gpu_graph_id of the graph that is captured, then replayed, of a session with graphs
+        graph: gpu_graph_id to capture at its first run and replay later, in a session with graphs
         """
         with self._computing():
             self._session.run_with_iobinding(binding, self._options(graph))
@@ -260,10 +261,11 @@ class OrtRunner(Closing):
             self._session.release_captured_graph(graph)
 
     def run_values(self, feeds: Mapping[str, Any], fetches: Mapping[str, Any]) -> None:
-        """Run once, and write the outputs into `fetches`. Takes inputs that a graph may leave out,
-        which a binding does not.
+        """Run once and write the outputs into `fetches`.
 
         feeds, fetches: {name: array, or OrtValue on this runner's device}
+
+        Unlike a binding, it accepts the graph's optional inputs.
         """
         ort = _import()
 
@@ -321,7 +323,10 @@ class OrtRunner(Closing):
 
 
 def check_names(inputs: set[str], expected: set[str], model: str) -> None:
-    """Raises InputError unless the names are the same."""
+    """Raise InputError if the given input names differ from the expected ones.
+
+    model: name of the model, for the error
+    """
     for problem, names in (("missing", expected - inputs), ("unknown", inputs - expected)):
         if names:
             raise InputError(
@@ -338,10 +343,11 @@ def check_array(
     shape: tuple[int | str | None, ...],
     axes: dict[str, tuple[int, str]],
 ) -> None:
-    """Raises InputError if an array has the wrong dtype, rank or size for its input.
+    """Raise InputError if an array has the wrong dtype, rank or size for its input.
 
-    axes: {named axis: (size, input)}, filled by this function; a contradicting input is refused
-        with both names.
+    shape: expected size per axis; a str names an axis whose size may vary; None accepts any size
+    axes: {named axis: (size, input that set it)}, filled by this function; a later input with
+        another size is refused with both names
     """
     where = f"input {name}"
     if dtype is not None and array.dtype != dtype:
@@ -369,7 +375,7 @@ def cores() -> int:
 
 
 def version() -> str | None:
-    """Return the installed version, or None."""
+    """Return the installed version of ONNX Runtime, or None."""
     from importlib import metadata
 
     for distribution in ("onnxruntime", "onnxruntime-gpu"):
@@ -390,6 +396,7 @@ def _session(
     graphs: bool = False,
     profile: Path | None = None,
 ) -> Any:
+    """Create the InferenceSession with the options described at OrtRunner."""
     ort = _import()
     options = ort.SessionOptions()
     levels = ort.GraphOptimizationLevel
@@ -447,7 +454,10 @@ def _session(
 def _open(
     ort: Any, model: Path, options: Any, providers: Any, attempts: Sequence[Sequence[str]]
 ) -> Any:
-    """Open a session without the optimizers of the first attempt that succeeds."""
+    """Open a session; return that of the first attempt that succeeds.
+
+    attempts: names of the graph optimizers that each attempt disables
+    """
     *earlier, last = attempts
     for disabled in earlier:
         options.log_severity_level = FATAL_ONLY  # the error is the last attempt's

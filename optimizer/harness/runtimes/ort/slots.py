@@ -29,11 +29,12 @@ def supports_slots(runner: BindableModel) -> bool:
 
 
 class OrtSlots:
-    """Slots over shared buffers; see slots.Slots.
+    """Slots in the rows of a shared KV cache; see slots.Slots.
 
-    rows: maximum number of texts.
-    capacity: tokens per text, prompt and answer; memory is used on demand.
-    A step needs its rows to be the first ones, so texts are moved to fill gaps.
+    rows: maximum number of texts
+    capacity: maximum tokens per text, prompt and answer; memory is used on demand
+
+    A step runs the first rows of the buffers, so texts are moved to fill gaps.
     """
 
     together = True
@@ -78,7 +79,10 @@ class OrtSlots:
         return np.asarray(logits[0])
 
     def _added(self, text: int, ids: Sequence[int]) -> tuple[int, tuple[Array, Array, Array]]:
-        """(row of a text, its ids, mask and positions with these tokens)."""
+        """Return (row of a text, (ids, mask, positions)) for a run that adds `ids` to it.
+
+        The arrays have one row; nothing is run yet.
+        """
         length = self._lengths[text]
         mask = np.ones((1, length + len(ids)), np.int64)
         positions = np.arange(length, length + len(ids))[None]
@@ -93,7 +97,7 @@ class OrtSlots:
         return scores | {t: self.read(t, [tokens[t]]) for t in tokens if t not in own}
 
     def _step(self, tokens: Mapping[int, int]) -> dict[int, Array]:
-        """Decode one token of each of these texts, of the model itself, in one run."""
+        """Decode one token of each of these texts, which use no adapter, in one run."""
         rows = self._texts[: self._gather(tokens)]
         texts = {t: row for row, t in enumerate(rows) if t is not None and t in tokens}
         lengths = np.array([0 if t is None else self._lengths[t] for t in rows])
@@ -123,11 +127,11 @@ class OrtSlots:
         self._lengths[text] = stop
 
     def _allocate(self, shape: tuple[int, ...]) -> dict[str, Any]:
-        """{name of the past: zeros}."""
+        """Return {name of the past: zeros of this shape}."""
         return {past: np.zeros(shape, self._runner.inputs[past]) for past, _ in self._names}
 
     def _gather(self, tokens: Mapping[int, int]) -> int:
-        """Swap the texts into the first rows; return the rows of their step."""
+        """Swap the texts into the first rows of the KV cache; return the rows of their step."""
         count = len(tokens)
         outside = [i for i, t in enumerate(self._texts) if i >= count and t in tokens]
         inside = [i for i, t in enumerate(self._texts[:count]) if t not in tokens]
@@ -143,7 +147,11 @@ class OrtSlots:
         return min(-(-count // self.multiple) * self.multiple, len(self._texts))
 
     def _run(self, adapter: str, row: int, ids: Array, mask: Array, positions: Array) -> Array:
-        """Logits of rows from `row` on, with one adapter for all."""
+        """Run the model on rows from `row` on; return logits (rows, tokens, vocabulary), float32.
+
+        adapter: adapter of all rows; "" for the model itself
+        ids, mask, positions: inputs with one row per row of the step
+        """
         rows, sequence = ids.shape
         binding = self._binding(adapter, row, row + rows)
         inputs = self._inputs(ids, mask, positions)
@@ -169,7 +177,7 @@ class OrtSlots:
         return self._bindings[adapter, first, last]
 
     def _view(self, first: int, last: int) -> dict[str, Any]:
-        """{past: rows first..last of the KV cache}, without a copy."""
+        """Return {past: rows first..last of the KV cache}, without a copy."""
         if (first, last) not in self._views:
             self._views[first, last] = {p: self._part(p, first, last) for p in self._cache}
         return self._views[first, last]
