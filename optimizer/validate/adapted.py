@@ -29,7 +29,12 @@ BASE = ".base_layer"
 
 
 class AdaptedLinear(nn.Module):
-    """A linear module and an adapter. first, second: matrices (in, rank) and (rank, out)"""
+    """A linear module with an adapter: y = base_layer(x) + x first second.
+
+    base_layer: the unchanged linear module
+    first: matrix (in, rank)
+    second: matrix (rank, out)
+    """
 
     def __init__(self, base_layer: nn.Module, first: Array, second: Array) -> None:
         super().__init__()
@@ -39,7 +44,7 @@ class AdaptedLinear(nn.Module):
 
     @property
     def weight(self) -> Any:
-        """Read by some models."""
+        """Weight of the unchanged module, for models that read it directly."""
         return self.base_layer.weight
 
     def forward(self, x: Tensor) -> Tensor:
@@ -48,8 +53,11 @@ class AdaptedLinear(nn.Module):
 
 
 def adapt(model: nn.Module, matrices: Mapping[str, Array]) -> nn.Module:
-    """Return the model with the matrices beside its linear modules; the values are shared with
-    `model`, which is unchanged."""
+    """Return a copy of `model` whose linear modules add an adapter's output. The copy shares the
+    parameters of `model`, which is unchanged.
+
+    matrices: {module name + A or B: matrix}, (in, rank) and (rank, out)
+    """
     own = copy_modules(model)
     for name in list_changed(matrices):
         module = own.get_submodule(name)
@@ -58,13 +66,13 @@ def adapt(model: nn.Module, matrices: Mapping[str, Array]) -> nn.Module:
 
 
 def list_changed(matrices: Mapping[str, Array]) -> list[str]:
-    """Names of the modules that an adapter changes."""
+    """List the names of the modules that an adapter changes, from the names of its matrices."""
     return [name.removesuffix(A) for name in matrices if name.endswith(A)]
 
 
 @dataclass
 class AdaptedMaterials(Materials):
-    """Materials of a run with one adapter.
+    """Models and traces of a run in which one adapter changes the float and the compressed model.
 
     plain: materials of the run without adapters, whose models are shared
     adapter: name of the adapter

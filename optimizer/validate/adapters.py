@@ -40,11 +40,13 @@ from optimizer.validate.quality.evaluation import FIRST, Rows
 def judge(
     m: Materials, data: Rows, device: str, entries: list[Entry], report: dict[str, Any]
 ) -> list[Gate]:
-    """Return the gates of every adapter; add its hops to `entries`, and fill report["adapters"],
-    {name: its section of quality}.
+    """Judge every adapter of the recipe and return its gates.
 
+    m: materials of the run without adapters
     data: rows by their place in the recipe
-    device: device of the candidate
+    device: device that the candidate is opened on
+    entries: list to which the adapters' hops are appended
+    report: report in which "adapters" is set to {name: its section of quality}
     """
     gates = list[Gate]()
     report["adapters"] = {}
@@ -67,7 +69,7 @@ def judge(
 
 
 def place_of(section: Validation, name: str) -> str:
-    """Path in the recipe of the texts that judge an adapter."""
+    """Path in the recipe of the texts that judge adapter `name`: its own, else validate.data."""
     place = name_adapter_place(name)
     return "validate.data" if section.adapters.get(name) is None else place
 
@@ -84,8 +86,9 @@ def _entries(m: AdaptedMaterials) -> Iterator[Entry]:
 
 
 def adapter(m: Materials) -> Entry:
-    """Compare our reading of the adapter with peft's own model, and require that it changes the
-    model's outputs further than rounding does."""
+    """Hop `adapter`: compare the float model with the adapter as this project applies it with
+    peft's own model, and require that the adapter changes the outputs by more than rounding does.
+    """
     assert isinstance(m, AdaptedMaterials)
     peft = import_peft()
     folder = (m.source / adapter_file(m.adapter)).with_suffix("")
@@ -107,7 +110,8 @@ def adapter(m: Materials) -> Entry:
 
 
 def compress(m: Materials) -> Entry:
-    """Compare the state with the adapter with the float model with it, by the recipe's budget."""
+    """Hop `compress` with an adapter: compare the compressed state with the float model, both with
+    the adapter. The limit is the recipe's quantization budget."""
     budget = m.section.validate_.quantization_budget
     measured = m.output_distance([t.result for t in m.simulated_traces], m.float_traces)
     moving = [n for n in m.state.replaced if not _keeps_inputs(m, n)]
@@ -131,7 +135,8 @@ def _keeps_inputs(m: Materials, parameter: str) -> bool:
 
 
 def lower(m: Materials) -> Entry:
-    """Compare the lowered graph, given the adapter's matrices, with the state with the adapter."""
+    """Hop `lower` with an adapter: compare the lowered graph, which reads the adapter's matrices as
+    inputs, with the compressed state in torch with the same adapter."""
     path = m.model / "model.onnx"
     traces = m.samples.with_continuations([*m.simulated_traces, *m.simulated_extremes], path)
     spread = m.correct.graph_outputs("state", m.precision)
@@ -139,7 +144,8 @@ def lower(m: Materials) -> Entry:
 
 
 def engine(m: Materials) -> Entry:
-    """Compare the graph in the runtime's kernels, given the adapter's matrices, with the state."""
+    """Hop `engine` with an adapter: compare the lowered graph in the runtime's own kernels with the
+    compressed state in torch, both with the adapter."""
     path = m.model / "model.onnx"
     if m.kernel_blocks:
         start, spread = "state in torch, inputs quantized as in kernels", m.correct.kernel_outputs()

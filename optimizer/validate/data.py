@@ -19,7 +19,7 @@ from optimizer.validate.quality.shared_rows import JUDGED
 
 
 def list_specs(section: Validation) -> dict[str, DataSpec]:
-    """Data sets of a section by their place in the recipe."""
+    """List the data sets that a section reads: {place in the recipe, as validate.data: spec}."""
     by_place = list_data_specs(
         section.calibrate, section.validate_, section.reduce, adapters=section.adapters
     )
@@ -31,9 +31,14 @@ def list_specs(section: Validation) -> dict[str, DataSpec]:
 
 
 def read_data(section: Validation, source: Path, contract: Contract) -> dict[str, list[Sample]]:
-    """Read the rows of every set, conversations as texts. Raises DataError where a row of one
-    purpose occurs in another; a model may learn from the texts of validate.train, which judge
-    nothing, and adapters may be judged on the same texts. source: folder of load"""
+    """Read the rows of every data set: {place in the recipe: rows}, conversations as texts.
+
+    source: folder of stage load
+
+    Raises DataError where a row occurs in two sets of different purpose. Two overlaps are allowed:
+    a model may be trained on the texts of validate.train, which judge nothing, and several adapters
+    may be judged on the same texts.
+    """
     task = tasks.look_up(contract)
     tokenizer = load_tokenizer(source / "checkpoint", contract) if contract.tokenizer else None
     ids = tokenizer.ids if tokenizer else None
@@ -59,8 +64,10 @@ def read_data(section: Validation, source: Path, contract: Contract) -> dict[str
 def check_windows(
     section: Validation, data: Mapping[str, Sequence[Sample]], contract: Contract, encoder: Any
 ) -> None:
-    """Raise DataError where the texts that validate computes perplexity on do not fill one window.
-    data: rows by their place in the recipe"""
+    """Raise DataError where the texts for perplexity are shorter than one window.
+
+    data: rows by their place in the recipe
+    """
     if not tasks.look_up(contract).generates:
         return
     for place in (name for name in data if name.startswith(JUDGED)):

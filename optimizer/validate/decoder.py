@@ -23,13 +23,19 @@ Cache = dict[str, Array]
 
 
 class Decoder(Protocol):
-    """Decoder step: ids (batch, sequence) int64 and mask (batch, past + sequence) -> logits (batch,
-    sequence, vocabulary) float32, and the cache with these tokens. The old cache is not changed."""
+    """A decoder that runs one step at a time with an explicit KV cache. `step` returns the logits
+    (batch, sequence, vocabulary) float32 of the new tokens, and a KV cache that includes them.
+
+    ids: new tokens (batch, sequence) int64
+    mask: (batch, past + sequence), 1 for real tokens and 0 for padding
+    cache: KV cache of the `past` tokens before, which is not changed; None: no tokens before
+    """
 
     def step(self, ids: Array, mask: Array, cache: Cache | None) -> tuple[Array, Cache]: ...
 
 
 def empty_cache(made_of: Generation, batch: int) -> Cache:
+    """Make a KV cache of length 0 for `batch` rows; `made_of` has its layers, heads and width."""
     shape = (batch, made_of.kv_heads, 0, made_of.head_dim)
     return {name: np.zeros(shape, np.float32) for name, _ in kv_cache.list_names(made_of.layers)}
 
@@ -77,7 +83,7 @@ def _torch_cache(cache: Cache | None, device: torch.device) -> Any:
 
 
 def read_cache(transformers_cache: Any) -> Cache:
-    """{name of the graph's input: array} of transformers' cache, in float32."""
+    """Convert a KV cache of transformers to {name of the graph's input: array}, in float32."""
     pairs = [(layer.keys, layer.values) for layer in transformers_cache.layers]
     flat = [t.detach().float().cpu().numpy() for pair in pairs for t in pair]
     names = [past for past, _ in kv_cache.list_names(len(pairs))]
@@ -85,14 +91,18 @@ def read_cache(transformers_cache: Any) -> Cache:
 
 
 def compute_logits(system: Decoder, ids: Array) -> Array:
-    """Logits (tokens, vocabulary) of ids (tokens,) in one step."""
+    """Compute the logits (tokens, vocabulary) of one text `ids` (tokens,) in a single step."""
     logits: Array = system.step(ids[None], np.ones((1, len(ids)), np.int64), None)[0][0]
     return logits
 
 
 def generate_greedily(system: Decoder, prompts: Array, new: int) -> Array:
-    """Generate `new` tokens greedily from prompts (batch, tokens) of one length -> (batch, new).
-    Generation does not stop at end tokens."""
+    """Generate `new` tokens per prompt, each the likeliest one, and return them (batch, new).
+
+    prompts: token ids (batch, tokens), all of one length
+
+    Generation does not stop at end tokens.
+    """
     mask = np.ones_like(prompts)
     logits, cache = system.step(prompts, mask, None)
     tokens = [logits[:, -1].argmax(-1)]

@@ -15,7 +15,8 @@ disk     outputs of the correct runs, in each arithmetic, while they are compare
 seconds  the ledger, evaluation and timing, at the measured speed of this machine, with the openings
          of all systems that timing is likely to take (timing/predicted.py)
 
-Of an ONNX file the needs of its parts (model/graph/needs.py) take the place of lengths and widths.
+For an ONNX file, memory and time follow from the needs of its parts (model/graph/needs.py)
+instead of the lengths and widths above.
 
 Bytes follow from shapes; LIBRARIES and COPIES are measured (benchmarks/ledger/validate_memory.py).
 """
@@ -88,7 +89,10 @@ CHARACTERS = 4  # characters per token of English, about
 
 
 def estimate(section: Validation, shapes: Shapes) -> Estimate:
-    """Estimate the stage. shapes: shape of every tensor of the checkpoint."""
+    """Estimate the memory, disk space and seconds that stage validate needs.
+
+    shapes: shape of every tensor of the checkpoint
+    """
     if graph := graph_of(shapes):
         return _of_graph(section, shapes, graph)
     settings = section.validate_
@@ -127,6 +131,8 @@ def estimate(section: Validation, shapes: Shapes) -> Estimate:
 
 
 def _of_graph(section: Validation, shapes: Shapes, graph: GraphShapes) -> Estimate:
+    """Estimate the stage for a model that is an ONNX file, from the memory and operations of the
+    nodes of its graph."""
     settings, latency, speed = section.validate_, section.validate_.latency, machine_speed.measure()
     integers = shapes.integers if isinstance(shapes, CompressedShapes) else {}
     elements = sum(map(math.prod, shapes.values()))
@@ -150,8 +156,11 @@ def _of_graph(section: Validation, shapes: Shapes, graph: GraphShapes) -> Estima
 
 
 def _adapter_seconds(section: Validation, shapes: Shapes, elements: int) -> float:
-    """Seconds for the adapters that are kept apart: texts of their gates in both models, and the
-    ledger's inputs in the correct runs of each, with the models that these are compared with."""
+    """Predict the seconds that all adapters add: the texts of their gates in both models, and the
+    ledger's inputs in correct runs of both models with each adapter.
+
+    elements: number of values in the checkpoint
+    """
     if not section.adapters:
         return 0.0
     sets = [spec or section.validate_.data for spec in section.adapters.values()]
@@ -216,7 +225,10 @@ def _encoder_seconds(section: Validation, shapes: Shapes) -> tuple[float, Predic
 
 
 def _lengths(spec: DataSpec, each: int) -> list[int]:
-    """Positions of each row of a data set, about. each: those of an image; 0 for texts"""
+    """Estimate the number of positions of each row of a data set.
+
+    each: positions of one image; 0 where the rows are texts
+    """
     if each:
         return [each] * len(read_samples(spec))
     rows = ((s.input, s.text_pair or "") for s in read_samples(spec))
@@ -224,7 +236,8 @@ def _lengths(spec: DataSpec, each: int) -> list[int]:
 
 
 def estimate_device_memory(section: Validation, shapes: Shapes) -> int:
-    """Predict the bytes of GPU memory of the reference's answers; 0 where the recipe says cpu."""
+    """Predict the bytes of GPU memory in which the reference model answers the evaluation rows; 0
+    where the recipe runs it on the CPU."""
     settings = section.validate_
     if settings.reference_device == "cpu":
         return 0
@@ -240,7 +253,12 @@ def estimate_device_memory(section: Validation, shapes: Shapes) -> int:
 
 
 def _ledger(section: Validation, shapes: Shapes, elements: int, generates: bool) -> tuple[int, int]:
-    """(memory of the hop that cuts the float graph, disk), in bytes."""
+    """Estimate (memory of the hop that cuts the float graph into pieces, disk space of the correct
+    runs), both in bytes.
+
+    elements: number of values in the checkpoint
+    generates: True for text-generation
+    """
     # Embeddings are left out as the widest matrices, whose length is the vocabulary's.
     matrices = {n: s for n, s in shapes.items() if len(s) == 2}
     tables = max((max(s) for s in matrices.values()), default=0)
@@ -300,8 +318,8 @@ def _ledger_tokens(shapes: Shapes) -> int:
 
 
 def _session(shapes: Shapes, elements: int) -> int:
-    """Bytes of a session of a decoder's float graph. Of weights in a mapped file it holds those
-    that it repacks: all but the embedding."""
+    """Estimate the bytes of an open session of a decoder's float graph. Weights lie in a mapped
+    file. The session repacks all but the embedding, and holds the copies."""
     in_graph = elements + _tied(shapes)
     if 4 * in_graph <= onnx_file.LIMIT:
         return SESSION * 4 * in_graph
@@ -312,7 +330,8 @@ def _session(shapes: Shapes, elements: int) -> int:
 
 
 def _tied(shapes: Shapes) -> int:
-    """Values that a decoder's graph holds twice: an embedding that is also the head, transposed."""
+    """Count the values that a decoder's graph stores twice: an embedding that is also the output
+    head, which the graph holds transposed as well."""
     matrices = [s for s in shapes.values() if len(s) == 2]
     tables = max((max(s) for s in matrices), default=0)
     heads = [math.prod(s) for s in matrices if tables in s]
@@ -320,13 +339,13 @@ def _tied(shapes: Shapes) -> int:
 
 
 def _text_tokens(spec: DataSpec) -> int:
-    """Tokens in the texts of a data set, about."""
+    """Estimate the total number of tokens in the texts of a data set."""
     return sum(len(s.input) for s in read_samples(spec)) // CHARACTERS
 
 
 def _cached(shapes: Shapes) -> int:
-    """Numbers per token in the KV cache: rows of the key and value matrices; where these have other
-    names, an upper bound: two hidden states per block."""
+    """Count the numbers per token in the KV cache: the rows of the key and value matrices. Where no
+    matrix has such a name, return an upper bound of two hidden states per block."""
     own = [s[0] for n, s in shapes.items() if n.endswith(CACHED) and len(s) == 2]
     blocks = {number[1] for n in shapes if (number := BLOCK.search(n))}
     widths = [min(s) for s in shapes.values() if len(s) == 2]
@@ -334,8 +353,10 @@ def _cached(shapes: Shapes) -> int:
 
 
 def _tokens(section: Validation, each: int = 0) -> tuple[int, int]:
-    """(tokens of the sampled batches, of all batches), padding included. each: positions of an
-    image; 0: the inputs are texts."""
+    """Count the tokens, padding included: (of the sampled batches, of all batches).
+
+    each: positions of one image; 0 where the inputs are texts
+    """
     if each:  # one, eight, all
         return 8 * each, (1 + 8 + LEDGER_TEXTS) * each
     texts = select_inputs(read_samples(section.validate_.data))

@@ -15,11 +15,14 @@ UNMEASURED = "not measured"  # declared, and not to be judged on this machine: n
 
 @dataclass(frozen=True)
 class Gate:
-    """One gate.
+    """Verdict on one measurement.
 
+    name: name in the report, such as "quality.accuracy"
     verdict: pass, fail, inconclusive, or not measured
-    limit: limit of `measured`
-    interval: interval of `measured`; an unknown end is None
+    measured: measured value; None where there is none
+    limit: limit of `measured`; None where there is none
+    interval: (lower, upper) end of the interval of `measured`; an unknown end is None
+    message: sentence for the report
     """
 
     name: str
@@ -34,7 +37,12 @@ class Gate:
 
 
 def make_gate(name: str, decision: Decision, what: str) -> Gate:
-    """Make a gate of a paired test: the drop against the margin. what: name of the metric."""
+    """Make the gate that compares the drop of a metric with its margin.
+
+    name: name of the gate
+    decision: result of the paired test
+    what: name of the metric in the message
+    """
     low, high = decision.interval
     bounds = f"between {low:.4f} and {high:.4f} at {decision.confidence:.0%} on each side"
     message = f"{what} drops by {decision.drop:.4f}, {bounds}, on {decision.examples} examples"
@@ -54,14 +62,15 @@ def _deciding_text(decision: Decision) -> str:
 
 
 def add_advice(gate: Gate, advice: str) -> Gate:
-    """Append what to do to the message of a gate that failed."""
+    """Append `advice`, a sentence on what to do, to the message of a failed gate."""
     if gate.verdict != "fail":
         return gate
     return replace(gate, message=f"{gate.message}; {advice}")
 
 
 def describe_excess(decision: Decision) -> str:
-    """End of the message of a failed test: the interval's lower end and the margin; else ""."""
+    """Describe by how much a failed test exceeds its margin, as the end of a message: the
+    interval's lower end and the margin; "" where the test did not fail."""
     if decision.verdict != "fail":
         return ""
     least, allowed = write_breach(decision.interval[0], decision.margin)
@@ -69,7 +78,11 @@ def describe_excess(decision: Decision) -> str:
 
 
 def describe_miss(decision: Decision) -> str:
-    """As exceeded_text, for a share with a lower bound; the decision is about 1 - share."""
+    """Describe by how much a share that failed misses its lower bound, as the end of a message; ""
+    where the test did not fail.
+
+    decision: decision about 1 - share
+    """
     if decision.verdict != "fail":
         return ""
     most, least = write_breach(1 - decision.interval[0], 1 - decision.margin)
@@ -77,5 +90,6 @@ def describe_miss(decision: Decision) -> str:
 
 
 def judge_overall(gates: Sequence[Gate]) -> Verdict:
-    """Worst verdict of the gates that could be judged. Raises OptimizeError when none could."""
+    """Return the worst verdict among the gates that could be judged. Raises OptimizeError where
+    none could."""
     return worst(g.verdict for g in gates if g.verdict != UNMEASURED)

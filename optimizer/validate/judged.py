@@ -48,10 +48,13 @@ OFF_THE_CPU = (
 def record(
     m: RunArtifacts, rows: Sequence[Sample], answered_by: dict[str, str] | None, out: Path
 ) -> dict[str, Any]:
-    """Write answers.json into `out`, where it is possible. Returns the report's `judged`.
+    """Write answers.json into `out` where the bundle's answers can be compared later, and return
+    the report's section `judged`.
 
     rows: rows of validate.data
-    answered_by: digests as from `files_of`
+    answered_by: {file name: sha256} of the model that answered them, from digest_files; None:
+        unknown
+    out: folder of stage validate
     """
     why = _why_not_answered(m)
     if not why:
@@ -68,7 +71,10 @@ def record(
 
 
 def files(m: RunArtifacts, out: Path | None = None) -> dict[str, Any]:
-    """The report's `judged` without answers. out: folder of validate, which may hold a contract"""
+    """Return the report's section `judged` without the fields on answers.
+
+    out: folder of stage validate, which may hold a contract; None: the contract of load
+    """
     target, inspected = m.section.target, m.inspected
     contract = read_contract(m.source, out)
     built = [inspected.get(name) for name in ("engine", "timing_cache")]
@@ -92,9 +98,10 @@ def files(m: RunArtifacts, out: Path | None = None) -> dict[str, Any]:
 
 
 def read_contract(source: Path, validated: Path | None) -> dict[str, Any]:
-    """Content of contract.json: that of validate, which adds what it measured, else of load.
+    """Read contract.json: that of validate, which adds measured fields, else that of load.
 
-    source, validated: folders of load and of validate
+    source: folder of load
+    validated: folder of validate; None: it is not read
     """
     own = None if validated is None else validated / "contract.json"
     file = own if own is not None and own.is_file() else source / "contract.json"
@@ -103,7 +110,8 @@ def read_contract(source: Path, validated: Path | None) -> dict[str, Any]:
 
 
 def digest_files(m: RunArtifacts, runner: Any) -> dict[str, str] | None:
-    """{file name: sha256} of the files that a runner has open; None where it does not name them."""
+    """Return {file name: sha256} of the files that a runner has open; None where the runner has no
+    attribute `model` that names its file."""
     file = getattr(runner, "model", None)
     if not isinstance(file, Path):  # a runner of another distribution
         return None
@@ -117,8 +125,9 @@ def _digests(paths: Sequence[Path]) -> dict[str, str]:
 
 
 def _why_not_answered(m: RunArtifacts) -> str:
-    """Why no answers are recorded for `package` to compare the bundle's with, "" where they are:
-    the harness does not run the runtime, this machine cannot, or the target is not on the CPU."""
+    """Explain why `package` cannot compare the bundle's answers with recorded ones; "" where it
+    can. Reasons: the harness does not run the runtime, this machine cannot run it, or the target is
+    not on the CPU."""
     section = m.section.target
     runtime = table.look_up(section.runtime)
     if not runtime.runs:
@@ -129,7 +138,8 @@ def _why_not_answered(m: RunArtifacts) -> str:
 
 
 def _sample(m: RunArtifacts, rows: Sequence[Sample]) -> list[dict[str, Any]]:
-    """Choose ROWS rows of all sizes, as replay.replay_answers takes them."""
+    """Choose ROWS rows, evenly by size, and return each as {"input", "pair"} in JSON types: the
+    form that replay.replay_answers reads."""
     task = tasks.look_up(m.contract)
     ordered = sorted(rows, key=lambda r: task.inputs.extent(r.input))
     at = np.unique(np.linspace(0, len(ordered) - 1, ROWS).round().astype(int))

@@ -35,6 +35,7 @@ def check(m: RunArtifacts) -> None:
 
 @contextmanager
 def use_device(m: RunArtifacts) -> Iterator[None]:
-    """Inside, the reference answers on the device as torch_device.computing says."""
+    """Compute the reference model's answers inside this context on the recipe's device, with the
+    settings of torch_device.computing."""
     with torch_device.computing(m.reference_device, None, REFERENCE_DEVICE, FIX):
         yield

@@ -45,12 +45,14 @@ INT8_TOKENS = (
 
 
 def hops(_m: Materials) -> tuple[Hop, ...]:
-    """Hops of the ledger: no graph is exported, and the harness does not run the folder."""
+    """List the hops of the ledger: those of the compressed state, then `lower`, `engine` and
+    `harness`. There is no ONNX graph, and the harness does not run the folder."""
     return (*STATE_HOPS, lower, engine, harness)
 
 
 def lower(m: Materials) -> Entry:
-    """Compare each value of the folder, read by the compressed-tensors package, with the state."""
+    """Hop `lower`: compare every value of the folder, as the compressed-tensors package reads it,
+    with the compressed state."""
     with translate_errors("the compressed-tensors package", TARGET):
         problems = [*_scales(m), *_weights(m), *_floats(m), *_ranges(m), *_caches(m)]
     why = "the same integers times the same scales give the same bits"
@@ -60,7 +62,8 @@ def lower(m: Materials) -> Entry:
 
 
 def engine(m: Materials) -> Entry:
-    """Compare the outputs of the model that transformers loads from the folder."""
+    """Hop `engine`: compare the outputs of the model that transformers loads from the folder, and
+    of each quantized module in it, with the compressed state in torch."""
     outputs = m.compared
     with translate_errors("transformers", TARGET):
         model, problems = _load(m)
@@ -85,13 +88,14 @@ def engine(m: Materials) -> Entry:
 
 
 def harness(_m: Materials) -> Entry:
-    """Hop that is not run; the last one, after which the models are freed."""
+    """Hop `harness`: an entry that reports that the harness does not run the folder. It is the last
+    hop, after which the ledger frees the models."""
     why = "transformers and vLLM run the folder, the harness does not"
     return Entry("harness", "torch", None, None, None, why)
 
 
 def open_runner(m: Materials, _device: str) -> Runner:
-    """Open the runner that answers for the target in validate."""
+    """Open the folder in transformers on the CPU, as the candidate of the quality gates."""
     return Runner(_load(m)[0], _folder(m), m)
 
 
@@ -100,11 +104,11 @@ def _folder(m: Materials) -> Path:
 
 
 def _load(m: Materials) -> tuple[nn.Module, list[str]]:
-    """(model in float32, tensors that transformers misses or does not use).
+    """Load the folder by transformers: (model in float32, sentences on missing or unused tensors).
 
     transformers 5.23 loads asymmetric packed weights only when it de-quantizes them at once, and
     then leaves inputs float. NVFP4 with quantized inputs is de-quantized to bf16 here, as the first
-    run does otherwise, so that float32 inputs can be multiplied.
+    run of the model would do otherwise, so that float32 inputs can be multiplied.
     """
     from transformers import CompressedTensorsConfig
 
@@ -134,7 +138,7 @@ def _load(m: Materials) -> tuple[nn.Module, list[str]]:
 
 
 def _dequantizes(m: Materials) -> bool:
-    """Tell if loading the folder de-quantizes the weights into its float type."""
+    """Return True where transformers must de-quantize the weights while it loads the folder."""
     schemes = [m.state.scheme(name) for name in m.state.weights]
     alone = m.state.activations is None
     return any(not s.symmetric or (s.type == "float4" and alone) for s in schemes)
@@ -194,13 +198,19 @@ def _scales(m: Materials) -> Iterator[str]:
 
 
 def _words(part: Any) -> tuple[Any, ...]:
-    """Bits, type, strategy, group size and dynamic of the library's arguments."""
+    """Return (bits, type, strategy, group size, dynamic) of one part of the library's quantization
+    config; group size None: no groups."""
     kind, strategy = (str(getattr(x, "value", x)) for x in (part.type, part.strategy))
     return part.num_bits, kind, strategy, part.group_size or None, bool(part.dynamic)
 
 
 def _quantized_as(group: Any, q: QTensor, activations: Activations) -> bool:
-    """Tell if a group of the folder's config describes a module as the state does."""
+    """Return True if a group of the folder's config quantizes weights and inputs as the state does.
+
+    group: the library's QuantizationScheme for the module
+    q: the module's quantized weight in the state
+    activations: quantization of its inputs in the state; None: inputs stay float
+    """
     scheme, inputs = q.scheme, group.input_activations
     of = "float" if scheme.is_float else "int"
     grouping = "tensor_group" if scheme.type == "float4" else scheme.granularity

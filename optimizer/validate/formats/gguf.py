@@ -42,13 +42,15 @@ FIELDS = {
 
 
 def hops(_m: Materials) -> tuple[Hop, ...]:
-    """Hops of the ledger: no graph is exported, and the harness does not run the file."""
+    """List the hops of the ledger: those of the compressed state, then `lower`, `engine` and
+    `harness`. There is no ONNX graph, and the harness does not run the file."""
     return (*STATE_HOPS, lower, engine, harness)
 
 
 def lower(m: Materials) -> Entry:
-    """Compare each tensor and key of the file, read by the gguf package. Asymmetric weights may
-    differ from the state by the rounding of their minimum to fp16; nothing else may differ."""
+    """Hop `lower`: compare each tensor and key of the file, as the gguf package reads it, with the
+    expected one. Asymmetric weights may differ from the state by the rounding of their minimum to
+    fp16; everything else must be equal."""
     with translate_errors("the gguf package", TARGET):
         model, words = folder.read_model(m.source, m.state_folder, m.precision)
         problems = list(read_back.describe_differences(_file(m), model, words))
@@ -66,7 +68,8 @@ def lower(m: Materials) -> Entry:
 
 
 def engine(m: Materials) -> Entry:
-    """Compare the outputs of the model that transformers loads from the file."""
+    """Hop `engine`: compare the outputs of the model that transformers loads from the file with the
+    compressed state in torch."""
     with translate_errors("transformers", TARGET):
         model, problems = _load(m)
         results = [trace.run(model, batch, m.compared) for batch in m.batches]
@@ -79,13 +82,14 @@ def engine(m: Materials) -> Entry:
 
 
 def harness(_m: Materials) -> Entry:
-    """Hop that is not run; the last one, after which the models are freed."""
+    """Hop `harness`: an entry that reports that the harness does not run the file. It is the last
+    hop, after which the ledger frees the models."""
     why = "llama.cpp runs the file, the harness does not"
     return Entry("harness", "torch", None, None, None, why)
 
 
 def open_runner(m: Materials, _device: str) -> Runner:
-    """Open the runner that answers for the target in validate."""
+    """Open the file in transformers on the CPU, as the candidate of the quality gates."""
     return Runner(_load(m)[0], _file(m), m)
 
 
@@ -94,8 +98,8 @@ def _file(m: Materials) -> Path:
 
 
 def _load(m: Materials) -> tuple[nn.Module, list[str]]:
-    """(model in float32 by the config in the file, tensors that transformers misses or does not
-    use)."""
+    """Load the file by transformers: (model in float32 with the config in the file, sentences on
+    missing or unused tensors)."""
     header = gguf_header.read(_file(m))
     with quiet():
         config = gguf_file.read_config(m.model, folder.FILE, header.tensors)

@@ -39,9 +39,13 @@ vLLM."""
 def judge(
     model: nn.Module, state: nn.Module, modules: Collection[str], batches: Sequence[Batch]
 ) -> list[Piece]:
-    """A Piece for each of `modules`, in float32.
+    """Return a Piece for each of `modules`, judged in float32 on the inputs that it gets in
+    `model`.
 
-    state: the state in torch, in which all of `modules` are QuantLinears
+    model: the model that transformers loaded
+    state: the compressed state in torch, in which all of `modules` are QuantLinears
+    modules: names of the modules to judge
+    batches: inputs of the complete model
     """
     far: dict[str, list[tuple[float, Element]]] = {name: [] for name in modules}
     references = {name: _linear(state, name) for name in modules}
@@ -87,8 +91,13 @@ def _product(linear: QuantLinear) -> Product:
 
 
 def _compare(linear: QuantLinear, x: Tensor, output: Tensor) -> list[tuple[float, Element]]:
-    """The elements of an output (tokens, out) that are furthest from those of the state's `linear`
-    for the same input x (tokens, in)."""
+    """Return (|error| / bound, element) of the elements of an output that are furthest from the
+    output of `linear` on the same input.
+
+    linear: module of the compressed state
+    x: input (tokens, in)
+    output: output (tokens, out) of the module in transformers
+    """
     with torch.no_grad():
         scaled = x if linear.factor is None else x * linear.factor
         rounded = _rounding(linear, scaled)
@@ -99,8 +108,8 @@ def _compare(linear: QuantLinear, x: Tensor, output: Tensor) -> list[tuple[float
 
 
 def _rounding(linear: QuantLinear, scaled: Tensor) -> Callable[[Tensor], Tensor]:
-    """Function that rounds values as transformers does the input `scaled` (tokens, in): with the
-    scales of that input."""
+    """Return a function that quantizes and de-quantizes values as transformers does, with the
+    scales that it computes for the input `scaled` (tokens, in)."""
     mode, covered = linear.activations, linear.covered
     if mode is None:
         return lambda values: values
@@ -115,9 +124,10 @@ def _rounding(linear: QuantLinear, scaled: Tensor) -> Callable[[Tensor], Tensor]
 
 
 def _ties(linear: QuantLinear, scaled: Tensor, rounded: Callable[[Tensor], Tensor]) -> Tensor:
-    """The change (tokens, in) float64 of each quantized input whose value rounding may decide; 0
-    for the others.
+    """Return by how much each quantized input may change because it lies near a rounding tie:
+    (tokens, in) float64, 0 where it does not.
 
+    scaled: input (tokens, in), times the module's factor
     rounded: result of _rounding
     """
     near = NEAR * scaled.abs()

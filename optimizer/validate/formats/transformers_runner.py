@@ -19,8 +19,11 @@ from optimizer.validate.materials import Materials
 
 @contextmanager
 def translate_errors(reader: str, target: str) -> Iterator[None]:
-    """Convert any exception of a reader to a LedgerError: a model that it does not read is
-    faulty."""
+    """Convert any exception inside to a LedgerError: a model that its own reader refuses is faulty.
+
+    reader: name of the reader, for the message
+    target: name of the target, for the message
+    """
     try:
         yield
     except OptimizeError:
@@ -33,8 +36,11 @@ def translate_errors(reader: str, target: str) -> Iterator[None]:
 
 
 class Runner:
-    """A model in transformers with the interface of a graph, in which a decoder's KV cache is an
-    input. file: file or folder that it was loaded from."""
+    """Runner of a transformers model with the inputs and outputs of an ONNX graph: a decoder's KV
+    cache is an input and an output.
+
+    file: file or folder that the model was loaded from
+    """
 
     def __init__(self, model: nn.Module, file: Path, m: Materials) -> None:
         self._model, self.model = model, file
@@ -43,7 +49,11 @@ class Runner:
         self.inputs = dict.fromkeys(self._past, np.float32)
 
     def infer(self, arrays: Mapping[str, Any]) -> dict[str, Array]:
-        """{output: array} of the model; for a decoder logits, and the cache with these tokens."""
+        """Return {output name: array}; of a decoder the logits and the KV cache with the new
+        tokens.
+
+        arrays: {input name: array}
+        """
         if not self._past:
             return trace.run(self._model, arrays, self._outputs)
         past = {name: np.asarray(arrays[name]) for name in self._past}
@@ -54,4 +64,4 @@ class Runner:
         return {"logits": logits, **{present: filled[name] for present, name in pairs}}
 
     def close(self) -> None:
-        """Nothing is held outside the process."""
+        """Do nothing: the model has no resources outside of this process."""
