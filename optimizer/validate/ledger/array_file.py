@@ -19,8 +19,10 @@ from optimizer.validate.ledger.distance import Array
 
 
 class ArrayFile:
-    """A file without a name in `folder` (None: the folder for temporary files), removed with this
-    object."""
+    """A temporary file of arrays without a name in the file system, removed with this object.
+
+    folder: folder on the disk to use; None: the folder for temporary files
+    """
 
     def __init__(self, folder: Path | None = None) -> None:
         self._file = tempfile.TemporaryFile(  # noqa: SIM115 - closed with this object
@@ -30,13 +32,16 @@ class ArrayFile:
         self._place = threading.Lock()  # of the file's position: runs in threads put their arrays
 
     def put(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Append arrays. Returns {name: array}, read from the file on every access. Raises
-        OSError."""
+        """Append arrays to the file and return {name: array}, which reads an array from the file on
+        every access.
+
+        Raises OSError where the file cannot be written.
+        """
         places = {name: (self._write(a), a.dtype, a.shape) for name, a in arrays.items()}
         return LazyArrays(places, lambda name: self._read(*places[name]))
 
     def _write(self, array: Array) -> int:
-        """Append an array; returns its offset in bytes."""
+        """Append an array to the file and return its offset in bytes."""
         left = _bytes(np.ascontiguousarray(array))
         with self._place:
             place = self._file.seek(0, 2)
@@ -63,7 +68,11 @@ def _bytes(array: Array) -> memoryview:
 
 
 class LazyArrays(Mapping[str, Array]):
-    """{name: array} for `names`; every access of a name calls read(name) again."""
+    """A mapping {name: array} that calls read(name) on every access instead of holding arrays.
+
+    names: names of the arrays
+    read: function name -> array
+    """
 
     def __init__(self, names: Collection[str], read: Callable[[str], Array]) -> None:
         self._names, self._read = names, read
@@ -81,6 +90,7 @@ class LazyArrays(Mapping[str, Array]):
 
 
 def join_arrays(parts: Sequence[Mapping[str, Array]]) -> Mapping[str, Array]:
-    """The arrays of several mappings, each read from its own."""
+    """Join mappings {name: array} into one without reading the arrays; of a name that occurs twice
+    the last counts."""
     owners = {name: part for part in parts for name in part}
     return LazyArrays(owners, lambda name: owners[name][name])

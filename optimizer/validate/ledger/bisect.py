@@ -1,8 +1,8 @@
 """Find the first bad module of a compressed state in a logarithmic number of runs.
 
-    first_bad    the search, for any test of a part
-    in_torch     -> the first module whose compression exceeds a limit
-    passed_at    the same in words, for hop `compress`
+    find_first_bad           the search, for any test of consecutive items
+    find_in_torch            the first module whose compression exceeds a limit
+    describe_first_excess    the same as a sentence, for hop `compress`
 
 Graphs need no search: each piece is judged alone (pieces/pieces.py).
 """
@@ -21,10 +21,10 @@ T = TypeVar("T")
 
 
 def find_first_bad(items: Sequence[T], bad: Callable[[Sequence[T]], bool]) -> T | None:
-    """The first item with a fault; None where `bad` finds none among all.
+    """Return the first item with a fault; None where `bad` returns False for all items together.
 
     bad: test of consecutive items, called at most 1 + log2(len(items)) times: where the left half
-        is clean, the fault is in the right one
+        passes, the fault is in the right one
     """
     if not items or not bad(items):
         return None
@@ -39,8 +39,11 @@ def find_first_bad(items: Sequence[T], bad: Callable[[Sequence[T]], bool]) -> T 
 
 
 def find_in_torch(materials: Materials, limit: float) -> str | None:
-    """Name of the first module whose compression moves the output beyond `limit` (relative L2 to
-    float), with later ones in float; None where no module does."""
+    """Return the name of the first module m such that compressing all modules up to m, with later
+    ones in float, moves the output beyond the limit; None where no module does.
+
+    limit: relative L2 distance to the float model's output
+    """
     state = materials.state
     order = [
         m
@@ -60,7 +63,8 @@ def find_in_torch(materials: Materials, limit: float) -> str | None:
 
 
 def describe_first_excess(materials: Materials, limit: float) -> str:
-    """A sentence on the module at which a state exceeds `limit`."""
+    """Write a sentence that names the module at which a compressed state exceeds `limit`, a
+    relative L2 distance to the float model's output."""
     module = find_in_torch(materials, limit)
     if module is None:
         return (

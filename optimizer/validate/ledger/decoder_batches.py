@@ -1,8 +1,9 @@
 """Make a decoder's batches: short pieces of held-out text, padded on the left.
 
-    make               texts -> usual batches
-    extremes           texts -> [many unequal rows, the longest text]
-    positions, extreme_positions    -> their sizes in tokens, for the memory estimate of `plan`
+    make             texts -> usual batches
+    make_extremes    texts -> [batch of many unequal rows, batch of the longest text]
+    count_positions, count_extreme_positions    -> their sizes in tokens, for the memory estimate
+                                                   of `plan`
 
 Called by inputs.py and estimate.py.
 """
@@ -29,8 +30,11 @@ PADDED_BY = 7  # columns of padding that the last usual batch adds
 
 
 def count_positions(bytes_per_token: float) -> tuple[int, int]:
-    """(tokens of the sampled batches, tokens of all usual batches), padding included, where every
-    text fills its piece. Materials.sampled defines the sample."""
+    """Return (tokens of the sampled batches, tokens of all usual batches), padding included, if
+    every text is long enough for its row. Materials.sampled chooses the sample.
+
+    bytes_per_token: size of one token in a model's trace
+    """
     widths: list[int] = []
     while sum(widths) < (tokens := _tokens(bytes_per_token)):
         widths.append(_width(len(widths), tokens))
@@ -44,10 +48,13 @@ def count_positions(bytes_per_token: float) -> tuple[int, int]:
 def make(
     texts: Sequence[str], contract: Contract, tokenizer: Any, bytes_per_token: float
 ) -> list[Batch]:
-    """Usual batches [the longest text alone; the two shortest and the longest; all by eights; the
-    same three padded further], with the contract's inputs and an empty KV cache.
+    """Make the usual batches, with the contract's inputs and an empty KV cache: [the longest text
+    alone; the two shortest and the longest; all in groups of eight; the batch of three, padded
+    further].
 
-    bytes_per_token: size of one token in a model's trace
+    texts: held-out texts, of which the beginnings are used
+    tokenizer: the harness's tokenizer
+    bytes_per_token: size of one token in a model's trace; it bounds the number of tokens
     """
     rows = _rows(texts, contract, tokenizer, _tokens(bytes_per_token))
     longest = max(rows, key=len)
@@ -61,8 +68,13 @@ def make(
 def make_extremes(
     texts: Sequence[str], contract: Contract, tokenizer: Any, longest: int, rows: int
 ) -> list[Batch]:
-    """[a batch of `rows` beginnings of texts, 2 to 8 tokens each; a batch of one text (all `texts`
-    joined) of `longest` tokens, or the length that the model accepts]."""
+    """Make [a batch of `rows` beginnings of texts, 2 to 8 tokens each; a batch of one text, all
+    `texts` joined].
+
+    tokenizer: the harness's tokenizer
+    longest: tokens of the joined text, at most the length that the model accepts
+    rows: number of rows of the first batch
+    """
     ids = [i for text in texts for i in tokenizer.encode(text).ids]
     width = min(contract.text.max_length, contract.decoder.context, longest)
     begun = cycle(np.array(tokenizer.encode(text).ids, np.int64) for text in texts)
@@ -72,23 +84,32 @@ def make_extremes(
 
 
 def count_longest(bytes_per_token: float) -> int:
-    """Tokens of the longest text of `extremes`, where the context permits."""
+    """Count the tokens of the longest text of make_extremes, before the model's context limits it.
+
+    bytes_per_token: size of one token in a model's trace
+    """
     return int(_tokens(bytes_per_token))
 
 
 def count_extreme_positions(bytes_per_token: float, rows: int) -> tuple[int, int]:
-    """(tokens of the longest text, of the batch of many rows) of `extremes`, padding included."""
+    """Return (tokens of the longest text, tokens of the batch of many rows) of make_extremes,
+    padding included.
+
+    bytes_per_token: size of one token in a model's trace
+    rows: number of rows of the second
+    """
     return count_longest(bytes_per_token), rows * max(MANY)
 
 
 def _tokens(bytes_per_token: float) -> float:
-    """Number of tokens of all usual texts together: as MEMORY permits, in FEWEST..MOST."""
+    """Number of tokens of all usual texts together: as MEMORY permits, between FEWEST and MOST."""
     return min(MOST, max(FEWEST, MEMORY / max(bytes_per_token, 1)))
 
 
 def _width(row: int, tokens: float) -> int:
-    """Tokens of a text: one of WIDTHS in turn, smaller where all of them exceed `tokens`, so that a
-    large model runs on texts of many lengths too."""
+    """Number of tokens of text number `row`: one of WIDTHS in turn. Where `tokens`, the number for
+    all texts, is small, the widths are smaller, so that a large model runs on several lengths too.
+    """
     share = min(1.0, tokens / sum(WIDTHS))
     return max(2, round(share * WIDTHS[row % len(WIDTHS)]))
 

@@ -25,15 +25,15 @@ NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 def choose_depth(depth: Depth | None, parameters: int) -> Depth:
-    """The recipe's depth, or the default of a model with `parameters` values."""
+    """Return the recipe's depth; None: the default for a model with `parameters` values."""
     return depth or ("sampled" if parameters > LARGE else "full")
 
 
 def choose(depth: Depth, modules: Sequence[str], seed: str) -> list[str]:
-    """Modules to judge alone, in their order.
+    """Choose the modules to judge alone, in the order of the model.
 
     modules: names in the order of the model; those that differ by numbers only are of one kind
-    seed: text that differs from run to run, so that no module is left out for ever
+    seed: text that differs from run to run, so that over several runs every module is judged
     """
     if depth != "sampled":
         return list(modules) if depth == "full" else []
@@ -49,9 +49,10 @@ def choose(depth: Depth, modules: Sequence[str], seed: str) -> list[str]:
 
 
 def describe_left_out(depth: Depth, modules: int, judged: int) -> str:
-    """Sentence on the modules that were not judged alone, "" for none.
+    """Write a sentence on the modules that were not judged alone; "" where all were.
 
-    modules, judged: numbers of modules
+    modules: number of modules
+    judged: number of modules that were judged alone
     """
     if depth == "full" or not modules:
         return ""

@@ -1,6 +1,6 @@
 """Measure the distance of two arrays, over everything and for the worst example.
 
-pairs of (found, expected), one per example -> Distance
+pairs of (actual, expected) arrays, one per example -> Distance
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ WHOLE = 1.0  # distance of zeros from any values, which a limit of this or more 
 
 @dataclass(frozen=True)
 class Distance:
-    """Distance of found arrays to expected ones: infinite (cosine -1) for NaN or another shape."""
+    """Distance of actual arrays to expected ones: infinite (cosine -1) for NaN or another shape."""
 
-    relative_l2: float  # |found - expected| / |expected| over all examples together
+    relative_l2: float  # |actual - expected| / |expected| over all examples together
     max_abs: float  # largest difference of an element
     cosine: float  # smallest cosine of an example
     worst: float  # largest L2 distance of an example over its norm, or a usual norm if larger
@@ -43,8 +43,13 @@ FAR = Distance(NOWHERE, NOWHERE, -1.0, NOWHERE)
 
 @np.errstate(invalid="ignore")  # of two infinite values
 def measure_distance(pairs: Iterable[tuple[Array, Array]]) -> Distance:
-    """Distance of (found, expected) pairs of one output, one pair per example, of any shape. An
-    example whose values cancel is compared with the norm of a usual example of its size."""
+    """Measure the distance of one output over all examples.
+
+    pairs: (actual, expected) of each example, of any shape
+
+    The distance of an example is relative to its expected norm, or to the norm of a usual example
+    of its size where that is larger: values of a single example may cancel.
+    """
     each, largest, cosine = list[Squares](), 0.0, 1.0
     for actual, expected in pairs:
         if actual.shape != expected.shape:
@@ -72,7 +77,11 @@ def measure_distance(pairs: Iterable[tuple[Array, Array]]) -> Distance:
 
 
 def split_examples(array: Array, mask: Array) -> list[Array]:
-    """Rows of `array`; of an array (batch, sequence, ...) only the tokens where `mask` is 1."""
+    """Split an array (batch, ...) into one array per row. Of an array (batch, sequence, ...) each
+    row has only its real tokens.
+
+    mask: (batch, sequence), 1 for real tokens and 0 for padding; (batch,) without padding
+    """
     if array.ndim >= 3 and array.shape[:2] == mask.shape:
         return [
             row if keep.all() else row[keep.astype(bool)]
@@ -82,7 +91,7 @@ def split_examples(array: Array, mask: Array) -> list[Array]:
 
 
 def merge(distances: Iterable[Distance]) -> Distance:
-    """The worst value of each field: the smallest cosine, the largest of the others."""
+    """Return the worst value of each field: the smallest cosine, the largest of the others."""
     each = list(distances)
     return Distance(
         max(d.relative_l2 for d in each),

@@ -27,20 +27,25 @@ MEASURED = "correct runs of this model, each float operation rounded at random, 
 
 
 def name_statistic(hop: str) -> str:
-    """Key in Distance.as_dict of the number that a hop's tolerance limits: compress has a budget
-    for all examples together, every other hop a limit for the worst example. hop: its name, and
-    perhaps that of an adapter"""
+    """Return the key in Distance.as_dict of the number that a hop's tolerance limits: for
+    `compress` the distance of all examples together, for every other hop that of the worst example.
+
+    hop: name of the hop, also with an adapter's name behind it
+    """
     return "relative_l2" if hop.partition(" ")[0] == "compress" else "worst_example"
 
 
 def describe_examples(hop: str) -> str:
-    """Words for the examples that `statistic` measures."""
+    """Describe the examples that `name_statistic` measures a hop over, for messages."""
     return ALL if hop == "compress" else WORST
 
 
 def find_unlimited_example(entry: Mapping[str, Any]) -> float | None:
-    """Distance of the worst example, where it exceeds the limit of all examples together; else
-    None. entry: Entry.as_dict."""
+    """Return the distance of the worst example where it exceeds the limit of all examples together;
+    else None.
+
+    entry: result of Entry.as_dict
+    """
     measured, limit = entry.get("measured") or {}, entry.get("tolerance")
     worst = measured.get("worst_example")
     if name_statistic(str(entry.get("hop"))) == "worst_example" or worst is None or limit is None:
@@ -66,7 +71,7 @@ class Entry:
 
     @property
     def reached(self) -> float | None:
-        """The distance that is compared with `tolerance`."""
+        """Distance that is compared with `tolerance`; None where nothing was measured."""
         return None if self.measured is None else self.measured.as_dict()[name_statistic(self.hop)]
 
     @property
@@ -75,7 +80,7 @@ class Entry:
         return shorten(self.unproven, LINE, placeholder=" ...: see optimize explain")
 
     def with_unproven(self, *unproven: str) -> Entry:
-        """A copy with more unproven parts; "" adds none."""
+        """Return a copy with more sentences on parts that could not be judged; "" adds none."""
         return replace(self, unproven="; ".join(filter(None, (self.unproven, *unproven))))
 
     def as_dict(self) -> dict[str, Any]:
@@ -93,7 +98,7 @@ class Entry:
         }
 
     def write(self, file: Path) -> None:
-        """Write all fields, to be read by `read`."""
+        """Write all fields to `file` as JSON, from which `read` restores the entry."""
         atomic.write(file, json.dumps(FIELDS.dump_python(self)).encode())
 
     @staticmethod
@@ -106,7 +111,7 @@ FIELDS = TypeAdapter(Entry)
 
 @dataclass(frozen=True)
 class Outputs:
-    """A hop's outputs and their limits."""
+    """Outputs of a hop, the expected ones, and the limits of their distance."""
 
     results: Sequence[Mapping[str, Any]]  # the hop's own
     expected: Sequence[Trace]  # traces of the model that it compares with
@@ -116,8 +121,15 @@ class Outputs:
 def make_entry(
     hop: str, start: str, answers: Outputs, problems: Sequence[str], parts: Sequence[Piece] = ()
 ) -> Entry:
-    """The entry of a hop whose outputs may differ as far as correct runs do: ok where no output or
-    piece is beyond its limit and `problems` is empty."""
+    """Make the entry of a hop whose outputs may differ as far as correct runs do. It is ok where
+    `problems` is empty and every output and piece is within its limit.
+
+    hop: name of the hop
+    start: description of the model that it compares with
+    answers: outputs of the hop and of that model, and their limits
+    problems: sentences on broken laws
+    parts: pieces of a graph that were judged alone
+    """
     spread = answers.spread
     names = list(spread.limits)
     measured, worst, beyond = compare_runs(spread.limits, answers.results, answers.expected, names)
@@ -149,7 +161,8 @@ def make_entry(
 
 
 def _judge_alone(answers: Outputs, names: Sequence[str]) -> dict[str, Alone]:
-    """{output of `names`: its examples beyond the limit}, where each is within its own limit."""
+    """Judge each output of `names`, all beyond the limit of the sample, by correct runs of the
+    examples that exceed it. Return {output: its examples} up to the first output that fails."""
     alone: dict[str, Alone] = {}
     for name in names:
         of_name = judge_alone(answers.spread, answers.results, answers.expected, name)
@@ -160,7 +173,10 @@ def _judge_alone(answers: Outputs, names: Sequence[str]) -> dict[str, Alone]:
 
 
 def _words_alone(item: tuple[str, Alone]) -> str:
-    """Sentence on the examples of an output that were judged by their own correct runs."""
+    """Write a sentence on the examples of an output that were judged by correct runs of their own.
+
+    item: (output, its examples)
+    """
     name, alone = item
     far, limit = write_breach(alone.distance, alone.limit)
     several = "examples were" if alone.examples > 1 else "example was"
@@ -172,8 +188,11 @@ def _words_alone(item: tuple[str, Alone]) -> str:
 
 
 def _unlimited(limits: Mapping[str, float], judged: bool) -> str:
-    """Name the outputs whose limit accepts even an answer of zeros; "" without.
-    judged: True where the hop has pieces, which are judged each by itself."""
+    """Name, in a sentence, the outputs with limits so wide that zeros would pass; "" for none.
+
+    limits: {output: limit}
+    judged: True where the hop has pieces, each of which is judged alone
+    """
     names = [name for name, limit in limits.items() if limit >= WHOLE]
     rest = "only its pieces are judged" if judged else "nothing limits them"
     apart = "correct runs of this model differ by as much as the size of its answers"
@@ -181,7 +200,7 @@ def _unlimited(limits: Mapping[str, float], judged: bool) -> str:
 
 
 def _unlimited_parts(parts: Sequence[Piece]) -> str:
-    """Name the parts whose limit accepts even zeros; "" without."""
+    """Name, in a sentence, the pieces with limits so wide that zeros would pass; "" for none."""
     names = [part.module for part in parts if part.accepts_zeros]
     apart = "correct runs differ by as much as the size of their results, so nothing limits them"
     return f"the operators before {', '.join(names)}: {apart}" if names else ""

@@ -80,11 +80,12 @@ INPUT = ":input"  # ends the name of the piece before a module
 
 
 def explain(path: Path, module: str | None) -> dict[str, Any]:
-    """The facts of a report, as the docstring of this file lists them. Raises InputError for a file
-    that is not a report, and for a module that is not in it.
+    """Return the facts of a report, in the form listed at the top of this file.
 
-    path: a report.json of one target, a bundle's of several, or a folder with one
+    path: a report.json of one target, a bundle's of several targets, or a folder that holds one
     module: name in the checkpoint; None: modules of the failed hop
+
+    Raises InputError for a file that is not a report, and for a module that is not in it.
     """
     file, reports = read(path)
     if module is not None:
@@ -97,8 +98,12 @@ def explain(path: Path, module: str | None) -> dict[str, Any]:
 
 
 def write_command(report: Document, path: Path) -> str:
-    """The command line that explains a failed ledger further, with the name of the module furthest
-    beyond its limit where there is one; "" where every hop held."""
+    """Write the command line that explains a failed ledger further: with the module furthest beyond
+    its limit, where there is one. Return "" where every hop passed.
+
+    report: content of report.json of one target
+    path: path of the report
+    """
     failed = next((e for e in report["ledger"] if e["ok"] is False), None)
     if failed is None:
         return ""
@@ -110,8 +115,12 @@ def write_command(report: Document, path: Path) -> str:
 
 
 def read(path: Path) -> tuple[Path, list[dict[str, Any]]]:
-    """(path of report.json, reports in it). path: file or folder. Raises InputError for any
-    other."""
+    """Read a report: (path of report.json, content of the report of each target).
+
+    path: a report.json, or a folder that holds one
+
+    Raises InputError for anything else.
+    """
     file = path / "report.json" if path.is_dir() else path
     try:
         document = parse(file.read_bytes(), finite=False)
@@ -159,25 +168,26 @@ def _check_module(module: str, reports: Sequence[Document], file: Path) -> None:
 
 
 def _names(reports: Sequence[Document]) -> set[str]:
-    """Names of all modules with a judged piece, or with a row of the compress stage, and of the
-    nodes of an ONNX file."""
+    """Collect the names that `module` may be: modules with a judged piece or with a row of stage
+    compress, and nodes of an ONNX file."""
     pieces = {_base(p) for r in reports for e in r["ledger"] for p in e.get("pieces") or ()}
     nodes = {str(row["node"]) for r in reports for row in _nodes(r)}
     return pieces | nodes | {str(row["module"]) for r in reports for row in r.get("modules") or ()}
 
 
 def _nodes(report: Document) -> Sequence[Document]:
-    """The distances by node of a model that is an ONNX file; empty for another."""
+    """Distances of each node of a model that is an ONNX file; empty for another model."""
     return (report.get("nodes") or {}).get("nodes") or ()
 
 
 def _module_of(name: str, report: Document) -> str:
-    """The module that a node computes, "" for none; `name` itself where it is not a node."""
+    """Return the module that the node `name` computes, "" where it computes none; `name` itself
+    where it is not a node."""
     return next((str(r["module"]) for r in _nodes(report) if r["node"] == name), name)
 
 
 def _faults(entry: Document) -> list[findings.Fault]:
-    """Sentences of a failed hop with the module or output that each is about."""
+    """Return the sentences of a failed hop, each with the module or output that it is about."""
     pieces = [
         findings.Fault(_base(p), _piece_sentence(p), p["piece"] == findings.BETWEEN)
         for p in _beyond(entry)
@@ -206,7 +216,7 @@ def _number(value: Any) -> float:
 
 
 def _beyond(entry: Document) -> list[Document]:
-    """The pieces of a hop that are beyond their limits, the furthest first."""
+    """Return the pieces of a hop that are beyond their limits, the furthest first."""
     bad = [p for p in entry.get("pieces") or () if not _number(p["ratio"]) <= 1]
     return sorted(bad, key=lambda p: -_number(p["ratio"]))
 
@@ -270,7 +280,8 @@ def _hop(entry: Document) -> dict[str, Any]:
 
 
 def _finding(entry: Document) -> dict[str, Any]:
-    """{kind, because: the problems that decide the kind} of a failed hop, as listed above."""
+    """Return {kind, because} of a failed hop: the kind as listed at the top of this file, and the
+    sentences of the report that decide it."""
     problems = [str(p) for p in entry.get("problems") or ()]
     if not entry.get("measured") and not entry.get("from"):
         return {"kind": "unrun", "because": problems}
@@ -300,8 +311,10 @@ def _module(name: str, report: Document, entries: Sequence[Document]) -> dict[st
 
 
 def render_text(document: Document, nodes: bool = False) -> str:
-    """Text of the facts, at most 100 columns wide except sentences of the report itself.
+    """Render the facts as text. Lines are at most 100 columns wide, except sentences of the report
+    itself.
 
+    document: result of `explain`
     nodes: True for a line per node of an ONNX file
     """
     lines = [f"report   {document['report']}"]
@@ -371,7 +384,7 @@ def _hop_lines(hop: Document) -> list[str]:
 
 
 def _distance(hop: Document) -> str:
-    """End of a hop's first line: the measured distance, its limit, and the origin of both."""
+    """Write the end of a hop's first line: the distance, its limit, and the origin of both."""
     if hop["ok"] is None or (hop["measured"] is None and hop["limit"] is None):
         return f": {hop['why']}"
     if hop["limit"] is None:
@@ -393,7 +406,8 @@ def _distance(hop: Document) -> str:
 
 
 def _shown_outputs(hop: Document) -> list[tuple[str, Document]]:
-    """(name, numbers) of up to 3 outputs beyond their limits, else of the nearest to a limit."""
+    """Return (name, numbers) of up to 3 outputs beyond their limits; where none is, of the one
+    nearest to its limit."""
     outputs = hop["correct_runs"]["outputs"]
     far = sorted(
         outputs.items(),
@@ -458,7 +472,7 @@ def _element(piece: str, element: Document) -> str:
 
 
 def _share(piece: Document) -> str:
-    """Words for the distance of a piece, as a share or a multiple of its limit."""
+    """Write the distance of a piece as a share or a multiple of its limit."""
     ratio = _number(piece["ratio"])
     return f"{write_breach(ratio, 1.0)[0]} {'of' if ratio <= 1 else 'times'} its limit"
 

@@ -1,10 +1,10 @@
 """Choose the held-out inputs that the ledger runs, and put them into batches.
 
     select_inputs    rows of validate.data -> up to LEDGER_TEXTS inputs of all sizes
-    usual_batches    those inputs -> batches of one to eight rows, on which every hop runs
-    extreme_batches  those inputs -> a batch of many unequal rows and the longest text, which graphs
-                     and the harness run end to end only, never in pieces
-    list_untested    batches -> the lengths and sizes that no hop runs, for the entry and the report
+    make_usual_batches     those inputs -> batches of one to eight rows, on which every hop runs
+    make_extreme_batches   those inputs -> a batch of many unequal rows and the longest text, which
+                           graphs and the harness run end to end only, never in pieces
+    list_untested          batches -> the lengths and sizes that no hop runs, for the report
 
 Called by materials.py; `plan` calls select_inputs. The batches of a decoder are made in
 decoder_batches.py.
@@ -37,8 +37,12 @@ WIDTHS = range(4, 17)  # tokens of the rows of the extreme batch, one length aft
 
 
 def select_inputs(rows: Sequence[Sample], task: Task | None = None) -> list[Any]:
-    """Up to LEDGER_TEXTS inputs, evenly by size. task: None for one that reads single texts. Raises
-    DataError for fewer than three."""
+    """Select up to LEDGER_TEXTS inputs from the evaluation rows, evenly by size.
+
+    task: task whose inputs they are; None: one that reads single texts
+
+    Raises DataError for fewer than three inputs.
+    """
     kind = TEXT if task is None else task.inputs
     each = (row.input if task is None else pick_input(row, task) for row in rows)
     texts = sorted(dict.fromkeys(each), key=kind.extent)
@@ -55,10 +59,13 @@ def select_inputs(rows: Sequence[Sample], task: Task | None = None) -> list[Any]
 def make_usual_batches(
     texts: Sequence[Any], contract: Contract, encoder: Any, bytes_per_token: float
 ) -> list[Batch]:
-    """Batches [the input of middle size alone; the smallest beside the largest; all by eights;
-    three padded further], or of inputs of one size [one alone; eight; all].
+    """Make the batches that every hop runs: [the input of middle size alone; the smallest and the
+    largest together; all in groups of eight; three, padded further]. Of inputs of one size: [one
+    alone; eight; all].
 
-    bytes_per_token: size of a trace per token, which bounds a decoder's batches
+    texts: result of select_inputs
+    encoder: the harness's tokenizer or image reader
+    bytes_per_token: size of one token in a model's trace, which bounds a decoder's batches
     """
     if tasks.look_up(contract).generates:
         return decoder_batches.make(texts, contract, encoder, bytes_per_token)
@@ -84,7 +91,11 @@ def make_usual_batches(
 
 @dataclass(frozen=True)
 class ExtremeSizes:
-    """Sizes of the extreme batches."""
+    """Sizes of the extreme batches.
+
+    tokens: length of the longest text
+    rows: rows of the batch of many rows
+    """
 
     tokens: int = LONGEST_EXTREME  # length of the longest text
     rows: int = ROWS  # size of the largest batch
@@ -106,9 +117,12 @@ def make_extreme_batches(
     bytes_per_token: float,
     sizes: ExtremeSizes,
 ) -> list[Batch]:
-    """[the batch of many rows, the batch of the longest text]; [] for inputs of one size.
+    """Make [the batch of many rows, the batch of the longest text]; [] for inputs of one size.
 
-    bytes_per_token: size of a trace per token, which bounds a decoder's longest text
+    texts: result of select_inputs
+    encoder: the harness's tokenizer or image reader
+    bytes_per_token: size of one token in a model's trace, which bounds a decoder's longest text
+    sizes: numbers of tokens and rows
     """
     if tasks.look_up(contract).generates:
         longest = min(sizes.tokens, decoder_batches.count_longest(bytes_per_token))
@@ -125,13 +139,14 @@ def make_extreme_batches(
 
 
 def make_overlong(contract: Contract, texts: Sequence[Any]) -> Any:
-    """One input, `texts` joined, of more tokens than the model accepts or than LONGEST_EXTREME."""
+    """Join `texts` to one input of more tokens than the model accepts, or than LONGEST_EXTREME if
+    that is less."""
     words = min(LONGEST_EXTREME, tasks.longest(contract)) + 1  # each of which is a token or more
     return tasks.look_up(contract).inputs.lengthen(cycle(texts), words)
 
 
 def _truncate(contract: Contract, encoder: Any, text: str, tokens: int) -> str:
-    """The beginning of a text that its first `tokens` tokens cover, special tokens included."""
+    """Cut a text behind its token number `tokens`, special tokens included."""
     (encoded,) = tasks.look_up(contract).inputs.encode(contract, encoder, [text], None, tokens)
     if encoded.problem:  # `tokens` leaves room for special tokens only
         return text
@@ -139,7 +154,8 @@ def _truncate(contract: Contract, encoder: Any, text: str, tokens: int) -> str:
 
 
 def list_untested(batches: Sequence[Batch], extremes: Sequence[Batch], contract: Contract) -> str:
-    """A sentence on the lengths and batch sizes that no hop runs."""
+    """Write a sentence on the lengths and batch sizes that no hop runs, in the units of the task's
+    inputs."""
     task, parts = tasks.look_up(contract), []
     kind = task.inputs
     if kind.size:

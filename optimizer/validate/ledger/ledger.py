@@ -77,11 +77,13 @@ LAST_USED = {
 
 
 def run(materials: Materials, passed: Path | None = None) -> list[Entry]:
-    """Run every hop in order, also after one that failed. A fault of the artefacts never raises: a
-    hop that cannot be carried out has failed, except where this machine is the reason.
+    """Run every hop in order, also after one that failed, and return their entries.
 
-    passed: folder with the entries of hops that passed in a run that was killed, which are not run
-        again; None: no such folder is kept
+    passed: folder in which the entries of passed hops are kept, so that a killed run resumes
+        without them; None: they are not kept
+
+    A fault of the model or its files raises nothing: a hop that cannot run has failed, except where
+    this machine is the reason.
     """
     entries = []
     with _collecting_new_objects_only():
@@ -116,8 +118,8 @@ def _collecting_new_objects_only() -> Iterator[None]:
 
 
 def list_hops(materials: Materials) -> tuple[Hop, ...]:
-    """The target's hops. Where it has none, or their packages are not installed, the hops of the
-    state and an entry with the reason."""
+    """List the target's hops. Where the target has none, or packages that judge it are not
+    installed: the hops of the compressed state, and one that reports the reason."""
     target = targets.look_up(materials.section.target.runtime)
     if not target.hops or explain_unjudged(materials.section.target):
         return _with_steps((*STATE_HOPS, make_unjudged_entry), materials)
@@ -126,7 +128,8 @@ def list_hops(materials: Materials) -> tuple[Hop, ...]:
 
 
 def _with_steps(chosen: tuple[Hop, ...], materials: Materials) -> tuple[Hop, ...]:
-    """Insert after `load` the hops of steps that changed the reference's model."""
+    """Insert the hops of the steps that changed the reference model (reduce, recover, qat) after
+    `load`."""
     section = materials.section
     steps: list[Hop] = []
     if section.reduce:
@@ -138,20 +141,20 @@ def _with_steps(chosen: tuple[Hop, ...], materials: Materials) -> tuple[Hop, ...
 
 
 def graph_hops(materials: Materials) -> tuple[Hop, ...]:
-    """The hops of a target that reads ONNX."""
+    """List the hops of a target that reads ONNX."""
     return DECODER_HOPS if tasks.look_up(materials.contract).generates else HOPS
 
 
 def make_unjudged_entry(materials: Materials) -> Entry:
-    """Entry in place of the hops of a target that has none, or that cannot be judged here."""
+    """Make the entry, with its reason, of a target that has no hops or cannot be judged here."""
     section = materials.section.target
     why = explain_unjudged(section) or f"no hop here judges models lowered for {section.runtime}"
     return Entry("lower", "state in torch", None, None, None, why)
 
 
 def run_hop(hop: Hop, materials: Materials) -> Entry:
-    """The hop's entry; our own errors make it fail. Raises MachineError: not a fault of the
-    model."""
+    """Run one hop and return its entry; an OptimizeError that it raises makes it a failed entry.
+    Raises MachineError, which is not a fault of the model."""
     try:
         return hop(materials)
     except (MachineError, harness.MachineError):
@@ -161,7 +164,7 @@ def run_hop(hop: Hop, materials: Materials) -> Entry:
 
 
 def check(entries: Sequence[Entry]) -> None:
-    """Raise LedgerError naming the first hop beyond its limit."""
+    """Raise LedgerError that names the first hop beyond its limit; return where there is none."""
     for entry in entries:
         if entry.ok is False:
             raise LedgerError(

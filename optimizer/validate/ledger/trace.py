@@ -28,15 +28,17 @@ from optimizer.validate.ledger.distance import Array
 
 @dataclass
 class Trace:
-    """One run of a torch model on a batch. inputs and outputs are {(module, use): (batch,
-    sequence, width)}, of images (batch, channels, height, width); use counts the calls of a shared
-    module.
+    """One run of a torch model on a batch.
 
-    mask: (batch, sequence) of real tokens; (batch,) without padding
-    result: the model's outputs by name
+    mask: (batch, sequence), 1 for real tokens and 0 for padding; (batch,) without padding
+    batch: inputs of the model by name
+    result: outputs of the model by name
+    inputs, outputs: {(module, use): array} of linear modules, (batch, sequence, width), or of
+        images (batch, channels, height, width); use counts the calls of a shared module
     past: tokens in the KV cache of `batch` and not in these arrays
-    start: the trace from the first token on, where `past` is not 0
-    by_column: see cut.GraphSummary; the cached keys of padded rows differ from torch's
+    by_column: True for a graph that counts positions by column, so that its cached keys of padded
+        rows differ from torch's (cut.GraphSummary)
+    start: trace from the first token on; None where `past` is 0
     """
 
     mask: Array
@@ -49,7 +51,8 @@ class Trace:
     start: Trace | None = None
 
     def examples(self, array: Array) -> list[Array]:
-        """Real tokens of each row of `array`; of a KV cache without padded rows where by_column."""
+        """Split an output into one array per row, without padding. Of a KV cache, rows with padding
+        are left out where by_column."""
         if self._is_cache(array):
             mask = self.batch["attention_mask"]
             rows = distance.split_examples(array.swapaxes(1, 2), mask)
@@ -66,14 +69,16 @@ class Trace:
         return list(range(len(array)))
 
     def pairs(self, actual: Array, expected: Array) -> list[tuple[Array, Array]]:
-        """[(actual, expected)] row by row; of different sizes one pair, which is far apart."""
+        """Return [(actual, expected)] row by row, without padding. Arrays of different sizes are
+        one pair, which Distance measures as infinitely far."""
         if actual.size != expected.size:
             return [(actual, expected)]
         rows = self.examples(actual.reshape(expected.shape)), self.examples(expected)
         return list(zip(*rows, strict=True))
 
     def continued(self, past: int) -> Trace:
-        """The same tokens, the first `past` of each row as a KV cache and the others as inputs."""
+        """Return the trace of the same tokens, of which the first `past` of each row are in a KV
+        cache and the others are inputs."""
 
         def rest(arrays: Mapping[Any, Array]) -> dict[Any, Array]:
             return {name: a[:, past:] for name, a in arrays.items()}
@@ -96,7 +101,7 @@ class Trace:
         )
 
     def alone(self, row: int) -> Trace:
-        """The trace of input `row`, without arrays of modules."""
+        """Return the trace of row number `row` alone, without `inputs` and `outputs` of modules."""
 
         def select(arrays: Mapping[str, Array]) -> dict[str, Array]:
             return {name: a[row : row + 1] for name, a in arrays.items()}
@@ -113,14 +118,14 @@ class Trace:
 
     @property
     def complete_batch(self) -> Batch:
-        """The batch from the first token on, padding included."""
+        """The batch that starts at the first token, padding included."""
         first = self.start or self
         return Batch(dict(first.batch), (), (), first.mask)
 
 
 def run(model: nn.Module, batch: Mapping[str, Array], outputs: Collection[str]) -> dict[str, Array]:
-    """{output: array} of the named outputs, computed where the model is. A KV cache in `batch` is
-    not passed to the model."""
+    """Run the model on its own device and return {name: array} of the outputs in `outputs`. A KV
+    cache in `batch` is not passed to the model."""
     device = next(model.parameters()).device
     tensors = {
         name: torch.from_numpy(np.ascontiguousarray(a)).to(device)
@@ -145,7 +150,7 @@ def run(model: nn.Module, batch: Mapping[str, Array], outputs: Collection[str]) 
 def trace_run(
     model: nn.Module, batch: Batch, outputs: Collection[str], modules: Collection[str]
 ) -> Trace:
-    """Trace of one run, with the inputs and outputs of `modules`."""
+    """Run the model once and record its outputs, and the inputs and outputs of `modules`."""
     trace = Trace(batch.real, dict(batch))
     with _hooks(model, modules, trace):
         trace.result = run(model, batch, outputs)
@@ -155,9 +160,13 @@ def trace_run(
 def observe(
     model: nn.Module, batch: Batch, modules: Collection[str], receive: Callable[[str, Tensor], None]
 ) -> None:
-    """Run, and call `receive` with the inputs of each of `modules`: real tokens (tokens, width),
-    or a convolution's images. Modules that read one tensor in turn receive one object. Nothing is
-    stored."""
+    """Run the model and call receive(module, input) for each of `modules`, without storing
+    anything.
+
+    receive: function of (name, real tokens (tokens, width)); of a convolution its images
+
+    Modules that read one tensor in turn receive the same object.
+    """
     real = torch.from_numpy(batch.real)
     handles = []
     last: list[Tensor] = []  # the last tensor, and its rows
