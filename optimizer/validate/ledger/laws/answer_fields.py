@@ -26,8 +26,11 @@ class OneOf:
 
 @dataclass(frozen=True)
 class Judged:
-    """Expected value that a function judges: (value, prefix of a place) -> a sentence for each
-    difference."""
+    """Expected value of an answer's field that a function judges.
+
+    problems: function of (actual value, prefix of the field's name in messages) that yields a
+        sentence for each difference
+    """
 
     problems: Callable[[Any, str], Iterator[str]]
 
@@ -37,7 +40,12 @@ FREE: Any = object()
 
 
 def differ(actual: Any, expected: Any, where: str = "") -> Iterator[str]:
-    """A sentence for each difference of an answer (or its field `where`) from `expected`."""
+    """Yield a sentence for each difference between an answer and the expected one.
+
+    actual: the answer, or one of its fields
+    expected: expected value: Near, OneOf, Judged, FREE, a mapping or list of these, or equal values
+    where: name of the field, for messages; "" for a complete answer
+    """
     if expected is FREE:
         return
     if isinstance(expected, Judged):

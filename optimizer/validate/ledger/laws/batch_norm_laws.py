@@ -27,8 +27,13 @@ DOUBLE = 2.0**-53  # unit roundoff of this computation
 def compare_folded(
     model: nn.Module, parameters: Mapping[str, Tensor], norms: BatchNorms
 ) -> list[str]:
-    """Sentences on folded weights and biases that differ from convolution and norm of `model`,
-    which is transformers' own. parameters: ours, by name."""
+    """Return sentences on folded weights and biases that differ from the convolution followed by
+    its norm.
+
+    model: transformers' own model, with batch norms
+    parameters: parameters of this project's model, by name
+    norms: the folded batch norms
+    """
     problems = []
     for path, _, pair, convolution, norm in find_pairs(model, norms):
         shift, factor, rounding = _affine(norm)
@@ -50,7 +55,8 @@ def compare_folded(
 
 
 def _affine(norm: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
-    """(shift, factor, bound of the error of either), each (channels,) float64."""
+    """Return (shift, factor, bound of the error of either) of a norm in eval mode, each (channels,)
+    float64."""
     places = torch.tensor([0.0, 1.0], dtype=torch.float64).reshape(2, 1, 1, 1)
     mean = norm.get_buffer("running_mean")
     with torch.no_grad():

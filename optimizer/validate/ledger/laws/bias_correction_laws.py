@@ -37,10 +37,11 @@ roundoffs."""
 
 
 class BiasCorrectionLaw:
-    """Law for every corrected bias of a state.
+    """Compare each corrected bias of a state with the mean error that quantization makes.
 
-    source: parameters of the checkpoint
-    corrections: {bias: amount added to it}
+    state: the compressed state
+    source: parameters of the checkpoint, by name
+    corrections: {bias: amount added to it}, (outputs,)
     filters: function from a module's name to its convolution's geometry, None for others
     """
 
@@ -110,8 +111,11 @@ class BiasCorrectionLaw:
         return _relative(floats, quantized) > SAME
 
     def _lost(self, kind: int, module: str) -> Tensor:
-        """(outputs,) float64: mean float output less mean quantized output on the same inputs.
-        Both are linear in the inputs, so mean inputs suffice."""
+        """Return the mean float output less the mean quantized output of a module on the same
+        inputs, (outputs,) float64. Both are linear in the inputs, so mean inputs suffice.
+
+        kind: one of the kinds of inputs of calibration_laws.py
+        """
         weight, seen = weight_name(module), self._seen[kind][module]
         exact = self._state.replaced.get(weight, self._source[weight]).double().flatten(1)
         factor = self._readers.factors[module]
@@ -127,7 +131,8 @@ class BiasCorrectionLaw:
 
 
 class _Mean:
-    """Means of a module's inputs over tokens: `exact` as they came, and after quantization."""
+    """Running means of the inputs of a module over tokens: `exact` before quantization, and after
+    it."""
 
     def __init__(self) -> None:
         self._sums: tuple[Tensor, Tensor] | None = None

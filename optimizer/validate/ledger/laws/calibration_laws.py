@@ -42,20 +42,24 @@ class CalibrationLaw(Protocol):
         """Modules whose inputs the law reads."""
 
     def see(self, kinds: Sequence[int], module: str, rows: Tensor) -> None:
-        """Add inputs of one module to each of `kinds`. rows: (tokens, width), real tokens only, or
-        a convolution's images."""
+        """Collect inputs of one module.
+
+        kinds: kinds of inputs that these count for: FINISHED, COMMON, FLOAT or REST
+        rows: (tokens, width), real tokens only; of a convolution images
+        """
 
     def findings(self) -> Findings:
-        """Problems, the worst first, and reasons for judging less; called after the last input, and
-        again after the last of REST."""
+        """Return problems, the worst first, and reasons for judging less. Called after the last
+        input, and again after the last input of kind REST."""
 
     def doubtful(self) -> Sequence[str]:
-        """Modules whose findings REST may change; called after `findings`."""
+        """List the modules whose findings inputs of kind REST may change. Called after
+        `findings`."""
 
 
 @dataclass(frozen=True)
 class Findings:
-    """Result of the laws."""
+    """Problems that the laws report, and what they could not judge."""
 
     problems: Sequence[str] = ()  # sentences, one per broken law
     unjudged: Sequence[str] = ()  # sentences on values for which no limit can be measured
@@ -67,11 +71,12 @@ def judge(
     floats: nn.Module,
     batches: Callable[[], Iterable[Batch]],
 ) -> Findings:
-    """Run the calibration batches and collect the findings of all laws.
+    """Run the calibration batches through both models, give the inputs to all laws and return the
+    laws' findings together.
 
-    finished: the simulated model
+    finished: the compressed state in torch
     floats: the folded float model
-    batches: function that reads the calibration batches
+    batches: function that reads the calibration batches, called twice where a law has doubts
     """
     laws = [law for law in laws if law.modules]
     if not laws:
@@ -111,10 +116,11 @@ def judge(
 
 
 class SharedInputs:
-    """Modules that read one tensor with the same range, factor and filters: the first collects
-    values for all of them (first: {module: the module that collects}).
+    """Group the modules that read the same tensor with the same range, factor and filters, so that
+    a law stores its values once: the first module of a group collects them for all.
 
-    filters: geometry of the modules that are convolutions, where it matters
+    first: {module: module that collects for it}
+    filters: geometry of the modules that are convolutions; None: it does not matter
     """
 
     def __init__(
@@ -131,8 +137,11 @@ class SharedInputs:
         self._firsts: list[str] = []
 
     def collects(self, module: str, rows: Tensor) -> bool:
-        """True where `module` must collect `rows`, False where a module before it collects them for
-        both. rows: one object for all modules that read it in turn (trace.observe)."""
+        """Return True where `module` must store `rows`, False where an earlier module stores them
+        for both.
+
+        rows: input of the module; modules that read it in turn pass the same object (trace.observe)
+        """
         if rows is not self._rows:
             self._rows, self._firsts = rows, []
         for first in self._firsts:
@@ -151,5 +160,5 @@ def _equal(a: Tensor | None, b: Tensor | None) -> bool:
 
 
 def compute_integer_ends(covered: Range) -> tuple[int, int]:
-    """(least, largest) integer of a range, less its zero point."""
+    """Compute the (least, largest) integer of a range, minus its zero point."""
     return -covered.zero_point, 255 - covered.zero_point

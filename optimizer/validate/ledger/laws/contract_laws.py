@@ -53,7 +53,13 @@ STRANGE = (
 def compare_tokens(
     checkpoint: Path, source: Contract, served: Contract, tokenizer: Any, texts: Sequence[str]
 ) -> list[str]:
-    """Law 1 for texts: sentences on arrays of texts and text pairs that differ."""
+    """Law 1 for texts: return sentences on texts and text pairs whose arrays differ from those of
+    transformers' tokenizer.
+
+    checkpoint: folder with the source's tokenizer files
+    tokenizer: the harness's tokenizer
+    texts: inputs of the ledger
+    """
     from transformers import AutoTokenizer
 
     reference = AutoTokenizer.from_pretrained(checkpoint)
@@ -92,8 +98,11 @@ def compare_tokens(
 def _templated(
     reference: Any, source: Contract, served: Contract, tokenizer: Any, texts: Sequence[str]
 ) -> list[str]:
-    """Law 1 for pairs in a template: sentences on pairs with other ids. The tokens behind the
-    document, which two pairs have in common, stand at the end of a text that is cut."""
+    """Law 1 for pairs in a template: return sentences on pairs with other token ids.
+
+    The tokens that two pairs have in common at their end are those behind the document. They must
+    stand at the end of a text that is cut, too.
+    """
     before, between, after = source.template or ("", "", "")
 
     def ids(query: str, document: str) -> list[int]:
@@ -118,7 +127,7 @@ def _templated(
 def _claims(
     reference: Any, source: Contract, served: Contract, tokenizer: Any, texts: Sequence[str]
 ) -> list[str]:
-    """Law 1 for texts and hypotheses: sentences on rows with other arrays."""
+    """Law 1 for texts with hypotheses: return sentences on rows with other arrays."""
     kind, settings, broken = tasks.look_up(served).inputs, source.choice, []
     for i, one in enumerate(kind.encode(served, tokenizer, texts)):
         rows = {part.input.label: part for part in one.parts if not one.problem}
@@ -140,7 +149,7 @@ def _claims(
 def _windows(
     reference: Any, source: Contract, served: Contract, tokenizer: Any, texts: Sequence[str]
 ) -> list[str]:
-    """Law 1 for questions and contexts: sentences on windows with other arrays."""
+    """Law 1 for questions with contexts: return sentences on windows with other arrays."""
     kind = tasks.look_up(served).inputs
     contexts = [*texts, " ".join([*texts] * (1 + source.text.max_length // 5))]
     questions = [text[:20] for text in reversed(contexts)]
@@ -175,8 +184,13 @@ def _difference(actual: Array, expected: Array) -> str:
 
 
 def evaluate(source: Contract, outputs: Mapping[str, Array], batch: Batch) -> tuple[Array, Array]:
-    """(the task's values of the model's `outputs`, in torch and float64, by the source's contract;
-    the float32 bound of each element, 0 where it must be equal): the reference of law 2."""
+    """Compute the task's values in torch and float64, as the reference of law 2: (values, float32
+    bound of each element; 0 where it must be equal).
+
+    source: contract that the checkpoint was loaded with
+    outputs: {name: array} of the model
+    batch: inputs of the model
+    """
     if not tasks.look_up(source).output:
         rows = [np.asarray(outputs[o.name], np.float64) for o in source.outputs]
         flat = np.concatenate([a.reshape(len(a), -1) for a in rows], axis=1)
@@ -196,14 +210,19 @@ def evaluate(source: Contract, outputs: Mapping[str, Array], batch: Batch) -> tu
 
 
 def join_outputs(source: Contract, outputs: Mapping[str, Array]) -> Array:
-    """The outputs of the source's task, float32, joined along their last axis."""
+    """Join the outputs of the source's task, as float32, along their last axis."""
     task = tasks.look_up(source)
     arrays = [np.asarray(outputs[name], np.float32) for name in (task.output, *task.beside)]
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, -1)
 
 
 def compare_labels(source: Contract, served: Contract, checkpoint: Path, batch: Batch) -> list[str]:
-    """Law 3: sentences on label names that differ, or logits answered with another label."""
+    """Law 3: return sentences on label names that differ, and on logits answered with another
+    label.
+
+    checkpoint: folder with the source's config.json
+    batch: inputs of the model
+    """
     if source.labels is None:
         return []
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
@@ -230,7 +249,8 @@ def compare_labels(source: Contract, served: Contract, checkpoint: Path, batch: 
 
 
 def _named(answer: Mapping[str, Any]) -> object:
-    """The label of an answer; of several labels, or of a number per label, the one that is."""
+    """Return the label of an answer; of an answer with several labels, or with a number per label,
+    the only one that applies."""
     if "label" in answer:
         return answer["label"]
     names = answer.get("labels") or [n for n, v in answer.get("values", {}).items() if v > 0]
@@ -250,7 +270,8 @@ def compare_contract(source: Contract, served: Contract, checkpoint: Path) -> li
 
 
 def _text(served: Contract, config: dict[str, Any]) -> list[str]:
-    """Law 4 for texts: [a sentence] where max_length exceeds the model's positions."""
+    """Law 4 for texts: return [a sentence] where max_length exceeds the model's positions,
+    else []."""
     broken = []
     spec, positions = served.text, config.get("max_position_embeddings")
     if positions is not None and spec.max_length > positions:
@@ -260,8 +281,11 @@ def _text(served: Contract, config: dict[str, Any]) -> list[str]:
 
 @dataclass(frozen=True)
 class InputLaws:
-    """The laws of a kind of input: (checkpoint, source, served, encoder, inputs) -> problems, and
-    (served, config.json) -> problems."""
+    """Laws of one kind of input. Both return sentences on differences.
+
+    arrays: law 1: (checkpoint, source, served, encoder, inputs) -> sentences
+    contract: law 4: (served, content of config.json) -> sentences
+    """
 
     arrays: Callable[[Path, Contract, Contract, Any, Sequence[Any]], list[str]]  # law 1
     contract: Callable[[Contract, dict[str, Any]], list[str]]  # law 4

@@ -36,7 +36,11 @@ ACTIVATIONS: Mapping[str, tuple[Callable[[Tensor], Tensor], float]] = {
 
 
 def compute_vectors(source: Contract, hidden: Tensor, mask: Tensor) -> Bounded:
-    """Answers of hidden states (texts, sequence, width) in float64. mask: 1 where pooled, else 0"""
+    """Compute the embeddings of texts in float64: (values, bounds), both (texts, numbers).
+
+    hidden: hidden states (texts, sequence, width)
+    mask: (texts, sequence), 1 for tokens that are pooled, else 0
+    """
     parts = [_pool(name, hidden, mask) for name in source.poolings]
     value, bound = (torch.cat(part, 1) for part in zip(*parts, strict=True))
     settings = source.vectors
@@ -49,8 +53,14 @@ def compute_vectors(source: Contract, hidden: Tensor, mask: Tensor) -> Bounded:
 
 
 def compute_weights(source: Contract, logits: Tensor, mask: Tensor) -> Bounded:
-    """Weights of a sparse embedding of logits (texts, sequence, vocabulary) in float64. mask: 1 for
-    tokens, else 0. A logarithm of 1 + x moves an error by less than x itself has."""
+    """Compute the sparse embeddings of texts in float64: (values, bounds), both (texts,
+    vocabulary).
+
+    logits: (texts, sequence, vocabulary)
+    mask: (texts, sequence), 1 for tokens, else 0
+
+    The slope of log(1 + x) is at most 1, so the logarithm does not enlarge the error of x.
+    """
     settings = source.splade
     each = torch.log1p((logits * mask[..., None]).relu())
     rounded = LOGARITHM * U * each
@@ -65,6 +75,10 @@ def compute_weights(source: Contract, logits: Tensor, mask: Tensor) -> Bounded:
 
 
 def _pool(name: str, hidden: Tensor, mask: Tensor) -> Bounded:
+    """Pool hidden states (texts, sequence, width) to (values, bounds), both (texts, width).
+
+    name: name of the pooling
+    """
     exact = torch.zeros(len(hidden), hidden.shape[-1], dtype=torch.float64)
     rows, places = torch.arange(len(hidden)), torch.arange(hidden.shape[1])
     if name == "cls":

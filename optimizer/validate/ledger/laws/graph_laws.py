@@ -42,7 +42,8 @@ KINDS = {"none": "by erf", "tanh": "by tanh"}
 
 
 def compare_interface(m: Materials, graph: Source) -> list[str]:
-    """Sentences on names of inputs or outputs that the contract lacks, and on constants."""
+    """Return sentences on names of inputs and outputs that differ from the contract, and on
+    constants that differ from torch (laws 1 to 4)."""
     summary = cut.summarize(graph)
     expected = {*(i.name for i in m.contract.inputs), *m.cache_names[0]}
     problems = []
@@ -56,7 +57,8 @@ def compare_interface(m: Materials, graph: Source) -> list[str]:
 
 
 def compare_parameters(m: Materials, graph: Source) -> list[str]:
-    """Parameters whose initializer is not the value that torch runs with, or its transpose."""
+    """List the parameters whose initializer is neither the value that torch runs with nor its
+    transpose."""
     stored = cut.read_initializers(graph, m.names.parameters.values())
     in_torch = dict(m.folded_model.named_parameters(remove_duplicate=False))
     wrong = []
@@ -78,7 +80,8 @@ def compare_parameters(m: Materials, graph: Source) -> list[str]:
 
 
 def compare_weights(m: Materials, graph: Source) -> list[str]:
-    """Quantized parameters whose value in the graph is not the state's, bit for bit."""
+    """List the quantized parameters whose value in the graph differs from the state's in any
+    bit."""
     once = graph if isinstance(graph, OpenGraph) else open_graph(graph)
     return [
         f"{name}: the graph holds other integers than the state"
@@ -91,7 +94,8 @@ def compare_weights(m: Materials, graph: Source) -> list[str]:
 
 
 def compare_activations(m: Materials, graph: Source) -> list[str]:
-    """Inputs whose scale, zero point or offset in the graph differs from the state's range."""
+    """List the module inputs whose scale, zero point or offset in the graph differs from the range
+    in the state."""
     if m.state.activations != "tensor":
         return []
     quantizers = read_input_quantizations(graph, set(m.state.modules), m.state.summands)
@@ -115,7 +119,8 @@ def compare_activations(m: Materials, graph: Source) -> list[str]:
 
 
 def compare_biases(m: Materials, graph: Source) -> list[str]:
-    """Modules whose bias in the graph is not the state's, rounded once to the graph's type."""
+    """List the modules whose bias in the graph differs from the state's, rounded once to the
+    graph's type."""
     problems = []
     for name, bias in read_biases(graph, m.modules).items():
         expected = linears.compute_stored_bias(m, name)
@@ -128,15 +133,18 @@ def compare_biases(m: Materials, graph: Source) -> list[str]:
 
 
 def compare_constants(m: Materials, graph: Source, summary: cut.GraphSummary) -> list[str]:
-    """Sentences on epsilons, GELUs, buffers and angle tables. summary: cut.summarize(graph)."""
+    """Return sentences on epsilons, GELUs, buffers and tables of angles that differ: laws 1 to 4.
+
+    summary: result of cut.summarize(graph)
+    """
     problems = compare_epsilons(m, summary.epsilons) + compare_gelus(m, summary.gelus)
     return problems + compare_buffers(m, graph) + compare_angles(m, graph)
 
 
 def compare_epsilons(m: Materials, in_graph: Mapping[str, Sequence[float]]) -> list[str]:
-    """Law 1: problems of norms whose weight the graph holds.
+    """Law 1: return sentences on norms with another epsilon than in torch.
 
-    in_graph: {module: epsilon of each of its norms}
+    in_graph: {module: epsilon of each of its norms in the graph}
     """
     problems = []
     for name, module in m.float_model.named_modules():
@@ -164,7 +172,10 @@ def _epsilon(module: nn.Module) -> float | None:
 
 
 def compare_gelus(m: Materials, kinds: Mapping[str, str]) -> list[str]:
-    """Law 2: problems of GELUs. kinds: {module: kind in the graph, "none" (erf) or "tanh"}."""
+    """Law 2: return sentences on GELUs of another kind than in torch.
+
+    kinds: {module: kind in the graph, "none" (by erf) or "tanh"}
+    """
     modules = dict(m.float_model.named_modules())
     x = torch.linspace(-4, 4, 101, dtype=torch.float64)
     problems = []
@@ -184,8 +195,8 @@ def compare_gelus(m: Materials, kinds: Mapping[str, str]) -> list[str]:
 
 
 def compare_buffers(m: Materials, graph: Source) -> list[str]:
-    """Law 3: buffers with other values in the graph. Buffers that the exporter folded into other
-    constants have no initializer and are skipped."""
+    """Law 3: return sentences on buffers with other values in the graph. Buffers that the exporter
+    folded into other constants have no initializer and are skipped."""
     in_torch = dict(m.folded_model.named_buffers())
     problems = []
     for name, stored in cut.read_initializers_among(graph, in_torch).items():
@@ -196,8 +207,8 @@ def compare_buffers(m: Materials, graph: Source) -> list[str]:
 
 
 def compare_angles(m: Materials, graph: Source) -> list[str]:
-    """Law 4: tables further off than rounding of the angle, ULPS of its cosine and rounding to the
-    table's float type allow."""
+    """Law 4: return sentences on tables of cosines and sines that differ by more than the rounding
+    of the angle, ULPS units of the cosine and rounding to the table's float type."""
     problems = []
     for name, table in cut.read_initializers_among(graph, TABLES).items():
         far = []

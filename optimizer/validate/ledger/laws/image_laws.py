@@ -40,7 +40,8 @@ AXES = 3  # rows up to which VitPose's processor takes those of an image for its
 def compare_pixels(
     checkpoint: Path, source: Contract, served: Contract, encoder: Any, images: Sequence[Any]
 ) -> list[str]:
-    """Law 1: sentences on images with other arrays. Arguments as in contract_laws.tokens."""
+    """Law 1: return sentences on images whose arrays differ from those of transformers' image
+    processor. The arguments are those of contract_laws.compare_tokens."""
     processor = open_processor(checkpoint)
     mode = image_file.MODES[source.images.channels]
     kind, broken = tasks.look_up(served).inputs, []
@@ -63,7 +64,10 @@ def compare_pixels(
 
 
 def compare_contract(served: Contract, config: dict[str, Any]) -> list[str]:
-    """Law 2: sentences on sizes that differ. config: the checkpoint's config.json."""
+    """Law 2: return sentences on sizes of images that differ.
+
+    config: content of the checkpoint's config.json
+    """
     family = FAMILIES.get(str(config.get("model_type")))
     any_size = family is not None and family.any_size
     image, size = served.images, None if any_size else config.get("image_size")
@@ -77,14 +81,18 @@ def compare_contract(served: Contract, config: dict[str, Any]) -> list[str]:
 
 
 def _strange(sides: tuple[int, int]) -> Array:
-    """An image whose channels differ, with edges and every value."""
+    """Make an image (height, width, 3) whose channels differ, with edges and every value."""
     rows, columns = np.indices(sides)
     planes = (rows * 7 + columns * 3, columns * 11, (rows // 3 + columns // 3) % 2 * 255)
     return np.stack([plane % 256 for plane in planes], axis=-1).astype(np.uint8)
 
 
 def open_by_pillow(image: Any, mode: str) -> Any:
-    """The image as transformers opens it: turned as EXIF says, transparency laid on white."""
+    """Open an image as transformers does: rotated as its EXIF data say, with transparent pixels on
+    white.
+
+    mode: Pillow's mode of the result, such as "RGB"
+    """
     from PIL import Image, ImageOps
 
     image = image.image if isinstance(image, Boxed) else image

@@ -64,8 +64,8 @@ from optimizer.validate.ledger.laws.calibration_laws import (
 
 
 def unlike_recipe(state: CompressedState, kv_cache: str) -> list[str]:
-    """[a sentence] where KV caches are in FP8 and quantize.kv_cache does not say so, or the other
-    way round, else []."""
+    """Return [a sentence] where FP8 KV caches in the state contradict `kv_cache`, the recipe's
+    quantize.kv_cache; else []."""
     caches = select_caches(state)
     if bool(caches) == (kv_cache == "float8"):
         return []
@@ -73,9 +73,13 @@ def unlike_recipe(state: CompressedState, kv_cache: str) -> list[str]:
 
 
 class RangeLaw:
-    """Law for the ranges of inputs of modules, or (operands=True) of operands of attentions except
-    probabilities, or (caches=True) of KV caches. method: quantize.activations of the recipe; None:
-    no range is judged."""
+    """Compare each static range with the range that the same method chooses on the finished model's
+    inputs. One law judges one kind of range: of inputs of modules by default.
+
+    method: quantize.activations of the recipe; None: no range is judged
+    operands: True to judge operands of attentions, except probabilities
+    caches: True to judge KV caches
+    """
 
     def __init__(
         self,
@@ -139,7 +143,8 @@ class RangeLaw:
         return self._doubtful
 
     def _moved(self, measure: _Measure) -> float:
-        """Limit: the bound on distances between ranges chosen by float and by quantized inputs."""
+        """Return the limit: the upper tolerance bound of the distances between ranges chosen on
+        float and on quantized inputs, over all tensors."""
         moved = []
         for module in self._tensors:
             common = self._seen[COMMON][module]
@@ -154,8 +159,13 @@ class RangeLaw:
         return tuple(dict.fromkeys(self._readers.first.values()))
 
     def _within_channels(self, module: str, stored: Range, resolution: float) -> bool:
-        """True where a minmax range is exceeded in no more channels, and by no more, than twice
-        the movement of channels between float and quantized inputs."""
+        """Return True where channels exceed a minmax range by at most twice their movement between
+        float and quantized inputs: the k-th largest excess is compared with the k-th largest
+        movement.
+
+        stored: range in the state
+        resolution: width of the values that the histogram cannot separate
+        """
         floats, common = (
             self._channels[k].of(self._readers.first[module]) for k in (FLOAT, COMMON)
         )
@@ -166,8 +176,9 @@ class RangeLaw:
         return bool((beyond.flatten().sort().values <= 2 * moved + resolution).all())
 
     def _moved_alone(self, measure: _Measure, module: str, chosen: Range) -> float:
-        """Distance that the range of `module` may have from `chosen`, that of the finished model's
-        inputs: twice that of the float model's, over all batches; 0 before these are known."""
+        """Return the distance that the range of `module` may have from `chosen`, the range of the
+        finished model's inputs: twice the distance of the float model's, over all batches; 0 before
+        those inputs are known."""
         if not self._complete:
             return 0.0
         floats = copy.deepcopy(self._seen[REST][module])
@@ -176,7 +187,10 @@ class RangeLaw:
         return 2 * measure.far(finished, measure.choose(floats), chosen)
 
     def _beyond(self, measure: _Measure, bound: float) -> list[tuple[float, str, str]]:
-        """(measured over limit, module, problem) of each range beyond its limit."""
+        """Return (distance over its limit, module, problem) of each range beyond its limit.
+
+        bound: result of _moved
+        """
         wrong = []
         for module, histogram in self._seen[FINISHED].items():
             stored, chosen = self._state.ranges[input_name(module)], self._choose(histogram)
@@ -205,7 +219,10 @@ class _ChannelEnds:
         self._ends: dict[str, Tensor] = {}
 
     def see(self, module: str, rows: Tensor) -> None:
-        """rows: (tokens, channels), or images (count, channels, height, width)."""
+        """Update the ends with inputs of a module.
+
+        rows: (tokens, channels), or images (count, channels, height, width)
+        """
         if not len(rows):
             return
         others = [axis for axis in range(rows.ndim) if axis != 1]
@@ -222,7 +239,13 @@ class _ChannelEnds:
 
 @dataclass(frozen=True)
 class _Measure:
-    """A distance between two ranges of one histogram."""
+    """A way to measure the distance of two ranges on one histogram.
+
+    unit: unit of the distance in messages
+    choose: function histogram -> range that the method chooses
+    far: function (histogram, stored range, chosen range) -> distance
+    resolution: function (histogram, range) -> distance that the histogram cannot separate
+    """
 
     unit: str  # words behind the distance in a message
     choose: Callable[[Histogram], Range]  # range whose movement by quantized inputs sets the limit
@@ -231,9 +254,9 @@ class _Measure:
 
 
 def _measures(method: Activations) -> tuple[_Measure, ...]:
-    """The distances for a method: of the ends, or of the loss of a searched range. The entropy
-    loss reads magnitudes only, so its ends are compared with the observed ones too, up to the
-    range's own limit."""
+    """List the distances that judge a method: that of the ends, or for a searched range that of the
+    loss. The entropy loss reads magnitudes only, so its ends are also compared with the observed
+    ends, as far as the range's own limit allows."""
     name = method.range
     choose = get_chooser(name, method.percentile, method.is_symmetric)
 
@@ -262,7 +285,8 @@ def _measures(method: Activations) -> tuple[_Measure, ...]:
 
 
 def _resolution(histogram: Histogram, chosen: Range) -> float:
-    """Width of a histogram bin and of an integer step together, as a share of the range's width."""
+    """Return the width of a histogram bin plus that of an integer step, as a share of the range's
+    width."""
     return histogram.width / _width(chosen) + 1 / 255
 
 
@@ -271,8 +295,8 @@ def _width(covered: Range) -> float:
 
 
 def _apart(a: Range, b: Range) -> float:
-    """Distance of the pair of ends that lies further apart, as a share of the wider range. Ends
-    are those of the integers: a symmetric range is judged by its scale."""
+    """Return the distance of the pair of ends that lies further apart, as a share of the wider
+    range. Ends are those of the integers, so a symmetric range is judged by its scale."""
     ends = [tuple(end * r.scale for end in compute_integer_ends(r)) for r in (a, b)]
     far = max(abs(x - y) for x, y in zip(*ends, strict=True))
     return float(far / max(_width(a), _width(b)))

@@ -51,14 +51,14 @@ from optimizer.validate.materials import Materials
 def find_suspects(
     m: Materials, compressed: Sequence[Trace], float_reference: Sequence[Trace]
 ) -> list[Suspect]:
-    """Suspects among weights with output-dependent methods.
-
-    The head is compared on the compressed model's inputs, because it does not compensate earlier
-    errors. Weights of modules that are not traced are left to other laws.
+    """Return the suspects among the weights that a method rounded by output error.
 
     compressed: traces of the compressed model
     float_reference: traces of the float model; those of the compressed one for a method that does
         not read float inputs
+
+    The head is compared on the compressed model's inputs, because it does not compensate earlier
+    errors. Weights of modules that are not traced are left to other laws.
     """
 
     def judge(name: str) -> list[Suspect]:
@@ -95,7 +95,7 @@ def find_suspects(
 
 
 def list_unjudged(m: Materials) -> list[str]:
-    """Sentences on methods whose records state no rule by which their integers are judged."""
+    """Return sentences on methods that declare no rule by which their integers can be judged."""
     counts = Counter(name for w in m.state.weights for name in m.rounding(w).unjudged)
     return [
         f"the integers of {count} modules: method {name} states no rule for them "
@@ -109,14 +109,17 @@ def _tokens_by(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _images_by(layer: nn.Conv2d) -> Callable[[Tensor, Tensor], Tensor]:
-    """Function (images, weight) -> (places, out); weight: (out, in of a group * height * width)."""
+    """Return the function (images, weight) -> outputs (places, out) of a convolution.
+
+    layer: the convolution; its weight is passed as (out, in of a group * height * width)
+    """
     filters = ConvGeometry.read(layer)
     return lambda x, weight: flatten_positions(filters.conv2d(x, weight))
 
 
 @dataclass(frozen=True)
 class _ModuleInputs:
-    """Inputs of a module, (tokens, in) or images."""
+    """Inputs of a module, (tokens, in) or images, in three variants."""
 
     quantized: Tensor  # the values of their integers
     compressed: Tensor  # in the compressed model
@@ -126,8 +129,8 @@ class _ModuleInputs:
 
 @dataclass
 class _ModuleOutputs:
-    """Squared errors per output of a module's weight, against those of round-to-nearest. A product
-    is made when it is first needed, because a statistic reads half of them."""
+    """Squared errors (out,) of a module's outputs for its integers and for round-to-nearest. A
+    product is computed at its first use, because a statistic reads half of them."""
 
     inputs: _ModuleInputs
     weight: Tensor  # (out, in) in float
@@ -135,12 +138,14 @@ class _ModuleOutputs:
     plain: Tensor  # by round-to-nearest
 
     def errors(self, alone: bool) -> Tensor:
-        """Errors of `values`, with the same inputs where `alone`."""
+        """Squared error (out,) of the integers; `alone`: of the module itself, else with earlier
+        errors."""
         exact = self._of_compressed if alone else self._of_floats
         return (exact - self._of_values).square().sum(0)
 
     def allowed(self, alone: bool) -> Tensor:
-        """Errors of `plain`, with the earlier error where `alone`."""
+        """Squared error (out,) of round-to-nearest; `alone`: enlarged by the error of earlier
+        modules, which the method compensates."""
         usual = self._usual
         if alone:
             usual = usual + (self._of_floats - self._of_compressed).norm(dim=0)
@@ -170,7 +175,12 @@ class _ModuleOutputs:
 def _suspects(
     name: str, q: QTensor | Tensor, weights: tuple[Tensor, Tensor], data: _ModuleInputs
 ) -> list[Suspect]:
-    """Suspects: the module, and its worst output. weights: (float weight, values of comparison)."""
+    """Return the suspects of one weight: the module and its worst output, where they are beyond the
+    screen.
+
+    q: the quantized weight, or the pruned float weight
+    weights: (float weight, values after round-to-nearest or magnitude pruning), (out, in) each
+    """
     suspects, (weight, plain) = [], weights
     outputs = _ModuleOutputs(data, weight, read_values(q), plain)
     for alone in (False, True):
@@ -194,8 +204,12 @@ def _suspects(
 
 
 def _relative(data: _ModuleInputs, plain: Tensor, alone: bool, pooled: bool) -> Statistic:
-    """Statistic: logarithm of each row's error over that of round-to-nearest, or (pooled) of all
-    rows' errors together."""
+    """Return the statistic log(error / error of round-to-nearest) of each row.
+
+    plain: values after round-to-nearest (out, in)
+    alone: True for the error of the module itself, False with earlier errors
+    pooled: True for one value over all rows
+    """
 
     def statistic(q: QTensor | Tensor, weight: Tensor, rows: Tensor) -> Tensor:
         outputs = _ModuleOutputs(data, weight, read_values(q), plain[rows])
@@ -208,8 +222,8 @@ def _relative(data: _ModuleInputs, plain: Tensor, alone: bool, pooled: bool) -> 
 
 
 def _inputs(traces: Iterable[Trace], module: str, layer: nn.Module) -> Tensor | None:
-    """(tokens, in) of the real tokens that entered `module`, or its images, or all rows of an input
-    without tokens (relative positions); None if not traced."""
+    """Collect the inputs of `module` from traces: real tokens (tokens, in), or images, or all rows
+    of an input without tokens, such as relative positions; None where the module was not traced."""
     images = isinstance(layer, nn.Conv2d)
     rows: list[Array] = [
         array if images else _real_rows(array, trace.mask)

@@ -64,8 +64,11 @@ def _who(m: Materials, sparsity: Sparsity | None) -> list[str]:
 
 
 def list_parameters(m: Materials, sparsity: Sparsity | None) -> list[str]:
-    """The parameters that the recipe prunes: weights of the blocks' linear layers that
-    sparsity.modules names, less keep_dense and quantize.keep_float."""
+    """List the parameters that the recipe prunes: weights of the blocks' linear layers that
+    sparsity.modules names, without those of keep_dense and quantize.keep_float.
+
+    sparsity: section of the recipe; None: nothing is pruned
+    """
     if sparsity is None:
         return []
     around = m.family.blocks.partition("*")[0] if m.family.uneven else f"{m.family.blocks}."
@@ -84,9 +87,12 @@ def list_parameters(m: Materials, sparsity: Sparsity | None) -> list[str]:
 
 
 def _one(q: QTensor | Tensor, weight: Tensor, sparsity: Sparsity, nearest: bool) -> str:
-    """The first problem of one pruned weight by laws 2 to 4, or "".
+    """Return the first problem of one pruned weight by laws 2 to 4; "" for none.
 
-    nearest: a kept weight may become 0 only where 0 is its nearest integer
+    q: the quantized weight, or the pruned float weight
+    weight: float weight (out, in) before pruning
+    nearest: True where every integer is the nearest one, so that a kept weight may become 0 only
+        where 0 is its nearest integer
     """
     pattern = sparsity.shape
     stored = q if isinstance(q, Tensor) else q.integers
@@ -118,7 +124,10 @@ def _one(q: QTensor | Tensor, weight: Tensor, sparsity: Sparsity, nearest: bool)
 
 
 def _first(wrong: Tensor, what: str) -> str:
-    """The first place of wrong (out, in) bool in words, or ""."""
+    """Describe the first place where `wrong` (out, in) is True; "" where none is.
+
+    what: text before the place
+    """
     if not bool(wrong.any()):
         return ""
     row, column = divmod(int(wrong.int().argmax()), wrong.shape[1])
@@ -126,7 +135,7 @@ def _first(wrong: Tensor, what: str) -> str:
 
 
 def _half_step(q: QTensor) -> Tensor:
-    """(out, in): size below which a kept weight rounds to 0."""
+    """Return (out, in): the magnitude below which a kept weight rounds to 0."""
     out, inputs = q.integers.shape
     scale = q.scale.expand(out, -1)
     return HALF_STEP * scale.repeat_interleave(inputs // scale.shape[1], 1)
@@ -141,8 +150,8 @@ def _more_lost(lost: Tensor, pattern: Pattern) -> str:
 
 
 def _thresholds(weight: Tensor, pattern: Pattern) -> tuple[Tensor, Tensor]:
-    """(out, in) each: in a weight's group the largest size that magnitude prunes (below 0 where it
-    prunes none), and the smallest that it keeps."""
+    """Return, for the group of each weight, (largest magnitude that is pruned, smallest that is
+    kept), (out, in) each; the first is below 0 where nothing is pruned."""
     sizes = pattern.grouped(weight.abs())
     zeros = pattern.zeros(weight.shape[1])
     kept = sizes.kthvalue(zeros + 1, dim=-1, keepdim=True).values
@@ -154,10 +163,12 @@ def _thresholds(weight: Tensor, pattern: Pattern) -> tuple[Tensor, Tensor]:
 def find_suspects(
     name: str, q: QTensor | Tensor, weight: Tensor, norms: Tensor, pattern: Pattern
 ) -> list[Suspect]:
-    """Suspects: the module, and the row that keeps least of |W| |x|, if below SCREEN.
+    """Return the suspects of one pruned weight: the module, and the row with the smallest kept
+    share of |W| |x|, where they are below SCREEN.
 
-    weight: (out, in), before pruning
-    norms: (in,), norms of the module's inputs on held-out texts
+    q: the quantized weight, or the pruned float weight
+    weight: float weight (out, in) before pruning
+    norms: norms (in,) of the module's inputs on held-out texts
     """
     by_row, by_all = (_kept_share(norms, pattern, pooled) for pooled in (False, True))
     each = by_row(q, weight, torch.arange(len(weight)))
@@ -173,7 +184,12 @@ def find_suspects(
 
 
 def _kept_share(norms: Tensor, pattern: Pattern, pooled: bool) -> Statistic:
-    """Statistic: kept share of |W| |x| of each row, or (pooled) of all rows together."""
+    """Return the statistic that divides the kept |W| |x| of each row by the most that the pattern
+    can keep.
+
+    norms: norms (in,) of the inputs
+    pooled: True for one value over all rows
+    """
 
     def statistic(q: QTensor | Tensor, weight: Tensor, _rows: Tensor) -> Tensor:
         scores = weight.abs() * norms

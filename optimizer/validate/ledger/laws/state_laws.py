@@ -51,11 +51,11 @@ def judge_weights(
     parameters: Collection[str],
     rounding: Callable[[str], Rounding],
 ) -> tuple[list[str], list[Suspect]]:
-    """(problems, suspects) of the integers and scales of every quantized weight (law 1).
+    """Law 1: return (problems, suspects) of the integers and scales of every quantized weight.
 
     kept: function name -> float weight, with 0 where it was pruned
     rounded: function name -> float weight before pruning
-    parameters: names in the checkpoint
+    parameters: names of the checkpoint's parameters
     rounding: function name -> bounds of the methods
     """
     broken: list[str] = []
@@ -78,16 +78,17 @@ def judge_weights(
 
 
 def _grouped(q: QTensor, value: Tensor) -> Tensor:
-    """value (out, in) as (*shape of q's scale, values)."""
+    """Reshape `value` (out, in) to (*shape of the scale of q, values of a group)."""
     return grouped(value, q.scheme)
 
 
 def _first_fault(q: QTensor, value: Tensor, rounding: Rounding, dense: Tensor) -> str:
-    """The first problem of a weight, or "".
+    """Return the first problem of a weight, or "". Rows are judged a few at a time.
 
-    value: the float weight, with 0 where its integer was pruned to 0
-    dense: the float weight before pruning. Rounding may also turn a kept weight into 0, so the
-        scale that a group needs lies between those of the two
+    value: float weight (out, in), with 0 where its integer was pruned to 0
+    rounding: bounds of the methods
+    dense: float weight before pruning. Rounding may also turn a kept weight into 0, so the scale
+        that a group needs lies between those of the two
     """
     slices = q.slices()
     if len(slices) == 1:
@@ -99,7 +100,10 @@ def _first_fault(q: QTensor, value: Tensor, rounding: Rounding, dense: Tensor) -
 def _weight(
     q: QTensor, value: Tensor, rounding: Rounding, dense: Tensor | None = None, first: int = 0
 ) -> str:
-    """See _first_fault. first: number of the first row"""
+    """Return the first problem of some rows of a weight, or "". Arguments as in _first_fault.
+
+    first: number of the first of these rows in the complete weight
+    """
     zero = torch.zeros_like(q.scale) if q.zero_point is None else q.zero_point.float()
     ends = torch.stack([(q.scheme.low - zero) * q.scale, (q.scheme.high - zero) * q.scale])
     (lowest, highest), step = ends.sort(0).values, q.scale.abs()
@@ -142,7 +146,8 @@ def _weight(
 
 
 def _needed(q: QTensor, value: Tensor) -> Tensor:
-    """The scale that just covers each group of value (out, in), in the shape of q's scale."""
+    """Return the scale that just covers each group of `value` (out, in), in the shape of q's
+    scale."""
     parts = _grouped(q, value)
     if q.scheme.full_range:
         return absmax_scale(value, q.scheme)[0].abs()
@@ -155,8 +160,12 @@ def _needed(q: QTensor, value: Tensor) -> Tensor:
 
 
 def _suspects(name: str, q: QTensor, value: Tensor) -> list[Suspect]:
-    """The group, the row and the module that hold most and least of their float weight, where the
-    share is beyond the screen, and a module whose low bits look lost."""
+    """Return the group, the row and the module with the largest and the smallest share <W, Q> / <W,
+    W> of their float weight, where that is beyond the screen, and the module if its low bits look
+    lost.
+
+    value: float weight W (out, in)
+    """
     quantized, parts = _grouped(q, q.dequantize()), _grouped(q, value)
     # weights below the smallest scale are 0 by definition
     tiny = parts.abs().amax(-1) < FP16_SMALLEST_NORMAL * q.scheme.high
@@ -186,7 +195,8 @@ def _suspects(name: str, q: QTensor, value: Tensor) -> list[Suspect]:
 
 
 def _holding(group: int | None, whole: bool) -> Statistic:
-    """Statistic <W, Q> / <W, W> of each row, of a group of each row, or (whole) of all rows."""
+    """Return the statistic <W, Q> / <W, W>: of each row, of group number `group` of each row, or of
+    all rows together where `whole`."""
 
     def statistic(q: QTensor | Tensor, value: Tensor, _rows: Tensor) -> Tensor:
         assert isinstance(q, QTensor)
@@ -214,8 +224,12 @@ def _nearest_odd(q: QTensor, parts: Tensor) -> float:
 def fold_norm_weight(
     state: CompressedState, source: Mapping[str, Tensor], name: str, family: Family, rotated: bool
 ) -> Tensor:
-    """A norm's weight after folding alone: ones where a rotation folded it into the next layer;
-    else the inverse of the factor by which the columns of the module behind it were scaled."""
+    """Compute a norm's weight after folding alone: ones where a rotation folded it into the next
+    layer; else the inverse of the factor by which the columns of the module behind it were scaled.
+
+    source: parameters of the checkpoint, by name
+    rotated: True where the recipe rotates the model
+    """
     float_weight = source[name]
     read = (*(p.producer for p in family.smooth), family.final_norm)
     if rotated and any(name.endswith(f".{norm}.weight") for norm in read if norm):
@@ -237,7 +251,12 @@ def judge_norm_weights(
     rotated: bool,
     limit: float,
 ) -> list[str]:
-    """Law 4: problems of learned norm weights. limit: distance allowed, over the weights' mean."""
+    """Law 4: return sentences on learned norm weights that moved further than `limit` allows.
+
+    source: parameters of the checkpoint, by name
+    rotated: True where the recipe rotates the model
+    limit: largest distance, in units of the mean of the weights' magnitudes
+    """
     broken = []
     for name in list_learned_norm_weights(state, source):
         folded = fold_norm_weight(state, source, name, family, rotated)
@@ -252,7 +271,7 @@ def judge_norm_weights(
 
 
 def list_learned_norm_weights(state: CompressedState, source: Mapping[str, Tensor]) -> list[str]:
-    """Names of replaced parameters that a rounding method may have learned: vectors that are not
+    """List the replaced parameters that a rounding method may have learned: vectors that are not
     biases."""
     return [
         n for n in state.replaced if n.endswith(".weight") and n in source and source[n].ndim == 1
@@ -262,8 +281,10 @@ def list_learned_norm_weights(state: CompressedState, source: Mapping[str, Tenso
 def judge_integer_biases(
     state: CompressedState, source: Mapping[str, Tensor], corrections: Mapping[str, Tensor]
 ) -> dict[str, str]:
-    """{bias of a quantized convolution: sentence on its rounding, or "" where it is right}.
+    """Law 3: return {bias of a quantized convolution: sentence on its rounding, or "" where it is
+    right}.
 
+    source: parameters of the checkpoint, by name
     corrections: {bias: amount added to it}, which bias_correction_laws.py judges
     """
     words = {}
@@ -291,7 +312,8 @@ def judge_integer_biases(
 
 
 def judge_replaced(state: CompressedState, source: Mapping[str, Tensor]) -> list[str]:
-    """Law 2: sentences on replaced parameters that are unknown, misshapen or not finite."""
+    """Law 2: return sentences on replaced parameters that the checkpoint lacks, or that have
+    another shape or values that are not finite."""
     broken = []
     for name in state.replaced:
         value = state.replaced[name]

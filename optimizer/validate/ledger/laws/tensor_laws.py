@@ -27,7 +27,8 @@ ANSWERED = 8  # rows
 def compare_arrays(
     checkpoint: Path, source: Contract, served: Contract, encoder: Any, rows: Sequence[Any]
 ) -> list[str]:
-    """Sentences on inputs with other values. Arguments as in contract_laws.tokens."""
+    """Return sentences on inputs with other values than the rows. The arguments are those of
+    contract_laws.compare_tokens."""
     del checkpoint
     batch, broken = tasks.encode(served, encoder, rows), []
     for spec in source.inputs:
@@ -44,8 +45,8 @@ def compare_arrays(
 
 
 def compare_answers(m: Materials, served: Contract, encoder: Any, runner: Runner) -> list[str]:
-    """Sentences on answers that are not the model's own numbers. Arguments as in
-    answer_laws.answers."""
+    """Return sentences on answers that differ from the model's own numbers. The arguments are those
+    of answer_laws.compare_answers."""
     rows = list(dict.fromkeys(m.texts))[:ANSWERED]
     queries = [Query(f"row {i + 1}", row) for i, row in enumerate(rows)]
     answered = list(answer(Predictor(served, encoder, runner.infer), queries, ANSWERED))
@@ -61,6 +62,6 @@ def compare_answers(m: Materials, served: Contract, encoder: Any, runner: Runner
 
 
 def compare_contract(served: Contract, config: dict[str, Any]) -> list[str]:
-    """Return no sentence: config.json of an ONNX file has no sizes of inputs."""
+    """Return []: config.json of an ONNX file has no sizes of inputs to compare."""
     del served, config
     return []

@@ -51,7 +51,10 @@ def _sides(reference: ReferencePipeline, image: Any) -> tuple[int, int]:
 def detected(
     reference: ReferencePipeline, image: Any, values: Array, _alone: Batch
 ) -> dict[str, Any]:
-    """Answer of object-detection. values: (queries, classes + 4)."""
+    """Return transformers' answer of object-detection.
+
+    values: outputs (queries, classes + 4): logits, then the box
+    """
     logits, boxes = values[:, :-CORNERS], values[:, -CORNERS:]
     height, width = _sides(reference, image)
     outputs = Outputs(
@@ -84,7 +87,7 @@ def detected(
 
 
 def _probabilities(reference: ReferencePipeline, logits: Array) -> tuple[Array, float]:
-    """(probability of each query and label in float64, bound on a float32 one)."""
+    """Compute (probability of each query and label in float64, bound on its float32 rounding)."""
     wide = torch.from_numpy(logits).double()
     if logits.shape[-1] == len(reference.contract.labels or ()):
         return wide.sigmoid().numpy(), (EXPONENTIAL + 3) * UNIT["fp32"] + SMALLEST["fp32"]
@@ -94,12 +97,16 @@ def _probabilities(reference: ReferencePipeline, logits: Array) -> tuple[Array, 
 
 
 def _alike(listed: list[dict[str, Any]], bound: float) -> bool:
-    """True where two objects, in order of probability, are equal within the bound."""
+    """Return True where two neighbours in a list of objects, sorted by probability, have
+    probabilities equal within the bound, so that their order may differ."""
     return bool((-np.diff([one["score"] for one in listed]) <= 2 * bound).any())
 
 
 def segmented(reference: ReferencePipeline, image: Any, logits: Array, _alone: Batch) -> Judged:
-    """Answer of image-segmentation. logits: (classes, rows, columns)."""
+    """Return a judge of an answer of image-segmentation, by transformers' label of each pixel.
+
+    logits: (classes, rows, columns)
+    """
     sides = _sides(reference, image)
     tensor = torch.from_numpy(np.ascontiguousarray(logits))[None]
     judge = reference.pipeline.image_processor.post_process_semantic_segmentation
@@ -134,7 +141,10 @@ def segmented(reference: ReferencePipeline, image: Any, logits: Array, _alone: B
 
 
 def measured(reference: ReferencePipeline, image: Any, depths: Array, _alone: Batch) -> Judged:
-    """Answer of depth-estimation. depths: (rows, columns)."""
+    """Return a judge of an answer of depth-estimation, by transformers' depth of each pixel.
+
+    depths: outputs (rows, columns)
+    """
     sides = _sides(reference, image)
     tensor = torch.from_numpy(np.ascontiguousarray(depths))[None]
     whole = reference.pipeline.postprocess(Outputs(predicted_depth=tensor, target_size=sides))
@@ -161,8 +171,9 @@ def measured(reference: ReferencePipeline, image: Any, depths: Array, _alone: Ba
 
 
 def _interpolated(values: Array, sides: tuple[int, int]) -> float:
-    """Bound on a float32 interpolation of `values`: positions up to a side, rounded thrice, change
-    weights of slope 2 or less; 16 products of weights, whose sizes sum to 2 or less."""
+    """Bound the float32 rounding of an interpolation of `values`: positions up to a side, rounded
+    three times, change weights of slope 2 or less; 16 products of weights have sizes that sum to 2
+    or less."""
     places = max(*values.shape[-2:], *sides)
     return float(2 * UNIT["fp32"] * (2 * 3 * places + 2 * 20) * np.abs(values).max())
 

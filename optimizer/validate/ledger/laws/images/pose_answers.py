@@ -30,12 +30,21 @@ DRAWS = 4
 def posed(
     reference: ReferencePipeline, _image: Any, heatmaps: Array, alone: Batch
 ) -> dict[str, Any]:
-    """Answer of keypoint-detection. heatmaps: (boxes, keypoints, rows, columns)."""
+    """Return the expected answer of keypoint-detection.
+
+    heatmaps: outputs (boxes, keypoints, rows, columns)
+    alone: the image and its boxes as a batch
+    """
     both = zip(heatmaps, alone.encodings, strict=True)
     return {"poses": [_pose(reference, maps, crop.box) for maps, crop in both]}
 
 
 def _pose(reference: ReferencePipeline, maps: Array, box: tuple[float, ...]) -> dict[str, Any]:
+    """Return the expected keypoints of one box, with bounds from perturbed heatmaps.
+
+    maps: heatmaps (keypoints, rows, columns)
+    box: box of the pose in the image
+    """
     places, scores = _places(reference, maps, box)
     rng = np.random.default_rng(0)
     moved = []

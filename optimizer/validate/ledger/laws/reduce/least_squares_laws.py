@@ -35,10 +35,17 @@ SMALL = 1e-300  # divisor for a column of zeros
 
 
 class Objective:
-    """J of one layer at its adjusted weight and at the reference's columns, as running sums."""
+    """Running sums from which J of one layer is computed, at its adjusted weight and at the
+    reference's kept columns."""
 
     def __init__(self, adjusted: Tensor, start: Tensor, weight: Tensor, moved: Tensor) -> None:
-        """adjusted V and start W_k (out, kept); weight W (out, in); moved b' - b (out,)."""
+        """Start with no inputs.
+
+        adjusted: adjusted weight V (out, kept)
+        start: reference's kept columns W_k (out, kept)
+        weight: reference's weight W (out, in)
+        moved: difference of the biases b' - b (out,)
+        """
         self.moved = moved.float()
         self.stored = float(torch.finfo(adjusted.dtype).eps)
         self.V, self.start, self.weight = adjusted.float(), start.float(), weight.float()
@@ -48,8 +55,11 @@ class Objective:
         self.lengths = torch.zeros(3, dtype=torch.float64)  # sums of |x|^2, |x| |f|, |f|^2
 
     def add(self, x: Tensor, f: Tensor) -> None:
-        """Add inputs of the layer. x: (tokens, kept) in the smaller model; f: (tokens, in) in
-        float."""
+        """Add inputs of the layer.
+
+        x: (tokens, kept), in the smaller model
+        f: (tokens, in), in the float model
+        """
         target = f @ self.weight.T
         before = (x @ self.start.T - target).double()
         after = (x @ self.V.T + self.moved - target).double()
@@ -61,8 +71,10 @@ class Objective:
         self.lengths += torch.stack([a @ a, a @ b, b @ b])
 
     def problem(self, importance: str, unit: float) -> str:
-        """A sentence where J is larger at V than at W_k beyond rounding, else "".
+        """Return a sentence where J is larger at V than at W_k by more than rounding explains, else
+        "".
 
+        importance: method that adjusted the weight
         unit: unit roundoff of the products, or of the stored weight
         """
         start, moved = self.start.double(), (self.V - self.start).double()
@@ -93,9 +105,10 @@ class Objective:
 def find_problems(
     m: Materials, document: Document, objectives: Mapping[str, Objective]
 ) -> Iterator[str]:
-    """Sentences on adjusted weights that are not optimal. A fault in one changes the inputs of
-    later layers: the first is the place to look.
+    """Yield sentences on adjusted weights that are not optimal, in the order of computation. A
+    wrong weight changes the inputs of later layers, so the first sentence names the cause.
 
+    document: content of reduced.json
     objectives: {adjusted weight of the smaller model: empty objective}, in the order of computation
     """
     if not objectives:
@@ -116,7 +129,7 @@ def find_problems(
 
 
 def _entered(model: nn.Module, batch: Any, layers: Any) -> dict[str, list[Tensor]]:
-    """{layer: [inputs (tokens, in) of each use]}."""
+    """Run a batch and return {layer: [inputs (tokens, in) of each use]}."""
     inputs: dict[str, list[Tensor]] = {layer: [] for layer in layers}
     trace.observe(model, batch, list(inputs), lambda name, rows: inputs[name].append(rows))
     return inputs
@@ -124,8 +137,11 @@ def _entered(model: nn.Module, batch: Any, layers: Any) -> dict[str, list[Tensor
 
 @contextmanager
 def _without(m: Materials, kept: list[str]) -> Iterator[nn.Module]:
-    """The reference without the removed blocks, so that its blocks are numbered as the smaller
-    model's."""
+    """Provide the reference model without the removed blocks, so that its blocks are numbered as
+    the smaller model's.
+
+    kept: names of the blocks to keep
+    """
     model = m.reference_model
     path = f"{m.family.prefix(m.task)}{m.family.blocks}"
     parent, _, attribute = path.rpartition(".")

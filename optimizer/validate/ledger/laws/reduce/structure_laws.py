@@ -50,7 +50,7 @@ WHY = "kept tensors are the reference's, bit for bit; the task's gates judge the
 
 
 def reduce(m: Materials) -> Entry:
-    """Entry of hop `reduce`: the smaller checkpoint against the reference, by all laws."""
+    """Hop `reduce`: compare the smaller checkpoint with the reference by laws 1 to 5."""
     assert m.smaller is not None
     document = read_json(m.smaller / REDUCED)
     with ExitStack() as files:
@@ -74,7 +74,12 @@ def reduce(m: Materials) -> Entry:
 def _objective(
     name: str, origin: str, layer: Mapping[str, Any], files: tuple[_Tensors, _Tensors], m: Materials
 ) -> least_squares_laws.Objective:
-    """Empty objective of adjusted weight `name`. files: tensors of (reference, smaller)."""
+    """Make the empty objective of the adjusted weight `name`.
+
+    origin: name of the weight in the reference
+    layer: entry of the layer in reduced.json
+    files: tensors of (reference, smaller checkpoint)
+    """
     reference, smaller = files
     bias, before = (n.removesuffix("weight") + "bias" for n in (name, origin))
     moved = torch.zeros(len(smaller[name]))
@@ -86,8 +91,12 @@ def _objective(
 
 
 def _narrowed(name: str, value: Tensor, kept: Sequence[int], m: Materials) -> Tensor:
-    """Expected tensor where hidden channels were removed: `value`, already cut to the kept units,
-    on the channels `kept`; a norm's weights times sqrt(channels before / after)."""
+    """Return the tensor that is expected where hidden channels were removed: a norm's weights are
+    multiplied by sqrt(channels before / after).
+
+    value: the reference's tensor, already cut to the kept units
+    kept: indices of the kept hidden channels
+    """
     family, prefix = m.family, m.family.prefix(m.task)
     module, _, parameter = name.rpartition(".")
     inner = module.removeprefix(f"{prefix}{family.blocks}.").partition(".")[2]
@@ -104,7 +113,7 @@ def _narrowed(name: str, value: Tensor, kept: Sequence[int], m: Materials) -> Te
 
 
 def collect_figures(m: Materials) -> dict[str, Any] | None:
-    """The report's section on the smaller checkpoint; None without one."""
+    """Collect the report's section `reduced`; None where the model was not made smaller."""
     if m.section.reduce is None or m.smaller is None:
         return None
     document = read_json(m.smaller / REDUCED)
@@ -113,7 +122,11 @@ def collect_figures(m: Materials) -> dict[str, Any] | None:
 
 
 def open_tensors(folder: Path, files: ExitStack) -> dict[str, Any]:
-    """{name: the open file that holds it} of a step's checkpoint, by the safetensors library."""
+    """Open the files of a step's checkpoint by the safetensors library: {tensor: open file with
+    it}.
+
+    files: stack that closes them
+    """
     from safetensors import safe_open
 
     tensors: dict[str, Any] = {}
@@ -139,7 +152,8 @@ class _Tensors:
 
 
 def _indices(document: Mapping[str, Any], reference: _Tensors, m: Materials) -> Iterator[str]:
-    """Law 4: sentences on indices out of order or range, or of another number than its sizes."""
+    """Law 4: yield sentences on kept indices out of order or range, or of another number than the
+    sizes in reduced.json."""
     layers = document["layers"]
     blocks = [str(layer["of"]) for layer in layers]
     order = [int(b.rpartition(".")[2]) for b in blocks]
@@ -165,7 +179,10 @@ def _indices(document: Mapping[str, Any], reference: _Tensors, m: Materials) -> 
 
 
 def _count(kind: str, block: str, reference: _Tensors, m: Materials) -> int:
-    """Number of units of `kind` ("ffn"; "heads": key heads) in a block of the reference."""
+    """Count the units of a block of the reference.
+
+    kind: "ffn" for neurons, "heads" for key heads
+    """
     if kind == "ffn":
         assert m.family.feed_forward is not None
         return int(reference[f"{block}.{m.family.feed_forward.down}.weight"].shape[1])
@@ -181,7 +198,8 @@ def _head_size(m: Materials) -> int:
 def _tensors(
     document: Mapping[str, Any], reference: _Tensors, smaller: _Tensors, m: Materials
 ) -> Iterator[str]:
-    """Sentences on tensors that are missing, left over, or not the reference's kept part."""
+    """Laws 1, 3 and 5: yield sentences on tensors that are missing, left over, or other than the
+    reference's kept part."""
     origins = dict(_origins(document, reference, m))
     for name in sorted(origins.keys() - smaller.names):
         yield f"{name}: is not in the smaller checkpoint"
@@ -212,7 +230,8 @@ def _tensors(
 def _origins(
     document: Mapping[str, Any], reference: _Tensors, m: Materials
 ) -> Iterator[tuple[str, tuple[str, Mapping[str, Any]]]]:
-    """(name in the smaller checkpoint, (name in the reference, layer of reduced.json or {}))."""
+    """Yield, for each tensor that the smaller checkpoint must have, (its name, (its name in the
+    reference, entry of its layer in reduced.json; {} for none))."""
     blocks = f"{m.family.prefix(m.task)}{m.family.blocks}."
     for name in reference.names:
         if not name.startswith(blocks):
@@ -224,7 +243,8 @@ def _origins(
 
 
 def _cut(origin: str, layer: Mapping[str, Any], reference: _Tensors, m: Materials) -> Tensor:
-    """Tensor `origin` of the reference on the units that a layer of reduced.json lists as kept."""
+    """Cut tensor `origin` of the reference to the units that `layer`, an entry of reduced.json,
+    keeps."""
     value = reference[origin]
     module = origin.removeprefix(f"{layer.get('of')}.").rpartition(".")[0]
     family: Family = m.family
@@ -247,7 +267,11 @@ def _cut(origin: str, layer: Mapping[str, Any], reference: _Tensors, m: Material
 def _adjusted(
     name: str, value: Tensor, reference: Tensor, document: Mapping[str, Any], m: Materials
 ) -> Iterator[str]:
-    """Sentences on tensor `name`, which a method adjusted. reference: its expected value before."""
+    """Law 2: yield sentences on tensor `name`, which a method adjusted.
+
+    value: tensor in the smaller checkpoint
+    reference: tensor that was expected before the adjustment
+    """
     ffn, heads = m.family.feed_forward, m.family.attention
     reads: Sequence[str] = [p for p in (ffn and ffn.down, heads and heads.output) if p]
     if not name.endswith(tuple(f".{r}.{p}" for r in reads for p in ("weight", "bias"))):
@@ -265,7 +289,7 @@ def _adjusted(
 
 
 def find_unloaded(m: Materials) -> list[str]:
-    """Sentences on tensors that transformers' own loader reports missing or left over."""
+    """Return sentences on tensors that transformers' own loader reports missing or left over."""
     assert m.smaller is not None
     try:
         with quiet():

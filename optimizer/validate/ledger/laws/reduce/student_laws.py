@@ -36,7 +36,8 @@ STUDENT_SIZES = ("layers", "kv_heads", "head_dim")  # of a decoder's KV cache
 
 
 def reduce(m: Materials) -> Entry:
-    """Entry of hop `reduce` of a student: the student against the reference, before it learns."""
+    """Hop `reduce` of a student: compare it, before it is trained, with the reference by laws 1 to
+    3."""
     assert m.smaller is not None
     problems = (*_tokens(m.smaller, m), *_contract(m.smaller, m), *find_unloaded(m))
     measured = None if problems else _apart(m)
@@ -45,7 +46,8 @@ def reduce(m: Materials) -> Entry:
 
 
 def _apart(m: Materials) -> Distance | None:
-    """Distance of the student's outputs to the reference's; None where their shapes differ."""
+    """Measure the distance of the student's outputs to the reference's; None where their shapes
+    differ."""
     before = [trace.trace_run(m.reference_model, b, m.outputs, ()) for b in m.batches]
     after = [trace.run(m.smaller_model, b, m.outputs) for b in m.batches]
     shapes = ({n: a.shape for n, a in answers.items()} for answers in (after[0], before[0].result))
@@ -80,5 +82,5 @@ def _contract(student: Path, m: Materials) -> Iterator[str]:
 
 
 def _named_axes(axes: list[Any]) -> list[Any]:
-    """The axes without the width of vectors, which may be a student's own."""
+    """Return the axes of an output without the width of vectors, which may differ in a student."""
     return [axis for axis in axes if isinstance(axis, str)]

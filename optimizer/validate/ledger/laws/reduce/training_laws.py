@@ -59,7 +59,7 @@ and a vector, its direction and the cosine of two directions by up to twice as m
 
 @dataclass(frozen=True)
 class _Training:
-    """One training. Models are functions, because files with a fault may build none."""
+    """One training run. Its models are functions, because loading a faulty checkpoint may raise."""
 
     hop: str
     start: str
@@ -75,7 +75,7 @@ class _Training:
 
 
 def recover(m: Materials) -> Entry:
-    """Entry of hop `recover`: the smaller checkpoint after training against before."""
+    """Hop `recover`: compare the smaller checkpoint after training with the one before."""
     recovery = m.section.recovery
     assert recovery is not None
     assert m.smaller is not None
@@ -96,7 +96,7 @@ def recover(m: Materials) -> Entry:
 
 
 def qat(m: Materials) -> Entry:
-    """Entry of hop `qat`: the trained checkpoint against the checkpoint before training."""
+    """Hop `qat`: compare the trained checkpoint with the one before training."""
     training = m.section.training
     assert training is not None
     assert m.untrained is not None
@@ -119,7 +119,8 @@ def qat(m: Materials) -> Entry:
 
 
 def collect_figures(m: Materials) -> list[dict[str, Any]]:
-    """The report's document on each training, without the names of trained tensors."""
+    """Collect the report's section `learned`: the record of each training without the names of
+    trained tensors."""
     trainings = []
     if m.section.recovery and m.untrained:
         trainings.append({"hop": "recover", **read_json(m.untrained / RECOVERED)})
@@ -142,7 +143,8 @@ def _entry(learned: _Training, m: Materials) -> Entry:
 
 
 def _tensors(document: Mapping[str, Any], learned: _Training, m: Materials) -> Iterator[str]:
-    """Sentences on tensors that are missing, not finite, or changed without being trained."""
+    """Laws 1 to 3: yield sentences on tensors that are missing, not finite, or changed without
+    being trained."""
     embeddings = f"{m.family.prefix(m.task)}{m.family.embeddings}."
     fixed = not is_initialized(learned.before)
     trained = {*document["trained"]}
@@ -188,7 +190,8 @@ def _loss(document: Mapping[str, Any], learned: _Training, m: Materials) -> Iter
 
 
 def _furthest(distances: Mapping[str, float], m: Materials) -> float:
-    """The largest distance of an output; a decoder's KV cache is not part of the loss."""
+    """Return the largest distance of an output. A decoder's KV cache is left out, because it does
+    not enter the loss."""
     return max(distances[name] for name in m.outputs)
 
 

@@ -50,7 +50,8 @@ def compare_answers(m: Materials, served: Contract, encoder: Any, runner: Runner
 
 
 def encode(reference: ReferencePipeline, text: str) -> list[list[int]]:
-    """Token ids of the text with each label's hypothesis, as transformers' tokenizer gives them."""
+    """Encode the text with each label's hypothesis by transformers' tokenizer: token ids per
+    label."""
     settings = reference.contract.choice
     return [
         reference.tokenizer(
@@ -64,7 +65,10 @@ def encode(reference: ReferencePipeline, text: str) -> list[list[int]]:
 
 
 def expected(reference: ReferencePipeline, logits: Array) -> Mapping[str, Any]:
-    """The pipeline's answer. logits: (candidate labels, labels of the model)."""
+    """Return the answer of transformers' pipeline.
+
+    logits: (candidate labels, labels of the model)
+    """
     settings = reference.contract.choice
     outputs = [
         {"candidate_label": label, "sequence": "", "logits": torch.from_numpy(row)[None]}

@@ -32,13 +32,14 @@ def compare(
     encode: Callable[[Query], Ids],
     expected: Callable[[Query, Sequence[Array]], Any],
 ) -> list[str]:
-    """Problems of the harness's answers.
+    """Return sentences on answers of the harness that differ from the reference's.
 
     served: the harness's contract
     encoder: the harness's tokenizer
     runner: the model that the harness runs
-    encode: query -> token ids of its rows, by transformers' tokenizer
-    expected: (query, output of each of its rows without padding) -> the reference's answer
+    queries: inputs, each of several rows of the model
+    encode: function query -> token ids of its rows, by transformers' tokenizer
+    expected: function (query, output of each of its rows without padding) -> reference's answer
     """
     rows: dict[bytes, Array] = {}
     output = tasks.look_up(served).output

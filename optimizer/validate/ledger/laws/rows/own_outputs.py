@@ -16,7 +16,12 @@ Run = tuple[Mapping[str, Array], Array]
 
 
 def list_part_rows(m: Materials, value: Any, runs: Sequence[Run]) -> tuple[Batch, Array | None]:
-    """(the parts of an input as a batch, their outputs (parts, ...); None where one has none)."""
+    """Return (the parts of one input as a batch, their outputs (parts, ...) from earlier runs);
+    None in place of the outputs where a part has none.
+
+    value: one input of the task
+    runs: earlier batches with their outputs
+    """
     kind = tasks.look_up(m.contract).inputs
     (encoded,) = kind.encode(m.contract, m.encoder, [value])
     rows = [run_row(kind.collate(m.contract, [part]), runs) for part in encoded.parts]
@@ -26,7 +31,8 @@ def list_part_rows(m: Materials, value: Any, runs: Sequence[Run]) -> tuple[Batch
 
 
 def run_row(alone: Batch, runs: Sequence[Run]) -> Array | None:
-    """The output of the first row in `runs` with the input `alone`, without padding; or None."""
+    """Return the output, without padding, of the first row in `runs` whose input equals that of
+    `alone`, a batch of one; None where there is none."""
     for arrays, output in runs:
         real = np.asarray(arrays["attention_mask"]) if alone.real.ndim > 1 else None
         for i, out in enumerate(output):

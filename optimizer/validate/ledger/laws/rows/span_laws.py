@@ -64,7 +64,7 @@ def compare_answers(m: Materials, served: Contract, encoder: Any, runner: Runner
 
 
 def encode(reference: ReferencePipeline, question: str, context: str) -> Sequence[Any]:
-    """The windows of a question as transformers' tokenizer encodes them."""
+    """Encode a question and its context by transformers' tokenizer and return the windows."""
     encoded = reference.tokenizer(
         question,
         context,
@@ -80,7 +80,11 @@ def encode(reference: ReferencePipeline, question: str, context: str) -> Sequenc
 def expected(
     reference: ReferencePipeline, context: str, windows: Sequence[Any], logits: Sequence[Array]
 ) -> Any:
-    """The reference's answer. windows: from `encode`. logits: (tokens, 2) of each window."""
+    """Return the reference's answer to a question.
+
+    windows: result of `encode`
+    logits: scores (tokens, 2) of start and end, one array per window
+    """
     settings = reference.contract.spans
     count = 2 * settings.top_k + 10
     candidates: list[dict[str, Any]] = []
@@ -125,7 +129,11 @@ def expected(
 
 
 def _softmax(logits: Array, kept: Array) -> tuple[Array, Array]:
-    """(probabilities of the kept tokens in float64, their float32 bounds), both (tokens,)."""
+    """Compute (probabilities of the kept tokens in float64, their float32 bounds), both (tokens,).
+
+    logits: (tokens,)
+    kept: (tokens,), True for tokens that an answer may contain
+    """
     values = logits.astype(np.float64)
     powers = np.where(kept, np.exp(values - values[kept].max()), 0.0)
     bounds = np.zeros(len(values))
@@ -134,14 +142,16 @@ def _softmax(logits: Array, kept: Array) -> tuple[Array, Array]:
 
 
 def _near(scores: Array, bounds: Array, at: int) -> bool:
-    """True where the scores at places `at` and `at` + 1 may have changed places."""
+    """Return True where the scores at places `at` and `at` + 1 are equal within their bounds, so
+    that their order may differ."""
     if at + 1 >= len(scores) or scores[at + 1] <= 0:
         return False
     return bool(scores[at] - scores[at + 1] <= bounds[at] + bounds[at + 1])
 
 
 def _characters(window: Any, first: int, last: int) -> tuple[int, int]:
-    """get_indices of the pipeline, with align_to_words."""
+    """Return (start, end) in characters of the answer from token `first` to token `last`, as the
+    pipeline's get_indices does with align_to_words."""
     try:
         words = window.token_to_word(first), window.token_to_word(last)
         return window.word_to_chars(words[0], 1)[0], window.word_to_chars(words[1], 1)[1]
