@@ -13,10 +13,11 @@ from optimizer.model.architectures.operands import find_attention
 
 
 def find(model: ir.Model, modules: Mapping[str, Module], operands: Iterable[str]) -> dict[str, Use]:
-    """Return {operand: the names of its tensor and of the one operator that reads the tensor}.
+    """Find the tensor of every operand, and the operator that reads it. Returns {operand: Use}.
 
-    operands: names of modules, from model/architectures/operands.py
-    Raises OptimizeError for an operand without one tensor and one reader.
+    modules: linear modules of names.json
+    operands: names of the identities around the products (model/architectures/operands.py)
+    Raises OptimizeError for an operand that is not one tensor with one reader.
     """
     nodes = {str(n.name): n for n in model.graph}
     softmaxes: dict[str, list[ir.Value]] = {}

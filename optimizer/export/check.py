@@ -55,7 +55,10 @@ reached."""
 
 
 def list_vocabulary_sizes(config: Mapping[str, Any], contract: Mapping[str, Any]) -> dict[str, int]:
-    """{token input: number of values it may take}; images have no entry."""
+    """Return {token input: number of values it may take}; images have no entry.
+
+    config: content of config.json
+    """
     sizes = {
         "input_ids": int(config.get("vocab_size", 0)),
         "token_type_ids": int(config.get("type_vocab_size", 1) or 1),
@@ -71,7 +74,8 @@ def longest_of(contract: Mapping[str, Any]) -> int:
 
 
 def check_shapes(contract: Mapping[str, Any]) -> list[tuple[int, int]]:
-    """(batch, sequence) pairs to check: single, batched, longest (a decoder's: up to LONGEST)."""
+    """List the (batch, sequence) pairs to check: a single text, a batch, and the longest text (up
+    to LONGEST tokens for a decoder, LONGEST_ENCODER for others)."""
     cache = contract.get("generation")
     if cache is not None:
         longest = min(int(cache["context"]), LONGEST)
@@ -85,11 +89,12 @@ def check_shapes(contract: Mapping[str, Any]) -> list[tuple[int, int]]:
 def draw_inputs(
     contract: Mapping[str, Any], limits: Mapping[str, int], batch: int, sequence: int
 ) -> Arrays:
-    """Draw tokens with a fixed seed, each row with more padding than the row before, or images from
-    the normal distribution. A decoder's rows are padded at the start, and its positions count real
-    tokens.
+    """Draw random inputs of one batch: {input: array}, with a seed fixed by the shape.
 
-    limits: result of `vocabulary`
+    Tokens are int64 (batch, sequence), each row with more padding than the row before, at the start
+    for a decoder, whose position_ids count real tokens. Images are normally distributed float32.
+
+    limits: result of list_vocabulary_sizes
     """
     rng = np.random.default_rng(batch * 1000 + sequence)
     fixed = [i for i in contract["inputs"] if i["dtype"] == "float32"]
@@ -121,10 +126,10 @@ def draw_inputs(
 
 @dataclass
 class Scatter:
-    """Distances between correct runs of a model on the inputs of the check.
+    """Effect of rounding on each output of a model, measured between its correct runs.
 
-    limits: {output: maximum relative L2 of an example}
-    usual: {output: mean square of a value}, see tolerance.lengths
+    limits: {output: relative L2 by which an example of the graph may differ from torch}
+    usual: {output: mean square of a value}, the scale to which tolerance.lengths relates errors
     """
 
     limits: Mapping[str, float]
@@ -133,9 +138,12 @@ class Scatter:
 
 @dataclass(frozen=True)
 class Asked:
-    """A batch, torch's outputs, and the outputs of RUNS correct runs in the graph's float type.
+    """A batch with torch's outputs, the reference that a graph's outputs are compared with.
 
-    mask: (batch, sequence) of real tokens; None for inputs without padding, whatever their names
+    batch: {input: array}
+    expected: {output: array} of torch in float32
+    runs: RUNS times {output: array}, each with other random rounding to the graph's float type
+    mask: (batch, sequence), 1 for real tokens; None where nothing is padded
     """
 
     batch: Arrays
@@ -156,9 +164,11 @@ def ask(
     *,
     padded: bool,
 ) -> Asked:
-    """Run `answer`, which maps inputs to the outputs of `model` in torch float32, on a batch.
+    """Run torch on a batch: once in float32, and RUNS times with randomly rounded operations.
 
-    padded: an input attention_mask hides tokens
+    precision: float type of the graph, "fp32" or "fp16", to which the runs are rounded
+    answer: function from inputs to the outputs of `model` in torch float32
+    padded: True where an input attention_mask hides tokens
     """
     runs = []
     for seed in range(RUNS):
@@ -170,7 +180,8 @@ def ask(
 
 
 def measure_scatter(batches: Sequence[Asked], precision: str) -> Scatter:
-    """Measure, for every output, the mean square and an upper bound of distances between runs."""
+    """Measure the scatter of every output over all batches: the mean square of its values, and an
+    upper bound of the relative L2 between two runs of one example."""
     limits, usual = dict[str, float](), dict[str, float]()
     for name in batches[0].expected:
         values = [e for one in batches for e in one.examples(one.expected[name])]
@@ -205,7 +216,8 @@ def check(
     rounding explains, CheckpointError where an output of an encoder depends on padding.
 
     inputs: batches, such as random_inputs draws
-    vocabulary: result of the function `vocabulary`
+    vocabulary: result of list_vocabulary_sizes
+    precision: float type of the graph, "fp32" or "fp16"
     answer: function from inputs to the outputs of `model` in torch
     blocks: name of the model's list of blocks
     grown: True where later blocks of the graph are copies of the first
@@ -276,7 +288,12 @@ def _answers(runner: OrtRunner, contract: Mapping[str, Any], batch: Arrays) -> d
 def run_in_pieces(
     runner: OrtRunner, contract: Mapping[str, Any], batch: Arrays, ends: list[int]
 ) -> Arrays:
-    """Run a decoder on pieces that end at `ends`, with the KV cache in between."""
+    """Run a decoder on consecutive pieces of a batch, each continuing from the KV cache before it.
+
+    Returns the logits of all pieces, joined along the sequence, and the last KV cache.
+
+    ends: index of the token behind each piece
+    """
     length = batch["input_ids"].shape[1]
     decoder = runner.decoder(Contract.from_json(contract))
     logits = []
@@ -288,7 +305,12 @@ def run_in_pieces(
 
 
 def compare(how: str, actual: Arrays, one: Asked, apart: Scatter, precision: str) -> float:
-    """Return an example's largest distance from torch's, over its limit; LedgerError above 1."""
+    """Compare the graph's outputs with torch's; return the largest ratio of distance to limit.
+
+    how: end of the message, which says how the graph was run
+    actual: {output: array} of the graph
+    Raises LedgerError for a ratio above 1, and where torch's outputs are not finite.
+    """
     worst = 0.0
     for name, value in one.expected.items():
         whole = all(np.isfinite(e).all() for e in one.examples(value))
@@ -333,7 +355,11 @@ def _advice(precision: str) -> str:
 def measure_distance(
     actual: Any, expected: Any, mask: Any = None, usual: float | None = None
 ) -> float:
-    """Maximum relative L2 of an example, by the rule of tolerance.lengths."""
+    """Return the maximum relative L2 of an example; infinity for arrays of different shapes.
+
+    mask: (batch, sequence), 0 for positions to leave out; None compares all
+    usual: mean square of a value, by the rule of tolerance.lengths; None for the examples' own
+    """
     if actual.shape != expected.shape:
         return float("inf")
     pairs = zip(split_examples(actual, mask), split_examples(expected, mask), strict=True)

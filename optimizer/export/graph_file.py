@@ -24,6 +24,8 @@ Marks = dict[str, tuple[Use, ...]]
 
 
 class _Writer:
+    """Builder of an ONNX graph from a `Graph`, node by node; see build_float_graph."""
+
     def __init__(self, graph: Graph, values: Values, contract: Mapping[str, Any]) -> None:
         self.graph, self.values = graph, values
         ports = build_interface(contract)
@@ -42,6 +44,7 @@ class _Writer:
         self.taken |= {n for node in graph.nodes for n in node.outputs}
 
     def parameter(self, name: str, transposed: bool = False) -> ir.Value:
+        """Return the initializer of a parameter, made on first use."""
         if name not in self.initializers:
             shape = self.graph.parameters[name]
             stored = Stored(self.values, name, ir.DataType.FLOAT, shape, transposed)
@@ -54,6 +57,7 @@ class _Writer:
         return value
 
     def value(self, name: str) -> ir.Value | None:
+        """Return the tensor, parameter or constant `name`; None for "", an absent input."""
         name = self.same.get(name, name)
         if not name:
             return None
@@ -66,7 +70,7 @@ class _Writer:
         return self.initializers[name]
 
     def fresh(self, name: str) -> str:
-        """`name`, or one like it that no tensor and no operator has."""
+        """Return `name`, with underscores appended until no tensor or operator has the name."""
         while name in self.taken:
             name += "_"
         return name
@@ -80,6 +84,7 @@ class _Writer:
         attributes: Mapping[str, Any],
         name: str,
     ) -> list[ir.Value]:
+        """Append an operator that carries the module of `node`; return its outputs."""
         results = [self._result(n) for n in outputs]
         self.nodes.append(
             ir.node(
@@ -102,6 +107,7 @@ class _Writer:
         return ir.val(name, ir.DataType.from_numpy(np.dtype(kind)), ir.Shape([None] * axes))
 
     def write(self, node: Node) -> None:
+        """Append the operators of a node, and record which marked tensors its first one reads."""
         count = len(self.nodes)
         self._write(node)
         for mark in dict.fromkeys(self.mark_of[n] for n in node.inputs if n in self.mark_of):
@@ -109,6 +115,8 @@ class _Writer:
             self.uses[mark].append(Use(str(self.nodes[count].name), tensor))
 
     def _write(self, node: Node) -> None:
+        """Append a Linear as MatMul and Add, a convolution as Conv, others as they are; a mark (an
+        identity that names a tensor) is left out, its readers read its input."""
         x = self.value(node.inputs[0]) if node.inputs else None
         biased = f"{node.module}.bias" in self.graph.parameters
         if node.op == LINEAR:
@@ -139,6 +147,7 @@ class _Writer:
             self.add(node, node.op, inputs, outputs, attributes, node.name)
 
     def model(self) -> ir.Model:
+        """Return the model of all nodes, with the contract's inputs and outputs."""
         outputs = []
         for port in self.ports.outputs:
             value = self.tensors[port.name]
@@ -164,7 +173,12 @@ def _type(dtype: str) -> str:
 def build_float_graph(
     graph: Graph, values: Values, contract: Mapping[str, Any]
 ) -> tuple[ir.Model, Marks]:
-    """(the graph with the values of its parameters, readers of each marked tensor)."""
+    """Build the ONNX model of an ONNX checkpoint's graph.
+
+    Returns the model, and {mark: operators that read the marked tensor}.
+
+    values: {parameter: its value}, read when the model is written
+    """
     writer = _Writer(graph, values, contract)
     for node in graph.nodes:
         writer.write(node)

@@ -27,7 +27,7 @@ class Port:
 
 @dataclass(frozen=True)
 class Interface:
-    """Inputs and outputs in order; the last 2 * layers of each are the KV cache's."""
+    """Inputs and outputs in order; a decoder's last 2 * layers of each are the KV cache."""
 
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
@@ -37,7 +37,11 @@ class Interface:
 def build_interface(
     contract: Mapping[str, Any], float_type: str = "float32", layers: int | None = None
 ) -> Interface:
-    """Build the interface of the contract's model, or of its first `layers` blocks."""
+    """Build the interface of the contract's model.
+
+    float_type: type of the KV cache
+    layers: number of blocks, where only the model's first ones are traced; None for all
+    """
     inputs = [_port(e) for e in contract["inputs"]]
     outputs = [_port(e) for e in contract["outputs"]]
     cache = contract.get("generation")

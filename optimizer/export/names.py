@@ -53,7 +53,10 @@ class Use:
 
 @dataclass(frozen=True)
 class Module:
-    """A linear module: its weight in the graph and the operators it became."""
+    """A linear module's weight in the graph and the operators that multiply by it.
+
+    Fields as in names.json; `node`, `op` and `input` describe the first operator.
+    """
 
     parameter: str
     initializer: str
@@ -67,7 +70,7 @@ class Module:
 
 @dataclass(frozen=True)
 class Lookup:
-    """An embedding: its table in the graph and the Gathers that take rows of it."""
+    """An embedding's table in the graph, and the Gathers (`nodes`) that take rows of it."""
 
     parameter: str
     initializer: str
@@ -76,7 +79,7 @@ class Lookup:
 
 @dataclass(frozen=True)
 class Names:
-    """Pairing of a checkpoint with a graph: names.json above."""
+    """Pairing of a checkpoint with a graph, the content of names.json."""
 
     modules: Mapping[str, Module]
     parameters: Mapping[str, str]
@@ -87,7 +90,7 @@ class Names:
 
     @property
     def parameter_of(self) -> dict[str, str]:
-        """{module: parameter name of its weight} of every module that may be quantized."""
+        """Return {module: parameter name of its weight} of linear modules and embeddings."""
         multiplied = {m: entry.parameter for m, entry in self.modules.items()}
         return multiplied | {m: entry.parameter for m, entry in self.lookups.items()}
 
@@ -105,7 +108,7 @@ class Names:
 
 
 def from_dict(document: Mapping[str, Any]) -> Names:
-    """Invert Names.as_dict."""
+    """Read the content of a names.json."""
     modules = {
         name: Module(**{**m, "also": tuple(Use(**u) for u in m["also"])})
         for name, m in document["modules"].items()
@@ -169,7 +172,11 @@ def pair(
 def _lookups(
     tables: Iterable[str], paired: Mapping[str, tuple[ir.Value, bool]]
 ) -> dict[str, Lookup]:
-    """{module: Lookup} of the `tables` whose initializer is read by row, by Gathers."""
+    """Return {module: Lookup} of those embeddings whose initializer is read by Gathers.
+
+    tables: parameter names of embeddings
+    paired: {parameter: (initializer, True where it is stored transposed)}
+    """
     lookups = {}
     for module in sorted(tables):
         weight = f"{module}.weight"
@@ -245,10 +252,10 @@ def _digest(array: Array) -> str:
 def compare_parameter(
     initializer: ir.Value, name: str, parameters: Mapping[str, Tensor]
 ) -> bool | None:
-    """Return True for the parameter transposed, False for the parameter itself, None for other
-    values. A large matrix is compared some rows at a time.
+    """Compare an initializer with the parameter `name`, some rows at a time if it is large.
 
-    A symmetric matrix is both: it counts as transposed unless an operator transposes it.
+    Returns False for equal values, True if the parameter's transpose is equal, None otherwise. A
+    symmetric matrix counts as transposed unless an operator transposes it.
     """
     tensor = initializer.const_value
     assert tensor is not None
@@ -295,8 +302,7 @@ def _sharing(paired: Mapping[str, tuple[ir.Value, bool]], weight: str) -> bool:
 
 
 def _module(module: str, weight: str, value: ir.Value, transposed: bool, shared: bool) -> Module:
-    """The Module record of the linear layer `module`, whose weight is the initializer `value`.
-
+    """Build the record of the linear layer `module`, whose weight is the initializer `value`.
     shared: the initializer holds several parameters, so only operators traced in `module` count
     """
     if len(value.shape or ()) == 4:
@@ -329,6 +335,7 @@ def _module(module: str, weight: str, value: ir.Value, transposed: bool, shared:
 
 
 def _convolution(module: str, weight: str, value: ir.Value) -> Module:
+    """Build the record of a convolution; OptimizeError unless a single Conv reads its weight."""
     uses = [n for n, i in value.uses() if n.op_type == "Conv" and i == 1]
     if len(uses) != 1:
         raise OptimizeError(
@@ -352,10 +359,13 @@ def _convolution(module: str, weight: str, value: ir.Value) -> Module:
 def find_residual_adds(
     model: ir.Model, modules: Mapping[str, Module], summands: Mapping[str, tuple[str, Summand]]
 ) -> dict[str, tuple[Use, ...]]:
-    """Return {module: names of its tensor and each reader}: a block's Add, a pooling, or any.
+    """Find the operators that read the tensors which the identities `summands` stand for.
+
+    Returns {identity: each reader with the tensor}. By its record, the readers are the residual
+    add of its block, a pooling, or all operators.
 
     summands: {name of an identity: (name of its block, its record)}
-    Raises OptimizeError where no such operator reads the tensor, or two add or pool it.
+    Raises OptimizeError where no operator reads the tensor, or several add or pool it.
     """
     nodes = {str(n.name): n for n in model.graph}
     uses = {}

@@ -26,12 +26,17 @@ PAST = 4
 
 
 def take_first_tokens(batch: Arrays) -> Arrays:
-    """Take the first PAST tokens of a batch."""
+    """Take the first PAST tokens (columns) of every array of a batch."""
     return {name: array[:, :PAST] for name, array in batch.items()}
 
 
 def take_later_tokens(batch: Arrays, before: Arrays, layers: int, float_type: str) -> Arrays:
-    """Take the tokens after PAST, with the KV cache of `before`: outputs for the first tokens."""
+    """Take the tokens after PAST, and as their past the KV cache in `before`.
+
+    before: outputs of a run on take_first_tokens(batch)
+    layers: number of blocks
+    float_type: type of the KV cache
+    """
     rest = {n: a if n == "attention_mask" else a[:, PAST:] for n, a in batch.items()}
     for i in range(layers):
         for part in PARTS:
@@ -45,8 +50,8 @@ def run_blocks(
     """Run the graph at `path` on a batch with a past. Returns its outputs, KV cache included.
 
     blocks: name of the list of blocks
-    run: number of the first blocks to run before the last piece; absent: all. The others are only
-        cut, which proves that each continues from the one before it.
+    run: number of blocks to run, from the first, before the last piece; None for all. The others
+        are only cut, which proves that each continues from the one before it.
     Raises OptimizeError where the graph cannot be cut between two blocks.
     """
     layers = int(contract["generation"]["layers"])
@@ -71,8 +76,8 @@ def run_blocks(
 
 
 def _ends(model: ir.Model, blocks: str, layers: int) -> list[ir.Value]:
-    """The hidden state that each block hands to the next: of the values used outside the block, the
-    one computed from input_ids. (Masks and angles depend on positions only.)"""
+    """Find each block's output hidden state: of the values used outside the block, the one computed
+    from input_ids. (Masks and angles depend on positions only.)"""
     numbers = Numbers(blocks)
     tokens = next(v for v in model.graph.inputs if v.name == "input_ids")
     float_type = next(v.type for v in model.graph.inputs if is_past(str(v.name)))

@@ -23,7 +23,7 @@ Arrays = dict[str, Any]
 
 
 def lend(model: nn.Module, values: Mapping[str, Tensor]) -> None:
-    """Make a skeleton runnable.
+    """Make a skeleton (a model without weights) runnable, in place.
 
     values: {parameter: float32 tensor}, read at each call; KeyError names a missing one
     """
@@ -55,7 +55,10 @@ def _input_embedding(model: Any) -> nn.Module | None:
 
 
 def _lend(owner: nn.Module, names: Mapping[str, str], values: Mapping[str, Tensor]) -> None:
-    """Hook `owner` so that `names`, {attribute: parameter}, are filled during a call only."""
+    """Hook the module `owner` so that its parameters are in memory during a call only.
+
+    names: {attribute of the module: parameter}
+    """
     large = isinstance(values, Values) and _large_forward(owner, names, values)
     if large:
         owner.forward = large
@@ -77,8 +80,8 @@ def _lend(owner: nn.Module, names: Mapping[str, str], values: Mapping[str, Tenso
 def _large_forward(
     owner: nn.Module, names: Mapping[str, str], values: Values
 ) -> Callable[[Tensor], Tensor] | None:
-    """Return the function of an embedding or a linear layer without bias that has a large weight;
-    None for any other module."""
+    """Return the forward function, reading some rows at a time, of an embedding or linear layer
+    without bias whose weight is large; None for any other module."""
     weight = getattr(owner, "weight", None)
     if not isinstance(weight, Tensor) or weight.numel() <= ROWS_OF:
         return None
@@ -103,7 +106,7 @@ def _multiply(values: Values, name: str, x: Tensor) -> Tensor:
 def run_torch(model: nn.Module, contract: Mapping[str, Any], inputs: Arrays) -> Arrays:
     """Run the float torch model. Returns {output: array}, a decoder's KV cache included.
 
-    inputs: arrays by name; past_key_values.* in order, where a generation is resumed
+    inputs: {input: array}, with past_key_values.* in block order where tokens follow a KV cache
     """
     arguments: dict[str, Any] = {k: torch.from_numpy(np.array(v)) for k, v in inputs.items()}
     if contract.get("generation") is None:

@@ -103,7 +103,10 @@ def run(section: Export, source: Path, state: Path | None = None, *, out: Path) 
 def draw_batches(
     contract: Mapping[str, Any], limits: Mapping[str, int], checkpoint: Checkpoint
 ) -> list[Arrays]:
-    """Batches that the graph is checked on. limits: result of check.list_vocabulary_sizes"""
+    """Draw the batches on which the graph is compared with torch.
+
+    limits: result of check.list_vocabulary_sizes
+    """
     shapes = check_shapes(contract)
     if not record.is_graph(checkpoint.folder):
         return [draw_inputs(contract, limits, *shape) for shape in shapes]
@@ -112,8 +115,8 @@ def draw_batches(
 
 
 def check_half_precision(model: nn.Module) -> None:
-    """Raise RecipeError for a model of which transformers keeps modules in float32, and for an ONNX
-    file, which is float32."""
+    """Raise RecipeError for a model that cannot be exported in half precision: transformers keeps
+    some of its modules in float32, or it is an ONNX file, which is float32."""
     if isinstance(model, GraphModel):
         raise RecipeError(
             "the graph of an ONNX file stays as it is, in float32",
@@ -139,8 +142,9 @@ def trace_float_graph(
     section: Export,
     blocks: str | None = None,
 ) -> tuple[ir.Model, bool]:
-    """Trace and clean the graph of a skeleton. Returns it, and True where blocks were repeated.
+    """Trace and clean the graph of a skeleton (a model without weights).
 
+    Returns the graph, and True where its later blocks are copies of traced ones.
     values: weights, read when the graph is written
     blocks: name of the list of blocks, if equal ones may be traced once (passes/repeat.py)
     """
@@ -170,12 +174,12 @@ def longest(contract: Mapping[str, Any]) -> int:
 
 
 def list_linear_modules(model: nn.Module) -> list[str]:
-    """First name of every nn.Linear."""
+    """List every nn.Linear by name; one that is held several times by its first name."""
     return [name for name, m in model.named_modules() if is_linear(m)]
 
 
 def list_multiplied_modules(model: nn.Module, state: CompressedState) -> list[str]:
-    """Names of all linear modules, and of the convolutions whose weights `state` quantizes."""
+    """List the names of all linear modules, and of the convolutions that `state` quantizes."""
     filters = [n for n, m in model.named_modules() if isinstance(m, nn.Conv2d)]
     return [*list_linear_modules(model), *(n for n in filters if weight_name(n) in state.weights)]
 
@@ -188,7 +192,7 @@ def _summand(module: str, architecture: Family, model: nn.Module) -> tuple[str, 
 
 
 def list_embeddings(model: nn.Module) -> list[str]:
-    """First name of every nn.Embedding."""
+    """List every nn.Embedding by name; one that is held several times by its first name."""
     return [name for name, m in model.named_modules() if isinstance(m, nn.Embedding)]
 
 
@@ -201,9 +205,12 @@ CHECKED = 900  # the same, in correct runs of a small model
 
 
 def estimate(section: Export, shapes: Shapes) -> Estimate:
-    """Estimate memory from rows of the largest weight, its copy in ONNX Runtime, and a small model,
-    which is checked whole. Time is nearly independent of depth (docs/decisions/0018): it is that of
-    tracing, of the weights, and of checking a small model whole."""
+    """Estimate memory and time of the stage.
+
+    Memory is that of rows of the largest weight and its copy in ONNX Runtime, and of a small model,
+    which is checked whole. Time is that of tracing, nearly independent of depth
+    (docs/decisions/0018), of writing the weights, and of checking a small model whole.
+    """
     sizes, speed = [4 * prod(s) for s in shapes.values()], machine_speed.measure()
     size, largest = sum(sizes), max(sizes, default=0)
     if graph := graph_of(shapes):

@@ -25,7 +25,7 @@ ROWS_OF = 1 << 24
 
 
 def find_owners(model: nn.Module) -> dict[str, tuple[list[str], Owners]]:
-    """{first name of a parameter: (all its names, every module and attribute that holds it)}"""
+    """Return {first name of a parameter: (all its names, the module and attribute of each)}."""
     first_names: dict[int, str] = {}
     groups: dict[str, tuple[list[str], Owners]] = {}
     for path, owner in model.named_modules():
@@ -39,9 +39,11 @@ def find_owners(model: nn.Module) -> dict[str, tuple[list[str], Owners]]:
 
 
 def untie(model: nn.Module, replaced: Mapping[str, Tensor]) -> None:
-    """Untie a parameter where `replaced` has a value under its name.
+    """Give a tied parameter its own copy where `replaced` has a value under its name, in place.
 
-    A value under the first name applies to every tied parameter.
+    A value under the first of the tied names applies to all of them, so it unties nothing.
+
+    replaced: {parameter: value}, from the compress stage
     """
     for names, places in find_owners(model).values():
         for name, (owner, attribute) in list(zip(names, places, strict=True))[1:]:
@@ -51,9 +53,13 @@ def untie(model: nn.Module, replaced: Mapping[str, Tensor]) -> None:
 
 
 class Values(Mapping[str, Tensor]):
-    """Value of every parameter, float32, read at each access from `replaced` or the checkpoint.
+    """{parameter: float32 value}, read at each access from `replaced`, else from the checkpoint.
 
-    A tied parameter that is stored once has one value. A parameter that neither holds is absent.
+    All names of a tied parameter have its one stored value. A parameter that is in neither is
+    absent.
+
+    stored: {parameter: value} of the checkpoint
+    replaced: {parameter: value} from the compress stage
     """
 
     def __init__(
@@ -77,7 +83,7 @@ class Values(Mapping[str, Tensor]):
         return value.float() if value.is_floating_point() else value
 
     def stored(self, name: str) -> Tensor:
-        """Value in the type of its file, which takes half the memory for bfloat16."""
+        """Read a parameter in the type of its file: bfloat16 takes half the memory of float32."""
         kind, stored = self._from[name]
         if type(kind) is Tensors:
             return kind.as_stored(stored, kind.stored(stored))
@@ -94,8 +100,9 @@ class Values(Mapping[str, Tensor]):
 
 
 def stand_in(model: nn.Module, dtype: torch.dtype) -> None:
-    """Replace every parameter by a CPU tensor of its shape and of `dtype`, one number in memory.
+    """Replace every parameter, in place, by a CPU tensor of its shape that stores one number.
 
+    dtype: type of the floating-point stand-ins
     Buffers keep their type: rotary frequencies in half precision would change every position.
     """
     for _, places in find_owners(model).values():
@@ -109,7 +116,11 @@ def stand_in(model: nn.Module, dtype: torch.dtype) -> None:
 def fill_buffers(
     model: nn.Module, stored: Mapping[str, Tensor], replaced: Mapping[str, Tensor]
 ) -> None:
-    """Set the persistent buffers that `replaced`, else `stored` (the checkpoint), has by name."""
+    """Set the model's persistent buffers from `replaced`, else `stored`, in place.
+
+    stored: {parameter or buffer: value} of the checkpoint
+    replaced: {parameter or buffer: value} from the compress stage
+    """
     persistent = model.state_dict(keep_vars=True).keys()
     for name, _ in list(model.named_buffers()):
         kind = replaced if name in replaced else stored
@@ -122,8 +133,11 @@ def fill_buffers(
 
 @contextmanager
 def hide(model: ir.Model, values: Mapping[str, Tensor]) -> Iterator[None]:
-    """Make the initializers that `values` names graph inputs inside the context, and lazily read
-    initializers afterwards; unused ones are removed."""
+    """Turn the initializers named in `values` into graph inputs inside the context.
+
+    On exit they become initializers again, whose values are read when the graph is written; unused
+    ones are removed.
+    """
     graph = model.graph
     inputs = [v for v in graph.initializers.values() if v.name in values]
     for value in inputs:
@@ -144,7 +158,10 @@ def hide(model: ir.Model, values: Mapping[str, Tensor]) -> Iterator[None]:
 def read_rows(
     values: Mapping[str, Tensor], name: str, transposed: bool = False
 ) -> Iterator[Tensor]:
-    """Yield consecutive rows of a matrix, up to ROWS_OF values at once, in float32."""
+    """Yield consecutive blocks of rows of a matrix, each of at most ROWS_OF values, in float32.
+
+    transposed: True for rows of the transposed matrix
+    """
     whole = values.stored(name) if isinstance(values, Values) else values[name]
     matrix = whole.t() if transposed else whole
     for rows in torch.split(matrix, max(1, ROWS_OF // matrix.shape[1])):
@@ -152,8 +169,7 @@ def read_rows(
 
 
 class Stored(ir.LazyTensor):
-    """Parameter as a graph stores it, read when it is written.
-
+    """Initializer whose value is read from the checkpoint when the graph is written.
     shape: shape in the checkpoint
     transposed: True where the graph stores it as [K, N]
     """
@@ -187,9 +203,9 @@ class Stored(ir.LazyTensor):
             file.write(rows.to(kind[self.dtype]).contiguous().numpy().data)
 
     def of(self, name: str) -> Stored:
-        """Return the parameter `name` with this one's shape, type and layout."""
+        """Return an initializer of the parameter `name` with this one's shape, type and layout."""
         return Stored(self.values, name, self.dtype, self.whole, self.transposed)
 
     def transpose(self) -> Stored:
-        """Return this parameter with `transposed` inverted."""
+        """Return the initializer of the same parameter, transposed."""
         return Stored(self.values, str(self.name), self.dtype, self.whole, not self.transposed)

@@ -11,13 +11,12 @@ from optimizer.foundation.errors import OptimizeError
 
 
 def always(_: ir.Model) -> bool:
-    """Accept every graph."""
+    """Return True, the contract of a pass that accepts every graph."""
     return True
 
 
 class Pass(NamedTuple):
-    """One step, in place.
-
+    """One change of the graph, made in place by `apply`.
     requires: test of the graph before it
     ensures: test of the graph after it
     """

@@ -8,7 +8,10 @@ from optimizer.harness.inputs.kv_cache import is_past
 
 
 def read_first_cache(model: ir.Model) -> None:
-    """Make each Shape of a KV cache input read the first block's, in place: lengths are equal."""
+    """Make each Shape of a KV cache input read the first block's cache, in place.
+
+    All blocks' caches have one length.
+    """
     caches = [v for v in model.graph.inputs if is_past(str(v.name))]
     for value in caches[1:]:
         for user, i in list(value.uses()):

@@ -24,7 +24,7 @@ def clean(model: ir.Model, values: Mapping[str, Tensor], first: Mapping[str, str
     """Run every pass on `model`, in place, and return it.
 
     values: every parameter's value, read when the graph is written
-    first: {parameter: its first name}, which the initializer of a tied parameter gets
+    first: {parameter: first of its names}, the name that the initializer of tied ones gets
     """
     names = find_parameter_names(model, first)
     named = partial(is_renamed, names=names)

@@ -13,7 +13,10 @@ from optimizer.export.weights import hide
 
 
 def fold(model: ir.Model, values: Mapping[str, Tensor]) -> None:
-    """Fold everything but `values`: {parameter: its value, read when the graph is written}."""
+    """Fold constant expressions, in place; the parameters in `values` are not folded.
+
+    values: {parameter: its value}, read when the graph is written
+    """
     import onnxscript.optimizer
 
     with hide(model, values):
@@ -26,6 +29,6 @@ def fold(model: ir.Model, values: Mapping[str, Tensor]) -> None:
 
 
 def has_scopes(model: ir.Model) -> bool:
-    """Test that every node which another one reads has a scope of the exporter."""
+    """Test that every node with a used output carries the exporter's scopes in its metadata."""
     read = (n for n in model.graph if any(v.uses() for v in n.outputs))
     return all(SCOPES in node.metadata_props for node in read)

@@ -10,9 +10,9 @@ from optimizer.export.scopes import WRAPPED
 
 
 def find_parameter_names(model: ir.Model, first: Mapping[str, str]) -> dict[str, str]:
-    """{initializer: its parameter or buffer}; other initializers are constants.
+    """Return {initializer: its parameter or buffer}; other initializers are constants.
 
-    first: {parameter: its first name}, which a tied parameter gets
+    first: {parameter: first of its names}, the name that the initializer of tied ones gets
     """
     names = [n for n in map(str, model.graph.initializers) if n.startswith(f"{WRAPPED}.")]
     plain = {n: n.removeprefix(f"{WRAPPED}.") for n in names}
@@ -26,5 +26,5 @@ def rename(model: ir.Model, names: Mapping[str, str]) -> None:
 
 
 def is_renamed(model: ir.Model, names: Mapping[str, str]) -> bool:
-    """Test that every new name of `names` is an initializer's."""
+    """Test that the graph has an initializer for every new name of `names`."""
     return set(names.values()) <= set(model.graph.initializers)

@@ -121,26 +121,34 @@ def grow(graph: ir.Model, blocks: str, ports: Interface, count: int) -> bool:
 
 
 class Numbers:
-    """Names that hold the number of a block, of its cache or of its answer to the cache."""
+    """Reader of block numbers in names of modules, nodes and KV cache tensors.
+
+    blocks: name of the list of blocks, such as model.layers
+    """
 
     def __init__(self, blocks: str) -> None:
         cache = f"{PAST}|{PRESENT}"
         self._pattern = re.compile(rf"^({re.escape(blocks)}|{cache})\.(\d+)(?=[./]|$)")
 
     def of(self, name: str | None) -> int | None:
+        """Return the block number in a name; None where the name has none."""
         match = self._pattern.match(name or "")
         return int(match[2]) if match else None
 
     def shift(self, name: str, by: int) -> str:
+        """Return the name with `by` added to its block number."""
         return self._pattern.sub(lambda m: f"{m[1]}.{int(m[2]) + by}", name)
 
 
 @dataclass
 class Answer:
-    """Value of the third block that is an output of the model, and has its name and type.
+    """Value of the third block that is also an output of the model.
+
+    An output's name and type differ from those of other blocks' values, which hides that the blocks
+    are equal, so it takes a block's name and type while blocks are compared and repeated.
 
     like: same value of the second block
-    following: name that follows from it
+    following: name of `like` with the next block number
     """
 
     value: ir.Value
@@ -151,17 +159,18 @@ class Answer:
         self.name, self.type, self.shape = str(self.value.name), self.value.type, self.value.shape
 
     def as_block(self) -> None:
-        """Set the name and type that follow from the second block's."""
+        """Give the value the name and type that it would have inside a block."""
         self.value.name = self.following
         self.value.type, self.value.shape = self.like.type, self.like.shape
 
     def as_answer(self, value: ir.Value) -> None:
-        """Give `value` the name and type of the output."""
+        """Give `value`, the last block's, the name and type of the model's output."""
         value.name, value.type, value.shape = self.name, self.type, self.shape
 
 
 def _answers(model: ir.Model, numbers: Numbers) -> list[Answer]:
-    """Outputs made by the third block, except the KV cache's, whose names follow already."""
+    """List the outputs computed in the third block, except those of the KV cache, whose names have
+    a block number already."""
     by_name = {str(n.name): n for n in model.graph}
     answers = []
     for value in model.graph.outputs:
@@ -184,7 +193,11 @@ Template = list[tuple[ir.Node, list[bool]]]
 
 
 def _template(model: ir.Model, numbers: Numbers) -> Template | None:
-    """The third block's nodes, a flag per input: True if it moves along; None if check 2 fails."""
+    """Return the third block's nodes, each with one flag per input; None where check 2 fails.
+
+    A flag is True for an input that is another tensor in every block, such as a weight, False for
+    one that all blocks share.
+    """
     by_block: dict[int, dict[str, ir.Node]] = {}
     for node in model.graph:
         number = numbers.of(module_of(node))
@@ -205,7 +218,11 @@ def _template(model: ir.Model, numbers: Numbers) -> Template | None:
 
 
 def _follows(before: ir.Node, node: ir.Node, numbers: Numbers) -> list[bool] | None:
-    """A flag per input of `node`, True if `before` has another; None if the nodes do not match."""
+    """Compare a node with `before`, the same node of the block before it.
+
+    Returns a flag per input, True where the two read different tensors; None where the nodes differ
+    in more than block numbers.
+    """
     attributes = [{k: a.value for k, a in n.attributes.items()} for n in (before, node)]
     if before.op_type != node.op_type or before.domain != node.domain:
         return None

@@ -50,7 +50,7 @@ def _reshape(source: Dims, result: Dims) -> list[int] | None:
 
 
 def _expand(source: Dims, result: Dims) -> list[int] | None:
-    """The constant target of an Expand by case 2, or None where it does not apply."""
+    """Return the constant target of an Expand by case 2, or None where it does not apply."""
     aligned: Dims = [*[1] * (len(result) - len(source)), *source]
     target: list[int] = []
     for size, dim in zip(aligned, result, strict=True):

@@ -14,7 +14,7 @@ from optimizer.export.weights import Stored
 
 
 def transpose_weights(model: ir.Model) -> None:
-    """Apply cases 1 and 2."""
+    """Apply cases 1 and 2, in place."""
     for weight in list(model.graph.initializers.values()):
         if weight.shape is None or len(weight.shape) != 2:
             continue
