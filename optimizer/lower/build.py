@@ -79,8 +79,8 @@ def run(section: TargetSection, model: Path, *, out: Path) -> None:
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """Raise the harness's errors as ours: MachineError, RecipeError for BuildError,
-    OptimizeError."""
+    """Convert errors of optimizer.harness inside the context: BuildError to RecipeError, the
+    harness's MachineError to the toolchain's, others to OptimizeError."""
     kinds: dict[type[harness.HarnessError], type[OptimizeError]] = {
         harness.MachineError: MachineError,
         harness.BuildError: RecipeError,
@@ -95,8 +95,8 @@ def _translated() -> Iterator[None]:
 
 
 def files(section: TargetSection) -> Mapping[str, str]:
-    """{name: version or digest} of all inputs of a build besides the model: the builder's code, its
-    packages, and GPU and processor where the section depends on them."""
+    """Return {name: version or digest} of everything that a build depends on besides the model: the
+    builder's code, its packages, and GPU and processor where the section depends on them."""
     target = targets.look_up(section.runtime)
     provider = runtimes.look_up(section.runtime).required.get(section.runs_on, ())
     names = {*target.distributions, *(name for group in provider for name in group)}

@@ -1,6 +1,6 @@
-"""ONNX graph whose kernels show the rates of a machine: products, and additions of several sizes.
+"""Write the ONNX graph that measures the rates of a machine: multiplications and bandwidths.
 
-Node NAME/... of `write` belongs to the module NAME of a profile (measure/roofline.py):
+Its node NAME/... belongs to the module NAME of a profile (measure/roofline.py):
     float    MatMul of (SIDE, SIDE) float32
     int8     MatMulInteger of (SIDE, SIDE), uint8 with int8, which quantized products use
     add N    Add of float32 vectors, N bytes read and written; an Add before it, whose node has no
@@ -24,7 +24,7 @@ FLOAT, INT8 = "float", "int8"
 
 
 def write(file: Path) -> dict[str, Any]:
-    """Write the graph, and return the arrays of its inputs."""
+    """Write the graph to `file`, and return {input: array} to run it with."""
     draw = np.random.default_rng(0)
     weight = draw.standard_normal((SIDE, SIDE), np.float32)
     constants = [

@@ -43,7 +43,7 @@ def run(section: TargetSection, source: Path, state: Path, graph: Path, *, out: 
 
 
 def files(section: TargetSection) -> Mapping[str, str]:
-    """Name the target's lowering code, which is imported only where it is called."""
+    """Return {name: digest} of the target's lowering code, which is imported only by `run`."""
     return targets.look_up(section.runtime).code("lower")
 
 

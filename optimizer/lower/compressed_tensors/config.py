@@ -41,7 +41,10 @@ KV_CACHE = {
 
 @dataclass(frozen=True)
 class ModuleScheme:
-    """Quantization of one module; symmetric_input applies to static ranges."""
+    """Quantization of one module, and its entry in the format.
+
+    symmetric_input: True where no static range needs a zero point
+    """
 
     weight: Scheme
     activations: Activations
@@ -49,16 +52,18 @@ class ModuleScheme:
 
     @property
     def format(self) -> str:
+        """The format's name for this kind of weight, such as "pack-quantized"."""
         if self.weight.is_float:
             return FLOAT8 if self.weight.is_float8 else FLOAT4
         return PACKED if self.activations is None else INTEGER
 
     @property
     def strategy(self) -> str | None:
-        """Granularity of the inputs' quantization, "tensor", "token" or "group"."""
+        """Granularity of the inputs' quantization: "tensor", "token", "group"; None for float."""
         return None if self.activations is None else self.activations.rpartition(" ")[2]
 
     def describe(self) -> dict[str, str | None]:
+        """Return the module's entry of lowering.json, {"weight": .., "activation": ..}."""
         kind = self.weight.type if self.weight.is_float else "int8"
         return {
             "weight": str(self.weight),
@@ -66,7 +71,10 @@ class ModuleScheme:
         }
 
     def group(self, targets: list[str]) -> dict[str, Any]:
-        """The entry of config_groups for the modules `targets`."""
+        """Build the entry of config_groups.
+
+        targets: names of the modules, or "Linear"
+        """
         inputs, w = None, self.weight
         kind = "float" if w.is_float else "int"
         if self.activations is not None:
@@ -136,8 +144,11 @@ def has_symmetric_inputs(state: CompressedState) -> bool:
 def list_module_schemes(
     checkpoint: Checkpoint, state: CompressedState, embedding: str
 ) -> dict[str, ModuleScheme]:
-    """{module: its quantization}, without the parameter `embedding`, which is written as float.
-    Raises RecipeError in cases 1 to 3."""
+    """Return {module: its quantization} of every quantized weight of the state.
+
+    embedding: name of the parameter to leave out, because it is written as float
+    Raises RecipeError in cases 1 to 3.
+    """
     if state.factors:
         site = min(state.factors)
         raise RecipeError(
@@ -187,7 +198,7 @@ def list_module_schemes(
 def list_float_modules(
     checkpoint: Checkpoint, schemes: dict[str, ModuleScheme], head: str
 ) -> list[str]:
-    """Names of modules with a float matrix, and `head`; readers must not take them as quantized."""
+    """List the modules with a float matrix, and `head`, for the config's `ignore`."""
     names = {n for n in checkpoint.tensors if n.endswith(".weight")}
     matrices = {n for n in names if len(checkpoint.shape(n)) == 2}
     matrices |= {f"{head}.weight"} if head else set()
@@ -195,13 +206,16 @@ def list_float_modules(
 
 
 def list_absent_patterns(schemes: dict[str, ModuleScheme], head: str) -> list[str]:
-    """Patterns of modules that transformers' model may have and the folder lacks: the pooler of an
-    encoder whose task does not use it."""
+    """List patterns, for the config's `ignore`, of modules that transformers' model may have and
+    the folder lacks: the pooler of an encoder whose task does not use it."""
     return [] if head or any("pooler" in module for module in schemes) else ["re:.*pooler.*"]
 
 
 def write_notes(schemes: dict[str, ModuleScheme], *, caches: bool = False) -> list[str]:
-    """Notes on these schemes, and on FP8 KV caches, for readers of the folder."""
+    """Write sentences for users of the folder: limits of its readers with these schemes.
+
+    caches: True where the KV caches are in FP8
+    """
     remarks = []
     if caches:
         remarks.append(
@@ -247,8 +261,11 @@ def write_notes(schemes: dict[str, ModuleScheme], *, caches: bool = False) -> li
 
 
 def write_sparsity_notes(state: CompressedState) -> list[str]:
-    """Note on pruned weights: readers after compressed-tensors 0.14 refuse its sparse formats
-    (sparse-24-bitmask, sparse-bitmask, marlin-24)."""
+    """Write a sentence on pruned weights, which are stored dense; [] without any.
+
+    Readers after compressed-tensors 0.14 refuse its sparse formats (sparse-24-bitmask,
+    sparse-bitmask, marlin-24).
+    """
     if not state.sparsity:
         return []
     patterns = " and ".join(sorted(set(state.sparsity.values())))

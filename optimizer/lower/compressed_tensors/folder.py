@@ -35,9 +35,11 @@ SERVING = "SERVING.md"
 def lower(
     section: CompressedTensorsTarget, source: Path, state: Path, _graph: Path, out: Path
 ) -> None:
-    """See stage.run; no graph is read.
+    """Write the folder and lowering.json into `out`; no graph is read.
 
-    Raises RecipeError as config.py, LedgerError where the folder reads back differently.
+    source, state: folders of the compressed checkpoint and of the compress stage
+    Raises RecipeError for the cases of config.py, LedgerError where the folder reads back
+    differently.
     """
     checkpoint, compressed = open_checkpoint(source), compressed_state.read(state)
     config.check_model(checkpoint.config, "targets")
@@ -106,6 +108,7 @@ def verify(folder: Path, checkpoint: Checkpoint, state: CompressedState, float: 
 def _same_float(
     entry: Entry, checkpoint: Checkpoint, state: CompressedState, name: str, float: FloatType
 ) -> bool:
+    """Test that an entry of the folder holds the float value of the parameter `name`, rounded."""
     is_float = name in state.weights and name == format_.find_embedding(checkpoint)
     value = (
         state.weights[name].dequantize()

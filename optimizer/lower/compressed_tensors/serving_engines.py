@@ -32,7 +32,8 @@ NO_CACHE = "scales of a KV cache in FP8 are not known to be read"
 
 
 class Weight(Protocol):
-    """Scheme of a weight, of a recipe or of a state."""
+    """Quantization scheme of a weight, by a recipe or a state: the attributes that decide whether
+    an engine accepts it."""
 
     @property
     def bits(self) -> int: ...
@@ -75,6 +76,7 @@ class Engine:
     embed: str
 
     def command(self, *, generates: bool, float8_cache: bool = False) -> str:
+        """Return the command line that serves a folder."""
         options = ["" if generates else self.embed, self.cache if float8_cache else ""]
         return " ".join(filter(None, [self.serve, *options]))
 
@@ -126,9 +128,10 @@ ENGINES: dict[str, Engine] = {
 
 
 def find_objection(engine: Engine, weight: Weight, activations: str | None) -> str:
-    """Reason why an engine may serve a module differently from the proven one, or "".
+    """Return the reason why an engine may refuse a module, or compute it differently from the
+    proven model; "" for none.
 
-    activations: mode of the state, None for float inputs
+    activations: mode of the inputs' quantization, None for float inputs
     """
     if weight.type != "int":
         if weight.granularity == "block" and activations is None and not engine.blocks_alone:
@@ -164,8 +167,10 @@ def write_notes(
     generates: bool,
     float8_cache: bool = False,
 ) -> tuple[list[str], list[str]]:
-    """Command of each engine, and a warning per engine and objection.
+    """Write the command of each engine, and a warning for each engine and objection.
 
+    schemes: (where, weight, activations) of each module or block of the recipe
+    generates: True for a model that generates text
     float8_cache: True where the KV cache is in FP8
     """
     commands, warnings = [], []
@@ -187,7 +192,7 @@ def write_notes(
 
 
 def write_page(commands: Sequence[str], warnings: Sequence[str]) -> str:
-    """Text of SERVING.md."""
+    """Return the text of SERVING.md."""
     lines = ["# Serving this folder", "", f"Replace {FOLDER} by its path:", "", "```sh"]
     for line in commands:
         name, _, command = line.partition(": ")

@@ -110,7 +110,11 @@ def write(
 
 
 class _Entries:
-    """Tensors of the folder in the checkpoint's order; `error` is complete after the last."""
+    """Tensors of the folder in the checkpoint's order, then the scales of KV caches.
+
+    error: maximum relative change of a scale by rounding to `dtype`; complete after the iteration
+    own_head: parameter name of an untied head that the checkpoint lacks; "" for none
+    """
 
     def __init__(
         self, checkpoint: Checkpoint, state: CompressedState, dtype: torch.dtype, own_head: str
@@ -137,6 +141,7 @@ class _Entries:
         yield from ([(name, self._scale(name, value))] for name, value in scales.items())
 
     def _float(self, name: str) -> Tensor:
+        """Return a float parameter in `dtype`; OptimizeError where it does not hold the values."""
         if name in self.state.weights:
             value = self.state.weights[name].dequantize()
         else:
@@ -153,6 +158,7 @@ class _Entries:
         return stored
 
     def _quantized(self, name: str) -> Iterator[tuple[str, Tensor]]:
+        """Yield the named tensors of a quantized weight, by the byte specification."""
         module, q = name.removesuffix(".weight"), self.state.weights[name]
         if q.scheme.type == "float4":
             yield f"{module}.weight_packed", float4.pack(q.integers)
@@ -190,6 +196,7 @@ class _Entries:
             yield f"{module}.input_zero_point", zero
 
     def _scale(self, name: str, scale: Tensor) -> Tensor:
+        """Round a scale to `dtype`, and raise `error` to its relative change."""
         stored = scale.to(self.dtype)
         if not is_exact_in(scale, self.dtype):
             ratio = stored.float() / scale
@@ -204,7 +211,7 @@ class _Entries:
 
 
 def collect_cache_scales(state: CompressedState) -> dict[str, Tensor]:
-    """{name of a KV cache's scale in the folder: its value (1,)}."""
+    """Return {name of a KV cache's scale in the folder: its value, float32 (1,)}."""
     return {
         f"{find_cache(name)}.{name.rpartition('.')[2][0]}_scale": torch.tensor([r.float8_scale])
         for name, r in sorted(select_caches(state).items())
@@ -212,7 +219,8 @@ def collect_cache_scales(state: CompressedState) -> dict[str, Tensor]:
 
 
 def read_float_value(checkpoint: Checkpoint, state: CompressedState, name: str) -> Tensor:
-    """Value of a parameter before quantization; the embedding's if `name` is an untied head."""
+    """Read a parameter's value before quantization, from the state's replaced ones, else the
+    checkpoint; for an untied head the embedding's."""
     if name in state.replaced:
         return state.replaced[name]
     if name in checkpoint.tensors:
@@ -247,7 +255,7 @@ def pack(integers: Tensor, bits: int) -> Tensor:
 
 
 def find_head(checkpoint: Checkpoint) -> str:
-    """Module name of a decoder's output projection; "" for an encoder."""
+    """Return the module name of a decoder's output projection; "" for an encoder."""
     row = FAMILIES.get(str(checkpoint.config.get("model_type")))
     if row is not None:
         return row.head
@@ -256,8 +264,8 @@ def find_head(checkpoint: Checkpoint) -> str:
 
 
 def find_untied_head(checkpoint: Checkpoint, state: CompressedState) -> str:
-    """Parameter name of the head's weight where the checkpoint ties it to the embedding and the
-    state changes the head or quantizes the embedding; "" otherwise."""
+    """Return the parameter name of a head that must be written apart from the embedding: tied to it
+    in the checkpoint, while the state changes the head or quantizes the embedding; else ""."""
     module = find_head(checkpoint)
     name = f"{module}.weight"
     if not module or name in checkpoint.tensors:
@@ -269,7 +277,7 @@ def find_untied_head(checkpoint: Checkpoint, state: CompressedState) -> str:
 
 
 def find_embedding(checkpoint: Checkpoint) -> str:
-    """Parameter name of a known decoder's token embedding; "" for other architectures."""
+    """Return the parameter name of a known decoder's token embedding; "" for others."""
     row = FAMILIES.get(str(checkpoint.config.get("model_type")))
     if row is None or row.kind != "decoder":
         return ""
@@ -277,7 +285,7 @@ def find_embedding(checkpoint: Checkpoint) -> str:
 
 
 def _shards(parts: Iterator[list[tuple[str, Tensor]]], out: Path) -> None:
-    """Write the parts to files of at most SHARD bytes, and an index for several."""
+    """Write the parts to files of at most SHARD bytes, with an index if there are several."""
     files: list[Path] = []
     places: dict[str, int] = {}
     total = 0

@@ -41,6 +41,8 @@ def check_model(config: Mapping[str, Any], at: str, recipe: Recipe, section: Vll
 def _check_sizes(
     config: Mapping[str, Any], section: VllmTarget, at: str, scales: Sequence[Shared]
 ) -> None:
+    """Raise RecipeError where heads or scales do not divide among the GPUs, or layers are fewer
+    than the pipeline's stages."""
     heads, layers = (config.get(name) for name in ("num_attention_heads", "num_hidden_layers"))
     shares, stages = section.tensor_parallel_size, section.pipeline_parallel_size
     if isinstance(heads, int) and (why := _uneven(config, heads, shares, scales)):
@@ -104,8 +106,9 @@ def _lowered_grouping(
 def _shared_scales(
     config: Mapping[str, Any], grouping_of: Callable[[str], Grouping | None]
 ) -> list[Shared]:
-    """Widths that tensor parallelism divides and along which weights have scales.
+    """List the widths that tensor parallelism divides and along which weights have scales.
 
+    Returns (width, maximum parts of it, size of a group or block) of each.
     grouping_of: function from a module's name to the grouping of its weight
     """
     row = FAMILIES.get(str(config.get("model_type")))
@@ -128,7 +131,7 @@ def _shared_scales(
 
 
 def fit(section: VllmTarget) -> dict[str, Any]:
-    """Sizes of the launch; see harness/runtimes/vllm.py."""
+    """Return the sizes with which the harness launches vLLM (harness/runtimes/vllm.py)."""
     return {
         "tensor_parallel_size": section.tensor_parallel_size,
         "pipeline_parallel_size": section.pipeline_parallel_size,
@@ -137,7 +140,8 @@ def fit(section: VllmTarget) -> dict[str, Any]:
 
 
 def build(section: VllmTarget, model: Path, _out: Path) -> dict[str, Any]:
-    """See lower/build.py: nothing is built; `fit` gains what follows from the lowered folder."""
+    """Return the document engine.json (lower/build.py). Nothing is built; `fit` also has the
+    requirements that follow from the lowered folder `model`."""
     lowering = json.loads((model / "lowering.json").read_text(encoding="utf-8"))
     config = json.loads((model / "model" / "config.json").read_text(encoding="utf-8"))
     modules = lowering["modules"]

@@ -111,8 +111,7 @@ def find_architecture(config: Mapping[str, Any]) -> Architecture:
 
 
 def check(config: Mapping[str, Any], at: str, *_: object) -> None:
-    """Raise RecipeError as `of`, and for rows that are not whole blocks.
-
+    """Raise RecipeError as find_architecture does, and for rows that are not whole blocks.
     at: path of the target in the recipe
     """
     architecture = find_architecture(config)
@@ -129,7 +128,7 @@ def check(config: Mapping[str, Any], at: str, *_: object) -> None:
 
 
 def build_metadata(config: Mapping[str, Any]) -> dict[str, Value]:
-    """{key: value} from which llama.cpp builds the graph; raises as `of`."""
+    """Return {key: value} from which llama.cpp builds the graph; raises as find_architecture."""
     architecture = find_architecture(config)
     present = {key: config.get(name) for key, name in architecture.fields.items()}
     numbers = {key: value for key, value in present.items() if value is not None}
@@ -152,20 +151,21 @@ def block_count(config: Mapping[str, Any]) -> int:
 
 
 def get_head_size(config: Mapping[str, Any]) -> int:
-    """Width of a head, of a model with rotary positions."""
+    """Return the width of a head, in values, of a model with rotary positions."""
     size = config.get("head_dim")
     return int(size or config["hidden_size"] // config["num_attention_heads"])
 
 
 def count_heads(config: Mapping[str, Any], module: str) -> int:
-    """Number of heads in the rows of a rotated linear."""
+    """Count the heads in the rows of a rotated linear: key-value heads for keys."""
     keys = module.endswith("k_proj")
     count = config.get("num_key_value_heads") if keys else None
     return int(count or config["num_attention_heads"])
 
 
 def limit_context(config: Mapping[str, Any]) -> int:
-    """Maximum tokens for which llama.cpp computes the same: positions, or the sliding window."""
+    """Return the maximum tokens for which llama.cpp computes the same function: the number of
+    positions, or the sliding window if that is shorter."""
     architecture = ARCHITECTURES[str(config["model_type"])]
     positions = int(config[architecture.positions])
     window = get_sliding_window(config)
@@ -173,7 +173,7 @@ def limit_context(config: Mapping[str, Any]) -> int:
 
 
 def get_sliding_window(config: Mapping[str, Any]) -> int:
-    """Tokens of the sliding window; 0 for none."""
+    """Return the tokens of the sliding window; 0 for none."""
     architecture = ARCHITECTURES[str(config["model_type"])]
     if not architecture.window or config.get("use_sliding_window") is False:
         return 0
@@ -181,7 +181,7 @@ def get_sliding_window(config: Mapping[str, Any]) -> int:
 
 
 def write_notes(config: Mapping[str, Any]) -> Iterator[str]:
-    """Notes for readers of the file."""
+    """Yield sentences for users of the file."""
     window, positions = get_sliding_window(config), config.get("max_position_embeddings", 0)
     if window and window < positions:
         yield (

@@ -48,7 +48,10 @@ def choose_type(q: QTensor) -> str:
 
 
 def pack(q: QTensor) -> Bytes:
-    """Pack a weight (out, in) into bytes (out, in / 32 * bytes of a block); raises as `type_of`."""
+    """Pack a weight (out, in) into uint8 (out, in / 32 * bytes of a block).
+
+    Raises ValueError as choose_type.
+    """
     kind = choose_type(q)
     rows, columns = q.integers.shape
     codes = q.integers.numpy().reshape(rows, columns // BLOCK, BLOCK)
@@ -60,13 +63,14 @@ def pack(q: QTensor) -> Bytes:
 
 
 def compute_minimum(q: QTensor) -> Tensor:
-    """Value of integer 0 in Q4_1, float32 in the scale's shape, before rounding to fp16."""
+    """Compute m of Q4_1, the value of integer 0: float32 in the scale's shape, unrounded."""
     assert q.zero_point is not None
     return -(q.zero_point.float() + 8) * q.scale
 
 
 def measure_minimum_error(q: QTensor) -> float:
-    """Maximum error of a minimum in fp16, in steps of its scale; 0.0 for symmetric weights."""
+    """Measure the maximum error of m when rounded to fp16, in steps of its scale; 0.0 for symmetric
+    weights, which have no m."""
     if q.zero_point is None:
         return 0.0
     exact = compute_minimum(q)
@@ -74,7 +78,7 @@ def measure_minimum_error(q: QTensor) -> float:
 
 
 def compute_values(q: QTensor) -> Tensor:
-    """Values of a weight in the file, float32 (out, in): the state's, with rounded minima."""
+    """Compute a weight's values in the file, float32 (out, in): the state's, with m in fp16."""
     if q.zero_point is None:
         return q.dequantize()
     rows, columns = q.integers.shape
@@ -86,7 +90,7 @@ def compute_values(q: QTensor) -> Tensor:
 
 
 def expand_to_blocks(per_group: Tensor, q: QTensor) -> Tensor:
-    """(out, groups) or (1, 1) -> (out, blocks of a row)."""
+    """Repeat numbers of groups (out, groups), or of a tensor (1, 1), to (out, blocks of a row)."""
     rows, columns = q.integers.shape
     blocks = columns // BLOCK
     return per_group.expand(rows, -1).repeat_interleave(blocks // per_group.shape[1], 1)

@@ -36,8 +36,9 @@ FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "BF16": 32}
 
 
 def lower(section: GgufTarget, source: Path, state: Path, _graph: Path, out: Path) -> None:
-    """See stage.run; no graph is read.
+    """Write model.gguf and lowering.json into `out`; no graph is read.
 
+    source, state: folders of the compressed checkpoint and of the compress stage
     Raises RecipeError for a model or weight that GGUF cannot hold, MachineError without the gguf
     package, LedgerError where the file reads back differently.
     """
@@ -57,7 +58,11 @@ def lower(section: GgufTarget, source: Path, state: Path, _graph: Path, out: Pat
 
 
 def read_model(source: Path, state: Path, float: str) -> tuple[Model, Vocabulary]:
-    """Read model and tokenizer from the stages' folders. Raises RecipeError as vocabulary.read."""
+    """Read model and tokenizer from the stages' folders. Raises RecipeError for a tokenizer that
+    GGUF cannot hold.
+
+    float: "fp32", "fp16" or "bf16", the type of matrices that stay float
+    """
     checkpoint = open_checkpoint(source)
     config = read_complete_config(checkpoint.folder)
     model = Model(checkpoint, compressed_state.read(state), config, float)
@@ -91,6 +96,7 @@ def _write(model: Model, entries: list[Entry], words: Vocabulary, file: Path) ->
 
 
 def _document(model: Model, entries: list[Entry], words: Vocabulary) -> dict[str, Any]:
+    """Return the document lowering.json."""
     quantized = [e for e in entries if e.kind in blocks.TYPES]
     weights = model.state.weights
     error = max(
@@ -120,6 +126,7 @@ def _document(model: Model, entries: list[Entry], words: Vocabulary) -> dict[str
 
 
 def _notes(model: Model, error: float, quantized: bool) -> Iterator[str]:
+    """Yield sentences for users of the file. error: as in lowering.json"""
     if quantized:
         yield (
             "llama.cpp also quantizes the inputs of these weights' products to 8 bits, in blocks "

@@ -48,6 +48,7 @@ def describe_differences(file: Path, model: Model, words: Vocabulary) -> Iterato
 
 
 def _metadata(reader: Any, config: Mapping[str, Any], words: Vocabulary) -> Iterator[str]:
+    """Yield a sentence for each metadata key that is missing or has another value."""
     expected: dict[str, Any] = {
         "general.architecture": architectures.find_architecture(config).name,
         **architectures.build_metadata(config),

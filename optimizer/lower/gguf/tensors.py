@@ -53,8 +53,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Model:
-    """Model to write.
-
+    """Model to write: its checkpoint and the state of the compress stage.
     config: config.json with transformers' defaults
     float: "fp32", "fp16" or "bf16"
     """
@@ -103,13 +102,16 @@ class Model:
         return raw
 
     def value(self, entry: Entry) -> Tensor:
-        """Values of a parameter in the file, float32, rows in the checkpoint's order."""
+        """Return the values that the file holds of a parameter, float32, rows in the checkpoint's
+        order."""
         if entry.kind in blocks.TYPES:
             return blocks.compute_values(self.state.weights[entry.parameter])
         value = read_float_value(self.checkpoint, self.state, entry.parameter)
         return value.float().to(DTYPES[entry.kind]).float()
 
     def _parameters(self) -> list[str]:
+        """List the parameters to write, with a head that the checkpoint ties to the embedding and
+        the state changes; OptimizeError for one of the state that the checkpoint lacks."""
         own_head = find_untied_head(self.checkpoint, self.state)
         table = find_embedding(self.checkpoint)
         if own_head and _same(self.state.weights, own_head, table):
@@ -130,6 +132,7 @@ class Model:
         return self.checkpoint.shape(find_embedding(self.checkpoint))
 
     def _kind(self, parameter: str, place: str, shape: tuple[int, ...]) -> str:
+        """Choose a tensor's type in the file. place: name in the file without .weight or .bias"""
         if parameter in self.state.weights:
             try:
                 return blocks.choose_type(self.state.weights[parameter])
@@ -146,8 +149,9 @@ class Model:
 
 
 def order_rows(rows: int, heads: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Index of the checkpoint's row for each row of the file: 0, 1, 2, ... where heads is 0.
+    """Return the index of the checkpoint's row for each row of the file, int64 (rows,).
 
+    heads: number of heads whose rows are reordered; 0 keeps the order
     transformers rotates feature i of a head with i + half; llama.cpp's llama graph rotates
     neighbours.
     """

@@ -112,7 +112,7 @@ def write(vocabulary: Vocabulary, writer: Any) -> None:
 
 
 def build_keys(vocabulary: Vocabulary) -> dict[str, Any]:
-    """{key: value} that `write` adds, except the chat template."""
+    """Return {key: value} of every key that `write` adds, except the chat template."""
     special = vocabulary.special
     return {
         "tokenizer.ggml.model": BYTE_LEVEL,
@@ -163,7 +163,11 @@ def _steps(node: Mapping[str, Any] | None) -> Iterator[Step]:
 
 
 def _tokens(document: Mapping[str, Any], rows: int) -> tuple[list[str], list[int]]:
-    """Text and type of every id; unused ids get a token that no text contains."""
+    """Return the text and type of every id; unused ids get a token that no text contains.
+
+    document: content of tokenizer.json
+    rows: number of rows in the model's token table
+    """
     from gguf import TokenType
 
     by_id = {i: (text, TokenType.NORMAL) for text, i in document["model"]["vocab"].items()}
@@ -182,8 +186,10 @@ def _tokens(document: Mapping[str, Any], rows: int) -> tuple[list[str], list[int
 
 
 def _added(folder: Path, special: Mapping[str, int]) -> dict[str, bool]:
-    """{"bos": True where the tokenizer puts bos before a text, "eos": True where eos after it}.
-    Raises RecipeError for a tokenizer that adds anything else. special: {name: token id}."""
+    """Return {"bos": True where the tokenizer puts bos before a text, "eos": True where it puts eos
+    after it}. Raises RecipeError for a tokenizer that adds anything else.
+
+    special: {name: token id}"""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))

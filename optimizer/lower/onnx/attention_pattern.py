@@ -21,7 +21,8 @@ from optimizer.lower.onnx.examine import find_maker, find_only_user, read_consta
 
 
 class OtherPattern(Exception):
-    """The nodes of the layer are others; the message names the difference."""
+    """Raised where the nodes of a layer differ from the pattern; the message names the first
+    difference."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Fused:
     """Result of fusing a decoder's attentions.
 
     modules: fused attentions
-    left: {layer: reason against fusing it}
+    left: {layer: reason why it was not fused}
     """
 
     modules: tuple[str, ...]
@@ -61,8 +62,8 @@ class Attention:
 def recognise(
     inputs: Mapping[str, ir.Value], outputs: Mapping[str, ir.Value], index: int
 ) -> Attention:
-    """Recognise the attention of layer `index` by the graph's inputs and outputs, or
-    OtherPattern."""
+    """Recognise the attention of layer `index`, from its KV cache among the graph's inputs and
+    outputs; raises OtherPattern."""
     key, value = (outputs.get(present_name(index, n)) for n in PARTS)
     if key is None or value is None:
         raise OtherPattern("its cache has no present")
@@ -106,7 +107,7 @@ def find_user(value: ir.Value, op: str, perm: tuple[int, ...] | None = None) -> 
 
 
 def get_perm(node: ir.Node) -> tuple[int, ...]:
-    """Permutation of a Transpose."""
+    """Return the permutation of a Transpose."""
     attribute = node.attributes.get("perm")
     return tuple(attribute.as_ints()) if attribute is not None else ()
 
@@ -122,7 +123,11 @@ def _appended(past: ir.Value, present: ir.Value) -> ir.Value:
 
 
 def _repeated(cached: ir.Value) -> tuple[int, ir.Value]:
-    """(n, value) by Unsqueeze, Expand [b, kv, n, t, d], Reshape [b, kv n, t, d]; or (1, cached)."""
+    """Find the repetition of keys or values for their query heads (case 1).
+
+    It is Unsqueeze, Expand to [batch, kv_heads, n, tokens, width] and Reshape to [batch, kv_heads
+    n, tokens, width]. Returns n and the repeated tensor; (1, cached) without a repetition.
+    """
     node = find_only_user(cached)
     if node is None or node.op_type != "Unsqueeze":
         return 1, cached  # case 1
@@ -136,7 +141,10 @@ def _repeated(cached: ir.Value) -> tuple[int, ir.Value]:
 
 
 def _scaled(product: ir.Value) -> tuple[float, ir.Value]:
-    """(factor, scaled scores) of `product`, q k' (case 2); (1.0, product) without a scale."""
+    """Find the factor and the scaled scores of `product`, q k' (case 2).
+
+    Returns (1.0, product) without a scale.
+    """
     node = find_only_user(product)
     if node is not None and node.op_type in ("Mul", "Div"):
         by = next((v for v in node.inputs if v is not product), None)

@@ -1,10 +1,10 @@
-"""Graphs that also return, or also read, the tensors between their operators.
+"""Write variants of a graph by which the error of each operator is measured.
 
-    float_tensors   names of the float32 tensors that operators make
-    write_through   the graph, with such tensors as outputs
-    write_alone     the graph, in which each reads such tensors as inputs and returns its own
-
-In the second, an operator's error reaches no other operator.
+list_float_tensors   names of the float32 tensors that operators compute
+write_through        the graph, with such tensors as further outputs
+write_alone          the graph cut at such tensors: each is an input for its readers, and the value
+                     that its operator computes is an output, so that an operator's error reaches
+                     no other operator
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ def _values(model: ir.Model, names: Collection[str]) -> list[ir.Value]:
 
 
 def list_float_tensors(path: Path) -> list[str]:
-    """Names of the float32 tensors of a known rank that operators of the graph make, in order."""
+    """List the float32 tensors of a known rank that operators compute, in graph order."""
     values = [v for node in open_graph(path).model.graph for v in node.outputs]
     known = [v for v in values if v.name and v.shape is not None]
     return [str(v.name) for v in known if v.dtype == ir.DataType.FLOAT]
 
 
 def write_through(path: Path, tensors: Collection[str], out: Path) -> None:
-    """Write the graph with `tensors` as outputs, besides its own."""
+    """Write the graph to `out` with `tensors` as outputs besides its own."""
     model = open_graph(path).model
     own = set(model.graph.outputs)
     model.graph.outputs.extend(v for v in _values(model, tensors) if v not in own)
@@ -41,8 +41,10 @@ def write_through(path: Path, tensors: Collection[str], out: Path) -> None:
 
 
 def write_alone(path: Path, tensors: Mapping[str, int], out: Path) -> dict[str, str]:
-    """Write the graph with {tensor: number of axes} as inputs, and each as its operator makes it
-    as an output. Returns {tensor: name of this output}."""
+    """Write the graph cut at `tensors` to `out`. Returns {tensor: name of its output}.
+
+    tensors: {tensor: number of axes}
+    """
     model = open_graph(path).model
     results = _values(model, tensors)
     ending = OWN
@@ -64,8 +66,11 @@ def write_alone(path: Path, tensors: Mapping[str, int], out: Path) -> dict[str, 
 def find_behind_modules(
     path: Path, tensors: Collection[str], modules: Collection[str]
 ) -> dict[str, bool]:
-    """{tensor: True where an operator of `modules` lies between it and the nearest `tensors` before
-    it}."""
+    """Tell which tensors an operator of `modules` contributes to since the previous tensors.
+
+    Returns {tensor: True where such an operator lies between it and the nearest of `tensors` before
+    it}.
+    """
     behind = {}
     for value in _values(open_graph(path).model, tensors):
         pending, seen = [value.producer()], set[ir.Node]()

@@ -67,7 +67,8 @@ def add_integer_bias(
 
 
 def shift_bias(surgeon: Surgeon, product: ir.Node, name: str, shift: NDArray[Any]) -> None:
-    """Add `shift`, (out,) float64, to the bias of a Conv, in a separate initializer."""
+    """Add `shift`, float64 (out,), to the bias of a Conv, as a new initializer, since the old one
+    may be shared."""
     if len(product.inputs) <= BIAS:
         product.resize_inputs(BIAS + 1)
     bias = product.inputs[BIAS]

@@ -42,11 +42,12 @@ LAYOUT = ("Reshape", "Unsqueeze", "Squeeze", "Identity")  # the same integers in
 
 @dataclass(frozen=True)
 class Edge:
-    """One use of a linear module.
+    """Names of the tensors at which one use of a linear module is cut from the graph.
 
     input, output: float tensors; their ranks are 2 where (batch, sequence, width) is flattened
     integers: tensor of the quantized input, "" for a float one
-    step: tensor with the step of each row where it is computed at run time; of integers_rank too
+    step: tensor with the scale of each row where it is computed at run time, of rank
+        integers_rank; "" for a constant scale
     sides: (top, left, bottom, right) padding of the integers with the integer of 0
     multiplies: False for the operand of a residual add or pooling
     convolves: True where the input is images (image, channel, row, column)
@@ -69,7 +70,7 @@ class Edge:
 
 @dataclass(frozen=True)
 class GraphSummary:
-    """Facts about a graph that its outputs alone might not show.
+    """Facts about a graph that comparing its outputs alone might not show.
 
     by_column: attentions number positions by columns of the KV cache, not by position_ids, so the
         keys of a row padded on the left are rotated by its padding (lower/ort/attention.py)
@@ -103,6 +104,7 @@ def list_edges(
     """List every use of every linear module in graph order, then the operands of residual adds.
 
     modules: names of all linear modules
+    summands: names of the identities before residual adds and poolings
     Raises OptimizeError naming a module without a product.
     """
     model = open_model(source)
@@ -133,7 +135,8 @@ def list_edges(
 
 
 def _summand(model: ir.Model, module: str) -> Edge:
-    """Edge of an identity, from the float tensor that its operators read to their output."""
+    """Build the edge of an identity, from the float tensor that its operators read to their
+    output; OptimizeError where it is not quantized exactly once."""
     own = list_summand_operators(model, module)
     inside = {v for n in own for v in n.outputs}
     inputs = [n.inputs[0] for n in own if n.inputs[0] not in inside]
@@ -148,7 +151,8 @@ def _summand(model: ir.Model, module: str) -> Edge:
 
 
 def list_summand_operators(model: ir.Model, module: str) -> list[ir.Node]:
-    """Operators of an identity before a residual add, and the QuantizeLinear that it may share."""
+    """List the operators of an identity before a residual add, with its QuantizeLinear, which may
+    belong to a convolution that reads the same tensor."""
     own = [n for n in model.graph if module_of(n) == module]
     makers = [
         n.inputs[0].producer() for n in own if n.op_type == "DequantizeLinear" and n.inputs[0]
@@ -173,7 +177,8 @@ def has_weight(node: ir.Node) -> bool:
 
 
 def find_leaving(product: ir.Node) -> ir.Value:
-    """The output of the product's module: of the product, or of the rescaling and bias after it."""
+    """Find the output of the product's module: that of the last operator of its chain (product,
+    rescaling, bias)."""
     node = product
     while True:
         users = [n for n, _ in node.outputs[0].uses()]
@@ -184,7 +189,12 @@ def find_leaving(product: ir.Node) -> ir.Value:
 
 
 def find_entering(product: ir.Node, modules: Collection[str], leaving: set[ir.Value]) -> ir.Value:
-    """The float tensor that the product's module reads, before a lowering's operators."""
+    """Find the float tensor that the product's module reads, in front of the operators that a
+    lowering inserted.
+
+    modules: names of all linear modules
+    leaving: outputs of all modules, at which the search ends
+    """
     value = product.inputs[0]
     assert value is not None
     while value not in leaving:
@@ -198,8 +208,11 @@ def find_entering(product: ir.Node, modules: Collection[str], leaving: set[ir.Va
 
 
 def _quantized(product: ir.Node, entering: ir.Value) -> tuple[str, str, int, tuple[int, ...]]:
-    """(integers, step, integers_rank, sides) of an Edge. The integers are those that are multiplied
-    or dequantized, so operators on them after QuantizeLinear belong to the quantizer."""
+    """Return the fields (integers, step, integers_rank, sides) of a product's Edge.
+
+    The integers are those that are multiplied or dequantized, so operators on them after
+    QuantizeLinear belong to the quantizer.
+    """
     value = product.inputs[0]
     integers = value if product.op_type in OF_INTEGERS else None
     while value is not None and value is not entering:
@@ -246,15 +259,18 @@ def cut(source: Source, inputs: Sequence[str], outputs: Sequence[str], out: Path
 
 
 def write_quantizers(source: Source, at: Sequence[Edge], out: Path) -> None:
-    """Write piece "quantizers" of the edges with integers."""
+    """Write piece "quantizers" to `out`. at: edges with integers"""
     with_one = [e for e in at if e.integers]
     results = [t for e in with_one for t in (e.integers, e.step) if t]
     cut(source, list(dict.fromkeys(e.input for e in with_one)), list(dict.fromkeys(results)), out)
 
 
 def split(at: Sequence[Edge]) -> list[list[Edge]]:
-    """Split `at` into few parts in which no edge's output is an input, as of linear modules that
-    follow each other directly, and no float tensor is read as different integers."""
+    """Split edges into few parts, each of which can be cut out as one piece.
+
+    Within a part, no edge's output is another's input (as of linear modules that follow each other
+    directly), and edges with one float input have the same integers of it.
+    """
     parts: list[list[Edge]] = []
     for edge in at:
         for part in parts:
@@ -271,8 +287,9 @@ def split(at: Sequence[Edge]) -> list[list[Edge]]:
 def write_products(
     source: Source, at: Sequence[Edge], out: Path, *, quantizers: bool = False
 ) -> None:
-    """Write piece "products" of one part of `split`.
+    """Write piece "products" to `out`.
 
+    at: one part of `split`
     quantizers: True to include the modules' quantizers
     """
     inputs = [
@@ -285,7 +302,8 @@ def write_products(
 
 
 def write_rest(source: Source, at: Sequence[Edge], out: Path) -> bool:
-    """Write piece "rest"; False for a graph that is nothing but modules side by side."""
+    """Write piece "rest" to `out`. Returns False, without a file, where modules side by side are
+    the whole graph."""
     interface = summarize(source)
     needed = dict.fromkeys([*(e.input for e in at), *interface.outputs])
     inputs = [*interface.inputs, *(e.output for e in at)]
@@ -296,7 +314,7 @@ def write_rest(source: Source, at: Sequence[Edge], out: Path) -> bool:
 
 
 def read_initializers(source: Source, names: Iterable[str]) -> dict[str, NDArray[Any]]:
-    """{name: array} of initializers. Raises OptimizeError for a name that the graph lacks."""
+    """Read initializers as {name: array}. Raises OptimizeError for a name that the graph lacks."""
     by_name = open_model(source).graph.initializers
     arrays = {}
     for name in names:
@@ -308,13 +326,14 @@ def read_initializers(source: Source, names: Iterable[str]) -> dict[str, NDArray
 
 
 def read_initializers_among(source: Source, names: Collection[str]) -> dict[str, NDArray[Any]]:
-    """{name: array} of the initializers among `names` that the graph has."""
+    """Read, as {name: array}, those of `names` that are initializers of the graph."""
     available = open_model(source).graph.initializers
     return read_initializers(source, [name for name in names if name in available])
 
 
 def find_floats(source: Source, modules: Collection[str]) -> list[str]:
-    """Sorted `modules` that multiply by a float initializer, or look up rows of a float table."""
+    """List, sorted, those of `modules` that multiply by a float initializer or look up rows of a
+    float table."""
     wrong = set()
     for node in open_model(source).graph:
         if node.op_type == "Gather" and is_of(node, modules):
@@ -347,7 +366,8 @@ def _float(value: ir.Value) -> bool:
 
 
 def find_changed(before: Source, after: Source, names: Iterable[str]) -> list[str]:
-    """Sorted `names` that are initializers of both graphs with different values or types.
+    """List, sorted, those of `names` that are initializers of both graphs and differ in value or
+    type.
 
     before: graph without packed products
     """
@@ -362,8 +382,8 @@ def find_changed(before: Source, after: Source, names: Iterable[str]) -> list[st
 
 
 def dequantize(source: Source, parameter: str, rows: slice = slice(None)) -> NDArray[Any]:
-    """Float32 value (out, in) of a parameter, or of some of its rows, from the integers and scales
-    of a lowered graph.
+    """Compute a parameter's float32 value (out, in), or some of its rows, from the integers and
+    scales of a lowered graph.
 
     Raises OptimizeError naming a parameter that the graph does not hold as integers.
     """

@@ -56,8 +56,7 @@ def take_over(old: ir.Value, new: ir.Value) -> None:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Inputs of a decoder after `past` columns.
-
+    """Example inputs of a decoder whose KV cache has `past` columns.
     padding: attention_mask [batch, past + sequence]
     positions: [batch, sequence], by default counted from the padding
     """
@@ -69,14 +68,15 @@ class Inputs:
 
     @property
     def causal(self) -> Array:
-        """[batch, 1, sequence, total]: True for real columns up to the row's own."""
+        """Return the causal mask, bool [batch, 1, sequence, total]: True for real columns up to
+        the token's own."""
         total = self.padding.shape[1]
         until = np.arange(self.past, total)[:, None] >= np.arange(total)[None]
         seen: Array = until[None, None] & self.padding[:, None, None].astype(bool)
         return seen
 
     def arrays(self) -> dict[str, Array]:
-        """One array per input of the model; the KV cache is zeros that take no memory."""
+        """Return {input: array} for the model; the KV cache is zeros that take no memory."""
         batch, total = self.padding.shape
         arrays = {
             "input_ids": np.zeros((batch, total - self.past), np.int64),

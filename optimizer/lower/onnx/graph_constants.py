@@ -33,7 +33,7 @@ class InputQuantization:
 
 
 def read_biases(source: Source, modules: Collection[str]) -> dict[str, NDArray[Any] | None]:
-    """{module: bias that the graph adds to its product, or None}."""
+    """Return {module: bias that the graph adds to its product; None without one}."""
     added: dict[str, NDArray[Any] | None] = {}
     for node in open_model(source).graph:
         if node.op_type not in PRODUCTS or not is_of(node, modules) or not has_weight(node):
@@ -68,8 +68,9 @@ def _operand(node: ir.Node, place: int) -> NDArray[Any] | None:
 def read_input_quantizations(
     source: Source, modules: Collection[str], summands: Collection[str] = ()
 ) -> dict[str, InputQuantization]:
-    """{module: quantization} of each input quantized with constants of the graph, operands of
-    residual adds included."""
+    """Return {module: quantization} of each input that is quantized with constants of the graph.
+
+    summands: names of the identities before residual adds, whose operands are included"""
     model, by_module = open_model(source), {}
     for node in model.graph:
         if node.op_type not in PRODUCTS or not is_of(node, modules) or not has_weight(node):

@@ -46,7 +46,10 @@ def open_graph(path: Path) -> OpenGraph:
 
 
 def _read_graph(path: Path, read: int) -> ir.Model:
-    """Read a graph, assuming rank `read` for the inputs of KEEPS_RANK."""
+    """Read a graph, unpack its products and infer ranks.
+
+    read: assumed rank of the outputs of operators of type KEEPS_RANK, whose rank cannot be inferred
+    """
     model = onnx_file.load(path)
     pack.unpack(model)
     ranks = {**RANKS, KEEPS_RANK: (read,)}
@@ -74,5 +77,5 @@ def open_model(source: Source) -> ir.Model:
 
 
 def place_of(source: Source) -> str:
-    """Path of the graph, for messages."""
+    """Return the path of the graph, for messages."""
     return str(source.path if isinstance(source, OpenGraph) else source)

@@ -36,7 +36,7 @@ IDS = "ids"  # activation of such a module in lowering.json
 
 
 def lower(surgeon: Surgeon, names: Names, state: CompressedState) -> dict[str, str]:
-    """Lower every quantized embedding. Returns {module: IDS}.
+    """Lower every quantized embedding in place. Returns {module: IDS}, the entry of lowering.json.
 
     Raises OptimizeError naming a float module that shares its table.
     """
@@ -66,7 +66,10 @@ def _one(surgeon: Surgeon, name: str, entry: Lookup, q: QTensor) -> None:
 def _parts(
     surgeon: Surgeon, parameter: str, q: QTensor
 ) -> tuple[ir.Value, ir.Value, ir.Value | None]:
-    """Initializers (integers, scale, zero point or None) of cases 1 to 3."""
+    """Add a table's initializers by cases 1 to 3. Returns integers, scale, and zero point or None.
+
+    parameter: name of the table
+    """
     rows, width = q.integers.shape
     grouped, groups = q.scheme.granularity == "group", q.scale.shape[1]
     shape = (rows, groups, width // groups) if grouped else (rows, width)
@@ -99,7 +102,8 @@ def _rows(
     scale: ir.Value,
     zero: ir.Value | None,
 ) -> ir.Value:
-    """Float rows [batch, sequence, H] that `gather` takes by ids [batch, sequence]."""
+    """Insert the lookup in place of `gather`, whose ids are [batch, sequence]. Returns the float
+    rows [batch, sequence, H]."""
     label, ids = surgeon.fresh(f"{name}/rows"), gather.inputs[1]
     single = q.scheme.granularity == "tensor"
 

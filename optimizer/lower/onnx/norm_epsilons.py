@@ -22,7 +22,7 @@ DEFAULTS = {
 
 
 def read_epsilons(graph: ir.Graph) -> dict[str, tuple[float, ...]]:
-    """{module: epsilon of each of its norms, in graph order}."""
+    """Return {module: epsilon of each of its norms, in graph order}."""
     by_module: dict[str, tuple[float, ...]] = {}
     for node in graph:
         epsilon = _attribute(node) if node.op_type in DEFAULTS else _spelled_out(node)

@@ -25,11 +25,11 @@ VALUES = 1 << 22
 
 @dataclass(frozen=True)
 class Lowered:
-    """Model in a dialect.
+    """Model lowered to a dialect, with the facts for lowering.json.
 
     activations: {module: type of its quantized input}
     packed: {module: initializer with its integers}, where the dialect moved them
-    attention: see lower/stage.py
+    attention: entry of lowering.json (lower/stage.py); None for a model without fused attentions
     zeros: sentence on the runtime's treatment of pruned weights
     """
 
@@ -50,7 +50,11 @@ def read(graph: Path, state: Path) -> tuple[ir.Model, Names, CompressedState]:
 def write(
     lowered: Lowered, names: Names, state: CompressedState, float_type: str, out: Path
 ) -> None:
-    """Write model.onnx and lowering.json, and prove the file's weights. Raises LedgerError."""
+    """Write model.onnx and lowering.json into `out`, and check the file's weights with `verify`.
+
+    float_type: "fp32" or "fp16"
+    Raises LedgerError for a weight that reads back differently.
+    """
     onnx_file.save(lowered.model, out / "model.onnx")
     verify(out / "model.onnx", names, state)
     parameter_of = names.parameter_of

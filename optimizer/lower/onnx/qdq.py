@@ -95,8 +95,9 @@ class Surgeon:
         shape: tuple[int, ...],
         layout: Callable[[QTensor], ir.TensorProtocol],
     ) -> ir.Value:
-        """Return the initializer `name`, made on first use, with the integers of a parameter. They
-        are read again when they are written, so that one weight is in memory at a time.
+        """Return the initializer `name`, made on first use, with the integers of a parameter.
+
+        They are read when the graph is written, so that one weight is in memory at a time.
 
         dtype, shape: those of `layout`'s tensor
         layout: function from the weight to its tensor in the file
@@ -122,7 +123,7 @@ class Surgeon:
         /,
         **attributes: Any,
     ) -> ir.Value:
-        """Insert a node with one output before `before`; node and value have one name."""
+        """Insert a node in front of `before`. Returns its output; both are named `output`."""
         node = ir.node(op, inputs, attributes, name=output, metadata_props={MODULE: module})
         node.outputs[0].name = output
         self.model.graph.insert_before(before, node)
@@ -144,8 +145,9 @@ class Surgeon:
 def add_weight(
     surgeon: Surgeon, parameter: str, q: QTensor, unsigned: bool = False, copy: int = 0
 ) -> tuple[ir.Value, ir.Value, ir.Value | None, dict[str, int]]:
-    """Initializers (integers, scale, zero point or None) and the DequantizeLinear attributes.
+    """Add a weight's initializers to the graph.
 
+    Returns integers, scale, zero point or None, and the attributes of a DequantizeLinear of them.
     unsigned: True to count integers and zero point from the lowest (only with a zero point)
     copy: number of the copy of a weight that is stored several times
     Raises OptimizeError where a scale is not exact in the graph's float type.
@@ -252,8 +254,7 @@ def apply_factor(surgeon: Surgeon, product: ir.Node, name: str, factor: Tensor |
 def find_quantized_modules(
     model: ir.Model, names: Names, weights: Collection[str]
 ) -> dict[str, Module]:
-    """{name: module} whose weight is among `weights`, in the order of the graph.
-
+    """Return {name: module} of the modules whose weight is in `weights`, in graph order.
     Raises OptimizeError for a weight that no module of names.json holds.
     """
     position = {str(n.name): i for i, n in enumerate(model.graph)}
@@ -315,7 +316,7 @@ def _check_copies(tensors: Mapping[str, ir.Value], parameter: str) -> None:
 
 
 def release(model: ir.Model, parameter: str) -> None:
-    """Close the external files of a weight that was read, with the memory of unpacked integers."""
+    """Close the external files of a weight that was read, and free its unpacked integers."""
     for name, initializer in model.graph.initializers.items():
         tensor = initializer.const_value
         if name.startswith(f"{parameter}_") and isinstance(tensor, ir.ExternalTensor):

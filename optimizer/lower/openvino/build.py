@@ -27,7 +27,7 @@ GENAI_MODEL = "openvino_model.xml"  # package/openvino_genai.py makes a folder o
 
 
 def fit(section: OpenVinoTarget) -> dict[str, Any]:
-    """Requirements on a machine and settings of the runtime; see harness/bundle/fit.py."""
+    """Return requirements on a machine and settings of the runtime (harness/bundle/fit.py)."""
     return {
         "runtime_minimum": MINIMUM,
         "device": section.device,
@@ -38,9 +38,13 @@ def fit(section: OpenVinoTarget) -> dict[str, Any]:
 
 
 def build(section: OpenVinoTarget, model: Path, out: Path) -> dict[str, Any]:
-    """See lower/build.py; `genai` adds the decoder in OpenVINO's two files. Raises
-    harness.errors.MachineError where the device is missing, cannot open the model, or would answer
-    wrongly (fit_columns.processor)."""
+    """Open the lowered model and inspect its kernels. Returns the document engine.json.
+
+    With the section's `genai`, the decoder is also written in OpenVINO's two files.
+
+    model: the lower stage's folder
+    Raises harness.errors.MachineError where the device is missing, cannot open the model, or would
+    answer wrongly (fit_columns.processor)."""
     devices.check(section.device)
     lowering = json.loads((model / "lowering.json").read_text(encoding="utf-8"))
     integers = any(e["activation"] not in ("float", IDS) for e in lowering["modules"].values())
@@ -76,7 +80,7 @@ def build(section: OpenVinoTarget, model: Path, out: Path) -> dict[str, Any]:
 
 
 def _unpaged(section: OpenVinoTarget, attention: Mapping[str, Any] | None, model: Path) -> str:
-    """Reason why a decoder's KV cache is not paged, or ""."""
+    """Return the reason why a decoder's KV cache cannot be paged, or ""."""
     if attention is None:
         return ""
     if section.device == "cpu":
@@ -89,7 +93,7 @@ def _unpaged(section: OpenVinoTarget, attention: Mapping[str, Any] | None, model
 
 
 def float_baselines(section: OpenVinoTarget) -> dict[str, OpenVinoTarget]:
-    """{name in reports: section} for each float type with kernels on the device."""
+    """Return a section per float type with kernels on the device, as {name in reports: section}."""
     listed = devices.list_capabilities(section.device)
     names: dict[Any, str] = {
         "fp32": "openvino-float",

@@ -72,8 +72,9 @@ def inspect(lowered_folder: Path, kernels: Sequence[Kernel]) -> dict[str, Any]:
 
 
 def _multiplies_floats(attention: str, kernels: Sequence[Kernel]) -> str:
-    """Reason why an attention's products are not in integers, or "". A single kernel reads queries,
-    keys and values; two kernels read two operands each."""
+    """Return the reason why an attention's products are not in integers, or "".
+
+    A single kernel reads queries, keys and values; two kernels read two operands each."""
     own = [
         k
         for k in kernels
@@ -87,7 +88,8 @@ def _multiplies_floats(attention: str, kernels: Sequence[Kernel]) -> str:
 
 
 def _uses(model: Path, modules: Mapping[str, Any]) -> dict[str, list[tuple[str, ...]]]:
-    """{module: names of each product with its bias's Add, or of each Gather of its integers}."""
+    """Return {module: names of its operators, one tuple per use}: a product and its bias's Add, or
+    a Gather of its integers."""
     graph = onnx.load(model, load_external_data=False).graph
     users: dict[str, list[onnx.NodeProto]] = {}
     for node in graph.node:

@@ -30,7 +30,7 @@ ZEROS = (
 
 
 def lower(section: OpenVinoTarget, source: Path, state: Path, graph: Path, out: Path) -> None:
-    """See stage.run."""
+    """Write model.onnx and lowering.json into `out`; arguments as in lower/stage.run."""
     model, names, compressed = onnx_lowering.read(graph, state)
     attention = _decoder(model, contracts.read(source / "contract.json"))
     transpose.split(model)

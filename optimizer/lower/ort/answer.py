@@ -46,8 +46,7 @@ def add(model: ir.Model, contract: Contract) -> str:
 
 
 class _Pooling:
-    """Operators of the pooling, each appended to the graph.
-
+    """Appends the operators of a pooling to the graph, one method per kind.
     hidden: hidden states in float32, [batch, sequence, width]
     real: True where attention_mask is 1, [batch, sequence, 1]
     mask: the same in float32
@@ -69,6 +68,7 @@ class _Pooling:
         )
 
     def add(self, contract: Contract, name: str) -> None:
+        """Add the output `name`: pooled, then normalized and shortened as the contract says."""
         parts = [POOL[pooling](self) for pooling in contract.poolings]
         vector = parts[0] if len(parts) == 1 else self._insert("Concat", parts, axis=1)
         if contract.normalize:

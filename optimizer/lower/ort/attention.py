@@ -65,7 +65,13 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class _Layer:
-    """Attention of one layer. q, k, v: (value, True if its heads are an axis, False if flat)."""
+    """Attention of one layer, as recognised.
+
+    q, k, v: (value, True if its heads are an axis, False if flat)
+    repeats: query heads per key-value head
+    rotary: cosines and sines; None where the layer does not rotate
+    output: node that lays heads side by side
+    """
 
     module: str
     index: int
@@ -99,7 +105,7 @@ def fuse(model: ir.Model, context: int) -> Fused:
 
 
 def _recognise(fusion: _Fusion, index: int) -> _Layer:
-    """Recognise cases 1 to 5, or raise OtherPattern."""
+    """Recognise the attention of layer `index` by cases 1 to 5; raises OtherPattern."""
     attention = recognise(fusion.inputs, fusion.outputs, index)
     merged = find_user(attention.weighted.outputs[0], "Transpose", perm=(0, 2, 1, 3))
     output = find_user(merged.outputs[0], "Reshape")
@@ -119,8 +125,9 @@ def _recognise(fusion: _Fusion, index: int) -> _Layer:
 
 
 def _unrotated(x: ir.Value) -> tuple[ir.Value, tuple[ir.Value, ir.Value] | None]:
-    """Case 2: y and (cos, sin) for x = y cos + (-second half, first half of y) sin; x and None
-    where x is not rotated (2.1)."""
+    """Find the input of a rotation, case 2: x = y cos + (-second half, first half of y) sin.
+
+    Returns y and (cos, sin); x and None where x is not rotated (2.1)."""
     total = find_maker(x, "Add")
     if total is None:
         return x, None  # 2.1

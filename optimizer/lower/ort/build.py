@@ -17,7 +17,7 @@ MINIMUM, GRAPHS_MINIMUM = "1.26", "1.31"  # the later one releases captured grap
 
 
 def fit(section: OnnxRuntimeTarget) -> dict[str, Any]:
-    """Requirements on a machine and settings of the runtime; see harness/bundle/fit.py."""
+    """Return requirements on a machine and settings of the runtime (harness/bundle/fit.py)."""
     divided = {"divide_batches": section.divide_batches} if section.device == "cpu" else {}
     if section.replays_graphs:
         return {"runtime_minimum": GRAPHS_MINIMUM, "cuda_graphs": True}
@@ -25,7 +25,11 @@ def fit(section: OnnxRuntimeTarget) -> dict[str, Any]:
 
 
 def build(section: TargetSection, model: Path, _out: Path) -> dict[str, Any]:
-    """See lower/build.py. Raises harness.errors.MachineError where it cannot be opened here."""
+    """Open the lowered model and inspect the optimized graph. Returns the document engine.json.
+
+    model: the lower stage's folder
+    Raises harness.errors.MachineError where it cannot be opened here.
+    """
     with make_temporary_folder("build") as folder:
         optimized = folder / "optimized.onnx"
         with suppress(OSError):  # only operators and names are read: the weights go nowhere
@@ -43,6 +47,10 @@ def build(section: TargetSection, model: Path, _out: Path) -> dict[str, Any]:
 
 
 def add_cpu_nodes(inspected: dict[str, Any], stayed: Sequence[str]) -> dict[str, Any]:
-    """Add computing nodes that a GPU's provider left to the CPU to `wider`."""
+    """Return the inspection with `wider` extended by computing nodes that run on the CPU because
+    the GPU's provider lacks them.
+
+    stayed: names of these nodes
+    """
     left = [f"{node} on the CPU" for node in stayed]
     return {**inspected, "wider": [*inspected["wider"], *left]}

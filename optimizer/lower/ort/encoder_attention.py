@@ -115,8 +115,8 @@ def _recognise(softmax: ir.Node, flat: Mapping[str, ir.Shape]) -> _Attention:
 
 
 def _scores(value: ir.Value | None) -> tuple[float, ir.Node, tuple[ir.Value, ...]]:
-    """(scale, MatMul of queries and keys, values added) of the softmax's input `value`; what is 0
-    everywhere is left out."""
+    """Parse the softmax's input. Returns the scale, the MatMul of queries and keys, and the values
+    added to the scores, without those that are 0 everywhere."""
     addition = find_maker(value, "Add")
     if addition is None:
         return (*_scaled(value), ())
@@ -130,7 +130,8 @@ def _scores(value: ir.Value | None) -> tuple[float, ir.Node, tuple[ir.Value, ...
 
 
 def _scaled(value: ir.Value | None) -> tuple[float, ir.Node]:
-    """(scale, MatMul of queries and keys) of scores before anything is added (case 2)."""
+    """Parse scores before anything is added (case 2). Returns the scale, and the MatMul of queries
+    and keys."""
     scaled, scale = find_maker(value, "Mul") or find_maker(value, "Div"), 1.0
     if scaled is not None:
         first, second = (read_constant(v) for v in scaled.inputs)
@@ -149,8 +150,10 @@ def _scaled(value: ir.Value | None) -> tuple[float, ir.Node]:
 def _flat(
     value: ir.Value | None, perm: tuple[int, ...], flat: Mapping[str, ir.Shape]
 ) -> tuple[ir.Value, list[int]]:
-    """Case 1: flat operand before Reshape and Transpose, [positions, heads, head width]; positions
-    are 0 where the shape leaves them as they are."""
+    """Find the flat operand before Reshape and Transpose (case 1).
+
+    Returns it with the sizes [positions, heads, head width] of the Reshape; positions are 0 where
+    the shape leaves them as they are."""
     transpose = find_maker(value, "Transpose")
     split = find_maker(transpose.inputs[0], "Reshape") if transpose is not None else None
     if transpose is None or split is None or get_perm(transpose) != perm:
@@ -192,8 +195,9 @@ def _rewrite(
     module: str,
     biases: dict[tuple[ir.Value, ...], ir.Value],
 ) -> ir.Value:
-    """Replace one attention; return its output. biases: {values added: their sum}, shared by
-    layers."""
+    """Replace one attention by MultiHeadAttention. Returns its output.
+
+    biases: {values added: their sum}, shared by the layers and extended here"""
     inputs: list[ir.Value | None] = [*attention.operands]
     if attention.added:
         if attention.added not in biases:
@@ -213,8 +217,10 @@ def _rewrite(
 
 
 def _bias(model: ir.Model, attention: _Attention, label: str) -> ir.Value:
-    """Sum of the values added, with a row per query, as the operator requires: masks have one row
-    for all queries. label: name of the value"""
+    """Return the sum of the values added, with a row per query, as the operator requires (masks
+    have one row for all queries).
+
+    label: name of the sum"""
 
     def insert(op: str, inputs: list[ir.Value], name: str, /, **attributes: int) -> ir.Value:
         node = ir.node(op, inputs, attributes, name=name, metadata_props={MODULE: ""})

@@ -36,7 +36,7 @@ ZEROS = (
 
 
 def lower(section: OnnxRuntimeTarget, source: Path, state: Path, graph: Path, out: Path) -> None:
-    """See stage.run."""
+    """Write model.onnx and lowering.json into `out`; arguments as in lower/stage.run."""
     model, names, compressed = onnx_lowering.read(graph, state)
     contract = contracts.read(source / "contract.json")
     generates = tasks.look_up(contract).generates

@@ -47,7 +47,7 @@ def fuse(model: ir.Model) -> tuple[str, ...]:
 
 
 def _norm(divided: ir.Node) -> _Norm | None:
-    """The norm whose division by the root is the Div `divided`; None for other nodes."""
+    """Recognise the norm whose division by the root is the Div `divided`; None for other nodes."""
     x, root = divided.inputs
     normalized = divided.outputs[0]
     narrowed = find_only_user(normalized)

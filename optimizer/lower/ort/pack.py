@@ -44,7 +44,7 @@ def pack(model: ir.Model) -> dict[str, str]:
 
 
 def _products(attention: ir.Node) -> list[ir.Node]:
-    """The MatMuls of q, k and v of `attention`; [] in cases 1 to 3."""
+    """Return the MatMuls of q, k and v of an attention; [] in cases 1 to 3 (not packed)."""
     producers = [find_maker(v, "MatMul") for v in attention.inputs[:3]]
     products = [n for n in producers if n is not None]
     weights = [find_maker(n.inputs[1], "DequantizeLinear") for n in products]
@@ -66,7 +66,7 @@ def _quantization(weight: ir.Node) -> tuple[object, ...] | None:
 
 
 def _join(model: ir.Model, attention: ir.Node, products: Sequence[ir.Node]) -> str:
-    """Replace three products by one. Returns the name of its integers."""
+    """Replace three products by one. Returns the name of the initializer with its integers."""
     graph, module = model.graph, module_of(attention)
     weights = [n for p in products if (n := find_maker(p.inputs[1], "DequantizeLinear"))]
     operands = []
@@ -149,8 +149,11 @@ def _add(
     parts: Sequence[ir.TensorProtocol],
     columns: int | None = None,
 ) -> ir.Value:
-    """Add an initializer that `read` makes from `parts` whenever it is used, so that the weights of
-    one layer are in memory at a time. columns: of the result; absent: those of all parts."""
+    """Add an initializer that joins `parts` along their columns.
+
+    read: function that computes it whenever it is used, so that the weights of one layer are in
+        memory at a time
+    columns: columns of the result; None for those of all parts"""
     rows, dtype = parts[0].shape.numpy()[:-1], parts[0].dtype
     last = sum(t.shape.numpy()[-1] for t in parts) if columns is None else columns
     tensor = ir.LazyTensor(read, dtype, ir.Shape((*rows, last)), name=name)

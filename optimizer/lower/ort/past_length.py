@@ -59,7 +59,7 @@ def _ends(node: ir.Node) -> tuple[int, int | None]:
 
 
 def _keeps_new_columns(model: ir.Model, node: ir.Node, length: ir.Value) -> bool:
-    """Test for the Slice of case 1 with independent rows."""
+    """Test that `node` is the Slice of case 1, and by an example that its rows are independent."""
     if node.op_type != "Slice" or node.inputs[1] is not length or node.inputs[0] is None:
         return False
     ends, axes, *steps = [read_constant(v) for v in node.inputs[2:5]]

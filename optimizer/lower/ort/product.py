@@ -52,6 +52,7 @@ def fuse(model: ir.Model) -> tuple[str, ...]:
 
 
 def _biased(product: ir.Node) -> _Biased | None:
+    """Recognise a MatMul that can be fused, with its bias; None for others."""
     x, weight = (find_maker(value, "DequantizeLinear") for value in product.inputs)
     if x is None or weight is None or not _per_column(weight) or not _of_a_tensor(x):
         return None
@@ -85,6 +86,7 @@ def _of_a_tensor(x: ir.Node) -> bool:
 
 
 def _rewrite(model: ir.Model, biased: _Biased) -> None:
+    """Insert the fused operator, and give it the name and readers of the sum."""
     integers, scale, zero = biased.x.inputs
     weight, column_scale = biased.weight.inputs
     node = ir.node(

@@ -138,7 +138,7 @@ def _recognise(softmax: ir.Node) -> _Attention:
 
 
 def _product(value: ir.Value | None) -> ir.Node:
-    """Case 2: product of queries and keys."""
+    """Find the product of queries and keys behind the softmax's input `value` (case 2)."""
     added = find_maker(value, "Add")
     for scores in added.inputs if added is not None else (value,):
         scaled = find_maker(scores, "Mul") or find_maker(scores, "Div")
@@ -272,7 +272,8 @@ def _rewrite(model: ir.Model, attentions: Iterable[_Attention], region: _Region)
 
 
 def _leave(model: ir.Model, value: ir.Value, inside: Iterable[ir.Node]) -> None:
-    """Transpose a value back for readers outside, the graph's output included."""
+    """Transpose a value back to [batch, sequence, ..] for readers outside the region and for the
+    graph's outputs."""
     producer, name = value.producer(), str(value.name)
     assert producer is not None
     readers = [(n, i) for n, i in value.uses() if n not in inside]

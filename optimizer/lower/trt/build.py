@@ -24,7 +24,7 @@ SPARSE_KERNELS = "2:4"
 
 
 def fit(section: TensorRTTarget) -> dict[str, Any]:
-    """Requirements on a machine before the build; see harness/bundle/fit.py."""
+    """Return requirements on a machine that are known before the build (harness/bundle/fit.py)."""
     row = PRODUCTS[section.runtime]
     options = asdict(section.options)
     profiles = _profiles(section)
@@ -53,8 +53,11 @@ def _built_on(section: TensorRTTarget) -> dict[str, str]:
 
 
 def build(section: TensorRTTarget, model: Path, out: Path) -> dict[str, Any]:
-    """See lower/build.py. Raises harness.errors.MachineError where it cannot be built here,
-    BuildError where the builder refuses the model."""
+    """Build the engine into `out`, and inspect it. Returns the document engine.json.
+
+    model: the lower stage's folder
+    Raises harness.errors.MachineError where it cannot be built here, BuildError where the builder
+    refuses the model."""
     engine = out / ENGINE
     document = json.loads((model / "lowering.json").read_text(encoding="utf-8"))
     lowering, options = document["modules"], _options(section, document.get("sparsity", {}))
@@ -140,7 +143,7 @@ def inspect_network(lowering: dict[str, Any], network: dict[str, Any]) -> dict[s
 
 
 def _inspected(lowering: dict[str, Any], network: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """(sentences on facts that inspection shows, sentences on facts that it cannot show)."""
+    """Return sentences on facts that the inspection shows, and on facts that it cannot show."""
     known = [
         "the engine's version, and the GPUs it was built for",
         "the network definition: each module's integers, their type and their product",

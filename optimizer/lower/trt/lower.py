@@ -16,7 +16,7 @@ ZEROS = (
 
 
 def lower(section: TensorRTTarget, _source: Path, state: Path, graph: Path, out: Path) -> None:
-    """See stage.run."""
+    """Write model.onnx and lowering.json into `out`; arguments as in lower/stage.run."""
     model, names, compressed = onnx_lowering.read(graph, state)
     activations = qdq.lower(model, names, compressed, section.float)
     lowered = Lowered("trt_qdq", model, activations, zeros=ZEROS)

@@ -30,7 +30,7 @@ PARTS = {
 
 
 def check(recipe: Recipe, _section: OnnxRuntimeWebTarget, at: str) -> None:
-    """Raise RecipeError for a task that the page does not answer."""
+    """Raise RecipeError for a task that the browser's page cannot run (case 1)."""
     task = tasks.find_task(recipe.model.task)
     if task.not_in_browser:
         accepted = ", ".join(n for n, t in tasks.TASKS.items() if not t.not_in_browser)
@@ -43,7 +43,7 @@ def check(recipe: Recipe, _section: OnnxRuntimeWebTarget, at: str) -> None:
 
 
 def check_tokenizer(path: Path) -> None:
-    """Raise CheckpointError naming the first step of tokenizer.json that is not among PARTS."""
+    """Raise CheckpointError naming the first step of tokenizer.json that PARTS lacks (case 2)."""
     document = json.loads(path.read_text(encoding="utf-8"))
     for part, types in PARTS.items():
         for kind in _types(document.get(part)):
@@ -57,7 +57,7 @@ def check_tokenizer(path: Path) -> None:
 
 
 def check_embedding(contract: Contract) -> None:
-    """Raise CheckpointError for settings of a sentence embedding that the page does not obey."""
+    """Raise CheckpointError for settings of a sentence embedding that the page ignores (case 3)."""
     settings = contract.vectors
     uncovered = "its Dense and LayerNorm modules" if settings.file else ""
     if settings.text and not settings.include_prompt:

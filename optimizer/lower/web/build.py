@@ -42,7 +42,11 @@ FOLDERS = {"onnxruntime-web": RUNTIME, "tokenizers": TOKENIZERS}
 
 
 def build(section: OnnxRuntimeWebTarget, model: Path, out: Path) -> dict[str, Any]:
-    """See lower/build.py. Raises MachineError for a package that cannot be fetched."""
+    """Fetch the packages into out/web, inspect the model, and return the document engine.json.
+
+    model: the lower stage's folder
+    Raises MachineError for a package that cannot be fetched.
+    """
     document = onnxruntime.build(section, model, out)
     for folder, package in FOLDERS.items():
         npm.write(package, section.npm, out / "web" / folder)

@@ -27,7 +27,10 @@ Widths = Mapping[str, tuple[int, int]]
 
 
 def read_widths(source: Path) -> Widths:
-    """Widths of the modules that the adapters in the folder of load change; {} without any."""
+    """Read the widths of the modules that LoRA adapters change; {} without adapters.
+
+    source: folder of the load stage, which may hold adapters
+    """
     files = sorted(source.glob(adapter_file("*")))
     shapes = {name: array.shape for file in files for name, array in read(file).items()}
     modules = [name.removesuffix(A) for name in shapes if name.endswith(A)]
@@ -35,10 +38,10 @@ def read_widths(source: Path) -> Widths:
 
 
 def add(model: ir.Model, adapted: Widths, linear: Collection[str]) -> None:
-    """Add the matrices of the modules of `adapted` in place, after every fusion.
+    """Add A and B to each adapted module in place; call it after every fusion.
 
+    adapted: widths of the adapted modules, from read_widths
     linear: names of all linear modules
-
     Raises OptimizeError for a module without a product in the graph.
     """
     products = [
@@ -60,7 +63,7 @@ def add(model: ir.Model, adapted: Widths, linear: Collection[str]) -> None:
 
 
 def _add(graph: ir.Graph, module: str, adapted: Widths, x: ir.Value, y: ir.Value) -> None:
-    """Add a module's matrices between its output `y` and the readers of that. x: its input"""
+    """Add a module's matrices between its output `y` and the readers of `y`. x: its input"""
     width, columns = adapted[module]
     rank = f"{module}.rank"
     first = _matrix(graph, f"{module}{A}", (width, 0), (width, rank))
@@ -79,7 +82,7 @@ def _add(graph: ir.Graph, module: str, adapted: Widths, x: ir.Value, y: ir.Value
 def _matrix(
     graph: ir.Graph, name: str, shape: tuple[int, int], axes: tuple[str | int, ...]
 ) -> ir.Value:
-    """Initializer of `shape` that a run may override, one for all uses of a module.
+    """Return an initializer of `shape` that a run may override, one for all uses of a module.
 
     axes: axes of the matrix that a run gives. The name of the rank is the module's own, because
         ONNX Runtime reuses the memory of axes with one name, and a run may give some modules only
