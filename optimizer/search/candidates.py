@@ -40,10 +40,10 @@ class Candidate:
     """One variant of the model.
 
     target: index in the recipe's targets
-    methods: names of methods, in order
-    attention: quantize.activations.attention
+    methods: names of quantization methods, in order
+    attention: value of quantize.activations.attention
     finer: share of the quantized weights in higher precision, one of SHARES
-    size: reduce.goal.keep, 1.0 without section reduce
+    size: value of reduce.goal.keep; 1.0: the model is not reduced
     """
 
     target: int
@@ -53,7 +53,7 @@ class Candidate:
     size: float = 1.0
 
     def label(self, recipe: Recipe) -> str:
-        """Name for people."""
+        """Return the candidate's name for tables and messages."""
         parts = ["+".join(self.methods)]
         if self.finer:
             parts.append(f"{self.finer:.0%} of weights {name_finer_precision(recipe.quantize)}")
@@ -67,12 +67,12 @@ class Candidate:
 
 
 def name_finer_precision(quantize: Quantize) -> str:
-    """Precision in which the most sensitive modules are kept."""
+    """Return the name of the precision in which the most sensitive modules are kept."""
     return "int8" if finer_weights(quantize) else "float"
 
 
 def finer_weights(quantize: Quantize) -> Weights | None:
-    """Weights of the most sensitive modules; None: they stay float."""
+    """Return the weight format of the most sensitive modules; None if they stay float."""
     if quantize.activations is None and quantize.weights.bits < 8:
         return Weights(bits=8, granularity="channel")
     return None
@@ -110,8 +110,10 @@ def list_candidates(recipe: Recipe) -> list[Candidate]:
 
 
 def _sizes(recipe: Recipe, search: Search) -> tuple[float, ...]:
-    """Values of reduce.goal.keep, the recipe's own first. Raises RecipeError for sizes of a model
-    that generates text."""
+    """Return the values of reduce.goal.keep to try, the recipe's own first.
+
+    Raises RecipeError for sizes below 1 of a model that generates text.
+    """
     goal = recipe.reduce.goal if recipe.reduce else None
     own = goal.keep if goal and goal.keep else 1.0
     sizes = _first(own, search.over.size or ())
@@ -128,12 +130,12 @@ def _sizes(recipe: Recipe, search: Search) -> tuple[float, ...]:
 
 
 def _first(own: Any, others: Sequence[Any]) -> tuple[Any, ...]:
-    """The recipe's own value, then the others."""
+    """Return the recipe's own value, then the others, without duplicates."""
     return tuple(dict.fromkeys((own, *others)))
 
 
 def get_section(recipe: Recipe) -> Search:
-    """Section search of a recipe. Raises RecipeError without one."""
+    """Return the section `search` of a recipe. Raises RecipeError without one."""
     if recipe.search is None:
         raise RecipeError(
             "missing, so there is nothing to search for",
@@ -145,8 +147,13 @@ def get_section(recipe: Recipe) -> Search:
 
 
 def _targets(recipe: Recipe, search: Search) -> tuple[int, ...]:
-    """Indices of the targets to try; those that are not timed here are left out where times are
-    needed. Raises RecipeError for an index without a target, and where none is left."""
+    """Return the indices of the targets to try.
+
+    If the search needs times, search.over.targets: all leaves out the targets that are not timed.
+
+    Raises RecipeError for an index without a target, for a listed target that is not timed, and if
+    no target is left.
+    """
     count, listed = len(recipe.targets), search.over.targets
     names = ", ".join(f"{i} ({t.name})" for i, t in enumerate(recipe.targets))
     if listed != "all" and max(listed) >= count:
@@ -170,8 +177,10 @@ def _targets(recipe: Recipe, search: Search) -> tuple[int, ...]:
 
 
 def _every_method(recipe: Recipe) -> tuple[tuple[str, ...], ...]:
-    """Methods of the table that may suit the recipe, each alone; none beside integers or weights
-    that are taken as they are."""
+    """Return the quantization methods to try, each alone.
+
+    () for a recipe that quantizes nothing, or takes the checkpoint's integers as they are.
+    """
     if recipe.quantize.passes_through or recipe.quantize.leaves_float:
         return ()
     return tuple((m.name,) for m in methods.METHODS.values() if m.kind in TRIED)
@@ -182,7 +191,7 @@ def _every_attention(recipe: Recipe) -> tuple[str, ...]:
 
 
 def find_objection(recipe: Recipe, candidate: Candidate) -> InputError | None:
-    """Return the error for which a candidate is not admitted, or None."""
+    """Return the error with which the recipe checks refuse a candidate; None if they accept it."""
     try:
         accepted.check(derive_recipe(recipe, candidate), Context())
     except InputError as e:
@@ -216,8 +225,10 @@ def _check_each(
 def choose_kept_modules(
     sensitivities: Mapping[str, Mapping[str, float]], share: float
 ) -> tuple[str, ...]:
-    """Modules to keep finer: those with the largest squared error per weight, while their weights
-    are at most `share` of all; () for 0.
+    """Return the modules to keep in higher precision.
+
+    These are the modules with the largest squared error per weight, as long as their weights are at
+    most `share` of all; () for share 0.
 
     sensitivities: {module: {"error", "weights"}} (stages/sensitivity.py)
     """
@@ -235,11 +246,13 @@ def choose_kept_modules(
 
 
 def derive_recipe(recipe: Recipe, candidate: Candidate, kept: Sequence[str] = ()) -> Recipe:
-    """Recipe of a candidate: one target, the limits of the search as its gates, no search section.
+    """Return the recipe of a candidate, with one target, and without section `search`.
+
+    The limits of the search become its gates.
 
     kept: modules in higher precision
 
-    Raises RecipeError where the schema refuses it.
+    Raises RecipeError if the schema refuses the recipe.
     """
     target = recipe.targets[candidate.target].without_on_fail
     try:
@@ -284,7 +297,7 @@ def _quantize(quantize: Quantize, candidate: Candidate, kept: Sequence[str]) -> 
 
 
 def _reduce(recipe: Recipe, size: float) -> dict[str, Reduce]:
-    """{"reduce": the recipe's section with another goal.keep}; {} for the model as it is."""
+    """Return {"reduce": the recipe's section with goal.keep = size}; {} for size 1."""
     if size == 1:
         return {}
     fields = _fields_set(recipe.reduce) if recipe.reduce else {}
@@ -292,7 +305,7 @@ def _reduce(recipe: Recipe, size: float) -> dict[str, Reduce]:
 
 
 def _validate(recipe: Recipe) -> Validate:
-    """Section validate with the constraints of the search as gates."""
+    """Return the recipe's section `validate`, with the constraints of the search as its limits."""
     constraints, section = get_section(recipe).constraints, recipe.validate_
     changes: dict[str, Any] = {}
     if constraints.max_drop is not None:
@@ -304,7 +317,7 @@ def _validate(recipe: Recipe) -> Validate:
 
 
 def _fields_set(section: Section) -> dict[str, Any]:
-    """{key: value} of the fields that are set, by their names in YAML."""
+    """Return {key in YAML: value} of the fields that a section sets explicitly."""
     fields = type(section).model_fields
     return {
         fields[n].alias or n: getattr(section, n) for n in section.model_fields_set if n in fields

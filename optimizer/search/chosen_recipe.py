@@ -37,7 +37,7 @@ def check_place(recipe: Path, out: Path) -> None:
 
 
 def remove_earlier(recipe: Path, out: Path) -> bool:
-    """Remove the file of an earlier search of this recipe, where nothing is found any more."""
+    """Remove the recipe file of an earlier search of this recipe, because this one found none."""
     header = HEADER.format(name=recipe.name)
     written = out.is_file() and out.read_text("utf-8", errors="replace").startswith(header)
     if written:

@@ -27,12 +27,12 @@ PRIOR = math.log(2)  # slope of the logarithm over the share kept finer, before 
 
 @dataclass(frozen=True)
 class Expectation:
-    """Predictions for candidates.
+    """Predictions of quality, time and size of candidates.
 
-    sensitivities: {module: {"error", "weights"}}; {} where they were not measured
+    sensitivities: {module: {"error", "weights"}}; {} if they were not measured
     kept: {candidate: modules in higher precision}
     trials: finished trials, the recipe's first
-    name: search.objective
+    name: value of search.objective
     """
 
     sensitivities: Mapping[str, Mapping[str, float]]
@@ -41,13 +41,13 @@ class Expectation:
     name: str
 
     def error(self, candidate: Candidate) -> float:
-        """Relative error of the output that quantization is expected to make."""
+        """Predict the relative error of the output that quantization makes."""
         finer = set(self.kept[candidate])
         left = (m["error"] ** 2 for n, m in self.sensitivities.items() if n not in finer)
         return math.sqrt(sum(left))
 
     def drop(self, candidate: Candidate) -> float:
-        """Drop of the metric; 0 before any trial."""
+        """Predict the drop of the metric; 0 before any trial."""
         trials = (t for t in self.trials if t.candidate.size == 1)
         known = [(self.error(t.candidate) ** 2, t.drop) for t in trials if t.drop is not None]
         squares = sum(e * e for e, _ in known)
@@ -55,20 +55,25 @@ class Expectation:
         return max(slope, 0.0) * self.error(candidate) ** 2
 
     def objectives(self, candidates: Sequence[Candidate]) -> list[float]:
-        """Objective of each candidate / the recipe's; by quality the expected drop / the recipe's,
-        as large for every method and target."""
+        """Predict each candidate's objective, divided by the recipe's.
+
+        For objective quality this is the expected drop, which does not depend on method and target.
+        """
         if self.name == "quality":
             own = self.error(self.trials[0].candidate) if self.trials else 0.0
             return [(self.error(c) / own) ** 2 if own else 1.0 for c in candidates]
         return self._ratios(candidates, self.name)
 
     def sizes(self, candidates: Sequence[Candidate]) -> list[float]:
-        """Bytes of each candidate; 0 before any trial."""
+        """Predict the bytes of each candidate's files; 0 before any trial."""
         own = self.trials[0].size if self.trials else None
         return [(own or 0) * ratio for ratio in self._ratios(candidates, "size")]
 
     def _ratios(self, candidates: Sequence[Candidate], name: str) -> list[float]:
-        """Time or size of each candidate / the recipe's."""
+        """Predict each candidate's time or size, divided by the recipe's, by ridge regression.
+
+        name: "size", or another value of search.objective
+        """
         own = get_objective(self.trials[0], name) if self.trials else None
         known = [
             (t.candidate, math.log(value / own))
@@ -99,8 +104,10 @@ def _constants(candidate: Candidate) -> set[tuple[str, str]]:
 
 
 def kendall_tau(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """Kendall's tau-a of pairs of numbers: concordant minus discordant pairs / all; None for fewer
-    than two."""
+    """Compute Kendall's tau-a of pairs of numbers: (concordant - discordant pairs) / all pairs.
+
+    None for fewer than two pairs.
+    """
     count = len(pairs)
     if count < 2:
         return None

@@ -47,11 +47,14 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class KernelTimes:
-    """Times of a table.
+    """Times of a recipe's model on another machine, read from a table.
 
     file: path of the table, for messages
-    p50, forward: ms of the recipe's model end to end, and in the model
-    own, full: {module: ms} in the recipe's model, and in float
+    machine: processor that was measured
+    p50: median ms of the recipe's model, end to end
+    forward: median ms of the recipe's model, without encoding and decoding
+    own: {module: ms} in the recipe's model
+    full: {module: ms} in the float model
     """
 
     file: str
@@ -62,8 +65,12 @@ class KernelTimes:
     full: Mapping[str, float]
 
     def figures(self, kept: Sequence[str]) -> Json:
-        """Figures of a trial that keeps modules in float. Raises DataError for a module without a
-        time."""
+        """Predict {"ratio", "ratio_interval", "p50" in ms} of a candidate.
+
+        kept: modules that the candidate keeps in float
+
+        Raises DataError for a module without a time.
+        """
         if unknown := [name for name in kept if name not in self.own or name not in self.full]:
             raise DataError(f"it has no time of module {unknown[0]}", where=self.file)
         added = sum(self.full[name] - self.own[name] for name in kept) / sum(self.own.values())
@@ -123,7 +130,7 @@ def _check_task(recipe: Recipe) -> None:
 
 
 def _describe(built: BuiltCandidate) -> Json:
-    """The candidate that was measured, as a search compares it."""
+    """Return the field `form` of the table: target, formats, checkpoint and timed cell."""
     source = json.loads((built.artifacts.base.path / "source.json").read_text("utf-8"))
     recipe = built.recipe
     return {
@@ -135,8 +142,10 @@ def _describe(built: BuiltCandidate) -> Json:
 
 
 def check_recipe(recipe: Recipe) -> None:
-    """Raise RecipeError where a search by the times of another machine would need times of this
-    one."""
+    """Raise RecipeError for a search that needs times of this machine.
+
+    With --times a search has only times of another machine, for one target and float modules.
+    """
     _check_task(recipe)
     search = candidates.get_section(recipe)
     latency, limits = recipe.validate_.latency, search.constraints
@@ -177,8 +186,14 @@ def check_recipe(recipe: Recipe) -> None:
 
 
 def read(file: Path, key: Path | None, built: BuiltCandidate) -> KernelTimes:
-    """Read the table of a recipe. Raises DataError for a table of another, and as
-    table.read."""
+    """Read the table of a recipe's model.
+
+    key: public key that must have signed the table; None: no signature is required
+    built: the recipe's own candidate
+
+    Raises DataError for a table of another model, and for modules too short to time; and what
+    measure.table.read raises.
+    """
     document = table.read(file, key)
     own = _describe(built)
     if document.get("form") != own:
@@ -205,7 +220,10 @@ def read(file: Path, key: Path | None, built: BuiltCandidate) -> KernelTimes:
 
 
 def _profile(document: Json, name: str, file: Path) -> dict[str, float]:
-    """{module: ms} of a profile. Raises DataError for a time that is not a number of 0 or more."""
+    """Return {module: ms} of a profile in the table. name: "modules" or "float"
+
+    Raises DataError for a time that is negative, infinite or not a number.
+    """
     times = {one["module"]: one["ms"] for one in document[name]["modules"]}
     for module, ms in times.items():
         if isinstance(ms, bool) or not isinstance(ms, int | float) or not 0 <= ms < math.inf:

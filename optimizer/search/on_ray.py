@@ -80,7 +80,12 @@ def _package() -> Any:
 
 @contextmanager
 def _connected(ray: Any) -> Iterator[None]:
-    """Inside, the process is connected to the cluster; one that was connected before stays so."""
+    """Connect the process to the Ray cluster for the duration of the `with`.
+
+    A connection that existed before is kept.
+
+    Raises MachineError if no cluster can be joined.
+    """
     if ray.is_initialized():
         yield
         return
@@ -101,7 +106,10 @@ def _connected(ray: Any) -> Iterator[None]:
 
 @contextmanager
 def _mark(store: Root) -> Iterator[Mark]:
-    """Yield the mark of a store; the file is removed afterwards."""
+    """Yield a mark by which other nodes recognize the store.
+
+    For a folder this is an empty file in it, removed at the end; for a bucket its identity.
+    """
     if isinstance(store, SharedStore):
         yield store, store.identity()
         return
@@ -116,7 +124,10 @@ def _mark(store: Root) -> Iterator[Mark]:
 
 
 def _admitted(ray: Any, resources: Sequence[str]) -> list[Node]:
-    """Return the living nodes with all resources; without any, those with a processor."""
+    """Return the living nodes that have all `resources`, by default a processor.
+
+    Raises MachineError if no node has them.
+    """
     nodes = [node for node in ray.nodes() if node["Alive"]]
     names = resources or ("CPU",)
     admitted = [
@@ -141,7 +152,8 @@ def _admitted(ray: Any, resources: Sequence[str]) -> list[Node]:
 
 
 def _resources(node: Node) -> list[str]:
-    """Names that a user can give; without those by which Ray names nodes."""
+    """Return the resources of a node that a user can give, without Ray's names of the node
+    itself."""
     return sorted(
         name for name in node["Resources"] if not name.startswith("node:") and name not in MEMORY
     )
@@ -152,7 +164,8 @@ def _name(node: Node) -> str:
 
 
 def _check_nodes(ray: Any, nodes: Sequence[Node], mark: Mark) -> None:
-    """Refuse nodes that do not see the store, or do not run this version of the package."""
+    """Raise MachineError for a node that does not see the store, or runs another version of this
+    package."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     look = ray.remote(_why_not)
@@ -178,7 +191,11 @@ def _version() -> str:
 
 
 def _why_not(mark: Mark, version: str) -> tuple[str, str]:
-    """(reason not to search on this machine, fix); ("", "") without a reason."""
+    """Return (reason why this machine cannot run the search, fix); ("", "") if it can.
+
+    mark: mark of the store, as `_mark` yields it
+    version: version of the package that is required
+    """
     if _version() != version:
         return (
             f"it has version {_version()} of optimize-toolchain, and this machine {version}",
@@ -202,8 +219,11 @@ def _store_of(mark: Mark) -> Root:
 
 
 def _task(ray: Any, nodes: Sequence[Node], resources: Sequence[str]) -> Any:
-    """Return the task of a search, which takes all of what the smallest of `nodes` has, so that
-    no other task of the cluster disturbs its times."""
+    """Return the Ray task of a search.
+
+    It takes all resources that the smallest of `nodes` has, so that no other task disturbs its
+    times.
+    """
     names = dict.fromkeys(("CPU", "GPU", *resources))
     takes = {name: min(node["Resources"].get(name, 0) for node in nodes) for name in names}
     say(
@@ -221,8 +241,11 @@ def _task(ray: Any, nodes: Sequence[Node], resources: Sequence[str]) -> Any:
 
 
 def _search(recipe: Recipe, mark: Mark, times: Table | None) -> Result | ExplainedError:
-    """Search on this node. An error of ours, or of the system, such as a full disk, is returned:
-    Ray would wrap a raised one, without its number."""
+    """Search on this node.
+
+    An error of this package or of the system, such as a full disk, is returned and not raised: Ray
+    would wrap it, and lose its error number.
+    """
     from optimizer.search import search
 
     why, fix = _why_not(mark, _version())
@@ -239,9 +262,12 @@ def _search(recipe: Recipe, mark: Mark, times: Table | None) -> Result | Explain
 
 
 def _until_done(ray: Any, task: Any, store: Root, arguments: tuple[Any, ...]) -> Any:
-    """Run the task, again where its node died, and where its process ended: search/progress.py
-    then skips the candidate. A process that ends thrice without a finished step is not tried
-    again."""
+    """Run the task until it returns; start it again after its node died or its process ended.
+
+    search/progress.py then skips the candidate that ended the process.
+
+    Raises MachineError after more than ENDS ends of the process without a finished step in between.
+    """
     ended, steps = 0, -1
     while True:
         try:

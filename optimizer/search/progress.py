@@ -32,7 +32,11 @@ WHY = (
 
 
 class Progress:
-    """Progress of one search. of: see the module. started: reading of the clock at its start."""
+    """Progress of one search.
+
+    of: digest of the recipe and of its model's answers
+    started: clock in seconds at the start of this run
+    """
 
     def __init__(
         self, root: Root, name: str, of: str, clock: Callable[[], float], started: float
@@ -52,16 +56,16 @@ class Progress:
 
     @property
     def finished(self) -> int:
-        """Trials that an earlier run of this search has ended."""
+        """Number of trials that earlier runs of this search have ended."""
         return int(self._state["finished"])
 
     @property
     def seconds(self) -> float:
-        """Time of the search, of its earlier runs too."""
+        """Seconds of the search, earlier runs included."""
         return float(self._state["seconds"]) + self._clock() - self._since
 
     def begin(self, candidate: str) -> str:
-        """Record that a trial begins; return the reason to skip it, "" where there is none."""
+        """Record that a trial begins; return the reason to skip it, "" to run it."""
         steps = finished_steps(self._root)
         running = self._state["running"] or {}
         same = running.get("form") == candidate
@@ -76,7 +80,7 @@ class Progress:
         return WHY.format(file=f"{self._root}/{self._name}") if skipped else ""
 
     def end(self, number: int) -> None:
-        """Record that trial 1, 2, ... has ended. One that was finished before costs no time."""
+        """Record that trial `number` (from 1) has ended; one that had ended before adds no time."""
         self._state["running"] = None
         if number > self.finished:
             self._state |= {"finished": number, "seconds": self.seconds}

@@ -42,11 +42,11 @@ class Proposals(Protocol):
 
 @dataclass
 class Ranked:
-    """All candidates, the best expected first: those expected within the limits, by objective.
+    """Proposals in order of expectation: candidates expected within the limits first, by objective.
 
-    expect: trials -> predictions
+    expect: function from trials to predictions
     margin: largest drop allowed
-    most: largest bytes allowed
+    most: largest bytes of the model's files allowed
     """
 
     space: Sequence[Candidate]
@@ -73,10 +73,12 @@ class Ranked:
 
 
 class Sampled:
-    """Candidates of a space larger than the budget.
+    """Proposals for a space larger than the budget: expectation first, then Optuna's TPE sampler.
 
     ranked: proposals of the first `warm` trials, and where the sampler repeats itself
-    objective: search.objective
+    warm: number of trials before the sampler is used
+    objective: value of search.objective
+    seed: seed of the sampler
 
     Raises MachineError where Optuna is not installed.
     """
@@ -136,11 +138,12 @@ class Sampled:
         )
 
     def _candidate(self, parameters: dict[str, Any]) -> Candidate | None:
-        """Candidate of the sampler's values; None where the targets do not admit it."""
+        """Return the candidate with the sampler's values; None if the targets do not admit it."""
         return self._by_parameters.get(tuple(parameters.get(key) for key in self._choices))
 
     def _value(self, trial: Trial | None) -> float:
-        """Value that the sampler minimises; it reads the order of values only."""
+        """Return the number that the sampler minimizes. It reads only the order of these numbers,
+        so refused and stopped trials get larger ones than all others."""
         if trial is None or trial.outcome == "refused":
             return 2 * BEYOND
         value = get_objective(trial, self._objective)

@@ -75,8 +75,10 @@ def _server_document(result: Result) -> dict[str, Any] | None:
 
 
 def _tau(result: Result) -> float | None:
-    """Kendall's tau of expected and measured objectives of the trials after the first; None where
-    a table of another machine gives both."""
+    """Compute Kendall's tau of expected and measured objectives, over the trials after the first.
+
+    None if both come from a table of another machine.
+    """
     if result.times:
         return None
     pairs = [
@@ -100,7 +102,7 @@ def write_text(result: Result, document: dict[str, Any]) -> str:
 
 
 def _rows(result: Result) -> str:
-    """Name of the examples that are judged."""
+    """Return the name of the judged examples: "windows" of text generation, else "rows"."""
     return "windows" if tasks.find_task(result.recipe.model.task).generates else "rows"
 
 
@@ -109,7 +111,8 @@ def _timed(result: Result) -> bool:
 
 
 def _in_order(result: Result) -> list[Trial]:
-    """Trials: kept, undecided, stopped, refused; each by the objective."""
+    """Return the trials sorted by outcome (kept, undecided, stopped, refused), then by
+    objective."""
     outcomes = get_args(Outcome)
 
     def key(trial: Trial) -> tuple[int, float]:
@@ -168,7 +171,7 @@ def write_conclusion(result: Result, document: dict[str, Any]) -> list[str]:
 
 
 def _server(result: Result) -> list[str]:
-    """Sentence on the server of the candidate that was found; none without search.over.server."""
+    """Return a sentence on the tuned server of the candidate that was found; [] without one."""
     server = result.server
     if server is None:
         return []
@@ -190,8 +193,7 @@ def _next(result: Result, document: Mapping[str, Any]) -> list[str]:
 
 
 def _none(result: Result) -> str:
-    """Sentence on a search that found nothing among all candidates, or those that its budget
-    allowed."""
+    """Return a sentence on a search that found no candidate."""
     tried = len(result.trials)
     if tried == result.space:
         return "Nothing keeps the margin and the limits."
@@ -218,7 +220,7 @@ def write_page(result: Result, document: dict[str, Any]) -> str:
 
 
 def _plot(result: Result) -> Card | None:
-    """Card of the trials in the plane of drop and time (or size), the Pareto set marked."""
+    """Return the chart of drop against time or size, the Pareto set marked; None without points."""
     timed, best = _timed(result), result.pareto
     points = []
     for trial in result.trials:
@@ -244,8 +246,8 @@ def _table(result: Result) -> Card:
 
 
 def _lost(result: Result) -> Card:
-    """Card of the reasons for which candidates were stopped, refused or not taken, and of the
-    modules that a candidate keeps finer."""
+    """Return the card of reasons: why candidates were stopped, refused or not taken, and which
+    modules the found one keeps in higher precision."""
     reasons = [(t.label, t.why) for t in result.trials if t.why]
     reasons += [(c.candidate.label, c.why) for c in result.confirmations if c.why]
     winner = result.winner
@@ -259,8 +261,10 @@ def _lost(result: Result) -> Card:
 
 
 def _slower(trial: Trial, winner: Trial) -> str:
-    """Sentence on the modules in which a surely slower candidate takes the most time beyond the
-    winner; "" where that is unknown."""
+    """Return a sentence on the modules that make a trial slower than the winner.
+
+    "" if the trial is not surely slower, or the times of its modules are unknown.
+    """
     if trial is winner or not trial.modules or not winner.modules:
         return ""
     low, high = trial.ratio_interval[0], winner.ratio_interval[1]
@@ -272,13 +276,14 @@ def _slower(trial: Trial, winner: Trial) -> str:
 
 
 def _differences(one: Mapping[str, float], other: Mapping[str, float]) -> list[tuple[str, float]]:
-    """(module, ms in `one` - ms in `other`), the largest first."""
+    """Return (module, ms in `one` - ms in `other`), in descending order."""
     added = {name: one.get(name, 0.0) - other.get(name, 0.0) for name in {**one, **other}}
     return sorted(added.items(), key=lambda item: (-item[1], item[0]))
 
 
 def _modules(result: Result) -> Card | None:
-    """Card of the time by module of the found candidate beside the recipe's."""
+    """Return the card of time by module, of the found candidate and the recipe; None without
+    times."""
     first, winner = result.trials[0], result.winner
     if winner is None or winner is first or not first.modules or not winner.modules:
         return None
@@ -299,7 +304,7 @@ def _modules(result: Result) -> Card | None:
 
 
 def _settings(result: Result) -> Card | None:
-    """Card of the settings of the server that were tried."""
+    """Return the card of the server settings that were tried; None if none were."""
     if result.server is None:
         return None
     trials = result.server.document["trials"]

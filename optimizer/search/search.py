@@ -56,13 +56,15 @@ EXIT = {"pass": 0, "fail": GateError.exit_code, "inconclusive": InconclusiveErro
 class Result:
     """Result of a search.
 
-    verdict: pass where a candidate was found
-    chosen: recipe that was found
+    verdict: pass if a candidate was found
+    chosen: recipe that was found; None without one
+    trials: all trials, in order
+    confirmations: results on held-out rows; the last one is the winner's if it passed
     space: number of candidates
     rows: {part: number of its rows, or windows}
-    seconds: time of the search, of its earlier runs too where it was resumed
-    raced: times of the candidate that was found and of the recipe, timed again; None without times
-    times: table from which times were predicted; "" where candidates were timed here
+    seconds: time of the search, earlier runs included
+    raced: times of the found candidate and of the recipe, timed again; None without times
+    times: name of the table from which times were predicted; "" if candidates were timed here
     server: the candidate with tuned settings of its server; None without search.over.server
     price: price per hour of the machine that answers; None: no costs
     """
@@ -96,8 +98,10 @@ class Result:
         return last[0].candidate if last and last[0].verdict == "pass" else None
 
     def cost(self, trial: Trial) -> float | None:
-        """Cost of a million answers, from the median time of a batch; None without a time or a
-        price."""
+        """Return the cost of a million answers at a trial's median time per batch.
+
+        None without a time or a price.
+        """
         if self.price is None or trial.p50 is None:
             return None
         answers_per_hour = self.recipe.validate_.latency.batch[0] * 3_600_000 / trial.p50
@@ -114,10 +118,15 @@ def run(
     clock: Callable[[], float] = time.monotonic,
     times: Table | None = None,
 ) -> Result:
-    """Search. times: table of another machine's times, and the key that must have signed it
+    """Search for the best candidate of a recipe.
 
-    Raises RecipeError for a section that admits nothing, DataError for too few rows, and what the
-    stages raise for the recipe itself.
+    store: place of the steps, which a resumed search reuses
+    clock: function that returns seconds
+    times: table of another machine's times, and the key that must have signed it; None: candidates
+        are timed here
+
+    Raises RecipeError for a section that admits nothing, DataError for too few rows, and the errors
+    that the stages raise for the recipe itself.
     """
     started = clock()
     space = candidates.list_candidates(recipe)
@@ -173,8 +182,10 @@ def run(
 
 
 def _distinct(bench: Workbench, space: list[Candidate]) -> list[Candidate]:
-    """Candidates without those that keep the same modules finer as an earlier one: a model with few
-    modules has fewer different shares."""
+    """Remove candidates that keep the same modules in higher precision as an earlier one.
+
+    A model with few modules has fewer different choices than SHARES.
+    """
     seen: dict[tuple[Candidate, tuple[str, ...]], Candidate] = {}
     for candidate in space:
         seen.setdefault((replace(candidate, finer=0.0), bench.kept(candidate)), candidate)
@@ -182,7 +193,7 @@ def _distinct(bench: Workbench, space: list[Candidate]) -> list[Candidate]:
 
 
 def _try_all(bench: Workbench, space: list[Candidate], progress: Progress) -> list[Trial]:
-    """Carry out trials until all candidates were tried, or the budget is spent."""
+    """Run trials until all candidates were tried, or the budget is spent; return them."""
     name, budget = bench.search.objective, bench.search.budget
     kept = {candidate: bench.kept(candidate) for candidate in space}
 
@@ -232,7 +243,7 @@ def _try(bench: Workbench, candidate: Candidate, best: Candidate, progress: Prog
 
 
 def _best_first(trials: list[Trial], bench: Workbench) -> list[Trial]:
-    """Trials by objective, then by drop."""
+    """Sort trials by objective, then by drop."""
 
     def key(trial: Trial) -> tuple[float, float]:
         value = get_objective(trial, bench.search.objective)

@@ -39,19 +39,19 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Look:
-    """Interim test after `rows` rows at level `error`."""
+    """Interim test after `rows` rows, with error probability `error`."""
 
     rows: int
     error: float
 
 
 def spend_error(alpha: float, share: float) -> float:
-    """Error that may be spent up to a share of the rows."""
+    """Return the error probability that may be spent up to a share (0 to 1) of the rows."""
     return alpha * math.log1p((math.e - 1) * share)
 
 
 def plan_looks(rows: int, alpha: float) -> list[Look]:
-    """List the looks at `rows` rows; equal numbers of rows are one look."""
+    """Return the interim tests of `rows` rows; those at equal numbers of rows are merged."""
     planned: dict[int, float] = {}
     for share in LOOKS:
         planned[math.ceil(share * rows)] = spend_error(alpha, share)
@@ -73,7 +73,7 @@ def screen(judge: Callable[[Look], tuple[Verdict, T]], rows: int, alpha: float) 
 
 
 def confirmation_error(alpha: float, attempt: int) -> float:
-    """Level of the test of the k-th candidate (attempt: 1, 2, ...) on held-out rows."""
+    """Return the level of the test of the k-th candidate on held-out rows. attempt: k, from 1"""
     return alpha / (attempt * (attempt + 1))
 
 

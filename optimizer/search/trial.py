@@ -21,12 +21,14 @@ class Trial:
     why: reason of `outcome`, a sentence
     kept: modules in higher precision
     size: bytes of the model's files
-    drop, drop_interval: of the metric, on `rows` of the search's rows, at error `alpha` a side
-    gates: those that were judged on these rows
-    ratio, ratio_interval: time / the recipe's time, timed in turns
-    p50, p99: milliseconds
+    drop, drop_interval: drop of the metric on the answered rows, and its interval
+    rows: number of the search's rows that were answered
+    alpha: error probability of each side of drop_interval
+    gates: gates that were judged on these rows
+    ratio, ratio_interval: time divided by the recipe's time, timed in turns, and its interval
+    p50, p99: percentiles of the time in milliseconds
     modules: {module: ms} in ONNX Runtime's profile
-    expected: figures that the model of the search predicted: {"objective", "error"}
+    expected: {"objective", "error"} as predicted before the trial
     """
 
     candidate: Candidate
@@ -52,23 +54,23 @@ class Trial:
 
     @property
     def figures(self) -> tuple[float, ...]:
-        """Figures of the Pareto set, each better where lower: drop, size, and time where timed."""
+        """Measured figures that the Pareto set compares, each better if lower: drop, size, time."""
         known = (self.drop, self.size, self.ratio)
         return tuple(float(value) for value in known if value is not None)
 
     @property
     def drop_text(self) -> str:
-        """Drop and its interval, for people; "" where it was not measured."""
+        """Drop and its interval as text; "" if it was not measured."""
         return "" if self.drop is None else write_interval(self.drop, self.drop_interval, 4)
 
     @property
     def ratio_text(self) -> str:
-        """Ratio of times and its interval, for people; "" where it was not timed."""
+        """Ratio of times and its interval as text; "" if it was not timed."""
         return "" if self.ratio is None else write_interval(self.ratio, self.ratio_interval, 3)
 
     @property
     def summary(self) -> str:
-        """One line on the outcome."""
+        """Outcome, figures and reason, on one line."""
         known = [f"drop {self.drop_text}"] if self.drop is not None else []
         known += [f"{self.ratio_text} of the recipe's time"] if self.ratio is not None else []
         known += [f"{self.size / 1e6:.1f} MB"] if self.size is not None else []
@@ -82,7 +84,10 @@ def write_interval(value: float, interval: Sequence[float | None], digits: int) 
 
 
 def get_objective(trial: Trial, name: str) -> float | None:
-    """Figure that the search minimises. name: search.objective"""
+    """Return the figure that the search minimizes; None if it was not measured.
+
+    name: value of search.objective
+    """
     return {"latency": trial.ratio, "size": trial.size, "quality": trial.drop}[name]
 
 
@@ -94,6 +99,6 @@ def find_pareto_set(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def beats(one: Trial, other: Trial) -> bool:
-    """True where `one` is at most as high as `other` in every figure, and lower in one."""
+    """Return True if `one` is at most as high as `other` in every figure, and lower in one."""
     pairs = list(zip(one.figures, other.figures, strict=True))
     return all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)

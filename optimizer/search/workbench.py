@@ -44,12 +44,14 @@ class BuiltCandidate:
 
 @dataclass
 class Workbench:
-    """Trials of one recipe on one store.
+    """Builds, judges and times the candidates of one recipe, on one store.
 
-    recipe: the user's, with section search
+    recipe: the user's recipe, with section search
+    root: place of the store
     first: candidate that is the recipe itself
-    times: figures of a trial that keeps modules finer, of another machine; None: candidates are
-    timed
+    times: function from the modules in higher precision to times of another machine; None:
+        candidates are timed here
+    sensitivities: {module: {"error", "weights"}}, set by `prepare`; {} if not measured
     """
 
     recipe: Recipe
@@ -91,11 +93,15 @@ class Workbench:
         return self._base.path
 
     def kept(self, candidate: Candidate) -> tuple[str, ...]:
-        """Modules of a candidate in higher precision."""
+        """Return the modules that a candidate keeps in higher precision."""
         return choose_kept_modules(self.sensitivities, candidate.finer)
 
     def build(self, candidate: Candidate) -> BuiltCandidate:
-        """Make a candidate, or find it made. Raises what its stages raise."""
+        """Build a candidate's model, or return it if it was built before.
+
+        Raises the errors of its stages, and MachineError if its engine is not built on this
+        machine.
+        """
         if candidate not in self._built:
             recipe = derive_recipe(self.recipe, candidate, self.kept(candidate))
             steps = self._steps(recipe, "build")
@@ -116,8 +122,11 @@ class Workbench:
         return self._built[candidate]
 
     def try_(self, candidate: Candidate, best: Candidate | None) -> Trial:
-        """Carry out one trial. best: kept candidate with the lowest objective so far, timed beside
-        this one; None for the recipe itself, which comes first and whose errors are raised."""
+        """Run one trial and return its record.
+
+        best: kept candidate with the lowest objective so far, timed beside this one; None for the
+            recipe itself, which comes first and whose errors are raised
+        """
         label, kept = candidate.label(self.recipe), self.kept(candidate)
         try:
             outcome, why, known = self._measure(candidate, best)
@@ -128,7 +137,7 @@ class Workbench:
         return Trial(candidate, label, outcome, why, kept, **known)
 
     def _measure(self, candidate: Candidate, best: Candidate | None) -> tuple[Outcome, str, Json]:
-        """(outcome, reason, figures) of a candidate; after a missed limit nothing is measured."""
+        """Measure a candidate; return (outcome, reason, figures). A missed limit ends it early."""
         built = self.build(candidate)
         known: Json = {"size": built.size}
         if why := self._too_large(built):
@@ -150,7 +159,8 @@ class Workbench:
         return "kept", "", known
 
     def judge(self, built: BuiltCandidate, part: Part, alpha: float) -> Json:
-        """Judge the answers to one part of the rows at level alpha; see stages/judging.py."""
+        """Judge the answers to one part of the rows at level alpha; return the content of
+        judged.json."""
         validation = built.recipe.validation(built.recipe.targets[0])
         section = Judging(validation=validation, part=part, alpha=alpha)
         step = self._store().step(judging.STAGE, section, self._answered, built.artifacts)
@@ -159,10 +169,11 @@ class Workbench:
     def race(
         self, built: BuiltCandidate, beside: Mapping[str, Candidate], *, confirm: bool = False
     ) -> Json:
-        """Time a candidate in turns with others; see stages/race.py.
+        """Time a candidate in turns with others, and return the content of race.json
+        (stages/race.py).
 
-        beside: {name of a system: candidate}; one that is listed before, or `built`, is left out
-        confirm: True times for as long as validate would, whatever the search timed
+        beside: {name of a system: candidate}; duplicates, and `built` itself, are left out
+        confirm: True times for as long as validate would, whatever times the search has
         """
         systems: dict[str, BuiltCandidate] = {}
         for name, candidate in beside.items():
@@ -194,8 +205,10 @@ class Workbench:
         return f"its p99 is at least {low:.4g} ms; allowed: {limit:g} ms"
 
     def too_much_memory(self, report: Json) -> str:
-        """Say by how much a candidate exceeds memory_mb; "" where it does not. report: of
-        validate"""
+        """Return a sentence on the peak memory beyond constraints.memory_mb; "" if it is within.
+
+        report: report of stage validate
+        """
         limit = self.search.constraints.memory_mb
         if limit is None:
             return ""
@@ -211,7 +224,7 @@ class Workbench:
         return store
 
     def _steps(self, recipe: Recipe, until: str) -> dict[str, Step]:
-        """Run a recipe up to a stage; {stage: its first step}."""
+        """Run a recipe up to stage `until`; return {stage: its first step}."""
         store = self._store(until)
         pipeline.run(recipe, store)
         first = reversed(store.log)  # of a smaller model, export makes the reference's graph last
@@ -266,10 +279,10 @@ def _times(raced: Json) -> Json:
 
 
 def explain_verdict(judged: Json) -> str:
-    """Message of the first gate with the verdict of all."""
+    """Return the message of the gate that decided the verdict."""
     return str(find_deciding_gate(judged["gates"], judged["verdict"])["message"])
 
 
 def find_deciding_gate(gates: Sequence[Json], verdict: str) -> Json:
-    """Return the first gate with the verdict of all."""
+    """Return the first gate whose verdict is `verdict`, that of all gates together."""
     return next(gate for gate in gates if gate["verdict"] == verdict)

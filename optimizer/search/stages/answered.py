@@ -49,7 +49,10 @@ def run(section: Validation, base: Path, out: Path) -> None:
 
 
 def read_rows(section: Validation, base: Path) -> tuple[list[Sample], list[Sample] | None]:
-    """Rows of validate.data with the model's label ids, and of validate.train."""
+    """Return the rows of validate.data, with the model's label ids, and those of validate.train.
+
+    base: folder of load. The second is None for a recipe without validate.train.
+    """
     contract = contracts.read(base / "contract.json")
     data = read_data(section, base, contract)
     rows = evaluation.read_sets(section.validate_, data, contract)[FIRST]
@@ -119,7 +122,10 @@ def read(file: Path) -> Answers:
 
 
 def _fields(record: Any) -> dict[str, Any]:
-    """{name: array or number} of a record's fields, those of a record in it under its name."""
+    """Return {name: array or number} of a record's fields.
+
+    A field that is itself a record gives an entry "field.inner" per field of it; None gives none.
+    """
     arrays: dict[str, Any] = {}
     for name, value in vars(record).items():
         if is_dataclass(value):
@@ -142,7 +148,7 @@ def _observation(kind: Any, arrays: Mapping[str, Any], place: str) -> Any:
 
 
 def files(section: Validation) -> dict[str, str]:
-    """Digests of every data set."""
+    """Return the digests of the rows of every data set, {name: sha256}."""
     return {name: digest_rows(spec) for name, spec in list_specs(section).items()}
 
 

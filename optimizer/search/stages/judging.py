@@ -74,7 +74,12 @@ def _open(m: RunArtifacts) -> Any:
 
 
 def _judge(m: RunArtifacts, runner: Any, part: Part, reference: Path) -> tuple[Judge, int]:
-    """(function from a look to its verdict and document, number of rows) of one part."""
+    """Return a function from a look to (verdict, document), and the number of rows of one part.
+
+    m: folders of the candidate
+    runner: runner that answers for the candidate
+    reference: folder of `answered`
+    """
     every, train = answered.read_rows(m.section, m.source)
     task = tasks.look_up(m.contract)
     chosen = select_rows(part, every, task)
@@ -87,12 +92,12 @@ def _judge(m: RunArtifacts, runner: Any, part: Part, reference: Path) -> tuple[J
 
 
 def cut_held_out(m: RunArtifacts, rows: Sequence[Sample]) -> list[Window]:
-    """Windows of held-out text, of a text-generation model."""
+    """Cut held-out texts into windows of validate.sequence_length tokens, for text generation."""
     return cut_windows(rows, m.encoder, m.contract, m.section.validate_.sequence_length)
 
 
 class _Reading:
-    """Scores of both systems on windows of text so far."""
+    """Scores of the float model and of the candidate on the windows read so far."""
 
     def __init__(self, m: RunArtifacts, runner: Any, windows: Sequence[Window]) -> None:
         self._m, self.windows = m, windows
@@ -101,7 +106,7 @@ class _Reading:
         self._parts: list[Scores] = []
 
     def judge(self, look: Look) -> tuple[Verdict, dict[str, Any]]:
-        """Score the windows that are missing for a look, and test all at its level."""
+        """Score the windows that this look adds, and test all scores at the look's level."""
         done = sum(len(part.added) for part in self._parts)
         if more := self.windows[done : look.rows]:
             scores = perplexity.score(
@@ -132,10 +137,10 @@ def _document(judged: Sequence[Gate], quality: dict[str, Any]) -> tuple[Verdict,
 
 
 class _Answering:
-    """One candidate's answers so far, and their comparison with the float model's.
+    """Answers of one candidate so far, and their comparison with the float model's.
 
-    rows, baseline: rows of the part, the float model's answers to them
-    fit_on: rows of a probe, and the float model's answers to them
+    rows, baseline: rows of the part, and the float model's answers to them
+    fit_on: rows that a probe is fitted to, with the float model's answers; None for other metrics
     """
 
     def __init__(
@@ -150,7 +155,7 @@ class _Answering:
         self._fit_on, self._parts = fit_on, list[Answers]()
 
     def judge(self, look: Look) -> tuple[Verdict, dict[str, Any]]:
-        """Answer the rows that are missing for a look, and test all answers at its level."""
+        """Answer the rows that this look adds, and test all answers at the look's level."""
         done = sum(len(part.text) for part in self._parts)
         more = self._rows[done : look.rows]
         if more:
@@ -171,7 +176,7 @@ def joined(parts: Sequence[Answers]) -> Answers:
 
 
 def at_level(m: RunArtifacts, alpha: float) -> RunArtifacts:
-    """The same folders, judged at confidence 1 - alpha."""
+    """Return the same folders with settings that judge at confidence 1 - alpha."""
     settings = m.section.validate_.model_copy(update={"confidence": 1 - alpha})
     section = m.section.model_copy(update={"validate_": settings})
     folders = (m.source, m.state_folder, m.graph, m.model, m.engine)
@@ -179,7 +184,7 @@ def at_level(m: RunArtifacts, alpha: float) -> RunArtifacts:
 
 
 def files(section: Judging) -> dict[str, str]:
-    """Digests of the data and of the code that opens the target, and the machine."""
+    """Return the digests of the data and of the code that opens the target, and the machine."""
     return {
         **answered.files(section.validation),
         **targets.look_up(section.validation.target.runtime).code("open"),

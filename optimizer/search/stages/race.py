@@ -102,7 +102,7 @@ def _modules(runner: OrtRunner, arrays: Mapping[str, Any]) -> dict[str, float]:
 
 
 def files(section: Race) -> dict[str, str]:
-    """Digests of the texts and of the code that opens the targets, and the machine."""
+    """Return the digests of the texts and of the code that opens the targets, and the machine."""
     data = section.latency.data
     code = [targets.look_up(target.runtime).code("open") for target in section.targets.values()]
     return {

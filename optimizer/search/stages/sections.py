@@ -16,8 +16,9 @@ from optimizer.search.stages.split import Part
 class Judging(Section):
     """Section of the stage that judges the answers of one candidate.
 
-    part: rows that are answered
-    alpha: error of the test: shared by the looks at the search's rows, all of it on held-out rows
+    validation: section of the recipe's validation
+    part: rows that are answered, the search's or the held-out ones
+    alpha: error probability; the looks at the search's rows share it, held-out rows have one test
     """
 
     validation: Validation
@@ -29,8 +30,8 @@ class Race(Section):
     """Section of the stage that times several candidates in turns.
 
     targets: {name of a system: its target}
-    seconds: time in which the candidate is to be surely faster or slower than the best so far
-    purpose: a confirmation is timed again, whatever the search timed
+    seconds: time limit for deciding if the candidate is faster or slower than the best so far
+    purpose: "confirm" times again, whatever times the search has
     """
 
     targets: dict[str, AnyTarget]
