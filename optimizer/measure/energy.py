@@ -23,7 +23,11 @@ ROOT = Path("/sys/class/powercap")
 
 @dataclass(frozen=True)
 class Counter:
-    """Energy of one device. microjoules: reads it; range: value at which it begins again at 0"""
+    """Energy counter of one device.
+
+    microjoules: function that reads the counter
+    range: value in microjoules at which the counter restarts from 0
+    """
 
     name: str
     microjoules: Callable[[], int]
@@ -35,12 +39,13 @@ Counters = tuple[Sequence[Counter], str]
 
 
 class Meter:
-    """Energy of all packages, and of the GPU, since `start`.
+    """Meter of the energy of all processor packages and, with `gpu`, of the GPU.
 
+    root: folder of powercap
     gpu: True for a model that runs on a GPU
     nvml: module pynvml; None: the installed one
 
-    Attributes: devices, names of the counters that are read; missing, why others are not, "" where
+    Attributes: `devices`, names of the counters that are read; `missing`, why others are not, "" if
     all are.
     """
 
@@ -52,11 +57,14 @@ class Meter:
         self.start()
 
     def start(self) -> None:
+        """Restart the measurement: `joules` counts from here."""
         self._before = [counter.microjoules() for counter in self._counters]
 
     def joules(self) -> float | None:
-        """Energy since `start`; None where no counter can be read. A counter that began again once
-        is corrected."""
+        """Return the energy in joules since `start`; None if no counter can be read.
+
+        A counter that restarted from 0 once is corrected.
+        """
         if not self._counters:
             return None
         after = [counter.microjoules() for counter in self._counters]
@@ -68,8 +76,10 @@ class Meter:
 
 
 def find_packages(root: Path) -> Counters:
-    """Counters of the processors' packages by RAPL, one for each name: newer processors of Intel
-    have the same package twice, in intel-rapl:0 and in intel-rapl-mmio:0.
+    """Return (RAPL counters of the processor packages, reason why there are none or "").
+
+    There is one counter per package name: newer Intel processors list a package twice, in
+    intel-rapl:0 and in intel-rapl-mmio:0.
 
     root: folder of powercap
     """
@@ -94,8 +104,11 @@ def _reader(file: Path) -> Callable[[], int]:
 
 
 def find_gpus(nvml: Any = None) -> Counters:
-    """Counter of the GPU by NVML. A machine with several GPUs has none: a model runs on one of
-    them, and their order differs from that of CUDA."""
+    """Return (NVML's counter of the GPU, reason why there is none or "").
+
+    A machine with several GPUs gives none: NVML and CUDA number them in different orders, so the
+    one that runs the model is not known.
+    """
     try:
         nvml = nvml or importlib.import_module("pynvml")
         nvml.nvmlInit()

@@ -54,7 +54,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Launch:
-    """Kernel, or operator on a processor.
+    """Kernel on a GPU, or operator on a processor, in the profile's unit of time.
 
     start: start of its launch
     duration: duration of the kernel itself
@@ -65,8 +65,12 @@ class Launch:
 
 
 def read(file: Path) -> dict[str, Any]:
-    """{source, ms, kernels, modules: [{module, ms, share, kernels}], the slowest first} of a file.
-    Raises DataError for another file, or one without kernels."""
+    """Read a profile of another tool and sum its kernels by module.
+
+    Returns {source, ms, kernels, modules: [{module, ms, share, kernels}], the slowest first}.
+
+    Raises DataError for a file that is not such a profile, or has no kernels.
+    """
     with reading(file, accepted=ACCEPTED, error=DataError, own_faults=True):
         with file.open("rb") as opened:
             database = opened.read(len(SQLITE)) == SQLITE
@@ -109,8 +113,11 @@ def _document(source: str, times: Times, per_ms: float) -> dict[str, Any]:
 
 
 def _read_nsight(file: Path) -> Times:
-    """Times in nanoseconds. Schema: "SQLite Schema Reference" of the Nsight Systems user guide; a
-    globalTid holds the process above its lowest 24 bits."""
+    """Return {module: durations of its kernels} in nanoseconds, from a SQLite export.
+
+    Schema: "SQLite Schema Reference" of the Nsight Systems user guide; a globalTid holds the
+    process above its lowest 24 bits.
+    """
     with closing(sqlite3.connect(f"file:{quote(str(file.resolve()))}?mode=ro", uri=True)) as base:
         tables = {name for (name,) in base.execute("SELECT name FROM sqlite_master")}
         if missing := [name for name in (KERNELS, LAUNCHES) if name not in tables]:
@@ -139,8 +146,8 @@ def _read_nsight(file: Path) -> Times:
 
 
 def _read_torch(events: Iterable[Any]) -> Times:
-    """Times in microseconds: of kernels, or without any of the outermost operators of a thread.
-    Ranges are those of torch.profiler.record_function."""
+    """Return {module: durations} in microseconds, of kernels or, without any, of the outermost
+    operators of each thread. Ranges are those of torch.profiler.record_function."""
     whole = [e for e in events if isinstance(e, dict) and e.get("ph") == "X"]
     of_kind: dict[str, list[Any]] = defaultdict(list)
     for event in whole:
@@ -167,8 +174,10 @@ def _read_torch(events: Iterable[Any]) -> Times:
 
 
 def _read_onnx_runtime(events: Iterable[Any]) -> Times:
-    """Times in microseconds. Raises DataError for kernels of a GPU: their events end with the
-    launch, not with the kernel."""
+    """Return {module: durations of its kernels} in microseconds.
+
+    Raises DataError for kernels of a GPU: their events end with the launch, not with the kernel.
+    """
     times = defaultdict(list)
     for e in select_kernels(events):
         provider = e.get("args", {}).get("provider", "an unknown provider")
@@ -186,7 +195,10 @@ def _read_onnx_runtime(events: Iterable[Any]) -> Times:
 def _sum_by_module(
     launches: Mapping[Any, Sequence[Launch]], ranges: Mapping[Any, Sequence[Range]]
 ) -> Times:
-    """Durations by module. launches, ranges: {thread: in any order}"""
+    """Return {module: durations of its kernels}; "" for kernels outside all modules' ranges.
+
+    launches, ranges: {thread: its launches, or ranges, in any order}
+    """
     times = defaultdict(list)
     for thread, of_thread in launches.items():
         later = sorted(ranges.get(thread, ()), key=lambda r: (-r.start, r.end))
@@ -201,7 +213,7 @@ def _sum_by_module(
 
 
 def _module(name: str) -> str:
-    """Module that a range is named after; "" where it is another name, such as aten::addmm."""
+    """Return the module that a range is named after; "" for other names, such as aten::addmm."""
     module = module_of(name) or name
     return module if NAME.fullmatch(module) else ""
 

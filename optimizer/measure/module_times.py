@@ -23,11 +23,14 @@ WARMUP, ROUNDS = 5, 30
 def measure(
     runner: OrtRunner, arrays: Mapping[str, Any], rates: Rates | None = None
 ) -> dict[str, Any]:
-    """{rounds, ms: sum over modules, modules: [{module, ms, share}], the slowest first} of a batch.
+    """Profile a batch by module in ONNX Runtime.
 
-    runner: names the file, the device and the threads; another session is profiled
-    rates: rates of this machine, for `attained` of each module: the time that its kernels take at
-        least (roofline.py) / their time; None where the work of a kernel is not known
+    Returns {rounds, ms: sum over modules, modules: [{module, ms, share}], the slowest first}.
+
+    runner: gives the file, the device and the threads; another session is profiled
+    arrays: inputs of the model
+    rates: rates of this machine, which add `attained` to each module: the least time of its kernels
+        by the roofline, divided by their time; None if the work of a kernel is not known
     """
     by_node: dict[str, list[float]] = defaultdict(list)
     for event in kernels(runner, arrays, WARMUP + ROUNDS):
@@ -56,8 +59,13 @@ def _ratio(least: float | None, ms: float) -> float | None:
 def _least(
     runner: OrtRunner, arrays: Mapping[str, Any], rates: Rates, nodes: list[str]
 ) -> dict[str, float | None]:
-    """{module: ms that the kernels of these nodes take at least; None where that is not known of
-    one}, from a run without prepacking, whose events have the sizes of weights."""
+    """Return {module: ms that its kernels take at least, by the roofline}.
+
+    None for a module with a kernel whose work is not known. The sizes of weights come from a run
+    without prepacking.
+
+    nodes: names of the nodes to add up
+    """
     of_node: dict[str, float | None] = {}
     for event in kernels(runner, arrays, 1, packed=False):
         work, node = roofline.work_of(event), node_of(event)

@@ -21,10 +21,10 @@ CONTAINERS = frozenset({"If", "Loop", "Scan"})
 def kernels(
     runner: OrtRunner, arrays: Mapping[str, Any], rounds: int, *, packed: bool = True
 ) -> list[Event]:
-    """Run a model `rounds` times, and return its events, in order.
+    """Profile `rounds` runs of a model; return the events of its kernels, in order.
 
-    runner: names the file, the device and the threads; another session is profiled
-    packed: False for a slower session whose events have the sizes of weights too
+    runner: gives the file, the device and the threads; another session is profiled
+    packed: False profiles without prepacking: slower, with the sizes of weights in the events
     """
     with (
         make_temporary_folder("profile") as folder,
@@ -55,10 +55,11 @@ def select_kernels(events: Iterable[Any]) -> list[Event]:
 
 
 def node_of(event: Event) -> str:
+    """Return the name of the node that an event's kernel computes."""
     return str(event["name"].removesuffix(KERNEL))
 
 
 def module_of(node: str) -> str:
-    """Name of a node's module; "" for nodes of no module."""
+    """Return the module in the name of a node; "" for nodes of no module."""
     module, slash, _ = node.removeprefix(FUSED).partition("/")
     return module if slash else ""

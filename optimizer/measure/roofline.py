@@ -50,7 +50,12 @@ PARTIAL = frozenset({"Gather", "GatherND", "GatherBlockQuantized", "Slice"})
 
 @dataclass(frozen=True)
 class Work:
-    """Work of one kernel. integers: True where its products are of 8-bit integers"""
+    """Work of one kernel.
+
+    operations: multiplications and additions
+    bytes: bytes read and written
+    integers: True if its products are of 8-bit integers
+    """
 
     operations: int
     bytes: int
@@ -73,7 +78,7 @@ class Rates:
         return asdict(self)
 
     def milliseconds(self, work: Work) -> float:
-        """Milliseconds that a kernel takes at least."""
+        """Return the milliseconds that a kernel takes at least."""
         larger = [size for size in self.bandwidth if size >= work.bytes]
         bandwidth = self.bandwidth[min(larger, default=max(self.bandwidth))]
         rate = self.int8 if work.integers else self.float32
@@ -98,7 +103,7 @@ def measure(threads: int) -> Rates:
 
 
 def format_rates(rates: Mapping[str, Any]) -> list[str]:
-    """Lines on the rates of a table, and the last of the percentages beside each module."""
+    """Return lines that explain the percentages beside each module, and the rates behind them."""
     bandwidth = ", ".join(f"{v / 1e9:.3g} GB/s" for v in rates["bandwidth"].values())
     sizes = ", ".join(f"{int(size) >> 20}" for size in rates["bandwidth"])
     return [
@@ -133,5 +138,5 @@ def work_of(event: Event) -> Work | None:
 
 
 def _shapes(entries: Sequence[Mapping[str, Sequence[int]]]) -> list[tuple[str, Sequence[int]]]:
-    """(type, shape) of each input or output of an event."""
+    """Return (type, shape) of each input or output of an event."""
     return [pair for entry in entries for pair in entry.items()]

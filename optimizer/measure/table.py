@@ -57,7 +57,7 @@ FIGURES = ("p50", "p50_interval", "p99", "p99_interval")
 
 
 def lengths(longest: int) -> list[int]:
-    """Default lengths of a model that takes up to `longest` tokens."""
+    """Return the default lengths in tokens to time, for a model of at most `longest` tokens."""
     doubled = [SHORTEST << i for i in range(7) if SHORTEST << i <= LONGEST]
     return [n for n in doubled if n < longest] + [min(longest, LONGEST)] * (longest <= LONGEST)
 
@@ -69,11 +69,14 @@ def measure(
     seconds: float,
     price: float | None,
 ) -> dict[str, Any]:
-    """Measure the table. Raises InputError for text generation, and lengths beyond the model's.
+    """Measure the table of a bundle on this machine.
 
-    sequences: (); those of `lengths`
-    seconds: time of all cells, about
+    batches: rows per batch to time
+    sequences: tokens per row to time; (): those of `lengths`
+    seconds: time of all cells together, approximately
     price: price of this machine per hour; None: no costs
+
+    Raises InputError for text generation, and for lengths beyond the model's.
     """
     if bundle.task.generates:
         raise InputError(
@@ -110,7 +113,7 @@ def measure(
 
 
 def measure_rates(runner: OrtRunner) -> Rates | None:
-    """Measure the rates of a runner's processor with its threads; None on another device."""
+    """Measure the roofline of a runner's processor with its threads; None on another device."""
     if runner.provider != "cpu":
         return None
     say("measure: measuring the peak rates of this processor")
@@ -118,7 +121,7 @@ def measure_rates(runner: OrtRunner) -> Rates | None:
 
 
 def build_arrays(system: System, texts: Sequence[Any], cell: tuple[int, int]) -> dict[str, Any]:
-    """Arrays of a batch of equal rows. cell: (batch, sequence)"""
+    """Encode a batch of equal rows. cell: (batch, sequence)"""
     batch, sequence = cell
     return dict(system.pre([system.lengthen([*texts], sequence)] * batch, sequence))
 
@@ -133,10 +136,14 @@ def measure_system(
     *,
     gpu: bool = False,
 ) -> dict[str, Any]:
-    """Measure the part of a table that any system has.
+    """Measure the parts of a table that do not depend on a bundle.
 
-    grid: (batch, sequence) each
-    gpu: True where the model runs on a GPU
+    texts: inputs, joined to rows of each length
+    grid: (batch, sequence) of each cell
+    threads: threads of a run
+    seconds: time of all cells together, approximately
+    price: price of this machine per hour; None: no costs
+    gpu: True if the model runs on a GPU
     """
     started, meter, at_start = time.monotonic(), Meter(gpu=gpu), busy.describe()
     cells = []
@@ -208,8 +215,13 @@ def write(document: Mapping[str, Any], out: Path, key: Path | None) -> None:
 
 
 def read(file: Path, key: Path | None = None) -> dict[str, Any]:
-    """Read a table. Raises DataError for another file, BundleError for a table that the private key
-    of the public key `key` has not signed."""
+    """Read a table.
+
+    key: public key; None: no signature is required
+
+    Raises DataError for a file that is not such a table, BundleError for a table without a
+    signature by this key.
+    """
     try:
         document = json.loads(file.read_text("utf-8"))
         if document["version"] != VERSION or not document["cells"]:
@@ -235,7 +247,10 @@ def read(file: Path, key: Path | None = None) -> dict[str, Any]:
 
 
 def _check(value: Any, name: str, whole: bool) -> None:
-    """Raise ValueError for a value that is not a finite number above 0. whole: of whole numbers"""
+    """Raise ValueError for a value that is not a finite number above 0.
+
+    whole: True for whole numbers only
+    """
     kinds = int if whole else (int, float)
     if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value < math.inf:
         raise ValueError(f"{name} is {value!r:.40}, not a {'whole ' * whole}number above 0")

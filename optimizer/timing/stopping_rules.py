@@ -53,6 +53,8 @@ Interval = tuple[float | None, float | None]
 class QuantileQuestion:
     """Question of a gate: does the `percent` quantile of the samples lie below the limit?
 
+    percent: quantile in percent, such as 99
+    limit: limit in the unit of the samples
     per_round: number of samples per round
     """
 
@@ -62,8 +64,12 @@ class QuantileQuestion:
     rounds: int = 1
 
     def first(self, iterations: int, confidence: float | None) -> int:
-        """Rounds of the first look: the larger of `iterations` and the fewest rounds that can bound
-        the quantile. confidence: None for a single look, at `iterations`"""
+        """Return the number of rounds before the first look.
+
+        This is the larger of `iterations` and the fewest rounds that can bound the quantile.
+
+        confidence: confidence of the first interval; None: a single look after `iterations` rounds
+        """
         if confidence is None:
             return iterations
         return max(iterations, math.ceil(fewest(self.percent, confidence) / self.per_round))
@@ -78,18 +84,20 @@ class QuantileQuestion:
         return percentile_interval(samples, self.percent, confidence)
 
     def deviations(self, samples: int, confidence: float) -> float:
-        """Half the width of an interval from `samples` samples, in their standard deviations, but
-        for a constant factor."""
+        """Return half the width of an interval from `samples` samples, up to a constant factor.
+
+        The unit is the standard deviation of the samples.
+        """
         return NormalDist().inv_cdf((1 + confidence) / 2) / math.sqrt(samples)
 
 
 @dataclass(frozen=True)
 class RatioQuestion:
-    """Question of a gate: is the time of one system / that of another below the limit?
+    """Question of a gate: is the time of one system, divided by another's, below the limit?
 
-    A sample is the ratio in one opening of both: of the medians of their rounds.
+    A sample is the ratio of two medians, each over the rounds of one opening of a system.
 
-    rounds: rounds of an opening
+    rounds: rounds per opening
     """
 
     limit: float
@@ -98,8 +106,11 @@ class RatioQuestion:
 
     @classmethod
     def share_rounds(cls, limit: float, iterations: int) -> RatioQuestion:
-        """Let the openings of the first look share `iterations` rounds, an even number each: the
-        order of systems is reversed in every second round (bench.order_systems)."""
+        """Return the question whose first look spreads `iterations` rounds over its openings.
+
+        Each opening has an even number of rounds, because every second round reverses the order of
+        the systems (bench.order_systems).
+        """
         return cls(limit, 2 * math.ceil(iterations / (2 * OPENINGS)))
 
     def first(self, iterations: int, confidence: float | None) -> int:  # noqa: ARG002
@@ -107,11 +118,11 @@ class RatioQuestion:
 
     @staticmethod
     def iterations(opening: int) -> int:
-        """Rounds of the first look, of openings of `opening` rounds."""
+        """Return the rounds before the first look. opening: rounds per opening"""
         return OPENINGS * opening
 
     def samples(self, ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
-        """Ratios of the finished openings, from the times of each round."""
+        """Return the ratio of each finished opening. ours, theirs: time of each round"""
         parts = range(0, len(ours) - self.rounds + 1, self.rounds)
         medians = [[median(t[i : i + self.rounds]) for i in parts] for t in (ours, theirs)]
         return [own / other for own, other in zip(*medians, strict=True)]
@@ -120,11 +131,11 @@ class RatioQuestion:
         return {"rounds": samples * self.rounds, "openings": samples}
 
     def middle(self, samples: Sequence[float]) -> float:
-        """The geometric mean."""
+        """Return the geometric mean of the ratios."""
         return math.exp(fmean(map(math.log, samples)))
 
     def interval(self, samples: Sequence[float], confidence: float) -> Interval:
-        """Student's interval of the logarithms."""
+        """Return Student's interval of the geometric mean; (None, None) below two ratios."""
         if len(samples) < 2:
             return None, None
         logs = [math.log(sample) for sample in samples]
@@ -132,7 +143,7 @@ class RatioQuestion:
         return math.exp(fmean(logs) - half), math.exp(fmean(logs) + half)
 
     def deviations(self, samples: int, confidence: float) -> float:
-        """Half the width of an interval, in standard deviations of the logarithms."""
+        """Return half the width of an interval, in standard deviations of the logarithms."""
         return student_quantile((1 + confidence) / 2, samples - 1) / math.sqrt(samples)
 
 
@@ -140,8 +151,9 @@ Question = QuantileQuestion | RatioQuestion
 
 
 def student_quantile(probability: float, freedom: int) -> float:
-    """Quantile above 1/2 of Student's distribution, by bisection to the last bits.
+    """Compute a quantile of Student's t distribution, by bisection to the last bits.
 
+    probability: above 1/2 and below 1
     freedom: degrees of freedom
 
     Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4.
@@ -166,13 +178,16 @@ def student_quantile(probability: float, freedom: int) -> float:
 
 
 def confidence_of(look: int, single: bool = False) -> float:
-    """Return the confidence of the interval at look 1, 2, ...; CONFIDENCE for a single look."""
+    """Return the confidence of the interval at look 1, 2, ...
+
+    single: True for a test with one look, which gets all of CONFIDENCE
+    """
     return CONFIDENCE if single else 1 - (1 - CONFIDENCE) / (look * (look + 1))
 
 
 @dataclass(frozen=True)
 class Look:
-    """One interim interval, after `rounds` rounds, or openings."""
+    """Interval at one interim test. rounds: rounds, or openings of a ratio, so far"""
 
     rounds: int
     confidence: float
@@ -180,10 +195,12 @@ class Look:
 
 
 class SequentialTest:
-    """Rule for the rounds that one question takes. The clock starts at construction.
+    """Sequential test of one question, which decides how many rounds to time.
 
-    iterations: rounds of the first look, at least
-    seconds: time within which further looks must come; None: `iterations` rounds, a single look
+    Its clock starts when it is made.
+
+    iterations: minimum rounds before the first look
+    seconds: time limit for further looks; None: a single look after `iterations` rounds
     warmup: rounds that are timed first and do not count
     """
 
@@ -203,8 +220,12 @@ class SequentialTest:
         self.looks: list[Look] = []
 
     def more(self, samples: Sequence[float]) -> int:
-        """Number of rounds to run after those that gave `samples`: 0 when the question is decided,
-        or the next look would not be reached in time."""
+        """Return the number of further rounds to run.
+
+        0 if the question is decided, or if the next look would come too late.
+
+        samples: samples of all rounds so far
+        """
         self._samples = samples
         done = self._done
         if done == self._next:
@@ -226,7 +247,7 @@ class SequentialTest:
         return self._first << len(self.looks)
 
     def _seconds_of(self, rounds: int) -> float:
-        """Predict the seconds of `rounds` rounds in all from the rounds so far."""
+        """Predict the seconds of `rounds` rounds in total from those timed so far."""
         each = (self._clock() - self._started) / max(self._done + self._warmup, 1)
         return each * (rounds + self._warmup)
 
@@ -241,9 +262,11 @@ class SequentialTest:
         return (high is not None and high < limit) or (low is not None and low > limit)
 
     def needed(self) -> dict[str, float] | None:
-        """Predict {"rounds", "seconds"}, and "openings" of a ratio, in total, that decide the
-        question; None if more than FURTHEST doublings are needed. An interval shrinks with the root
-        of its rounds, and widens as later looks have a higher confidence."""
+        """Predict {"rounds", "seconds"}, of a ratio also "openings", in total until a decision.
+
+        The width of an interval shrinks with the root of its rounds, and grows with the confidence
+        of later looks. None if more than FURTHEST doublings are needed.
+        """
         if not self.looks:
             return self._with_seconds(self._first)
         last, (low, high) = self.looks[-1], self.interval
@@ -283,15 +306,20 @@ class SequentialTest:
 
 
 class PrecisionRule:
-    """Double the rounds until the median is known to within `share` of itself, or the next doubling
-    would exceed `seconds`. For medians that no gate judges."""
+    """Stopping rule for medians that no gate judges.
+
+    Rounds are doubled until the interval of the median is narrow enough, or time is up.
+
+    share: half the width of the interval, divided by the median
+    seconds: time limit, counted from when the rule is made
+    """
 
     def __init__(self, share: float, seconds: float, clock: Clock = time.monotonic) -> None:
         self._share, self._seconds, self._clock = share, seconds, clock
         self._started = clock()
 
     def more(self, samples: Sequence[float]) -> int:
-        """Number of rounds to run after those that gave `samples`: the same number, or 0."""
+        """Return the number of further rounds: the number of `samples` so far, or 0 to stop."""
         low, high = percentile_interval(samples, 50)
         if low is not None and high is not None and high - low <= self._share * (high + low):
             return 0
@@ -307,8 +335,10 @@ StoppingRule = SequentialTest | PrecisionRule
 
 
 class TimeBudget:
-    """Share latency.max_seconds among questions: each may take an equal part of the time that is
-    left. seconds: 0: every question takes its iterations and no more."""
+    """Seconds shared among questions, each of which may take an equal part of the rest.
+
+    seconds: latency.max_seconds; 0: every question takes its iterations and no more
+    """
 
     def __init__(self, seconds: float, questions: int, clock: Clock = time.monotonic) -> None:
         self._single = seconds <= 0
