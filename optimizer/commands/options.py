@@ -19,7 +19,7 @@ TableFile = tuple[Path, Path | None]
 
 
 def _also(name: str) -> Callable[[click.Context, click.Parameter, bool], bool]:
-    """Return a callback for the group's flag `name`, which then also works after the command."""
+    """Return a callback that lets the group's flag `name` also stand after the command."""
 
     def callback(ctx: click.Context, _: click.Parameter, value: bool) -> bool:
         if value and ctx.parent is not None:
@@ -49,7 +49,8 @@ def with_debug_and_json(command: F) -> F:
 
 
 def with_store(text: str) -> Callable[[F], F]:
-    """Add --store and --store-cache; the command gets `store`. text: start of --store's help"""
+    """Add --store and --store-cache; the command gets `store`. text: first words of --store's
+    help"""
 
     def decorate(command: F) -> F:
         @wraps(command)
@@ -166,7 +167,7 @@ def with_lock(command: F) -> F:
 
 
 class FiniteRange(click.FloatRange):
-    """Range of numbers without NaN, which no comparison excludes, and infinity."""
+    """Range of numbers that refuses NaN, which passes every comparison, and infinity."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -178,13 +179,16 @@ class FiniteRange(click.FloatRange):
 
 
 def with_price(text: str) -> Callable[[F], F]:
-    """Add --price-per-hour; the command gets `price`, or None. text: help"""
+    """Add --price-per-hour; the command gets `price`, None if it is not given. text: help"""
     price = FiniteRange(0, min_open=True)
     return click.option("--price-per-hour", "price", type=price, help=text)
 
 
 def _with_signature(what: str) -> Callable[[F], F]:
-    """Add --require-signature of `what`; the command gets `key`, or None."""
+    """Add --require-signature; the command gets `key`, None if it is not given.
+
+    what: the signed thing, for the help
+    """
     return click.option(
         "--require-signature",
         "key",
@@ -198,8 +202,12 @@ with_key = _with_signature("a bundle")
 
 
 def with_times(text: str) -> Callable[[F], F]:
-    """Add --times and --require-signature; the command gets `times`: (file of a table, public key
-    that must have signed it, or None), or None. text: help of --times"""
+    """Add --times and --require-signature; the command gets `times`.
+
+    `times` is (file of a table, public key that must have signed it or None); None without --times.
+
+    text: help of --times
+    """
 
     def decorate(command: F) -> F:
         @wraps(command)
@@ -221,5 +229,6 @@ with_version = click.option(
 
 
 def with_policy(command: F) -> F:
-    """Add --require-signature and --at-least; the command gets `key` and `at_least`, or None."""
+    """Add --require-signature and --at-least; the command gets `key` and `at_least`, None if not
+    given."""
     return with_key(with_version(command))

@@ -1,4 +1,4 @@
-"""Tell what to do after a run whose gates did not all pass."""
+"""Suggest next steps after a run whose gates did not all pass."""
 
 from __future__ import annotations
 

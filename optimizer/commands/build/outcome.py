@@ -76,7 +76,7 @@ class Result:
 
     @property
     def _example(self) -> str:
-        """Example of an input on a command line."""
+        """An example input, as arguments of `predict` on a command line."""
         contract = self.document["manifest"].get("contract") or {}
         return self.example or (
             tasks.find_task(contract["task"]).inputs.example if contract else ""
@@ -224,14 +224,21 @@ def _document(
 
 
 def _add_gates(report: dict[str, Any], slo: dict[str, Any]) -> None:
-    """Add the gates of the load test to the report that `run` prints of the target that served."""
+    """Add the gates of the load test to the report of the target that served.
+
+    report: report that `run` prints, changed in place
+    slo: content of slo.json
+    """
     report["gates"] = [*report["gates"], *slo["gates"]]
     report["verdict"] = worst((report["verdict"], slo["verdict"]))
 
 
 def _report(step: Step) -> dict[str, Any]:
-    """Return a validate step's report. The message of a failed ledger gets the command that shows
-    more: here, not in the file, because a store may be moved."""
+    """Return a validate step's report, with a command that shows more in the message of a failed
+    ledger.
+
+    The command is added here and not in the file, because a store may be moved.
+    """
     from optimizer.validate.ledger import explain
 
     file = step.path / "report.json"

@@ -68,7 +68,7 @@ def plan(
 
 
 def _searched(recipe: Recipe, store: Root) -> dict[str, Any]:
-    """Entry on the candidates of `optimize search`, and the time in which all would be made."""
+    """Return the plan's entry on `optimize search`: its candidates, and the time to make them."""
     from optimizer import pipeline
     from optimizer.commands.build import predictions
     from optimizer.load_test import highest_rate

@@ -39,7 +39,11 @@ BREAKS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 @dataclass(frozen=True)
 class Ended:
-    """End of a run. document: output of `--json`; text: the same for a person."""
+    """End of a run.
+
+    document: output of `--json`
+    text: the same for a person
+    """
 
     exit_code: int
     verdict: str
@@ -122,7 +126,7 @@ def _gitlab(ended: Ended, folder: Path, outputs: Path | None, summary: Path | No
 
 
 def _files(ended: Ended, folder: Path, outputs: Path | None, summary: Path | None) -> None:
-    """Write nothing: the files are the outputs."""
+    """Do nothing: the files in the folder are all that this tool reads."""
     del ended, folder, outputs, summary
 
 

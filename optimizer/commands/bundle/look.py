@@ -145,9 +145,12 @@ def describe(bundle: Path, name: str = "", *, whole: bool = True) -> Description
 
 
 def compare(a: Description, b: Description) -> dict[str, Any]:
-    """Return {"a", "b": {name: number}, "recipe": {path: [value in a, value in b]} that differ,
-    "quality": results of the paired test that `optimize promote` uses, "speed", "size":
-    [sentence]}."""
+    """Compare two bundles.
+
+    Returns {"a", "b": {name: number}, "recipe": {path: [value in a, value in b]} of differing
+    settings, "quality": results of the paired test that `optimize promote` uses, "speed", "size":
+    sentences}.
+    """
     from optimizer.publish import same_model
     from optimizer.publish.environments import comparison
 
@@ -172,14 +175,20 @@ def compare(a: Description, b: Description) -> dict[str, Any]:
 def _sentences(
     a: Description, b: Description, write: Callable[[Document, Document], list[str]]
 ) -> list[str]:
-    """Return what `write` says of the section `speed` of each target that both bundles have."""
+    """Return a sentence per target and timing that both bundles have.
+
+    write: function from the two reports' sections `speed` to sentences
+    """
     old = {r["target"]: r.get("speed") or {} for r in a.reports}
     both = [(r["target"], r.get("speed") or {}) for r in b.reports if r["target"] in old]
     return [f"{at}, {text}" for at, speed in both for text in write(old[at], speed)]
 
 
 def _speed(old: Document, new: Document, apart: str = "") -> list[str]:
-    """Return a sentence for each timed size that both bundles have. apart: see faster."""
+    """Return a sentence for each timed size that both bundles have.
+
+    apart: reason why times cannot be compared, or ""
+    """
     before = {_place(c): c for c in old.get("cells", [])}
     machines = [(s.get("machine") or {}).get("cpu") for s in (old, new)]
     if machines[0] != machines[1]:
@@ -189,13 +198,14 @@ def _speed(old: Document, new: Document, apart: str = "") -> list[str]:
 
 
 def judge_speed(old: Document, new: Document, apart: str = "") -> str:
-    """Return "faster", "slower" or "cannot be told" by the ratios of two cells to their float
-    baseline.
+    """Return "faster", "slower" or "cannot be told", with the numbers, for one timed size.
 
-    A ratio is of times in turns in one run. The times themselves are of two runs, between which the
-    load of the machine may have changed, so they are shown and decide nothing.
+    The word follows from the two ratios to the float baseline, each measured in turns within one
+    run. The times themselves come from two runs, between which the load of the machine may have
+    changed, so they are shown and not compared.
 
-    apart: reason why the two cells cannot be compared; "" where they can
+    old, new: cells of the two reports
+    apart: reason why the two cells cannot be compared; "" if they can
     """
     times = [finite(_candidate(cell).get("p50")) for cell in (new, old)]
     p50 = " against ".join("?" if t is None else f"{t:.4g} ms" for t in times)

@@ -116,14 +116,17 @@ def _output(contract: Contract) -> str:
 
 
 def _adapters(report: Document) -> str:
-    """Quality with each adapter that requests may choose; "" without any."""
+    """Return the quality with each adapter that requests may choose; "" without adapters."""
     sections = get_part(report, "adapters")
     judged = {name: {**report, "quality": get_part(sections, name)} for name in sections}
     return "; ".join(f"{n}: {_quality(one, f'adapter.{n}.')}" for n, one in judged.items())
 
 
 def _quality(report: Document, gates: str = "") -> str:
-    """Quality in the report. gates: beginning of the names of its gates"""
+    """Return the quality of a report in words: metric, change, margin and verdict.
+
+    gates: prefix of the names of the report's gates; "": those of the model without adapters
+    """
     generates = generation.is_generation(report)
     row = (generation.quality_rows if generates else quality_rows)(report)[0]
     if row.unmeasured:

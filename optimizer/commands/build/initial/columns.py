@@ -59,22 +59,34 @@ CHAT = re.compile(r"""\s*\[\s*\{\s*["'](role|content|from|value)["']\s*:""")
 
 
 def choose_metric(model: ModelFacts) -> str:
+    """Return the metric that a recipe for this model gets by default."""
     if is_multi_label(model):
         return "f1"
     return "spearman" if is_regression(model) else next(iter(model.task.metrics))
 
 
 def is_regression(model: ModelFacts) -> bool:
+    """Return True for a model whose answer is a number, compared with scores in the data."""
     number = len(model.labels) == 1 or model.problem == "regression"
     return number and "spearman" in model.task.metrics and not model.task.ranks
 
 
 def is_multi_label(model: ModelFacts) -> bool:
+    """Return True for a classifier whose texts may have any number of its labels."""
     return model.problem == "multi_label_classification" and "micro_f1" in model.task.metrics
 
 
 def propose(table: Any, file: Path, model: ModelFacts) -> tuple[dict[str, str], list[str]]:
-    """Return ({our field: column}, sentences about columns that are not certain)."""
+    """Choose the columns of a table that hold the fields of the model's task.
+
+    Returns ({field of a recipe's `columns`: column of the table}, sentences about choices that are
+    not certain).
+
+    table: data set of the package datasets
+    file: file of the table, for messages
+
+    Raises DataError for a table without a column that the task needs.
+    """
     head, decisions = table[:LOOKED_AT], []
     first, second = _pair_names(model)
     if model.task.inputs.name == IMAGE.name:
@@ -142,7 +154,7 @@ def propose(table: Any, file: Path, model: ModelFacts) -> tuple[dict[str, str], 
 
 
 def _usual(field: str, model: ModelFacts) -> str:
-    """Return the key of NAMES for a field of text."""
+    """Return the key of NAMES that lists the usual column names of a field."""
     first, second = _pair_names(model)
     return {"text": first, "text_pair": second}.get(field, field)
 
@@ -243,7 +255,10 @@ def _label_column(
 
 
 def split_labels(value: Any, several: bool) -> list[Any]:
-    """Return the labels of a value. several: True where a text holds the labels of a row."""
+    """Return the labels in one value of a column, as a list.
+
+    several: True splits a text at its commas
+    """
     if several and isinstance(value, str):
         value = [part.strip() for part in value.split(",") if part.strip()]
     return value if isinstance(value, list) else [value]

@@ -29,7 +29,8 @@ ANY_SIZE = 32
 
 
 def reads_arrays(name: str, task: str | None) -> bool:
-    """True for an ONNX file, a folder with one and without config.json, and task tensors."""
+    """Return True for a model whose inputs are arrays: an ONNX file, a folder with one and without
+    config.json, or task tensors."""
     path = Path(name).expanduser()
     folder = path.is_dir() and not (path / "config.json").is_file()
     return (
@@ -112,8 +113,12 @@ def look_at_rows(file: Path, folder: Path, recipe_folder: Path, model: ModelFact
 def _columns(
     rows: Sequence[Mapping[str, Any]], file: Path, model: ModelFacts
 ) -> tuple[dict[str, str], str]:
-    """({our field: array}, metric). An array of a whole number per row that no input has holds the
-    labels."""
+    """Return ({field of a recipe's `columns`: array}, metric) for rows of arrays.
+
+    An array beside the inputs with one whole number per row is taken as labels.
+
+    Raises DataError for rows that lack an input, or have another array.
+    """
     everything = {"arrays": arrays.ALL}
     if model.folder is None:
         return everything, "cosine"

@@ -17,7 +17,7 @@ FAIR = {"calibrate": 0.3, "time": 0.1}  # maximum share of each; the evaluation 
 
 
 def check_number(rows: Sequence[Any], file: Path) -> None:
-    """Raise DataError for fewer than FEWEST rows."""
+    """Raise DataError if there are fewer rows than FEWEST."""
     if len(rows) < FEWEST:
         raise DataError(
             f"it has {len(rows)} usable rows",
@@ -34,14 +34,17 @@ def split_rows(
     most: Mapping[str, int] = PARTS,
     fix: str = "",
 ) -> dict[str, list[int]]:
-    """Return {part: indices of its rows}, each part without an input of another. Raises DataError
-    for a part without rows.
+    """Split rows into parts so that no input is in two parts.
 
-    inputs: keys of each row's inputs
+    Returns {part: indices of its rows} for the parts "calibrate", "time" and "evaluate".
+
+    inputs: keys of each row's inputs; equal inputs have equal keys
     labels: label of each row, or None
-    size: rows of the data, or characters
-    most: maximum of each part, in the unit of `size`
-    fix: remedy of an empty part, where one is known
+    size: size of all data, in rows or characters
+    most: maximum size of each part, in the same unit
+    fix: advice for an empty part; "": a general one
+
+    Raises DataError for a part without rows.
     """
     shares = {part: min(most[part] / size, FAIR[part]) for part in ("calibrate", "time")}
     shares["evaluate"] = min(most["evaluate"] / size, 1 - sum(shares.values()))

@@ -168,7 +168,11 @@ def _open(file: Path) -> Any:
 def _labels(
     table: Any, columns: Mapping[str, str], model: ModelFacts
 ) -> tuple[tuple[str, ...], list[str]]:
-    """Return (names of the labels in id order, reasons why the column cannot be used)."""
+    """Match the values of the label column with the model's labels.
+
+    Returns (names of the labels in id order, [reason why the column cannot be used]). The names are
+    () without a label column, for a column of ids, and for one that cannot be used.
+    """
     column = columns.get("label") or columns.get("labels") or columns.get("tags")
     if column is None:
         return (), []
@@ -205,7 +209,7 @@ def _labelled_metric(model: ModelFacts) -> str:
 
 
 def _metric(columns: Mapping[str, str], model: ModelFacts) -> str:
-    """Return the first metric whose columns are there, or the one without any."""
+    """Return the task's first metric whose columns exist, else the one that needs no columns."""
     if is_regression(model) or model.task.ranks:
         return choose_metric(model)
     metrics = {m: ways for m, ways in model.task.metrics.items() if m != "probe_accuracy"}
@@ -249,7 +253,7 @@ def _rows(
 def _doubt_tokenizer(
     rows: Sequence[dict[str, Any]], columns: Mapping[str, str], model: ModelFacts
 ) -> str:
-    """Return unknown_tokens of the first rows; "" for images."""
+    """Return a warning if the tokenizer does not know many tokens of the first rows, else ""."""
     column = columns.get("text") or columns.get("messages")
     if column is None:
         return ""
@@ -270,7 +274,14 @@ def _read_text(value: Any) -> str:
 def _split(
     rows: Sequence[dict[str, Any]], columns: Mapping[str, str], model: ModelFacts, doubt: str
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return {part: rows}, each part without an input of another. doubt: see _doubt_tokenizer."""
+    """Split rows into the parts of a recipe, with no text or image in two parts.
+
+    Returns {part: rows} for the parts "calibrate", "time" and "evaluate".
+
+    doubt: warning of `_doubt_tokenizer`, or ""; used as advice in errors
+
+    Raises DataError for a part without rows.
+    """
     unique: tuple[str, ...] = ("text", "text_pair", "image", "messages")
     if model.task.ranks or model.task.extracts:  # queries share documents, contexts questions
         unique = ("text", "image") if model.task.ranks else ("text_pair",)
