@@ -43,12 +43,12 @@ PERCENTILES = (50, 90, 95, 99)
 
 @dataclass(frozen=True)
 class System:
-    """System to time.
+    """System to time, as functions of one batch.
 
-    pre(inputs, size) -> arrays: encode texts of exactly `size` tokens
-    forward(arrays) -> outputs
-    post(outputs, arrays) -> answers
-    lengthen: function of the kind of input that makes longer inputs
+    pre: (inputs, size) -> arrays; encodes inputs at exactly `size` tokens
+    forward: arrays -> outputs
+    post: (outputs, arrays) -> answers
+    lengthen: (inputs, size) -> one input of at least `size`
     """
 
     pre: Callable[[Sequence[Any], int], Any]
@@ -59,7 +59,7 @@ class System:
 
 @dataclass(frozen=True)
 class Again:
-    """Opening of systems again, while they are timed.
+    """Plan for closing and opening all systems while they are timed.
 
     rounds: rounds that count after each opening
     open: function that opens the systems anew
@@ -83,17 +83,20 @@ def measure(
     beside: Collection[str] = (),
     again: Again | None = None,
 ) -> dict[str, Any]:
-    """Measure the `speed` part of a report: {"machine", "threads", "cells": [...]}, times in ms.
+    """Time systems in turns; return {"machine", "threads", "cells": [...]}, times in ms.
 
     A cell has a ratio (candidate over baseline, below 1 is faster) if both systems are given.
 
+    systems: {name: system}
     cells: (batch, sequence) pairs
     texts: real inputs; texts are joined until a row has `sequence` words, so no row is padding
-    iterations, warmup: rounds that count, rounds before them
+    iterations, warmup: rounds that count, and rounds before them
+    threads: number to report; systems have their own
+    baseline, candidate: names of the two systems of the ratio
     more: function of {system: end-to-end ms so far} that returns further rounds; 0 ends
-    again: plan for opening the systems again; None: they stay open
     beside: systems that are only shown; they skip rounds once they have taken as much time as all
-    others together and their medians are bounded
+        others together and their medians are bounded
+    again: plan for opening the systems again; None: they stay open
 
     Raises InputError without texts, systems or cells.
     """
@@ -122,15 +125,18 @@ def measure(
 
 
 def percentile(samples: Sequence[float], percent: float) -> float:
-    """Percentile of samples, by linear interpolation between order statistics (R type 7)."""
+    """Compute a percentile of samples, linear between order statistics (type 7 of R)."""
     return float(np.percentile(samples, percent))
 
 
 def percentile_interval(
     samples: Sequence[float], percent: float, confidence: float = CONFIDENCE
 ) -> tuple[float | None, float | None]:
-    """Interval of a percentile between order statistics, tails split evenly; None at an end that
-    too few samples cannot bound (David & Nagaraja, Order Statistics, 7.1)."""
+    """Compute the confidence interval of a percentile from order statistics, tails split evenly.
+
+    An end is None if there are too few samples to bound it (David & Nagaraja, Order Statistics,
+    7.1).
+    """
     ordered, q, tail = sorted(samples), percent / 100, (1 - confidence) / 2
     n = len(ordered)
     below = list(itertools.accumulate(_binomial(n, q)))  # below[k] = P(at most k samples below q)
@@ -140,7 +146,7 @@ def percentile_interval(
 
 
 def read_peak_memory() -> int:
-    """Peak resident bytes of this process so far."""
+    """Return the peak resident bytes of this process so far."""
     try:
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -175,7 +181,10 @@ def _make_batches(
     size: int,
     longer: Callable[[Iterable[Any], int], Any],
 ) -> list[list[Any]]:
-    """Make batches of rows of `size`, each row starting at another input. longer: joins inputs."""
+    """Make batches of `batch` rows of `size`, each row starting at another input.
+
+    longer: function that joins inputs to one of at least `size`
+    """
 
     def row(at: int) -> Any:
         return longer(itertools.islice(itertools.cycle(inputs), at, None), size)
@@ -185,7 +194,7 @@ def _make_batches(
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """Number of the rounds of a cell; see `measure`."""
+    """Plan for the rounds of one cell; the fields are the parameters of `measure`."""
 
     iterations: int
     warmup: int
@@ -194,7 +203,10 @@ class RoundPlan:
     again: Again | None = None
 
     def sits_out(self, name: str, times: Mapping[str, dict[str, list[float]]]) -> bool:
-        """True if a system of `beside` has had its share of the time, and skips a round."""
+        """Return True if a system of `beside` skips the round, having had its share of the time.
+
+        times: {system: {stage: ms of each round}}
+        """
         own = _end_to_end(times[name]) if name in self.beside else []
         if len(own) < fewest(50):
             return False
@@ -224,8 +236,11 @@ def _run_rounds(
 
 
 def order_systems(names: Sequence[str], round_: int) -> list[str]:
-    """Order of systems in a round. It rotates every two rounds, and is reversed in the second of
-    these, so that each of two systems runs first in one of them."""
+    """Return the order in which systems run in a round.
+
+    It rotates every two rounds, and is reversed in the second of these, so that each of two systems
+    runs first in one of them.
+    """
     first = round_ // 2 % len(names)
     order = [*names[first:], *names[:first]]
     return order[::-1] if round_ % 2 else order
@@ -285,18 +300,21 @@ def percentiles(samples: Sequence[float]) -> dict[str, Any]:
 
 
 def _ratio(candidate: dict[str, list[float]], baseline: dict[str, list[float]]) -> dict[str, Any]:
-    """`compare_times` of two systems' end-to-end times, from their times by stage."""
+    """Compare the end-to-end times of two systems by round.
+
+    candidate, baseline: {stage: ms of each round}
+    """
     return compare_times(_end_to_end(candidate), _end_to_end(baseline))
 
 
 def compare_times(candidate: Sequence[float], baseline: Sequence[float]) -> dict[str, Any]:
-    """{"median", "interval": [low, high]} of candidate's time / baseline's, round by round."""
+    """Return {"median", "interval": [low, high]} of candidate's / baseline's time in each round."""
     ratios = [c / b for c, b in zip(candidate, baseline, strict=True)]
     return {"median": percentile(ratios, 50), "interval": list(percentile_interval(ratios, 50))}
 
 
 def _binomial(n: int, q: float) -> list[float]:
-    """P(k of n), k = 0..n, in logarithms so that a large n does not underflow."""
+    """Return P(k of n), k = 0..n, computed in logarithms so that a large n does not underflow."""
     log_q, log_r = math.log(q), math.log1p(-q)
     return [
         math.exp(

@@ -98,7 +98,10 @@ def _checked(
     new_tokens: int,
     iterations: int,
 ) -> Options:
-    """Check the arguments; returns the options of every cell. Raises InputError."""
+    """Check the arguments of `measure_generation`; return the generation options of every cell.
+
+    Raises InputError for arguments out of range.
+    """
     spec = contract.decoder
     value: Sequence[Any]
     for name, value in (("systems", [*systems]), ("lengths", lengths), ("batch", batch)):

@@ -136,8 +136,10 @@ class Bundle(Closing):
         genai: bool,
         failed: dict[int, str],
     ) -> None:
-        """Decide and open, and again without each engine that fails. failed: {index: reason} of
-        engines not to try."""
+        """Choose an engine and open it; repeat without it if it fails.
+
+        failed: {index of an engine: reason not to try it}, extended in place
+        """
         unopened: dict[int, str] = {}
         fix = ""
         self._genai: GenaiRunner | None = None
@@ -181,8 +183,11 @@ class Bundle(Closing):
                 return
 
     def _check_adapter(self, chosen: str | None, *, other_loop: bool) -> None:
-        """Raise InputError for an adapter that the bundle does not have, or that generates by
-        another loop than the proven one."""
+        """Raise InputError for an adapter that cannot be used.
+
+        chosen: name of the adapter; None: none
+        other_loop: True for onnxruntime-genai or prompt lookup, which were not proven with adapters
+        """
         if chosen is None:
             return
         if chosen not in self.contract.adapters:
@@ -200,7 +205,12 @@ class Bundle(Closing):
             )
 
     def _open_adapters(self, chosen: str | None) -> None:
-        """Give the runner the bundle's adapters. Raises BundleError for a runtime without them."""
+        """Load the bundle's adapters into the runner, and use the chosen one for generation.
+
+        chosen: name of the adapter; None: the model without an adapter
+
+        Raises BundleError for a runtime that cannot apply adapters.
+        """
         self._adapted: DecoderRunner | None = None
         if not self.contract.adapters or self._open is None:
             return
@@ -222,7 +232,7 @@ class Bundle(Closing):
         say: Callable[[str], None] | None,
         cache: Path | None,
     ) -> None:
-        """Open the bundle's second model, of a task that has one. Arguments: as of Bundle."""
+        """Open the second model of a task that has one, with the parameters of Bundle."""
         if not self.task.reads_texts:
             return
         machine, folder = self._shop.machine, self.folder / TEXTS
@@ -245,7 +255,10 @@ class Bundle(Closing):
         return alone and (self.texts is None or self.texts.reentrant)
 
     def _threads_of(self, workers: int) -> int:
-        """Threads of a run of the chosen engine; 0: one per processor."""
+        """Return the threads of one run of the chosen engine; 0: one per processor.
+
+        workers: concurrent runs, which share the threads
+        """
         threads: int = self.engine["threads"]
         if workers == 1 or not self.reentrant:
             return threads
@@ -318,16 +331,19 @@ class Bundle(Closing):
         return results
 
     def answer(self, queries: Sequence[Query], batch_size: int = BATCH) -> Iterator[Answered]:
-        """Yield per query, in order, its answer or its error: see answering.answer."""
+        """Yield an answer or an error for each query, in order (tasks/answering.py)."""
         return answer(self.predictor, queries, batch_size)
 
     @property
     def predictor(self) -> Predictor:
-        """Predictor that answers a batch in one run of the engine."""
+        """Encoder and engine of this bundle, as `answering.answer` takes them."""
         return Predictor(self.contract, self.encoder, self.infer)
 
     def infer(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Run the model that takes these arrays: the chosen engine's, or the second one."""
+        """Run the chosen engine, or the second model if the arrays are its inputs.
+
+        arrays: inputs of the model by name
+        """
         if self.texts is not None and not set(self.task.inputs.arrays) <= set(arrays):
             return self.texts.runner.infer(arrays)
         return self.runner.infer(arrays)
@@ -339,7 +355,16 @@ class Bundle(Closing):
         batch_size: int = BATCH,
         numbers: Sequence[int] | None = None,
     ) -> list[Completion]:
-        """Generate a text for each prompt; arguments and errors: generate.generate."""
+        """Generate a text for each prompt.
+
+        prompts: a text, a conversation or token ids each
+        options: options of generation; None: the model's defaults
+        batch_size: maximum prompts per batch
+        numbers: number of each prompt, which with the seed determines its random numbers; None: 0,
+            1, ...
+
+        Raises InputError without prompts, or naming the prompt that cannot be read.
+        """
         return generate(
             self.contract,
             self.decoders,
@@ -358,7 +383,7 @@ class Bundle(Closing):
         batch_size: int = BATCH,
         numbers: Sequence[int] | None = None,
     ) -> Iterator[Piece]:
-        """Generate token by token: see generate.stream."""
+        """Generate as `generate` does, and yield a Piece per token as it is generated."""
         return stream(
             self.contract,
             self.decoders,
@@ -386,7 +411,7 @@ class Bundle(Closing):
         return self._open
 
     def values(self, inputs: Sequence[Any]) -> Array:
-        """Compute the task's array for inputs as one batch; see tasks.decode."""
+        """Run the model on inputs as one batch; return the task's array (tasks/__init__.py)."""
         batch = encode(self.contract, self.encoder, inputs)
         return decode(self.contract, self.infer(batch), batch)
 

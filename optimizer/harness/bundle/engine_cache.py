@@ -41,10 +41,12 @@ def describe_origin(
     machine: Machine,
     version: str,
 ) -> dict[str, Any]:
-    """Collect everything that an engine built here depends on, for its key. The driver is left out,
-    because a later driver runs the same engine.
+    """Return everything that an engine built here depends on; its hash is the cache key.
 
-    engine, files: entries of the manifest
+    The driver is left out, because a later driver runs the same engine.
+
+    engine: the engine's entry in the manifest
+    files: the manifest's `files`
     version: version of the builder
     """
     gpu = machine.gpu
@@ -62,13 +64,19 @@ BUILT_WITH = ("runtime_version", "compute_capabilities", "gpu", "driver_minimum"
 
 
 def name_engine_folder(document: Mapping[str, Any]) -> str:
-    """Name of an engine's folder in the cache: hash of the document of `describe_origin`."""
+    """Return the name of an engine's folder in the cache: the hash of its origin.
+
+    document: result of `describe_origin`
+    """
     text = json.dumps(document, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def find_cached(cache: Path, document: Mapping[str, Any]) -> Path | None:
-    """Path of the intact cached engine of a `describe_origin` document; None without one."""
+    """Return the path of the intact cached engine with this origin; None without one.
+
+    document: result of `describe_origin`
+    """
     folder = cache / name_engine_folder(document)
     try:
         built = json.loads((folder / BUILT).read_text(encoding="utf-8"))
@@ -88,12 +96,15 @@ def obtain(
     timing_cache: Path | None = None,
     say: Say | None = None,
 ) -> Path:
-    """Find the engine of `document`, or build it; returns its path.
+    """Return the path of the cached engine with this origin, after building it if necessary.
 
-    timing_cache: shipped timing cache to start from; it is not changed
+    document: result of `describe_origin`
+    build: function that builds the engine
+    timing_cache: shipped timing cache to start from; it is not changed; None: none
     say: receives a line if another process must be waited for
 
-    Raises CacheError if the cache cannot be written, and as `build`; the cache is then unchanged.
+    Raises CacheError if the cache cannot be written, and the errors of `build`; the cache is then
+    unchanged.
     """
     engine = find_cached(cache, document)
     if engine is not None:

@@ -35,10 +35,12 @@ EVERY = 1.0  # seconds between two lines of progress
 
 @dataclass(frozen=True)
 class Workshop:
-    """Context in which engines are opened and built.
+    """Bundle and machine for which engines are opened and built.
 
+    folder: folder of the bundle
     cache: folder of engines built or compiled here; None: nothing is built or cached
-    contract: contract of the model; None where no engine is opened
+    say: receives progress messages; None: none
+    contract: contract of the model; None if no engine is opened
     builder: function that makes the Build of an engine's entry; None: `builder` of this module
     damaged: files of the bundle that must not be read
     """
@@ -53,7 +55,11 @@ class Workshop:
     damaged: Set[str] = frozenset()
 
     def open(self, engine: Mapping[str, Any], how: How, threads: int) -> Runner:
-        """Open an engine, an entry of the manifest. how: "load" as shipped, or "build" it first.
+        """Open an engine and return its runner.
+
+        engine: entry of the manifest
+        how: "load" opens it as shipped, "build" builds it first
+        threads: threads of a run; 0: one per processor
 
         Raises MachineError if a dependency is missing or does not start (UnopenedError: the file
         does not open), BuildError if the builder rejects the model, BundleError if a file is
@@ -62,8 +68,10 @@ class Workshop:
         return OPENERS[engine["runtime"]](self, engine, how, threads)
 
     def build_cached(self, engine: Mapping[str, Any]) -> Path:
-        """Find or build an engine in the cache; returns its file. Raises MachineError without a
-        cache, and as the builder."""
+        """Find or build an engine in the cache; return the path of its file.
+
+        Raises MachineError without a cache folder, and the errors of the builder.
+        """
         if self.cache is None:
             raise MachineError(
                 "the engine must be built here, and no cache folder was given",
@@ -84,12 +92,13 @@ class Workshop:
         )
 
     def is_cached(self, engine: Mapping[str, Any]) -> bool:
-        """True if the cache holds the engine."""
+        """Return True if the cache holds the engine."""
         if self.cache is None:
             return False
         return engine_cache.find_cached(self.cache, self.describe_origin(engine)) is not None
 
     def describe_origin(self, engine: Mapping[str, Any]) -> dict[str, Any]:
+        """Return everything that the engine depends on if it is built here (engine_cache.py)."""
         version = FitContext(engine, self.machine, frozenset()).installed or ""
         return engine_cache.describe_origin(engine, self.manifest["files"], self.machine, version)
 
@@ -141,8 +150,10 @@ def _open_decoder_with_graphs(contract: Contract, model: Path, device: str) -> R
 
 
 def padded_sizes(engine: Mapping[str, Any], contract: Contract) -> list[dict[str, Any]]:
-    """Optimization profiles of a bundle's engine, to whose sizes texts or images are padded; [] for
-    an engine that takes any size. engine: its entry in the manifest."""
+    """Return the optimization profiles of a bundle's engine, to whose sizes inputs are padded.
+
+    [] for an engine that takes any size. engine: its entry in the manifest
+    """
     task = tasks.look_up(contract)
     if task.generates:
         return []
@@ -203,7 +214,8 @@ def open_openvino(shop: Workshop, engine: Mapping[str, Any], _how: How, threads:
 def _compiled(
     shop: Workshop, engine: Mapping[str, Any], settings: OpenVinoSettings, threads: int
 ) -> Path | None:
-    """Path of the model compiled for this processor; None if the cache is not writable."""
+    """Return the path of the cached model compiled for this processor; None if the cache is not
+    writable."""
     from ..runtimes.openvino.devices import read_full_name
     from ..runtimes.openvino.run import write_compiled
 
@@ -268,7 +280,8 @@ OPENERS: dict[str, Callable[[Workshop, Mapping[str, Any], How, int], Runner]] = 
 
 
 def builder(shop: Workshop, engine: Mapping[str, Any]) -> Build:
-    """Make a Build for the GPU of shop.machine that reports its progress."""
+    """Make a Build, which builds the engine for the GPU of shop.machine and reports its
+    progress."""
     from ..runtimes.trt.build import builder
 
     product, gpu = engine["runtime"], shop.machine.gpu
@@ -299,8 +312,10 @@ def builder(shop: Workshop, engine: Mapping[str, Any]) -> Build:
 
 
 def spans(shapes: Any) -> list[dict[str, Span]]:
-    """Convert a fit's shapes for the builder: a list of {axis: (min, opt, max)}. A decoder's mask
-    (`total`) covers cached and new tokens."""
+    """Convert the manifest's shapes of an engine to profiles, [{axis: (min, opt, max)}].
+
+    The mask of a decoder (axis `total`) covers cached and new tokens.
+    """
     profile_spans = []
     for profile in profiles(shapes):
         spans = {
@@ -316,7 +331,7 @@ def spans(shapes: Any) -> list[dict[str, Span]]:
 def progress(
     target: str, say: Say | None, clock: Callable[[], float] = time.monotonic
 ) -> Callable[[str, int, int], None] | None:
-    """Make a callback that says a build's progress each second; None without `say`."""
+    """Make a callback that reports a build's progress each second; None if `say` is None."""
     if say is None:
         return None
     start, reported = clock(), -EVERY

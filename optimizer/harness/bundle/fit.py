@@ -69,7 +69,7 @@ OTHER_ADVICE = (
 
 @dataclass(frozen=True)
 class Fit:
-    """Load manifest["engines"][index] as it is."""
+    """Decision to load engine `index` of the manifest as it was shipped."""
 
     index: int
     reason: str
@@ -77,7 +77,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class Rebuild:
-    """Build manifest["engines"][index] from its portable ONNX for this machine, then load it."""
+    """Decision to build engine `index` of the manifest from its portable ONNX file, and load it."""
 
     index: int
     reason: str
@@ -85,7 +85,7 @@ class Rebuild:
 
 @dataclass(frozen=True)
 class FallBack:
-    """Use a later engine; `reason` says why each earlier one was skipped."""
+    """Decision to use a later engine; `reason` explains why each earlier one was skipped."""
 
     index: int
     how: How
@@ -94,10 +94,10 @@ class FallBack:
 
 @dataclass(frozen=True)
 class Refuse:
-    """No engine of the bundle runs here.
+    """Decision that no engine of the bundle runs on this machine.
 
     install: pip command that would help, or ""
-    advice: next step where no package helps
+    advice: next step if no package helps
     """
 
     reason: str
@@ -110,10 +110,12 @@ Decision = Fit | Rebuild | FallBack | Refuse
 
 @dataclass(frozen=True)
 class Verdict:
-    """Verdict about one engine.
+    """Verdict about one engine on this machine.
 
+    index: place in the manifest's engines
     how: "load" or "build"; None if it cannot run here
     decided: columns that objected, first against loading, then building; (FITS,) if none did
+    why: reason, as a clause
     install: pip command that would help, or ""
     """
 
@@ -132,9 +134,10 @@ class Verdict:
 def decide(
     manifest: Mapping[str, Any], rows: Sequence[Verdict], runtime: str | None = None
 ) -> Decision:
-    """Choose an engine as the module says.
+    """Choose the first engine that runs on this machine.
 
-    rows: result of `judge_engines` for `runtime`
+    rows: verdicts of `judge_engines`, for the same `runtime`
+    runtime: only runtime to consider; None: any
     """
     if not rows:
         runtimes = ", ".join(e["runtime"] for e in manifest["engines"])
@@ -162,10 +165,10 @@ def judge_engines(
     failed: Mapping[int, str] | None = None,
     unopened: Mapping[int, str] | None = None,
 ) -> list[Verdict]:
-    """Verdicts about all engines, in the manifest's order.
+    """Judge each engine of a manifest on a machine; return the verdicts in the manifest's order.
 
     damaged: files of the bundle whose digest differs from the manifest
-    runtime: only runtime to consider, without a fallback
+    runtime: only runtime to consider, without a fallback; None: any
     failed: {index: reason} of engines that fit but failed here
     unopened: {index: reason} of engines whose shipped file did not open; they may still be built
     """
@@ -182,7 +185,10 @@ def judge_engines(
 
 
 def _judge(index: int, engine: Mapping[str, Any], context: FitContext, unopened: str) -> Verdict:
-    """Verdict about one engine. unopened: reason why its file did not open; "" if not tried."""
+    """Return the verdict about one engine.
+
+    unopened: reason why its shipped file did not open; "" if it was not tried
+    """
     column, why = _find_objection(POSSIBLE, context)
     if column:
         return _row(index, engine, None, column, why, columns.install(context))
@@ -205,13 +211,13 @@ def _judge(index: int, engine: Mapping[str, Any], context: FitContext, unopened:
 
 
 def find_objection(context: FitContext) -> str:
-    """First reason why a machine cannot run an engine, whatever its files are; "" without one."""
+    """Return the first reason why the machine cannot run an engine, whatever its files; or ""."""
     column, why = _find_objection(POSSIBLE, context)
     return f"{column}: {why}" if column else ""
 
 
 def _find_objection(rules: Sequence[tuple[str, Column]], context: FitContext) -> tuple[str, str]:
-    """First objection, as (column, reason); ("", "") without one."""
+    """Return (column, reason) of the first rule that objects; ("", "") if none does."""
     for name, column in rules:
         why = column(context)
         if why:

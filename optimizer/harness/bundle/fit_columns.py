@@ -51,7 +51,11 @@ OPENS_OLDER_MAJOR = {(10, 11)}  # (built by, opened by): version-compatible engi
 
 @dataclass(frozen=True)
 class FitContext:
-    """Input of a column. engine: entry of the manifest. damaged: names of damaged files."""
+    """Engine and machine that a column compares.
+
+    engine: entry of the manifest
+    damaged: names of damaged files of the bundle
+    """
 
     engine: Mapping[str, Any]
     machine: Machine
@@ -68,7 +72,7 @@ class FitContext:
 
     @property
     def required(self) -> tuple[tuple[str, ...], ...]:
-        """Groups of alternative distributions, one of each needed; () for an unknown runtime."""
+        """Groups of packages, of each of which one must be installed; () for an unknown runtime."""
         provider = self.engine.get("provider") or self.engine["device"]
         return self.record.required.get(provider, ())
 
@@ -83,7 +87,7 @@ class FitContext:
 
     @property
     def gpu(self) -> Gpu:
-        """The GPU; only for columns after `gpu`."""
+        """The machine's GPU. Columns before `gpu` must not read it, because it may be missing."""
         assert self.machine.gpu is not None
         return self.machine.gpu
 
@@ -109,7 +113,8 @@ def package(a: FitContext) -> str:
 
 
 def runnable(a: FitContext) -> str:
-    """First half of the column `version`: the runtime is neither too old nor too new."""
+    """Return why the installed runtime is too old or too new for the harness; the first half of the
+    column `version`."""
     here, lowest = a.installed or "", a.fit.get("runtime_minimum", "")
     if numbers(here) < numbers(lowest):
         return f"{a.runtime} {here} is older than {lowest}"
@@ -177,7 +182,7 @@ def version(a: FitContext) -> str:
 
 
 def _opens(by: str, here: str) -> bool:
-    """True if `here` opens a version-compatible engine that `by` built."""
+    """Return True if version `here` of TensorRT opens a version-compatible engine built by `by`."""
     older, newer = numbers(by), numbers(here)
     if not older or not newer:
         return False
@@ -201,7 +206,7 @@ def architecture(a: FitContext) -> str:
 
 
 def _tensorrt_architecture(a: FitContext) -> str:
-    """Compare by the engine's hardware compatibility level."""
+    """Return why the GPU is outside the engine's hardware compatibility level; or ""."""
     level = a.fit.get("hardware_compatible", "none")
     built_for, here = a.fit["compute_capabilities"], a.gpu.compute_capability
     if level == "ampere_plus":
@@ -214,8 +219,10 @@ def _tensorrt_architecture(a: FitContext) -> str:
 
 
 def profiles(fit_shapes: Any) -> list[dict[str, Any]]:
-    """Expand a fit's shapes to a list of profiles, {axis: [min, opt, max]}. The manifest holds one
-    profile, a list, or a profile with "buckets" that each replace some axes."""
+    """Expand the manifest's shapes of an engine to a list of profiles, {axis: [min, opt, max]}.
+
+    The manifest holds one profile, a list, or a profile with "buckets" that each replace some axes.
+    """
     if isinstance(fit_shapes, list):
         return fit_shapes
     whole = {axis: span for axis, span in fit_shapes.items() if axis != "buckets"}
@@ -233,7 +240,7 @@ def builder(a: FitContext) -> str:
 
 
 def install(a: FitContext) -> str:
-    """pip command that would install the engine's runtime, or ""."""
+    """Return the pip command that would install the engine's runtime, or ""."""
     if runner(a) or gpu(a):  # no package would help
         return ""
     lowest = a.fit.get("runtime_minimum", "")
@@ -247,12 +254,12 @@ def install(a: FitContext) -> str:
 
 
 def capability(dotted: str) -> str:
-    """Write a compute capability, "8.9", as engines do: "89"."""
+    """Convert a compute capability "8.9" to the form in engines, "89"."""
     return dotted.replace(".", "")
 
 
 def numbers(dotted: str) -> tuple[int, ...]:
-    """Leading numbers of a version, for comparison: "1.31.1rc1" -> (1, 31)."""
+    """Parse the leading numbers of a version, for comparison: "1.31.1rc1" -> (1, 31)."""
     leading = []
     for part in dotted.split("."):
         if not part.isdigit():

@@ -1,4 +1,4 @@
-"""Encode the sentences about images that labels of a request become, with a bundle's second model.
+"""Encode the sentences about labels of a request with a bundle's second model.
 
 Folder `texts` of a bundle whose contract has `label_texts`: the contract of a sentence embedding,
 its tokenizer, and its float ONNX file, which ONNX Runtime runs on the CPU for any engine of images.
@@ -25,13 +25,14 @@ ROWS = 64  # maximum sentences of a run
 
 
 class LabelEncoder(Closing):
-    """Encoder of the sentences of labels; its model is opened for the first one.
+    """Encoder of the sentences of labels; its model is opened at the first sentence.
 
     bundle: folder of the bundle
     files: names of the files that its manifest lists
     threads: threads of a run; 0: one per processor
 
-    Raises BundleError for a contract or a tokenizer that cannot be read, and as OrtRunner.
+    Raises BundleError for a contract or a tokenizer that cannot be read, and the errors of
+    OrtRunner.
     """
 
     def __init__(self, bundle: Path, files: Collection[str], threads: int) -> None:
@@ -48,7 +49,7 @@ class LabelEncoder(Closing):
         return OrtRunner(self.folder / MODEL, threads=self._threads)
 
     def problem(self, texts: Sequence[str]) -> str:
-        """Reason why a sentence is not read as transformers' pipeline reads it; "" if all are."""
+        """Return why a sentence would be read differently than by transformers' pipeline, or ""."""
         most = self.contract.text.max_length
         encoded = tasks.encode_each(self.contract, self.tokenizer, texts)
         for text, one in zip(texts, encoded, strict=True):
@@ -61,7 +62,7 @@ class LabelEncoder(Closing):
         return ""
 
     def vectors(self, texts: Sequence[str]) -> Array:
-        """Vectors of unit length, (texts, width) float32."""
+        """Return the sentences' vectors, scaled to unit length, (texts, width) float32."""
         kept = self._vectors
         known = {text: kept[text] for text in texts if text in kept}
         missing = [text for text in dict.fromkeys(texts) if text not in known]
@@ -76,7 +77,7 @@ class LabelEncoder(Closing):
 
     @cached_property
     def _around(self) -> frozenset[int]:
-        """Ids of the tokens that the tokenizer puts around a text."""
+        """Ids of the special tokens that the tokenizer puts around a text."""
         one = self.tokenizer.encode("a")
         both = zip(one.ids, one.special_tokens_mask, strict=True)
         return frozenset(number for number, special in both if special)

@@ -80,8 +80,10 @@ STARTED = ("harness/__init__.py", "harness/__main__.py", "requirements.txt")
 def digest_content(
     contract: Any, files: Mapping[str, Mapping[str, Any]], texts: str | None = None
 ) -> str:
-    """Digest of everything that determines answers. contract, files, texts: fields of the
-    manifest."""
+    """Compute content_digest, the digest of everything that determines answers.
+
+    contract, files, texts: fields of the manifest; texts is None without a second model
+    """
     lines = [f"{hashlib.sha256(encode_canonical(contract)).hexdigest()}  contract\n"]
     lines += [f"{f['sha256']}  {n}\n" for n, f in sorted(files.items()) if not f["measured"]]
     lines += [f"{texts}  {TEXTS}\n"] if texts else []
@@ -174,7 +176,7 @@ def _check_engines(manifest: Mapping[str, Any], where: str) -> None:
 
 
 def required(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """Files that must be listed: {file: field that uses it}."""
+    """Return {file: field of the manifest that uses it} of all files that `files` must list."""
     names = dict.fromkeys(STARTED, "every bundle")
     for i, engine in enumerate(manifest["engines"]):
         used = {
@@ -225,10 +227,12 @@ def _check_files(manifest: Mapping[str, Any], where: str) -> None:
 def list_damaged_files(
     folder: Path, manifest: Mapping[str, Any], *, reports: bool = False
 ) -> frozenset[str]:
-    """Names of damaged files: missing, a link, of another size or digest, or an engine whose header
-    contradicts its entry.
+    """Return the names of damaged files.
 
-    reports: include reports, which no engine computes with
+    Damaged: missing, a link, of another size or digest, or an engine whose header contradicts its
+    entry.
+
+    reports: True includes reports, which no engine computes with
     """
     names = [n for n in manifest["files"] if reports or n not in REPORTS]
     damaged = {n for n in names if not is_intact(folder, n, manifest["files"][n])}
@@ -240,12 +244,13 @@ def list_damaged_files(
 
 
 def is_intact(folder: Path, name: str, entry: Mapping[str, Any]) -> bool:
-    """True if a file exists, is not a link, and has the size and digest of its entry."""
+    """Return True if a file exists, is not a link, and has the size and digest of its entry."""
     return not describe_problem(folder, name, entry)
 
 
 def list_unlisted_files(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
-    """Names of files, links and bytecode in the folder that the manifest does not list."""
+    """Return the names of files, links and bytecode that are in the folder and not in the
+    manifest."""
     try:
         return sorted(find_unlisted(folder, manifest["files"]))
     except OSError as e:
@@ -253,8 +258,9 @@ def list_unlisted_files(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
 
 
 def refuse_damage(folder: Path, manifest: Mapping[str, Any]) -> frozenset[str]:
-    """Refuse a damaged bundle; returns damaged files that belong to engines, for fit.py to decide,
-    because another engine may run. A damaged timing cache is timed again.
+    """Refuse a damaged bundle, unless only files of engines are damaged.
+
+    Returns the damaged files of engines, for fit.py to decide, because another engine may run.
 
     Raises BundleError for damage to another file, and for an unlisted file that might be read: a
     file in a folder of listed files, or an importable file at the top. `check` reports other

@@ -27,8 +27,12 @@ def bench_grid(
     sequence: Sequence[int] | None,
     iterations: int | None,
 ) -> Grid:
-    """Grid of the manifest's recipe, with the given parts replaced. Raises InputError for a part
-    that is neither given nor recorded."""
+    """Return the recipe's grid of shapes, with the given parts replaced.
+
+    batch, sequence, iterations: replacements; None: as in the manifest's recipe
+
+    Raises InputError for a part that is neither given nor recorded, or is too large.
+    """
     latency = (manifest["recipe"].get("validate") or {}).get("latency") or {}
     chosen = {"batch": batch, "sequence": sequence, "iterations": iterations}
     merged: dict[str, Any] = {
@@ -47,8 +51,10 @@ def bench_grid(
 
 
 def choose_new_tokens(manifest: dict[str, Any], chosen: int | None) -> int:
-    """Tokens to generate after each prompt: `chosen`, else the number in the manifest's recipe.
-    Raises InputError without either."""
+    """Return the number of tokens to generate per prompt: `chosen`, else the recipe's.
+
+    Raises InputError without either.
+    """
     latency = (manifest["recipe"].get("validate") or {}).get("latency") or {}
     number = chosen or latency.get("new_tokens")
     if not number:
@@ -61,10 +67,10 @@ def choose_new_tokens(manifest: dict[str, Any], chosen: int | None) -> int:
 
 
 def recorded_speed(folder: Path, manifest: dict[str, Any], target: str) -> dict[str, Any]:
-    """Read the candidate's times and its ratio to float from report.json.
+    """Read the candidate's times and its ratio to float from the report of a target.
 
-    {"machine", "threads", "cells": [{"batch", "sequence", "p50", "ratio"}]}, or {"missing": why}.
-    text-generation: cells are {"batch", "prompt", "ratio"}.
+    Returns {"machine", "threads", "cells": [{"batch", "sequence", "p50" in ms, "ratio"}]}, or
+    {"missing": reason}. Cells of text-generation are {"batch", "prompt", "ratio"}.
     """
     try:
         reports = read_reports(folder, manifest)

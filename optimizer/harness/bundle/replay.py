@@ -36,8 +36,12 @@ PROMPT, NEW = 16, 12
 def replay_answers(
     contract: Contract, encoder: Any, runner: Runner, rows: Sequence[Mapping[str, Any]]
 ) -> list[Any]:
-    """Answer rows: a JSON value per row, see the module. encoder: tokenizer or image encoder of the
-    bundle. Raises HarnessError for a row that cannot be answered."""
+    """Answer rows, and return a JSON value per row in the format above.
+
+    encoder: tokenizer or image encoder of the bundle
+
+    Raises HarnessError for a row that cannot be answered.
+    """
     if tasks.look_up(contract).generates:
         return [_continued(contract, encoder, runner, row["input"]) for row in rows]
     queries = [Query(f"row {i}", _input(r["input"]), r["pair"]) for i, r in enumerate(rows)]
@@ -50,7 +54,12 @@ def replay_answers(
 
 
 def main(bundle: Path, target: str, file: Path) -> None:
-    """Print the answers of a bundle's engine to the rows in a JSON file. Raises HarnessError."""
+    """Print the answers of a bundle's engine to the rows in a JSON file.
+
+    target: target of the engine
+
+    Raises HarnessError for a row that cannot be answered.
+    """
     from .bundle import Bundle
 
     rows = json.loads(file.read_text(encoding="utf-8"))["rows"]

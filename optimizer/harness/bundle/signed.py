@@ -14,6 +14,7 @@ NUMBERS = "numbers with dots between them, e.g. 3 or 1.12.0"
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
+    """Add --require-signature, --signature and --at-least to a command."""
     command.add_argument(
         "--require-signature",
         type=Path,
@@ -29,11 +30,13 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 
 def check(folder: Path, args: argparse.Namespace, say: Callable[[str], None]) -> None:
-    """Check signature and version as the options require, before the bundle is opened.
+    """Check signature and version of a bundle as the options require, before it is opened.
 
+    folder: folder of the bundle
     args: `bundle`, and the options of `add_options`
+    say: receives a line about the signature
 
-    Raises as `signature.require` does; BundleError for an older version.
+    Raises the errors of `signature.require`; BundleError for an older version.
     """
     if args.require_signature is not None:
         from ..trust import signature
@@ -74,7 +77,8 @@ def check_age(version: str, least: str, where: str) -> None:
 
 
 def _numbers(text: str) -> list[int]:
-    """Parse a version: 1.10 is above 1.9, and equal to 1.10.0."""
+    """Parse a version to its numbers, without zeros at the end: 1.10 is above 1.9, equal to
+    1.10.0."""
     numbers = [int(part) for part in text.split(".")]
     while numbers and not numbers[-1]:
         numbers.pop()
