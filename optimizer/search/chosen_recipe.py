@@ -37,7 +37,8 @@ def check_place(recipe: Path, out: Path) -> None:
 
 
 def remove_earlier(recipe: Path, out: Path) -> bool:
-    """Remove the recipe file of an earlier search of this recipe, because this one found none."""
+    """Remove the recipe that an earlier search of this recipe wrote; return True if there was
+    one."""
     header = HEADER.format(name=recipe.name)
     written = out.is_file() and out.read_text("utf-8", errors="replace").startswith(header)
     if written:
