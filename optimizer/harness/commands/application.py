@@ -22,7 +22,13 @@ from .serve import application, choose_hosts, say
 
 
 class Application:
-    """See the module. Raises InputError for options that `serve` does not accept."""
+    """ASGI 3 application that serves one bundle, as described above.
+
+    folder: folder of the bundle
+    options: options of `serve`, except those of listening
+
+    Raises InputError for options that `serve` does not accept.
+    """
 
     def __init__(self, folder: Path, options: Sequence[str] = ()) -> None:
         args = parse_arguments(["serve", "--bundle", str(folder), *options])
@@ -36,7 +42,7 @@ class Application:
             await self._app(scope, receive, send)
 
     def check_health(self) -> None:
-        """Raise RuntimeError if no request would be answered."""
+        """Raise RuntimeError if the bundle is not ready, so that no request would be answered."""
         if not self._app.versions.ready:
             raise RuntimeError("the bundle is not ready")
 

@@ -60,7 +60,14 @@ def _show(event: Mapping[str, Any], printed: Pieces) -> None:
 async def _lines(
     address: tuple[str, int], path: str, token: str, document: Mapping[str, Any] | None = None
 ) -> AsyncIterator[str]:
-    """Send a request; yields the lines of the answer's body as they come."""
+    """Send a request to `path` and yield the lines of the response's body as they arrive.
+
+    address: (host, port)
+    token: bearer token, or ""
+    document: JSON body of a POST request; None: a GET request
+
+    Raises MachineError for a status other than 200.
+    """
     host, port = address
     named = f"[{host}]" if ":" in host else host
     body = b"" if document is None else json.dumps(document).encode()

@@ -11,7 +11,7 @@ WIDTH = 23
 
 
 def bench_text(document: dict[str, Any]) -> str:
-    """Render bench.measure's document: a block per cell, at most 110 columns wide."""
+    """Format the document of bench.measure as text: a block per cell, at most 110 columns wide."""
     inputs = document["inputs"]
     lines = list[str]()
     for cell in document["cells"]:
@@ -29,7 +29,7 @@ def bench_text(document: dict[str, Any]) -> str:
 
 
 def _framed(document: dict[str, Any], lines: list[str]) -> str:
-    """Add the machine above the lines of all cells, memory and size below."""
+    """Return the lines of all cells, with the machine above and memory and size below."""
     memory, size = document["peak_memory"]["candidate"], document["size"]["candidate_bytes"]
     return "\n".join(
         (
@@ -43,8 +43,10 @@ def _framed(document: dict[str, Any], lines: list[str]) -> str:
 
 
 def name_processor(document: Mapping[str, Any]) -> str:
-    """Name the processor that a bench ran on: the GPU with its driver, or the CPU with its threads.
-    document: result of `bench`"""
+    """Return the name of the GPU with its driver, or of the CPU with its threads.
+
+    document: result of `bench`
+    """
     machine = document["machine"]
     if document["device"] != "cpu" and machine["gpu"] is not None:
         return f"{machine['gpu']['name']}, driver {machine['gpu']['driver']}"
@@ -52,7 +54,7 @@ def name_processor(document: Mapping[str, Any]) -> str:
 
 
 def _size(cell: dict[str, Any], inputs: dict[str, Any]) -> str:
-    """Size of the inputs, if their kind has sizes."""
+    """Return the size of a cell's inputs in words; "" if all inputs have one size."""
     return f" x {cell['sequence']} {inputs['size']}" if inputs["size"] else ""
 
 
@@ -67,7 +69,7 @@ def _interval(ends: Sequence[float | None]) -> str:
 
 
 def _recorded(cell: dict[str, Any], recorded: dict[str, Any]) -> str:
-    """Ratio to float of the same cell, measured when the bundle was built, and its machine."""
+    """Return a line on the same cell when the bundle was built: ratio to float, and machine."""
     if "missing" in recorded:
         return f"ratio to float when built: unknown: {recorded['missing']}"
     shape = (cell["batch"], cell["sequence"])
@@ -87,7 +89,7 @@ def _recorded(cell: dict[str, Any], recorded: dict[str, Any]) -> str:
 
 
 def format_generation(document: dict[str, Any]) -> str:
-    """Render measure_generation's document, at most 100 columns wide."""
+    """Format the document of measure_generation as text, at most 100 columns wide."""
     lines = list[str]()
     for cell in document["cells"]:
         system = cell["systems"]["candidate"]
@@ -116,7 +118,7 @@ def _generation_row(name: str, figures: dict[str, Any]) -> str:
 
 
 def _generation_recorded(cell: dict[str, Any], recorded: dict[str, Any]) -> str:
-    """Ratio to float of the same cell, measured when the bundle was built."""
+    """Return a line on the same cell when the bundle was built: its ratio to float."""
     if "missing" in recorded:
         return f"ratio to float when built: unknown: {recorded['missing']}"
     shape = (cell["batch"], cell["prompt"])

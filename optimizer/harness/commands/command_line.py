@@ -51,7 +51,11 @@ WORDS = 50  # words of the text that memory is measured with
 
 
 def main(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> int:
-    """Run one command; returns the exit code. program: words before the command, for messages."""
+    """Run one command and return the exit code.
+
+    arguments: command line; None: that of the process
+    program: words before the command, for messages
+    """
     words = sys.argv[1:] if arguments is None else list(arguments)
     try:
         args = parse_arguments(words, program)
@@ -80,7 +84,7 @@ def main(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> int:
 
 
 def _print_error(error: HarnessError, as_json: bool) -> int:
-    """Print an error; returns the exit code."""
+    """Print an error, with --json as a document, and return its exit code."""
     if as_json:
         print(
             escape_lines(
@@ -93,12 +97,13 @@ def _print_error(error: HarnessError, as_json: bool) -> int:
 
 
 def _print_document(document: dict[str, Any], text: str, args: argparse.Namespace) -> int:
-    """Print `text`, or with --json the document; returns the document's exit code, or 0."""
+    """Print `text`, or with --json the document; return the document's exit code, by default 0."""
     print(escape_lines(json.dumps(document) if args.json else text))
     return int(document.get("exit_code", 0))
 
 
 def predict(folder: Path, args: argparse.Namespace) -> int:
+    """Print an answer or an error per input; return the exit code."""
     from .. import output
 
     with open_bundle(folder, args, _say, lookup=args.prompt_lookup or 0) as bundle:
@@ -144,6 +149,7 @@ def predict(folder: Path, args: argparse.Namespace) -> int:
 
 
 def bench(folder: Path, args: argparse.Namespace) -> int:
+    """Time the bundle, and print the times beside those recorded in it; return the exit code."""
     from ..bundle.bench import read_peak
     from ..bundle.recorded import recorded_speed
     from ..generate import Options
@@ -183,7 +189,7 @@ def bench(folder: Path, args: argparse.Namespace) -> int:
 
 
 def _measure_batches(bundle: Bundle, args: argparse.Namespace, texts: list[Any]) -> dict[str, Any]:
-    """Time a model that answers in one run."""
+    """Time a model that answers a batch in one run; return the document of bench.measure."""
     from ..bundle.bench import measure
     from ..bundle.recorded import bench_grid
 
@@ -210,6 +216,8 @@ def _measure_batches(bundle: Bundle, args: argparse.Namespace, texts: list[Any])
 
 
 def check(folder: Path, args: argparse.Namespace) -> int:
+    """Compare the bundle with its manifest, and print which engines run here; return the exit
+    code."""
     from ..bundle.engines import Workshop
     from ..bundle.fit import Refuse, decide, judge_engines
     from ..bundle.manifest import list_damaged_files, list_unlisted_files, read_manifest
@@ -264,6 +272,7 @@ def check(folder: Path, args: argparse.Namespace) -> int:
 
 
 def serve(args: argparse.Namespace) -> int:
+    """Serve a bundle, with vLLM if its engine is vLLM's, until SIGTERM; return the exit code."""
     serving.check_installed("serve", {p: p for p in ("orjson", "starlette", "uvicorn")})
     from . import vllm_server
 
@@ -296,13 +305,14 @@ def _refuse_unknown(command: argparse.ArgumentParser, word: str) -> NoReturn:
 
 
 def describe_options(command: str) -> str:
-    """Help text of a command's options, in groups, for another command line that passes them on."""
+    """Return the help text of a command's options, in groups, for a program that passes them on."""
     parser = _parser("optimize").subcommands[command]
     parser.usage, parser.description = argparse.SUPPRESS, None
     return parser.format_help()
 
 
 def web(folder: Path, args: argparse.Namespace) -> int:
+    """Serve the bundle's page until interrupted; return the exit code."""
     from .web import Server, find_pages
 
     with Server(find_pages(folder), args.port) as server:
@@ -315,7 +325,7 @@ def web(folder: Path, args: argparse.Namespace) -> int:
 
 
 def _render_verdict(row: dict[str, Any]) -> list[str]:
-    """Render one engine's verdict."""
+    """Return the lines of `check` on one engine."""
     before = " (built here before)" if row["built_before"] else ""
     lines = [f"  {row['how'] or 'no':<6} {row['target']}: {row['why']}{before}"]
     return lines + ([f"         {row['install']}"] if row["install"] else [])

@@ -39,7 +39,7 @@ PROMPT_KEYS = ("prompt", "messages")
 
 
 def add_predict(command: argparse.ArgumentParser) -> None:
-    """Add the options of predict, as a group."""
+    """Add the options of text generation to `predict`."""
     group = command.add_argument_group(
         "text-generation only; other defaults: those of the model's generation_config.json"
     )
@@ -78,7 +78,7 @@ def add_predict(command: argparse.ArgumentParser) -> None:
 
 
 def add_bench(command: argparse.ArgumentParser) -> None:
-    """Add the options of bench; --sequence is the length of the prompts."""
+    """Add the options of text generation to `bench`; --sequence is the length of the prompts."""
     group = command.add_argument_group("text-generation only")
     group.add_argument(
         "--new-tokens", type=int, metavar="N", help="tokens generated after each prompt"
@@ -106,7 +106,14 @@ def predict(
     windows: Iterator[Sequence[Query]],
     emit: Callable[[Answered], None],
 ) -> Summary:
-    """Emit an answer or error per query, with --stream token by token; returns the summary."""
+    """Generate a text for each prompt and emit it or its error; return the totals.
+
+    args: command line; with --stream a text is printed token by token
+    windows: prompts, in the portions in which they were read
+    emit: function that prints one result
+
+    Raises InputError for options that exclude each other.
+    """
     from ..output import write
     from ..tasks.text_generation import NO_PAIRS
 
@@ -133,7 +140,11 @@ def predict(
 
 
 def bench(bundle: Bundle, args: argparse.Namespace, texts: Sequence[str]) -> dict[str, Any]:
-    """measure_generation's document, over the recipe's grid with the options of `args` in place."""
+    """Time text generation over the recipe's grid; return the document of measure_generation.
+
+    args: options that replace parts of the grid
+    texts: texts that prompts are cut from
+    """
     from ..bundle.bench_generation import measure_generation
     from ..bundle.recorded import bench_grid, choose_new_tokens
 
@@ -152,7 +163,7 @@ def bench(bundle: Bundle, args: argparse.Namespace, texts: Sequence[str]) -> dic
 
 
 def largest_cell_call(document: dict[str, Any]) -> str:
-    """Python source of the Bundle method call for the timed cell that needs the most memory."""
+    """Return Python source that calls the Bundle for the timed cell with the most memory."""
     cell = max(document["cells"], key=lambda c: c["batch"] * (c["prompt"] + c["new_tokens"]))
     return (
         f"generate([[0] * {cell['prompt']}] * {cell['batch']}, Options({cell['new_tokens']}, "
@@ -161,7 +172,10 @@ def largest_cell_call(document: dict[str, Any]) -> str:
 
 
 def _options(args: argparse.Namespace, over: dict[str, Any] | None = None) -> Options:
-    """Options of the command line; `over`, options of a line of input, replace them by name."""
+    """Return the generation options of the command line.
+
+    over: options by name that replace them, from a line of input; None: none
+    """
     from ..generate import Options
 
     options = {n: getattr(args, n) for n in NUMBERS if getattr(args, n) is not None}
@@ -182,7 +196,7 @@ def _make_conversation(args: argparse.Namespace, text: str) -> list[dict[str, An
 
 
 def _tokenize(bundle: Bundle, args: argparse.Namespace, query: Query) -> list[int]:
-    """Tokenize a prompt. Raises InputError naming the text, as prompt_ids does."""
+    """Return the token ids of a prompt. Raises InputError that names the text."""
     from ..tasks.text_generation import tokenize_prompt
 
     prompt: Prompt = _make_conversation(args, query.input) if args.chat else query.input
@@ -195,7 +209,7 @@ def _answer_batches(
     options: Options,
     windows: Iterator[Sequence[Query]],
 ) -> Iterator[Answered]:
-    """Answer neighbouring prompts in batches."""
+    """Yield the results of prompts, neighbouring ones generated as one batch."""
     from ..tasks.answering import Answered
 
     first = 0
@@ -219,7 +233,7 @@ def _answer_batches(
 
 
 def _answer_json(bundle: Bundle, args: argparse.Namespace, query: Query) -> Answered:
-    """Answer a line of JSON with its own options."""
+    """Answer one line of JSON, which may have its own options."""
     from ..tasks.answering import Answered
 
     try:
@@ -235,7 +249,10 @@ def _answer_json(bundle: Bundle, args: argparse.Namespace, query: Query) -> Answ
 
 
 def _parse_request(args: argparse.Namespace, query: Query) -> tuple[Prompt, Options]:
-    """Parse a line of JSON: (prompt, command line's options with the line's). Raises InputError."""
+    """Parse a line of JSON to (prompt, options); options that it lacks are the command line's.
+
+    Raises InputError for a line that is not such an object.
+    """
     try:
         fields = parse(query.input.encode())
     except ValueError as e:
@@ -264,7 +281,7 @@ def _parse_request(args: argparse.Namespace, query: Query) -> tuple[Prompt, Opti
 def _stream_answer(
     bundle: Bundle, args: argparse.Namespace, options: Options, number: int, query: Query
 ) -> Answered:
-    """Print one answer token by token, with --json as lines of JSON; returns it, or its error."""
+    """Print one answer token by token, with --json as lines of JSON; return it, or its error."""
     from ..tasks.answering import Answered
 
     try:
@@ -287,7 +304,7 @@ def _stream_answer(
 
 
 def _emit_errors(emit: Callable[[Answered], None]) -> Callable[[Answered], None]:
-    """Make an `emit` for errors only, because answers were printed token by token."""
+    """Return an `emit` that prints errors only, because answers were printed token by token."""
 
     def shown(answered: Answered) -> None:
         if answered.error is not None:

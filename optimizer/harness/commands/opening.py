@@ -18,15 +18,17 @@ Say = Callable[[str], None]
 
 
 def find_verified(args: argparse.Namespace, stack: ExitStack, say: Say) -> Path:
-    """Path of the bundle's folder, whose signature and version are as the options require."""
+    """Return the bundle's folder, after checking signature and version as the options require."""
     folder = _folder(args.bundle, stack)
     signed.check(folder, args, say)
     return folder
 
 
 def _folder(bundle: Path | None, stack: ExitStack) -> Path:
-    """Path of a bundle's folder. A tar is unpacked into a folder that `stack` removes. None: the
-    bundle that this file is in."""
+    """Return a bundle's folder. A tar is unpacked into a temporary folder that `stack` removes.
+
+    bundle: folder or tar; None: the bundle that contains this file
+    """
     folder = bundle if bundle is not None else Path(__file__).parents[2]
     try:
         plain = folder.is_file()
@@ -43,6 +45,12 @@ def _folder(bundle: Path | None, stack: ExitStack) -> Path:
 def open_bundle(
     folder: Path, args: argparse.Namespace, say: Say, workers: int = 1, lookup: int = 0
 ) -> Bundle:
+    """Open the bundle in a folder with the options of a command.
+
+    say: receives lines about skipped and built engines
+    workers: concurrent runs of a server
+    lookup: maximum guessed tokens per step of prompt lookup; 0: none
+    """
     from ..bundle.bundle import Bundle
 
     return Bundle(
@@ -62,8 +70,12 @@ def open_bundle(
 
 
 def make_opener(args: argparse.Namespace, say: Say) -> Callable[[Path | None, ExitStack], Bundle]:
-    """Make the function that opens a server's bundles: (path or None, stack) -> Bundle, closed by
-    the stack. args: options of `serve`."""
+    """Return the function by which a server opens bundles.
+
+    It maps (path or None, stack) to a Bundle, which the stack closes.
+
+    args: options of `serve`
+    """
     from ..bundle.manifest import read_manifest
     from ..server.options import choose_settings
 

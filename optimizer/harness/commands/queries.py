@@ -23,19 +23,22 @@ if TYPE_CHECKING:
 
 
 def accepts_pairs(bundle: Bundle) -> bool:
-    """Tell if the model was judged on pairs, whose two texts it reads together."""
+    """Return True for a model that reads two texts together and was judged on pairs."""
     validate = bundle.manifest["recipe"].get("validate") or {}
     columns = (validate.get("data") or {}).get("columns") or {}
     return bundle.task.pairs_together and "text_pair" in columns
 
 
 def _pair_form(names: Sequence[str]) -> str:
-    """Return a line with a pair. names: fields of its texts."""
+    """Return an example of a line with a pair, for messages. names: fields of its texts"""
     return json.dumps(dict(zip(names, ("a question", "a passage"), strict=True)))
 
 
 def refuse_single_texts(args: argparse.Namespace, names: Sequence[str]) -> None:
-    """Raise InputError for texts of the command line without --pair."""
+    """Raise InputError for texts on the command line without --pair.
+
+    names: fields of the two texts, for the message
+    """
     if args.texts or args.text:
         raise InputError(
             "absent, and this model reads pairs of texts: it was judged on pairs alone",
@@ -47,7 +50,12 @@ def refuse_single_texts(args: argparse.Namespace, names: Sequence[str]) -> None:
 
 
 def parse_pairs(window: Sequence[Query], names: Sequence[str]) -> list[Query]:
-    """Read each line as a JSON object with both texts. Raises InputError naming the line."""
+    """Parse each line as a JSON object with both texts of a pair.
+
+    names: fields of the two texts
+
+    Raises InputError that names the line.
+    """
     pairs, (first, second) = [], names
     for one in window:
         try:
@@ -67,7 +75,7 @@ def parse_pairs(window: Sequence[Query], names: Sequence[str]) -> list[Query]:
 
 
 def check_labels(labels: str | None, contract: Contract) -> None:
-    """Raise InputError for --labels of a model that does not choose among labels of a request."""
+    """Raise InputError for --labels with a model that does not take the labels of a request."""
     from ..inputs.text import check_text
 
     if labels is None:
@@ -91,15 +99,15 @@ def check_labels(labels: str | None, contract: Contract) -> None:
 
 
 def accepts_labels(contract: Contract) -> bool:
-    """Tell if a request may name the labels of its answer."""
+    """Return True if a request may give the labels to choose from."""
     return tasks.look_up(contract).chooses or contract.label_texts is not None
 
 
 def parse_labels(window: Sequence[Query], labels: str | None, field: str) -> list[Query]:
-    """Read a line that is a JSON object with an input and labels; other lines are inputs.
+    """Parse lines that are JSON objects with an input and its labels; other lines are inputs.
 
-    labels: those of an input that names none, as in a request; None: the contract's
-    field: name of the input in such a line: text or image
+    labels: labels of inputs that give none; None: the contract's
+    field: name of the input in such a line, text or image
     """
     from ..inputs.hypothesis import add_labels
 
@@ -123,7 +131,7 @@ def parse_inputs(window: Sequence[Query], task: Task) -> list[Query]:
 
 
 def parse_objects(window: Sequence[Query], names: Sequence[str]) -> list[Query]:
-    """Read a line that is a JSON object with the fields `names`; other lines are first inputs."""
+    """Parse lines that are JSON objects with the fields `names`; other lines are first inputs."""
     queries, (first, second) = [], names
     for one in window:
         document = None
@@ -138,8 +146,11 @@ def parse_objects(window: Sequence[Query], names: Sequence[str]) -> list[Query]:
 
 
 def read_queries(args: argparse.Namespace, noun: str) -> Iterator[list[Query]]:
-    """Yield windows of texts from the command line, or from standard input as they come. Raises
-    InputError for a text that cannot be read, and for pairs that are not one per text.
+    """Yield inputs from the command line, or from standard input in portions as they arrive.
+
+    noun: name of one input, for messages
+
+    Raises InputError for a text that cannot be read, and for pairs that are not one per text.
     """
     from ..inputs.lines import read_windows
     from ..inputs.text import check_text

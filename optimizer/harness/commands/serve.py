@@ -37,7 +37,13 @@ SWITCH = 0.0005  # seconds until the model's thread hands the GIL to the event l
 
 
 def run(open_bundle: OpenBundle, args: argparse.Namespace) -> int:
-    """Serve until SIGTERM or SIGINT; returns the exit code. Raises as Bundle does."""
+    """Serve until SIGTERM or SIGINT; return the exit code.
+
+    open_bundle: function that opens bundles (opening.make_opener)
+    args: options of `serve`
+
+    Raises the errors of Bundle.
+    """
     loopback = all(a.loopback for a in resolve_addresses(args.host, args.port))
     if not (loopback or args.token_file or args.insecure):
         raise refuse_exposed(args.host)
@@ -135,8 +141,13 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 def application(args: argparse.Namespace, hosts: Hosts | None) -> tuple[App, Tracer | None]:
-    """(application without a bundle, tracer of its spans or None). args: options of `serve`. hosts:
-    accepted names of the server; None: any. Raises InputError, MachineError."""
+    """Return (application, still without a bundle; tracer of its spans, or None).
+
+    args: options of `serve`
+    hosts: accepted names of the server; None: any
+
+    Raises InputError and MachineError for options that cannot be served.
+    """
     token = "" if args.token_file is None else read_token(args.token_file, _warn)
     security = Security(token, args.max_body, args.client_seconds, args.max_values, hosts)
     tracer = start_tracer(args.otlp_endpoint, say) if args.otlp_endpoint else None
@@ -144,16 +155,22 @@ def application(args: argparse.Namespace, hosts: Hosts | None) -> tuple[App, Tra
 
 
 def choose_hosts(args: argparse.Namespace, *, loopback: bool) -> Hosts | None:
-    """Choose the names that a request's Host header may have; None: any. loopback: only this
-    machine reaches the server."""
+    """Return the names that a request's Host header may have; None: any.
+
+    loopback: True if only this machine reaches the server
+    """
     if not args.allowed_host and not loopback:
         return None
     return Hosts(frozenset(name.lower() for name in (args.host, *args.allowed_host)))
 
 
 def read_token(path: Path, warn: Callable[[str], None]) -> str:
-    """The token in a file, without space around it. warn: receives a warning if others may use the
-    file. Raises InputError as `read_secret`, and for a file that is empty or not UTF-8."""
+    """Return the token in a file, without white space around it.
+
+    warn: receives a warning if other users may use the file
+
+    Raises the InputError of `read_secret`, and InputError for a file that is empty or not UTF-8.
+    """
     where, accepted = str(path), "a regular file that holds a token"
     try:
         text = read_secret(path, warn, LARGEST_TOKEN).decode("utf-8").strip()

@@ -30,9 +30,12 @@ ASK_EVERY, END = 0.2, 60.0  # seconds
 
 
 def engine_of(bundle: Path | None, runtime: str | None) -> dict[str, Any] | None:
-    """The manifest's entry that vLLM serves; None for another bundle, or another --runtime.
+    """Return the manifest's entry that vLLM serves.
 
-    bundle: folder or tar; None: the bundle that this file is in
+    None for a bundle that the harness runs itself, or if --runtime names another runtime.
+
+    bundle: folder or tar; None: the bundle that contains this file
+    runtime: value of --runtime, or None
     """
     folder = bundle if bundle is not None else Path(__file__).parents[2]
     if runtime not in (None, VLLM) or not (folder / MANIFEST).is_file():
@@ -44,13 +47,15 @@ def engine_of(bundle: Path | None, runtime: str | None) -> dict[str, Any] | None
 
 
 def run(folder: Path, engine: Mapping[str, Any], args: argparse.Namespace, defaults: Any) -> int:
-    """Serve until SIGTERM or SIGINT, or until vLLM ends; returns the exit code.
+    """Start vLLM and serve until SIGTERM or SIGINT, or until vLLM ends; return the exit code.
 
-    engine: entry as `engine_of` returns it
+    folder: folder of the bundle
+    engine: result of `engine_of`
+    args: options of `serve`
     defaults: options of `serve` where none is given
 
-    Raises InputError for an option that vLLM does not take, BundleError for a damaged model,
-    MachineError as vllm.check, and where vLLM ends before it is ready.
+    Raises InputError for an option that vLLM does not take, BundleError for a damaged model, the
+    errors of vllm.check, and MachineError if vLLM ends before it is ready.
     """
     from ..server.http.listening import refuse_exposed, resolve_addresses
     from .serve import say
@@ -95,7 +100,7 @@ def run(folder: Path, engine: Mapping[str, Any], args: argparse.Namespace, defau
 
 
 def free_port(host: str) -> int:
-    """Return a port of this host that nothing listens on."""
+    """Return a free port of the host."""
     from ..server.http.listening import open_sockets, resolve_addresses
 
     (first, *others) = open_sockets(resolve_addresses(host, 0))
@@ -106,7 +111,10 @@ def free_port(host: str) -> int:
 
 
 def wait_until_ready(child: subprocess.Popen[bytes], address: str) -> None:
-    """Wait for status 200. Raises MachineError where the process ends before."""
+    """Wait until the address answers with status 200.
+
+    Raises MachineError if the process ends before.
+    """
     while True:
         if (code := child.poll()) is not None:
             raise MachineError(
@@ -122,7 +130,7 @@ def wait_until_ready(child: subprocess.Popen[bytes], address: str) -> None:
 
 
 def end(child: subprocess.Popen[bytes]) -> None:
-    """Terminate the process and wait for it; kill it after END."""
+    """Terminate the process and wait for it; kill it after END seconds."""
     if child.poll() is None:
         child.terminate()
         try:

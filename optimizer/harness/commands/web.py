@@ -47,8 +47,10 @@ IDLE = 30  # timeout of a silent connection in seconds
 
 
 def find_pages(folder: Path) -> dict[str, Path]:
-    """Find the served files, {name: path}. Raises BundleError for a bundle without a page, and for
-    a file that differs from the manifest."""
+    """Return {name: path} of the files to serve.
+
+    Raises BundleError for a bundle without a page, and for a file that differs from the manifest.
+    """
     manifest = read_manifest(folder)
     listed = set(manifest["files"])
     if PAGE not in listed or INDEX not in listed:
@@ -73,8 +75,13 @@ def _read_by_the_page(folder: Path) -> set[str]:
 
 
 class Server(ThreadingHTTPServer):
-    """HTTP server of the files of `find_pages`. port: 0 takes a free port. Raises MachineError for
-    a port in use."""
+    """HTTP server of a bundle's page on 127.0.0.1.
+
+    files: {name: path}, from `find_pages`
+    port: port to listen on; 0: a free one
+
+    Raises MachineError for a port in use.
+    """
 
     daemon_threads = True
 
