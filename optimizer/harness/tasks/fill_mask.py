@@ -31,7 +31,10 @@ def decode(contract: Contract, logits: Array, mask: Array) -> Array:
 
 
 def check(contract: Contract, encoded: Encoded) -> tuple[str, str]:
-    """Return (problem, remedy) of a text without a mask among the tokens that the model reads."""
+    """Return (problem, remedy) of a text without a mask among the tokens that the model reads.
+
+    ("", "") for other texts.
+    """
     if contract.text.mask in encoded.encoding.ids:
         return "", ""
     where = f" among its first {encoded.size} tokens, which are read" if encoded.cut else ""

@@ -36,7 +36,7 @@ def decode(contract: Contract, logits: Array, mask: Array) -> Array:
 
 
 def check(contract: Contract, encoded: Encoded) -> tuple[str, str]:
-    """Return (problem, remedy) of a row without a question."""
+    """Return (problem, remedy) of a context without a question; ("", "") for others."""
     del contract
     if 0 in encoded.encoding.sequence_ids:
         return "", ""
@@ -77,7 +77,7 @@ def _window(contract: Contract, context: str, encoding: Any, logits: Array) -> d
 
 
 def _class_places(encoding: Any) -> Array:
-    """Return where the class token is, (tokens,) bool: the first token, if that is special."""
+    """Return the mask of the class token, (tokens,) bool: the first token, if it is special."""
     ids = np.array(encoding.ids)
     return np.asarray((ids == ids[0]) & bool(encoding.special_tokens_mask[0]))
 

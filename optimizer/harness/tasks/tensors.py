@@ -17,12 +17,12 @@ SHOWN = 6  # numbers of an output in a line
 
 
 def sizes(contract: Contract) -> tuple[int, ...]:
-    """Numbers of each output of a row."""
+    """Return how many numbers each output has per row."""
     return tuple(prod(int(axis) for axis in o.axes[1:]) for o in contract.outputs)
 
 
 def split(contract: Contract, values: Array) -> dict[str, Array]:
-    """{output: (batch, ...)} of joined outputs, the inverse of the joining."""
+    """Split joined outputs (batch, numbers) into {output: (batch, ...)}."""
     arrays, start = {}, 0
     for output, size in zip(contract.outputs, sizes(contract), strict=True):
         shape = (len(values), *(int(axis) for axis in output.axes[1:]))

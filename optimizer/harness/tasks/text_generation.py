@@ -114,7 +114,7 @@ def build_step_arrays(contract: Contract, ids: Array, mask: Array) -> dict[str, 
 def decode(contract: Contract, logits: Array, mask: Array) -> Array:
     """Return logits (batch, sequence, vocabulary), zero where padded.
 
-    mask: False where padded, (batch, past + sequence).
+    mask: (batch, past + sequence), False where padded
     """
     del contract
     new = mask[:, mask.shape[1] - logits.shape[1] :]
@@ -122,7 +122,7 @@ def decode(contract: Contract, logits: Array, mask: Array) -> Array:
 
 
 def answers(contract: Contract, values: Array, batch: Batch) -> list[Any]:
-    """Raises InputError, because generation takes more than one run of the model."""
+    """Raise InputError, because generation takes more than one run of the model."""
     del values, batch
     raise InputError("the result of one run is logits", where=contract.task, fix="Call generate().")
 

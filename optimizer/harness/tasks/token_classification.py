@@ -84,8 +84,10 @@ def words(contract: Contract, text: str, encoding: Any, logits: Array) -> list[d
 
 
 def word_labels(contract: Contract, text: str, encoding: Any, logits: Array, tokenizer: Any) -> Any:
-    """Return {start: label} of the words of a text, by the contract's strategy where it joins the
-    tokens of a word, else by a word's first token."""
+    """Return {start of a word in characters: label} of a text.
+
+    A word gets the label of its first token, or that of the contract's aggregation strategy.
+    """
     if contract.aggregation in OF_WORDS:
         tagged = aggregate_words(contract, tokenizer, text, encoding, logits)
         return {_place(text, w["start"], w["end"])["start"]: w["entity"] for w in tagged}

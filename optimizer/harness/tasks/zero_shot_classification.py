@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, Any]]:
     """Return {"label", "number", "entailment", "contradiction", "alone"} per claim, for `merge`.
 
-    number: place of the label in the request. alone: True if each label is judged by itself.
+    number: index of the label in the request
+    entailment, contradiction: logits
+    alone: True if each label is judged by itself
     """
     entailment = contract.choice.entailment
     contradiction = -1 if entailment == 0 else 0
@@ -54,8 +56,10 @@ def merge(contract: Contract, claims: Sequence[Mapping[str, Any]]) -> dict[str, 
 
 
 def weigh_claims(claims: Sequence[Mapping[str, Any]]) -> Array:
-    """Return numbers by which the labels of a request are ordered, in its order: logits of
-    entailment, less those of contradiction where each label is judged by itself."""
+    """Return a number per label of a request, in its order, by which labels are ranked.
+
+    It is the logit of entailment, minus that of contradiction if labels are judged separately.
+    """
     ordered = sorted(claims, key=lambda claim: int(claim["number"]))
     against = [claim["contradiction"] if claim["alone"] else 0.0 for claim in ordered]
     numbers = np.array([claim["entailment"] for claim in ordered]) - np.array(against)

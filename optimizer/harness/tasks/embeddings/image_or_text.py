@@ -72,14 +72,18 @@ def collate(contract: Contract, encoded: Sequence[Encoded], size: int | None = N
 def count_full_lengths(
     contract: Contract, tokenizer: Any, texts: Sequence[str], pairs: Sequence[Any] | None = None
 ) -> list[int]:
-    """Number of tokens of each text that was truncated, without truncation."""
+    """Return the number of tokens of each text that was truncated, before truncation."""
     del pairs
     return text.count_full_lengths(contract.texts or contract, tokenizer, texts)
 
 
 def parse(line: str) -> Any:
-    """Return the text of an object {"text": ...}, the path of {"image": ...}, and the path that any
-    other line is. Raises InputError for another object."""
+    """Parse a line to a text or the path of an image.
+
+    {"text": ...} is a text, {"image": ...} and any line that is not an object is a path.
+
+    Raises InputError for another object.
+    """
     if not line.lstrip().startswith("{"):
         return Path(line)
     try:

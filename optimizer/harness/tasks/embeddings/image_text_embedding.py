@@ -1,7 +1,6 @@
-"""image-text-embedding: one vector of unit length per image or text; texts and images that belong
-together have similar ones.
+"""image-text-embedding: one vector of unit length per image or text, similar if they match.
 
-The model is the side of images of a pair such as CLIP. The side of texts is a second bundle, of
+The model encodes images, as the vision model of CLIP does. Its text model is a second bundle, of
 task sentence-embedding, in folder `texts` of the bundle, and its contract is Contract.texts.
 """
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def decode(contract: Contract, hidden: Array, real: Array) -> Array:
-    """Vectors of images (batch, width) of hidden (batch, positions, width)."""
+    """Return the vectors (batch, width) of images from hidden (batch, positions, width)."""
     return normalize(image_feature_extraction.decode(contract, hidden, real))
 
 
@@ -40,8 +39,11 @@ def tensors(contract: Contract) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 
 def check_texts(contract: Contract, texts: Contract, where: str) -> None:
-    """Raise BundleError for a contract of texts whose vectors are not compared with those of
-    images. where: file of `texts`"""
+    """Raise BundleError if the vectors of texts cannot be compared with those of images.
+
+    texts: contract of the text model
+    where: its file, for messages
+    """
     require(texts.task == OF_TEXTS.name, f"{where}: task", texts.task, OF_TEXTS.name)
     require(bool(texts.normalize), f"{where}: normalize", texts.normalize, "true")
     width, own = OF_TEXTS.tensors(texts)["embedding"][1], tensors(contract)["embedding"][1]

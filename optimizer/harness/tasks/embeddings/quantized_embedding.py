@@ -24,11 +24,13 @@ if TYPE_CHECKING:
 
 
 def quantize(vectors: Array, kind: str, ranges: Array | None) -> Array:
-    """Vectors (batch, dimensions) as a type: (batch, dimensions), or (batch, ceil(dimensions / 8))
-    of packed bits for binary and ubinary.
+    """Quantize vectors (batch, dimensions).
+
+    Returns (batch, dimensions), or (batch, ceil(dimensions / 8)) of packed bits for binary and
+    ubinary.
 
     kind: name of embedding_settings.TYPES
-    ranges: (2, dimensions) lowest and highest of each number; required for int8 and uint8
+    ranges: (2, dimensions), lowest and highest value of each dimension; required for int8 and uint8
     """
     record = TYPES[kind]
     if record.bits == 1:
@@ -43,14 +45,18 @@ def quantize(vectors: Array, kind: str, ranges: Array | None) -> Array:
 
 
 def steps(ranges: Array) -> tuple[Array, Array]:
-    """(lowest, step) of each number; a number without a range has a step of 1."""
+    """Return (lowest value, step) of each dimension; the step is 1 where the range is empty.
+
+    ranges: (2, dimensions), lowest and highest value
+    """
     low, high = ranges.astype(np.float32)
     step = (high - low) / 255
     return low, np.where(step == 0, np.float32(1), step)
 
 
 def read_ranges(contract: Contract, dimensions: int) -> Array | None:
-    """Ranges (2, dimensions) of the contract; None without."""
+    """Return the contract's ranges for vectors of `dimensions`, (2, dimensions); None without
+    any."""
     forms = contract.vectors.quantized
     ranges = None if forms is None else forms.ranges.get(str(dimensions))
     return None if ranges is None else np.array(ranges, np.float32)

@@ -34,11 +34,12 @@ LAYER_NORM_EPS = 1e-5  # torch.nn.LayerNorm's
 
 
 def decode(contract: Contract, hidden: Array, mask: Array) -> Array:
-    """Embedding (batch, numbers) of hidden states (batch, sequence, width); mask (batch, sequence)
-    has the positions to pool.
+    """Return the embeddings (batch, numbers) of hidden states (batch, sequence, width).
 
     Padding is on the right and the sum runs in sequence order, so padding adds exact zeros at the
     end and changes no bit of the result.
+
+    mask: (batch, sequence), True at the positions to pool
     """
     parts = [POOL[name](hidden, mask) for name in contract.poolings]
     vectors = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
@@ -59,7 +60,7 @@ def _mean_sqrt(hidden: Array, mask: Array) -> Array:
 
 
 def _weighted_mean(hidden: Array, mask: Array) -> Array:
-    """Mean weighted by the position of each token, from 1."""
+    """Return the mean of the tokens, each weighted by its position, from 1."""
     weights = mask * np.arange(1, mask.shape[1] + 1, dtype=np.float32)
     total = np.maximum(weights.sum(axis=1, keepdims=True), np.float32(1))
     return np.asarray(_sum(hidden * weights[..., None], mask) / total)
@@ -98,7 +99,7 @@ POOL: Mapping[str, Callable[[Array, Array], Array]] = {
 
 
 def normalize(vectors: Array) -> Array:
-    """Vectors (batch, numbers) scaled to unit length."""
+    """Scale vectors (batch, numbers) to unit length."""
     norm = np.sqrt(np.square(vectors).sum(axis=1, keepdims=True))
     return np.asarray(vectors / np.maximum(norm, np.float32(SMALLEST_NORM)))
 
@@ -129,7 +130,7 @@ def _dense(layer: Layer, vectors: Array, arrays: list[Array]) -> Array:
 
 
 def _layer_norm(_: Layer, vectors: Array, arrays: list[Array]) -> Array:
-    """torch.nn.LayerNorm, in float64 and rounded once."""
+    """Compute torch.nn.LayerNorm, in float64 and rounded once."""
     weight, bias = arrays
     x = vectors.astype(np.float64)
     x = x - x.mean(axis=1, keepdims=True)
@@ -145,7 +146,7 @@ LAYERS: Mapping[str, Callable[[Layer, Array, list[Array]], Array]] = {
 
 
 def _gelu(x: Array) -> Array:
-    """x Phi(x), with erfc, which keeps the digits of a negative x."""
+    """Compute x Phi(x), with erfc, which keeps the digits of a negative x."""
     tails = np.array([math.erfc(-v / math.sqrt(2)) for v in x.ravel()]).reshape(x.shape)
     return np.asarray(x * tails / 2)
 
@@ -164,9 +165,11 @@ ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
 
 
 def shorten(contract: Contract, vectors: Array, dimensions: int) -> Array:
-    """The first `dimensions` numbers of vectors (batch, numbers), as OpenAI's field of that name:
-    of unit length again where the model's own answers have it. The model's own width leaves them
-    as they are."""
+    """Return the first `dimensions` numbers of vectors (batch, numbers).
+
+    They are scaled to unit length again if the model's own answers are, as OpenAI's field
+    `dimensions` does. The model's own width leaves vectors unchanged.
+    """
     if dimensions == vectors.shape[1]:
         return vectors
     short = vectors[:, :dimensions]
@@ -174,19 +177,22 @@ def shorten(contract: Contract, vectors: Array, dimensions: int) -> Array:
 
 
 def with_form(contract: Contract, kind: str | None, dimensions: int | None) -> Contract:
-    """The contract with answers in a form; None: as the model gives them. Raises InputError as
-    choose_form does."""
+    """Return the contract with answers of another type or width; None: the model's own.
+
+    Raises InputError as choose_form does.
+    """
     if kind is None and dimensions is None:
         return contract
     return replace(contract, form=choose_form(contract, kind, dimensions))
 
 
 def choose_form(contract: Contract, kind: str | None, dimensions: int | None) -> tuple[str, int]:
-    """(type, dimensions) of an answer. Raises InputError for a form that the model does not have.
+    """Return (type, dimensions) of the answers to a request.
 
     kind: name of embedding_settings.TYPES; None: float32
-    dimensions: numbers of the vector; None: of float32 the model's own, else the first that was
-        proven
+    dimensions: numbers of the vector; None: the model's own for float32, else the contract's first
+
+    Raises InputError for a form that the contract does not have.
     """
     contract = contract.texts or contract
     if contract.task != TASK.name:
@@ -218,8 +224,10 @@ def choose_form(contract: Contract, kind: str | None, dimensions: int | None) ->
 
 
 def convert(contract: Contract, vectors: Array, kind: str, dimensions: int) -> Array:
-    """Shorten vectors (batch, numbers) to `dimensions` and quantize them to `kind`, the two results
-    of choose_form."""
+    """Shorten vectors (batch, numbers) and quantize them.
+
+    kind, dimensions: results of choose_form
+    """
     return quantize(shorten(contract, vectors, dimensions), kind, read_ranges(contract, dimensions))
 
 

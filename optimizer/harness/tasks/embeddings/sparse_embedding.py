@@ -23,8 +23,11 @@ SHOWN = 10  # entries of the vocabulary that an answer names, the heaviest
 
 
 def decode(contract: Contract, logits: Array, mask: Array) -> Array:
-    """Weights (batch, vocabulary) of logits (batch, sequence, vocabulary), all of them: `prune`
-    leaves the largest. The sum runs in sequence order, and padding adds zeros at its end."""
+    """Return all weights (batch, vocabulary) of logits (batch, sequence, vocabulary), before
+    `prune`.
+
+    The sum runs in sequence order, and padding adds zeros at its end.
+    """
     settings = contract.splade
     if settings.pooling == "max":  # the function grows with its argument
         logits = np.where(mask[..., None], logits, np.float32(0)).max(axis=1)
@@ -39,8 +42,10 @@ def _weigh(logits: Array, activation: str) -> Array:
 
 
 def prune(contract: Contract, weights: Array) -> Array:
-    """Weights (batch, vocabulary) with zeros in place of all but the max_active_dims largest of
-    each text; of equal ones those of the lower ids stay."""
+    """Keep the max_active_dims largest weights of each text, and set the others to 0.
+
+    Of equal weights those with lower ids are kept. weights: (batch, vocabulary)
+    """
     most = contract.splade.max_active_dims
     if most is None or most >= weights.shape[1]:
         return weights

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 
 def depth_map(depths: Array, sides: tuple[int, ...]) -> Array:
-    """Return `depths` (rows, columns) in the image's `sides`, (height, width)."""
+    """Resize depths (rows, columns) to the size of the image.
+
+    sides: (height, width) in pixels
+    """
     height, width = sides
     return resize(depths, height, width, cubic=True)
 

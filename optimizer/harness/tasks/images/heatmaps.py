@@ -20,10 +20,13 @@ LEAST, MOST = 0.001, 50  # limits of a value before its logarithm
 
 
 def keypoints(heatmaps: Array, box: Box, height: int, width: int) -> tuple[Array, Array]:
-    """Return (places (keypoints, 2), x and y in pixels of the image; scores (keypoints,)), float32.
+    """Find the keypoints of one box.
 
-    heatmaps: (keypoints, rows, columns) of one box.
-    height, width: of the model's input.
+    Returns (places (keypoints, 2), x and y in pixels of the image; scores (keypoints,)), float32.
+
+    heatmaps: (keypoints, rows, columns)
+    box: left, top, width and height in pixels of the image
+    height, width: size of the model's input in pixels
     """
     count, rows, columns = heatmaps.shape
     flat = heatmaps.reshape(count, -1)

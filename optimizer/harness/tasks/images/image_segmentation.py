@@ -22,8 +22,11 @@ ROWS = 64  # of the image that are enlarged at once, for all labels
 
 
 def label_map(logits: Array, sides: tuple[int, ...]) -> Array:
-    """Return the label id of each pixel, (height, width): the largest of the logits (classes, rows,
-    columns), enlarged to the image's `sides`."""
+    """Return the label id of each pixel, (height, width): the label with the largest logit.
+
+    logits: (classes, rows, columns), enlarged to `sides`
+    sides: (height, width) of the image in pixels
+    """
     height, width = sides
     wide = np.empty((height, width), np.uint16)
     half = resize(logits, height, logits.shape[-1])

@@ -71,8 +71,10 @@ def objects(contract: Contract, values: Array, sides: tuple[int, ...]) -> Object
 
 
 def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, Any]]:
-    """Return {"objects"} per image: {"score", "label", "box": {"xmin", "ymin", "xmax", "ymax"}} of
-    each object, boxes in whole pixels."""
+    """Return {"objects"} per image.
+
+    objects: {"score", "label", "box": {"xmin", "ymin", "xmax", "ymax"}} each, in whole pixels
+    """
     labels = contract.labels or ()
     rows = []
     for row, sides in zip(values, batch.sides, strict=True):

@@ -30,18 +30,18 @@ class LabelEncoder(Protocol):
     """Encoder of sentences about images. Raises HarnessError where it cannot run."""
 
     def problem(self, texts: Sequence[str]) -> str:
-        """Reason why a text cannot be read; "" if all can."""
+        """Return why a text cannot be read; "" if all can."""
 
     def vectors(self, texts: Sequence[str]) -> Array:
-        """Vectors of unit length, (texts, width)."""
+        """Return vectors of unit length, (texts, width)."""
 
 
 @dataclass(frozen=True)
 class LabelledImage:
     """An image with the labels of its request.
 
-    image: as given
-    weights: vectors of the labels' sentences times the pair's scale, (labels, width)
+    image: the image as it was given
+    weights: vectors of the labels' sentences, (labels, width), times the model's logit scale
     """
 
     image: Any
@@ -57,10 +57,13 @@ def encode(
     labels: Sequence[str | None] | None = None,
     size: int | None = None,
 ) -> list[Encoded]:
-    """Encode each image as image.encode does; `input` of one with labels is a LabelledImage. Labels
-    that cannot be read get a `problem`.
+    """Encode each image as image.encode does.
 
-    encoder: None for a bundle that answers with the recipe's labels alone
+    The `input` of an image with labels becomes a LabelledImage. Labels that cannot be read get a
+    `problem`.
+
+    encoder: encoder of sentences; None for a bundle that answers with the recipe's labels alone
+    labels: labels per image, as described above; None: the contract's
     """
     encoded = image.encode(contract, None, images, None, size)
     if labels is None:

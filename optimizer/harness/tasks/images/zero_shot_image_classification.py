@@ -30,8 +30,14 @@ VECTOR = "image_embeds"
 def of_request(
     contract: Contract, values: Array, outputs: Mapping[str, Array], batch: Batch
 ) -> Array:
-    """Return logits, (batch, most labels of an image); of an image with fewer labels the others are
-    minus infinity."""
+    """Return logits with those of the labels that requests give, (batch, most labels of an image).
+
+    Images with fewer labels are padded with minus infinity.
+
+    values: logits of the recipe's labels, (batch, labels)
+    outputs: outputs of the model by name, which include the image's vector
+    batch: images, some of them LabelledImage
+    """
     del contract
     if not any(isinstance(one, LabelledImage) for one in batch.inputs):
         return values
