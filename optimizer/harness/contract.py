@@ -105,9 +105,9 @@ DTYPES = ("int64", "int32", "float32", "float16")
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One named array.
+    """Name, type and axes of one input or output array.
 
-    axes: a name per dynamic axis, a size per fixed axis.
+    axes: a name per dynamic axis, a size per fixed axis
     """
 
     name: str
@@ -135,7 +135,7 @@ class TokenizerSpec:
 
     @property
     def mask(self) -> int:
-        """Return mask_id. Raises BundleError without one."""
+        """Id of the mask token. Raises BundleError without one."""
         require(self.mask_id is not None, "tokenizer.mask_id", None, "the id of the mask token")
         return self.mask_id or 0
 
@@ -325,8 +325,12 @@ class Contract:
         return self.zero_shot  # type: ignore[return-value]
 
     def with_prompt(self, name: str | None) -> Contract:
-        """This contract with another prompt before each text; None: as it is. Raises InputError
-        for a prompt that the model does not have."""
+        """Return this contract with another prompt before each text.
+
+        name: name of the prompt; None: no change
+
+        Raises InputError for a prompt that the model does not have.
+        """
         if name is None:
             return self
         embeds = self.pooling is not None or self.sparse is not None
@@ -340,7 +344,10 @@ class Contract:
         return replace(self, embedding=replace(self.vectors, prompt=name))
 
     def open_layers(self, folder: Path) -> Contract:
-        """This contract with the parameters of its layers, from the folder of the tokenizer."""
+        """Return this contract with the parameters of its layers, read from embedding.file.
+
+        folder: folder of the tokenizer, which holds the file
+        """
         if self.vectors.file is None:
             return self
         import numpy as np
@@ -383,7 +390,7 @@ class Contract:
 
     @property
     def adapters(self) -> tuple[str, ...]:
-        """Names of the adapters that a run of the model may choose."""
+        """Names of the adapters that a request may choose; () for other tasks."""
         return () if self.generation is None else self.generation.adapters
 
     def to_json(self) -> dict[str, Any]:
@@ -448,13 +455,15 @@ class Contract:
 
 
 def adapter_file(name: str) -> str:
-    """Name of the file of an adapter, in a bundle and in the folder of load."""
+    """Return the file name of an adapter, in a bundle and in the folder of load."""
     return f"adapters/{name}.safetensors"
 
 
 def read(path: Path) -> Contract:
-    """Return the Contract in the file at `path`, opened. Raises BundleError if it is missing or
-    invalid."""
+    """Read a contract file, and the parameters of its layers.
+
+    Raises BundleError if it is missing or invalid.
+    """
     try:
         document = parse(path.read_bytes())
     except (OSError, ValueError, RecursionError) as e:

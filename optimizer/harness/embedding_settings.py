@@ -48,11 +48,11 @@ class EmbeddingType:
 
     @property
     def ranged(self) -> bool:
-        """True where integers depend on the range of each number."""
+        """True if integers are scaled by the range of each dimension."""
         return self.bits == 8
 
     def bytes(self, dimensions: int) -> int:
-        """Bytes of a stored vector."""
+        """Return the bytes of one stored vector."""
         return (self.bits * dimensions + 7) // 8
 
 
@@ -69,11 +69,13 @@ FLOAT = "float32"
 
 @dataclass(frozen=True)
 class Quantized:
-    """Forms of a vector whose search was proven.
+    """Quantized and shortened forms in which vectors may be requested.
+
+    Each form's search quality was judged when the bundle was made.
 
     types: names of TYPES
-    dimensions: numbers of a vector
-    ranges: {dimensions: (lowest, highest) of each number}, where a type is ranged
+    dimensions: accepted numbers of dimensions
+    ranges: {dimensions: (lowest, highest value of each dimension)}, for types that need ranges
     """
 
     types: tuple[str, ...]
@@ -97,7 +99,14 @@ class Quantized:
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer behind the pooling; see the module's docstring."""
+    """One layer after the pooling.
+
+    kind: "dense", "layer_norm" or "normalize", as described above
+    inputs, outputs: dimensions of its input and output; outputs only for dense layers
+    bias: True if a dense layer adds a bias
+    activation: name of ACTIVATIONS, applied by a dense layer
+    residual: True if a dense layer adds its input, projected if dimensions differ
+    """
 
     kind: str
     inputs: int = 0
@@ -133,14 +142,14 @@ class Layer:
 class EmbeddingSettings:
     """Settings of a sentence embedding.
 
-    prompts: texts that may stand before a text, by name
-    prompt: name of the one that does unless a request names another; null: none
+    prompts: {name: text that may stand before an input}
+    prompt: name of the default prompt; null: none
     include_prompt: False leaves the tokens of the prompt out of the pooling
-    layers: layers behind the pooling, before `normalize`
+    layers: layers after the pooling, before `normalize`
     file: file of their parameters; null without parameters
-    dimensions: numbers of an answer, the first of the vector; null: all
-    similarity: function of SIMILARITIES by which the makers compare vectors; null: not said
-    quantized: further forms of the vectors; absent where null
+    dimensions: number of dimensions of an answer, the first of the vector; null: all
+    similarity: function of SIMILARITIES by which vectors are meant to be compared; null: unknown
+    quantized: further forms of the vectors; null: none
     """
 
     prompts: Mapping[str, str] = field(default_factory=dict)
@@ -162,12 +171,12 @@ class EmbeddingSettings:
 
     @property
     def all_prompts(self) -> dict[str, str]:
-        """Prompts by name, with those that every model has."""
+        """Prompts by name, including the empty ones that every model accepts."""
         return {**EMPTY_PROMPTS, **self.prompts}
 
     @property
     def text(self) -> str:
-        """Text that stands before every text; "" without a prompt."""
+        """Text of the default prompt; "" without one."""
         return "" if self.prompt is None else self.all_prompts[self.prompt]
 
     @property
@@ -176,7 +185,8 @@ class EmbeddingSettings:
         return sum(prod(shape) for layer in self.layers for shape in layer.shapes)
 
     def parameters(self, values: Any) -> Iterator[tuple[Layer, list[Any]]]:
-        """(layer, its parameters) in order. values: the array of `file`"""
+        """Yield (layer, its parameter arrays) in order. values: all parameters, float32, one
+        axis"""
         at = 0
         for layer in self.layers:
             arrays = []
@@ -186,7 +196,7 @@ class EmbeddingSettings:
             yield layer, arrays
 
     def width(self, pooled: int) -> int:
-        """Numbers of an answer. pooled: numbers behind the pooling"""
+        """Return the dimensions of an answer. pooled: dimensions after the pooling"""
         outputs = [layer.outputs for layer in self.layers if layer.kind == "dense"]
         width = outputs[-1] if outputs else pooled
         return width if self.dimensions is None else min(width, self.dimensions)

@@ -190,7 +190,7 @@ CONTRACT = record(
 
 
 def _span(value: Any, where: str) -> None:
-    """Refuse a value that is not [min, opt, max]: three whole numbers, ascending."""
+    """Raise BundleError for a value that is not [min, opt, max]: three ascending whole numbers."""
     list_of(whole(0, 1 << 31), 3, 3)(value, where)
     low, opt, high = value
     if not low <= opt <= high:
@@ -198,7 +198,10 @@ def _span(value: Any, where: str) -> None:
 
 
 def _profile(value: Any, where: str) -> None:
-    """Refuse a value that is not {axis: [min, opt, max]}, perhaps with "buckets" for some axes."""
+    """Raise BundleError for a value that is not {axis: [min, opt, max]}.
+
+    "buckets" may list replacements of some axes.
+    """
     map_of(anything)(value, where)
     for axis, span in value.items():
         if axis == "buckets":

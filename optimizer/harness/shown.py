@@ -73,8 +73,10 @@ def escape_lines(text: str) -> str:
 
 
 class Pieces:
-    """Apply `escape_lines` to a text that comes in pieces: an end that may become a command is held
-    back until the next piece or the end."""
+    """Escapes a text that arrives in pieces, as `escape_lines` does for a whole one.
+
+    The end of a piece that may begin a command is held back until the next piece or the end.
+    """
 
     def __init__(self) -> None:
         self._tail = ""

@@ -17,12 +17,12 @@ def is_template(text: str) -> bool:
 
 @dataclass(frozen=True)
 class ZeroShotSettings:
-    """Settings of the choice among labels that a request may name.
+    """Settings of the choice among labels that a request may give.
 
-    candidate_labels: labels of a request that names none
+    candidate_labels: labels of a request that gives none
     hypothesis_template: sentence about a text, with SLOT in place of a label
     multi_label: True if each label is judged by itself
-    entailment: number of the label of the model that says that the sentence follows from the text
+    entailment: id of the model's label "entailment": the sentence follows from the text
     """
 
     candidate_labels: tuple[str, ...]
@@ -39,18 +39,20 @@ class ZeroShotSettings:
         require(self.entailment >= 0, "zero_shot.entailment", self.entailment, "0 or more")
 
     def hypothesis(self, label: str) -> str:
+        """Return the sentence about a label."""
         return self.hypothesis_template.replace(SLOT, label)
 
 
 @dataclass(frozen=True)
 class LabelTexts:
-    """Settings of labels of images that come with a request: the model in the bundle's folder
-    `texts` (bundle/label_encoder.py) reads a sentence for each.
+    """Settings to classify images by labels that come with a request.
+
+    The bundle's second model (bundle/label_encoder.py) reads a sentence for each label:
 
     logit of a label = scale * cosine of the vectors of image and sentence + bias
 
     hypothesis_template: sentence about an image, with SLOT in place of a label
-    scale, bias: the pair's
+    scale, bias: parameters of the pair of models, as trained
     """
 
     hypothesis_template: str

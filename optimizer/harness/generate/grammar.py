@@ -22,6 +22,7 @@ NO_SPACES = {"whitespace_flexible": False}  # otherwise endless spaces would be 
 
 
 def is_installed() -> bool:
+    """Return True if the package llguidance is installed."""
     return find_spec(PACKAGE) is not None
 
 
@@ -86,6 +87,7 @@ class Grammar:
         self._grammars, self._text = grammars, text
 
     def begin(self) -> Follower:
+        """Return the state of a new text at the start of the grammar."""
         return Follower(self._grammars.matcher(self._text))
 
 

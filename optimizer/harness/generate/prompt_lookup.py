@@ -63,6 +63,7 @@ class Seen:
             self.add(token)
 
     def add(self, token: int) -> None:
+        """Append a token to the text and to the index."""
         place = len(self._tokens)
         for n in NEWEST:
             if place >= n:
@@ -190,7 +191,10 @@ def verify_step(
 
 
 def score_in_pairs(scored: Callable[[Sequence[int]], Array], tokens: Sequence[int]) -> Array:
-    """Return the scores after each token, in steps of LEAST: the reference for larger steps."""
+    """Return the scores after each token, computed in steps of LEAST tokens.
+
+    They are the reference for larger steps. scored: function from tokens to scores after each
+    """
     parts = range(0, len(tokens), LEAST)
     return np.concatenate([scored(tokens[i : i + LEAST]) for i in parts])
 

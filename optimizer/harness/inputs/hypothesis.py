@@ -27,9 +27,9 @@ ACCEPTED = f'"politics, sport", ["politics", "sport"], or an object with {", ".j
 
 @dataclass(frozen=True)
 class Claim:
-    """A text and the hypothesis that one label fits it.
+    """A text with one candidate label, whose hypothesis the model judges.
 
-    number: place of the label among those of the request
+    number: index of the label among those of the request
     """
 
     text: str
@@ -39,6 +39,7 @@ class Claim:
 
     @property
     def pair(self) -> tuple[str, str]:
+        """The text and its hypothesis, as the tokenizer reads them."""
         return self.text, self.settings.hypothesis(self.label)
 
 
@@ -58,13 +59,17 @@ def encode(
     labels: Sequence[str | None] | None = None,
     length: int | None = None,
 ) -> list[Encoded]:
-    """Tokenize each text with the hypothesis of each label; `more` of a result are those behind the
-    first. A Claim in place of a text is encoded as it is.
+    """Tokenize each text with the hypothesis of each label.
 
-    length: tokens of the first row, which is then the only one; by default the contract's
-        max_length
-    Labels that cannot be read get a `problem`, and so do texts without a token. Raises InputError
-    as text.encode does.
+    A result is the row of the first label; its `more` are the rows of the others. A Claim in place
+    of a text is encoded alone. A text without a token, or labels that cannot be read, get a
+    `problem`.
+
+    labels: labels per text, as described above; None: the contract's
+    length: tokens of the first row, which is then the only one; None: the contract's max_length,
+        and all rows
+
+    Raises InputError as text.encode does.
     """
     check_texts([t.text if isinstance(t, Claim) else t for t in texts], labels)
     limit, results = check_length(contract, length), list[Encoded]()
@@ -84,7 +89,13 @@ def encode(
 
 
 def read_settings(default: ZeroShotSettings, named: str | None) -> tuple[ZeroShotSettings, str]:
-    """Return (the settings of a request, "" or the reason why they cannot be read)."""
+    """Parse the labels of a request.
+
+    Returns (settings, ""), or (any settings, reason why the labels cannot be read).
+
+    default: the contract's settings
+    named: labels of the request; None: the contract's
+    """
     if named is None:
         return default, ""
     try:
@@ -110,8 +121,14 @@ def read_settings(default: ZeroShotSettings, named: str | None) -> tuple[ZeroSho
 
 
 def add_labels(named: str | None, labels: str | None) -> str | None:
-    """Return the labels of a text, with the fields of `labels` that it lacks. Of the two, one that
-    is not JSON is returned as it is, so that the text is refused for it."""
+    """Merge the labels of one text with those of the command line.
+
+    Fields that `named` lacks are taken from `labels`. If either is not JSON, it is returned
+    unchanged, so that reading it refuses the text.
+
+    named: labels of the text; None: none
+    labels: labels of the command line; None: none
+    """
     if named is None or labels is None:
         return labels if named is None else named
     read = []
@@ -124,7 +141,7 @@ def add_labels(named: str | None, labels: str | None) -> str | None:
 
 
 def _options(named: str) -> dict[str, Any]:
-    """Return the fields of labels. Raises ValueError or RecursionError where they are not JSON."""
+    """Parse labels to their fields. Raises ValueError or RecursionError if they are not JSON."""
     value: Any = json.loads(named) if named.lstrip().startswith(("[", "{")) else named
     return value if isinstance(value, dict) else {NAMES[0]: value}
 
@@ -166,7 +183,7 @@ def count_full_lengths(
     texts: Sequence[str],
     labels: Sequence[str | None] | None = None,
 ) -> list[int]:
-    """Number of tokens of each text with its longest hypothesis, without truncation."""
+    """Return the number of tokens of each text with its longest hypothesis, without truncation."""
     sizes = []
     for text, named in zip(texts, labels or [None] * len(texts), strict=True):
         settings, _ = read_settings(contract.choice, named)

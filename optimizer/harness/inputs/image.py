@@ -115,9 +115,9 @@ def value_table(
     std: tuple[float, ...] | None,
     divide: tuple[float, ...] | None,
 ) -> Array:
-    """Return the float32 result for each of the 256 pixel values, (256, channels or 1).
+    """Return the normalized value of each of the 256 pixel values, float32 (256, channels or 1).
 
-    The formula is in image_settings.py.
+    The parameters are the fields of image_settings.py, which has the formula.
     """
     x = np.arange(256, dtype=np.float64)[:, None]
     x = (x if rescale is None else x * rescale).astype(np.float32)

@@ -82,8 +82,12 @@ def load_image(source: Any, channels: int) -> Any:
 
 
 def read_sides(source: Any) -> tuple[int, int]:
-    """Return two sides of an image, in either order, from its header alone; (0, 0) for one that
-    `load_image` refuses. source: as there."""
+    """Return two sides of an image in pixels, in either order, from its header alone.
+
+    (0, 0) for an image that `load_image` refuses.
+
+    source: path, bytes of a file, or an array
+    """
     if isinstance(source, np.ndarray):
         return (int(source.shape[0]), int(source.shape[1])) if source.ndim > 1 else (0, 0)
     image = import_pillow()

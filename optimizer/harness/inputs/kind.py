@@ -57,10 +57,13 @@ class Encoded:
 
 
 class Encode(Protocol):
-    """(contract, encoder, inputs, pairs, size) -> an Encoded per input.
+    """Function that encodes each input by itself.
 
-    pairs: a second input per input, or None.
-    size: truncate to this size instead of the contract's limit.
+    (contract, encoder, inputs, pairs, size) -> one Encoded per input
+
+    pairs: a second input per input, or None
+    size: size to truncate to, instead of the contract's limit
+
     Raises InputError for inputs of another kind.
     """
 
@@ -76,7 +79,10 @@ class Encode(Protocol):
 
 
 class Collate(Protocol):
-    """(contract, encoded, size) -> one batch, padded to its largest input, or to `size`."""
+    """Function that joins encoded inputs to the arrays of one run.
+
+    (contract, encoded, size) -> a Batch, padded to its largest input or, if given, to `size`
+    """
 
     def __call__(
         self, contract: Contract, encoded: Sequence[Encoded], size: int | None = None, /

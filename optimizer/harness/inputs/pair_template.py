@@ -57,7 +57,10 @@ def encode(
 
 
 def render(contract: Contract, query: str, document: str | None) -> str:
-    """Return the text of a pair."""
+    """Return the text of a query and its document.
+
+    document: None for a text `query` that is itself a document, without a query
+    """
     before, between, after = contract.template or ("", "", "")
     first, second = ("", query) if document is None else (query, document)
     return before + first + between + second + after
@@ -80,7 +83,7 @@ def count_full_lengths(
     queries: Sequence[str],
     documents: Sequence[str | None] | None = None,
 ) -> list[int]:
-    """Number of tokens of each query with its document, without truncation."""
+    """Return the number of tokens of each query with its document, without truncation."""
     if contract.template is None:
         return text.count_full_lengths(contract, tokenizer, queries, documents)
     rows = [

@@ -31,12 +31,16 @@ def encode(
     contexts: Sequence[str | None] | None = None,
     length: int | None = None,
 ) -> list[Encoded]:
-    """Tokenize each question with its context; `more` of a result are its further windows.
+    """Tokenize each question with its context, in windows.
 
-    length: tokens of the first window, which is then the only one; by default the contract's
-        max_length
-    A context without a token, or of more than READ_AT_MOST characters, and a question that leaves
-    no room for a window get a `problem`. Raises InputError as text.encode does.
+    A result is the first window; its `more` are the others. A context without a token, or with more
+    than READ_AT_MOST characters, and a question that leaves no room for a window get a `problem`.
+
+    contexts: context per question; None: the questions are contexts without a question
+    length: tokens of the first window, which is then the only one; None: the contract's max_length,
+        and all windows
+
+    Raises InputError as text.encode does.
     """
     check_texts(questions, contexts)
     limit = check_length(contract, length)
@@ -71,7 +75,11 @@ def encode(
 
 
 def _find_problem(context: str, room: int, stride: int) -> tuple[str, str]:
-    """Return (problem, remedy) of a row. room: tokens that the question leaves for the context."""
+    """Return (problem, remedy) of a question and its context; ("", "") if they can be read.
+
+    room: tokens that the question leaves for the context
+    stride: tokens that two windows share
+    """
     if len(context) > READ_AT_MOST:
         return (
             f"the context has {len(context):,} characters, and up to {READ_AT_MOST:,} are read",
@@ -89,7 +97,12 @@ def _find_problem(context: str, room: int, stride: int) -> tuple[str, str]:
 def _encoded(
     context: str, windows: Sequence[Any], stride: int, unknown: int, overflows: bool
 ) -> Encoded:
-    """Build the result for one row. windows: encodings. overflows: True if the first is not all"""
+    """Build the result for one question.
+
+    windows: the tokenizer's encodings of its windows
+    unknown: id of the unknown token; -1 without one
+    overflows: True if the first window does not hold all of the context
+    """
     if CONTEXT not in windows[0].sequence_ids:
         return Encoded(
             context,

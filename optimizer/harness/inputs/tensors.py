@@ -31,9 +31,9 @@ LARGEST = 1 << 30  # maximum bytes of a file
 
 
 class Row(Mapping[str, Any]):
-    """The arrays of one row by name, equal to another row with the same types, shapes and values.
+    """Arrays of one row by name. Rows with the same types, shapes and values are equal.
 
-    sha256: digest of names, types, shapes and values.
+    sha256: digest of names, types, shapes and values
     """
 
     def __init__(self, arrays: Mapping[str, Any]) -> None:
@@ -108,7 +108,10 @@ def _describe_form(spec: TensorSpec) -> str:
 
 
 def _array(value: Any, spec: TensorSpec) -> tuple[Array, str]:
-    """(the array of one input, "") or (any array, reason why it does not fit)."""
+    """Convert a value to an input array of one row.
+
+    Returns (array, ""), or (an empty array, reason why the value does not fit `spec`).
+    """
     nothing = np.empty(0)
     try:
         array = np.asarray(value)
@@ -132,15 +135,20 @@ def _array(value: Any, spec: TensorSpec) -> tuple[Array, str]:
 
 
 def collate(contract: Contract, encoded: Sequence[Encoded], size: int | None = None) -> Batch:
-    """Stack rows to one batch."""
+    """Stack rows to one batch, {input: (batch, ...)}."""
     del size
     arrays = {s.name: np.stack([e.encoding[s.name] for e in encoded]) for s in contract.inputs}
     return Batch(arrays, [e.input for e in encoded], [e.encoding for e in encoded])
 
 
 def parse(text: str) -> Any:
-    """Read a row: JSON ({input: nested list}, or a nested list), or the path of an .npz file with
-    an array per input, or of an .npy file. Raises InputError."""
+    """Read a row from text.
+
+    text: JSON, {input: nested list} or a nested list; or the path of an .npz file with an array per
+        input, or of an .npy file
+
+    Raises InputError for other text.
+    """
     if text.endswith(FILES):
         return read_file(Path(text))
     try:
@@ -160,7 +168,10 @@ def _check_values(document: Any) -> Any:
 
 
 def read_file(file: Path) -> Any:
-    """The arrays of an .npz file by name, or the array of an .npy file. Raises InputError."""
+    """Return the arrays of an .npz file by name, or the array of an .npy file.
+
+    Raises InputError if it cannot be read.
+    """
     try:
         if file.stat().st_size > LARGEST:
             raise InputError(f"it has more than {LARGEST:,} bytes", where=str(file))
@@ -176,7 +187,7 @@ def read_file(file: Path) -> Any:
 
 
 def read_received(data: bytes, textual: bool) -> Any:
-    """Read a row of a request, which is JSON."""
+    """Parse a row of a request, which is JSON."""
     del textual
     if len(data) > LINE:
         raise ValueError(f"more than {LINE} bytes")
@@ -184,7 +195,10 @@ def read_received(data: bytes, textual: bool) -> Any:
 
 
 def encode_sent(text: str) -> str:
-    """The row of a command line as JSON, the inverse of `read_received`. Raises InputError."""
+    """Return the row of a command line as JSON, the inverse of `read_received`.
+
+    Raises InputError as `parse` does.
+    """
     row = parse(text)
     if isinstance(row, Mapping):
         return json.dumps({name: np.asarray(array).tolist() for name, array in row.items()})

@@ -200,8 +200,13 @@ def encode(
 
 
 def count_prompt_tokens(tokenizer: TextTokenizer, prompt: str, limit: int) -> int:
-    """Number of first tokens of a text that are its prompt's, counted as sentence-transformers
-    does: tokens of the prompt alone, without a special token at the end. limit: maximum tokens"""
+    """Return how many first tokens of a text belong to its prompt, counted as in
+    sentence-transformers.
+
+    These are the tokens of the prompt alone, without a special token at the end.
+
+    limit: maximum tokens of a text
+    """
     (encoding,) = tokenize(tokenizer.cut_at(limit), [tokenizer.head(prompt, limit)])
     added = tokenizer.get_added_tokens_decoder()
     last = added.get(encoding.ids[-1]) if encoding.ids else None
@@ -267,7 +272,7 @@ class TokenIds:
 def encode_ids(
     contract: Contract, tokenizer: TextTokenizer, rows: Sequence[Sequence[int]]
 ) -> list[Encoded]:
-    """Rows of token ids of this tokenizer, with the special tokens that it puts around a text.
+    """Encode rows of token ids of this tokenizer, which include the special tokens around a text.
 
     Raises InputError for an id that the tokenizer does not have, for a row without those special
     tokens, for more ids than the model reads, and for a model that puts a prompt before each text.
@@ -309,10 +314,10 @@ def count_full_lengths(
     texts: Sequence[str],
     pairs: Sequence[str | None] | None = None,
 ) -> list[int]:
-    """Number of tokens of each text, or of each text with its pair, without truncation and with
-    special tokens and the prompt.
+    """Return the number of tokens of each text, with its pair, without truncation.
 
-    Only the first READ_AT_MOST characters of a text are counted.
+    Special tokens and the prompt count. Of a text only the first READ_AT_MOST characters are
+    counted.
     """
     heads = [(contract.vectors.text + text)[:READ_AT_MOST] for text in texts]
     seconds = pairs and [None if pair is None else pair[:READ_AT_MOST] for pair in pairs]
@@ -320,10 +325,13 @@ def count_full_lengths(
 
 
 def collate(contract: Contract, encoded: Sequence[Encoded], length: int | None = None) -> Batch:
-    """Return one batch, padded on the right to the longest text, or to `length`; of a model that
-    reads padding to the contract's padded_to.
+    """Pad encoded texts on the right and join them to one batch.
 
-    Arrays have the names, order and dtypes of the contract's inputs.
+    Arrays have the names, order and dtypes of the contract's inputs, and the shape (batch,
+    sequence).
+
+    length: tokens to pad to; None: those of the longest text, or the contract's padded_to for a
+        model that reads padding
     """
     spec = contract.text
     encodings = [e.encoding for e in encoded]

@@ -20,10 +20,12 @@ PR_SET_PDEATHSIG = 1
 def run_python(
     code: str, folder: Path, *, show_errors: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    """Run `code` in a fresh Python in `folder`; returns its exit code and output at its end. Its
-    standard input is unusable.
+    """Run code in a new Python process; return its exit code and output.
 
-    show_errors: pass its standard error through instead of capturing it
+    The process ends with this one, and has no usable standard input.
+
+    folder: working folder
+    show_errors: True passes its standard error through instead of capturing it
     """
     places = [os.path.abspath(place) for place in sys.path]  # "" is our folder, not the child's
     script = (
@@ -52,14 +54,16 @@ def run_python(
 
 
 def end_with_parent(parent: int) -> None:
-    """Bind a child of `run_python` to its parent. parent: process id."""
+    """Let this process, started by `run_python`, end when its parent ends. parent: process id"""
     if not end_by_signal(parent):
         end_by_pipe()
 
 
 def end_by_signal(parent: int) -> bool:
-    """Have the kernel kill this process when the thread that started it ends; returns False where
-    the system cannot. parent: id of the parent process."""
+    """Have the kernel kill this process when the thread that started it ends.
+
+    Returns False on systems that cannot. parent: process id of the parent
+    """
     if sys.platform != "linux":
         return False
     libc = ctypes.CDLL(None, use_errno=True)

@@ -9,8 +9,10 @@ GROUP = Path("/sys/fs/cgroup")  # a container's cgroup, version 2
 
 
 def read_free(meminfo: Path = MEMINFO, group: Path = GROUP) -> int | None:
-    """Free bytes of the machine and of the container's limit, the smaller; None if both are
-    unknown."""
+    """Return the free bytes of the machine or within the container's limit, the smaller.
+
+    None if both are unknown.
+    """
     known = [value for value in (_read_machine(meminfo), _read_group(group)) if value is not None]
     return min(known, default=None)
 

@@ -24,8 +24,12 @@ IDLE = NICEST + 1  # SCHED_IDLE
 
 
 def give_way(niceness: int) -> None:
-    """Raise the niceness of the calling thread; IDLE: SCHED_IDLE, or NICEST where a sandbox forbids
-    it. Does nothing on systems other than Linux, where niceness belongs to the process."""
+    """Raise the niceness of the calling thread, so that other threads run first.
+
+    Does nothing on systems other than Linux, where niceness belongs to the process.
+
+    niceness: value to add; IDLE also sets SCHED_IDLE, where the system allows it
+    """
     if niceness and sys.platform == "linux":
         thread = threading.get_native_id()
         now = os.getpriority(os.PRIO_PROCESS, thread)
@@ -36,5 +40,5 @@ def give_way(niceness: int) -> None:
 
 
 def make_executor(niceness: int) -> ThreadPoolExecutor:
-    """Executor of one thread that opens models; the models' threads inherit its niceness."""
+    """Return an executor of one thread that opens models; their threads inherit its niceness."""
     return ThreadPoolExecutor(1, "opening", give_way, (niceness,))

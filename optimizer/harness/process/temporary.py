@@ -76,7 +76,7 @@ def make_private_folder(parent: Path, name: str) -> Iterator[Path]:
 
 
 def _open_owner(parent: Path, name: str) -> tuple[Path, BinaryIO]:
-    """Choose the path of a folder, and open its owner file.
+    """Choose a new folder below `parent`, and open and lock its owner file; return both.
 
     Another process may take the file for an abandoned one before it is locked; then another name is
     tried. If files cannot be locked, no machine is written, and no process removes the folder.
@@ -99,7 +99,7 @@ def _owner_of(folder: Path) -> Path:
 
 
 def _machine() -> bytes:
-    """Name of this machine: other machines may not see a lock on a shared disk."""
+    """Return this machine's name: other machines may not see a lock on a shared disk."""
     return f"{platform.node()}\n".encode()
 
 
@@ -114,7 +114,10 @@ def _clear_abandoned(parent: Path) -> None:
 
 
 def _clear_if_abandoned(folder: Path) -> None:
-    """Remove a folder whose process has ended. Raises OSError if we may not open its owner file."""
+    """Remove a folder whose process has ended.
+
+    Raises OSError if its owner file must not be opened by this user.
+    """
     flags = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     with os.fdopen(os.open(_owner_of(folder), flags), "r+b", buffering=0) as owner:
         if not _is_own(os.fstat(owner.fileno())) or not try_lock(owner):

@@ -17,7 +17,10 @@ WRITE, OTHERS = 0o022, 0o077  # mode bits: write, and any access, by others than
 
 
 def open_regular(path: Path) -> io.BufferedReader:
-    """Open a regular file. Raises InputError, also for a FIFO or a device, which may never end."""
+    """Open a regular file for reading.
+
+    Raises InputError if it cannot be opened, also for a FIFO or a device, which may never end.
+    """
     try:
         file = os.fdopen(os.open(path, os.O_RDONLY | NOT_WAITING), "rb")
     except (OSError, ValueError) as e:
@@ -30,7 +33,10 @@ def open_regular(path: Path) -> io.BufferedReader:
 
 
 def read(path: Path, largest: int = LARGEST) -> bytes:
-    """Read a regular file of at most `largest` bytes. Raises InputError."""
+    """Return the bytes of a regular file.
+
+    Raises InputError if it cannot be read, or has more than `largest` bytes.
+    """
     with open_regular(path) as file:
         return _read_at_most(file, path, largest)
 
@@ -38,11 +44,13 @@ def read(path: Path, largest: int = LARGEST) -> bytes:
 def read_secret(
     path: Path, warn: Callable[[str], None], largest: int = LARGEST, *, shared: bool = False
 ) -> bytes:
-    """Bytes of a file with a secret. Raises InputError as `read`, and for a file others may write.
+    """Return the bytes of a file with a secret.
 
     warn: receives a warning if others on this machine may use the file
-    shared: true accepts a file that others may write, with a warning: CI systems make such files
-    of their secrets
+    shared: True accepts a file that others may write, with a warning: CI systems make such files of
+        their secrets
+
+    Raises InputError as `read` does, and for a file that others may write.
     """
     with open_regular(path) as file:
         mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode) if os.name == "posix" else 0

@@ -45,7 +45,7 @@ MAKE += "half: openssl ec -in private.pem -pubout -out public.pem"
 
 
 def signature_path(bundle: Path) -> Path:
-    """Path of the signature of a bundle's folder or tar."""
+    """Return the path of the signature of a bundle's folder or tar."""
     return bundle.with_name(f"{bundle.name}.sig")
 
 
@@ -77,7 +77,10 @@ def require(folder: Path, key: Path, signature: Path) -> str:
 
 
 def load_public(path: Path) -> Any:
-    """Load a public key as an object of cryptography. Raises InputError and MachineError."""
+    """Load a public key from a PEM file, as an object of the package cryptography.
+
+    Raises InputError for another file, MachineError without the package.
+    """
     serialization, _ = _cryptography()
     data = read(path)
     try:
@@ -98,7 +101,7 @@ def check_curve(key: Any, path: Path) -> None:
 
 
 def algorithm(key: Any) -> Any:
-    """ECDSA with the hash that belongs to a key's curve."""
+    """Return ECDSA with the hash that belongs to a key's curve."""
     _, hashes = _cryptography()
     from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -106,7 +109,7 @@ def algorithm(key: Any) -> Any:
 
 
 def digest_key(public_key: Any) -> str:
-    """Name of a key in a signature: the sha256 of the public key as PEM."""
+    """Return the name of a key in a signature: the sha256 of the public key as PEM."""
     serialization, _ = _cryptography()
     pem: bytes = public_key.public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
@@ -121,12 +124,16 @@ def encode_payload(payload: bytes, payload_type: str = PAYLOAD_TYPE) -> bytes:
 
 
 def digest_subject(digests: list[str]) -> str:
-    """Digest of a statement's subject, from the files' digests in hex, in the statement's order."""
+    """Return the digest of a statement's subject. digests: sha256 of the files in hex, in order"""
     return hashlib.sha256(b"".join(map(bytes.fromhex, digests))).hexdigest()
 
 
 def verify_signed_files(data: bytes, public_key: Any, where: str) -> dict[str, str]:
-    """Verify a signature; returns the signed files, {name: sha256}.
+    """Verify a signature and return the signed files, {name: sha256}.
+
+    data: content of the signature's file
+    public_key: object of the package cryptography
+    where: the signature's file, for messages
 
     Raises BundleError for a signature that cannot be read, is another key's, or does not list a
     folder's files.
@@ -156,7 +163,10 @@ def verify_signed_files(data: bytes, public_key: Any, where: str) -> dict[str, s
 
 
 def open_envelope(data: bytes, public_key: Any, where: str) -> dict[str, Any]:
-    """Verify the signature of a sigstore bundle; returns its statement.
+    """Verify the signature of a sigstore bundle and return its statement.
+
+    data: content of the file
+    where: the file, for messages
 
     Raises BundleError for a file that is not a sigstore bundle, and for another key's signature.
     """
@@ -198,7 +208,10 @@ def open_envelope(data: bytes, public_key: Any, where: str) -> dict[str, Any]:
 
 
 def compare(folder: Path, signed: Mapping[str, str]) -> list[str]:
-    """List the differences of a folder from {name: sha256} of the signed files; [] without any."""
+    """Return the differences between a folder and the signed files, one sentence each.
+
+    signed: {name: sha256}
+    """
     try:
         present = dict(list_entries(folder))
         differences = [f"{n} is missing" for n in sorted({*signed} - {*present})]
@@ -220,7 +233,10 @@ def _sha256(path: Path) -> str:
 
 
 def _cryptography() -> tuple[Any, Any]:
-    """Import the modules serialization and hashes of cryptography."""
+    """Return the modules serialization and hashes of the package cryptography.
+
+    Raises MachineError if it is not installed.
+    """
     try:
         from cryptography.hazmat.primitives import hashes, serialization
     except ImportError:

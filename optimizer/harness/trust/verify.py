@@ -54,7 +54,7 @@ def parse(data: bytes, *, finite: bool = True) -> Any:
 
 
 def parse_shallow(text: str, *, finite: bool = True) -> Any:
-    """Parse as `parse` does, without the check of the depth."""
+    """Parse JSON as `parse` does, without limiting the depth."""
     numbers: dict[str, Any] = {"parse_constant": _constant, "parse_float": _finite}
     value = json.loads(text, object_pairs_hook=_pairs, **(numbers if finite else {}))
     if "\\u" in text:
@@ -63,20 +63,22 @@ def parse_shallow(text: str, *, finite: bool = True) -> Any:
 
 
 def encode_canonical(value: Any) -> bytes:
-    """Value as bytes of canonical JSON: ASCII, keys sorted, no spaces. Raises ValueError for NaN
-    and infinity."""
+    """Encode a value as canonical JSON: ASCII, keys sorted, no spaces.
+
+    Raises ValueError for NaN and infinity.
+    """
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return text.encode("ascii")
 
 
 def digest(manifest: Mapping[str, Any]) -> str:
-    """Digest of a manifest without its key `digest`."""
+    """Return the digest of a manifest, computed without its key `digest`."""
     rest = {key: value for key, value in manifest.items() if key != "digest"}
     return hashlib.sha256(encode_canonical(rest)).hexdigest()
 
 
 def name_problem(name: object) -> str:
-    """Explain why a value is not a file name below the bundle's folder; "" if it is one."""
+    """Return why a value is not a file name below the bundle's folder; "" if it is one."""
     if not isinstance(name, str) or not name:
         return "is not a file name"
     if len(name) > LONGEST or any(len(p.encode()) > LONGEST_PART for p in name.split("/")):
@@ -92,8 +94,10 @@ def name_problem(name: object) -> str:
 
 
 def list_entries(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
-    """List (name, lstat) of everything below the folder except folders; links are not followed.
-    Raises OSError for a folder that cannot be listed."""
+    """Yield (name, lstat) of everything below the folder except folders.
+
+    Links are not followed. Raises OSError for a folder that cannot be listed.
+    """
     waiting = [(str(folder), "")]
     while waiting:
         place, above = waiting.pop()
@@ -107,7 +111,8 @@ def list_entries(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def find_unlisted(folder: Path, files: Mapping[str, Any]) -> dict[str, str]:
-    """Find files that the manifest does not list: {name below the folder: kind, in words}."""
+    """Return {name below the folder: kind, in words} of the files that the manifest does not
+    list."""
     return {
         name: _kind(name, status)
         for name, status in sorted(list_entries(folder))
@@ -116,7 +121,7 @@ def find_unlisted(folder: Path, files: Mapping[str, Any]) -> dict[str, str]:
 
 
 def describe_problem(folder: Path, name: str, entry: Mapping[str, Any]) -> str:
-    """Describe how a listed file differs from its entry, {sha256, size}; "" if it does not."""
+    """Return how a listed file differs from its entry, {sha256, size}; "" if it does not."""
     path, status = str(folder), None
     try:
         for part in name.split("/"):
@@ -139,8 +144,10 @@ def describe_problem(folder: Path, name: str, entry: Mapping[str, Any]) -> str:
 
 
 def list_problems(folder: Path) -> tuple[str, list[str]]:
-    """Compare a folder with its manifest; returns the manifest's digest ("" if it is wrong) and all
-    differences, a sentence each."""
+    """Compare a folder with its manifest.
+
+    Returns (the manifest's digest, or "" if it is wrong; all differences, a sentence each).
+    """
     path = folder / MANIFEST
     try:
         if path.is_symlink() or not path.is_file() or path.stat().st_size > LARGEST:
@@ -169,7 +176,10 @@ def list_problems(folder: Path) -> tuple[str, list[str]]:
 
 
 def list_unjudged_files(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
-    """Compare as `list_unjudged` does, with the bundle's report; its digest is not checked here."""
+    """Compare the manifest with the files that the bundle's report.json says were judged.
+
+    Returns a sentence per difference. The digest of report.json itself is not checked here.
+    """
     if REPORT not in manifest["files"]:
         return []
     try:
@@ -179,10 +189,10 @@ def list_unjudged_files(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
 
 
 def list_unjudged(manifest: Mapping[str, Any], reports: Sequence[Mapping[str, Any]]) -> list[str]:
-    """List the differences between the manifest and the judged files, a sentence each; [] if equal.
+    """Compare the manifest with the judged files; return a sentence per difference.
 
     reports: content of report.json, one per target in the recipe's order; a report without `judged`
-    (validate/judged.py) is not compared
+        (validate/judged.py) is not compared
     """
     kept = [report for report in reports if not report.get("dropped")]
     if all(report.get("judged") is None for report in kept):
@@ -199,8 +209,12 @@ def list_unjudged(manifest: Mapping[str, Any], reports: Sequence[Mapping[str, An
 
 
 def digest_judged_settings(contract: Any, engine: Mapping[str, Any]) -> dict[str, str]:
-    """Digests that a report's `judged` and the manifest must share: {"contract", "opened_with":
-    sha256 of canonical JSON}. engine: entry of the manifest, or its OPENED_WITH."""
+    """Return the digests that a report's `judged` and the manifest must share.
+
+    {"contract", "opened_with": sha256 of canonical JSON}
+
+    engine: entry of the manifest, or its OPENED_WITH
+    """
     values = {"contract": contract, "opened_with": {k: engine.get(k) for k in OPENED_WITH}}
     return {
         name: hashlib.sha256(encode_canonical(value)).hexdigest() for name, value in values.items()

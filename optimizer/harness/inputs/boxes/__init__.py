@@ -1,1 +1,1 @@
-"""Images with boxes, of which the model reads each by itself."""
+"""Encode images with boxes; each box is a row of the model."""

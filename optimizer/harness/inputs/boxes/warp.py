@@ -18,9 +18,10 @@ UNIT = 200.0  # pixels of a person's scale, as in COCO's top-down models
 
 
 def region(box: Box, height: int, width: int) -> tuple[Array, Array]:
-    """Return (centre, size) of the part of the image that is read for `box`, float32 (x, y) each.
+    """Return (centre, size) of the part of the image to read for a box, float32 (x, y) each.
 
-    height, width: of the model's input.
+    box: left, top, width and height in pixels
+    height, width: size of the model's input in pixels
     """
     left, top, across, down = box
     ratio = width / height
@@ -34,7 +35,11 @@ def region(box: Box, height: int, width: int) -> tuple[Array, Array]:
 
 
 def cut(pixels: Array, box: Box, height: int, width: int) -> Array:
-    """Return uint8 (height, width, channels). pixels: uint8 (rows, columns, channels)."""
+    """Cut a box out of an image; returns uint8 (height, width, channels).
+
+    pixels: image, uint8 (rows, columns, channels)
+    height, width: size of the model's input in pixels
+    """
     centre, size = region(box, height, width)
     factor = (np.array((width, height)) - 1.0) / size
     matrix = np.eye(3, dtype=np.float32)
@@ -49,7 +54,8 @@ def cut(pixels: Array, box: Box, height: int, width: int) -> Array:
 
 
 def _interpolate(pixels: Array, rows: Array, columns: Array) -> Array:
-    """Return the pixels at the positions `rows` x `columns`, rounded; 0 outside the image."""
+    """Return the image at the grid `rows` x `columns`, bilinear and rounded; 0 outside the
+    image."""
     inside, low, high, weights = zip(
         *(_neighbours(at, side) for at, side in zip((rows, columns), pixels.shape, strict=False)),
         strict=True,
@@ -64,8 +70,14 @@ def _interpolate(pixels: Array, rows: Array, columns: Array) -> Array:
 
 
 def _neighbours(at: Array, side: int) -> tuple[Array, Array, Array, tuple[Array, Array]]:
-    """Return (True where a position is inside, the pixel before it, the one behind, the weights of
-    both)."""
+    """Find the two pixels around each position along one side of the image.
+
+    Returns (mask of the positions inside, index of the pixel before, index of the pixel after,
+    (weights of both)).
+
+    at: positions in pixels
+    side: length of the side in pixels
+    """
     low = np.floor(at)
     before = 1.0 - (at - low)
     first = np.clip(low, 0, side - 1).astype(np.int64)
