@@ -16,14 +16,16 @@ from optimizer.recipe.schema import Task
 
 
 def find_family(config: Any, task: Task, code: Path | None = None) -> Family:
-    """The facts of a config (a transformers config, or the dict of config.json) for a model of
-    `task`.
+    """Return the facts of the architecture that a config describes, for a model of `task`.
 
-    code: folder whose *.py files, if any, are trusted to define the architecture
+    config: a transformers config, or the dict of config.json
+    code: folder whose *.py files are trusted to define the architecture; None: the checkpoint's own
+        code is not run
 
-    An architecture without a row needs a base model with one list of equal blocks that contains
-    nearly all its linear layers; it gets no smooth pairs. A decoder also needs an embedding, a
-    head, and blocks without weights outside linear layers. Otherwise raises CheckpointError.
+    An architecture without a row in families.py needs a base model with one list of equal blocks
+    that contains nearly all its linear layers; it gets no smooth pairs. A decoder also needs an
+    embedding, a head, and blocks without weights outside linear layers. Raises CheckpointError for
+    any other architecture.
     """
     fields = config if isinstance(config, Mapping) else config.to_dict()
     model_type = str(fields.get("model_type") or "")
@@ -35,10 +37,10 @@ def find_family(config: Any, task: Task, code: Path | None = None) -> Family:
 
 
 def _as_configured(row: Family, fields: Mapping[str, Any]) -> Family:
-    """Drop the smooth pairs that options of the config invalidate.
+    """Return the row without the smooth pairs that do not hold for this config.
 
-    OPT-350m normalizes after its sublayers, so that the residual reads the norm's output; some
-    models of this architecture have another activation than ReLU.
+    Only OPT has options of this kind: OPT-350m normalizes after its sublayers, so that the residual
+    reads the norm's output, and some OPT models have another activation than ReLU.
     """
     if row.model_type != "opt":
         return row

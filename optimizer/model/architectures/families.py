@@ -216,23 +216,25 @@ FAMILIES: Mapping[str, Family] = {
 
 
 def sees_both_sides(config: Any) -> bool:
-    """True for a config whose fields turn a decoder's attention bidirectional (EmbeddingGemma)."""
+    """Return True for a config whose fields make a decoder's attention bidirectional
+    (EmbeddingGemma)."""
     return bool(getattr(config, "use_bidirectional_attention", None)) or (
         getattr(config, "is_causal", None) is False
     )
 
 
 def is_causal(config: Any) -> bool:
-    """True for an architecture that transformers has as a decoder (causal attention), unless its
-    config asks for attention in both directions."""
+    """Return True for an architecture that transformers has as a decoder (causal attention), unless
+    its config asks for attention in both directions."""
     if sees_both_sides(config):
         return False
     return bool(getattr(config, "is_decoder", False)) or is_language_model(config)
 
 
 def is_language_model(config: Any) -> bool:
-    """True for a decoder-only architecture: transformers has a causal language model of it, and no
-    masked one. Its sequence classifier reads the last token whose id is not config.pad_token_id."""
+    """Return True for a decoder-only architecture: transformers has a causal language model for it,
+    and no masked one. Its sequence classifier reads the last token whose id is not
+    config.pad_token_id."""
     from transformers.models.auto import modeling_auto as auto
 
     return (
@@ -242,7 +244,8 @@ def is_language_model(config: Any) -> bool:
 
 
 def has_encoder(model_type: object) -> bool:
-    """True for an encoder-decoder whose encoder has a class of its own in transformers (T5)."""
+    """Return True for an encoder-decoder whose encoder has a class of its own in transformers
+    (T5)."""
     from transformers.models.auto import modeling_auto as auto
 
     name = auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES.get(str(model_type), "")

@@ -71,8 +71,13 @@ class Family:
     attention_products: str = ""
 
     def summands_of(self, block: str, modules: Container[str]) -> dict[str, Summand]:
-        """{module name: summand} of the block named `block`, for summands whose convolution is
-        among `modules`, the model's module names; the first applicable row of a module counts."""
+        """Return {name of an identity: its row of `summands`} for one block.
+
+        block: full name of the block
+        modules: names of all modules of the model; rows whose convolution is missing are skipped
+
+        If several rows name one identity, the first one whose convolution exists applies.
+        """
         chosen: dict[str, Summand] = {}
         for summand in self.summands:
             if f"{block}.{summand.convolution}" in modules:
@@ -80,31 +85,34 @@ class Family:
         return chosen
 
     def of_task(self, task: Task) -> Family:
-        """These facts of the model of `task`: a decoder that does not generate runs once over a
-        text and has no head over the vocabulary, so it is handled as an encoder."""
+        """Return the facts for a model of `task`. A decoder whose task does not generate text runs
+        once over a text and has no head over the vocabulary, so it becomes an encoder."""
         if self.kind == "encoder" or tasks.find_task(task).generates:
             return self
         return replace(self, kind="encoder", head="")
 
     @property
     def uneven(self) -> bool:
-        """True where the blocks' inputs differ in shape."""
+        """True where the blocks may differ in the shapes of their inputs."""
         return "*" in self.blocks or "{" in self.blocks
 
     @property
     def quantizes_convolutions(self) -> bool:
-        """True where a convolution with a norm is among the layers that are quantized."""
+        """True where convolutions that are followed by a BatchNorm are quantized."""
         pairs = () if self.batch_norms is None else self.batch_norms.pairs
         return any(name.endswith(p.convolution) for p in pairs for name in self.linears)
 
     @property
     def crosses_blocks(self) -> bool:
-        """True where the model without some of its blocks is not the same model with fewer."""
+        """True where something outside the blocks reads or changes values between two blocks, so
+        that a model with fewer blocks computes something else than the remaining blocks one after
+        another."""
         return self.reads_blocks or self.added_between
 
     @property
     def norms(self) -> tuple[str, ...]:
-        """Names of a block's norms whose output linear layers read (smooth pairs' producers)."""
+        """Names of a block's norms whose outputs are read by linear layers only (producers of
+        smooth pairs)."""
         return tuple(p.producer for p in self.smooth if p.producer not in self.linears)
 
     def is_transposed(self, parameter: str) -> bool:
@@ -117,5 +125,6 @@ class Family:
         return f"{self.base}."
 
     def prefix(self, task: Task) -> str:
-        """Prefix of the base model's names in the model of `task`: "" or "bert."."""
+        """Prefix of the base model's names in the model of `task`: "bert.", or "" if the task has
+        no head."""
         return "" if tasks.find_task(task).headless or not self.base else self.base_prefix

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class SmoothPair:
-    """A producer whose output channels are scaled down and consumers that are scaled up.
+    """Module whose output channels may be scaled down (producer), and linear layers that read them,
+    whose input channels are scaled up by the same factors (consumers).
 
     part: (i, n) if only the i-th of n equal slices of the producer's rows feeds the consumers (a
         fused query/key/value or gate/up projection)
-    grouped: True if the producer makes values for key/value heads that several query heads read,
-        so that the consumers' factors repeat by head
+    grouped: True if the producer makes values for key/value heads that several query heads read, so
+        that the consumers' factors repeat by head
     """
 
     producer: str
@@ -23,7 +24,8 @@ class SmoothPair:
 
 @dataclass(frozen=True)
 class FeedForward:
-    """Neurons of a block: row i of each of `up` computes neuron i, column i of `down` reads it."""
+    """Linear layers of a block's MLP: row i of each layer in `up` computes neuron i, and column i
+    of `down` reads it."""
 
     up: tuple[str, ...]  # one layer, or gate and up
     down: str
@@ -35,13 +37,14 @@ class FeedForward:
 
 @dataclass(frozen=True)
 class Heads:
-    """The attention of a block whose config has the size of a head, so that heads can be removed
-    without changing the hidden width. A key/value head is removed with its query heads, which are
-    adjacent.
+    """Attention of a block whose config states the size of a head, so that heads can be removed
+    without changing the hidden width. A key/value head is removed together with its query heads,
+    which are adjacent.
 
-    heads, groups, size: the config's names for the numbers of query heads and key/value heads, and
-        for the size of a head
-    divides: field that the number of query heads must divide, where transformers requires it
+    heads, groups: names in the config for the numbers of query heads and of key/value heads
+    size: name in the config for the size of a head
+    divides: name in the config of a number that the number of query heads must divide, where
+        transformers requires it
     """
 
     query: str = "self_attn.q_proj"

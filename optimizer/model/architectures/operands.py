@@ -1,5 +1,6 @@
-"""Names of the operands of an attention in a state: "<attention>.operands.query" of an encoder's,
-"<attention>.kv_cache.key" of what a decoder's cache holds."""
+"""Names of the tensors inside an attention that can be quantized, as keys of a compressed state:
+"<attention>.operands.query" (also key, value, probabilities) in an encoder, and
+"<attention>.kv_cache.key" (also value) for the KV cache of a decoder."""
 
 from __future__ import annotations
 
@@ -15,29 +16,31 @@ CACHED = ("key", "value")
 
 
 def find_attention(module: str) -> str:
-    """The attention's module name, if `module` is the name of one of its operands; else ""."""
+    """Return the attention's module name, if `module` names an operand of an encoder's attention;
+    else ""."""
     holder, _, name = module.rpartition(".")
     attention, _, last = holder.rpartition(".")
     return attention if last == HOLDER and name in OPERANDS else ""
 
 
 def find_cache(module: str) -> str:
-    """The attention's module name, if `module` names keys or values of its KV cache; else ""."""
+    """Return the attention's module name, if `module` names keys or values of its KV cache; else
+    ""."""
     holder, _, name = module.rpartition(".")
     attention, _, last = holder.rpartition(".")
     return attention if last == CACHE and name in CACHED else ""
 
 
 def select_caches(state: CompressedState) -> dict[str, Range]:
-    """{name of keys or values of a KV cache: range} in state.summands."""
+    """Return {name of keys or values of a KV cache: activation range} of a compressed state."""
     return {name: r for name, r in state.summands.items() if find_cache(name)}
 
 
 def is_probabilities(module: str) -> bool:
-    """True for a module name "<attention>.operands.probabilities" (the softmax's output)."""
+    """Return True for "<attention>.operands.probabilities", the name of the softmax's output."""
     return bool(find_attention(module)) and module.endswith(f".{PROBABILITIES}")
 
 
 def select_operands(state: CompressedState) -> dict[str, Range]:
-    """{operand's module name: activation range} of the attentions' operands in state.summands."""
+    """Return {name of an attention operand: activation range} of a compressed state."""
     return {name: r for name, r in state.summands.items() if find_attention(name)}

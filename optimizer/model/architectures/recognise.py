@@ -26,8 +26,12 @@ GENERIC_FIX = "Add a row for this model_type to optimizer/model/architectures/fa
 
 
 def recognise(model_type: str, config: Any, code: Path | None = None) -> Family:
-    """The Family of an architecture, from the model with its head for a causal language model, else
-    from the base model. config, code: as in architecture.find_family."""
+    """Derive the facts of an architecture from its skeleton: the model with a head if transformers
+    has a causal language model of it, else the base model. Raises CheckpointError where a fact is
+    missing.
+
+    config, code: as in architecture.find_family
+    """
     from transformers import AutoConfig
 
     is_trusted = code is not None and any(code.glob("*.py"))
@@ -113,7 +117,8 @@ def _recognise_decoder(model_type: str, model: Any) -> Family:
 
 
 def _linears_of_all(blocks: Any, model_type: str) -> tuple[str, ...]:
-    """Names of a block's linears. CheckpointError if blocks differ or have other matrices."""
+    """Return the names of the linear layers of a block. Raises CheckpointError where blocks have
+    different linear layers, or weights with two or more axes outside them."""
     linears = list_linears(blocks[0])
     covered = {f"{name}.weight" for name in linears}
     for block in blocks:
@@ -138,13 +143,14 @@ def _uncovered(model_type: str, missing: str) -> CheckpointError:
 
 
 def list_linears(block: nn.Module) -> tuple[str, ...]:
-    """The names of a block's linear layers, in the order of their construction."""
+    """Return the names of a block's linear layers, in the order of their construction."""
     return tuple(path for path, m in block.named_modules() if isinstance(m, nn.Linear))
 
 
 def block_list(model: nn.Module, model_type: str) -> str:
-    """The name of the outermost ModuleList of blocks of one class outside which the model has at
-    most OUTSIDE linear layers. Raises CheckpointError when no list is like that."""
+    """Return the name of the ModuleList that holds the blocks: the outermost one whose items have
+    one class and which contains all but OUTSIDE of the model's linear layers. Raises
+    CheckpointError if the model has no such list."""
     total = len(list_linears(model))
     lists: list[str] = []
     for path, module in model.named_modules():

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Pair:
-    """A convolution of a module and the norm that is its only reader, by name."""
+    """Names of a convolution and of the norm that alone reads its output, in one module."""
 
     convolution: str = "convolution"
     norm: str = "normalization"
@@ -18,7 +18,8 @@ class Pair:
 
 @dataclass(frozen=True)
 class BatchNorms:
-    """Norms that are folded into convolutions, which then do the padding too (batch_norms.py)."""
+    """BatchNorms that are folded into the convolutions before them. Padding modules before the
+    convolutions are folded too (checkpoint/batch_norms.py)."""
 
     pairs: tuple[Pair, ...] = (Pair(),)
     epsilon: float = 1e-5  # unless the config has the field `epsilon_of`
@@ -26,14 +27,15 @@ class BatchNorms:
     same: str = ""  # the config's flag for TensorFlow's padding, which depends on the image's size
 
     def with_config(self, config: Mapping[str, Any]) -> BatchNorms:
-        """These norms with the epsilon of `config`, the content of config.json."""
+        """Return a copy with the epsilon that `config`, the content of config.json, states."""
         return replace(self, epsilon=float(config.get(self.epsilon_of, self.epsilon)))
 
 
 @dataclass(frozen=True)
 class Chain:
-    """Modules that apply their parts in order to their last argument. In a skeleton, identities
-    carry the operands of a residual add and the result (model/checkpoint/chains.py)."""
+    """Class of modules that apply their parts one after another to their last argument. In a
+    skeleton such modules are rebuilt with identities at the operands and the result of the residual
+    add (model/checkpoint/chains.py)."""
 
     kind: str  # name of the class
     parts: tuple[str, ...]  # attributes; missing ones are skipped
@@ -42,10 +44,11 @@ class Chain:
 
 @dataclass(frozen=True)
 class Summand:
-    """Operand of a residual add, quantized at the identity `module`.
+    """Tensor that is quantized at the identity `module`: an operand of a residual add, so that a
+    runtime can add integers.
 
-    `pooled` and `whole` are not operands of an add; they are quantized because a convolution
-    without integers after it outputs floats.
+    With `pooled` or `whole` it is the output of a convolution that pooling or a float module reads.
+    Without a quantizer there the convolution would write floats.
     """
 
     module: str

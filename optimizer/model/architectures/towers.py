@@ -1,7 +1,8 @@
-"""Table of the towers, the sides of models that compare images with texts.
+"""Table of towers: the image and text encoders of models that compare images with texts (CLIP,
+SigLIP).
 
-transformers' model of a pair has the tensors of both sides under the names that the class of each
-side gives them, so that a tower loads from a pair's folder as from its own.
+transformers' model of such a pair names the tensors of each encoder as the encoder's own class
+does, so that a tower loads from a pair's folder as from its own.
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ from optimizer.harness.inputs.text import TEXT
 
 @dataclass(frozen=True)
 class Tower:
-    """One side of a pair.
+    """Encoder of one side (images or texts) of an image-text model.
 
-    pair: model_type of the pair
-    side: part of the pair's config: config.vision_config or config.text_config
+    pair: model_type of the image-text model
+    side: attribute of its config: "vision_config" or "text_config"
     inputs: kind of input
-    model: transformers' class
-    output: its output that holds a vector per input
-    size: the config's name for the numbers of that vector
-    projection: layer behind the hidden states, whose last token is the vector; "" where the class
+    model: name of transformers' class
+    output: name of its output that holds one vector per input
+    size: field of the config with the width of that vector
+    projection: layer after the hidden states, whose last token gives the vector; "" where the class
         pools itself
     prefixes: beginnings of the names of its tensors in the pair's files
-    padded_to: tokens to which each text is padded, with padding that the model reads as it reads
-        other tokens, because it is trained without a mask; None for a text of any length
-    sigmoid: True if the pair's score is a sigmoid per label, False for a softmax over labels
+    padded_to: tokens to which each text is padded, because the model was trained without a mask and
+        reads padding like other tokens; None for texts of any length
+    sigmoid: True if the score is a sigmoid per label, False for a softmax over labels
     """
 
     pair: str
@@ -44,7 +45,7 @@ class Tower:
     sigmoid: bool = False
 
     def width(self, config: Any) -> int:
-        """Numbers of the vector of a tower with this config."""
+        """Return the width of the tower's vector, as `config` states it."""
         return int(getattr(config, self.size))
 
 
@@ -96,5 +97,9 @@ PAIRS = frozenset(tower.pair for tower in TOWERS.values())
 
 
 def find_tower(pair: str, inputs: str) -> tuple[str, Tower]:
-    """(model_type, tower) of the side of a pair of PAIRS that takes a kind of input."""
+    """Return (model_type, tower) of the encoder for a kind of input.
+
+    pair: model_type of an image-text model, a key of PAIRS
+    inputs: kind of input
+    """
     return next((n, t) for n, t in TOWERS.items() if (t.pair, t.inputs) == (pair, inputs))

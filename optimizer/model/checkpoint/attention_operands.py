@@ -21,11 +21,12 @@ NAME = "optimize attention operands"
 
 
 class Operand(nn.Identity):
-    """Identity on an operand of an attention."""
+    """Identity through which one operand of an attention passes, so that a quantizer can replace
+    it."""
 
 
 class Operands(nn.Module):
-    """The four operands of one attention, named as operands.OPERANDS."""
+    """Identities of the four operands of one attention, with the names in operands.OPERANDS."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,15 +35,20 @@ class Operands(nn.Module):
 
 
 def install(model: Any, attentions: Iterable[str]) -> None:
-    """Add operands to the attentions of `model`, in place. attentions: their module names."""
+    """Add a submodule `operands` to attentions of `model`, in place.
+
+    attentions: names of their modules
+    """
     for name in dict.fromkeys(attentions):
         setattr(model.get_submodule(name), HOLDER, Operands())
     model.set_attn_implementation(_register())
 
 
 def install_operands(model: nn.Module, operands: Iterable[str]) -> nn.Module:
-    """A copy of `model` that shares its parameters, with operands installed; `model` itself if
-    `operands`, module names such as "<attention>.operands.query", is empty."""
+    """Return a copy of `model` that shares its parameters and has operands installed.
+
+    operands: names such as "<attention>.operands.query"; if empty, `model` itself is returned
+    """
     attentions = [find_attention(name) for name in operands]
     if not attentions:
         return model
@@ -70,8 +76,16 @@ def attention(
     scaling: float,
     **_: Any,
 ) -> tuple[Tensor, Tensor]:
-    """query, key, value (texts, heads, tokens, width of a head) -> (texts, tokens, heads, width),
-    and the probabilities."""
+    """Compute eager attention whose operands pass through the identities; return (output,
+    probabilities).
+
+    query, key, value: (texts, heads, tokens, width of a head)
+    mask: added to the scores before the softmax; None: no mask
+    scaling: factor of the scores
+
+    The output is (texts, tokens, heads, width of a head), the probabilities (texts, heads, queries,
+    keys).
+    """
     operands: Any = getattr(module, HOLDER)
     q, k, v = (
         _heads(getattr(operands, name)(_tokens(x)), x)
@@ -86,10 +100,11 @@ def attention(
 
 
 def _tokens(x: Tensor) -> Tensor:
-    """(texts, tokens, heads * width) of (texts, heads, tokens, width)."""
+    """Reshape (texts, heads, tokens, width) to (texts, tokens, heads * width)."""
     return x.transpose(1, 2).flatten(2)
 
 
 def _heads(x: Tensor, like: Tensor) -> Tensor:
-    """The inverse of _tokens."""
+    """Reshape (texts, tokens, heads * width) to the shape of `like`, (texts, heads, tokens,
+    width)."""
     return x.reshape(*x.shape[:2], like.shape[1], like.shape[3]).transpose(1, 2)

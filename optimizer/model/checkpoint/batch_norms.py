@@ -48,8 +48,11 @@ def fold(
 
 
 def fold_skeleton(model: nn.Module, norms: BatchNorms, same: bool = False) -> None:
-    """Fold every pair in `model`, a skeleton: the convolution gets a bias and does the padding; the
-    norm and the padding before it become identities. same: True for TensorFlow's padding.
+    """Fold the norms of `model`, a skeleton, in place: each convolution gets a bias and does the
+    padding; the norm and the padding module before the convolution become identities.
+
+    norms: pairs of convolutions and norms, and the norms' epsilon
+    same: True for TensorFlow's SAME padding
 
     Raises CheckpointError where a norm's epsilon is not `norms.epsilon`, and for negative padding.
     """
@@ -73,7 +76,8 @@ def fold_skeleton(model: nn.Module, norms: BatchNorms, same: bool = False) -> No
 def find_pairs(
     model: nn.Module, norms: BatchNorms
 ) -> Iterator[tuple[str, nn.Module, Pair, nn.Conv2d, nn.Module]]:
-    """Yield (path of a module, module, pair, convolution, norm) for each pair that a module has."""
+    """Yield (name of a module, module, pair, convolution, norm) for every convolution and norm of
+    `norms.pairs` in the model."""
     for path, parent in model.named_modules():
         for pair in norms.pairs:
             convolution: Any = getattr(parent, pair.convolution, None)
@@ -84,8 +88,9 @@ def find_pairs(
 
 
 def _sides(parent: nn.Module, pair: Pair, convolution: nn.Conv2d) -> ExtraPadding:
-    """Padding per side beyond the convolution's, which becomes numbers; a ZeroPad2d before it
-    becomes an identity. Raises CheckpointError for negative padding."""
+    """Return the padding per side beyond the convolution's own. A word such as "same" becomes
+    numbers, and a ZeroPad2d before the convolution becomes an identity, both in place. Raises
+    CheckpointError for negative padding."""
     unread = convolution.padding == "same"
     convolution.padding, sides = split_padding(convolution)
     padding = getattr(parent, pair.padding, None) if pair.padding else None

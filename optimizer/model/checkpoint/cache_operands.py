@@ -2,8 +2,8 @@
 cache, where they can be quantized.
 
 `install` gives each attention of a transformers model a submodule `kv_cache` with two identities.
-They apply to the keys (after their rotation) and values of new tokens, in the layout (texts,
-tokens, heads * width of a head). What attention reads is what the cache holds.
+They apply to the keys (after rotary embedding) and values of new tokens, in the layout (texts,
+tokens, heads * width of a head). Attention then reads what they return, also without a cache.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ARGUMENT = "past_key_values"
 
 
 class Cached(nn.Module):
-    """The identities on keys and values of one attention."""
+    """Identities for the keys and the values of one attention."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,13 +32,19 @@ class Cached(nn.Module):
 
 
 class _Filled:
-    """A KV cache that is filled through the identities of an attention; of None, no cache."""
+    """Stand-in for a transformers KV cache that passes new keys and values through an attention's
+    identities first.
+
+    cache: the cache that stores them; None: nothing is stored, and `update` returns the new ones
+    cached: identities of the attention
+    """
 
     def __init__(self, cache: Any, cached: Any) -> None:
         self._cache, self._cached = cache, cached
 
     def update(self, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Add new tokens, keys and values (texts, heads, tokens, width); returns all tokens'."""
+        """Add the keys and values of new tokens, (texts, heads, tokens, width); return those of all
+        tokens."""
         key, value = _through(self._cached.key, key), _through(self._cached.value, value)
         return (
             (key, value) if self._cache is None else self._cache.update(key, value, *args, **kwargs)
@@ -49,7 +55,7 @@ class _Filled:
 
 
 def list_attentions(model: nn.Module, blocks: Iterable[str]) -> list[str]:
-    """Names of the attentions of these blocks that fill a KV cache, in order."""
+    """Return the names of the attentions in `blocks` that fill a KV cache, in order."""
     return [
         f"{block}.{name}"
         for block in blocks
@@ -60,7 +66,10 @@ def list_attentions(model: nn.Module, blocks: Iterable[str]) -> list[str]:
 
 
 def install(model: nn.Module, names: Iterable[str]) -> None:
-    """Add the identities to the attentions `names` of `model`, in place."""
+    """Add a submodule `kv_cache` to attentions of `model`, in place.
+
+    names: names of their modules
+    """
     for name in dict.fromkeys(names):
         attention = model.get_submodule(name)
         setattr(attention, CACHE, Cached())
@@ -68,8 +77,10 @@ def install(model: nn.Module, names: Iterable[str]) -> None:
 
 
 def install_caches(model: nn.Module, operands: Iterable[str]) -> nn.Module:
-    """A copy of `model` that shares its parameters, with the identities `operands` installed;
-    `model` itself if `operands`, module names such as "<attention>.kv_cache.key", is empty."""
+    """Return a copy of `model` that shares its parameters and has the identities installed.
+
+    operands: names such as "<attention>.kv_cache.key"; if empty, `model` itself is returned
+    """
     names = [find_cache(name) for name in operands]
     if not names:
         return model
@@ -84,6 +95,7 @@ def _fill(attention: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any,
 
 
 def _through(identity: nn.Module, x: Tensor) -> Tensor:
-    """x (texts, heads, tokens, width) through an identity on (texts, tokens, heads * width)."""
+    """Pass x (texts, heads, tokens, width) through an identity that takes (texts, tokens, heads *
+    width)."""
     tokens: Tensor = identity(x.transpose(1, 2).flatten(2))
     return tokens.reshape(*tokens.shape[:2], x.shape[1], x.shape[3]).transpose(1, 2)

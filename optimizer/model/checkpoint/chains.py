@@ -19,7 +19,8 @@ from optimizer.model.architectures.residual_blocks import Chain
 
 
 class ChainWithIdentities(nn.Module):
-    """The parts of `like`, a module of the chain's class, with identities."""
+    """Module with the parts of `like`, a module of the chain's class, and identities between
+    them."""
 
     def __init__(self, like: nn.Module, chain: Chain) -> None:
         super().__init__()
@@ -46,8 +47,9 @@ class ChainWithIdentities(nn.Module):
 
 
 def rebuild(model: nn.Module, chains: Collection[Chain]) -> None:
-    """Rebuild every module of these classes in `model`, a skeleton. Outer modules come first,
-    because an attribute of a part may tell whether they add."""
+    """Replace every module of these classes in `model`, a skeleton, by a ChainWithIdentities. Outer
+    modules are replaced first, because an attribute of a part may tell whether the outer one adds
+    its input."""
     kinds = {chain.kind: chain for chain in chains}
     for path, module in list(model.named_modules()):
         chain = kinds.get(type(module).__name__)

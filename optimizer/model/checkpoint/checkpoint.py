@@ -46,7 +46,7 @@ GET_AGAIN = "Get the file again: the download was cut short or the file was chan
 
 @dataclass(frozen=True)
 class Entry:
-    """The place of a stored tensor."""
+    """Place of a tensor in a safetensors file: file, offsets, dtype and shape."""
 
     file: Path
     dtype: torch.dtype
@@ -56,10 +56,12 @@ class Entry:
 
 
 def read_header(file: Path, *, float8: bool = False) -> dict[str, Entry]:
-    """The entries of a safetensors file, without reading any tensor. Raises CheckpointError for a
-    corrupt header, an offset outside the file, or bytes that do not match dtype and shape.
+    """Return {name: entry} of a safetensors file, without reading any tensor.
 
-    float8: accept FP8 tensors, whose values need scales of other tensors
+    float8: True: accept FP8 tensors, whose values need scales from other tensors
+
+    Raises CheckpointError for a corrupt header, an offset outside the file, or bytes that do not
+    match dtype and shape.
     """
     dtypes = DTYPES | FLOAT8 if float8 else DTYPES
     size = reading.check_regular(file)
@@ -135,7 +137,7 @@ def _entry(
 
 
 def read_entry(entry: Entry) -> Tensor:
-    """The tensor as stored, in new memory."""
+    """Read the tensor at `entry` as stored, into new memory."""
     raw = bytearray(entry.end - entry.begin)
     with entry.file.open("rb") as f:
         f.seek(entry.begin)
@@ -146,7 +148,8 @@ def read_entry(entry: Entry) -> Tensor:
 
 
 class Tensors(Mapping[str, Tensor]):
-    """Tensors by parameter name, read from disk on every access, floats as float32.
+    """Mapping from parameter names to tensors, read from disk on every access; floats become
+    float32.
 
     transposed: names of weights that the files hold as (in, out), such as GPT-2's, and that are
         returned as (out, in)
@@ -170,15 +173,17 @@ class Tensors(Mapping[str, Tensor]):
         return name in self._entries
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of `self[name]`, from the header alone."""
+        """Return the shape of `self[name]`, from the header alone."""
         shape = self._entries[name].shape
         return shape[::-1] if name in self._transposed else shape
 
     def rows(self, name: str, ids: Tensor) -> Tensor:
-        """`self[name][ids]` of a matrix, (*ids.shape, columns), reading only those rows.
+        """Read rows `ids` of a matrix: `self[name][ids]`, of shape (*ids.shape, columns).
 
-        ids: integers of any shape. Raises IndexError for an id out of range, ValueError for a
-        tensor that is not stored by rows.
+        ids: row numbers, of any shape
+
+        Raises IndexError for an id out of range, ValueError for a tensor that is not stored by
+        rows.
         """
         entry = self._entries[name]
         if len(entry.shape) != 2 or name in self._transposed:
@@ -203,31 +208,32 @@ class Tensors(Mapping[str, Tensor]):
         return table.float()[places].reshape(*ids.shape, entry.shape[1])
 
     def stored(self, name: str) -> Tensor:
-        """The tensor with the dtype and layout of its file."""
+        """Return the tensor with the dtype and layout of its file."""
         return read_entry(self._entries[name])
 
     def as_stored(self, name: str, tensor: Tensor) -> Tensor:
-        """`tensor` converted between the layouts of self[name] and of the file, in either
-        direction: a transposed view where the file holds (in, out)."""
+        """Convert `tensor` between the layout of self[name] and that of the file, in either
+        direction: transposed, without a copy, where the file holds (in, out); else unchanged."""
         return tensor.t() if name in self._transposed else tensor
 
     @property
     def as_written(self) -> Tensors:
-        """Mapping of the same files' tensors without norms folded into convolutions."""
+        """Return the tensors as the files hold them, without norms folded into convolutions."""
         return Tensors(self._entries, self._transposed)
 
     @property
     def computed(self) -> frozenset[str]:
-        """Names whose values are computed from several tensors of the files."""
+        """Names of tensors whose values are computed from several tensors of the files."""
         return frozenset()
 
     def entry(self, name: str) -> Entry:
-        """File, offsets, dtype and shape of a tensor as stored."""
+        """Return the place of a tensor in its file."""
         return self._entries[name]
 
 
 class FoldedTensors(Tensors):
-    """Tensors with norms folded: without the norms' tensors, and with biases of convolutions."""
+    """Tensors with norms folded into convolutions: the norms' tensors are missing, and the folded
+    convolutions have a bias."""
 
     def __init__(
         self, entries: Mapping[str, Entry], transposed: Iterable[str], norms: BatchNorms
@@ -280,14 +286,14 @@ class FoldedTensors(Tensors):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that load wrote."""
+    """Checkpoint in the layout that stage load writes: its config and its tensors."""
 
     folder: Path  # config.json, *.safetensors and tokenizer files
     config: dict[str, Any]
     tensors: Tensors  # under the parameter names of the task's transformers model
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor, from the header alone."""
+        """Return the shape of a tensor, from the header alone."""
         return self.tensors.shape(name)
 
 
@@ -311,7 +317,8 @@ def open_checkpoint(load_folder: Path) -> Checkpoint:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The JSON object in `file`. Raises CheckpointError for a missing file or other content."""
+    """Return the JSON object in `file`. Raises CheckpointError for a missing file or other
+    content."""
     if not file.exists() and not file.is_symlink():
         raise CheckpointError(
             f"no {file.name}",

@@ -3,7 +3,7 @@
     tensor -> the same values, whose pages are read from a file when they are used
 
 The kernel drops such pages where memory is short and reads them again, so a model may be larger
-than the memory that a process is allowed. Used for the models that validate compares.
+than the memory that a process may use. Used for the models that stage validate compares.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ SMALLEST = 1 << 20  # bytes: a smaller tensor stays in memory
 
 
 def map_tensor(tensor: Tensor, folder: Path | None = None) -> Tensor:
-    """Return the values of `tensor` in a mapped file; a tensor below SMALLEST bytes as it is.
+    """Copy a tensor into a mapped file and return it from there; a tensor of fewer than SMALLEST
+    bytes is returned unchanged.
 
-    folder: folder of the file, on a disk; None: the folder for temporary files. The file has no
-        name, and exists as long as the tensor.
+    folder: folder of the file, on a disk; None: the folder for temporary files
 
-    Raises OSError for a full disk.
+    The file has no name and is removed with the tensor. Raises OSError for a full disk.
     """
     if tensor.nbytes < SMALLEST:
         return tensor

@@ -37,9 +37,9 @@ UNUSED = ("contact_head",)  # modules of a base model (ESM) that forward's outpu
 
 
 def choose_auto_class(task: Task, model_type: object) -> Any:
-    """The transformers Auto class that builds the model of a task; for hidden states of an
-    encoder-decoder with a class of its encoder alone (T5), the one that builds this; for one side
-    of a pair its own."""
+    """Return the transformers Auto class that builds the model of a task. Two kinds of model have a
+    class of their own: encoders of an encoder-decoder (T5) for tasks on hidden states, and encoders
+    of an image-text model."""
     chosen = tasks.find_task(task)
     module, _, name = chosen.model.partition(":")
     if model_type in TOWERS:
@@ -50,8 +50,8 @@ def choose_auto_class(task: Task, model_type: object) -> Any:
 
 
 def build_skeleton(checkpoint: Checkpoint, task: Task) -> nn.Module:
-    """The model of the task in eval mode, with eager attention, parameters on the meta device, and
-    norms folded into convolutions (batch_norms.py).
+    """Build the model of the task in eval mode, with eager attention, parameters on the meta
+    device, and norms folded into convolutions (batch_norms.py).
 
     Modules that the output does not depend on are removed: those in UNUSED and, for a task without
     a head (Task.headless, whose output is last_hidden_state), a pooler with weights. Raises
@@ -87,7 +87,8 @@ UNINSTALLED = (
 def build_skeleton_from_config(
     config: Any, task: Task, trust_remote_code: bool = False
 ) -> nn.Module:
-    """As `skeleton`, from a transformers config, without folding norms."""
+    """Build a skeleton as `build_skeleton` does, but from a transformers config and without folding
+    norms."""
     try:
         with _parameters_on_meta():
             model = choose_auto_class(task, config.model_type).from_config(
@@ -125,7 +126,8 @@ def build_skeleton_from_config(
 
 
 def join_outputs(model: nn.Module, task: Task) -> None:
-    """Let a model of transformers return the task's output where it joins several: Task.joined."""
+    """Make a transformers model return the task's output where the task joins several outputs of
+    the model into one (Task.joined). Changes the model in place."""
     from transformers.modeling_outputs import TokenClassifierOutput
 
     joined = tasks.find_task(task)
@@ -139,14 +141,14 @@ def join_outputs(model: nn.Module, task: Task) -> None:
 
 
 def is_linear(module: nn.Module) -> bool:
-    """True for a linear layer that is called: torch's MultiheadAttention reads the weight of its
-    out_proj and does not call it."""
+    """Return True for a linear layer whose forward is called. torch's MultiheadAttention reads the
+    weight of its out_proj without calling it."""
     return isinstance(module, nn.Linear) and not isinstance(module, NonDynamicallyQuantizableLinear)
 
 
 def has_sdpa(model: nn.Module) -> bool:
-    """True if torch's scaled_dot_product_attention, which does not store all scores, computes the
-    architecture's attention; not so for capped scores (Gemma 2)."""
+    """Return True if torch's scaled_dot_product_attention, which does not store all scores, can
+    compute the architecture's attention. It cannot where scores are capped (Gemma 2)."""
     return bool(getattr(model, "_supports_sdpa", False))  # transformers has no public flag
 
 
@@ -179,7 +181,7 @@ def _parameters_on_meta() -> Iterator[None]:
 
 
 def _linear_for_conv1d(model: nn.Module) -> None:
-    """Replace each Conv1D by an nn.Linear on the meta device."""
+    """Replace each transformers Conv1D in `model` by an nn.Linear on the meta device."""
     from transformers.pytorch_utils import Conv1D
 
     for path, module in list(model.named_modules()):
@@ -192,7 +194,8 @@ def _linear_for_conv1d(model: nn.Module) -> None:
 
 
 class _Home(NamedTuple):
-    """A place of a parameter: a module and its attribute. A tied parameter has several places."""
+    """Place where a parameter is registered: a module and an attribute. A tied parameter has
+    several."""
 
     name: str
     owner: nn.Module
@@ -204,7 +207,8 @@ class _Home(NamedTuple):
 
 
 def _homes(module: nn.Module) -> list[list[_Home]]:
-    """A list for each parameter of `module`, in order, of the places where it is registered."""
+    """List the parameters of `module`, in order, each as the list of places where it is
+    registered."""
     by_id: dict[int, list[_Home]] = {}
     for path, owner in module.named_modules():
         for attribute, parameter in owner.named_parameters(recurse=False):
@@ -214,13 +218,14 @@ def _homes(module: nn.Module) -> list[list[_Home]]:
 
 
 def find_tied_names(module: nn.Module) -> dict[str, str]:
-    """{other name of a tied parameter: its first}, e.g. a head's weight: the embedding's."""
+    """Return {other name of a tied parameter: its first name}, e.g. a head's weight: the
+    embedding's."""
     return {h.name: homes[0].name for homes in _homes(module) for h in homes[1:]}
 
 
 def list_parameter_shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    """{name: shape} of all tensors of a checkpoint: each parameter once (tied ones under their
-    first name) and the persistent buffers."""
+    """Return {name: shape} of the tensors that a checkpoint of `module` holds: each parameter once
+    (tied ones under their first name) and the persistent buffers."""
     shapes = {homes[0].name: tuple(homes[0].parameter.shape) for homes in _homes(module)}
     persistent = module.state_dict(keep_vars=True).keys()
     buffers = {n: tuple(b.shape) for n, b in module.named_buffers() if n in persistent}
@@ -300,7 +305,10 @@ def load_torch_model(
     overrides: Mapping[str, Tensor] | None = None,
     place: Callable[[Tensor], Tensor] = lambda tensor: tensor,
 ) -> nn.Module:
-    """The filled model, float32, in eval mode. overrides, place: see `materialize`."""
+    """Build the torch model of a checkpoint with all its weights, float32, in eval mode.
+
+    overrides, place: see `materialize`
+    """
     model = build_skeleton(checkpoint, task)
     materialize(model, "", checkpoint.tensors, overrides, place)
     return model

@@ -1,7 +1,7 @@
-"""Attention of one query for decoding token by token on a CPU.
+"""Attention for decoding token by token on a CPU: one query per text.
 
-Query heads that share a key/value head are the rows of one product, so that keys are not copied
-(docs/decisions/0016).
+Query heads that share a key/value head become the rows of one matrix product, so that keys are not
+copied (docs/decisions/0016).
 """
 
 from __future__ import annotations
@@ -27,8 +27,14 @@ def register() -> str:
 def attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **more: Any
 ) -> Answer:
-    """query (texts, heads, queries, width), key and value (texts, key/value heads, tokens, width)
-    -> (texts, queries, heads, width). Falls back to torch for several queries or a mask."""
+    """Compute attention for one query per text, on a CPU; several queries, or a mask, are left to
+    torch.
+
+    query: (texts, heads, queries, width of a head)
+    key, value: (texts, key/value heads, tokens, width of a head)
+
+    The output is (texts, queries, heads, width of a head).
+    """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     plain = more.get("scaling") is not None and more.get("position_bias") is None

@@ -1,4 +1,5 @@
-"""Contain a checkpoint's own code: turn its attempts to end this program into CheckpointError."""
+"""Run the Python code that a checkpoint brings: its attempts to end this program become
+CheckpointError."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ def contain(folder: Path) -> Iterator[None]:
 
 
 def find_source_file(e: BaseException) -> str | None:
-    """The name of the file of a checkpoint's own code that raised `e`; None for other code."""
+    """Return the name of the file of a checkpoint's own code that raised `e`; None if other code
+    raised it."""
     names = [Path(frame.f_code.co_filename) for frame, _ in walk_tb(e.__traceback__)]
     own = [name.name for name in names if COPIES in name.parts]
     return own[-1] if own else None

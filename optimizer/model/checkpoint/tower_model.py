@@ -1,7 +1,7 @@
-"""The class of one side of a pair that compares images with texts; its output is its vector.
+"""Torch class of one encoder (images or texts) of an image-text model, whose output is its vector.
 
-A zero-shot classifier of images is the side of images with a linear layer behind the vector of
-unit length: its weights are the vectors of the labels' texts, which load computes.
+A zero-shot classifier of images is the image encoder with a linear layer after the vector of unit
+length. The layer's weights are the vectors of the labels' texts, which stage load computes.
 """
 
 from __future__ import annotations
@@ -20,9 +20,12 @@ LABELS = "candidate_labels"  # name of the linear layer
 
 
 def choose_tower_class(model_type: str, task: Task) -> Any:
-    """transformers' class of a tower, with the output of the task: for a zero-shot classifier
-    logits and the vector of unit length; else hidden states, of images one position, the vector,
-    and of texts the projection of each position."""
+    """Return a subclass of transformers' class of the encoder whose output suits the task.
+
+    A zero-shot classifier returns logits and the vector of unit length. For other tasks the class
+    returns hidden states. An image encoder has one position, its vector; a text encoder has one per
+    token, each passed through the projection.
+    """
     import transformers
     from transformers.masking_utils import create_bidirectional_mask
     from transformers.modeling_outputs import BaseModelOutput

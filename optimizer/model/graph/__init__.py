@@ -1,1 +1,2 @@
-"""A model that is an ONNX graph: its record, its operators in torch, and the torch module."""
+"""Models that are given as an ONNX graph: the stored graph, its operators in torch, and its torch
+module."""

@@ -1,4 +1,4 @@
-"""Inputs of a graph that are drawn at random, to compare two versions of a model."""
+"""Draw random inputs of an ONNX graph, to compare two versions of a model."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Port:
-    """One input.
+    """Input of a graph, and the values that may be drawn for it.
 
     shape: sizes of the axes after the first, which is the batch
-    low, high: lowest and highest value that is drawn; None: normally distributed
+    low, high: lowest and highest value that is drawn; None: values are normally distributed
     """
 
     name: str
@@ -28,7 +28,7 @@ class Port:
 
 
 def of_contract(contract: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[Port, ...]:
-    """The inputs of a contract, with the ranges of the checkpoint's config.json."""
+    """List the inputs in a contract, with the value ranges in the checkpoint's config.json."""
     return tuple(
         Port(i["name"], i["dtype"], tuple(i["axes"][1:]), *config["ranges"][i["name"]])
         for i in contract["inputs"]
@@ -36,7 +36,7 @@ def of_contract(contract: Mapping[str, Any], config: Mapping[str, Any]) -> tuple
 
 
 def draw(ports: Sequence[Port], rows: int, seed: int = 0) -> dict[str, Array]:
-    """{input: array of `rows` rows}, the same for the same seed."""
+    """Draw {input: array of `rows` rows}; one seed always gives the same arrays."""
     rng = np.random.default_rng(seed)
     return {p.name: _drawn(rng, p, rows) for p in ports}
 

@@ -1,4 +1,4 @@
-"""Facts about an ONNX graph, as of an architecture: its parts are the blocks."""
+"""Facts about an ONNX graph in the form of an architecture's, with the graph's parts as blocks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from optimizer.model.graph.record import MODEL_TYPE, PARTS
 
 
 def of_config(config: Mapping[str, Any]) -> Family:
-    """The facts that load wrote to config.json (load/onnx_model/stage.py: config)."""
+    """Build the facts of a graph from config.json as load writes it (load/onnx_model/stage.py:
+    config)."""
     return Family(
         model_type=MODEL_TYPE,
         base="",

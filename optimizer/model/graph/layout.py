@@ -1,4 +1,4 @@
-"""ONNX operators that move values, make them or read shapes, as torch functions."""
+"""Torch functions for the ONNX operators that move values, create them or read shapes."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ DTYPES: Mapping[int, torch.dtype] = {
 
 
 def value(inputs: Inputs, at: int) -> Any:
-    """Input `at`; None where it is left out."""
+    """Return input number `at` of an operator; None where the graph leaves it out."""
     return inputs[at] if at < len(inputs) else None
 
 
 def integers(inputs: Inputs, at: int) -> list[int] | None:
-    """The numbers of an input of whole numbers; None where it is left out."""
+    """Return input number `at` of an operator as a list of integers; None where the graph leaves it
+    out."""
     whole = value(inputs, at)
     return None if whole is None else [int(n) for n in whole.reshape(-1).tolist()]
 
@@ -98,7 +99,8 @@ def _slice(x: Inputs, _: Attributes) -> Tensor:
 
 
 def _places(indices: Tensor, size: int) -> Tensor:
-    """Indices into an axis, from 0; negative ones count from its end."""
+    """Convert indices into an axis of `size` positions, where negative ones count from the end, to
+    0..size."""
     return torch.where(indices < 0, indices + size, indices).long()
 
 

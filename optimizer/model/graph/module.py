@@ -31,7 +31,12 @@ FAILURES = (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 class NodeError(Exception):
-    """An operator could not be computed in torch. arguments: its inputs, None for one left out"""
+    """Raised for an operator that could not be computed in torch.
+
+    node: the operator
+    why: reason, for the message
+    arguments: its inputs; None for an input that the graph leaves out
+    """
 
     def __init__(self, node: Node, why: str, arguments: Sequence[Any]) -> None:
         super().__init__(f"node {node.name!r} ({node.op}): {why}")
@@ -39,9 +44,10 @@ class NodeError(Exception):
 
 
 class Body(nn.Module):
-    """The operators of a graph: (first input, other inputs) -> tuple of outputs.
+    """Torch module of all operators of a graph: the graph's inputs, in order -> tuple of its
+    outputs.
 
-    observe: called with each operator, its inputs and its results; None for nothing
+    observe: function called after each operator with (operator, inputs, results); None: no call
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -62,7 +68,7 @@ class Body(nn.Module):
                 _holder(self, path).register_parameter(attribute, empty)
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Raises NodeError for an operator that fails."""
+        """Compute the graph's outputs. Raises NodeError for an operator that fails."""
         values = dict(zip(self.graph.inputs, inputs, strict=True))
         return self.run(range(len(self.graph.nodes)), values, self.last, self.graph.outputs)
 
@@ -73,8 +79,16 @@ class Body(nn.Module):
         last: Mapping[int, Sequence[str]],
         outputs: Sequence[str],
     ) -> tuple[Tensor, ...]:
-        """The tensors `outputs` of some nodes. values: tensors that they read, filled with others;
-        last: as of _last_uses. Raises NodeError for an operator that fails."""
+        """Compute some operators and return the tensors named in `outputs`.
+
+        nodes: indices of the operators, in order
+        values: {name: tensor} that the operators read; results are added, and dropped after their
+            last use
+        last: {index of an operator: names of tensors to drop after it}, from _last_uses
+        outputs: names of the tensors to return
+
+        Raises NodeError for an operator that fails.
+        """
         for i in nodes:
             node = self.graph.nodes[i]
             arguments = [self._value(name, values) if name else None for name in node.inputs]
@@ -114,7 +128,7 @@ class Body(nn.Module):
         return results
 
     def in_torch(self, node: Node, arguments: list[Any]) -> tuple[Tensor, ...]:
-        """Results of an operator of OPERATORS."""
+        """Compute an operator of the table OPERATORS; return its results."""
         result = OPERATORS[node.op](arguments, resolve(node.attributes, self.constants))
         return result if isinstance(result, tuple) else (result,)
 
@@ -132,7 +146,8 @@ class PartModule(nn.Module):
         self.last = _last_uses(body.graph, part.nodes, part.gives)
 
     def forward(self, *read: Tensor) -> tuple[Tensor, ...]:
-        """Raises NodeError for an operator that fails."""
+        """Compute the part from the tensors `part.reads`; return the tensors `part.gives`. Raises
+        NodeError for an operator that fails."""
         values = dict(zip(self.part.reads, read, strict=True))
         results: tuple[Tensor, ...] = self.__dict__["body"].run(
             self.part.nodes, values, self.last, self.part.gives
@@ -141,9 +156,10 @@ class PartModule(nn.Module):
 
 
 class GraphModel(nn.Module):
-    """The model of a graph, by the interface of a transformers model.
+    """Model of an ONNX graph, called like a transformers model.
 
-    before: nodes that are computed before the parts, which are modules of the list PARTS
+    before: operators that are computed before the parts; the parts are in the ModuleList named
+        PARTS
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -156,14 +172,17 @@ class GraphModel(nn.Module):
         self.add_module(PARTS, nn.ModuleList(PartModule(body, part) for part in parts))
 
     def forward(self, return_dict: bool = True, **inputs: Tensor) -> dict[str, Tensor]:
-        """{output: tensor}. return_dict: accepted as by transformers."""
+        """Compute {output: tensor}. return_dict: ignored; accepted because callers of transformers
+        pass it."""
         del return_dict
         body: Any = self.get_submodule(BODY)
         results = body(*(inputs[name] for name in self.inputs))
         return dict(zip(self.outputs, results, strict=True))
 
     def arguments(self, inputs: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, ...]]:
-        """For each part the tensors that it reads, without the one that the part before gives."""
+        """Compute, from the model's inputs, the tensors that do not depend on any part, and yield
+        for each part those that it reads. The first part gets all of its inputs; the result of the
+        part before, which is every other part's first input, is left to the caller."""
         gives = self.before.part.gives
         values = dict(zip(gives, self.before(*(inputs[n] for n in self.inputs)), strict=True))
         parts: Any = self.get_submodule(PARTS)
@@ -174,7 +193,8 @@ class GraphModel(nn.Module):
 def _last_uses(
     graph: Graph, nodes: Iterable[int], outputs: Sequence[str]
 ) -> dict[int, tuple[str, ...]]:
-    """{index of a node: names of tensors that no later one of `nodes` reads}."""
+    """Return {index of an operator: names of the tensors that no later one of `nodes` reads}.
+    Tensors in `outputs` are never listed."""
     each = [(i, graph.nodes[i]) for i in nodes]
     last = {name: i for i, node in each for name in (*node.outputs, *node.inputs)}
     by_node: dict[int, tuple[str, ...]] = {}
@@ -218,7 +238,7 @@ def _place(root: nn.Module, path: str, module: nn.Module) -> None:
 
 
 def _holder(root: nn.Module, path: str) -> nn.Module:
-    """The module at `path`, made where it is missing."""
+    """Return the module at `path` below `root`; missing modules on the path are created."""
     for part in path.split(".") if path else ():
         if part not in dict(root.named_children()):
             root.add_module(part, nn.Module())
@@ -227,7 +247,12 @@ def _holder(root: nn.Module, path: str) -> nn.Module:
 
 
 def in_onnx_runtime(node: Node, file: Path, arguments: list[Any]) -> tuple[Tensor, ...]:
-    """Results of an operator by the model of it alone in `file`."""
+    """Compute an operator in ONNX Runtime; return its results.
+
+    node: the operator
+    file: ONNX model of this operator alone
+    arguments: its inputs; None for one that the graph leaves out
+    """
     names = [n for n in dict.fromkeys(node.inputs) if n]
     by_name = dict(zip(node.inputs, arguments, strict=True))
     arrays = {f"i{i}": by_name[name].detach().numpy() for i, name in enumerate(names)}
@@ -243,7 +268,8 @@ def in_onnx_runtime(node: Node, file: Path, arguments: list[Any]) -> tuple[Tenso
 
 
 class _Operator(OrtRunner):
-    """A model of one node, whose inputs are not checked: an axis may be empty."""
+    """ONNX Runtime session of one operator. Shapes of inputs are not checked, so that an axis may
+    be empty."""
 
     def _check(self, arrays: Mapping[str, Any]) -> None:
         del arrays

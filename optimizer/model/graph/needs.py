@@ -1,7 +1,7 @@
-"""Memory and time that the parts of a graph need per row, measured in a run on a few rows.
+"""Measure the memory and time that the parts of a graph need per row, in a run on a few rows.
 
-`compress` predicts from these what it needs (compress/graph_estimate.py), because the shapes of
-weights do not tell the sizes of images and of what is computed from them.
+`compress` predicts its own needs from these (compress/graph_estimate.py), because the shapes of
+weights do not tell the sizes of images and of activations.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ OPENED = 7  # copies of a file's weights while it is checked and loaded; `run` c
 
 @dataclass(frozen=True)
 class PartNeeds:
-    """Needs of one part for one row; sizes in bytes.
+    """Memory and time that one part needs for one row. Sizes are in bytes.
 
-    parameters: their names
-    positions: {linear layer or convolution: rows of its matrix of inputs}
-    edges: size of what these read and give, together
-    enters, gives: size of the tensor between it and the part before, and the part behind
+    parameters: names of the part's parameters
+    positions: {linear layer or convolution: rows of its input as a matrix}
+    edges: total size of the inputs and outputs of its linear layers and convolutions
+    enters: size of the tensor that comes from the part before
+    gives: size of the tensor that goes to the next part
     carried: {other tensor that it reads: size}
-    live: most bytes of tensors that are in memory at once
-    seconds: processor time of one thread
+    live: peak size of the tensors in memory at once
+    seconds: processor time on one thread
     """
 
     parameters: tuple[str, ...]
@@ -51,10 +52,11 @@ class PartNeeds:
 
 @dataclass(frozen=True)
 class Rounded:
-    """Processor time of one thread for correct runs, every operation rounded at random.
+    """Processor time of runs in which every operation is rounded at random, on one thread. The
+    ledger derives its tolerances from such runs (foundation/rounding/random_rounding.py).
 
-    run: seconds of a run, whose weights are rounded too
-    row: seconds of each of its rows
+    run: seconds per run, without its rows; weights are rounded once per run
+    row: seconds per row
     memory: bytes that these runs take
     """
 
@@ -63,15 +65,16 @@ class Rounded:
     memory: int
 
     def seconds(self, rows: int) -> float:
-        """Seconds of RUNS runs of `rows` rows."""
+        """Return the seconds of RUNS runs on `rows` rows each."""
         return RUNS * (self.run + rows * self.row)
 
 
 class GraphShapes(dict[str, tuple[int, ...]]):
-    """Shapes of a graph's parameters, with the needs of its parts.
+    """Shapes of a graph's parameters, with the measured needs of its parts.
 
-    modules: linear layers and convolutions that may be quantized
-    rounded: time and memory of correct runs
+    parts: needs of each part
+    modules: names of the linear layers and convolutions that may be quantized
+    rounded: time and memory of runs that are rounded at random
     libraries: bytes of anonymous memory of this process before the file was opened
     """
 
@@ -94,13 +97,15 @@ class GraphShapes(dict[str, tuple[int, ...]]):
 
 
 def libraries_of(shapes: Shapes, usual: int) -> int:
-    """Bytes of memory of a run before a stage: as measured with a graph, else `usual`."""
+    """Return the bytes of memory that a process takes before a stage works: measured for a graph,
+    else `usual`."""
     graph = graph_of(shapes)
     return usual if graph is None else graph.libraries
 
 
 def graph_of(shapes: Shapes) -> GraphShapes | None:
-    """The shapes of a graph, also of one that was compressed; None for another model."""
+    """Return the shapes of a graph, looking through those of a compressed model; None for other
+    models."""
     while isinstance(shapes, CompressedShapes):
         shapes = shapes.before
     return shapes if isinstance(shapes, GraphShapes) else None
@@ -109,8 +114,11 @@ def graph_of(shapes: Shapes) -> GraphShapes | None:
 def measure(
     model: GraphModel, inputs: Mapping[str, Tensor]
 ) -> tuple[tuple[PartNeeds, ...], Rounded]:
-    """Run a filled model on one thread: (needs of its parts, time of correct runs). inputs: rows,
-    of which the needs are per row"""
+    """Run a model on one thread; return (needs of its parts, time of randomly rounded runs).
+
+    model: model with its weights
+    inputs: {input: array of some rows}; needs are divided by the number of rows
+    """
     (needs,) = threads.map_in_threads(
         lambda _: (_measure(model, inputs), _rounded(model, inputs)), [None]
     )
@@ -197,7 +205,10 @@ def _of_part(
 
 
 def _live(graph: Graph, module: PartModule, sizes: Mapping[str, int]) -> int:
-    """Most bytes of tensors that are in memory while the nodes of a part run."""
+    """Return the peak bytes of tensors in memory while the nodes of a part run, per row.
+
+    sizes: {tensor: bytes per row}
+    """
     live = {name: sizes[name] for name in module.part.reads}
     most = 0
     for i in module.part.nodes:

@@ -1,10 +1,11 @@
-"""Parts of a graph that run one after the other, so that compression holds one of them at a time.
+"""Split a graph into parts that run one after another, so that compression holds one of them at a
+time.
 
-The first part begins with the tensor that the first module reads, or a residual before it. Another
-begins where of all tensors that depend on that one a single one is still read: all paths lead
-through it. Tensors that do not depend on it (masks, sizes) are computed once, before the parts, and
-any part may read them. `starts` chooses beginnings such that the weights of a part outweigh the
-tensor behind it; `split` derives the parts from them.
+The first part begins with the tensor that the first linear layer or convolution reads, or a
+residual before it. A further part begins where only one of the tensors computed from that one is
+still needed, so that all paths lead through it. Tensors that do not depend on it (masks, sizes) are
+computed once, before the parts, and any part may read them. `starts` chooses beginnings such that
+the weights of a part outweigh the tensor that it passes on; `split` derives the parts from them.
 """
 
 from __future__ import annotations
@@ -22,13 +23,12 @@ SIZES = ("Shape", "Size")
 
 @dataclass(frozen=True)
 class Part:
-    """Nodes that are computed together.
+    """Operators of a graph that are computed together.
 
-    nodes: indices, in the order in which they run
-    reads: tensors that other nodes or the graph's inputs make; of a part the first is the one that
-        depends on the part before
-    gives: tensors that are read elsewhere; of a part one
-    paths: modules and parameters
+    nodes: their indices, in the order in which they run
+    reads: names of tensors that come from outside; a part's first one comes from the part before
+    gives: names of tensors that are read outside; a part gives one
+    paths: names of its modules, and of parameters outside modules
     """
 
     nodes: tuple[int, ...]
@@ -38,7 +38,7 @@ class Part:
 
 
 def starts(graph: Graph, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """Indices of the nodes at which the parts after the first begin.
+    """Choose the nodes at which the parts after the first begin; return their indices.
 
     sizes: {float32 tensor: bytes of one row}
     """
@@ -65,7 +65,7 @@ def starts(graph: Graph, sizes: Mapping[str, int]) -> tuple[int, ...]:
 
 
 def split(graph: Graph) -> tuple[Part, tuple[Part, ...]]:
-    """(what is computed before the parts, the parts)."""
+    """Split a graph; return (the nodes that are computed before the parts, the parts)."""
     inside = _inside(graph)
     before = sorted({*range(len(graph.nodes))} - {*inside})
     outer = {name for i in before for name in graph.nodes[i].outputs} | set(graph.inputs)
@@ -92,8 +92,12 @@ def _multiplies(node: Node) -> bool:
 
 
 def _entering(graph: Graph) -> tuple[str, ...]:
-    """The tensor that the first module reads, or the earliest one that it was computed from and
-    that is read again behind modules (a residual around a norm); () for a weight or a constant."""
+    """Return the name of the tensor at which the first part begins, as a tuple of at most one.
+
+    This is the tensor that the first module reads, or the earliest tensor it was computed from that
+    is read again after a module (a residual around a norm). () if that tensor is a weight or a
+    constant.
+    """
     places, _ = _lives(graph)
     names = next((n.inputs[:1] for n in graph.nodes if _multiplies(n)), ())
     origins = {n for n in names if n not in graph.constants and n not in graph.parameters}
@@ -106,12 +110,14 @@ def _entering(graph: Graph) -> tuple[str, ...]:
 
 
 def _inside(graph: Graph) -> list[int]:
-    """Indices of the modules and of the nodes that depend on one or on the entering tensor."""
+    """Return the indices of the nodes that belong to parts: linear layers and convolutions, and all
+    nodes computed from one of them or from the tensor at which the first part begins."""
     return _dependent(graph, {*_entering(graph)})
 
 
 def _dependent(graph: Graph, entering: set[str]) -> list[int]:
-    """Indices of the modules and of the nodes that depend on one or on the values of `entering`."""
+    """Return the indices of the linear layers and convolutions, and of all nodes whose values are
+    computed from one of them or from the tensors in `entering`."""
     dependent = {*entering}
     indices = []
     for i, node in enumerate(graph.nodes):
@@ -123,7 +129,7 @@ def _dependent(graph: Graph, entering: set[str]) -> list[int]:
 
 
 def _lives(graph: Graph) -> tuple[dict[str, int], dict[str, int]]:
-    """({tensor: index of the node that makes it}, {tensor: index of the last node that reads
+    """Return ({tensor: index of the node that makes it}, {tensor: index of the last node that reads
     it})."""
     places = {name: i for i, node in enumerate(graph.nodes) for name in node.outputs}
     last = {name: i for i, node in enumerate(graph.nodes) for name in node.inputs}
@@ -131,8 +137,8 @@ def _lives(graph: Graph) -> tuple[dict[str, int], dict[str, int]]:
 
 
 def _closed(graph: Graph) -> set[int]:
-    """Indices of nodes at which no part begins: between uses of a module, and between the last
-    module before an identity that quantizes a tensor, and this identity."""
+    """Return the indices of nodes at which a part must not begin: between two uses of one module,
+    and between an identity that quantizes a tensor and the last module before it."""
     first: dict[str, int] = {}
     behind: dict[str, int] = {}  # {tensor: index of the last module before it}
     closed: set[int] = set()
@@ -149,7 +155,8 @@ def _closed(graph: Graph) -> set[int]:
 
 
 def _reads(graph: Graph, group: Sequence[int], gives: Sequence[str]) -> list[str]:
-    """Tensors that the nodes of a part read, or that it passes on, and that others make."""
+    """Return the names of tensors from outside that a part's nodes read, and of those in `gives`
+    that the part passes on unchanged."""
     own = {name for i in group for name in graph.nodes[i].outputs}
     read = [name for i in group for name in graph.nodes[i].inputs if name]
     outside = (n for n in (*gives, *read) if n not in own and n not in graph.constants)
@@ -157,7 +164,8 @@ def _reads(graph: Graph, group: Sequence[int], gives: Sequence[str]) -> list[str
 
 
 def _answer(graph: Graph, group: Sequence[int]) -> tuple[str, ...]:
-    """The first output of the graph that the last part makes; else what its last module does."""
+    """Return, as a tuple of at most one, the name of the tensor that the last part gives: the
+    graph's first output among its tensors, else the output of its last module."""
     own = {name for i in group for name in graph.nodes[i].outputs}
     outputs = [name for name in graph.outputs if name in own]
     modules = [graph.nodes[i].outputs[0] for i in group if _multiplies(graph.nodes[i])]

@@ -33,12 +33,14 @@ PARTS = "parts"
 
 @dataclass(frozen=True)
 class Node:
-    """One operator.
+    """Operator of a graph.
 
-    inputs: names of tensors; "" for one that is left out
-    attributes: numbers, strings and lists of them; of a tensor REFERENCE and a constant's name
-    module: name of its module; "" for none
-    file: model of this node alone, below the graph's folder; "" where torch computes it
+    inputs: names of tensors; "" for an input that is left out
+    attributes: numbers, strings and lists of them; a tensor is stored as REFERENCE and the name of
+        a constant
+    module: name of its torch module; "" for none
+    file: ONNX model of this operator alone, relative to the graph's folder; "" where torch computes
+        it
     """
 
     op: str
@@ -53,13 +55,13 @@ class Node:
 
 @dataclass(frozen=True)
 class Graph:
-    """An ONNX graph whose nodes are in the order in which they run.
+    """ONNX graph whose nodes are in the order in which they run.
 
-    folder: folder of the files of single nodes
-    parameters: {name: shape} of the tensors of model.safetensors
+    folder: folder of the ONNX models of single operators
+    parameters: {name: shape} of the tensors in model.safetensors
     starts: indices of the nodes at which the parts after the first begin (parts.py)
-    custom_types: {tensor: (type, number of axes)} of what operators outside of ONNX's own make,
-        which no shape inference knows
+    custom_types: {tensor: (type, number of axes)} of the results of operators outside ONNX's own
+        domain, which shape inference does not know
     """
 
     inputs: tuple[str, ...]
@@ -73,7 +75,7 @@ class Graph:
     custom_types: Mapping[str, tuple[str, int]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """The content of graph.json."""
+        """Return the content of graph.json."""
         return {
             "inputs": list(self.inputs),
             "outputs": list(self.outputs),
@@ -85,13 +87,13 @@ class Graph:
 
 
 def named_constants(attributes: Mapping[str, Any]) -> set[str]:
-    """Names of the constants that are attributes of a node."""
+    """Return the names of the constants that a node's attributes refer to."""
     values = (v for v in attributes.values() if isinstance(v, str) and v.startswith(REFERENCE))
     return {value.removeprefix(REFERENCE) for value in values}
 
 
 def resolve(attributes: Mapping[str, Any], constants: Mapping[str, Any]) -> dict[str, Any]:
-    """Attributes of a node with constants in place of their names."""
+    """Return a node's attributes with the constants' values in place of their names."""
     return {
         key: constants[value.removeprefix(REFERENCE)]
         if isinstance(value, str) and value.startswith(REFERENCE)
@@ -101,12 +103,15 @@ def resolve(attributes: Mapping[str, Any], constants: Mapping[str, Any]) -> dict
 
 
 def is_graph(checkpoint: Path) -> bool:
-    """True for a checkpoint folder whose model is an ONNX graph."""
+    """Return True for a checkpoint folder whose model is an ONNX graph."""
     return (checkpoint / FOLDER / "graph.json").is_file()
 
 
 def read(checkpoint: Path, parameters: Mapping[str, tuple[int, ...]]) -> Graph:
-    """The graph of a checkpoint folder. parameters: {name: shape} of its weights."""
+    """Read the graph of a checkpoint folder.
+
+    parameters: {name: shape} of its weights
+    """
     from safetensors.torch import load_file
 
     folder = checkpoint / FOLDER

@@ -1,4 +1,5 @@
-"""ONNX operators on windows of positions, as torch functions: convolution, pooling, resizing."""
+"""Torch functions for the ONNX operators on windows of positions: convolution, pooling,
+resizing."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from optimizer.model.graph.layout import Attributes, Inputs, value
 
 
 def sides(a: Attributes, axes: int) -> tuple[list[int], list[int]]:
-    """Padding (before, after) of each axis. Raises NotImplementedError for padding by a word."""
+    """Return the padding of `axes` axes: (numbers before each axis, numbers after). Raises
+    NotImplementedError for padding given as a word (auto_pad)."""
     if a.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
         raise NotImplementedError
     pads = list(a.get("pads") or [0] * (2 * axes))
@@ -21,7 +23,11 @@ def sides(a: Attributes, axes: int) -> tuple[list[int], list[int]]:
 
 
 def _padded(x: Tensor, a: Attributes, axes: int, fill: float) -> tuple[Tensor, list[int]]:
-    """(x with the uneven part of its padding, the even part)."""
+    """Pad x where the two sides of an axis differ; return (padded x, padding left to do, equal on
+    both sides of each axis).
+
+    fill: value of the padding
+    """
     before, after = sides(a, axes)
     if before == after:
         return x, before
