@@ -1,1 +1,1 @@
-"""Read data sets: rows, labels, images, and checks that a model can distinguish them."""
+"""Read data sets (rows, labels, images) and check that a model can tell their inputs apart."""

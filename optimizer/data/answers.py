@@ -25,10 +25,13 @@ ACCEPTED = 'a text, a list of texts, {"text": [...]} or a list of {"text": "..."
 
 
 def read_answers(written: Any, where: str) -> tuple[str, ...]:
-    """The right answers in a value of a column; () where the question has none.
+    """Return the right answers in a column's value; () where the question has none.
 
-    A text that begins with { or [ is JSON, as a csv holds the other kinds. Raises DataError naming
-    `where` for another value.
+    written: the value; a text that begins with { or [ is JSON, because csv files hold lists and
+        objects as text
+    where: the row, for messages
+
+    Raises DataError for any other value.
     """
     value = written
     if isinstance(value, str) and value.lstrip().startswith(("{", "[")):
@@ -54,21 +57,25 @@ def read_answers(written: Any, where: str) -> tuple[str, ...]:
 
 
 def normalize(text: str) -> str:
+    """Lower the case of a text and remove punctuation, articles and further white space, as SQuAD
+    does."""
     return " ".join(ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())
 
 
 def exact_match(answer: str, right: Sequence[str]) -> float:
+    """Return 1.0 if the answer equals one of `right` after normalization, else 0.0."""
     return float(normalize(answer) in map(normalize, select_usable(right)))
 
 
 def f1(answer: str, right: Sequence[str]) -> float:
+    """Return the best F1 over words between the answer and one of `right`, after normalization."""
     return max(
         _f1(normalize(answer).split(), normalize(one).split()) for one in select_usable(right)
     )
 
 
 def select_usable(right: Sequence[str]) -> Sequence[str]:
-    """Right answers that are not empty after normalization; [""] if there are none."""
+    """Return the right answers that are not empty after normalization; [""] if there are none."""
     return [one for one in right if normalize(one)] or [""]
 
 

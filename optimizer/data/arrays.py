@@ -1,4 +1,5 @@
-"""Read rows of arrays: the columns of a data set that are inputs of a model, and .npz files."""
+"""Read rows of arrays, from .npz files or from the columns of a data set that are inputs of a
+model."""
 
 from __future__ import annotations
 
@@ -21,14 +22,14 @@ LARGEST = 1 << 34  # bytes of the arrays of a file
 
 @dataclass(frozen=True)
 class Feature:
-    """Type of a column, as `datasets` describes it."""
+    """Type of a column, with the attributes of a feature in library `datasets`."""
 
     dtype: str
 
 
 class ArrayTable:
-    """Rows of .npz files by the interface of a table of `datasets`: each array has a row per entry
-    of its first axis."""
+    """Rows of .npz files, with the interface of a table of library `datasets`. Each array has one
+    entry per row along its first axis."""
 
     def __init__(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         self._arrays = dict(arrays)
@@ -48,7 +49,7 @@ class ArrayTable:
 
 
 def open_files(files: Sequence[Path]) -> ArrayTable:
-    """The rows of .npz files, one after another. Raises DataError for other files, arrays of
+    """Open .npz files as one table, file after file. Raises DataError for other files, arrays of
     different lengths, and files with different arrays."""
     parts = [_arrays(file) for file in files]
     for file, part in zip(files[1:], parts[1:], strict=True):
@@ -81,14 +82,25 @@ def _arrays(file: Path) -> dict[str, NDArray[Any]]:
 
 
 def list_columns(field: str, columns: Mapping[str, str], present: Sequence[str]) -> list[str]:
-    """Columns that hold the inputs of a row. field: column of `arrays` in a data spec"""
+    """Return the names of the columns that hold a row's inputs.
+
+    field: value of `arrays` in a data spec; ALL: every column that has no other role
+    columns: {field: column} of the spec
+    present: columns of the table
+    """
     others = {column for name, column in columns.items() if name != "arrays"}
     return [field] if field != ALL else [name for name in present if name not in others]
 
 
 def read_row(values: Mapping[str, Any], where: str, *, alone: bool) -> Row:
-    """The arrays of a row. alone: the value is the only input, whatever its name. Raises DataError
-    for a value that is not an array of numbers."""
+    """Return the arrays of a row.
+
+    values: {input: value}
+    where: the row, for messages
+    alone: True where the value is the model's only input, whatever its column is called
+
+    Raises DataError for a value that is not an array of numbers.
+    """
     arrays = {}
     for name, value in values.items():
         try:

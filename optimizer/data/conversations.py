@@ -20,10 +20,15 @@ TODAY = "2024-07-26"
 
 
 def parse(value: Any, where: str) -> tuple[Mapping[str, str], ...]:
-    """The messages of a value: a list of {"role", "content"}, or of {"from", "value"}, or a text
-    that holds it as JSON, as in a csv file. Keys without a value are left out, because `datasets`
-    gives every message of a file the same keys. Raises DataError for another value, and for a value
-    that is not a text."""
+    """Return the messages in a column's value.
+
+    value: a list of {"role", "content"} or of {"from", "value"}, or this list as JSON text, as csv
+        files hold it
+    where: the row, for messages
+
+    Keys without a value are left out, because `datasets` gives every message of a file the same
+    keys. Raises DataError for any other value, and for a content that is not a text.
+    """
     if isinstance(value, str):
         with suppress(ValueError, RecursionError):
             value = json.loads(value)
@@ -57,14 +62,18 @@ def parse(value: Any, where: str) -> tuple[Mapping[str, str], ...]:
 
 
 def join_messages(messages: Sequence[Mapping[str, str]]) -> str:
-    """The conversation without a template: a line "role: content" per message."""
+    """Join a conversation without a chat template: one line "role: content" per message."""
     return "\n".join(f"{message['role']}: {message['content']}" for message in messages)
 
 
 def render(rows: Sequence[Sample], contract: Contract, tokenizer: Any) -> list[Sample]:
-    """The rows with conversations as texts of the chat template; rows of other inputs, and those
-    that are rendered already, as they are. tokenizer: from inputs.text.load_tokenizer. Raises
-    DataError for a model without a template, and for a conversation that it rejects."""
+    """Return the rows with conversations rendered by the model's chat template. Other rows, and
+    those that are rendered already, stay as they are.
+
+    tokenizer: result of inputs.text.load_tokenizer
+
+    Raises DataError for a model without a template, and for a conversation that it rejects.
+    """
     return [_render(row, contract, tokenizer) if row.messages else row for row in rows]
 
 

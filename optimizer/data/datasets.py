@@ -1,7 +1,7 @@
 """Read the samples of a data spec, the same rows on every machine, and batch them.
 
-samples: rows of a spec. batches: padded rows, for encoder tasks. windows: rows joined and cut into
-pieces of equal length, for text-generation.
+read_samples     rows of a spec encode_batches   padded batches of rows cut_windows      rows joined
+and cut into pieces of equal length, for text-generation
 """
 
 from __future__ import annotations
@@ -62,13 +62,14 @@ CHECKED = 256  # maximum rows of a data set that `optimize check` reads
 
 
 def read_samples(spec: DataSpec, limit: int | None = None, seed: int | None = None) -> list[Sample]:
-    """The rows of a spec in the data set's order, without rows that have a null, an empty text or
-    the input of an earlier row. Texts are compared by characters; same_rows.py compares token ids.
+    """Return the rows of a spec in the data set's order, without rows that have a null, an empty
+    text or the input of an earlier row. Texts are compared by characters; same_rows.py compares
+    token ids.
 
     spec.samples rows are drawn with spec.seed, and of those `limit` with `seed` (None: spec.seed).
     The draw is by hash of the row's position, so that a smaller draw is a subset of a larger one
-    and does not depend on a library's random generator.
-    Raises DataError for a missing file or column, no rows, and labels that are not ids or names.
+    and does not depend on a library's random generator. Raises DataError for a missing file or
+    column, no rows, and labels that are not ids or names.
     """
     rows = list(_read(spec).rows)
     rows = _draw(rows, spec.samples, spec.seed, describe_place(spec))
@@ -76,8 +77,8 @@ def read_samples(spec: DataSpec, limit: int | None = None, seed: int | None = No
 
 
 def read_calibration_rows(calibrate: Calibrate, task: Task) -> list[Sample]:
-    """The rows of calibrate.data: a draw of calibrate.samples rows for tasks that calibrate on
-    rows, all rows for text-generation, which joins the texts and cuts windows from them."""
+    """Return the rows of calibrate.data: a draw of calibrate.samples rows or, for text-generation,
+    all rows, because their texts are joined and cut into windows."""
     count = calibrate.samples if task.calibration_items == "rows" else None
     return read_samples(calibrate.data, count, calibrate.seed)
 
@@ -117,7 +118,8 @@ def _draw(rows: list[Sample], count: int | None, seed: int, where: str) -> list[
 
 
 def digest_rows(spec: DataSpec) -> str:
-    """sha256 of the rows of `samples(spec)` as canonical JSON lines."""
+    """Return the sha256 of the rows that `read_samples` returns for the spec, as canonical JSON
+    lines."""
     h = hashlib.sha256()
     for sample in read_samples(spec):
         line = json.dumps(sample.as_row(), sort_keys=True, ensure_ascii=False)
@@ -132,12 +134,12 @@ def _has_label(row: Sample) -> bool:
 def map_labels(
     rows: Sequence[Sample], spec: DataSpec, labels: Sequence[str] | None
 ) -> list[Sample]:
-    """`rows` of `spec` with label and tag ids converted to the model's.
+    """Return `rows` of `spec` with label and tag ids converted to the model's.
 
-    labels: the contract's label names; None for a model without labels leaves rows unchanged
+    labels: the contract's label names; None: the model has no labels, and rows stay unchanged
 
-    Labels are matched by name (labels.map_ids). Raises DataError when the data's names or an
-    id are not among the model's, and for names without an order where the model has none.
+    Labels are matched by name (labels.map_ids). Raises DataError when the data's names or an id are
+    not among the model's, and for names without an order where the model has none.
     """
     where = describe_place(spec)
     check_count([pose for r in rows for pose in r.keypoints or ()], labels or (), where)
@@ -178,7 +180,7 @@ def map_labels(
 
 
 def sort_by_size(rows: Sequence[Sample], task: Task) -> list[Sample]:
-    """The rows ordered by size, so that batches have little padding."""
+    """Return the rows ordered by size, so that batches have little padding."""
     extent = task.inputs.extent
     return sorted(rows, key=lambda r: extent(r.input) + extent(r.text_pair or ""))
 
@@ -186,8 +188,9 @@ def sort_by_size(rows: Sequence[Sample], task: Task) -> list[Sample]:
 def encode_batches(
     rows: Sequence[Sample], contract: Contract, encoder: Any, batch_size: int, length: int
 ) -> Iterator[Batch]:
-    """The model's input arrays for `rows` in order, made by the harness. A batch of texts is padded
-    to its longest, but cut to `length` tokens and the contract's max_length."""
+    """Yield the model's input arrays for `rows`, in order, in batches of batch_size rows. The
+    harness encodes them. A batch of texts is padded to its longest text, cut to `length` tokens and
+    to the contract's max_length."""
     length = min(length, tasks.longest(contract))
     sized = bool(tasks.look_up(contract).inputs.size)
     for start in range(0, len(rows), batch_size):
@@ -205,13 +208,15 @@ def encode_batches(
 def cut_windows(
     rows: Sequence[Sample], tokenizer: Any, contract: Contract, length: int
 ) -> list[Window]:
-    """Windows of exactly `length` tokens, int64, from the texts of `rows` in order.
+    """Return windows of exactly `length` token ids, int64, cut from the texts of `rows` in order.
 
     The texts are tokenized without special tokens, joined by the first of the contract's eos_ids,
     and cut; a shorter remainder is dropped. Conversations are rendered by the chat template, which
-    writes their special tokens, and joined without a token between them. tokenizer: from
-    inputs.text.load_tokenizer. Raises DataError for less than one window, or a window longer than
-    the model's context.
+    writes their special tokens, and joined without a token between them.
+
+    tokenizer: result of inputs.text.load_tokenizer
+
+    Raises DataError for less than one window, or a window longer than the model's context.
     """
     about = contract.decoder
     if not 2 <= length <= about.context:
@@ -238,13 +243,14 @@ def cut_windows(
 
 
 def pick_input(row: Sample, task: Task) -> Any:
-    """The input that stands for a row where the model gets no pairs: its text or image, or of a
-    question its context, which is longer."""
+    """Return the input that stands for a row where the model gets no pairs: its text or image; for
+    question answering the context, which is longer than the question."""
     return row.text_pair if task.extracts and row.text_pair else row.input
 
 
 def _fingerprint(spec: DataSpec) -> str:
-    """JSON of [path, bytes, modification time] of each local file: a key for the cache of _load."""
+    """Return JSON of [path, bytes, modification time] of each local file, part of the cache key of
+    _load."""
     paths = list_files(spec) or (list_folder_files(spec) if is_local(spec) else [])
     with reading(describe_place(spec), error=DataError):
         states = [(str(p), p.stat()) for p in paths]
@@ -253,9 +259,9 @@ def _fingerprint(spec: DataSpec) -> str:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Every usable row of a spec, and its label names in id order.
+    """All usable rows of a spec, with its label names in id order.
 
-    ordered: False for names that only the values give, in alphabetical order
+    ordered: False where the names were collected from the values and sorted alphabetically
     """
 
     rows: tuple[Sample, ...]
@@ -269,7 +275,12 @@ def _read(spec: DataSpec) -> _Rows:
 
 @lru_cache(maxsize=16)
 def _load(spec_json: str, base: str, _fingerprint: str) -> _Rows:
-    """Read the rows, once for a stage's key and its run."""
+    """Read all usable rows of a spec, cached so that a stage's key and its run read them once.
+
+    spec_json: the spec as JSON
+    base: folder of relative paths in the spec
+    _fingerprint: state of the local files, so that a changed file is read again
+    """
     spec = DataSpec.model_validate_json(spec_json).model_copy(update={"base": base})
     table = open_table(spec)
     columns = _columns(spec, table)
@@ -296,7 +307,11 @@ def _parse_rows(
     spec: DataSpec, table: Any, columns: Mapping[str, str], names: tuple[str, ...]
 ) -> Iterator[Sample | None]:
     """Yield a Sample for each row of `table` in order; None for a row with a null or empty text, or
-    without a pose to look for."""
+    without a box in which to look for keypoints.
+
+    columns: {field: column}
+    names: label names in id order
+    """
     for field in [f for f in ("image", *PICTURES) if f in columns]:
         table = disable_decoding(table, columns[field])
     for i, row in enumerate(_rows_of(table, describe_place(spec))):
@@ -313,7 +328,7 @@ def _parse_rows(
 
 
 def _rows_of(table: Any, where: str) -> Iterator[dict[str, Any]]:
-    """Rows of the table; strings are decoded here, so invalid UTF-8 is found only now."""
+    """Yield the rows of the table. Strings are decoded here, so invalid UTF-8 is found only now."""
     with reading(where, error=DataError):
         yield from table
 
@@ -348,7 +363,12 @@ def _columns(spec: DataSpec, table: Any) -> dict[str, str]:
 def _sample(
     values: Mapping[str, Any], names: tuple[str, ...], spec: DataSpec, index: int
 ) -> Sample:
-    """The Sample of {field: value} `values`. index: row number in the data set, for messages."""
+    """Return the Sample of a row's values.
+
+    values: {field: value}
+    names: label names in id order
+    index: row number in the data set, for messages
+    """
     row = f"{describe_place(spec)}: row {index}"
     text, pair, tags = values.get("text", ""), values.get("text_pair"), values.get("tags")
     image, score, messages = values.get("image"), values.get("score"), None
@@ -396,7 +416,7 @@ def _sample(
 
 
 def _text(value: Any, where: str) -> str:
-    """A string or a number as text; a column of numbers alone is read as numbers."""
+    """Return a string or a number as text; `datasets` reads a column of digits as numbers."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if isinstance(value, str) or (number and math.isfinite(value)):
         return str(value)
@@ -421,8 +441,8 @@ def _score(value: Any, where: str) -> float:
 
 
 def _usable(values: Mapping[str, Any]) -> bool:
-    """True for a row without nulls whose text is not empty or white space, and whose conversation
-    has a message."""
+    """Return True for a row without nulls whose text is not empty or white space, and whose
+    conversation has a message."""
     text = next(values[field] for field in INPUTS if field in values)
     empty = not text.strip() if isinstance(text, str) else text in ([], {})
     parts = [*values.values(), *values.get("arrays", {}).values()]

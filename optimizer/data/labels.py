@@ -16,15 +16,19 @@ UNNAMED = re.compile(r"LABEL_\d+")  # transformers' names for the labels of a mo
 
 
 def normalize_text(text: str) -> str:
-    """`text` after NFKC, case folding and collapsing white space, for comparison."""
+    """Return `text` after NFKC, case folding and collapsing white space, for comparison."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 def read_names(
     spec: DataSpec, features: Mapping[str, Any], columns: Mapping[str, str], where: str
 ) -> tuple[str, ...]:
-    """Label names in id order: the spec's, else those the data set declares, else (). Raises
-    DataError when both have the same names in another order."""
+    """Return the label names in id order: the spec's, else those that the data set declares, else
+    (). Raises DataError where both have the same names in another order.
+
+    features: {column: type} of the table
+    columns: {field: column} of the spec
+    """
     declared: tuple[str, ...] = ()
     for field in ("label", "labels", "tags"):
         feature = features.get(columns.get(field, ""))
@@ -40,7 +44,8 @@ def read_names(
 
 
 def collect_names(spec: DataSpec, table: Any, columns: Mapping[str, str]) -> tuple[str, ...]:
-    """The label names in the values of a column of texts, in alphabetical order; () for ids.
+    """Return the distinct label names in a column of texts, in alphabetical order; () where labels
+    are ids.
 
     table: rows, from tables.open_table
     columns: {field: column}
@@ -61,7 +66,8 @@ def collect_names(spec: DataSpec, table: Any, columns: Mapping[str, str]) -> tup
 
 
 def label_id(value: Any, names: Sequence[str], where: str) -> int:
-    """The id of a label that is an id or one of `names`. Raises DataError for any other value."""
+    """Return the id of a label that is given as an id or as one of `names`. Raises DataError for
+    any other value."""
     if isinstance(value, str):
         if value in names:
             return names.index(value)
@@ -82,8 +88,13 @@ def label_id(value: Any, names: Sequence[str], where: str) -> int:
 
 
 def label_ids(value: Any, names: Sequence[str], separator: str, where: str) -> tuple[int, ...]:
-    """The ids, ascending, of the labels in a value: a list of ids or names, or a text of names with
-    `separator` between them. Raises DataError for any other value and for a label listed twice."""
+    """Return the ids, ascending, of several labels.
+
+    value: a list of ids or names, or a text of names with `separator` between them
+    where: the row, for messages
+
+    Raises DataError for any other value, and for a label listed twice.
+    """
     if isinstance(value, str):
         value = [part.strip() for part in value.split(separator) if part.strip()]
         if not names and all(part.isdecimal() for part in value):
@@ -108,10 +119,11 @@ def label_ids(value: Any, names: Sequence[str], separator: str, where: str) -> t
 
 
 def map_ids(names: Sequence[str], labels: Sequence[str], where: str) -> list[int]:
-    """The model's label id for each label id of the data set.
+    """Return the model's label id for each label id of the data set.
 
-    names: the data set's label names, compared after `normal`; () keeps ids unchanged
-    labels: the model's label names; LABEL_0, ... keep ids unchanged
+    names: the data set's label names in id order, compared after `normalize_text`; (): ids stay
+        unchanged
+    labels: the model's label names; with LABEL_0, ... ids stay unchanged
 
     Raises DataError when the names are not the same set.
     """
@@ -138,12 +150,13 @@ def map_ids(names: Sequence[str], labels: Sequence[str], where: str) -> list[int
 
 
 def map_names(names: Sequence[str], labels: Sequence[str], where: str) -> list[int]:
-    """The model's label id for each name of `names`, of which the data may lack some.
+    """Return the model's label id for each of `names`. The data may lack some of the model's
+    labels.
 
-    names: names that the values of the data have, compared after `normal`
-    labels: the model's label names; () for a model without
+    names: names in the data, compared after `normalize_text`
+    labels: the model's label names; () for a model without any
 
-    Raises DataError for a name that no label or more than one has.
+    Raises DataError for a name that matches none or several labels.
     """
     ids: dict[str, list[int]] = {}
     for i, label in enumerate(labels):

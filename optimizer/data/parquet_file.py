@@ -22,8 +22,8 @@ BUFFER = 1 << 20  # bytes of the file read at once
 
 
 def find_common_columns(files: Sequence[str], spec: DataSpec) -> list[str]:
-    """The spec's column names, sorted, if every file has them, so that only they are read; else [],
-    so that all are read and the message about the missing column can list them."""
+    """Return the spec's column names, sorted, if every file has them, so that only they are read.
+    Else return [], so that all are read and the message about the missing column can list them."""
     columns = set(spec.columns.values())
     for file in map(Path, files):
         with reading(file, error=DataError):
@@ -33,7 +33,8 @@ def find_common_columns(files: Sequence[str], spec: DataSpec) -> list[str]:
 
 
 def measure_sizes(file: Path, columns: Sequence[str] | None, most: int) -> Iterator[int]:
-    """Yield bytes of the columns: the footer's total, then the total after every TOGETHER rows.
+    """Yield decompressed sizes in bytes: first the total in the footer, then the bytes read so far
+    after every TOGETHER rows.
 
     columns: names of the columns to read; None for all
     most: maximum number of columns, nested ones included
@@ -71,14 +72,14 @@ def _open_parquet(file: Path) -> Any:
 
 
 def _decode(column: Any) -> Any:
-    """The column with dictionary encoding resolved to values."""
+    """Return the column with dictionary encoding resolved to values."""
     from pyarrow import types
 
     return column.dictionary_decode() if types.is_dictionary(column.type) else column
 
 
 def _longest(column: Any) -> int:
-    """Bytes of the longest value; for lists the bytes of all values, an upper bound."""
+    """Return the bytes of the longest value; for lists the bytes of all values, an upper bound."""
     from pyarrow import compute, types
 
     texts = (types.is_string, types.is_binary, types.is_large_string, types.is_large_binary)

@@ -1,4 +1,4 @@
-"""Read images of data sets from columns of paths, file contents, or `datasets` Image features."""
+"""Read images from columns of paths, file contents, or Image features of library `datasets`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ACCEPTED = "the path of an image file, relative to the data spec, or its bytes"
 
 @dataclass(frozen=True)
 class Picture:
-    """An image of a row."""
+    """Image of a row."""
 
     name: str  # file name, or the row's place
     sha256: str  # digest of the file's bytes
@@ -25,7 +25,8 @@ class Picture:
 
 
 def disable_decoding(table: Any, column: str) -> Any:
-    """`table` with bytes or paths in `column` in place of decoded images; the harness decodes."""
+    """Return `table` with bytes or paths in `column` in place of decoded images, because the
+    harness decodes them."""
     import datasets
 
     feature = table.features[column]
@@ -35,12 +36,13 @@ def disable_decoding(table: Any, column: str) -> Any:
 
 
 def read_picture(value: Any, base: str, where: str) -> Picture:
-    """The Picture of a column's `value`: a path, a file's bytes, or {"bytes", "path"} of
+    """Return the Picture in a column's value: a path, a file's bytes, or {"bytes", "path"} of
     `datasets`.
-    Raises DataError for any other value, and for a file that is missing or too large.
 
     base: folder of the data spec
     where: the row, for messages
+
+    Raises DataError for any other value, and for a file that is missing or too large.
     """
     if isinstance(value, Mapping):  # as `datasets` has them: either may be null
         content, path = value.get("bytes"), value.get("path")

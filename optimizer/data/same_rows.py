@@ -1,5 +1,5 @@
-"""Find equal rows in data sets: equal arrays, images with equal files, texts with equal token ids,
-or with equal characters if the model has no tokenizer."""
+"""Find equal inputs in data sets. Arrays and image files are compared by digest, texts by token
+ids, or by characters if the model has no tokenizer."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ def check_disjoint(
     ranks: bool = False,
     extracts: bool = False,
 ) -> None:
-    """Raise DataError when an image, or a text of a row or pair, is in two of `sets`, {name: rows},
-    because a model looks too good on data that it was tuned on.
+    """Raise DataError when an image, or a text of a row or pair, is in two data sets. A model looks
+    too good on data that it was tuned on.
 
-    ids: None compares characters
-    ranks: True for queries and documents, of which the queries alone are compared, because queries
-        share the documents of a corpus
-    extracts: True for questions and contexts, of which the contexts alone are compared
+    sets: {name: rows}
+    ids: function from texts to token ids; None: texts are compared by characters
+    ranks: True for queries and documents, of which only queries are compared, because queries share
+        the documents of a corpus
+    extracts: True for questions and contexts, of which only contexts are compared
     """
     compared = slice(0, 1) if ranks else slice(1 if extracts else 0, None)
     same = "the same characters" if ids is None else "the same token ids"
@@ -61,8 +62,10 @@ def _texts(row: Sample) -> tuple[str, ...]:
 
 
 def make_text_keys(texts: Sequence[str], ids: TokenIds | None) -> dict[str, str | bytes]:
-    """{text: key}, equal for texts that a model cannot distinguish: a digest of the token ids, or
-    the text itself where `ids` is None."""
+    """Return {text: key}, with equal keys for texts that a model cannot distinguish.
+
+    ids: function from texts to token ids, of which a key is the digest; None: the key is the text
+    """
     distinct = list(dict.fromkeys(texts))
     if ids is None:
         return {text: text for text in distinct}
@@ -76,7 +79,8 @@ def _answers(row: Sample) -> tuple[object, ...]:
 
 
 def drop_repeated(rows: Sequence[Sample], where: str, ids: TokenIds | None = None) -> list[Sample]:
-    """The rows without repetitions of an input, compared as in check_disjoint; the first stays."""
+    """Return the rows without later rows that repeat an input; inputs are compared as in
+    check_disjoint."""
     keys = make_text_keys([t for r in rows for t in _texts(r)], ids)
     first: dict[tuple[str | bytes, ...], Sample] = {}
     differ = 0

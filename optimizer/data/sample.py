@@ -1,4 +1,4 @@
-"""Record of a row of a data set."""
+"""Row of a data set."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ LATER = (
 class Sample:
     """One row: a text, a pair of texts, an image, a conversation, or arrays.
 
-    messages: {"role", "content"} each of a conversation, whose plain text is `text`; () where
-        `text` is the conversation as the model's chat template writes it
+    messages: a conversation as {"role", "content"} each, whose plain text is in `text`; () where
+        `text` is the conversation rendered by the model's chat template; None: not a conversation
     """
 
     text: str = ""
@@ -48,7 +48,7 @@ class Sample:
 
     @property
     def input(self) -> Any:
-        """The row's text, image (perhaps with boxes) or arrays, as the harness takes it."""
+        """Text, image (perhaps with boxes) or arrays of the row, as the harness takes them."""
         if self.arrays is not None:
             return self.arrays
         if self.image is not None and self.boxes is not None:
@@ -57,13 +57,14 @@ class Sample:
 
     @property
     def boxes(self) -> tuple[Box, ...] | None:
-        """Boxes of the image in which the model looks for keypoints."""
+        """Boxes of the image in which the model is to find keypoints; None for a row without
+        poses."""
         if self.keypoints is None:
             return None
         return tuple(pose.box for pose in self.keypoints if pose.read)
 
     def as_row(self) -> dict[str, Any]:
-        """The row as JSON, with the digest of an image or of arrays in place of them."""
+        """Return the row as JSON, with digests in place of images and arrays."""
         row = {**vars(self)}
         if self.arrays is not None:
             row["arrays"] = self.arrays.sha256

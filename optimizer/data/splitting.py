@@ -12,12 +12,15 @@ Key = str | bytes
 def split(
     inputs: Sequence[Sequence[Key]], labels: Sequence[Hashable], shares: Mapping[str, float]
 ) -> dict[str, list[int]]:
-    """Return {part: indices of its rows, ascending}. Rows that share an input go to one part: the
-    largest groups first, each to the part that lacks most rows, and each label is shared out alike.
+    """Split rows into parts such that rows that share an input are in one part; return {part:
+    indices of its rows, ascending}.
 
-    inputs: keys of the inputs of each row, as text_keys gives them
-    labels: label of each row; None without
-    shares: {part: share of the rows}; rows beyond the shares are left out
+    inputs: keys of the inputs of each row, from same_rows.make_text_keys
+    labels: label of each row, None for rows without; the rows of each label are divided by the same
+        shares
+    shares: {part: its share of the rows}; rows beyond the sum of shares are left out
+
+    The largest groups of connected rows go first, each to the part that lacks most rows.
     """
     groups: dict[Hashable, list[list[int]]] = defaultdict(list)
     for rows in _connected(inputs):
@@ -41,7 +44,8 @@ def _rank(keys: Sequence[Key]) -> bytes:
 
 
 def _connected(inputs: Sequence[Sequence[Key]]) -> list[list[int]]:
-    """Return the rows in groups without a common input."""
+    """Group the rows such that rows of different groups have no input in common; return each
+    group's indices."""
     parent = list(range(len(inputs)))
 
     def root(i: int) -> int:

@@ -1,6 +1,7 @@
-"""Find the files of a data spec and read them through the `datasets` library.
+"""Find the files of a data spec, and read them through library `datasets`.
 
-Its cache is a temporary folder for files, and the user's Hugging Face cache for hub ids.
+The cache of `datasets` is a temporary folder for files, and the user's Hugging Face cache for hub
+ids.
 """
 
 from __future__ import annotations
@@ -28,16 +29,17 @@ FILE_FORMATS = ("csv", "json", "parquet", "text", NPZ)
 
 
 def describe_place(spec: DataSpec) -> str:
+    """Return the place of the data, for messages."""
     return f"data {spec.source}{': ' + ', '.join(spec.files) if spec.files else ''}"
 
 
 def is_local(spec: DataSpec) -> bool:
-    """True for a spec of files or a folder on this machine."""
+    """Return True for a spec of files or a folder on this machine."""
     return spec.source in FILE_FORMATS or _folder(spec).is_dir()
 
 
 def _folder(spec: DataSpec) -> Path:
-    """The path of a source that is a folder. Raises DataError for an impossible path."""
+    """Return the path of a source that is a folder. Raises DataError for an impossible path."""
     folder = Path(spec.base or ".") / spec.source
     with reading(describe_place(spec), error=DataError):
         folder.is_dir()
@@ -45,7 +47,7 @@ def _folder(spec: DataSpec) -> Path:
 
 
 def list_files(spec: DataSpec) -> list[Path]:
-    """The spec's files, each once, with globs expanded relative to the spec's folder."""
+    """Return the spec's files, each once, with globs expanded relative to the spec's folder."""
     with reading(describe_place(spec), error=DataError):
         return _local_files(spec)
 
@@ -78,8 +80,9 @@ def _local_files(spec: DataSpec) -> list[Path]:
 
 
 def list_folder_files(spec: DataSpec) -> list[Path]:
-    """Sorted paths of all files below a source that is a folder; [] for a format of FILE_FORMATS.
-    Raises DataError for more than FILES, because such a folder is unlikely to be a data set."""
+    """Return the sorted paths of all files below a source that is a folder; [] for a format of
+    FILE_FORMATS. Raises DataError for more than FILES files, because such a folder is unlikely to
+    be a data set."""
     if spec.source in FILE_FORMATS:
         return []
     paths: list[Path] = []
@@ -96,7 +99,7 @@ def list_folder_files(spec: DataSpec) -> list[Path]:
 
 
 def open_table(spec: DataSpec) -> Any:
-    """The `datasets` table of the spec's split, or one with its interface."""
+    """Return the table of the spec's split, from library `datasets` or with the same interface."""
     if spec.source == NPZ:
         files = list_files(spec)
         if not files:
@@ -188,8 +191,9 @@ def _of_files(spec: DataSpec, files: list[str], cache: Path, **options: Any) -> 
 
 
 def detect_separator(spec: DataSpec, file: Path) -> str:
-    """The character between the fields of a csv file: the spec's, else the first of SEPARATORS with
-    which the first line has the spec's columns, else the one that gives it the most fields."""
+    """Return the character between the fields of a csv file: the spec's; else the first of
+    SEPARATORS with which the first line has the spec's columns; else the one with which it has the
+    most fields."""
     if spec.separator is not None:
         return spec.separator
     with reading(file, error=DataError), open_unpacked(file) as content:
@@ -206,7 +210,7 @@ def detect_separator(spec: DataSpec, file: Path) -> str:
 def _columns_of_each(
     spec: DataSpec, files: list[str], cache: Path, options: Mapping[str, Any]
 ) -> Any:
-    """A table of the spec's columns alone, joined from files whose other columns differ."""
+    """Return a table of only the spec's columns, joined from files whose other columns differ."""
     import datasets
 
     columns, tables = list(spec.columns.values()), []
@@ -225,7 +229,8 @@ def _columns_of_each(
 
 
 def _check_folder(folder: Path, cache: Path) -> None:
-    """Apply the check of CHECKS to each file, of all splits, that `datasets` reads in `folder`."""
+    """Apply the check for its format to each file in `folder` that `datasets` would read, of all
+    splits."""
     import datasets
 
     builder = datasets.load_dataset_builder(str(folder), cache_dir=str(cache))
@@ -249,8 +254,9 @@ def _check_not_empty(files: Sequence[str]) -> None:
 
 @lru_cache(maxsize=16)
 def _commit(name: str, revision: str | None) -> str | None:
-    """The commit of hub data set `name`, resolved once per process, so that key and run read the
-    same rows even after a push; `revision` where that is a commit or the hub does not answer."""
+    """Return the commit of a data set on the hub, resolved once per process, so that a step's key
+    and its run read the same rows even after a push. `revision` is returned where it is a commit
+    already, or the hub does not answer."""
     from huggingface_hub import HfApi
 
     if revision is not None and re.fullmatch("[0-9a-f]{40}", revision):

@@ -1,1 +1,1 @@
-"""A smaller checkpoint of the same architecture: fewer neurons, fewer heads, fewer blocks."""
+"""Make a smaller checkpoint of the same architecture, with fewer neurons, heads or blocks."""

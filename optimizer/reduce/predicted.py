@@ -36,7 +36,7 @@ SOLVED = {"magnitude": 0, "activations": 0, "fisher": 56, "second_order": 64}
 
 
 def write_remark(section: Reduction) -> str:
-    """Remark of `plan` where sizes are not known beforehand; else ""."""
+    """Return a remark for `plan` where the sizes are not known beforehand; else ""."""
     if section.reduce.latency_gain is None:
         return ""
     several = f", and for {CANDIDATES} sizes that are compared" if _compares(section) else ""
@@ -45,17 +45,17 @@ def write_remark(section: Reduction) -> str:
 
 
 def _compares(section: Reduction) -> bool:
-    """True where several sizes may be equally fast and there is text to compare them on. (With
-    `width` alone there is one size for an architecture that keeps its heads.)"""
+    """Return True where several sizes may be equally fast and there is text to compare them on.
+    (With `width` alone there is one size for an architecture that keeps its heads.)"""
     chosen = {*section.reduce.chosen}
     kinds = len(chosen - {"width"}) + 2 * ("width" in chosen)
     return section.reduce.latency_gain is not None and section.calibrate is not None and kinds > 1
 
 
 def predict_shapes(section: Reduction, reference: Shapes) -> Shapes:
-    """Shapes of the smaller model with all its heads, whose size is not in the headers: an upper
-    bound where heads are removed. The reference's shapes where its neurons are not known, or sizes
-    follow from times."""
+    """Return the shapes of the smaller model, assuming that it keeps all heads, because their size
+    is not in the headers. This is an upper bound where heads are removed. Returns the reference's
+    shapes where its neurons are not known, or sizes are chosen by measured times."""
     match, goal = _family(reference), section.reduce.goal
     if match is None or goal is None or goal.latency_gain is not None:
         return reference
@@ -97,7 +97,8 @@ def predict_shapes(section: Reduction, reference: Shapes) -> Shapes:
 
 
 def _family(reference: Shapes) -> tuple[Family, str, list[str]] | None:
-    """(family whose linears every block has, prefix of the base model, blocks); None: none has."""
+    """Return (the family whose linear layers all blocks have, prefix of the base model, names of
+    the blocks); None if no family fits."""
     for family in FAMILIES.values():
         for prefix in (f"{family.base}.", ""):
             start = f"{prefix}{family.blocks}."

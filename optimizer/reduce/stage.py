@@ -1,8 +1,8 @@
-"""Stage `reduce`: write a smaller checkpoint of the same architecture, which later stages use in
-place of load's and transformers loads unchanged; or the recipe's student (student.py).
+"""Stage `reduce`: write a smaller checkpoint of the same architecture, or the recipe's student
+(student.py). Later stages use it in place of load's, and transformers can load it unchanged.
 
-out/checkpoint/, contract.json, source.json   in the layout of load
-out/reduced.json                              the blocks, units and sizes: see structure/write.py
+out/checkpoint/, contract.json, source.json   in the layout of load out/reduced.json
+the blocks, units and sizes: see structure/write.py
 """
 
 from __future__ import annotations
@@ -148,6 +148,7 @@ def files(section: Reduction) -> Mapping[str, str]:
 
 
 def shapes(section: Reduction, reference: Shapes, *_latencies: Shapes) -> Shapes:
+    """Return the shapes of the tensors that the stage will write."""
     if section.reduce.student is not None:
         return student.shapes(section)
     return predicted.predict_shapes(section, reference)

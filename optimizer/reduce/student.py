@@ -92,17 +92,19 @@ def check(section: Reduction, reference: Path) -> None:
 
 
 def files(section: Reduction) -> Mapping[str, str]:
+    """Return {name: digest} of the student's files."""
     with report_at_student():
         return source.digest_source(_bare(section))
 
 
 def shapes(section: Reduction) -> Shapes:
+    """Return the shapes of the student's tensors."""
     with report_at_student():
         return headers.read_shapes(_bare(section))
 
 
 def estimate(section: Reduction) -> Estimate:
-    """Estimate the stage as load of the student."""
+    """Estimate the stage in the same way as stage load for the student."""
     with report_at_student():
         model = _bare(section)
         return load.estimate(model, headers.read_shapes(model))
@@ -115,14 +117,16 @@ def _student(section: Reduction) -> Student:
 
 
 def _bare(section: Reduction) -> Model:
-    """Recipe section with which load reads the student, without the reference's contract."""
+    """Return the recipe section with which load reads the student, without settings of the
+    reference."""
     chosen = _student(section)
     own = chosen.model_dump(include={"source", "revision", "subfolder"})
     return Model(task=section.task, base=chosen.base, **own)
 
 
 def _model(section: Reduction, reference: Path) -> Model:
-    """The section of `_bare` with the reference's maximum length, pooling and normalization."""
+    """Return the section of `_bare` with the reference's maximum length, pooling and
+    normalization."""
     contract = contracts.read(reference / CONTRACT)
     fields = {
         "max_length": contract.text.max_length,
@@ -158,8 +162,8 @@ def _mere_config(folder: Path) -> bool:
 
 
 def _has_no_weights(chosen: Student, folder: Path) -> bool:
-    """True where the student is a local folder without weights. A fetched one may have weights in a
-    format that was not fetched, which load reports."""
+    """Return True where the student is a local folder without weights. A fetched folder may have
+    weights in a format that was not fetched, which load reports."""
     local = not chosen.source.startswith(source.PACKAGE) and source.is_local(
         chosen.source, chosen.base
     )
@@ -167,7 +171,7 @@ def _has_no_weights(chosen: Student, folder: Path) -> bool:
 
 
 def _initialise(chosen: Student, model: Model, folder: Path, reference: Path, out: Path) -> Path:
-    """Write to `out`, and return, a folder with the weights that transformers gives a new model."""
+    """Write a model with transformers' initial weights to `out`; return the folder."""
     config = read_config(folder, model)
     labels = contracts.read(reference / CONTRACT).labels
     if labels is not None:
@@ -281,7 +285,8 @@ def _document(student: Mapping[str, Any], task: str, reference: Path, out: Path)
 
 
 def is_initialized(folder: Path) -> bool:
-    """True where the model in `folder` was initialised, and so has no trained embeddings."""
+    """Return True where the model in `folder` has random initial weights, and so no trained
+    embeddings."""
     file = folder / REDUCED
     student = json.loads(file.read_text("utf-8")).get("student") if file.is_file() else None
     return bool(student and student["initialized"])

@@ -1,1 +1,1 @@
-"""Right answers about images: objects with boxes, masks of labels, depths."""
+"""Read ground truth about images: objects with boxes, poses, masks of labels, depths."""

@@ -1,4 +1,4 @@
-"""Read masks and depths: a number for each pixel of an image."""
+"""Read label masks and depth maps: one number for each pixel of an image."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ MODES = ("1", "L", "P", "I", "I;16", "I;16L", "I;16B", "F")
 
 
 def read_map(picture: Picture, sides: tuple[int, ...], where: str) -> npt.NDArray[Any]:
-    """The numbers (height, width) in a file: an image of one channel, or a .npy. Raises DataError
-    for another file, and for other sides than the image's.
+    """Return the numbers (height, width) in a file: an image of one channel, or a .npy.
 
-    sides: height and width of the image
+    sides: height and width of the image that the map belongs to
+    where: the row, for messages
+
+    Raises DataError for another file, and for other sides than the image's.
     """
     source = picture.source
     content = source.read_bytes() if isinstance(source, Path) else source

@@ -19,11 +19,11 @@ ACCEPTED = (
 
 @dataclass(frozen=True)
 class Labelled:
-    """An object of an image.
+    """Object of an image.
 
-    label: name or id in the data; after `in_model` the model's label id
+    label: name or id in the data; after `map_to_model` the model's label id
     box: left, top, width and height in pixels
-    crowd: True for COCO's iscrowd, a group that is not counted
+    crowd: True for COCO's iscrowd, a group that metrics leave out
     """
 
     label: str | int
@@ -32,17 +32,26 @@ class Labelled:
 
 
 def read_objects(value: Any, where: str) -> tuple[Labelled, ...]:
-    """The objects in a value, () for an image without any. Raises DataError for other values.
+    """Return the objects in a column's value; () for an image without any.
 
     where: the row, for messages
+
+    Raises DataError for any other value.
     """
     each = enumerate(read_annotations(value, where, ACCEPTED, "objects"))
     return tuple(_object(one, f"{where}[{i}]") for i, one in each)
 
 
 def read_annotations(value: Any, where: str, accepted: str, noun: str) -> list[Mapping[str, Any]]:
-    """The annotations in a value: a list of objects, or an object with lists of one length. Raises
-    DataError for other values."""
+    """Return the annotations in a column's value, one mapping per object.
+
+    value: a list of objects, or an object with lists of one length
+    where: the row, for messages
+    accepted: accepted form of a value, for messages
+    noun: name of an annotation, for messages
+
+    Raises DataError for any other value.
+    """
     if isinstance(value, Mapping):
         columns = {name: values for name, values in value.items() if isinstance(values, list)}
         counts = {len(values) for values in columns.values()}
@@ -62,7 +71,8 @@ def read_annotations(value: Any, where: str, accepted: str, noun: str) -> list[M
 def read_box(
     fields: Mapping[str, Any], where: str, accepted: str
 ) -> tuple[float, float, float, float]:
-    """Left, top, width and height of an annotation. Raises DataError for other values."""
+    """Return left, top, width and height of an annotation's box. Raises DataError for other
+    values."""
     box = next((fields[name] for name in BOXES if fields.get(name) is not None), None)
     if not isinstance(box, Sequence) or len(box) != 4 or not all(map(number, box)):
         raise DataError(f"{str(box)[:80]} is not a box", where=where, accepted=accepted)
@@ -86,7 +96,7 @@ def _object(fields: Mapping[str, Any], where: str) -> Labelled:
 
 
 def number(value: Any) -> bool:
-    """True for a finite number."""
+    """Return True for a finite number."""
     known = isinstance(value, int | float) and not isinstance(value, bool)
     return known and math.isfinite(value)
 
@@ -94,7 +104,8 @@ def number(value: Any) -> bool:
 def map_to_model(
     objects: Sequence[Labelled], names: Sequence[str], labels: Sequence[str], where: str
 ) -> tuple[Labelled, ...]:
-    """`objects` with the model's label ids. Raises DataError for a label that the model lacks.
+    """Return `objects` with the model's label ids. Raises DataError for a label that the model
+    lacks.
 
     names: the data set's label names in id order; (): ids of the data are the model's
     labels: the model's label names

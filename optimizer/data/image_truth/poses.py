@@ -18,12 +18,12 @@ ACCEPTED = (
 
 @dataclass(frozen=True)
 class Pose:
-    """A person or object in an image.
+    """Person or object in an image, with keypoints.
 
     box: left, top, width and height in pixels
-    keypoints: (x, y, v) each, v 0 where the place is not known; () where none was given
+    keypoints: (x, y, v) each, with v = 0 where the place is unknown; () without keypoints
     area: pixels of the segment; of the box where the data have none
-    crowd: True for COCO's iscrowd, a group that is not counted
+    crowd: True for COCO's iscrowd, a group that metrics leave out
     """
 
     box: tuple[float, float, float, float]
@@ -38,12 +38,15 @@ class Pose:
 
     @property
     def read(self) -> bool:
-        """True for a box in which the model looks for keypoints."""
+        """True for a box in which the model is to find keypoints."""
         return not self.crowd and (not self.keypoints or self.labelled > 0)
 
 
 def read_poses(value: Any, where: str) -> tuple[Pose, ...]:
-    """The poses in a value. Raises DataError for other values. where: the row, for messages"""
+    """Return the poses in a column's value. Raises DataError for any other value.
+
+    where: the row, for messages
+    """
     each = enumerate(read_annotations(value, where, ACCEPTED, "poses"))
     return tuple(_pose(fields, f"{where}[{i}]") for i, fields in each)
 
@@ -72,7 +75,7 @@ def _pose(fields: Mapping[str, Any], where: str) -> Pose:
 
 
 def check_count(poses: Sequence[Pose], labels: Sequence[str], where: str) -> None:
-    """Raise DataError for a pose with another number of keypoints than the model."""
+    """Raise DataError for a pose whose number of keypoints differs from the model's."""
     for pose in poses:
         if len(pose.keypoints) not in (0, len(labels)):
             raise DataError(

@@ -1,4 +1,5 @@
-"""Table of the checks of a data set's inputs, by kind, before a model runs on them."""
+"""Checks, by kind of input, that the inputs of a data set are usable and differ, before a model
+runs on them."""
 
 from __future__ import annotations
 
@@ -19,5 +20,5 @@ SENSES: Mapping[str, Sense] = {
 
 
 def get_sense(contract: Contract) -> Sense:
-    """The Sense of the contract's kind of input."""
+    """Return the checks for the contract's kind of input."""
     return SENSES[contract.input_kind]

@@ -17,7 +17,7 @@ from optimizer.harness.inputs.image_file import UnreadableImage
 
 @dataclass(frozen=True)
 class ImageSense:
-    """Counts of a data set's images."""
+    """Counts over a data set's images, from which `check` judges them."""
 
     images: int  # different files
     rows: int  # different arrays after resizing and cropping
@@ -49,8 +49,11 @@ def measure(
 
 
 def check(sense: ImageSense, name: str) -> None:
-    """Raise DataError where fewer than min(FEWEST, images) arrays differ, or more than half of the
-    images have the pixels of another. name: the data's place in the recipe, for messages."""
+    """Raise DataError where fewer than min(FEWEST, number of images) arrays differ, or more than
+    half of the images have the same pixels as another one.
+
+    name: place of the data in the recipe, for messages
+    """
     fix = "Check that the image processor belongs to the model, and that these are your images."
     few = min(FEWEST, sense.images)
     if sense.rows < few:
@@ -71,7 +74,8 @@ def check(sense: ImageSense, name: str) -> None:
 
 
 def write_warnings(sense: ImageSense, name: str) -> list[str]:
-    """[sentence] where more than half of the images are each of a single colour, else []."""
+    """Return a list with one sentence where more than half of the images have a single colour, else
+    []."""
     if 2 * sense.flat <= sense.images:
         return []
     return [f"{name} data: {sense.flat} of {sense.images} images have one colour"]

@@ -19,11 +19,11 @@ def _none(counts: Any, name: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Sense:
-    """Checks of one kind of input.
+    """Checks for one kind of input.
 
-    measure: (samples, contract, encoder, length) -> counts, a dataclass with sha256
-    check: (counts, place in the recipe) raises DataError
-    warnings: (counts, place in the recipe) -> sentences
+    measure: function (samples, contract, encoder, length) -> counts, a dataclass with sha256
+    check: function (counts, place in the recipe) that raises DataError
+    warnings: function (counts, place in the recipe) -> sentences
     """
 
     measure: Callable[[Sequence[Sample], Contract, Any, int | None], Any]

@@ -1,4 +1,4 @@
-"""Check that rows of arrays fit the model and differ."""
+"""Check that rows of arrays have the model's inputs, and differ from each other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from optimizer.harness.inputs.tensors import encode
 
 @dataclass(frozen=True)
 class TensorSense:
-    """Counts of a data set's rows."""
+    """Counts over a data set's rows, from which `check` judges them."""
 
     rows: int
     different: int
@@ -25,7 +25,8 @@ class TensorSense:
 def measure(
     samples: Sequence[Sample], contract: Contract, encoder: None, length: int | None = None
 ) -> TensorSense:
-    """Count the rows of `samples`. Raises DataError for one that does not fit the model."""
+    """Count the rows of `samples`. Raises DataError for a row that does not fit the model's
+    inputs."""
     del length
     digests = []
     for i, sample in enumerate(samples):
@@ -38,8 +39,10 @@ def measure(
 
 
 def check(sense: TensorSense, name: str) -> None:
-    """Raise DataError for fewer than min(FEWEST, rows) different rows. name: the data's place in
-    the recipe, for messages."""
+    """Raise DataError where fewer than min(FEWEST, number of rows) rows differ.
+
+    name: place of the data in the recipe, for messages
+    """
     few = min(FEWEST, sense.rows)
     if sense.different < few:
         raise DataError(

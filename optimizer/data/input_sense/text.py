@@ -28,7 +28,7 @@ CHUNK = 1000  # texts tokenized at once
 
 @dataclass(frozen=True)
 class TextSense:
-    """Counts of a data set's texts and their tokens, without special tokens."""
+    """Counts over a data set's texts and their tokens, without special tokens."""
 
     texts: int  # different texts
     rows: int  # different rows of token ids, as the model gets them
@@ -94,8 +94,8 @@ def measure(
 def _lengths(
     samples: Sequence[Sample], contract: Contract, tokenizer: Any, length: int | None
 ) -> dict[str, int]:
-    """Histogram of the rows that the model gets, with special tokens and prompt; {} for
-    text-generation, whose texts are joined."""
+    """Return {length bound in tokens: rows up to it} of the rows that the model gets, with special
+    tokens and prompt; {} for text-generation, whose texts are joined."""
     task = tasks.look_up(contract)
     if task.generates:
         return {}
@@ -118,8 +118,12 @@ def _lengths(
 def _token_rows(
     texts: Sequence[tuple[str, str | None]], tokenizer: TextTokenizer, room: int | None
 ) -> Iterator[tuple[str, list[int]]]:
-    """(text, token ids without special tokens); a pair is two texts joined. room: maximum tokens
-    that count, so that only the beginning of a longer text is read."""
+    """Yield (text, token ids without special tokens) for each text; the two texts of a pair are
+    joined.
+
+    room: maximum tokens that count, so that only the beginning of a longer text is tokenized; None:
+        all
+    """
     for start in range(0, len(texts), CHUNK):
         part = [
             [t if room is None else tokenizer.head(t, room + 1) for t in (text, pair or "")]
@@ -132,7 +136,7 @@ def _token_rows(
 
 
 def _room(contract: Contract, tokenizer: Any, length: int | None) -> int | None:
-    """Maximum tokens of a text besides special ones and the prompt's; None for no limit."""
+    """Return the maximum tokens of a text, without special tokens and prompt; None for no limit."""
     task = tasks.look_up(contract)
     if task.generates or (task.extracts and length is None):  # windows read all of a context
         return None
@@ -142,8 +146,12 @@ def _room(contract: Contract, tokenizer: Any, length: int | None) -> int | None:
 
 
 def check(sense: TextSense, name: str) -> None:
-    """Raise DataError where over half of the texts are unknown tokens only, or have another text's
-    tokens, or fewer than min(FEWEST, texts) token rows differ. name: place in the recipe."""
+    """Raise DataError where more than half of the texts are only unknown tokens or have the same
+    tokens as another text, or where fewer than min(FEWEST, number of texts) texts have different
+    tokens.
+
+    name: place of the data in the recipe, for messages
+    """
     fix = (
         "If the model was trained with another tokenizer, save that one in its folder with "
         "save_pretrained (docs/tutorial.md, section 1); else bring texts that it knows."
@@ -176,7 +184,8 @@ def check(sense: TextSense, name: str) -> None:
 
 
 def write_warnings(sense: TextSense, name: str) -> list[str]:
-    """A sentence per oddity (unknown tokens, cut, many tokens) of more than half of the texts."""
+    """Return one sentence for each oddity that more than half of the texts have: an unknown token,
+    tokens that are cut off, more tokens than characters."""
     counts = {
         "have a token that the tokenizer does not know": sense.some_unknown,
         "are longer than the model or the recipe takes, and are cut": sense.cut,

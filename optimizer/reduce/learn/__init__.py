@@ -1,1 +1,2 @@
-"""Learning from the reference: distillation, recovery and quantization-aware training."""
+"""Train a model on the outputs of the reference: distillation, recovery and quantization-aware
+training."""

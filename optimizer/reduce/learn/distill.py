@@ -39,7 +39,10 @@ LOGITS = 1 << 26  # maximum logits at once, which are the largest tensors of a s
 
 @dataclass(frozen=True)
 class Texts:
-    """Texts to learn from, or to judge by. rows: datasets.Sample, or windows of token ids."""
+    """Texts for training or for held-out losses, encoded on demand.
+
+    rows: data rows (datasets.Sample), or windows of token ids
+    """
 
     rows: Sequence[Any]
     contract: Contract
@@ -48,8 +51,8 @@ class Texts:
 
     @cached_property
     def lengths(self) -> list[int]:
-        """Lengths in tokens as truncated by `batch`. Sorting by characters instead would leave a
-        quarter of a batch to padding."""
+        """Return the length of each text in tokens, after the truncation of `batch`. Sorting by
+        characters instead would leave a quarter of a batch to padding."""
         if not isinstance(self.rows[0], datasets.Sample):
             return [self.sequence_length] * len(self.rows)
         limit = min(self.sequence_length, tasks.longest(self.contract))
@@ -62,7 +65,8 @@ class Texts:
         return sizes
 
     def batch(self, indices: Sequence[int]) -> dict[str, Tensor]:
-        """Input tensors of the texts at `indices`, padded to one batch as the harness does."""
+        """Return {input: tensor} of the texts at `indices`, padded to one batch as the harness
+        does."""
         rows = [self.rows[i] for i in indices]
         if not isinstance(rows[0], datasets.Sample):
             ids = torch.stack([torch.as_tensor(r, dtype=torch.int64) for r in rows])
@@ -75,13 +79,13 @@ class Texts:
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def labels(self, indices: Sequence[int]) -> Tensor | None:
-        """Label ids of the texts at `indices`; None where a text has no label."""
+        """Return the label ids of the texts at `indices`; None if a text has no label."""
         ids = [getattr(self.rows[i], "label", None) for i in indices]
         return None if None in ids else torch.tensor(ids)
 
 
 class Split(NamedTuple):
-    """Texts to learn from, and held-out texts, which only judge."""
+    """Texts to train on, and held-out texts for measuring losses. No row is in both."""
 
     learned: Texts
     held_out: Texts
@@ -149,11 +153,16 @@ def distill(
     keep_seconds: float = 60.0,
     processes: Processes = ALONE,
 ) -> Distilled:
-    """Train the pair's student, whose parameters have the final values afterwards. Raises
-    CheckpointError for a teacher that answers differently twice, or a loss that is not finite.
+    """Train the pair's student in place; afterwards its parameters have the best values found.
 
-    folder: folder for checkpoints, one every keep_seconds
+    section: losses and options of the training
+    split: texts to train on, and held-out texts
+    folder: folder for checkpoints
+    keep_seconds: seconds between checkpoints
     processes: see `train`
+
+    Raises CheckpointError for a teacher that answers differently twice, or a loss that is not
+    finite.
     """
     learned = split.learned
     judged = _batches(split.held_out, section)
@@ -244,18 +253,20 @@ def _search_and_train(
 
 
 def is_judged_by_output(section: Learning) -> bool:
-    """True where the final weights have the lowest held-out loss of the output alone; False where
-    it has no weight or labels have one: they have the lowest weighted sum of losses."""
+    """Return True where the best weights are those with the lowest held-out loss of the output
+    alone. It is False where the output's loss has no weight or the loss on labels has one: then the
+    lowest weighted sum of all losses decides."""
     return section.losses.output > 0 and section.losses.labels == 0
 
 
 def measure_losses(pair: Pair, section: Learning, held_out: Texts) -> dict[str, float]:
-    """{loss: its present mean over all held-out texts} of the student."""
+    """Return {loss: mean over all held-out texts} of the student with its present weights."""
     return _mean(pair, section, _batches(held_out, section))
 
 
 def _batches(held_out: Texts, section: Learning) -> list[tuple[Batch, Tensor | None]]:
-    """[(batch, label ids or None)] of texts of similar length."""
+    """Return [(batch, label ids or None)] of all held-out texts; each batch has texts of similar
+    length."""
     order = sorted(range(len(held_out.rows)), key=lambda i: (held_out.lengths[i], i))
     size = section.batch_size
     parts = [order[i : i + size] for i in range(0, len(order), size)]
@@ -263,7 +274,7 @@ def _batches(held_out: Texts, section: Learning) -> list[tuple[Batch, Tensor | N
 
 
 def choose_rows_at_once(pair: Pair, section: Learning) -> int:
-    """Maximum number of rows of a batch whose gradients are computed together."""
+    """Return the maximum number of rows of a batch whose gradients are computed together."""
     if not pair.task.generates:
         return section.batch_size
     return max(1, LOGITS // (pair.contract.decoder.vocabulary * section.sequence_length))
@@ -276,7 +287,10 @@ def _mean(
     judged: Sequence[tuple[Batch, Tensor | None]],
     processes: Processes = ALONE,
 ) -> dict[str, float]:
-    """{loss: mean over all texts}. judged: [(batch, label ids or None)] of held-out texts"""
+    """Return {loss: mean over all texts} of the student.
+
+    judged: [(batch, label ids or None)] of held-out texts
+    """
     size = choose_rows_at_once(pair, section)
     sums = dict.fromkeys(
         pair.loss_names(section.losses, any(labels is not None for _, labels in judged)), 0.0

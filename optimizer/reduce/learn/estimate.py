@@ -39,7 +39,8 @@ def estimate_recovery(section: Recovery, shapes: Shapes) -> Estimate:
 
 
 def estimate_training(section: QuantizationAware, shapes: Shapes) -> Estimate:
-    """Estimate qat: as `recovery`, and the quantized weights that each step computes and keeps."""
+    """Estimate qat as `estimate_recovery` does, with the quantized weights that each step also
+    computes and keeps."""
     plain = _estimate(section.qat, section.task, shapes)
     linear = sum(prod(s) for n, s in shapes.items() if BLOCK.search(n) and len(s) == 2)
     more = 4 * QUANTIZED * linear

@@ -63,8 +63,9 @@ class Kept:
 
 
 def pair_kept(kept: Kept, blocks: int, share: int) -> Pairing:
-    """Pairing of a student that was cut from its teacher.
+    """Pair the blocks of a student that was cut from its teacher with the teacher's.
 
+    kept: parts of the teacher that the student has
     blocks: number of the teacher's blocks
     share: number of adjacent query heads per key/value head
     """
@@ -76,23 +77,28 @@ def pair_kept(kept: Kept, blocks: int, share: int) -> Pairing:
 
 
 def pair_evenly(student: int, teacher: int) -> Pairing:
-    """Pairing of a student not cut from its teacher. student, teacher: numbers of blocks"""
+    """Pair the blocks of a student that was not cut from its teacher evenly with the teacher's.
+
+    student: number of the student's blocks
+    teacher: number of the teacher's blocks
+    """
     ends = [max(1, round((i + 1) * teacher / student)) for i in range(student)]
     return Pairing(ends, [end - 1 for end in ends], [None] * student)
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A teacher and its student, both complete and in eval mode.
+    """A teacher and its student, both complete models in eval mode.
 
     family, prefix: architecture of the student, and prefix of its base model's names
+    pairing: parts of the teacher that the student's blocks are compared with
     parameters: parameters to train; None: see `trained`
-    rates: {parameter: learning rate} of parameters with another rate
-    shares: {parameter: multiple of the learning rate} of parameters with a multiple of it
+    rates: {parameter: its own learning rate}
+    shares: {parameter: factor of the training's learning rate}
     reach: distance that a parameter may move in a trial of the rate search
-    from_nothing: True for an initialised student, whose embeddings are trained too
-    maps: map of each block's output to the teacher's width; None for equal widths
-    products: type of the products in training; held-out texts are judged in float32
+    from_nothing: True for a student with random weights, whose embeddings are trained too
+    maps: one linear map per block from the student's width to the teacher's; None for equal widths
+    products: float type of the matrix products in training; held-out losses use float32
     """
 
     teacher: nn.Module
@@ -125,9 +131,9 @@ class Pair:
 
     @cached_property
     def trained(self) -> dict[str, nn.Parameter]:
-        """{name: parameter to train}: all but embeddings and parameters tied to embeddings. A model
-        that was made smaller has the teacher's embeddings, and in other models only the rows that
-        occur in the texts would be trained."""
+        """{name: parameter to train}: all but embeddings and parameters tied to them. A student cut
+        from its teacher has the teacher's embeddings; in others only the rows that occur in the
+        texts would be trained. A student with random weights trains its embeddings too."""
         if self.parameters is not None:
             return dict(self.parameters)
         fixed = set() if self.from_nothing else self.embeddings
@@ -142,7 +148,7 @@ class Pair:
 
     @property
     def embeddings(self) -> set[str]:
-        """Names of the parameters of embeddings, position embeddings included."""
+        """Names of the parameters in embeddings, position embeddings included."""
         start = f"{self.prefix}{self.family.embeddings}."
         tables = {
             f"{name}.weight"
@@ -157,12 +163,16 @@ class Pair:
         return next(self.student.parameters()).device
 
     def to(self, device: torch.device) -> Pair:
+        """Move both models to a device, in place, and return the pair."""
         for model in (self.teacher, self.student):
             model.to(device)
         return self
 
     def loss_names(self, weights: LossWeights, labelled: bool) -> list[str]:
-        """Names of the losses that `losses` computes, in its order."""
+        """Return the names of the losses that `losses` computes, in its order.
+
+        labelled: True if texts have labels
+        """
         beside = {"hidden": weights.hidden, "attention": weights.attention}
         names = ["output", *(name for name, weight in beside.items() if weight > 0)]
         return [*names, "labels"] if weights.labels > 0 and labelled else names
@@ -175,8 +185,13 @@ class Pair:
         temperature: float,
         products: torch.dtype = torch.float32,
     ) -> dict[str, Tensor]:
-        """{name: value} of the output's loss and of every other with a weight, computed in float32
-        from models with products of type `products`."""
+        """Return {loss: value} of a batch: the loss of the output, and every other loss with a
+        weight.
+
+        labels: label ids of the batch; None without labels
+        temperature: divisor of the logits in the output's loss
+        products: float type of the models' matrix products; losses are computed in float32
+        """
         student, teacher = self.answers(batch, weights, products)
         real = batch["attention_mask"].to(self.device).bool()
         values = {"output": self._output(student, teacher, real, temperature)}
@@ -196,9 +211,12 @@ class Pair:
     def answers(
         self, batch: Batch, weights: LossWeights, products: torch.dtype = torch.float32
     ) -> tuple[Any, Any]:
-        """(student's, teacher's) outputs, with hidden states and attentions where their loss has a
-        weight, in float32 from models with products of type `products`. The student's outputs have
-        a gradient where gradients are enabled."""
+        """Return the outputs of (student, teacher) in float32, with hidden states and attentions
+        where their loss has a weight. The student's outputs have a gradient if gradients are
+        enabled.
+
+        products: float type of the models' matrix products
+        """
         extra: dict[str, Any] = {"output_hidden_states": weights.hidden > 0}
         if weights.attention > 0:
             extra["output_attentions"] = True
@@ -224,9 +242,10 @@ class Pair:
         return torch.stack(each).mean()
 
     def _output(self, mine: Any, theirs: Any, real: Tensor, temperature: float) -> Tensor:
-        """Loss of the task's output: KL of logits (of a multi-label model of each label's
-        probability), squared difference of numbers, `hidden` without
-        pooling, else cosine and relations of pooled vectors (relations only for unequal widths)."""
+        """Return the loss of the task's output. It is the KL divergence of logits (for a
+        multi-label model of each label's probability), the squared difference of numbers, `hidden`
+        for models without pooling, and else the cosine and relations of pooled vectors (only
+        relations for unequal widths)."""
         task = self.task
         student, teacher = (getattr(answer, task.output) for answer in (mine, theirs))
         if task.classifies or task.generates or task.fills:
@@ -246,8 +265,8 @@ class Pair:
         return losses.direction(*vectors) + relations if self.same_width else relations
 
     def check_teacher(self, batch: Batch) -> None:
-        """Raise CheckpointError for a teacher that answers the same text differently twice: its own
-        code is random in eval mode, and noise cannot be learned."""
+        """Raise CheckpointError for a teacher that answers the same text differently twice. Its own
+        code is then random in eval mode, and a student cannot learn noise."""
         batch = self._moved(batch)
         with torch.no_grad():
             answers = [getattr(self.teacher(**batch), self.task.output) for _ in range(2)]
@@ -271,10 +290,10 @@ def _in_float32(answer: Any) -> Any:
 
 
 def open_pair(teacher: Path, student: Path, kept: Kept | None, weights: LossWeights) -> Pair:
-    """Open the models of two folders in the layout of load.
+    """Open the teacher and the student from folders in the layout of load.
 
-    kept: parts of the teacher that the student keeps; None: the student was not cut from the
-        teacher, or has all of the teacher's blocks
+    kept: parts of the teacher that the student has; None: the student was not cut from the teacher,
+        or has all of the teacher's blocks
     weights: weights of the losses that will be computed
     """
     contract = contracts.read(teacher / "contract.json")

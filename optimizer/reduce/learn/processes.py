@@ -22,13 +22,14 @@ from optimizer.store import package_version
 
 
 def choose_device(section: Learning) -> torch.device:
-    """Device of this process's models. Raises MachineError for a GPU that torch cannot use."""
+    """Return the device of this process's models. Raises MachineError for a GPU that torch cannot
+    use."""
     return torch_device.resolve(section.device, f"{section.PLACE}.device")
 
 
 def count_of(section: Learning) -> int:
-    """Number of processes that train; "auto" is one per GPU, at most one per row of a batch, and
-    one on a CPU. Raises MachineError for more processes than GPUs."""
+    """Return the number of processes that train. "auto" is one per GPU, at most one per row of a
+    batch, and one on a CPU. Raises MachineError for more processes than GPUs."""
     on_gpu = choose_device(section).type == "cuda"
     devices = torch.cuda.device_count() if on_gpu else 1
     if section.processes == "auto":

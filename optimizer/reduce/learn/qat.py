@@ -60,13 +60,14 @@ REMARK = "trained with the whole model"
 def run(
     section: QuantizationAware, reference: Path, base: Path, compressed: Path, out: Path
 ) -> None:
-    """Train and write the compressed model. Raises DataError when there is too little text,
-    CheckpointError for losses that are not finite, RecipeError for a state without trainable
-    weights.
+    """Train the compressed model and write it to `out`.
 
     reference: folder of load
     base: folder of the checkpoint that was compressed
     compressed: folder of compress
+
+    Raises DataError when there is too little text, CheckpointError for losses that are not finite,
+    RecipeError for a state without trainable weights.
     """
     if (out / FINISHED).exists():  # a run was killed after it had written everything
         shutil.rmtree(out / FINISHED)
@@ -114,7 +115,8 @@ def opened(
     start: CompressedState,
     device: torch.device = CPU,
 ) -> tuple[Pair, Trained]:
-    """(pair of reference and student, student): trainable model of `base` with state `start`."""
+    """Open the float reference and a trainable model of `base` with the compressed state `start`;
+    return (pair of both, trainable model)."""
     pair = open_pair(reference, base, read_kept(base), section.qat.losses).to(device)
     model = make_trainable(pair.student, start.to(device), pair.embeddings)
     logarithms = [n for n in model.parameters if n.endswith((".log_scale", ".log_range"))]
@@ -135,7 +137,8 @@ def opened(
 
 
 def _rows(model: Trained, base: Path, compressed: Path) -> list[Row]:
-    """Rows of modules.json: without compress's measurements of the modules that were trained."""
+    """Return the rows of modules.json from compress, without its measurements of modules that were
+    trained."""
     tensors = open_checkpoint(base).tensors
     values, rows = model.values, []
     for row in module_rows.read(compressed):
@@ -158,6 +161,7 @@ def _rows(model: Trained, base: Path, compressed: Path) -> list[Row]:
 
 
 def files(section: QuantizationAware) -> Mapping[str, str]:
+    """Return {name: digest} of the data that the stage reads besides its inputs."""
     from optimizer.data.datasets import digest_rows
 
     return {"qat.data": digest_rows(section.data)}
@@ -166,7 +170,7 @@ def files(section: QuantizationAware) -> Mapping[str, str]:
 def shapes(
     _section: QuantizationAware, _reference: Shapes, base: Shapes, _compressed: Shapes
 ) -> Shapes:
-    """Shapes of the written tensors; training changes none."""
+    """Return the shapes of the written tensors, which are those of `base`."""
     return base
 
 

@@ -49,7 +49,10 @@ class RateSearch:
 
 
 def count_trial_steps(steps: int) -> int:
-    """Number of steps of a trial. steps: number of steps of the training"""
+    """Return the number of steps of a trial.
+
+    steps: number of steps of the training
+    """
     return min(steps, max(FEWEST, steps // SHARE))
 
 
@@ -61,9 +64,9 @@ def search_rate(
     folder: Path,
     processes: Processes = ALONE,
 ) -> RateSearch:
-    """Search the rate for `training.train` with the same arguments; options.learning_rate is not
-    read. The parameters are restored. A trial with a loss or gradient that is not finite counts as
-    an infinite loss."""
+    """Search the learning rate for `training.train` with the same arguments, whose
+    options.learning_rate is ignored. Afterwards the parameters have their values from before. A
+    trial whose loss or gradient is not finite counts as an infinite loss."""
     reach = options.reach
     assert reach is not None
     steps = count_trial_steps(options.steps)
@@ -88,7 +91,8 @@ def search_rate(
 def derive_options(
     search: RateSearch, options: TrainingOptions, processes: Processes = ALONE
 ) -> TrainingOptions:
-    """`options` with the rate that was found and the seconds that the trials left, at least one."""
+    """Return `options` with the rate that was found, and with the time limit reduced by the seconds
+    of the trials (at least one second is left)."""
     left = options.max_seconds
     if left is not None:
         (left,) = processes.of_first([max(left - search.seconds, 1.0)])
@@ -96,14 +100,15 @@ def derive_options(
 
 
 def _decided(tried: list[tuple[float, float]]) -> bool:
-    """True where no further trial is needed: the last loss did not fall, or TRIALS are done."""
+    """Return True where no further trial is needed: the last loss did not fall, or TRIALS trials
+    are done."""
     if len(tried) == TRIALS:
         return True
     return len(tried) > 1 and math.isfinite(tried[-2][1]) and tried[-1][1] >= tried[-2][1]
 
 
 def _document(options: TrainingOptions) -> dict[str, Any]:
-    """{option: value} of the options that determine the trials and their rates."""
+    """Return {option: value} of the options that determine the trials and their rates."""
     return identify(replace(options, learning_rate=0.0))
 
 

@@ -45,11 +45,12 @@ PROGRESS, FINISHED = "progress", "progress.done"
 
 
 def run(section: Recovery, reference: Path, smaller: Path, out: Path) -> None:
-    """Train and write the model. Raises DataError when there is too little text, CheckpointError
-    for losses that are not finite.
+    """Train the smaller model on the reference's outputs and write it to `out`.
 
     reference: folder of load
     smaller: folder of reduce
+
+    Raises DataError when there is too little text, CheckpointError for losses that are not finite.
     """
     if (out / FINISHED).exists():  # a run was killed after it had written everything
         shutil.rmtree(out / FINISHED)
@@ -86,13 +87,15 @@ def learn(
 
 
 def draw_learned_texts(section: Learning, data: DataSpec, reference: Path, progress: Path) -> Split:
-    """Texts to learn from, with section.generated windows by the reference, and held-out texts."""
+    """Return texts to train on, to which the reference adds section.generated windows, and held-out
+    texts."""
     contract = contracts.read(reference / "contract.json")
     split = draw_texts(section, data, contract, reference / "checkpoint")
     return add_teacher_text(section, split, reference, progress)
 
 
 def build_document(distilled: Distilled) -> dict[str, Any]:
+    """Return the content of recovered.json."""
     return {
         "learning_rate": distilled.learning_rate,
         "tried": distilled.tried,
@@ -107,7 +110,8 @@ def build_document(distilled: Distilled) -> dict[str, Any]:
 
 
 def read_kept(folder: Path) -> Kept | None:
-    """Parts of the reference that the model in `folder` keeps; None: the model was not cut."""
+    """Return the parts of the reference that the model in `folder` keeps; None if the model was not
+    cut."""
     if not (folder / REDUCED).is_file():
         return None
     layers = read_json(folder / REDUCED)["layers"]
@@ -116,13 +120,14 @@ def read_kept(folder: Path) -> Kept | None:
 
 
 def files(section: Recovery) -> Mapping[str, str]:
+    """Return {name: digest} of the data that the stage reads besides its inputs."""
     from optimizer.data.datasets import digest_rows
 
     return {"reduce.recover.data": digest_rows(section.data)}
 
 
 def shapes(_section: Recovery, _reference: Shapes, smaller: Shapes) -> Shapes:
-    """Shapes of the written tensors; training changes none."""
+    """Return the shapes of the written tensors, which are those of `smaller`."""
     return smaller
 
 

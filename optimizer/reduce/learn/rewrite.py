@@ -18,9 +18,14 @@ BESIDE = ("contract.json", "source.json")
 
 
 def rewrite(source: Path, values: Mapping[str, Tensor], out: Path) -> None:
-    """Copy a folder of load to `out`, with new values of some tensors. These are stored as float32,
-    so that no trained value is rounded. Raises KeyError for a name that the checkpoint lacks.
-    values: {parameter: float32 values, linear weights as (out, in)}."""
+    """Copy a checkpoint to `out` with new values of some tensors, stored as float32 so that trained
+    values are not rounded.
+
+    source: folder of load
+    values: {parameter: float32 values}; linear weights as (out, in)
+
+    Raises KeyError for a name that the checkpoint lacks.
+    """
     checkpoint = open_checkpoint(source)
     tensors = checkpoint.tensors
     unknown = sorted(values.keys() - set(tensors))

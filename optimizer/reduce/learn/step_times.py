@@ -26,8 +26,13 @@ def choose_products(
     processes: Processes = ALONE,
     timing: Timing | None = None,
 ) -> Products:
-    """Choose the type for the training with checkpoints in `progress`. All processes call this
-    together and get the same result. timing: replacement for `time_steps`."""
+    """Choose the float type of a training's matrix products by timing its steps in each type.
+
+    progress: folder that keeps the choice for a resumed run
+    timing: function used in place of `time_steps`; None: time_steps
+
+    All processes call this together and get the same result.
+    """
     if section.precision != "auto":
         return Products(section.precision, {})
     if pair.device.type == "cuda" and not torch.cuda.is_bf16_supported():
@@ -46,7 +51,8 @@ def choose_products(
 def time_steps(
     section: Recover, pair: Pair, learned: Texts, processes: Processes = ALONE
 ) -> Seconds:
-    """{precision: seconds per step} on this process's share of batch 0. No parameter changes."""
+    """Time training steps on this process's share of the first batch; return {precision: seconds
+    per step}. Parameters keep their values."""
     indices = choose_batch(0, learned.lengths, section.batch_size, section.seed)
     batch = learned.batch(processes.share(indices)[: choose_rows_at_once(pair, section)])
     weights = LossWeights(hidden=0.0, attention=section.losses.attention)

@@ -25,15 +25,15 @@ from optimizer.foundation.state import (
 
 
 class TrainedLinear(nn.Module):
-    """y = quantize(x * factor) W^T + b, with the same bits as simulate.QuantLinear with the current
-    `quantized` and `covered`.
+    """Linear layer y = quantize(x * factor) W^T + b whose weight, scales, input range and bias are
+    trained. It computes the same bits as simulate.QuantLinear does from `quantized` and `covered`.
 
-    The weight starts at the values of its integers, half a step from any other. The integers of
-    gptq and similar methods are often not the nearest to the float weight, and from there the first
-    few steps would change thousands of them at once (docs/decisions/0033).
+    The weight starts at the values of its integers, half a step from any other integer. The
+    integers of gptq and similar methods are often not the nearest to the float weight; from the
+    float weight, the first few steps would change thousands of them at once (docs/decisions/0033).
 
-    kept: mask of the integers that may differ from the zero point; None: all
-    covered: range of the input, exactly where activations is "tensor"
+    kept: mask of the integers that may differ from the zero point; None: all may
+    covered: range of the input; None unless activations is "tensor"
     """
 
     factor: Tensor | None
@@ -64,10 +64,12 @@ class TrainedLinear(nn.Module):
 
     @property
     def quantized(self) -> QTensor:
+        """Current weight as integers and scales."""
         return ste.quantize_weight(self._latent, self._scale, self.start)
 
     @property
     def covered(self) -> Range | None:
+        """Current range of the input; None where no static range is used."""
         if self.start_range is None or self.log_range is None:
             return None
         return ste.scale_range(self.start_range, self.log_range)
@@ -86,7 +88,8 @@ class TrainedLinear(nn.Module):
         return self.latent if self.kept is None else self.latent * self.kept
 
     def quantize(self, x: Tensor) -> Tensor:
-        """x * factor, fake-quantized with gradients; not quantized where activations is None."""
+        """Multiply x by the factor and fake-quantize it, with gradients; without quantization where
+        activations is None."""
         if self.factor is not None:
             x = x * self.factor
         if self.activations == "token":
@@ -115,7 +118,8 @@ class Trained:
 
     @property
     def step(self) -> tuple[float, int]:
-        """(median over all weight scales, highest integer of the scheme of most weights)."""
+        """Return (median of all weight scales, highest integer of the scheme that most weights
+        have)."""
         scales = torch.cat([li.start.scale.abs().flatten() for li in self.linears.values()])
         sizes: Counter[int] = Counter()
         for linear in self.linears.values():
@@ -124,8 +128,8 @@ class Trained:
 
     @property
     def state(self) -> CompressedState:
-        """Current compressed state on the CPU, with `replaced` empty: `values` has the folded
-        values."""
+        """Return the current compressed state, on the CPU. Its `replaced` is empty, because
+        `values` returns the folded float values."""
         weights = {weight_name(m): linear.quantized for m, linear in self.linears.items()}
         ranges = {input_name(m): r for m, linear in self.linears.items() if (r := linear.covered)}
         return CompressedState(
@@ -139,8 +143,8 @@ class Trained:
 
     @property
     def values(self) -> dict[str, Tensor]:
-        """{parameter of the checkpoint: current value, on the CPU}; for a quantized weight those of
-        its integers, with the factor of its input folded back."""
+        """Return {parameter of the checkpoint: current value, on the CPU}. For a quantized weight
+        these are the values of its integers, with the factor of its input folded back."""
         values = {}
         for module, linear in self.linears.items():
             weight = linear.quantized.dequantize()
@@ -156,11 +160,13 @@ class Trained:
 
 
 def make_trainable(model: nn.Module, state: CompressedState, untouched: Collection[str]) -> Trained:
-    """A copy of the float `model` that computes as `state`, with trainable parameters. `model` is
-    not changed.
+    """Return a copy of the float `model` that computes as `state` and can be trained; `model` stays
+    as it is. Modules that read one tensor share one range, so that a runtime quantizes the tensor
+    once.
 
-    Modules that read one tensor share one range, so that a runtime quantizes that tensor once.
-    untouched: names of parameters that are not trained."""
+    state: compressed state to start from
+    untouched: names of parameters that are not trained
+    """
     twin = copy.deepcopy(model, {id(t): t for t in (*model.parameters(), *model.buffers())})
     for name, value in state.replaced.items():
         set_parameter(twin, name, value)
@@ -205,8 +211,9 @@ def _kept(q: QTensor) -> Tensor:
 def _shared_range(
     linears: Mapping[str, TrainedLinear], module: str, state: CompressedState
 ) -> nn.Parameter | None:
-    """Range parameters of the first module in the block that reads the same tensor as `module`
-    (equal range and factor), which may be `module` itself. None without a range."""
+    """Return the range parameters of the first module in the block that reads the same tensor as
+    `module`, which may be `module` itself; None without a static range. Modules with equal range
+    and factor are taken to read the same tensor."""
     linear, block = linears[module], module.rpartition(".")[0].rpartition(".")[0]
     for name, reader in linears.items():
         alike = name.startswith(f"{block}.") and reader.start_range == linear.start_range

@@ -42,12 +42,13 @@ class TrainingOptions:
     """Options of a training, mostly as in recipe/recover.py.
 
     max_seconds: time limit; None: no limit
-    rates: {parameter: learning rate} of parameters with another rate
-    shares: {parameter: multiple of learning_rate} of parameters with a multiple of it
+    rates: {parameter: its own learning rate}
+    shares: {parameter: factor of learning_rate}
     where: place of the options in the recipe
     keep_seconds: seconds between checkpoints
     processes: number of processes that train together
-    reach: see rate_search.py; for a learning_rate that is searched
+    reach: distance that a parameter may move in a trial, for a learning_rate that is searched
+        (rate_search.py)
     """
 
     steps: int
@@ -68,6 +69,7 @@ class TrainingOptions:
         return self.where.rpartition(".")[2]
 
     def rate(self, parameter: str) -> float:
+        """Return the highest learning rate of a parameter."""
         share = self.shares.get(parameter, 1.0)
         return self.rates.get(parameter, self.learning_rate * share)
 
@@ -89,6 +91,7 @@ class Curve:
 
     @property
     def best(self) -> tuple[int, float]:
+        """(step, held-out loss) of the measurement with the lowest loss."""
         return min(self.held_out, key=lambda point: (point[1], point[0]))
 
     @property
@@ -147,8 +150,8 @@ def run_trial(
     options: TrainingOptions,
     processes: Processes = ALONE,
 ) -> float:
-    """Loss on held-out data after all steps of `train`; infinity where a loss or gradient is not
-    finite. The parameters are restored, and no checkpoint is written."""
+    """Run all steps of a training and return the held-out loss at the end; infinity where a loss or
+    gradient is not finite. The parameters get their values back, and no checkpoint is written."""
     run = _Run(parameters, options, Path(), processes)
     try:
         while run.done < options.steps:
@@ -163,7 +166,7 @@ def run_trial(
 
 
 def share_of_rate(step: int, steps: int, warmup: float) -> float:
-    """Learning rate at `step`, counted from 1, as a share of the highest rate."""
+    """Return the learning rate at `step`, counted from 1, as a fraction of the highest rate."""
     rising = max(1, round(warmup * steps))
     if step <= rising:
         return step / rising
@@ -192,6 +195,11 @@ class _Run:
         self.lately: list[float] = []  # seconds of the steps since the last call of fit_time
 
     def step(self, backward: Callable[[int], float]) -> None:
+        """Take one training step: sum the gradients of all processes, limit their length, and
+        update the parameters.
+
+        backward: see `train`
+        """
         started = time.monotonic()
         (loss,) = self.processes.sums([backward(self.done)])
         if self.processes.count > 1:  # all processes must sum the same tensors
@@ -219,7 +227,7 @@ class _Run:
 
     @torch.no_grad()
     def _update(self, name: str, gradient: Tensor) -> None:
-        """Adam (Kingma and Ba 2015, algorithm 1)."""
+        """Update one parameter by Adam (Kingma and Ba 2015, algorithm 1)."""
         m, v = self.first[name], self.second[name]
         m.lerp_(gradient, 1 - BETAS[0])
         v.mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
@@ -263,9 +271,11 @@ class _Run:
             )
 
     def fit_time(self, at_least: int) -> None:
-        """Change the number of steps to fit the time limit, by the seconds of the last steps. A
-        machine may become slower, and faster again; few steps measure that roughly, so the number
-        at most doubles at a time. The rate falls to 0 by the new last step."""
+        """Change the number of steps to fit the time limit, from the durations of the last steps.
+
+        The speed of a machine may change, and few steps measure it roughly, so the number at most
+        doubles at a time. The learning rate falls to 0 by the new last step.
+        """
         limit, steps = self.options.max_seconds, self.curve.steps
         each = sum(self.lately) / max(1, len(self.lately))
         self.lately = []
@@ -314,7 +324,7 @@ class _Run:
             yield f"best/{name}", self.best[name].cpu()
 
     def restored(self) -> bool:
-        """Restore the checkpoint of an earlier run; False where there is none."""
+        """Restore the checkpoint of an earlier run; return False without one."""
         from safetensors import safe_open
 
         folder = self.folder / "checkpoint"
@@ -349,5 +359,5 @@ class _Run:
 
 
 def identify(options: TrainingOptions) -> dict[str, Any]:
-    """{option: value} of the options that change the weights: all but keep_seconds."""
+    """Return {option: value} of the options that change the weights: all but keep_seconds."""
     return {k: v for k, v in asdict(options).items() if k != "keep_seconds"}

@@ -24,7 +24,10 @@ STATES = LossWeights(output=0, hidden=1)
 
 @torch.no_grad()
 def fit_initial_maps(pair: Pair, batches: Iterator[Batch]) -> nn.ModuleList:
-    """Initial maps, one per block of the student. batches: read as long as needed."""
+    """Fit one linear map per block of the student, from its hidden states to the teacher's.
+
+    batches: texts to fit on, read until there are enough tokens
+    """
     narrow, width = pair.widths
     sums = [Sums(width) for _ in pair.pairing.states]
     sizes = [0.0] * len(sums)

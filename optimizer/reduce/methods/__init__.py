@@ -1,1 +1,1 @@
-"""Choice of neurons, heads and blocks, and losses of training: pure maths on tensors."""
+"""Methods that choose neurons, heads and blocks, and losses of training: pure maths on tensors."""

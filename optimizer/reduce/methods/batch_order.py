@@ -15,14 +15,20 @@ SPAN = 32  # batches: enough that lengths in one differ little, few enough that 
 
 
 def choose_batch(step: int, lengths: Sequence[int], batch_size: int, seed: int) -> list[int]:
-    """Indices of the texts of a step. Raises ValueError for fewer texts than batch_size. lengths:
-    lengths of all texts in tokens."""
+    """Return the indices of the texts in the batch of a step.
+
+    step: number of the step
+    lengths: length of every text in tokens
+    seed: seed of the shuffles
+
+    Raises ValueError for fewer texts than batch_size.
+    """
     epoch, place = divmod(step, count_steps(len(lengths), batch_size))
     return _epoch(lengths, batch_size, seed, epoch)[place]
 
 
 def count_steps(texts: int, batch_size: int) -> int:
-    """Number of steps of an epoch, in which every text is used at most once."""
+    """Return the number of steps of an epoch, in which every text is used at most once."""
     if texts < batch_size:
         raise ValueError(f"{texts} texts are fewer than a batch of {batch_size}")
     return texts // batch_size

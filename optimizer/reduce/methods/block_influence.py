@@ -7,6 +7,9 @@ from torch import Tensor
 
 
 def measure_influence(before: Tensor, after: Tensor) -> float:
-    """1 - mean cosine of the hidden states before and after; both (tokens, features)."""
+    """Return the influence of a block: 1 - mean cosine of its hidden states before and after.
+
+    before, after: (tokens, features)
+    """
     cosine = torch.nn.functional.cosine_similarity(before.double(), after.double(), dim=-1)
     return float(1 - cosine.mean())

@@ -1,4 +1,4 @@
-"""Distance of the outputs of two models, one number per text or token."""
+"""Distances between the outputs of two models, one number per text or token."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ from torch import Tensor
 
 
 def kullback_leibler(reference: Tensor, logits: Tensor) -> Tensor:
-    """KL(p || q) in nats (rows,) of the distributions of logits (rows, classes). It is computed in
-    their float type: for a vocabulary, float64 takes as long as the blocks."""
+    """Return KL(p || q) in nats, (rows,), where p and q are the softmax of logits (rows, classes).
+
+    It is computed in the float type of the logits: for a vocabulary, float64 takes as long as the
+        blocks.
+    """
     p, q = reference.log_softmax(-1), logits.log_softmax(-1)
     return (p.exp() * (p - q)).sum(-1)
 
 
 def add_absence(logits: Tensor) -> Tensor:
-    """Logits (rows * labels, 2) of each label and its absence, from those of a multi-label model
-    (rows, labels): the softmax of a pair is the label's sigmoid."""
+    """Turn logits of a multi-label model (rows, labels) into (rows * labels, 2), each label and its
+    absence, such that the softmax of a pair gives the label's sigmoid."""
     return torch.stack((logits, torch.zeros_like(logits)), -1).flatten(0, -2)
 
 
 def measure_angle(reference: Tensor, values: Tensor) -> Tensor:
-    """1 - cosine (rows,) of vectors (rows, features)."""
+    """Return 1 - cosine, (rows,), of vectors (rows, features)."""
     return 1 - torch.nn.functional.cosine_similarity(reference.double(), values.double(), dim=-1)

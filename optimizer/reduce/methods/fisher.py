@@ -12,13 +12,20 @@ from torch import Tensor
 
 
 def measure_importance(gradients: Tensor) -> Tensor:
-    """Diagonal of F (units,). gradients: (texts, units)."""
+    """Return the diagonal of F, (units,).
+
+    gradients: (texts, units)
+    """
     return gradients.double().square().mean(0)
 
 
 def choose(gradients: Tensor, keep: int) -> Tensor:
-    """Units to keep (keep,), ascending: those with the largest diagonal, then exchanged in pairs
-    while z^T F z falls (the paper's mask rearrangement, with the best pair each time)."""
+    """Return the units to keep, (keep,), ascending. They start as those with the largest diagonal
+    and are then exchanged in pairs while z^T F z falls (the paper's mask rearrangement, with the
+    best pair each time).
+
+    gradients: (texts, units)
+    """
     G = gradients.double()
     diagonal = G.square().sum(0)
     order = diagonal.argsort(descending=True, stable=True)

@@ -9,7 +9,8 @@ DAMPING = 0.01  # share of the mean second moment, as quantize.gptq.damping
 
 
 def solve_weights(weight: Tensor, hessian: Tensor, cross: Tensor, kept: Tensor) -> Tensor:
-    """Weights V (out, kept) float64 that minimise |V x_k - W f|^2 over tokens, with damping to W:
+    """Compute the weights V (out, kept), float64, that minimise |V x_k - W f|^2 over tokens, with
+    damping towards W:
 
         V = (W C_k + d W_k) (H_kk + d)^-1       d = DAMPING * mean diagonal of H_kk
 
@@ -31,10 +32,12 @@ def solve_weights(weight: Tensor, hessian: Tensor, cross: Tensor, kept: Tensor) 
 
 
 def solve_factors(weight: Tensor, hessian: Tensor, cross: Tensor, kept: Tensor) -> Tensor:
-    """Weights (out, kept) float64 whose kept columns are scaled by factors m that minimise the
-    error of `adjusted` (mask tuning of Kwon et al. 2022, section 4.3):
+    """Compute weights (out, kept), float64, that are the kept columns scaled by factors m. The
+    factors minimise the error of `solve_weights` (mask tuning of Kwon et al. 2022, section 4.3):
 
         (W_k^T W_k * H_kk + d) m = (W_k^T W * C_k^T) 1 + d        * between matrices: elementwise
+
+    Arguments are those of `solve_weights`.
     """
     W, H, C = weight.double(), hessian.double(), cross.double()
     gram = W.T @ W
@@ -47,7 +50,8 @@ def solve_factors(weight: Tensor, hessian: Tensor, cross: Tensor, kept: Tensor) 
 
 
 def choose_damping(hessian: Tensor, kept: Tensor) -> float:
-    """d of `adjusted`. Raises ValueError where every kept input was always 0."""
+    """Return the damping d of `solve_weights`. Raises ValueError where every kept input was always
+    0."""
     mean = float(hessian.diagonal()[kept].double().mean())
     if not mean > 0:
         raise ValueError("the sums over tokens are zero: this layer had no input")
@@ -55,7 +59,8 @@ def choose_damping(hessian: Tensor, kept: Tensor) -> float:
 
 
 def output_error(kept_weight: Tensor, weight: Tensor, hessian: Tensor, kept: Tensor) -> float:
-    """Sum over the tokens of H of |V x_k - W x|^2, both on the same inputs."""
+    """Return the sum over tokens of |V x_k - W x|^2, both on the inputs x that `hessian` was summed
+    over."""
     difference = -weight.double()
     difference[:, kept] += kept_weight.double()
     return float(((difference @ hessian.double()) * difference).sum())

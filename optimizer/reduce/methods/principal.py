@@ -14,7 +14,7 @@ from torch import Tensor
 
 @dataclass
 class Sums:
-    """Weighted sums over rows (tokens, width)."""
+    """Weighted sums over rows (tokens, width), from which the components are computed."""
 
     width: int
     weight: float = 0.0
@@ -27,6 +27,7 @@ class Sums:
         self.square = torch.zeros(self.width, self.width, dtype=torch.float64)
 
     def add(self, x: Tensor) -> None:
+        """Add the rows x (tokens, width)."""
         x = x.double()
         weights = 1 / x.square().sum(-1).clamp_min(torch.finfo(torch.float32).tiny)
         self.weight += float(weights.sum())

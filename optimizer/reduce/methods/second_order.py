@@ -21,7 +21,7 @@ STEPS = 512  # maximum number of times that costs are computed
 
 
 def choose(weight: Tensor, hessian: Tensor, cross: Tensor, units: int, keep: int) -> Tensor:
-    """Units to keep (keep,), ascending.
+    """Return the units to keep, (keep,), ascending.
 
     weight: (out, in), whose inputs are `units` groups of adjacent columns
     hessian, cross: (in, in), see least_squares.solve_weights
@@ -44,7 +44,7 @@ def choose(weight: Tensor, hessian: Tensor, cross: Tensor, units: int, keep: int
 
 
 def _costs(W: Tensor, inverse: Tensor, units: int) -> Tensor:
-    """Cost of removing each unit (units,)."""
+    """Return the cost of removing each unit, (units,)."""
     size = len(inverse) // units
     if size == 1:
         return W.square().sum(0) / inverse.diagonal()

@@ -1,1 +1,1 @@
-"""Choosing and leaving out blocks, neurons, heads and hidden channels."""
+"""Choose and remove blocks, neurons, heads and hidden channels of a checkpoint."""

@@ -38,15 +38,19 @@ FILE = "blocks.json"
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A removed block. value: its influence, or (measured) the divergence of the answers without it
-    and the blocks removed before it, in nats or as 1 - cosine."""
+    """A removed block.
+
+    value: its influence or, with `measured`, the divergence of the answers without it and the
+        blocks removed before it, in nats or as 1 - cosine
+    """
 
     block: str
     value: float
 
 
 def choose(layout: Layout, batches: Sequence[Batch], progress: Path) -> list[LeftOut]:
-    """Blocks to remove, in the order of choice; [] where the goal keeps all."""
+    """Choose the blocks to remove; return them in the order of choice, [] where the goal keeps
+    all."""
     count = len(layout.blocks) - layout.goal.blocks
     if not count:
         return []
@@ -59,8 +63,8 @@ def choose(layout: Layout, batches: Sequence[Batch], progress: Path) -> list[Lef
 
 
 def sample_texts(batches: Sequence[Batch], count: int) -> list[Batch]:
-    """At most `count` texts, spread evenly over the batches, which may be in order of length. Each
-    text becomes a batch."""
+    """Return at most `count` texts, each as a batch of its own, spread evenly over `batches`, which
+    may be ordered by length."""
     texts: list[Batch] = [
         {name: t[i : i + 1] for name, t in batch.items()}
         for batch in batches
@@ -125,7 +129,8 @@ class _Search:
         done["gone"].append((block, fresh[block]))
 
     def _without(self, stream: Stream, states: Sequence[Buffer], block: str) -> Buffer:
-        """Output of the last block for every batch, with `block` too removed from the stream."""
+        """Compute the output of the last block for every batch, without `block` and the blocks
+        removed before."""
         names = [use.block for use in stream.uses[0]]
         first = names.index(block)
         assert isinstance(stream.hidden, Buffer)
@@ -144,7 +149,8 @@ class _Search:
         return float(torch.cat(distances).mean())
 
     def _answers(self, model: Outputs) -> Buffer:
-        """Answers of the unreduced model, in files because logits are large."""
+        """Compute the answers of the model before any removal, kept in files because logits are
+        large."""
         states = record_entering(self.layout, self.stream, self.progress / "states")
         answers = Buffer(Budget(0), self.progress / "answers")
         with torch.no_grad():

@@ -33,8 +33,12 @@ from optimizer.reduce.structure.width import list_thinned
 def measure_gradients(
     layout: Layout, blocks: Sequence[str], batches: Sequence[Batch], progress: Path
 ) -> Mapping[str, Tensor]:
-    """{layer that reads units: (texts, units)}: per text, the gradient of the log-likelihood of
-    answers drawn from the model, by the mask of each unit of the parts that are thinned."""
+    """Return {layer that reads units: (texts, units)}. A value is the gradient, for one text, of
+    the log-likelihood of an answer drawn from the model, by the mask of one unit.
+
+    blocks: blocks whose units may be removed
+    progress: folder that keeps the result for a resumed run
+    """
     done = progress / "gradients"
     if not done.exists():
         partial = progress / "gradients.partial"
@@ -47,7 +51,8 @@ def measure_gradients(
 
 
 def _swept(layout: Layout, blocks: Sequence[str], batches: Sequence[Batch], out: Path) -> None:
-    """Write out/<use>.safetensors for the first use of each block."""
+    """Run the forward and the backward sweep; write out/<number of its first use>.safetensors per
+    block."""
     scratch = out.with_suffix(".states")
     stream = open_stream(layout, blocks, batches, scratch)
     states = record_entering(layout, stream, scratch)
@@ -79,7 +84,12 @@ def _swept(layout: Layout, blocks: Sequence[str], batches: Sequence[Batch], out:
 def _behind_the_blocks(
     layout: Layout, stream: Stream, batches: Sequence[Batch], last: Buffer, scratch: Path
 ) -> Buffer:
-    """Gradient of the log-likelihood by the output of the last block, a tensor per batch."""
+    """Return the gradient of the log-likelihood by the output of the last block, one tensor per
+    batch.
+
+    last: output of the last block
+    scratch: folder for gradients that exceed memory
+    """
     assert isinstance(stream.hidden, Buffer)
     gradients = Buffer(stream.hidden.budget, scratch / "backward")
     assert layout.section.calibrate is not None
@@ -102,8 +112,13 @@ def _behind_the_blocks(
 def _through(
     layout: Layout, use: Use, parts: Sequence[Part], hidden: Tensor, gradient: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """(gradient by the input of a use of a block, {layer: gradients by masks (texts, units)}).
-    hidden, gradient: input of the use, and gradient by its output"""
+    """Take the gradient back through one use of a block; return (gradient by its input, {layer:
+    gradients by the masks of its units, (texts, units)}).
+
+    parts: units of the block that may be removed
+    hidden: input of the use
+    gradient: gradient by the output of the use
+    """
     entered: dict[str, Tensor] = {}
 
     def kept(name: str, x: Tensor) -> None:

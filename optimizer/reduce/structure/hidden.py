@@ -57,12 +57,13 @@ def run(section: Reduction, source: Path, progress: Path, out: Path) -> None:
 
 
 def width(layout: Layout) -> int:
+    """Return the number of channels of the hidden states."""
     return int(layout.config.hidden_size)
 
 
 def find_goal(layout: Layout) -> int:
-    """Largest number of channels within the goal. Raises RecipeError where the architecture allows
-    no other number, or even the smallest is too large."""
+    """Return the largest number of channels within the goal. Raises RecipeError where the
+    architecture allows no other number, or even the smallest is too large."""
     family = layout.family
     if not family.hidden:
         some = ", ".join(sorted(n for n, f in FAMILIES.items() if f.hidden))
@@ -105,7 +106,7 @@ def find_goal(layout: Layout) -> int:
 
 
 def _numbers(layout: Layout) -> list[int]:
-    """Numbers of channels that the config can describe."""
+    """Return the numbers of channels that the config can describe."""
     full, attention = width(layout), layout.family.attention
     numbers = structure.list_multiples(full, layout.section.reduce.multiple_of)
     divided = attention is not None and attention.divides == layout.family.hidden
@@ -114,7 +115,7 @@ def _numbers(layout: Layout) -> list[int]:
 
 
 def by_magnitude(layout: Layout) -> Tensor:
-    """Sum of the squares of all weights of a channel, (channels,)."""
+    """Return the sum of the squares of all weights of each channel, (channels,)."""
     scores = torch.zeros(width(layout), dtype=torch.float64)
     for name in layout.shapes:
         axis = structure.find_channel_axis(name, layout.family, layout.prefix)
@@ -126,8 +127,8 @@ def by_magnitude(layout: Layout) -> Tensor:
 
 @torch.no_grad()
 def by_activations(layout: Layout, batches: Sequence[Batch], progress: Path) -> Tensor:
-    """Importance by activations (channels,), see the module; the head reads the last norm's
-    output."""
+    """Return the importance of each channel by activations, (channels,), with the module's formula.
+    The head counts as a layer that reads the output of the last norm."""
     family, model, tensors = layout.family, layout.source.model, layout.source.tensors
     stream = open_stream(layout, layout.blocks, batches, progress)
     scores = torch.zeros(width(layout), dtype=torch.float64)
@@ -160,7 +161,7 @@ def by_activations(layout: Layout, batches: Sequence[Batch], progress: Path) -> 
 
 
 def _shares(absolute: Tensor, weight: Tensor) -> Tensor:
-    """Shares (in,) of a layer's inputs in its output, in squares; they sum to 1.
+    """Return the share of each input in a layer's output, by squares, (in,); they sum to 1.
 
     absolute: sums of |input| (in,)
     weight: (out, in)

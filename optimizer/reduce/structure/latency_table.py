@@ -85,7 +85,7 @@ class Timed:
 
 
 def read_timed(document: dict[str, Any]) -> Timed:
-    """Restore a Timed from the dict that as_dict returned."""
+    """Build a Timed from the dict that as_dict returned."""
     low, high = document["interval"]
     sizes = Sizes(**document["sizes"])
     return Timed(sizes, document["ratio"], (low, high), document["runs"], document["p50"])
@@ -107,21 +107,23 @@ class Table:
     whole: float = 1.0
 
     def ratio(self, sizes: Sizes) -> float:
-        """Predicted time / time of the model that all sizes are compared with. It does not increase
-        for fewer neurons, nor, without `known`, for smaller sizes."""
+        """Return the predicted time divided by that of the model that all sizes are compared with.
+        It never rises when neurons are removed nor, without `known`, when any size shrinks."""
         return self.whole * (1 - self._correction(sizes) * self._saved(sizes))
 
     def faster(self, gain: float) -> Callable[[Sizes], bool]:
-        """Predicate: True for sizes other than `full` that are predicted to reach the gain."""
+        """Return a predicate that is True for sizes other than `full` that are predicted to reach
+        the gain."""
         return lambda sizes: sizes != self.full and self.ratio(sizes) <= 1 / gain
 
     def _saved(self, sizes: Sizes) -> float:
-        """1 - predicted ratio, by the entries alone."""
+        """Return 1 - the ratio that the entries alone predict, without correction."""
         inside = 1 - self.outside + self._added("ffn", sizes) + self._added("heads", sizes)
         return 1 - self.outside - sizes.blocks / self.full.blocks * max(inside, 0.0)
 
     def _correction(self, sizes: Sizes) -> float:
-        """Measured / predicted saving at these blocks and heads; else the average; else 1."""
+        """Return measured / predicted saving at these numbers of blocks and heads; if none was
+        timed there, the average over all sizes in `known`; if `known` is empty, 1."""
         shares = {
             (t.sizes.blocks, t.sizes.heads): max(1 - t.ratio / self.whole, EPSILON) / saved
             for t in self.known
@@ -143,7 +145,10 @@ class Table:
         return min(max(fitted / weights, 0.0), 1.0) if fewer else 0.0
 
     def _added(self, kind: str, sizes: Sizes) -> float:
-        """ffn(f) or heads(h) of the module's formula: 0 or less."""
+        """Return ffn(f) or heads(h) of the module's formula, which is 0 or less.
+
+        kind: "ffn" or "heads"
+        """
         points = {
             getattr(t.sizes, kind): t.ratio / self.whole - 1
             for t in self.entries
@@ -156,8 +161,8 @@ class Table:
 
 
 def _rising(values: Sequence[float]) -> list[float]:
-    """Isotonic least squares: max over i <= k of min over j >= k of the mean of values[i..j]
-    (Barlow et al. 1972)."""
+    """Fit non-decreasing values by isotonic least squares: max over i <= k of min over j >= k of
+    the mean of values[i..j] (Barlow et al. 1972)."""
     count = range(len(values))
     return [
         max(min(float(np.mean(values[i : j + 1])) for j in count[k:]) for i in count[: k + 1])
@@ -166,8 +171,8 @@ def _rising(values: Sequence[float]) -> list[float]:
 
 
 def list_grid(model: Model) -> tuple[Sizes, ...]:
-    """Sizes to time: some numbers of neurons, heads and blocks, each with all of the others, and
-    last the smallest model."""
+    """List the sizes to time for the table. In each, one of neurons, heads and blocks is reduced
+    and the others are full; the last one is the smallest model."""
     full, options = model.full, {"ffn": model.ffn, "heads": model.heads, "blocks": model.blocks}
     sizes = []
     for kind, numbers in options.items():
@@ -184,14 +189,18 @@ def _nearest(numbers: Sequence[int], wished: float) -> int:
 def choose(
     table: Table, model: Model, section: Reduce, confirm: Callable[[Sizes], Timed]
 ) -> tuple[list[Sizes], list[tuple[float, Timed]]]:
-    """Choose (candidates, [(predicted ratio, timed size)]).
+    """Choose candidate sizes that meet goal.latency_gain and time them; return (candidates,
+    [(predicted ratio, timed size)]).
 
-    Candidates meet goal.latency_gain while no larger sizes do, for at most CANDIDATES pairs
-    (blocks, heads), the least cut (sizes.py) first. A pair is finished when its sizes are surely
-    within the tolerance and not faster than it, when no others are left to try, or when its share
-    of ATTEMPTS is spent. Candidates are the sizes that surely meet the gain; where none do, the
-    least cut that seemed fast enough, else the fastest; `validate` judges it. Raises RecipeError
-    when the smallest sizes are not fast enough. confirm: function that builds and times sizes."""
+    confirm: function that builds and times sizes
+
+    For at most CANDIDATES pairs (blocks, heads), the least cut (sizes.py) first, sizes are timed
+    until one surely meets the gain and exceeds it by no more than the tolerance, until none are
+    left to try, or until the pair's share of ATTEMPTS is spent. Candidates are the sizes that
+    surely meet the gain. If none do, the only candidate is the least cut that seemed fast enough,
+    else the fastest; `validate` judges it. Raises RecipeError when the smallest sizes are not fast
+    enough.
+    """
     gain, least = section.latency_gain, section.least_gain
     assert gain is not None
     assert least is not None
@@ -212,8 +221,9 @@ def choose(
 
 
 def _spread(sizes: Sequence[Sizes]) -> list[tuple[int, int]]:
-    """At most CANDIDATES pairs (blocks, heads): the pair of the first sizes (the least cut), and
-    others spread evenly from the fewest blocks to the most: the cut does not predict accuracy."""
+    """Choose at most CANDIDATES pairs (blocks, heads) from `sizes`: the first one's, which is the
+    least cut, and others spread evenly from the fewest blocks to the most, because the cut does not
+    predict accuracy."""
     order = sorted({(s.blocks, s.heads) for s in sizes[1:]})
     count = min(CANDIDATES - 1, len(order))
     some = [order[round(i * (len(order) - 1) / max(count - 1, 1))] for i in range(count)]
@@ -221,8 +231,11 @@ def _spread(sizes: Sequence[Sizes]) -> list[tuple[int, int]]:
 
 
 def _next(table: Table, model: Model, gain: float, place: tuple[int, int]) -> Sizes | None:
-    """Sizes at `place` (blocks, heads) with the most neurons that are predicted to reach the gain;
-    else None, or the smallest model's sizes if `place` is its (blocks, heads)."""
+    """Return the sizes with the most neurons that are predicted to reach the gain. If there are
+    none, return the smallest model's sizes where they have the same (blocks, heads), else None.
+
+    place: (blocks, heads)
+    """
     sizes = find_widest(model, table.faster(gain), *place)
     smallest = model.smallest
     return smallest if sizes is None and place == (smallest.blocks, smallest.heads) else sizes
@@ -241,7 +254,8 @@ def _candidates(tried: Sequence[Timed], model: Model, least: float) -> list[Size
 
 
 def is_surely_reached(known: Timed, gain: float) -> bool:
-    """True where the interval of the ratio lies below 1 / gain; False without an interval."""
+    """Return True where the interval of the ratio lies below 1 / gain; False without an
+    interval."""
     high = known.interval[1]
     return high is not None and high < 1 / gain
 
@@ -262,7 +276,9 @@ def _refuse_unreachable(table: Table, model: Model, gain: float, least: float) -
 def refuse_reached(whole: Timed, section: Reduce) -> None:
     """Raise RecipeError where the unreduced model, quantized for the target, surely reaches the
     goal.
-    whole: its time compared with float."""
+
+    whole: its time, compared with the float model's
+    """
     gain = section.latency_gain
     assert gain is not None
     if is_surely_reached(whole, gain):

@@ -70,14 +70,17 @@ class Layout:
 
     @cached_property
     def head_size(self) -> int:
+        """Size of an attention head."""
         return structure.get_head_size(self.config)
 
     def parts(self, block: str) -> tuple[Part, ...]:
+        """Return the removable parts of a block."""
         return structure.list_parts(block, self.family, self.head_size, self.shapes)
 
     @cached_property
     def kinds(self) -> tuple[Kind, ...]:
-        """Kinds of units to choose from. Raises RecipeError, see structure.kinds."""
+        """Kinds of units that the recipe's methods remove. Raises RecipeError for a method that the
+        architecture does not allow."""
         return structure.list_kinds(self.section.reduce, self.family)
 
     @cached_property

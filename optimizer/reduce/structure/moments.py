@@ -1,4 +1,5 @@
-"""Sum moments over the tokens that enter a layer, in the smaller and in the float model."""
+"""Sums of first and second moments of a layer's inputs over tokens, in the smaller and in the float
+model."""
 
 from __future__ import annotations
 
@@ -26,14 +27,22 @@ class Moments:
 
     @staticmethod
     def empty(width: int, *, products: bool) -> Moments:
-        """Sums over no tokens. products: True to sum hessian and cross as well."""
+        """Return sums over no tokens.
+
+        width: number of inputs of the layer
+        products: True to sum hessian and cross as well
+        """
         side = width if products else 0
         first, second = (torch.zeros(side, side) for _ in range(2))
         a, b, c = (torch.zeros(width, dtype=torch.float64) for _ in range(3))
         return Moments(first, second, a, b, c)
 
     def add(self, x: Tensor, f: Tensor | None) -> None:
-        """Add tokens: x, f (tokens, in) float32; f None: no products."""
+        """Add tokens.
+
+        x: inputs in the smaller model (tokens, in), float32
+        f: inputs in the float model (tokens, in), float32; None: hessian and cross are not summed
+        """
         self.tokens += len(x)
         self.absolute += x.abs().double().sum(0)
         self.x_sum += x.double().sum(0)
@@ -43,8 +52,10 @@ class Moments:
             self.cross.addmm_(f.T, x)
 
     def products(self, *, centered: bool) -> tuple[Tensor, Tensor]:
-        """(hessian, cross) in float64. centered: moments about the means, for a layer whose bias
-        corrects the mean output."""
+        """Return (hessian, cross) in float64.
+
+        centered: True for moments about the means, for a layer whose bias corrects the mean output
+        """
         H, C = self.hessian.double(), self.cross.double()
         if not centered:
             return H, C
@@ -52,7 +63,7 @@ class Moments:
         return H - torch.outer(self.x_sum, mean), C - torch.outer(self.f_sum, mean)
 
     def bias(self, before: Tensor, weight: Tensor, adjusted: Tensor, kept: Tensor) -> Tensor:
-        """Bias that keeps the mean output: b + W mean(f) - V mean(x_k).
+        """Return the bias (out,) that keeps the mean output: b + W mean(f) - V mean(x_k).
 
         before: b (out,)
         weight: W (out, in)

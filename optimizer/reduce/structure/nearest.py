@@ -42,13 +42,14 @@ Cut = Callable[[Sizes, Sequence[Batch], Path, Path], object]
 
 @dataclass(frozen=True)
 class Measured:
-    """A candidate and its distance from the reference on each text, in nats or as 1 - cosine."""
+    """Candidate sizes and their distance from the reference on each text, in nats or as 1 -
+    cosine."""
 
     sizes: Sizes
     distances: Tensor
 
     def as_dict(self) -> dict[str, Any]:
-        """Entry of reduced.json."""
+        """Return the candidate's entry of reduced.json."""
         return {"sizes": asdict(self.sizes), "distance": float(self.distances.mean())}
 
 
@@ -59,8 +60,16 @@ def choose(
     cut: Cut,
     progress: Path,
 ) -> tuple[Sizes, list[Measured]]:
-    """Choose (nearest candidate, distances of all). layout: layout of the reference. Raises
-    CheckpointError for answers that are not finite."""
+    """Make each candidate, measure its distance from the reference, and return (nearest candidate,
+    distances of all).
+
+    layout: layout of the reference
+    batches: calibration texts
+    cut: function that writes a candidate's checkpoint
+    progress: folder that keeps the distances for a resumed run
+
+    Raises CheckpointError for answers that are not finite.
+    """
     learned, judged = split_texts(batches)
     file = progress / FILE
     done: list[list[float]] = json.loads(file.read_text()) if file.exists() else []
@@ -96,8 +105,8 @@ def choose(
 
 
 def choose_nearest(measured: Sequence[Measured]) -> Sizes:
-    """First candidate whose distance exceeds the smallest by at most the standard error of the
-    difference (the one-standard-error rule of Breiman et al. 1984, section 3.4.3)."""
+    """Return the first candidate whose distance exceeds the smallest by at most the standard error
+    of the difference (the one-standard-error rule of Breiman et al. 1984, section 3.4.3)."""
     best = min(measured, key=lambda m: float(m.distances.mean()))
     for candidate in measured:
         further = candidate.distances - best.distances
@@ -108,7 +117,8 @@ def choose_nearest(measured: Sequence[Measured]) -> Sizes:
 
 
 def split_texts(batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:
-    """(texts to choose on, every JUDGING-th text to judge by); fewer than JUDGING texts do both."""
+    """Split batches into (texts to choose units on, texts to judge by), where every JUDGING-th text
+    judges. Fewer than JUDGING texts serve for both."""
     learned: list[Batch] = []
     judged: list[Batch] = []
     before = 0
@@ -125,7 +135,7 @@ def split_texts(batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:
 def _behind_the_blocks(
     layout: Layout, batches: Sequence[Batch], folder: Path
 ) -> tuple[Buffer, Sequence[Tensor]]:
-    """(output of the last block, in files; mask of real tokens of each batch)."""
+    """Return (output of the last block, in files; mask of real tokens of each batch)."""
     shutil.rmtree(folder, ignore_errors=True)
     stream = open_stream(layout, layout.blocks, batches, folder)
     assert isinstance(stream.hidden, Buffer)
@@ -142,12 +152,13 @@ def _distances(
     real: Sequence[Tensor],
     hidden: tuple[Buffer, Buffer],
 ) -> list[float]:
-    """Mean distance of each text between the answers from both hidden states, through the
-    reference's weights after the blocks, which every candidate keeps. Text by text,
-    because logits are large.
+    """Return the mean distance of each text between the reference's answers and a candidate's.
+
+    Answers are computed from the output of the last block through the reference's weights after the
+    blocks, which every candidate keeps, text by text because logits are large.
 
     layout: layout of the reference
-    real: masks of the tokens that count, one per batch
+    real: masks of real tokens, one per batch
     hidden: outputs of the last block, of the reference and of a candidate
     """
     distances: list[float] = []

@@ -26,16 +26,18 @@ from optimizer.reduce.structure.layout import Layout
 
 @dataclass(frozen=True)
 class Outputs:
-    """The model outside its blocks, whose weights are in memory inside `opened`. beside: values
-    that a block returns besides the hidden states; None: it returns them alone."""
+    """The layers of a model outside its blocks, with weights inside the context of `open_outputs`.
+
+    beside: values that a block returns besides the hidden states; None: it returns only these
+    """
 
     layout: Layout
     contract: Contract
     beside: tuple[Any, ...] | None
 
     def answers(self, batch: Batch, real: Tensor, hidden: Tensor) -> Tensor:
-        """Answers (texts, rows, width): logits per token or per text, or embeddings, normalized
-        where the contract requires it.
+        """Compute answers (texts, rows, width) from the output of the last block: logits per token
+        or per text, or embeddings, normalized where the contract requires it.
 
         real: mask of real tokens (texts, sequence) bool
         hidden: output of the last block (texts, sequence, features)
@@ -59,7 +61,7 @@ class Outputs:
         return vectors[:, None, : settings.dimensions]
 
     def _layers(self, vectors: Tensor) -> Tensor:
-        """Vectors behind the layers of the contract."""
+        """Pass pooled vectors through the layers that the contract lists after pooling."""
         for layer, arrays in self.contract.vectors.parameters(self.contract.layer_weights):
             tensors = [torch.from_numpy(a) for a in arrays]
             if layer.kind == "normalize":
@@ -77,8 +79,8 @@ class Outputs:
         return vectors
 
     def distance(self, reference: Tensor, answers: Tensor, real: Tensor) -> Tensor:
-        """Distance (rows,) per real token or per text: KL of logits in nats, squared difference of
-        numbers, or 1 - cosine."""
+        """Return the distance (rows,) per real token or per text: KL of logits in nats, squared
+        difference of numbers, or 1 - cosine."""
         keep = real if reference.shape[1] == real.shape[1] else real.any(1, keepdim=True)
         one, other = reference[keep], answers[keep]
         if self.is_regression:
@@ -89,9 +91,12 @@ class Outputs:
         return (kullback_leibler if self.classifies else measure_angle)(one, other)
 
     def log_likelihood(self, answers: Tensor, real: Tensor, generator: torch.Generator) -> Tensor:
-        """Sum over texts of the log-likelihood of answers drawn from the model itself: classes or
-        tokens of a categorical distribution, vectors of a Gaussian of variance 1. So the mean
-        square of its gradient is the Fisher information and not an estimate from labels."""
+        """Return the log-likelihood of answers drawn from the model itself, summed over texts.
+
+        Classes and tokens are drawn from their categorical distribution, vectors from a Gaussian of
+        variance 1. So the mean square of the gradient is the Fisher information, not an estimate
+        from labels.
+        """
         if self.is_regression or not self.classifies:
             noise = torch.randn(answers.shape, generator=generator)
             weights = real[..., None] if answers.shape[1] == real.shape[1] else torch.tensor(1.0)
@@ -119,8 +124,11 @@ class Outputs:
 
 @contextmanager
 def open_outputs(layout: Layout, batch: Batch) -> Iterator[Outputs]:
-    """Inside, hold the weights outside the blocks. batch: any batch; the first block runs once on
-    its first text, to see what it returns."""
+    """Load the weights outside the blocks and yield the layers there; the weights are released at
+    the end.
+
+    batch: any batch; the first block runs once on its first text, to see the values that it returns
+    """
     model, tensors = layout.source.model, layout.source.tensors
     inside = tuple(f"{block}." for block in layout.blocks)
     for name in (n for n in tensors if not n.startswith(inside)):
@@ -133,7 +141,8 @@ def open_outputs(layout: Layout, batch: Batch) -> Iterator[Outputs]:
 
 
 def _values_beside(layout: Layout, batch: Batch) -> tuple[Any, ...] | None:
-    """Values that a block returns besides the hidden states; None: it returns them alone."""
+    """Run the first block on one text; return the values that it returns besides the hidden states,
+    None if it returns only these."""
     outputs: list[Any] = []
     first: Any = layout.source.model.get_submodule(layout.blocks[0])
     run = first.forward
@@ -154,7 +163,7 @@ def _values_beside(layout: Layout, batch: Batch) -> tuple[Any, ...] | None:
 
 
 class _Seen(Exception):
-    """The first block ran."""
+    """Raised once the first block has run, to skip the others."""
 
 
 @contextmanager

@@ -52,10 +52,12 @@ class Model:
         return Sizes(min(self.blocks), min(self.ffn), min(self.heads))
 
     def in_blocks(self, sizes: Sizes) -> int:
+        """Return the number of parameters in the blocks."""
         per_block = self.fixed + sizes.ffn * self.each_ffn + sizes.heads * self.each_heads
         return sizes.blocks * per_block
 
     def parameters(self, sizes: Sizes) -> int:
+        """Return the number of parameters of the model."""
         return self.outside + self.in_blocks(sizes)
 
 
@@ -96,18 +98,20 @@ def _deep(depth: int, model: Model) -> Sizes:
 
 
 def find_least_cut(model: Model, fits: Callable[[Sizes], bool]) -> Sizes | None:
-    """Find the sizes that fit with the least cut; None where none fit. fits: monotonic predicate:
-    sizes fit where larger ones do."""
+    """Return the sizes with the least cut that fit; None where none fit.
+
+    fits: predicate on sizes; if it is True for sizes, it is True for all smaller ones
+    """
     return min(_fitting(fits, model), key=lambda s: cut(s, model.full), default=None)
 
 
 def find_largest(model: Model, fits: Callable[[Sizes], bool]) -> list[Sizes]:
-    """Find the sizes that fit while no larger ones do, the least cut first."""
+    """Return the sizes that fit while no larger ones do, the least cut first."""
     return sorted(drop_smaller(_fitting(fits, model)), key=lambda s: cut(s, model.full))
 
 
 def drop_smaller(sizes: Iterable[Sizes]) -> list[Sizes]:
-    """Keep the sizes that no others equal or exceed in every number, in their order."""
+    """Return the sizes that no others equal or exceed in every number, in their order."""
     distinct = [*dict.fromkeys(sizes)]
     largest: list[Sizes] = []
     for s in sorted(distinct, key=lambda s: (s.blocks, s.ffn, s.heads), reverse=True):
@@ -119,7 +123,8 @@ def drop_smaller(sizes: Iterable[Sizes]) -> list[Sizes]:
 def find_widest(
     model: Model, fits: Callable[[Sizes], bool], blocks: int, heads: int
 ) -> Sizes | None:
-    """The sizes with these blocks and heads and the most neurons that fit; None where none fit."""
+    """Return the sizes with the most neurons that fit, for given numbers of blocks and heads; None
+    where none fit."""
     widths = sorted(model.ffn)
     sizes = [Sizes(blocks, ffn, heads) for ffn in widths]
     fitting = bisect_left(sizes, True, key=lambda s: not fits(s))
@@ -135,7 +140,8 @@ def _fitting(fits: Callable[[Sizes], bool], model: Model) -> Iterator[Sizes]:
 
 
 def cut(sizes: Sizes, full: Sizes) -> float:
-    """Size of a cut: the sum of squared logarithms of the shares kept; 0: nothing is removed."""
+    """Return the size of a cut: the sum of squared logarithms of the shares kept; 0: nothing is
+    removed."""
     shares = (
         (sizes.blocks, full.blocks),
         (sizes.ffn, full.ffn),

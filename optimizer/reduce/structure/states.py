@@ -40,7 +40,8 @@ def open_stream(
 
 
 def record_entering(layout: Layout, stream: Stream, folder: Path) -> list[Buffer]:
-    """Hidden states that enter each use of a block, a tensor per batch; last the final output.
+    """Return the hidden states that enter each use of a block, one tensor per batch. The last item
+    is the output of the last use.
 
     stream: stream before the first block
     folder: folder for states that exceed the budget
@@ -60,7 +61,8 @@ def record_entering(layout: Layout, stream: Stream, folder: Path) -> list[Buffer
 
 
 def pass_through(layout: Layout, stream: Stream, hidden: Buffer, first: int = 0) -> Buffer:
-    """Overwrite `hidden`, the input of use `first`, with the last use's output, and return it."""
+    """Run the uses of blocks from number `first` on. `hidden`, the input of that use, is
+    overwritten with the last use's output and returned."""
     for use in range(first, len(stream.uses[0])):
         block = stream.uses[0][use].block
         materialize(layout.source.model, block, layout.source.tensors)
@@ -71,6 +73,6 @@ def pass_through(layout: Layout, stream: Stream, hidden: Buffer, first: int = 0)
 
 
 def apply_use(layout: Layout, stream: Stream, use: Use, hidden: Tensor) -> Tensor:
-    """Output of a use of a block whose weights are in memory."""
+    """Return the output of one use of a block, whose weights are in memory."""
     with torch.no_grad(), stream.products:
         return use.apply(layout.source.model, hidden).float()

@@ -33,5 +33,6 @@ class Stored(Mapping[str, Tensor]):
 
 
 def stored(file: Path) -> Stored:
+    """Open a file as a mapping from all of its names to tensors."""
     with safe_open(file, "pt") as f:
         return Stored(file, tuple(f.keys()))

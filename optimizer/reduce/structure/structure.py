@@ -20,27 +20,30 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of a linear whose outputs belong to units: each unit has `each` adjacent rows in every
-    one of `parts` equal slices."""
+    """Rows of a linear layer that compute units. The rows consist of `parts` equal slices, and each
+    unit has `each` adjacent rows in every slice."""
 
     linear: str
     each: int = 1
     parts: int = 1
 
     def of(self, units: Tensor, count: int) -> Tensor:
-        """Row indices of these units, slice by slice. count: number of all units"""
+        """Return the row indices of these units, slice by slice.
+
+        count: number of all units
+        """
         rows = spread_units(units, self.each)
         return torch.cat([rows + part * count * self.each for part in range(self.parts)])
 
 
 @dataclass(frozen=True)
 class Part:
-    """Units of one block: neurons, or key/value heads with their query heads. Names are the
-    checkpoint's.
+    """Units of one kind in one block: neurons, or key/value heads with their query heads. Names are
+    the checkpoint's.
 
     count: number of units
-    rows: linears that compute the units
-    down: linear that reads the units
+    rows: linear layers that compute the units
+    down: linear layer that reads the units
     width: columns of `down` per unit
     """
 
@@ -51,11 +54,11 @@ class Part:
     width: int
 
     def columns(self, units: Tensor) -> Tensor:
-        """Indices of the columns of `down` that read these units."""
+        """Return the indices of the columns of `down` that read these units."""
         return spread_units(units, self.width)
 
     def weights(self, shapes: Shapes) -> int:
-        """Number of weights and biases of one unit."""
+        """Return the number of weights and biases of one unit."""
         rows = [
             count_values(shapes, f"{r.linear}.{p}") for r in self.rows for p in ("weight", "bias")
         ]
@@ -63,7 +66,7 @@ class Part:
 
 
 def spread_units(units: Tensor, each: int) -> Tensor:
-    """Return the indices of the rows (or columns) of the given units of a weight, such as heads.
+    """Return the indices of the rows (or columns) of a weight that belong to the given units.
 
     units: numbers of the units
     each: adjacent rows of one unit
@@ -72,17 +75,17 @@ def spread_units(units: Tensor, each: int) -> Tensor:
 
 
 def list_multiples(full: int, of: int) -> tuple[int, ...]:
-    """Numbers of units that may be kept, ascending: multiples of `of`, and `full`."""
+    """Return the numbers of units that may be kept, ascending: multiples of `of`, and `full`."""
     return tuple(sorted({*range(of, full + 1, of), full}))
 
 
 def count_values(shapes: Shapes, name: str) -> int:
-    """Number of values of the tensor `name`; 0 where `shapes` lacks `name`."""
+    """Return the number of values of the tensor `name`; 0 where `shapes` lacks it."""
     return int(torch.Size(shapes[name]).numel()) if name in shapes else 0
 
 
 def list_parts(block: str, family: Family, head_size: int, shapes: Shapes) -> tuple[Part, ...]:
-    """Removable parts of a block, in the order of computation."""
+    """Return the removable parts of a block, in the order of computation."""
     parts: list[Part] = []
     if (heads := family.attention) is not None:
         groups = shapes[f"{block}.{heads.key}.weight"][0] // head_size
@@ -101,8 +104,11 @@ def list_parts(block: str, family: Family, head_size: int, shapes: Shapes) -> tu
 
 
 def find_channel_axis(name: str, family: Family, prefix: str) -> int | None:
-    """Axis of a stored tensor, linear weights as (out, in), along which the channels of the hidden
-    states lie; None: no axis. prefix: prefix of the base model's names."""
+    """Return the axis of a stored tensor along which the channels of the hidden states lie, with
+    linear weights as (out, in); None if there is none.
+
+    prefix: prefix of the base model's names
+    """
     start, (module, _, parameter) = f"{prefix}{family.blocks}.", name.rpartition(".")
     if not name.startswith(start):
         return {
@@ -125,8 +131,8 @@ def get_head_size(config: Any) -> int:
 
 
 def list_kinds(section: Reduce, family: Family) -> tuple[Kind, ...]:
-    """Kinds of units that the recipe's methods remove. Raises RecipeError for a method that the
-    architecture does not allow."""
+    """Return the kinds of units that the recipe's methods remove. Raises RecipeError for a method
+    that the architecture does not allow."""
     rows = ", ".join(sorted(n for n, f in FAMILIES.items() if f.feed_forward is not None))
     if {"width", "ffn"} & {*section.chosen} and family.feed_forward is None:
         raise RecipeError(

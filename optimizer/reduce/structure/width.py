@@ -57,7 +57,11 @@ def choose(
     gradients: Gradients,
     progress: Path,
 ) -> list[BlockChoice]:
-    """Choose the units of each of `blocks`, the blocks that stay."""
+    """Choose the units of each of `blocks`, the blocks that stay.
+
+    gradients: gradients by the masks of units (gradients.py), for importance: fisher
+    progress: folder that keeps the choices for a resumed run
+    """
     if not list_thinned(layout, blocks[0]):
         return [BlockChoice(block, {}, {}) for block in blocks]
     if layout.section.reduce.importance == "magnitude":
@@ -81,12 +85,12 @@ def choose(
 
 
 def list_thinned(layout: Layout, block: str) -> list[Part]:
-    """Parts of a block that lose units."""
+    """Return the parts of a block that lose units."""
     return [p for p in layout.parts(block) if keep(layout, p.kind) < p.count]
 
 
 def keep(layout: Layout, kind: Kind) -> int:
-    """Number of units of a kind that stay in each block."""
+    """Return the number of units of a kind that stay in each block."""
     return layout.goal.ffn if kind == "ffn" else layout.goal.heads
 
 
@@ -99,22 +103,24 @@ def _by_weights(layout: Layout, block: str) -> BlockChoice:
 
 
 def by_magnitude(layout: Layout, part: Part) -> Tensor:
-    """Importance (units,) of each unit of `part` by its weights."""
+    """Return the importance of each unit of `part` by its weights, (units,)."""
     tensors = layout.checkpoint.tensors
     rows = [w for r in part.rows for w in tensors[f"{r.linear}.weight"].chunk(r.parts)]
     return magnitude.measure_importance(rows, tensors[f"{part.down}.weight"], part.count)
 
 
 def select_best(scores: Tensor, count: int) -> Tensor:
-    """Units with the highest scores, ascending; of equal scores the first."""
+    """Return the units with the highest scores, ascending; of equal scores the first."""
     order = scores.argsort(descending=True, stable=True)
     return order[:count].sort().values
 
 
 @dataclass
 class _Walk:
-    """Choice in one segment, whose blocks' weights are in memory meanwhile. thin: {weight or bias
-    of a layer that reads units: its values, zero for the removed units}."""
+    """Choice of units in one segment of blocks, whose weights are in memory meanwhile.
+
+    thin: {weight or bias of a layer that reads units: its values, zero for the removed units}
+    """
 
     layout: Layout
     stream: Stream
@@ -129,7 +135,8 @@ class _Walk:
         return BlockGroup(model, known, self.stream, self.segment, tuple(names), {})
 
     def chosen(self) -> list[BlockChoice]:
-        """Choose the units of each block, and advance both streams past the segment."""
+        """Choose the units of each block, and run both streams of hidden states through the
+        segment."""
         group, source = self.group, self.layout.source
         for block in group.blocks:
             materialize(source.model, block, source.tensors)
@@ -173,7 +180,8 @@ class _Walk:
         return sums
 
     def _inputs(self, group: BlockGroup, part: Part, batch: int, hidden: Tensor) -> list[Tensor]:
-        """Inputs (tokens, in) of the layer that reads the part's units, once per use."""
+        """Return the inputs (tokens, in) of the layer that reads the part's units, once per use of
+        the block."""
         inputs: list[Tensor] = []
         real = self.stream.real[batch]
         with (
@@ -191,8 +199,9 @@ class _Walk:
     def _choice(
         self, part: Part, layer: nn.Linear, sums: Moments
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """(units that stay, {parameter of `layer`, which reads them: adjusted values}). A bias
-        corrects the mean output, so the weights follow only the centered moments."""
+        """Return (units that stay, {parameter of `layer`: adjusted values}), where `layer` reads
+        the units. A bias corrects the mean output, so weights with a bias are fitted to centered
+        moments."""
         count, how = keep(self.layout, part.kind), self.layout.section.reduce.importance
         weight, bias = layer.weight.detach(), layer.bias
         if how == "activations":

@@ -49,9 +49,9 @@ WEIGHTS = "model.safetensors"
 
 @dataclass(frozen=True)
 class _Cut:
-    """Cut of one tensor.
+    """Rows and columns that one tensor of the smaller model takes from the reference.
 
-    origin: its name in the reference
+    origin: the tensor's name in the reference
     rows, columns: kept rows and columns; None: all
     norm: True for a weight of a norm that loses channels
     """
@@ -91,7 +91,7 @@ class Smaller:
         return cuts if self.channels is None else {n: self._narrow(n) for n in cuts}
 
     def _narrow(self, name: str) -> _Cut:
-        """Cut of a tensor in a model that loses only channels."""
+        """Return the cut of a tensor in a model that loses only channels."""
         axis = find_channel_axis(name, self.layout.family, self.layout.prefix)
         if axis is None:
             return _Cut(name)
@@ -125,7 +125,7 @@ class Smaller:
         return {name: choice for choice in self.choices for name in choice.adjusted}
 
     def value(self, name: str) -> Tensor:
-        """Values of one tensor of the smaller model, as stored."""
+        """Return the values of one tensor of the smaller model, as stored."""
         cut, tensors = self.cuts[name], self.layout.checkpoint.tensors
         stored = tensors.stored(cut.origin)
         if cut.origin in self.adjusted:
@@ -140,7 +140,7 @@ class Smaller:
 
     @cached_property
     def specs(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-        """{name: (dtype, shape)} as stored."""
+        """Return {name: (dtype, shape)} of the smaller model's tensors, as stored."""
         return {name: self._spec(cut) for name, cut in self.cuts.items()}
 
     def _spec(self, cut: _Cut) -> tuple[torch.dtype, tuple[int, ...]]:
@@ -154,7 +154,10 @@ class Smaller:
         return tensors.entry(cut.origin).dtype, tuple(stored)
 
     def parameters(self, inside: bool = False) -> int:
-        """Number of parameters of the smaller model; inside: of its blocks alone."""
+        """Return the number of parameters of the smaller model.
+
+        inside: True to count only those of its blocks
+        """
         start = tuple(f"{b}." for b in self.layout.blocks) if inside else ""
         shapes = [shape for name, (_, shape) in self.specs.items() if name.startswith(start)]
         return sum(math.prod(shape) for shape in shapes)
@@ -206,6 +209,7 @@ def write(
 
 
 def build_smaller_config(smaller: Smaller) -> dict[str, Any]:
+    """Return the content of the smaller model's config.json."""
     layout, family, kept = smaller.layout, smaller.layout.family, smaller.sizes
     config = dict(layout.checkpoint.config)
     if kept.blocks != layout.model.full.blocks:
@@ -230,6 +234,7 @@ def build_smaller_config(smaller: Smaller) -> dict[str, Any]:
 
 
 def document(smaller: Smaller) -> dict[str, Any]:
+    """Return the content of reduced.json."""
     layout, section = smaller.layout, smaller.layout.section.reduce
     full, kept = layout.model.full, smaller.sizes
     layers = []
