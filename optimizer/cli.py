@@ -65,8 +65,8 @@ FORBIDDEN = 0o002
 
 
 class Commands(click.Group):
-    """Group of all commands. `optimize recipe.yaml` is `optimize run recipe.yaml`; each of our
-    errors sets the exit code."""
+    """Group of all commands. `optimize recipe.yaml` is short for `optimize run recipe.yaml`. Errors
+    are printed and set the exit code."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -136,7 +136,8 @@ class Commands(click.Group):
 
 
 def _explain(error: Exception) -> ExplainedError:
-    """Return our errors as they are, system errors in words, and any other as a bug of ours."""
+    """Return an error to print: one of this project as it is, an error of the system in plain
+    words, and any other as a bug."""
     if isinstance(error, ExplainedError):
         return error
     return explain_system_error(error) or OptimizeError(
@@ -156,8 +157,9 @@ def _show_traceback(error: Exception) -> None:
 
 
 def _escape_message(error: click.ClickException) -> click.ClickException:
-    """Escape and scrub the message, which repeats words of the command line. The help, which click
-    8.2 raises for an empty command line, stays as it is."""
+    """Return the error with control characters and secrets removed from its message, which repeats
+    words of the command line. The help text that click 8.2 raises for an empty command line stays
+    as it is."""
     if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
         return error
     text = escape_line(scrub(error.format_message()))
@@ -167,8 +169,8 @@ def _escape_message(error: click.ClickException) -> click.ClickException:
 
 
 def _check_text(argument: str) -> None:
-    """Refuse an argument of the command line that is not UTF-8 or has a NUL, which libraries and
-    the system do not take."""
+    """Refuse an argument of the command line that is not UTF-8 or contains a NUL byte, which
+    libraries and the system do not accept."""
     if "\0" in argument:
         raise click.UsageError(f"{argument!a:.200} contains a NUL character; remove it.")
     try:
@@ -183,7 +185,11 @@ def _check_text(argument: str) -> None:
 
 
 def _report_error(error: ExplainedError, as_json: bool, *, aloud: bool = True) -> None:
-    """Print an error. aloud: False in a child process, whose parent prints it."""
+    """Print an error.
+
+    as_json: True for one JSON document on stdout
+    aloud: False in a child process, whose parent prints the error
+    """
     if aloud:
         with suppress(SystemExit):  # stderr was closed: the exit code remains
             for one in split(error):

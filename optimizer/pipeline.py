@@ -1,4 +1,5 @@
-"""Pipeline from a recipe to a bundle: one straight function over the steps of a store.
+"""Pipeline from a recipe to a bundle: one function that runs the stages in order and stores each
+step.
 
 recipe, store -> Outcome. Called by commands/build/: plan.py (a dry store), request.py, outcome.py.
 """
@@ -21,14 +22,15 @@ from optimizer.store import Artifacts, Built, LabelTexts, Reference, Step, Stopp
 
 @dataclass
 class Outcome:
-    """Result of a run, filled as the run goes: empty where the store stopped it earlier.
+    """Result of a run. Fields are filled in order and stay empty after the stage at which the store
+    stops.
 
-    recipe: recipe of these targets: that of the side of texts, where its gates did not pass
-    built: targets that every stage made, in the recipe's order
-    bundle: step of package, where every gate passed
-    slo: load test of the bundle's server, where the recipe has a section slo
-    left_out: targets with `on_fail: drop` that a stage could not make
-    artifacts: those of the first target in `built`
+    recipe: the recipe; if the gates of its text encoder failed, the text encoder's recipe
+    built: targets that every stage completed, in the recipe's order
+    bundle: step of package, if every gate passed
+    slo: load test of the bundle's server, if the recipe has a section slo
+    left_out: targets with `on_fail: drop` that failed in a stage
+    artifacts: steps of the first target in `built`
     """
 
     recipe: Recipe
@@ -42,13 +44,15 @@ class Outcome:
 def run(recipe: Recipe, store: Store) -> Outcome:
     """Take a recipe from checkpoint to bundle; finished steps are reused.
 
-    `reference` is the checkpoint that the user gave and everything is judged against; `base` is the
-    checkpoint that goes forward: the reference, or the result of reduce, recover or qat. Every
-    target is built before the first is judged. A bundle is packaged only when every gate of its
-    targets passed; publishing follows in commands/build/outcome.py. The side of texts of a recipe
-    that has one runs first, as a recipe of its own, and ends the run where a gate does not pass.
-
     recipe: recipe that passed its checks (optimizer.checks.read)
+
+    `reference` is the user's checkpoint, which every result is compared with. `base` is the
+    checkpoint that is compressed: the reference, or the result of reduce, recover or qat. Every
+    target is built before the first is judged. A bundle is packaged only when every gate of its
+    targets passed; publishing follows in commands/build/outcome.py.
+
+    A recipe with section `texts` compresses an image-text model: its text encoder runs first, as a
+    recipe of its own, and the run ends if a gate of that recipe does not pass.
     """
     texts = recipe.side_of_texts
     side = Outcome(recipe) if texts is None else run(texts, store)
@@ -56,7 +60,10 @@ def run(recipe: Recipe, store: Store) -> Outcome:
 
 
 def _run(recipe: Recipe, store: Store, side: Outcome) -> Outcome:
-    """Run the stages of a recipe. side: outcome of its side of texts, empty without one"""
+    """Run the stages of a recipe.
+
+    side: outcome of the recipe's text encoder; empty for a recipe without section `texts`
+    """
     from optimizer.compress.stage import STAGE as compress
     from optimizer.export.stage import STAGE as export
     from optimizer.load.stage import STAGE as load
@@ -134,8 +141,8 @@ def _run(recipe: Recipe, store: Store, side: Outcome) -> Outcome:
 
 
 def verdict(built: Sequence[Built[Step]]) -> Verdict:
-    """Return the worst verdict of the targets that a bundle would hold (package/on_fail.py); "pass"
-    in a dry run, in which nothing failed yet."""
+    """Return the worst verdict of the targets that a bundle would hold (package/on_fail.py). In a
+    dry run nothing is judged, and the verdict is "pass"."""
     from optimizer.package import on_fail
 
     done = [b for b in built if b.report.done]
@@ -147,7 +154,7 @@ def verdict(built: Sequence[Built[Step]]) -> Verdict:
 
 @dataclass
 class _Targets:
-    """Targets of a recipe on their way through the stages.
+    """Targets of a recipe, of which `each` drops those that fail with `on_fail: drop`.
 
     errors: {index of a dropped target: (stage, error)}
     """
@@ -157,19 +164,25 @@ class _Targets:
 
     @property
     def remaining(self) -> list[int]:
-        """Indices of the targets not dropped."""
+        """Indices of the targets that were not dropped."""
         return [i for i in range(len(self.recipe.targets)) if i not in self.errors]
 
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
+        """Dropped targets, each with the stage and the message of its error."""
         errors = sorted(self.errors.items())
         return tuple(
             LeftOut(target=i, stage=stage, message=error.problem) for i, (stage, error) in errors
         )
 
     def each(self, stage: str, make: Callable[[int], Step]) -> dict[int, Step]:
-        """Return {index: make(index)} of the remaining targets. An error drops a target with
-        `on_fail: drop` while others remain; otherwise, and for a StoreError, it is raised."""
+        """Make a step for each remaining target; return {index of the target: step}.
+
+        make: function from a target's index to its step
+
+        An error drops a target with `on_fail: drop` while others remain. Any other error, and every
+        StoreError, is raised.
+        """
         steps = {}
         for i in self.remaining:
             try:

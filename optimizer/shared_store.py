@@ -1,4 +1,5 @@
-"""Store of finished steps in a bucket of S3, Google Cloud Storage or Azure, for several machines.
+"""Store of finished steps in a bucket of S3, Google Cloud Storage or Azure, shared by several
+machines.
 
     store.json                    {"format": 1, "id": random}
     steps/<stage>/<key>.json      made_from.json of a finished step, which lists its files
@@ -7,11 +8,11 @@
 
 Each machine works in a folder of its own, an ordinary store (store.py), and fetches the steps that
 it lacks. Laws (tested):
- 1. A step appears complete: its list of files is written after them.
- 2. The bucket has no locks. If two machines make one step at once, which costs time alone, the list
-    that is written first stands (If-None-Match); the other machine takes its files, so that all
-    that follows is made from the same bytes.
- 3. A fetched file has the digest of the list. A step with a missing or damaged file is made again,
+ 1. A step appears complete: its list of files is written after the files.
+ 2. The bucket has no locks. If two machines make one step at once, which costs only time, the list
+    written first is kept (If-None-Match). The other machine takes its files, so that all later
+    steps are made from the same bytes.
+ 3. A fetched file has the digest in the list. A step with a missing or damaged file is made again,
     and its files replace those in the bucket.
 """
 
@@ -59,8 +60,8 @@ class SharedStep:
     """Finished step in a bucket.
 
     data: bytes of its made_from.json
-    version: version of that object
-    files: its files; None where `data` is damaged
+    version: version of that object, for conditional writes
+    files: {relative name: {size, sha256}} of its files; None where `data` is damaged
     """
 
     data: bytes
@@ -69,7 +70,7 @@ class SharedStep:
 
 
 class SharedStore:
-    """Store at an address, and the folder that has its steps on this machine.
+    """Store in a bucket, with the folder of its steps on this machine.
 
     address: s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX
     cache: parent of the folders of all such stores
@@ -104,7 +105,8 @@ class SharedStore:
         return SharedStore, (self.address, self.cache)
 
     def identity(self) -> bytes:
-        """Return the bytes of MARK, written if missing, which no other store has."""
+        """Return the bytes of store.json, whose random id no other store has. The file is written
+        if it is missing."""
         with _explained():
             if not self._exists():
                 data = json.dumps({"format": FORMAT, "id": uuid.uuid4().hex}).encode()
@@ -114,7 +116,8 @@ class SharedStore:
         return self._mark
 
     def _exists(self) -> bool:
-        """Return True for a store with MARK. Raises StoreError for one of another format."""
+        """Return True where the bucket has store.json. Raises StoreError for a store of another
+        format."""
         stored = None if self._mark else self._objects.read(MARK)
         if stored is not None:
             document = _document(stored.data)
@@ -130,7 +133,7 @@ class SharedStore:
         return bool(self._mark)
 
     def find(self, stage: str, key: str) -> SharedStep | None:
-        """Return a finished step; None for a missing one."""
+        """Return the finished step of a stage with this key; None if the bucket lacks it."""
         stored: Stored | None = None
         with _explained():
             if self._exists():
@@ -140,7 +143,7 @@ class SharedStore:
         return SharedStep(stored.data, stored.version, _files(stored.data, key))
 
     def fetch(self, step: SharedStep, into: Path) -> bool:
-        """Write the files of a step into a folder; False where one is missing or damaged."""
+        """Write the files of a step into a folder; return False where one is missing or damaged."""
         files = step.files or {}
         _announce("fetching", files, f"from {self.address}")
 
@@ -169,10 +172,11 @@ class SharedStore:
     def send(
         self, stage: str, key: str, folder: Path, data: bytes, version: dict[str, str] | None
     ) -> bool:
-        """Write a finished step: its files, then its list.
+        """Write a finished step into the bucket: first its files, then its list of files.
 
+        folder: folder of the step
         data: bytes of made_from.json
-        version: version of the list to be replaced; None: the list is missing
+        version: version of the list to be replaced; None: no list is replaced
 
         Returns False where another machine wrote the list meanwhile.
         """
@@ -192,17 +196,18 @@ class SharedStore:
             return self._objects.write(_name(stage, key), data, version)
 
     def count_steps(self) -> int:
+        """Return the number of finished steps in the bucket."""
         with _explained():
             return len(self._objects.sizes("steps"))
 
     def read(self, name: str) -> bytes | None:
-        """Return the bytes of a small object; None for a missing one."""
+        """Return the bytes of a small object; None if it is missing."""
         with _explained():
             stored = self._objects.read(name)
         return None if stored is None else stored.data
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a small object, whatever is there."""
+        """Write a small object, replacing an older one."""
         with _explained():
             self._objects.put(name, Blob.describe(data))
 
@@ -212,24 +217,29 @@ Root = Path | SharedStore
 
 
 def folder_of(root: Root) -> Path:
-    """Return the folder in which a store has its steps on this machine."""
+    """Return the folder that holds a store's steps on this machine."""
     return root if isinstance(root, Path) else root.folder
 
 
 def folder_option(root: Root) -> str:
-    """Return the command line option that moves this folder elsewhere."""
+    """Return the command line option that moves the folder of `folder_of` elsewhere."""
     return "--store" if isinstance(root, Path) else "--store-cache"
 
 
 def options(root: Root) -> list[str]:
-    """Return the words of a command line that name a store."""
+    """Return the command line options that select a store."""
     if isinstance(root, Path):
         return ["--store", str(root)]
     return ["--store", root.address, "--store-cache", str(root.cache)]
 
 
 def _announce(what: str, files: Files, place: str) -> None:
-    """Report a transfer that takes a while."""
+    """Print a line before a transfer that takes long.
+
+    what: "fetching" or "sending"
+    files: files that are transferred
+    place: "from ADDRESS" or "to ADDRESS"
+    """
     if (size := sum(entry["size"] for entry in files.values())) > LARGE:
         say(f"store: {what} {len(files)} files, {size / 1e6:.0f} MB, {place}")
 
@@ -239,7 +249,7 @@ def _name(stage: str, key: str) -> str:
 
 
 def _document(data: bytes) -> dict[str, Any]:
-    """Parse a JSON object; {} for other bytes."""
+    """Return the JSON object in `data`; {} where it holds something else."""
     try:
         document = json.loads(data)
     except (ValueError, RecursionError):
@@ -248,8 +258,8 @@ def _document(data: bytes) -> dict[str, Any]:
 
 
 def _files(data: bytes, key: str) -> Files | None:
-    """Return the files of a list; None where it is damaged, of another step, or names a file
-    outside of the step's folder."""
+    """Return the files in a step's list. None where the list is damaged, belongs to another step,
+    or names a file outside the step's folder."""
     document = _document(data)
     files = document.get("files")
     if document.get("key") != key or not isinstance(files, dict):
@@ -265,8 +275,8 @@ def _files(data: bytes, key: str) -> Files | None:
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Inside, errors of the bucket become a StoreError: another MachineError would refuse one form
-    of a search, or drop one target, and the next would fail in the same way."""
+    """Inside, turn errors of the bucket into StoreError, which ends the run. Any other MachineError
+    would only drop one target or one candidate, and the next would fail in the same way."""
     try:
         yield
     except StoreError:

@@ -53,10 +53,10 @@ NARROWEST = 32
 
 
 class CompressedShapes(dict[str, tuple[int, ...]]):
-    """Shapes of a model, with those of its weights that compress will store as integers.
+    """Shapes of a model's tensors, and which weights compress will store as integers.
 
-    integers: {weight: (shape, bytes per value, scales included)}; a tied head, which has no shape
-        of its own, under "head"
+    integers: {weight: (shape, bytes per value, scales included)}; a tied head has no shape of its
+        own and stands under "head"
     before: shapes of the model that was compressed
     """
 
@@ -68,7 +68,7 @@ class CompressedShapes(dict[str, tuple[int, ...]]):
 
 
 def lowered_bytes(shapes: Shapes, width: int) -> int:
-    """Predict the bytes of the weights in a lowered file. width: of a float value"""
+    """Predict the bytes of the weights in a lowered file. width: bytes of a float value"""
     integers = shapes.integers if isinstance(shapes, CompressedShapes) else {}
     floats = sum(prod(shape) for name, shape in shapes.items() if name not in integers)
     return width * floats + round(sum(prod(s) * each for s, each in integers.values()))
@@ -76,8 +76,8 @@ def lowered_bytes(shapes: Shapes, width: int) -> int:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Predicted needs of a step: peak memory in bytes, disk in bytes, seconds; the bytes of GPU
-    memory where it runs on one, 0 for a step that does not; and a comment of `optimize plan`."""
+    """Predicted needs of a step, for `optimize plan`: peak memory in bytes, disk in bytes, seconds,
+    bytes of GPU memory (0 for a step on the CPU), and a comment."""
 
     memory: int = 0
     disk: int = 0
@@ -88,16 +88,16 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Stage:
-    """Stage of the pipeline. `files`, `estimate`, `shapes` and `remark` read headers only.
+    """Stage of the pipeline. `files`, `estimate`, `shapes` and `remark` read only headers of files.
 
-    run: (section, *inputs, out), reads folders and writes one
-    packages: distributions whose version can change its bytes
+    run: (section, *inputs, out), reads the folders of its inputs and writes the folder `out`
+    packages: distributions whose version can change the output
     files: (section) -> {name: digest} of files read besides the inputs (data sets, checkpoint)
     estimate: (section, shapes of an input that compress wrote, else of the first, or of the output
-              without inputs) -> needs
+        without inputs) -> needs
     shapes: (section, *shapes of the inputs) -> shapes of the model that it writes; default: those
-            of `estimate`
-    remark: (section) -> comment of `optimize plan` on the estimate
+        of `estimate`
+    remark: (section) -> comment on the estimate in `optimize plan`
     resumable: True where it continues from its partial folder
     measured: True where its output differs from run to run
     """
@@ -116,9 +116,10 @@ class Stage:
 
 @dataclass(frozen=True)
 class Step:
-    """Stage applied to a section and inputs. `path` exists once it is done.
+    """Stage applied to a section and inputs. Its folder, `path`, exists once it is done.
 
-    unfetched: files that only the bucket has, {relative name: {size, sha256}}; of a dry store
+    unfetched: {relative name: {size, sha256}} of files that only the bucket has; used in a dry
+        store
     """
 
     stage: str
@@ -129,12 +130,14 @@ class Step:
 
     @property
     def identity(self) -> str:
-        """Digest in the keys of steps that read this step: its key; if measured, its content's."""
+        """Digest that represents this step in the keys of later steps: its key or, if measured, its
+        content's."""
         files = (self.unfetched or recorded_files(self.path)) if self.measured else None
         return self.key if files is None else digest_json(files)
 
     @property
     def done(self) -> bool:
+        """True where the step's folder is complete on this machine."""
         return self.unfetched is None and recorded_files(self.path) is not None
 
 
@@ -210,7 +213,7 @@ def steps_of(value: Input) -> tuple[Step, ...]:
 
 
 def folders_of(value: Input) -> Any:
-    """Return an input of a stage with the folder of each step in the step's place."""
+    """Return an input of a stage with every step replaced by its folder."""
     if isinstance(value, Step):
         return value.path
     if isinstance(value, tuple):
@@ -221,7 +224,7 @@ def folders_of(value: Input) -> Any:
 
 
 class Stopped(Exception):  # not an error
-    """Raised for a step after the last stage, `Store.until`."""
+    """Raised for a step of a stage after `Store.until`."""
 
 
 @dataclass
@@ -265,10 +268,10 @@ class Store:
         return not self.until or self.stages.index(stage) <= self.stages.index(self.until)
 
     def step(self, stage: Stage, section: Section | None, *inputs: Input) -> Step:
-        """Return the step of stage.run(section, *inputs), reused or made; `run` gets folders in the
-        place of steps. A dry store only adds the step to its log.
+        """Return the step stage.run(section, *inputs), reused or made. `run` gets folders in place
+        of steps. A dry store only adds the step to its log.
 
-        Raises what the stage raises, MachineError for a full or read-only disk, and Stopped after
+        Raises the errors of the stage, MachineError for a full or read-only disk, and Stopped after
         `until`.
         """
         if not self.reaches(stage.name):
@@ -313,8 +316,8 @@ class Store:
         return step
 
     def _find(self, stage: Stage, step: Step, there: SharedStep | None) -> str:
-        """Return "reused" for a step that is here, "fetched" for one that was only in the bucket,
-        and "ran" for one to be made. A step in the bucket stands before another one here."""
+        """Return "reused" for a step in the folder, "fetched" for one only in the bucket, and "ran"
+        for one that has to be made. If both have the step, the bucket's is used."""
         if stage.name in self.again:
             return "ran"
         if there is not None and there.files is not None:
@@ -326,7 +329,7 @@ class Store:
         return "reused" if self._usable(step) else "ran"
 
     def _fetch(self, step: Step, there: SharedStep) -> bool:
-        """Put a step of the bucket in its place; False where it is damaged."""
+        """Copy a step from the bucket to its folder; return False where it is damaged."""
         assert self.bucket is not None
         partial = step.path.with_suffix(".fetching")
         remove(partial)
@@ -340,8 +343,9 @@ class Store:
         return good
 
     def _share(self, bucket: SharedStore, step: Step, there: SharedStep | None) -> None:
-        """Send a step to the bucket, in place of `there`. Where another machine sent it meanwhile,
-        take that one's files: the steps after it are made from the same bytes on all machines."""
+        """Send a step to the bucket, in place of `there` (None: the bucket lacks it). If another
+        machine sent the step meanwhile, its files replace those here: all machines continue from
+        the same bytes."""
         data, version = (step.path / MADE_FROM).read_bytes(), there.version if there else None
         if bucket.send(step.stage, step.key, step.path, data, version):
             return
@@ -394,7 +398,8 @@ class Store:
         _discard(partial)  # the replaced folder
 
     def _usable(self, step: Step) -> bool:
-        """Return True where every file has its recorded digest; read once per store object."""
+        """Return True where every file of a step has its recorded digest; each step is read once
+        per store object."""
         if step.path in self._verified:
             return True
         if not os.path.lexists(step.path):
@@ -475,7 +480,7 @@ def recorded_files(folder: Path) -> dict[str, Any] | None:
 
 
 def _make_home(folder: Path, option: str) -> None:
-    """Create a folder. Raises MachineError where none can be made (/proc, a missing mount)."""
+    """Create a folder. Raises MachineError where this is impossible (/proc, a missing mount)."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileNotFoundError as e:
@@ -485,8 +490,8 @@ def _make_home(folder: Path, option: str) -> None:
 
 
 def _discard(folder: Path) -> None:
-    """Remove a finished folder, renamed first, so that its name never stands for half of it, which
-    a resumable stage would continue in."""
+    """Remove a finished folder. It is renamed first, because a resumable stage would continue in a
+    folder that was removed by half."""
     doomed = folder.with_suffix(".discarded")
     remove(doomed)
     if os.path.lexists(folder):

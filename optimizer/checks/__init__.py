@@ -22,14 +22,15 @@ def read(
     lock: Path | None = None,
     until: str = STAGES[-1],
 ) -> tuple[Recipe, Lines]:
-    """Read and check a recipe file; return the recipe and the lines of its values.
+    """Read and check a recipe file; return (recipe, lines of the file on which its values stand).
 
+    file: the recipe
     overrides: "a.b=c", as given to --set
     fetch, early, lock, until: see context.Context
 
-    Raises RecipeError, CheckpointError, DataError or MachineError for everything wrong: one error
-    with the others as `further`. Of a recipe that the schema refuses, the model's files and the
-    data are checked where their own sections are valid.
+    Raises RecipeError, CheckpointError, DataError or MachineError: the first error found, with all
+    others in its `further`. If the schema refuses the recipe, the model's files and the data are
+    still checked where their own sections are valid.
     """
     from optimizer.checks import addresses
     from optimizer.harness.process.temporary import check_place

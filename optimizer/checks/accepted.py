@@ -16,7 +16,7 @@ from optimizer.targets import Accepts, Target
 
 
 def check(recipe: Recipe, _: Context) -> None:
-    """Raise RecipeError for everything that a target of this recipe cannot express."""
+    """Raise RecipeError for everything in the recipe that one of its targets cannot express."""
     calls: list[Callable[[], None]] = []
     for i, section in enumerate(recipe.targets):
         target, at = targets.look_up(section.runtime), f"targets.{i}"
@@ -33,7 +33,8 @@ def check(recipe: Recipe, _: Context) -> None:
 
 
 def _check_calibrated_length(recipe: Recipe, section: TargetSection, at: str) -> None:
-    """Check that a profile of the engine accepts the length of the calibration texts."""
+    """Check that an optimization profile of the engine accepts texts as long as the calibration
+    texts."""
     if recipe.calibrate is None or not section.profiles:
         return
     length, generates = (
@@ -53,7 +54,11 @@ def _check_calibrated_length(recipe: Recipe, section: TargetSection, at: str) ->
 
 
 def _others(does: Callable[[Accepts], bool], device: str = "") -> str:
-    """Return "NAME, NAME" of targets for which `does` is True and that run on `device` if given."""
+    """Return "NAME, NAME", the targets that accept a feature.
+
+    does: predicate on the capabilities of a target
+    device: device that the targets must run on; "": any
+    """
     return ", ".join(
         target.name
         for target in targets.load_all()
@@ -62,7 +67,8 @@ def _others(does: Callable[[Accepts], bool], device: str = "") -> str:
 
 
 def _check_zeros(recipe: Recipe, at: str, target: Target) -> None:
-    """Check that a target supports, and gains speed from, pruned weights that stay float."""
+    """Check that a target accepts pruned weights that stay float, and has kernels that gain speed
+    from them."""
     sparsity, row = recipe.sparsity, target.accepts
     if sparsity is None or not recipe.quantize.leaves_float:
         return
@@ -108,7 +114,7 @@ def _check_weights(recipe: Recipe, at: str, target: Target) -> None:
 
 
 def _check_cache(recipe: Recipe, at: str, target: Target) -> None:
-    """Check that the target holds the KV cache that quantize.kv_cache asks for."""
+    """Check that the target can store the KV cache in the type that quantize.kv_cache asks for."""
     if recipe.quantize.kv_cache == "float":
         return
     if not tasks.find_task(recipe.model.task).generates:

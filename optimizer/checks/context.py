@@ -1,4 +1,4 @@
-"""Arguments of the checks of a recipe."""
+"""Settings that the checks of a recipe get besides the recipe."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from optimizer.store import STAGES
 
 @dataclass(frozen=True)
 class Context:
-    """Arguments of a check beside the recipe.
+    """Settings of a check, besides the recipe.
 
-    early: also check what `run` finds by itself in its first minute; see loadable.check
-    fetch: also read the configs of models on a hub; else only those on this machine
-    until: last stage that will run; what only later stages need is not checked
+    early: True: also check what `run` would find in its first minute; see loadable.check
+    fetch: True: also read configs of models on a hub; else only files on this machine
+    until: last stage that will run; requirements of later stages are not checked
     file: the recipe's file, named in messages
-    lock: lock file, or a bundle's manifest.json, that the recipe must agree with; or None
+    lock: lock file, or a bundle's manifest.json, that the recipe must agree with; None: not
+        compared
     """
 
     early: bool = False
@@ -26,5 +27,5 @@ class Context:
     lock: Path | None = None
 
     def reaches(self, stage: str) -> bool:
-        """Return True where the run comes as far as this stage."""
+        """Return True where `stage` will run, that is, where it is not after `until`."""
         return STAGES.index(stage) <= STAGES.index(self.until)

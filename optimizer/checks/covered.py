@@ -9,8 +9,8 @@ from optimizer.recipe.schema import Recipe
 
 
 def check(recipe: Recipe, context: Context) -> None:
-    """Raise CheckpointError for a config that `load` would refuse. Skipped for models with code of
-    their own, which must be run to know."""
+    """Raise CheckpointError for a config that stage load would refuse. Models with code of their
+    own are skipped, because only running that code shows their architecture."""
     known = peek_config(recipe.model, fetch=context.fetch)
     if known is not None and not recipe.model.trust_remote_code:
         folder = known[0].parent

@@ -1,4 +1,5 @@
-"""Check a recipe whose adapters stay apart from the compressed model: keep: hot."""
+"""Check a recipe with `keep: hot`: LoRA adapters stay apart from the compressed model, and each
+request chooses one."""
 
 from __future__ import annotations
 
@@ -19,9 +20,12 @@ MERGE = "merge one adapter into a bundle of its own: model.adapters: [FOLDER]"
 
 
 def check(recipe: Recipe, context: Context) -> None:
-    """Raise RecipeError for a section that does not go with adapters kept apart, CheckpointError
-    for an adapter that is not LoRA of linear modules, MachineError without peft. Reads adapters on
-    a hub where context.fetch."""
+    """Check the recipe's sections, and the adapters, where adapters stay apart from the model.
+    Adapters on a hub are read only with context.fetch.
+
+    Raises RecipeError for a section that excludes such adapters, CheckpointError for an adapter
+    that is not LoRA of linear modules, MachineError without peft.
+    """
     if not recipe.model.hot:
         return
     calls: list[Callable[[], object]] = [partial(one, recipe) for one in CHECKS]
@@ -68,7 +72,8 @@ def _targets(recipe: Recipe) -> None:
 
 
 def _methods(recipe: Recipe) -> None:
-    """Refuse what changes the inputs of linear modules, which an adapter was trained on."""
+    """Refuse compression methods that change the inputs of linear modules, because the adapters
+    were trained on the original inputs."""
     quantize = recipe.quantize
     moving = [m.name for m in quantize.in_use if m.folds or m.folds_norms or m.learns_norms]
     if moving or quantize.passes_through:

@@ -19,9 +19,12 @@ SLIDING = "sliding_attention"
 
 
 def check(recipe: Recipe, context: Context) -> None:
-    """Raise RecipeError for a length that the recipe states beyond the model's positions: texts are
-    cut at the last position, so that reports would state a wrong length. Defaults are reduced
-    silently. Raises CheckpointError as config_fields.check does."""
+    """Raise RecipeError for a length stated in the recipe that exceeds the model's positions. Texts
+    are cut at the last position, so that reports would state a wrong length. Defaults are reduced
+    silently.
+
+    Raises CheckpointError for a config with invalid fields.
+    """
     section = recipe.model
     if section.max_length is not None:
         _refuse_beyond(section.max_length, recipe, f"model.max_length is {section.max_length}")
@@ -47,7 +50,8 @@ def check(recipe: Recipe, context: Context) -> None:
 
 
 def _window(config: Mapping[str, Any]) -> int | None:
-    """Return the sliding window of a decoder's config.json in tokens; see generation.context."""
+    """Return the sliding window, in tokens, that a decoder's config.json states; None without
+    one."""
     window, kinds = config.get("sliding_window"), config.get("layer_types")
     used = config.get("use_sliding_window", True) and (kinds is None or SLIDING in kinds)
     return window if used and isinstance(window, int) else None
@@ -65,8 +69,8 @@ def _refuse_beyond(longest: int, recipe: Recipe, why: str) -> None:
 
 
 def _lengths(recipe: Recipe) -> list[tuple[str, int, str]]:
-    """Return (path, tokens, note on what the tokens include) of every length that the recipe
-    states."""
+    """Return (path in the recipe, tokens, note on what the tokens include) of every length that the
+    recipe states."""
     written: list[tuple[str, Any, str]] = [("model.max_length", recipe.model.max_length, "")]
     if recipe.calibrate and "sequence_length" in recipe.calibrate.model_fields_set:
         written.append(("calibrate.sequence_length", recipe.calibrate.sequence_length, ""))

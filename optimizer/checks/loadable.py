@@ -34,8 +34,11 @@ from optimizer.validate.stage import check_inputs
 
 
 def check(recipe: Recipe, context: Context) -> None:
-    """Raise what stage load, the checks of the data's rows, and the selection of modules would
-    raise. Reads the headers of weights and every row of the data."""
+    """Check that the model can be loaded, that the data suits it, and that module patterns match.
+    Reads the headers of the weights and every row of the data.
+
+    Raises the errors of stage load, of the checks of data rows, and of the selection of modules.
+    """
     if context.early and onnx_files.takes(recipe.model):
         _check_onnx(recipe, fetch=context.fetch)
         return
@@ -53,7 +56,8 @@ def check(recipe: Recipe, context: Context) -> None:
 
 
 def _check_onnx(recipe: Recipe, *, fetch: bool) -> None:
-    """Check an ONNX file or torch module as load does before its comparison, data and modules."""
+    """Check an ONNX file or torch module, the data, and module patterns. The model is checked as in
+    stage load, but not compared with ONNX Runtime."""
     if not fetch and not source.is_local(recipe.model.source, recipe.model.base):
         return
     with make_temporary_folder("check") as scratch:
@@ -72,7 +76,12 @@ def _check_onnx(recipe: Recipe, *, fetch: bool) -> None:
 def _check_contents(
     recipe: Recipe, folder: Path, opened: tuple[Any, nn.Module, Family], scratch: Path
 ) -> None:
-    """Check names and shapes of the weights, the tokenizer or image settings, and the data."""
+    """Check names and shapes of the weights, the tokenizer or image settings, and the data.
+
+    folder: folder of the model
+    opened: config, skeleton and family of the model
+    scratch: empty folder for temporary files
+    """
     section, (config, model, family) = recipe.model, opened
     pairing = None
     if weights.is_only_pickled(folder, section):
@@ -98,7 +107,8 @@ def _check_contents(
 
 
 def _check_selection(recipe: Recipe, opened: tuple[Any, nn.Module, Family]) -> None:
-    """Check that the recipe's patterns and groups fit the names and shapes of the model."""
+    """Check that the recipe's module patterns and group sizes fit the names and shapes of the
+    model."""
     _, model, family = opened
     if recipe.reduce is None:  # else they are those of the smaller model
         task = recipe.model.task

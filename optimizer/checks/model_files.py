@@ -1,4 +1,4 @@
-"""Check the files of a model on this machine, each without the others: weights, tokenizer."""
+"""Check the weights and the tokenizer of a model on this machine, each on its own."""
 
 from __future__ import annotations
 
@@ -23,16 +23,18 @@ def check_weights(section: Model) -> None:
 
 
 def check_tokenizer(section: Model) -> None:
-    """Raise CheckpointError for the model of a text task without a vocabulary."""
+    """Raise CheckpointError where the task is on texts and the model's files have no vocabulary."""
     folder = local_folder(section)
     if folder is not None and tasks.find_task(section.task).inputs.name == TEXT.name:
         tokenizer.check_present(folder)
 
 
 def local_folder(section: Model) -> Path | None:
-    """Return the folder of config.json on this machine; None for a model that only the hub has, a
-    GGUF or ONNX file, and a model with code of its own, which must be run to know. Raises
-    CheckpointError or MachineError for a source that `load` refuses."""
+    """Return the folder of config.json on this machine. None for a model that only the hub has, a
+    GGUF or ONNX file, and a model with code of its own, which must be run to be known.
+
+    Raises CheckpointError or MachineError for a source that stage load refuses.
+    """
     unread = section.gguf_file is not None or onnx_files.takes(section)
     unread = unread or section.trust_remote_code
     if unread or not source.is_local(section.source, section.base):

@@ -1,4 +1,5 @@
-"""The ordered list of checks of a recipe. Each is (recipe, context) -> None and raises the error.
+"""List of all checks of a recipe, in order. A check is a function (recipe, context) -> None that
+raises an error.
 
 Checks of the recipe alone come first, then this machine's packages, then the model's files, then
 data, whose reading takes longest. All errors are reported at once.
@@ -39,7 +40,7 @@ TEXTS = ("calibrate", "quantize", "targets.0", "validate")
 
 
 def check(recipe: Recipe, context: Context) -> None:
-    """Run the checks of CHECKS, in order; raise the errors of all chains as one, see collect."""
+    """Run the checks of CHECKS in order; raise all errors found as one (errors.collect)."""
 
     def run(chain: Sequence[Check]) -> None:
         for one in chain:
@@ -49,7 +50,8 @@ def check(recipe: Recipe, context: Context) -> None:
 
 
 def check_texts(recipe: Recipe, context: Context) -> None:
-    """Run the checks on the recipe of the side of texts, whose messages name section `texts`."""
+    """Run the checks on the text encoder of an image-text model, as a recipe of its own. Messages
+    name section `texts`."""
     side = recipe.side_of_texts
     if side is None:
         return
@@ -63,8 +65,11 @@ def check_texts(recipe: Recipe, context: Context) -> None:
 
 
 def check_parts(model: Model | None, specs: Sequence[DataSpec]) -> None:
-    """Check files of a model, and columns and first rows of data sets, without the other sections
-    of a recipe. Raises the errors of all as one."""
+    """Check the files of a model, and the columns and first rows of data sets, without the other
+    sections of a recipe. Raises the errors of all as one.
+
+    model: section of the model; None: it is invalid and not checked
+    """
     calls: list[Callable[[], None]] = [partial(check_header, spec) for spec in specs]
     if model is not None:
         weights, tokenizer = model_files.check_weights, model_files.check_tokenizer

@@ -1,4 +1,4 @@
-"""Refuse goal.latency_gain on a target that is not timed here."""
+"""Refuse goal.latency_gain on a target that this toolchain cannot time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from optimizer.recipe.schema import Recipe
 
 
 def check(recipe: Recipe, _: Context) -> None:
-    """Raise RecipeError where reduce.measure_on is not the index of a target that is timed here, or
+    """Raise RecipeError where reduce.measure_on is not the index of a target that can be timed, or
     reduce.gain_over is float and that target has no float baseline."""
     if recipe.reduce is None or recipe.reduce.latency_gain is None:
         return

@@ -221,7 +221,7 @@ def list_names() -> list[str]:
 
 
 def load_all() -> Iterator[Target]:
-    """Yield every record, except those of other distributions that cannot be loaded; `look_up`
+    """Yield every record. Records of other distributions that fail to load are skipped; `look_up`
     raises the reason where a recipe names one."""
     for name in list_names():
         with suppress(ImportError, AttributeError, TypeError, RecipeError):
@@ -229,7 +229,8 @@ def load_all() -> Iterator[Target]:
 
 
 def list_weight_blocks(recipe: Recipe) -> list[tuple[str, Weights]]:
-    """Return (path in the recipe, block) of every weights block, e.g. "quantize.weights"."""
+    """Return (path in the recipe, section) of every section that describes quantized weights, e.g.
+    "quantize.weights"."""
     quantize = recipe.quantize
     schemes = [("quantize.weights", quantize.weights)]
     schemes += [(f"quantize.layers.{i}.weights", r.weights) for i, r in enumerate(quantize.layers)]

@@ -1,4 +1,4 @@
-"""Check that the packages that make and judge a target are installed.
+"""Check that the packages that build and judge a target are installed.
 
 Called by checks/ordered.py before any work, and by validate.
 """
@@ -19,8 +19,12 @@ from optimizer.store import package_version
 
 
 def check_target(section: TargetSection, at: str) -> None:
-    """Raise MachineError where a package that makes or judges a target is missing; with on_missing:
-    defer, print a line for a judging package instead. at: path of the section, for messages."""
+    """Raise MachineError where a package that builds or judges a target is missing, or this machine
+    cannot run the target's device. With `on_missing: defer` only a package that builds is required,
+    and a line is printed for one that judges.
+
+    at: path of the section, for messages
+    """
     absent = [name for name in section.made_with if package_version(name) is None]
     if absent:
         raise MachineError(
@@ -40,9 +44,11 @@ def check_target(section: TargetSection, at: str) -> None:
 
 
 def explain_unopened(section: TargetSection) -> str:
-    """Return the reason why this machine cannot open the lowered model of a target for another
-    device than the CPU; "" where it can, and for targets with engine files, which defer by
-    themselves."""
+    """Return the reason why this machine cannot run the lowered model on the target's device; ""
+    where it can.
+
+    Also "" for the CPU, and for targets with engine files, whose build is deferred by other means.
+    """
     runtime = table.look_up(section.runtime)
     if section.device == "cpu" or not runtime.runs or runtime.engine_files:
         return ""
@@ -58,7 +64,8 @@ def explain_unopened(section: TargetSection) -> str:
 
 
 def explain_unjudged(section: TargetSection) -> str:
-    """Return the reason why this machine cannot judge the lowered model of a target, or ""."""
+    """Return the reason why this machine cannot judge the lowered model of a target; "" where it
+    can."""
     missing = [p for p in targets.look_up(section.runtime).judged_by if package_version(p) is None]
     if not missing:
         return ""

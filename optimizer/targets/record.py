@@ -1,4 +1,4 @@
-"""Record types of the table of targets (targets/__init__.py)."""
+"""Types of the records in the table of targets (targets/__init__.py)."""
 
 from __future__ import annotations
 
@@ -85,12 +85,12 @@ class Kernels:
 
 @dataclass(frozen=True)
 class Packed:
-    """Part of a bundle that belongs to one target, as `Target.package` gets it.
+    """Arguments of `Target.package`: one target's part of a bundle.
 
     name: name of the product
     bundle: folder of the bundle
-    entry: the engine's entry in the manifest
-    source, lowered, built: folders of load, lower and build
+    entry: the target's entry in the manifest
+    source, lowered, built: folders of stages load, lower and build
     report: report of validate
     """
 
@@ -162,12 +162,15 @@ class Target:
     cost: BuildCost = BuildCost()
 
     def model_files(self, lowered: Path) -> list[Path]:
-        """Return the paths in `lowered`, the folder of the lower stage, that a bundle needs, the
-        model first."""
+        """Return the paths of the files that a bundle needs, the model first.
+
+        lowered: folder of stage lower
+        """
         return list(dict.fromkeys(p for glob in self.files for p in sorted(lowered.glob(glob))))
 
     def code(self, *parts: str) -> dict[str, str]:
-        """Return {"code of MODULE": digest, ...} of the functions in the fields `parts`."""
+        """Return {"code of MODULE": digest} of the modules whose functions are named in the fields
+        `parts`."""
         references = [str(getattr(self, part)) for part in parts]
         modules = sorted({r.partition(":")[0] for r in references if r})
         digests = {f"code of {m}": digest_sources(m, own=True) for m in modules}
