@@ -59,8 +59,8 @@ def build_contract(d: Described, preparation: Preparation, conversion: Any) -> d
 
 
 def _of_named_labels(d: Described, labels: list[str]) -> dict[str, Any]:
-    """{"activation": "sigmoid"} of a pair that judges each label by itself; {} of one that compares
-    them. Raises RecipeError for settings that have no effect."""
+    """Return {"activation": "sigmoid"} of a pair that judges each label by itself; {} of one that
+    compares them. Raises RecipeError for settings that have no effect."""
     alone = TOWERS[d.config.model_type].sigmoid
     if d.section.zero_shot is not None and d.section.zero_shot.multi_label:
         raise RecipeError(
@@ -82,8 +82,8 @@ SEVERAL = {"multi_label_classification": "sigmoid", "regression": "identity"}
 
 
 def _several_answers(d: Described, labels: list[str]) -> dict[str, Any]:
-    """{"activation", perhaps "thresholds"} of a multi-label model or a regression with several
-    outputs; {} of other models. Raises RecipeError for thresholds of another model."""
+    """Return {"activation", perhaps "thresholds"} of a multi-label model or a regression with
+    several outputs; {} of other models. Raises RecipeError for thresholds of another model."""
     problem = getattr(d.config, "problem_type", None)
     thresholds, where = d.section.thresholds, "model.thresholds"
     if thresholds is not None and (problem != "multi_label_classification" or len(labels) < 2):

@@ -21,7 +21,7 @@ from optimizer.recipe.schema import Model
 
 
 def converts(model_type: str) -> bool:
-    """True for an architecture some of whose stored tensors transformers converts."""
+    """Return True for an architecture some of whose stored tensors transformers converts."""
     try:
         from transformers.conversion_mapping import get_checkpoint_conversion_mapping
         from transformers.core_model_loading import WeightConverter
@@ -32,19 +32,20 @@ def converts(model_type: str) -> bool:
 
 
 def find_renamed(names: Iterable[str], model: nn.Module) -> dict[str, str]:
-    """{name in a file: name in the model} of tensors that are renamed only."""
+    """Return {name in a file: name in the model} of tensors that are renamed only."""
     return {n: new for n, (new, anew) in _find_changed(names, model).items() if not anew}
 
 
 def find_converted(names: Iterable[str], model: nn.Module) -> dict[str, str]:
-    """{name in a file: first parameter made from it} of tensors split, joined or rearranged."""
+    """Return {name in a file: first parameter made from it} of tensors split, joined or
+    rearranged."""
     return {n: new for n, (new, anew) in _find_changed(names, model).items() if anew}
 
 
 def read_converted(
     stored: Mapping[str, Any], section: Model, folder: Path, config: Any
 ) -> dict[str, Any]:
-    """{parameter: tensor} of a model as transformers loads it, plus the stored tensors that
+    """Return {parameter: tensor} of a model as transformers loads it, plus the stored tensors that
     transformers does not use; `stored` itself where the architecture converts nothing. The whole
     model is in memory.
 
@@ -70,7 +71,7 @@ def read_converted(
 
 
 def _find_changed(names: Iterable[str], model: nn.Module) -> dict[str, tuple[str, bool]]:
-    """{name in a file: (name in the model, True where the values are converted too)}."""
+    """Return {name in a file: (name in the model, True where the values are converted too)}."""
     from transformers import PreTrainedModel
 
     try:

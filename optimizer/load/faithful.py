@@ -82,14 +82,15 @@ def check(
 
 
 def in_pieces(pairing: Weights) -> bool:
-    """True for a model above IN_MEMORY bytes in float32 whose source is unquantized safetensors."""
+    """Return True for a model above IN_MEMORY bytes in float32 whose source is unquantized
+    safetensors."""
     sizes = [4 * shape.numel() for shape in (torch.Size(s) for _, s in pairing.specs().values())]
     entries = all(isinstance(e, Entry) for e in pairing.stored.values())
     return entries and sum(sizes) > IN_MEMORY
 
 
 def is_in_two_blocks(name: str) -> bool:
-    """True for the name of a parameter in the first two blocks or outside all blocks."""
+    """Return True for the name of a parameter in the first two blocks or outside all blocks."""
     number = BLOCK.search(name)
     return number is None or int(number[1]) < 2
 
@@ -182,7 +183,8 @@ def _as_stored(written: Mapping[str, Tensor], name: str) -> Tensor:
 
 
 def _same_file(entry: Entry | Tensor, written: Mapping[str, Tensor], name: str) -> bool:
-    """True where load linked the source's file (linked.py), so that both are the same bytes."""
+    """Return True where load linked the source's file (linked.py), so that both are the same
+    bytes."""
     if not isinstance(entry, Entry) or not isinstance(written, Tensors):
         return False
     ours = written.entry(name)

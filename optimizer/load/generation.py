@@ -201,8 +201,8 @@ def check_rotary(config: Any) -> None:
 
 
 def _measure_cache(config: Any) -> tuple[int, int, int, int]:
-    """(layers, key/value heads, size of a head, width of the logits), read from the KV cache of a
-    run on the meta device, because the config's names for them differ by architecture."""
+    """Return (layers, key/value heads, size of a head, width of the logits), read from the KV cache
+    of a run on the meta device, because the config's names for them differ by architecture."""
     trouble = ""
     try:
         with torch.device("meta"), torch.no_grad():

@@ -25,7 +25,10 @@ CLASS_TOKEN = "cls_token"  # transformers' name of the parameter at the first po
 
 
 def convert(d: Described, out: Path) -> ImageSettings:
-    """The settings of the checkpoint's processor, all for the contract; nothing goes to `out`."""
+    """Read the settings of the checkpoint's image processor, all of which go to the contract.
+
+    out: folder for the harness's files, unused because an image model has none
+    """
     del out
     channels = int(getattr(d.config, "num_channels", 3))
     boxes = d.task.inputs is BOXED_IMAGE
@@ -33,7 +36,7 @@ def convert(d: Described, out: Path) -> ImageSettings:
 
 
 def sections(d: Described, settings: ImageSettings) -> dict[str, Any]:
-    """{"image": settings}; for feature extraction also "pooling": "cls" or "mean"."""
+    """Return {"image": settings}; for feature extraction also "pooling": "cls" or "mean"."""
     values: dict[str, Any] = {"image": asdict(settings)}
     if "pooling" in d.task.sections:
         has_class_token = any(
@@ -51,7 +54,7 @@ def sections(d: Described, settings: ImageSettings) -> dict[str, Any]:
 
 
 def count_positions(shapes: Shapes) -> int:
-    """Number of an encoder's positions per image, from the shape of its position embeddings,
+    """Count an encoder's positions per image, from the shape of its position embeddings,
     (1, positions, width); 0 without any."""
     return max((s[1] for s in shapes.values() if len(s) == 3 and s[0] == 1), default=0)
 
@@ -59,15 +62,16 @@ def count_positions(shapes: Shapes) -> int:
 def inputs(
     d: Described, sections: Mapping[str, Any]
 ) -> dict[str, tuple[str, tuple[str | int, ...]]]:
-    """{input: (dtype, axes)}: one array of images of a fixed size."""
+    """Return {input: (dtype, axes)}: one array of images of a fixed size."""
     del d
     image = sections["image"]
     return {ARRAY: ("float32", ("batch", image["channels"], image["height"], image["width"]))}
 
 
 def widths(d: Described, sections: Mapping[str, Any]) -> dict[str, int]:
-    """{axis of the output: size} for an image of the processor's size. Raises CheckpointError for a
-    model that does not take such an image, or whose output is not the task's."""
+    """Return {axis of the output: size} for an image of the processor's size. Raises
+    CheckpointError for a model that does not take such an image, or whose output is not the task's.
+    """
     expected = {d.task.output: d.task.axes, **d.task.beside}
     widths: dict[str, int] = {}
     for name, shape in _output_shapes(d, sections["image"], tuple(expected)).items():
@@ -102,8 +106,8 @@ def _check_classes(d: Described, classes: int | None) -> None:
 def _output_shapes(
     d: Described, image: Mapping[str, Any], names: Sequence[str]
 ) -> dict[str, tuple[int, ...]]:
-    """{output: shape} for one image, from a run on the meta device, of tensors in whose values
-    transformers does not look."""
+    """Return {output: shape} for one image, from a run on the meta device, of tensors in whose
+    values transformers does not look."""
     model = copy.deepcopy(d.model).to("meta")
     try:
         with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):

@@ -16,7 +16,8 @@ PREPARATIONS: Mapping[str, Preparation] = {TEXT.name: TEXTS, IMAGE.name: IMAGES}
 
 
 def preparation(task: Task) -> Preparation:
-    """The preparation for a task's inputs. Raises RecipeError for a kind without one."""
+    """Look up the loading steps for a task's kind of inputs. Raises RecipeError for a kind without
+    one."""
     if task.inputs.name not in PREPARATIONS:
         raise RecipeError(
             f"the task's inputs are {task.inputs.name}, a kind that no checkpoint is loaded for",

@@ -64,7 +64,7 @@ def _check_name(task: str) -> None:
 
 
 def digest_files(task: str) -> dict[str, str]:
-    """{file: sha256} that a stage's key depends on; {} for a task of tasks.TASKS."""
+    """Return {file: sha256} that a stage's key depends on; {} for a task of tasks.TASKS."""
     text = read_source(task)
     return {} if text is None else {name_file(task): hashlib.sha256(text.encode()).hexdigest()}
 

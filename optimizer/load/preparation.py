@@ -17,7 +17,7 @@ from optimizer.recipe.schema import Model
 
 @dataclass(frozen=True)
 class Described:
-    """A checkpoint that is being loaded."""
+    """Checkpoint while it is loaded: its recipe section, files, config and model skeleton."""
 
     section: Model
     config: Any  # transformers'

@@ -132,12 +132,12 @@ def expand_path(name: str, base: str = "") -> Path:
 
 
 def _gguf(section: Model) -> list[str]:
-    """[pattern that fetches the recipe's GGUF file], or [] without model.gguf_file."""
+    """Return [pattern that fetches the recipe's GGUF file], or [] without model.gguf_file."""
     return [] if section.gguf_file is None else [f"*{Path(section.gguf_file).name}"]
 
 
 def peek(section: Model) -> Source:
-    """As `resolve`, but fetch only the files of CONFIG_PATTERNS from the hub."""
+    """Find the folder of a model as `resolve` does, fetching only its configs from a hub."""
     name = section.source
     if is_local(name, section.base):
         return resolve(section)
@@ -147,8 +147,8 @@ def peek(section: Model) -> Source:
 
 
 def is_local(name: str, base: str = "") -> bool:
-    """True for a path, which is any name that a hub id cannot be or that exists on this machine,
-    and for a Python package, installed or not. base: as local_path."""
+    """Return True for a path, which is any name that a hub id cannot be or that exists on this
+    machine, and for a Python package, installed or not. base: as in expand_path."""
     exists = name.startswith(PACKAGE) or expand_path(name, base).exists()
     return exists or not HUB_ID.fullmatch(name)
 
@@ -366,7 +366,8 @@ def _first_line(error: Exception) -> str:
 
 
 def shard_files(folder: Path, index: Path) -> dict[str, Path]:
-    """{tensor: file} of a shard index. Raises CheckpointError for a missing shard or a path."""
+    """Return {tensor: file} of a shard index. Raises CheckpointError for a missing shard or a
+    path."""
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(

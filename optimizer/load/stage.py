@@ -184,8 +184,8 @@ def write_inputs(described: Described, checkpoint: Path) -> dict[str, Any]:
 
 
 def origin(section: Model) -> dict[str, Any]:
-    """{"source", "revision", "files": {path: {sha256, size}}} of a recipe's model, which is fetched
-    where it is on a hub."""
+    """Return {"source", "revision", "files": {path: {sha256, size}}} of a recipe's model, which is
+    fetched where it is on a hub."""
     if torch_module.takes(section):
         return torch_module.origin(section)
     if onnx_files.takes(section):
@@ -199,7 +199,7 @@ def origin(section: Model) -> dict[str, Any]:
 
 
 def _origin(section: Model, resolved: source.Source) -> dict[str, Any]:
-    """{"source", "revision", "files": {path: {sha256, size}} of all files, "task"}; with
+    """Return {"source", "revision", "files": {path: {sha256, size}} of all files, "task"}; with
     model.adapters also their names."""
     origin = {
         "source": section.source,
@@ -238,7 +238,8 @@ def _licence(folder: Path, root: Path) -> str:
 
 
 def files(section: Model) -> dict[str, str]:
-    """{file: digest} for the key: of the source, and of the module of another package's task."""
+    """Return {file: digest} for the key: of the source, and of the module of another package's
+    task."""
     if torch_module.takes(section):
         return torch_module.digests(section)
     if onnx_files.takes(section):

@@ -53,8 +53,8 @@ def convert(d: Described, out: Path) -> Any:
 
 
 def sections(d: Described, tokenizer: Any) -> dict[str, Any]:
-    """{section of the contract: value}: tokenizer; for a decoder also generation; for a sentence
-    embedding also pooling, normalize and embedding; for a sparse one embedding and sparse.
+    """Return {section of the contract: value}: tokenizer; for a decoder also generation; for a
+    sentence embedding also pooling, normalize and embedding; for a sparse one embedding and sparse.
 
     tokenizer: result of `convert`
     """
@@ -98,7 +98,8 @@ def sections(d: Described, tokenizer: Any) -> dict[str, Any]:
 
 
 def widths(d: Described, sections: Mapping[str, Any]) -> dict[str, int]:
-    """{"width": size of the hidden states}, for a decoder with "vocabulary": size of the logits."""
+    """Return {"width": size of the hidden states}, for a decoder with "vocabulary": size of the
+    logits."""
     tower = TOWERS.get(d.config.model_type)
     sizes = {"width": tower.width(d.config) if tower else int(d.config.hidden_size)}
     if d.task.generates:
@@ -113,7 +114,7 @@ def widths(d: Described, sections: Mapping[str, Any]) -> dict[str, int]:
 def inputs(
     d: Described, sections: Mapping[str, Any]
 ) -> dict[str, tuple[str, tuple[str | int, ...]]]:
-    """{input: (dtype, axes)}; segment ids only for models with two or more of them."""
+    """Return {input: (dtype, axes)}; segment ids only for models with two or more of them."""
     del sections
     names = [*d.task.inputs.arrays, *(d.task.arrays or ())]
     if d.task.generates:
@@ -239,8 +240,8 @@ def _padding_of_classifier(d: Described, tokenizer: Any) -> tuple[str, int]:
 
 
 def _pair_template(d: Described, tokenizer: Any) -> dict[str, Any]:
-    """{"template": parts} of a causal language model that ranks; {} where the tokenizer joins a
-    pair. Raises CheckpointError where a pair ends in the padding token, behind which the
+    """Return {"template": parts} of a causal language model that ranks; {} where the tokenizer
+    joins a pair. Raises CheckpointError where a pair ends in the padding token, behind which the
     classifier does not look."""
     parts = pair_template.find(d, tokenizer)
     if parts is None:
@@ -320,7 +321,7 @@ def _zero_shot(d: Described) -> dict[str, Any]:
 
 
 def _mask(tokenizer: Any, folder: Path) -> dict[str, Any]:
-    """{"mask_id", "mask_token"} of transformers' tokenizer."""
+    """Return {"mask_id", "mask_token"} of transformers' tokenizer."""
     if tokenizer.mask_token is None:
         raise CheckpointError(
             "the tokenizer has no mask token, so nothing in a text can be filled in",
@@ -331,8 +332,8 @@ def _mask(tokenizer: Any, folder: Path) -> dict[str, Any]:
 
 
 def _embedding(d: Described) -> dict[str, Any]:
-    """{section: value} of a sentence embedding: pooling and normalize from the recipe, else from
-    the folder, else mean and true; embedding where a setting differs from its default."""
+    """Return {section: value} of a sentence embedding: pooling and normalize from the recipe, else
+    from the folder, else mean and true; embedding where a setting differs from its default."""
     section, reading = d.section, folder.read(d.root, d.section, int(d.config.hidden_size))
     chosen = tuple(section.pooling) if isinstance(section.pooling, list) else section.pooling
     if chosen is not None and reading.pooling not in (None, chosen):
@@ -355,8 +356,8 @@ def _embedding(d: Described) -> dict[str, Any]:
 
 
 def _vector(d: Described) -> dict[str, Any]:
-    """{section: value} of the side of texts of a pair, whose vector is that of the last token, not
-    of unit length. Raises RecipeError for another pooling."""
+    """Return {section: value} of the side of texts of a pair, whose vector is that of the last
+    token, not of unit length. Raises RecipeError for another pooling."""
     if d.section.pooling is not None:
         raise RecipeError(
             f"{d.section.pooling} was found, and the vector of {d.config.model_type} is pooled by "
@@ -368,7 +369,8 @@ def _vector(d: Described) -> dict[str, Any]:
 
 
 def _sparse(d: Described) -> dict[str, Any]:
-    """{section: value} of a sparse embedding: sparse, and embedding with prompts and similarity."""
+    """Return {section: value} of a sparse embedding: sparse, and embedding with prompts and
+    similarity."""
     reading = folder.read(d.root, d.section, int(d.config.hidden_size))
     assert reading.sparse is not None
     return {"sparse": asdict(reading.sparse), "embedding": asdict(reading.settings)}

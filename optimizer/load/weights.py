@@ -60,7 +60,7 @@ class Weights:
         return _check_finite(name, tensor, where)
 
     def specs(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-        """{parameter: dtype and shape of `read(parameter)`}, from headers."""
+        """Return {parameter: dtype and shape of `read(parameter)`}, from headers."""
         entries = {p: self.stored[n] for p, n in self.source_names.items()}
         return {p: (_written_dtype(x.dtype), tuple(x.shape)) for p, x in entries.items()}
 
@@ -108,8 +108,8 @@ def _check_one_set(folder: Path) -> None:
 
 
 def find(folder: Path, section: Model) -> dict[str, Stored]:
-    """{name in the files: stored tensor}. Raises CheckpointError for no weights, a missing shard,
-    a damaged file, two sets of weights, or only a pickle without allow_pickle."""
+    """Return {name in the files: stored tensor}. Raises CheckpointError for no weights, a missing
+    shard, a damaged file, two sets of weights, or only a pickle without allow_pickle."""
     _check_one_set(folder)
     quantized_folder = quantized.find(folder)
     if quantized_folder is not None:
@@ -153,8 +153,8 @@ def find(folder: Path, section: Model) -> dict[str, Stored]:
 
 
 def read_headers(folder: Path) -> dict[str, Stored]:
-    """{name: tensor without its values} of a folder's files of weights; {} where they cannot be
-    read, which `find` explains."""
+    """Return {name: tensor without its values} of a folder's files of weights; {} where they cannot
+    be read, which `find` explains."""
     try:
         stored: dict[str, Stored] = {}
         for file in folder.glob("*.safetensors"):
@@ -167,7 +167,8 @@ def read_headers(folder: Path) -> dict[str, Stored]:
 
 
 def is_only_pickled(folder: Path, section: Model) -> bool:
-    """True for weights that are pickles alone and that the recipe allows; they are read whole."""
+    """Return True for weights that are pickles alone and that the recipe allows; they are read
+    whole."""
     pickled = any(folder.glob("pytorch_model*.bin"))
     return section.allow_pickle and pickled and not any(folder.glob("*.safetensors"))
 

@@ -174,9 +174,9 @@ def _is_equal(entry: Entry, own: Stored | None) -> bool:
 
 
 def _are_norms(entry: Entry, weight: Stored | None) -> bool:
-    """True for the norms of a weight's rows, within the rounding of a sum of n squares, at most
-    n / 2 + 2 units (Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 3.1), and
-    of the coarser of both types."""
+    """Return True for the norms of a weight's rows, within the rounding of a sum of n squares, at
+    most n / 2 + 2 units (Higham, Accuracy and Stability of Numerical Algorithms, 2002, section
+    3.1), and of the coarser of both types."""
     if weight is None or len(weight.shape) != 2 or entry.shape != tuple(weight.shape)[:1]:
         return False
     values = read_values(weight)
@@ -200,8 +200,8 @@ def replace_tensors(stored: Mapping[str, Stored], adapters: Sequence[Adapter]) -
 
 
 def digest_files(section: Model) -> dict[str, str]:
-    """{adapter: its files' digests}, the part of the load stage's key; {} without model.adapters.
-    An adapter beside the weights is among the source's files."""
+    """Return {adapter: its files' digests}, the part of the load stage's key; {} without
+    model.adapters. An adapter beside the weights is among the source's files."""
     taken: dict[str, str] = {}
     for number, name in enumerate(section.adapter_sources):
         open_named(section, name)  # its messages name the key
@@ -211,7 +211,7 @@ def digest_files(section: Model) -> dict[str, str]:
 
 
 def describe_files(section: Model, resolved: source.Source) -> dict[str, dict[str, Any]]:
-    """{file: {"sha256", "size"}} of a source, and of its adapters as "<name>: <file>"."""
+    """Return {file: {"sha256", "size"}} of a source, and of its adapters as "<name>: <file>"."""
     places = [("", resolved)]
     places += [(f"{name}: ", open_named(section, name).source) for name in section.adapter_sources]
     return {

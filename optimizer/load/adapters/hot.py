@@ -45,8 +45,8 @@ INITIAL = (True, False, None, "gaussian", "eva", "orthogonal")
 
 
 def find(section: Model) -> dict[str, Adapter]:
-    """{name: adapter} of the adapters that are kept apart. Raises CheckpointError for a folder
-    without an adapter, and for an adapter that is not LoRA of linear modules."""
+    """Return {name: adapter} of the adapters that are kept apart. Raises CheckpointError for a
+    folder without an adapter, and for an adapter that is not LoRA of linear modules."""
     opened = {
         name: adapter_files.open_named(section, source) for name, source in section.hot.items()
     }
@@ -128,7 +128,7 @@ def _range(ranks: Sequence[int]) -> str:
 
 
 def _read(peft: Any, model: nn.Module, one: Adapter) -> dict[str, Tensor]:
-    """{name of the graph's input: matrix} of an adapter, as peft holds it."""
+    """Return {name of the graph's input: matrix} of an adapter, as peft holds it."""
     where = str(one.folder)
     wrapped = merge.wrap(peft, model, one)
     try:

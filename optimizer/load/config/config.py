@@ -36,8 +36,8 @@ UNCOVERED = {
 
 
 def peek_config(section: Model, *, fetch: bool) -> tuple[Path, dict[str, Any]] | None:
-    """(path, content) of config.json, before anything is loaded; None for a GGUF or ONNX file,
-    which has none, and without `fetch` for a model that only the hub has. Raises
+    """Return (path, content) of config.json, before anything is loaded; None for a GGUF or ONNX
+    file, which has none, and without `fetch` for a model that only the hub has. Raises
     CheckpointError."""
     if (
         section.gguf_file is not None
@@ -184,7 +184,8 @@ def check_task(config: Any, section: Model, folder: Path) -> None:
 
 
 def _predicts_tokens(config: Any, section: Model, folder: Path) -> bool:
-    """True for a class with a head over the vocabulary, where no adapter brings another head."""
+    """Return True for a class with a head over the vocabulary, where no adapter brings another
+    head."""
     named = str((getattr(config, "architectures", None) or [""])[0])
     return named.endswith(logit_score.LANGUAGE_MODEL) and not adapter.find(section, folder)
 

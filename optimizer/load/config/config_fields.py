@@ -54,7 +54,8 @@ BITS = 3  # minimum bits of a weight in the formats that are read
 
 
 def _size(name: str) -> tuple[Any, Any]:
-    """(type, default) of a size field: one number, or one per layer; null: the architecture's."""
+    """Return (type, default) of a size field: one number, or one per layer; null: the
+    architecture's."""
     number: Any = Annotated[int, Field(ge=name not in MAY_BE_ZERO, le=SIZES[name])]
     return (number | list[number] | dict[str, number] | None, None)
 

@@ -32,8 +32,8 @@ FIX = (
 
 
 def read_settings(files: Path, channels: int, boxes: bool = False) -> ImageSettings:
-    """The image settings of the processor in `files`. Raises CheckpointError for a processor with
-    other steps, or one that makes images of different sizes.
+    """Read the image settings of the processor in the folder `files`. Raises CheckpointError for a
+    processor with other steps, or one that makes images of different sizes.
 
     channels: the model's
     boxes: True for a task that reads boxes of an image

@@ -20,7 +20,7 @@ Shape = tuple[int | None, ...]
 
 @dataclass
 class Operator:
-    """A node that may still change."""
+    """Node of a Draft, which passes may change."""
 
     op: str
     name: str
@@ -35,8 +35,7 @@ class Operator:
 
 @dataclass
 class Draft:
-    """A graph that may still change.
-
+    """ONNX graph that the passes of load change in place.
     constants: initializers and folded values by name
     shapes: shape of each tensor that has one without a run
     """
@@ -49,7 +48,7 @@ class Draft:
     opset: int
 
     def readers(self) -> dict[str, list[Operator]]:
-        """{tensor: nodes that read it}, a node once per input."""
+        """Return {tensor: nodes that read it}, a node once per input."""
         by_name: dict[str, list[Operator]] = {}
         for node in self.nodes:
             for name in node.inputs:
@@ -62,14 +61,14 @@ class Draft:
         return users[0] if len(users) == 1 and name not in self.outputs else None
 
     def fresh(self, name: str) -> str:
-        """`name`, or one like it that no tensor of the graph has."""
+        """Return `name`, changed until no tensor of the graph has the name."""
         taken = {*self.inputs, *self.constants, *(n for node in self.nodes for n in node.outputs)}
         while name in taken:
             name += "_"
         return name
 
     def rename(self, old: str, new: str) -> None:
-        """Let readers of `old` read `new`."""
+        """Make every reader of the tensor `old` read `new` instead."""
         for node in self.nodes:
             node.inputs = [new if n == old else n for n in node.inputs]
 
@@ -118,7 +117,7 @@ def of_proto(model: onnx.ModelProto, arrays: Mapping[str, Array], opset: int) ->
 
 
 def _unique(names: Sequence[str]) -> list[str]:
-    """The names, with a number behind each that was there before."""
+    """Return the names, with a number appended to each repeated one."""
     taken = set(names)
     seen: set[str] = set()
     unique = []
@@ -155,7 +154,7 @@ def _constant(node: Operator, constants: dict[str, Array]) -> Array:
 
 
 def shapes_of(values: Iterable[Any]) -> dict[str, Shape]:
-    """{tensor: shape} of the ValueInfoProtos that have one."""
+    """Return {tensor: shape} of the ValueInfoProtos that have one."""
     return {
         v.name: tuple(
             d.dim_value if d.HasField("dim_value") else None for d in v.type.tensor_type.shape.dim

@@ -31,7 +31,7 @@ PATTERNS = ("*.onnx", "*.onnx_data*", "*.onnx.data", "*.data", "README.md", *sou
 class OnnxFile:
     """An ONNX file on this machine.
 
-    root: folder that the names of files start at
+    root: folder to which the names of files in source.json are relative
     revision: commit of a hub; "<distribution> <version>"; None for a file or folder
     """
 
@@ -41,7 +41,7 @@ class OnnxFile:
 
 
 def takes(section: Model) -> bool:
-    """True for a model that is an ONNX file: its task takes tensors."""
+    """Return True for a model that is an ONNX file: its task takes tensors."""
     return tasks.find_task(section.task).inputs is TENSORS
 
 
@@ -150,7 +150,8 @@ def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 
 
 def arrays(model: onnx.ModelProto, path: Path) -> dict[str, NDArray[Any]]:
-    """{initializer: its values}. Raises CheckpointError for bytes that do not fit the shape."""
+    """Return {initializer: its values}. Raises CheckpointError for bytes that do not fit the
+    shape."""
     values = {}
     for tensor in model.graph.initializer:
         try:
@@ -183,7 +184,8 @@ def data_files(model: onnx.ModelProto, path: Path) -> list[Path]:
 
 
 def digests(section: Model) -> dict[str, str]:
-    """{file: sha256} of the ONNX file and its external data; {hub id: commit} for one on a hub."""
+    """Return {file: sha256} of the ONNX file and its external data; {hub id: commit} for one on a
+    hub."""
     check_exists(section)
     if not source.is_local(section.source, section.base):
         return source.digest_source(section)
@@ -191,7 +193,7 @@ def digests(section: Model) -> dict[str, str]:
 
 
 def origin(section: Model) -> dict[str, Any]:
-    """{"source", "revision", "files": {file: {sha256, size}}} of a recipe's ONNX file."""
+    """Return {"source", "revision", "files": {file: {sha256, size}}} of a recipe's ONNX file."""
     file = find(section)
     return {
         "source": section.source,
@@ -201,7 +203,7 @@ def origin(section: Model) -> dict[str, Any]:
 
 
 def describe(files: Mapping[str, Path]) -> dict[str, dict[str, Any]]:
-    """{name: {"sha256", "size"}} of files by name."""
+    """Return {name: {"sha256", "size"}} of files by name."""
     return {
         name: {"sha256": digest_file(file), "size": file.stat().st_size}
         for name, file in files.items()
@@ -209,6 +211,6 @@ def describe(files: Mapping[str, Path]) -> dict[str, dict[str, Any]]:
 
 
 def by_name(path: Path) -> dict[str, Path]:
-    """{name in the file's folder: file} of an ONNX file and its external data."""
+    """Return {name in the file's folder: file} of an ONNX file and its external data."""
     files = [path, *data_files(read(path), path)]
     return {str(file.relative_to(path.parent)): file for file in files}

@@ -132,7 +132,7 @@ def finish(draft: Draft) -> Finished:
 
 
 def _weights(draft: Draft) -> dict[str, str]:
-    """{weight of a module: its bias}, in order."""
+    """Return {weight of a module: its bias}, in order."""
     return {n.module: n.bias for n in draft.nodes if n.op in (LINEAR, CONV) and n.module}
 
 
@@ -153,8 +153,8 @@ def _node(node: Operator, renamed: dict[str, str]) -> Node:
 
 
 def _mark(draft: Draft) -> tuple[list[tuple[Operator, str]], dict[str, str]]:
-    """([(identity that was inserted, output of its convolution)], {output of a convolution that
-    stays float: why})."""
+    """Return ([(identity that was inserted, output of its convolution)], {output of a convolution
+    that stays float: why})."""
     left: dict[str, str] = {}
     readers = draft.readers()
     ends: dict[str, str] = {}  # {tensor between integers: output of its convolution}

@@ -174,7 +174,8 @@ def fold_affine(draft: Draft) -> None:
 
 
 def _affine(node: Operator, tensor: str, weight: Array, draft: Draft) -> tuple[Array, Array] | None:
-    """(factor, shift) by channel of a node that reads a Conv's output `tensor`; None of others."""
+    """Return (factor, shift) by channel of a node that reads a Conv's output `tensor`; None of
+    others."""
     values = [draft.constants.get(name) for name in node.inputs if name != tensor]
     if node.domain or any(v is None for v in values) or any(node.outputs[1:]):
         return None
@@ -276,7 +277,7 @@ def _product(node: Operator, draft: Draft, readers: dict[str, list[Operator]]) -
 
 
 def is_parameter(array: Array) -> bool:
-    """True for an initializer that is a parameter of the model: floats, more than one."""
+    """Return True for an initializer that is a parameter of the model: floats, more than one."""
     return array.dtype == np.float32 and array.ndim > 0 and array.size > 1
 
 

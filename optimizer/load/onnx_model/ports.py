@@ -35,7 +35,7 @@ class Ports:
     single: bool
 
     def draw(self, rows: int, seed: int = 0) -> dict[str, Array]:
-        """{input: array of `rows` rows}, the same for the same seed."""
+        """Return {input: array of `rows` rows}, the same for the same seed."""
         return draw(self.inputs, rows, seed)
 
 
@@ -160,7 +160,7 @@ def free_batch(draft: Draft, ports: Ports) -> None:
 
 
 def as_document(ports: Ports) -> list[dict[str, Any]]:
-    """The inputs of a contract."""
+    """Return the list of inputs for contract.json."""
     return [{"name": p.name, "dtype": p.dtype, "axes": [BATCH, *p.shape]} for p in ports.inputs]
 
 

@@ -67,8 +67,8 @@ def answers(
 def _rows_and_batch(
     run: Callable[[Mapping[str, Array]], Answers], inputs: Mapping[str, Array], ports: Ports
 ) -> tuple[list[Answers], Answers]:
-    """([outputs of each row alone], outputs of all rows together), joined for a model that takes
-    one row only."""
+    """Return ([outputs of each row alone], outputs of all rows together), joined for a model that
+    takes one row only."""
     alone = [run({n: a[i : i + 1] for n, a in inputs.items()}) for i in range(ROWS)]
     if ports.single:
         return alone, {n: np.concatenate([one[n] for one in alone]) for n in alone[0]}
@@ -108,7 +108,8 @@ def runnable(
 def needs(
     graph: Graph, tensors: Mapping[str, Any], ports: Ports
 ) -> tuple[tuple[PartNeeds, ...], Rounded]:
-    """Needs of the graph's parts, and the time of correct runs, from drawn rows."""
+    """Measure the memory and operations of the graph's parts on drawn rows, and the seconds of the
+    correct runs that set the limits."""
     inputs = {n: torch.from_numpy(a) for n, a in ports.draw(ROWS).items()}
     return measure(_filled(graph, tensors), inputs)
 
@@ -142,7 +143,8 @@ def first_undefined(graph: Graph, tensors: Mapping[str, Any], ports: Ports) -> N
 def with_node(
     error: CheckpointError, graph: Graph, tensors: Mapping[str, Any], ports: Ports
 ) -> CheckpointError:
-    """The error of a comparison, with the first node whose rows depend on each other."""
+    """Return `error`, a comparison's, extended by the first node whose rows depend on each
+    other."""
     inputs = {n: torch.from_numpy(a) for n, a in ports.draw(ROWS).items()}
     node = first_nodes.mixing(_filled(graph, tensors), inputs)
     if node is None:
@@ -239,8 +241,8 @@ def _apart(
     ours: Sequence[torch.Tensor],
     theirs: Sequence[torch.Tensor],
 ) -> bool:
-    """True where a result differs by more than correct runs of the operator do, or at all of whole
-    numbers."""
+    """Return True where a result differs by more than correct runs of the operator do, or at all of
+    whole numbers."""
     runs = []
     for seed in range(RUNS):
         with RandomRounding(FLOAT, seed):
@@ -267,7 +269,7 @@ def _limit(
 
 
 class Origin(Protocol):
-    """The model that a file was exported or converted from.
+    """Model that an ONNX file was exported or converted from, as a second reference.
 
     example: {input: rows} that its author gives; empty for none
     arithmetic: rounding of correct runs

@@ -32,7 +32,7 @@ OPSETS = range(7, 25)
 
 
 def check(model: ModelProto, path: Path) -> None:
-    """Raise CheckpointError for the first thing of `model` that this toolchain does not load."""
+    """Raise CheckpointError for the first fault of `model`, or part that is not covered."""
     _check_opsets(model, path)
     check_nodes(model, path)
     _check_order(model, path)
@@ -109,7 +109,7 @@ def _check_node(node: Any, path: Path) -> None:
 
 
 def label(node: Any) -> str:
-    """Text for a node: its name, else its first output, and its operator."""
+    """Describe a node for a message: its name, else its first output, and its operator."""
     first = next((n for n in node.output if n), "")
     return (
         f"node {node.name!r} ({node.op_type})"
@@ -167,7 +167,10 @@ def _check_structure(model: ModelProto, path: Path) -> None:
 
 
 def place(path: Path, words: str, model: ModelProto) -> str:
-    """Text for the file, with the node that a library's message on it is about."""
+    """Describe the file for a message, with the node that a library's error names.
+
+    words: text of the library's error
+    """
     for node in model.graph.node:
         own = (f"({node.name})", f"'{node.name}'", f"Name: {node.name} ") if node.name else ()
         if any(text in words for text in (*own, f"{node.domain}:{node.op_type}(")):
@@ -176,7 +179,7 @@ def place(path: Path, words: str, model: ModelProto) -> str:
 
 
 def output(name: str, model: ModelProto) -> str:
-    """Text for an output of the model, with the node that makes it."""
+    """Describe an output of the model for a message, with the node that computes it."""
     maker = next((node for node in model.graph.node if name in node.output), None)
     if maker is None:
         return f"output {name!r}"
@@ -206,7 +209,7 @@ def check_finite(draft: Draft, path: Path) -> None:
 
 
 def holds_nan(array: Any) -> bool:
-    """True for an array of floats of which one is NaN."""
+    """Return True for an array of floats of which one is NaN."""
     return array.dtype.kind == "f" and bool(np.isnan(array).any())
 
 

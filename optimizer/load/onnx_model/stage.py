@@ -147,8 +147,8 @@ def _chosen(names: list[str], section: Model) -> list[str]:
 def _converted(
     model: onnx.ModelProto, arrays: Mapping[str, Array], path: Path
 ) -> tuple[onnx.ModelProto, int]:
-    """(the model without initializers of more than SMALL values, in opset OPSET or its own later
-    one; that opset)."""
+    """Return (the model without initializers of more than SMALL values, in opset OPSET or its own
+    later one; that opset)."""
     light = onnx.ModelProto()
     light.CopyFrom(model)
     del light.graph.initializer[:]
@@ -200,7 +200,7 @@ def _resize_as_before(converted: onnx.ModelProto) -> None:
 def _shapes(
     model: onnx.ModelProto, inputs: ports.Ports, arrays: Mapping[str, Array]
 ) -> dict[str, drafts.Shape]:
-    """{tensor: shape} as far as onnx infers it, with the sizes of the recipe and one row."""
+    """Return {tensor: shape} as far as onnx infers it, with the sizes of the recipe and one row."""
     sized = onnx.ModelProto()
     sized.CopyFrom(model)
     by_name = {p.name: p for p in inputs.inputs}
@@ -292,14 +292,14 @@ def _graph(opened: Opened, checkpoint: Path) -> record.Graph:
 
 
 def graph_of(opened: Opened) -> record.Graph:
-    """The graph of an opened file, for a skeleton without a folder."""
+    """Return the graph of an opened file, from which a model without weights can be built."""
     return _graph(opened, Path())
 
 
 def contract(
     section: Model, opened: Opened, expected: tuple[list[dict[str, Array]], dict[str, Array]]
 ) -> dict[str, Any]:
-    """The document of contract.json."""
+    """Build the document of contract.json."""
     alone, together = expected
 
     def label(name: str) -> str:
@@ -370,8 +370,8 @@ def _write_json(file: Path, document: Mapping[str, Any]) -> None:
 
 
 def shapes(section: Model) -> Shapes:
-    """{parameter: shape} under the load stage's names, with the needs of the graph's parts, for
-    which drawn rows go through the torch model."""
+    """Return {parameter: shape} under the load stage's names, with the needs of the graph's parts,
+    for which drawn rows go through the torch model."""
     libraries = resident.anonymous(LIBRARIES)
     opened = open_file(section)
     with _skeleton(opened) as (graph, tensors):

@@ -31,8 +31,8 @@ TYPES = ("to", "dtype")
 
 
 def is_half(model: onnx.ModelProto) -> bool:
-    """True for a file that computes in float16: a tensor, an input, an output or the result of a
-    Cast."""
+    """Return True for a file that computes in float16: a tensor, an input, an output or the result
+    of a Cast."""
     ports = (*model.graph.input, *model.graph.output)
     attributes = (a for node in model.graph.node for a in node.attribute)
     return (
@@ -85,7 +85,7 @@ class HalfFile:
         self.example: Mapping[str, torch.Tensor] = {}
 
     def answers(self, inputs: Mapping[str, Any]) -> Answers:
-        """{output: array} of a batch."""
+        """Return {output: array} of a batch."""
         with OrtRunner(self.path, threads=1, fuse=False) as runner:
             types = runner.inputs
             results = runner.infer(

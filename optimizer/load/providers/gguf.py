@@ -64,7 +64,7 @@ def find_file(folder: Path, section: Model) -> tuple[Path, Header]:
 
 
 def config(folder: Path, section: Model) -> Any:
-    """The transformers config from the file's metadata. Raises as `file_of`, and CheckpointError
+    """The transformers config from the file's metadata. Raises as find_file, and CheckpointError
     for a file that transformers cannot read."""
     file, header = find_file(folder, section)
     _check_sizes(header, file)
@@ -93,13 +93,14 @@ def _check_sizes(header: Header, file: Path) -> None:
 
 
 def _metadata(header: Header) -> dict[str, str]:
-    """{key: value} of the metadata fields of the licence and the tokenizer, where they exist."""
+    """Return {key: value} of the metadata fields of the licence and the tokenizer, where they
+    exist."""
     keys = (LICENCE, "tokenizer.ggml.pre", "tokenizer.ggml.model")
     return {name: str(header.fields[name]) for name in keys if name in header.fields}
 
 
 def takes(section: Model, folder: Path) -> bool:
-    """True where the recipe names a GGUF file."""
+    """Return True where the recipe names a GGUF file."""
     del folder
     return section.gguf_file is not None
 

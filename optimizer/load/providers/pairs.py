@@ -37,14 +37,14 @@ COMPUTED = (f"{LABELS}.weight", f"{LABELS}.bias")
 
 
 def takes(section: Model, folder: Path) -> bool:
-    """True where config.json is a pair's."""
+    """Return True where config.json is a pair's."""
     del section
     file = folder / "config.json"
     return file.is_file() and is_pair(read_json(file))
 
 
 def is_pair(raw: Mapping[str, Any]) -> bool:
-    """True if `raw`, the content of config.json, is of a pair that is covered."""
+    """Return True if `raw`, the content of config.json, is of a pair that is covered."""
     return raw.get("model_type") in PAIRS
 
 
@@ -138,8 +138,8 @@ def label_texts(d: Described) -> dict[str, Any]:
 
 
 def _encode_labels(section: Model, folder: Path, tower: Tower) -> tuple[Tensor, Tensor]:
-    """(weights (labels, width), biases (labels,)) by which a vector of unit length gets the logits
-    of the pair. Raises RecipeError for a label that is longer than the model reads."""
+    """Return (weights (labels, width), biases (labels,)) by which a vector of unit length gets the
+    logits of the pair. Raises RecipeError for a label that is longer than the model reads."""
     from transformers import AutoModelForZeroShotImageClassification, AutoTokenizer
 
     assert section.zero_shot is not None

@@ -13,7 +13,7 @@ from optimizer.recipe.schema import Model
 
 @dataclass(frozen=True)
 class Loaded:
-    """A checkpoint as a provider read it."""
+    """Tensors and settings of a checkpoint, as a provider read them."""
 
     files: Path  # folder of config.json, settings and tokenizer
     weights: dict[str, Stored]  # {name in the source: tensor}

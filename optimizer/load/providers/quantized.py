@@ -14,7 +14,8 @@ from optimizer.recipe.schema import Model
 
 
 def takes(section: Model, folder: Path) -> bool:
-    """True for a folder in a format of READERS. Raises CheckpointError for another quantization."""
+    """Return True for a folder in a format of READERS. Raises CheckpointError for another
+    quantization."""
     del section
     return integers.find(folder) is not None
 

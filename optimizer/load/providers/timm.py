@@ -35,14 +35,14 @@ FIX = "Use a model without arguments besides its architecture's name: others are
 
 
 def takes(section: Model, folder: Path) -> bool:
-    """True where the folder has a config.json of timm."""
+    """Return True where the folder has a config.json of timm."""
     del section
     file = folder / "config.json"
     return file.is_file() and is_timm(read_json(file))
 
 
 def is_timm(raw: Mapping[str, Any]) -> bool:
-    """True if `raw`, the content of config.json, is timm's: pretrained_cfg marks it."""
+    """Return True if `raw`, the content of config.json, is timm's: pretrained_cfg marks it."""
     return raw.get("model_type", WRAPPER) == WRAPPER and CONFIG in raw
 
 
@@ -140,7 +140,7 @@ def _check_arguments(
 
 
 def read_settings(raw: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    """{"channels", "side", "resize", "filter", "mean", "std"} from `pretrained_cfg`. Raises
+    """Return {"channels", "side", "resize", "filter", "mean", "std"} from `pretrained_cfg`. Raises
     CheckpointError for a field that is missing or that no processor here supports."""
     document = raw[CONFIG] if isinstance(raw[CONFIG], Mapping) else {}
 

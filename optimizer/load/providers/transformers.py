@@ -15,7 +15,7 @@ from optimizer.recipe.schema import Model
 
 
 def takes(section: Model, folder: Path) -> bool:
-    """True: the last provider takes every source that no other takes."""
+    """Return True: this provider is the last, and takes every source that no other takes."""
     del section, folder
     return True
 

@@ -158,7 +158,8 @@ def _quantization_config(folder: Path) -> dict[str, Any]:
 
 
 def _entries(folder: Path, float8: bool) -> dict[str, Entry]:
-    """{tensor: entry} of the folder's safetensors files, or of its shard index if there is one."""
+    """Return {tensor: entry} of the folder's safetensors files, or of its shard index if there is
+    one."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         listed = shard_files(folder, index)

@@ -74,7 +74,7 @@ class Module:
 def find_modules(
     entries: Mapping[str, Entry], mark: str, parts: tuple[str, ...]
 ) -> dict[str, Module]:
-    """{name: module} for each tensor `<name>.<mark>`, with the tensors `<name>.<part>`."""
+    """Return {name: module} for each tensor `<name>.<mark>`, with the tensors `<name>.<part>`."""
     names = sorted(n.removesuffix(f".{mark}") for n in entries if n.endswith(f".{mark}"))
     return {
         name: Module(name, {p: entries[f"{name}.{p}"] for p in parts if f"{name}.{p}" in entries})
@@ -93,8 +93,9 @@ def select_other_entries(
 def check_grouping(
     module: Module, inputs: int, groups: int, group_size: int | None
 ) -> tuple[str, int | None]:
-    """("group", inputs per group) or ("channel", None), for `groups` scales per row. group_size:
-    the config's, -1 for one group, None for unknown. Raises CheckpointError for another size."""
+    """Return ("group", inputs per group) or ("channel", None), for `groups` scales per row.
+    group_size: the config's, -1 for one group, None for unknown. Raises CheckpointError for another
+    size."""
     if not divides(groups, inputs):
         raise module.wrong(
             f"{groups} groups do not divide {inputs} inputs evenly",
@@ -110,7 +111,7 @@ def check_grouping(
 
 
 def to_signed(unsigned: Tensor, bits: int) -> Tensor:
-    """Integers 0..2**bits - 1 -> signed integers, int8."""
+    """Convert unsigned integers 0..2**bits - 1 to int8 by subtracting 2**(bits - 1)."""
     return (unsigned.to(torch.int16) - (1 << (bits - 1))).to(torch.int8)
 
 

@@ -32,7 +32,10 @@ class QuantizedWeight:
 
 @dataclass(frozen=True)
 class Quantized:
-    """A quantized folder, with the names in its files; `<module>.weight` for quantized weights."""
+    """Tensors of a quantized folder, by their names in its files.
+
+    A quantized weight is named `<module>.weight`, whatever its packed tensors are called.
+    """
 
     folder: Path
     method: str  # "gptq" | "awq" | "compressed-tensors"

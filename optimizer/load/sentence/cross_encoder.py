@@ -25,7 +25,8 @@ def read_settings(root: Path) -> dict[str, Any] | None:
 
 
 def scores_pairs(root: Path, raw: Mapping[str, Any]) -> bool:
-    """True for a folder that CrossEncoder wrote for a model with one label. raw: config.json."""
+    """Return True for a folder that CrossEncoder wrote for a model with one label. raw:
+    config.json."""
     labels = len(raw.get("id2label") or ()) or raw.get("num_labels", 2)
     return labels == 1 and (read_settings(root) is not None or _in_config(raw) is not None)
 
@@ -98,8 +99,8 @@ def read_activation(root: Path, config: Any, *, ranks: bool = False) -> str | No
 
 
 def _saved(root: Path, config: Any) -> tuple[str, str] | None:
-    """(dotted name of the saved activation, its place), where CrossEncoder looks for it; else
-    None."""
+    """Return (dotted name of the saved activation, its place), where CrossEncoder looks for it;
+    else None."""
     document = read_settings(root)
     if document and document.get("activation_fn") is not None:
         return str(document["activation_fn"]), f"{root / SETTINGS}: activation_fn"

@@ -83,12 +83,12 @@ class Reading:
 
 
 def is_sentence_folder(root: Path) -> bool:
-    """True for a folder that sentence-transformers wrote."""
+    """Return True for a folder that sentence-transformers wrote."""
     return (root / MODULES).is_file()
 
 
 def is_sparse(root: Path) -> bool:
-    """True for a folder that sentence-transformers wrote of a SPLADE model."""
+    """Return True for a folder that sentence-transformers wrote of a SPLADE model."""
     return any(str(m.get("type", "")).endswith(f".{SPLADE}") for m in read_modules(root))
 
 
@@ -240,13 +240,14 @@ def _read_sparse(root: Path, section: Model) -> Reading:
 
 
 def _is_count(value: object) -> bool:
-    """True for None and a whole number from 1."""
+    """Return True for None and a whole number from 1."""
     whole = isinstance(value, int) and not isinstance(value, bool) and value > 0
     return value is None or whole
 
 
 def _settings(root: Path, kind: str) -> tuple[EmbeddingSettings, list[str]]:
-    """(settings of config_sentence_transformers.json, sentences on its keys that are not read).
+    """Return (settings of config_sentence_transformers.json, sentences on its keys that are not
+    read).
 
     kind: key of KEYS
     """

@@ -23,12 +23,12 @@ LONGEST = 512  # tokens up to which an input that is cut is compared
 
 
 def is_installed() -> bool:
-    """True if the library can be imported; it is not imported here."""
+    """Return True if the library can be imported; it is not imported here."""
     return find_spec(NAME) is not None
 
 
 def explain_not_run(d: Described) -> str:
-    """Reason why the library is not run; "" if it is."""
+    """Return the reason why the library is not run beside this model; "" if it is."""
     if not is_installed():
         return "sentence-transformers is not installed, so the answers cannot be compared"
     if d.section.gguf_file is not None:
@@ -49,8 +49,8 @@ def count_parameters(d: Described) -> int:
 
 
 def fits(count: int) -> bool:
-    """True for a number of parameters that is run beside the library: up to LARGEST, and more where
-    this machine has the memory."""
+    """Return True for a number of parameters that is run beside the library: up to LARGEST, and
+    more where this machine has the memory."""
     return count <= LARGEST or SPARE * BYTES * count <= (memory.read_free() or 0)
 
 
@@ -61,7 +61,7 @@ def predict_seconds(count: int) -> float:
 
 
 def limit_texts(number: int, d: Described) -> int:
-    """Number of texts to compare: `number`, of a model above LARGEST a part of them."""
+    """Return how many texts to compare: `number`, or fewer for a model above LARGEST."""
     return number if count_parameters(d) <= LARGEST else max(number // FEWER, 3)
 
 

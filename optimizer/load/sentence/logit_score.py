@@ -30,8 +30,8 @@ CHANGED = {  # fields of a config that change logits behind the head: value with
 
 
 def takes(section: Model, folder: Path) -> bool:
-    """True for a causal language model under a task that ranks, where no adapter brings another
-    head. folder: of config.json"""
+    """Return True for a causal language model under a task that ranks, where no adapter brings
+    another head. folder: of config.json"""
     file = folder / CONFIG
     if (
         not tasks.find_task(section.task).ranks
@@ -71,8 +71,8 @@ def set_head(config: Any, folder: Path, section: Model) -> None:
 
 
 def read_tokens(root: Path, folder: Path, section: Model) -> tuple[int, int | None]:
-    """(id of the token that says yes, id of no or None), from the folder's module LogitScore, or
-    those of WORDS in a folder without modules. Raises CheckpointError for others."""
+    """Return (id of the token that says yes, id of no or None), from the folder's module
+    LogitScore, or those of WORDS in a folder without modules. Raises CheckpointError for others."""
     if not (root / "modules.json").is_file():
         tokenizer = open_tokenizer(folder, section.trust_remote_code)
         ids = [tokenizer.get_vocab().get(word) for word in WORDS]

@@ -96,8 +96,8 @@ def compare(d: Described, out: Path) -> None:
 
 
 def _pairs(contract: Contract, encoder: Any, count: int) -> tuple[Pairs, tuple[str, str]]:
-    """(up to `count` pairs that the model reads whole, a pair that is cut). encoder: the harness's
-    tokenizer."""
+    """Return (up to `count` pairs that the model reads whole, a pair that is cut). encoder: the
+    harness's tokenizer."""
     own = library.draw_words(encoder, 100 * PAIRS)
 
     def text(start: int, size: int) -> str:

@@ -94,7 +94,8 @@ def compare(d: Described, out: Path) -> None:
 
 
 def is_compared(section: Model) -> bool:
-    """True where a model of this section is compared, as far as is known before it is fetched."""
+    """Return True where a model of this section is compared, as far as is known before it is
+    fetched."""
     if "embedding" not in tasks.find_task(section.task).optional or section.gguf_file is not None:
         return False
     if not source.is_local(section.source, section.base):
@@ -134,7 +135,7 @@ def _questions(section: Model, contract: Contract, encoder: Any, count: int) -> 
 def _ours(
     contract: Contract, encoder: Any, out: Path, questions: Sequence[Question]
 ) -> tuple[list[Vectors], float]:
-    """(vectors of each question, limit of a distance)."""
+    """Return (vectors of each question, limit of a distance)."""
     model = load_torch_model(open_checkpoint(out), contract.task)
     ours = [
         np.concatenate(

@@ -70,7 +70,8 @@ def list_files_read(tokenizer: Any, folder: Path) -> list[str]:
 
 
 def _entries(file: Path) -> dict[str, int]:
-    """{token: id} of a vocabulary in plain text; {} for any other format or a damaged file."""
+    """Return {token: id} of a vocabulary in plain text; {} for any other format or a damaged
+    file."""
     if file.name not in ("vocab.txt", "vocab.json"):
         return {}
     try:

@@ -33,13 +33,14 @@ KEYS = ("module", "example")
 
 
 def list_files(section: Model) -> dict[str, Path]:
-    """{module: file} of a recipe's references and of all that they import from its folder. Nothing
-    is run. Raises RecipeError for a file that is missing or does not parse."""
+    """Return {module: file} of a recipe's references and of all that they import from its folder.
+    Nothing is run. Raises RecipeError for a file that is missing or does not parse."""
     return _read(section)[0]
 
 
 def digest_files(section: Model) -> dict[str, str]:
-    """{file: sha256} of `files`, and {"package NAME": version} of the packages that they import."""
+    """Return {file: sha256} of list_files, and {"package NAME": version} of the packages that they
+    import."""
     base = get_folder(section)
     own, outside = _read(section)
     digest = {str(file.relative_to(base)): digest_file(file) for file in own.values()}
@@ -49,7 +50,7 @@ def digest_files(section: Model) -> dict[str, str]:
 
 
 def _read(section: Model) -> tuple[dict[str, Path], set[str]]:
-    """({module: file in the folder}, first names of the other modules)."""
+    """Return ({module: file in the folder}, first names of the other modules)."""
     base = get_folder(section)
     own, others = dict[str, Path](), set[str]()
     waiting = []
@@ -120,7 +121,7 @@ class _Loader(SourceFileLoader):
 
 
 class _Finder:
-    """Finder of `files` in sys.meta_path."""
+    """Import finder, for sys.meta_path, of the files of list_files."""
 
     def __init__(self, base: Path, files: Mapping[str, Path]) -> None:
         self.base, self.files = base, files

@@ -44,14 +44,14 @@ class TorchModule:
     arithmetic: Arithmetic = FLOAT
 
     def answers(self, inputs: Mapping[str, Any]) -> Answers:
-        """{output: array} of a batch. Raises RecipeError where the module fails."""
+        """Return {output: array} of a batch. Raises RecipeError where the module fails."""
         tensors = {name: torch.from_numpy(np.array(inputs[name])) for name in self.example}
         leaves = [tensor for _, tensor in _call(self, tensors)]
         return {n: t.numpy() for n, t in zip(self.outputs, leaves, strict=True)}
 
 
 def _call(of: TorchModule, tensors: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
-    """[(place in the result, tensor)]."""
+    """Return [(place in the result, tensor)]."""
     with code.translate_errors(f"model.module: {of.name}", of.base), torch.no_grad():
         result = of.module(**tensors) if of.by_name else of.module(*tensors.values())
     leaves = [(path, leaf) for path, leaf in pytree.tree_flatten_with_path(result)[0]]
@@ -70,7 +70,7 @@ def _key(key: Any) -> str:
 
 
 def find_weights(section: Model) -> Path:
-    """The file of weights. Raises RecipeError for one that is missing or not safetensors."""
+    """Return the file of weights. Raises RecipeError for one that is missing or not safetensors."""
     file = code.get_folder(section) / str(section.weights)
     if file.suffix != ".safetensors" or not file.is_file():
         raise RecipeError(
@@ -85,7 +85,10 @@ def find_weights(section: Model) -> Path:
 
 
 def build(section: Model, functions: Mapping[str, Any]) -> TorchModule:
-    """The module of a recipe. functions: see code.imported. Raises RecipeError for a function that
+    """Build the module of a recipe, with its weights and its example.
+
+    functions: {key of the recipe: function}, from code.import_references
+    Raises RecipeError for a function that
     returns something else, CheckpointError for weights that are not the module's."""
     base, name = code.get_folder(section), str(section.module)
     with code.translate_errors(f"model.module: {name}", base):
@@ -164,7 +167,7 @@ def _fill(module: nn.Module, section: Model) -> None:
 
 
 def _example(example: Any, module: nn.Module, reference: str) -> dict[str, Tensor]:
-    """{input: tensor} of the function's result. Raises RecipeError for anything else."""
+    """Return {input: tensor} of the function's result. Raises RecipeError for anything else."""
     if isinstance(example, Tensor):
         example = (example,)
     if isinstance(example, list | tuple):

@@ -32,7 +32,7 @@ EXPORTER = 220_000_000  # bytes resident after importing torch.onnx's exporter; 
 
 
 def takes(section: Model) -> bool:
-    """True for a model that is a torch module."""
+    """Return True for a model that is a torch module."""
     return section.module is not None
 
 
@@ -65,7 +65,8 @@ def _of_module(name: str, file: Path) -> Iterator[None]:
 
 
 def run(section: Model, out: Path) -> None:
-    """Write the stage's files. Raises CheckpointError or RecipeError."""
+    """Export the module and write the stage's files to `out`. Raises CheckpointError for a module
+    that cannot be exported, RecipeError for code or settings that fail."""
     with _exported(section) as (of_file, module):
         onnx_model.run(of_file, out, module)
     file = out / "source.json"
@@ -75,8 +76,8 @@ def run(section: Model, out: Path) -> None:
 
 
 def origin(section: Model) -> dict[str, Any]:
-    """{"source", "revision", "files": {file: {sha256, size}}} of a recipe's torch module: its
-    Python files and its weights. Nothing is imported."""
+    """Return {"source", "revision", "files": {file: {sha256, size}}} of a recipe's torch module:
+    its Python files and its weights. Nothing is imported."""
     base = code.get_folder(section)
     python = {str(path.relative_to(base)): path for path in code.list_files(section).values()}
     weights = {str(section.weights): modules.find_weights(section)}
@@ -88,20 +89,23 @@ def origin(section: Model) -> dict[str, Any]:
 
 
 def check(section: Model, out: Path) -> Opened:
-    """As onnx_model.check, of the exported file."""
+    """Export the module, run the file in ONNX Runtime, and write contract.json only.
+
+    Returns the opened file.
+    """
     with _exported(section) as (of_file, _):
         return onnx_model.check(of_file, out)
 
 
 def digests(section: Model) -> dict[str, str]:
-    """{file: sha256} of the Python files and the weights; {"package NAME": version} of the packages
-    that the files import. Nothing is imported."""
+    """Return {file: sha256} of the Python files and the weights; {"package NAME": version} of the
+    packages that the files import. Nothing is imported."""
     file = modules.find_weights(section)
     return {**code.digest_files(section), str(section.weights): digest_file(file)}
 
 
 def shapes(section: Model) -> Shapes:
-    """As onnx_model.shapes, of the exported file."""
+    """Return {parameter: shape} of the exported file, with the needs of its graph's parts."""
     with _exported(section) as (of_file, _):
         return onnx_model.shapes(of_file)
 
