@@ -82,7 +82,8 @@ def _convolution_error(where: str, why: str, accepted: str) -> RecipeError:
 
 
 def compute_bias_step(covered: Range, scale: Tensor) -> Tensor:
-    """Real value of 1 in the integer sums, (out,) float64, exact: input scale * weight scale."""
+    """Compute the real value of 1 in the integer sums, exact float64 (out,): input scale * weight
+    scale."""
     return scale[:, 0].double() * covered.scale
 
 
@@ -94,6 +95,6 @@ def integer_bias(bias: Tensor, step: Tensor) -> Tensor:
 
 
 def round_bias(bias: Tensor, covered: Range, scale: Tensor) -> Tensor:
-    """The bias (out,) float32 rounded to multiples of bias_step(covered, scale). Idempotent."""
+    """Round a bias, float32 (out,), to multiples of compute_bias_step(covered, scale)."""
     step = compute_bias_step(covered, scale)
     return (integer_bias(bias, step).double() * step).float()

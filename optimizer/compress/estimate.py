@@ -256,7 +256,7 @@ def estimate_device_memory(section: Compression, shapes: Shapes) -> int:
 
 
 def _stored(section: Compression, of: _Sizes) -> int:
-    """Bytes of the state: integers and scales, or pruned floats."""
+    """Return the bytes of the state: integers and scales, or pruned floats."""
     quantize = section.quantize
     if quantize.leaves_float:
         return 4 * of.linear
@@ -290,7 +290,7 @@ def count_operations(weights: Weights) -> float:
 
 
 def _tuning(section: Compression, shapes: Shapes) -> tuple[int, float]:
-    """(bytes, multiply-adds) of tuning the whole model; zeros where no method tunes it."""
+    """Return (bytes, multiply-adds) of tuning the whole model; zeros where no method tunes it."""
     calibrate, tuning = section.calibrate, section.quantize.model_tuning
     if calibrate is None or tuning is None:
         return 0, 0.0

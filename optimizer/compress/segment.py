@@ -152,7 +152,7 @@ def _integer_biases(
 def _quantized_modules(
     group: BlockGroup, inputs: Inputs, chosen: Rounded, folded: Folded
 ) -> tuple[dict[str, QuantLinear], dict[str, Row]]:
-    """{module: its quantized replacement}, and {module: report row without measurements}."""
+    """Return {module: its quantized replacement}, and {module: report row without measurements}."""
     quantized: dict[str, QuantLinear] = {}
     rows: dict[str, Row] = {}
     every = chosen.all

@@ -47,7 +47,7 @@ class Selection:
     def inside(
         self, source: ModelSource, blocks: Collection[str]
     ) -> tuple[dict[str, Scheme], dict[str, Sparsity]]:
-        """({quantized module: scheme}, {pruned module: recipe section}) inside `blocks`."""
+        """Return ({quantized module: scheme}, {pruned module: recipe section}) inside `blocks`."""
         quantized = {n: s for n, s in self.quantized.items() if source.inside(n, blocks)}
         return quantized, {n: s for n, s in self.pruned.items() if source.inside(n, blocks)}
 
@@ -99,7 +99,8 @@ def _check_caches(source: ModelSource) -> None:
 def _modules_to_prune(
     source: ModelSource, candidates: tuple[str, ...], sparsity: Sparsity
 ) -> dict[str, Sparsity]:
-    """{module to prune among `candidates`: recipe section}. Raises RecipeError as `select`."""
+    """Return {module to prune among `candidates`: recipe section}. Raises RecipeError as
+    `select`."""
     chosen = match_modules(source.model, sparsity.modules, "sparsity.modules")
     dense = match_modules(source.model, sparsity.keep_dense, "sparsity.keep_dense")
     pruned = {n: sparsity for n in candidates if n in chosen and n not in dense}
@@ -166,7 +167,8 @@ def _choices(model: nn.Module, name: str, first: Scheme, quantize: Quantize) -> 
 
 
 def _rules(model: nn.Module, quantize: Quantize) -> dict[str, tuple[str, Weights]]:
-    """{module: (place in the recipe, weights)} by the first rule in `layers` that matches."""
+    """Return {module: (place in the recipe, weights)} by the first rule in `layers` that
+    matches."""
     rules: dict[str, tuple[str, Weights]] = {}
     for i, rule in enumerate(quantize.layers):
         for name in match_modules(model, rule.modules, f"quantize.layers.{i}.modules"):
@@ -175,8 +177,8 @@ def _rules(model: nn.Module, quantize: Quantize) -> dict[str, tuple[str, Weights
 
 
 def _outside(source: ModelSource, quantize: Quantize) -> dict[str, Scheme]:
-    """{module: scheme} of a decoder's head and embedding, where quantized. Raises RecipeError for a
-    quantized embedding that is tied to a float head."""
+    """Return {module: scheme} of a decoder's head and embedding, where quantized. Raises
+    RecipeError for a quantized embedding that is tied to a float head."""
     model, head = source.model, source.family.head
     named = {
         "head": (head, quantize.head_weights),
@@ -228,15 +230,15 @@ def list_names(module: str) -> tuple[str, ...]:
 
 
 def matches(module: str, patterns: Collection[str]) -> bool:
-    """True where a pattern names the module, or a module around it."""
+    """Return True where a pattern names the module, or a module around it."""
     parts = module.split(".")
     around = [n for i in range(len(parts)) for n in list_names(".".join(parts[: i + 1]))]
     return any(fnmatchcase(name, pattern) for name in around for pattern in patterns)
 
 
 def match_modules(model: nn.Module, patterns: tuple[str, ...], where: str) -> dict[str, str]:
-    """{module: first pattern that matches the module or a module around it}; unmatched modules are
-    absent. Raises RecipeError for a pattern that matches no module."""
+    """Return {module: first pattern that matches the module or a module around it}; unmatched
+    modules are absent. Raises RecipeError for a pattern that matches no module."""
     names = [name for name, _ in model.named_modules() if name]
     if isinstance(model, GraphModel):
         names = [name for name in names if name.startswith(f"{BODY}.")]

@@ -237,7 +237,7 @@ def simulate_state(
     only: Collection[str] | None = None,
     place: Callable[[Tensor], Tensor] = lambda tensor: tensor,
 ) -> nn.Module:
-    """A copy of the float `model` with the state applied; the copy shares unchanged parameters.
+    """Return a copy of the float `model` with the state applied; it shares unchanged parameters.
 
     activations: False: inputs stay float, for the weight error alone
     only: modules to quantize (bisection); the others run in float with `replaced` values, so that

@@ -153,7 +153,10 @@ def compress(
     out: Path,
     device: torch.device = CPU,
 ) -> None:
-    """As `run`, with batches made by a function, which is called after the recipe was checked."""
+    """Compress the model in `source`, as `run` does, on batches from another source.
+
+    batches: function that makes them, called after the recipe was checked
+    """
     opened = replace(open_source(section.task, source), device=device)
     quantize = section.quantize
     selection = select(opened, quantize, section.sparsity)
@@ -354,7 +357,8 @@ def _tune(
 
 
 def _has_wide_layers(source: ModelSource, selection: Selection) -> bool:
-    """True where a selected weight has more than ALONE values: its temporaries dominate memory."""
+    """Return True where a selected weight has more than ALONE values: its temporaries dominate
+    memory."""
     weights = (
         source.model.get_parameter(f"{name}.weight")
         for name in {**selection.quantized, **selection.pruned}
@@ -395,7 +399,7 @@ def _write_segment(
 
 
 def _stream_entries(stream: walk.Stream) -> Iterator[tuple[str, Tensor]]:
-    """{number among all batches, ".reference" for the float model's: hidden states}."""
+    """Yield {number among all batches, ".reference" for the float model's: hidden states}."""
     for suffix, states in (("", stream.hidden), (".reference", stream.float_reference or ())):
         for i, hidden in zip(stream.deal.own, states, strict=False):
             yield f"{i:06d}{suffix}", hidden
@@ -445,7 +449,7 @@ def _chain(parts: Sequence[Mapping[str, Any]]) -> ChainMap[str, Any]:
 
 
 def files(section: Compression) -> Mapping[str, str]:
-    """{name: digest} of the calibration rows, and of the code of the methods in use."""
+    """Return {name: digest} of the calibration rows, and of the code of the methods in use."""
     from optimizer.data.datasets import digest_rows
 
     calibrate = section.effective.calibrate

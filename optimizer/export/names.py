@@ -388,7 +388,7 @@ def find_residual_adds(
 
 
 def _within(node: ir.Node, block: str) -> bool:
-    """True for a node of the module `block`, or of one inside it."""
+    """Return True for a node of the module `block`, or of one inside it."""
     return f"{module_of(node)}.".startswith(f"{block}.")
 
 

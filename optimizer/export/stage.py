@@ -185,7 +185,7 @@ def list_multiplied_modules(model: nn.Module, state: CompressedState) -> list[st
 
 
 def _summand(module: str, architecture: Family, model: nn.Module) -> tuple[str, Summand]:
-    """(name of its block, its record) for the identity named `module`."""
+    """Return (name of its block, its record) for the identity named `module`."""
     known = (s.module for s in architecture.summands if module.endswith(f".{s.module}"))
     block = module.removesuffix(f".{max(known, key=len)}")
     return block, architecture.summands_of(block, dict(model.named_modules()))[module]

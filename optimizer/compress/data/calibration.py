@@ -19,8 +19,8 @@ from optimizer.recipe.schema import Calibrate, Compression, Reduction
 
 
 def make_batches(section: Compression | Reduction, source: Path) -> list[Batch]:
-    """Calibration batches, [] without section.calibrate: full windows for a decoder; else inputs of
-    similar size together, to save padding. source: folder of load"""
+    """Make calibration batches, [] without section.calibrate: full windows for a decoder; else
+    inputs of similar size together, to save padding. source: folder of load"""
     from optimizer.data import datasets
     from optimizer.harness import contract as contracts
     from optimizer.harness import tasks
@@ -47,7 +47,7 @@ def make_batches(section: Compression | Reduction, source: Path) -> list[Batch]:
 
 
 def make_tuning_batches(section: Compression, source: Path) -> list[Batch]:
-    """Batches of one window each for the method that tunes the whole model: windows of
+    """Make batches of one window each for the method that tunes the whole model: windows of
     calibrate.data after the first calibrate.samples; [] where its options ask for none."""
     calibrate, tuning = section.calibrate, section.quantize.model_tuning
     if calibrate is None or tuning is None or not tuning.samples:
@@ -57,7 +57,7 @@ def make_tuning_batches(section: Compression, source: Path) -> list[Batch]:
 
 
 def _windows(calibrate: Calibrate, source: Path) -> list[Any]:
-    """All windows of calibrate.sequence_length token ids that the text of calibrate.data fills."""
+    """List all windows of calibrate.sequence_length token ids that calibrate.data fills."""
     from optimizer.data import datasets
     from optimizer.harness import contract as contracts
     from optimizer.harness import tasks
@@ -72,7 +72,7 @@ def _windows(calibrate: Calibrate, source: Path) -> list[Any]:
 
 
 def check_enough(section: Compression | Reduction, source: Path) -> None:
-    """Raise the DataError of `batches` for texts that fill too few windows.
+    """Raise DataError for texts that fill fewer windows than make_batches needs.
 
     source: folder with contract.json and the checkpoint's tokenizer
     """

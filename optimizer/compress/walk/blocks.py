@@ -84,7 +84,7 @@ class Stream:
 
     @property
     def products(self) -> torch.autocast:
-        """Context for running blocks."""
+        """Return the autocast context in which blocks run, with the stream's type of products."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.float == "bf16")
 
     @contextmanager
@@ -138,7 +138,7 @@ def split_segments(uses: Sequence[Use]) -> list[range]:
 
 @dataclass(frozen=True)
 class BlockGroup:
-    """A segment whose blocks hold their float weights.
+    """Segment (consecutive uses of blocks) whose float weights are in memory.
 
     model: skeleton, except for `blocks`
     segment: range of stream.uses
@@ -190,7 +190,7 @@ def observe(group: BlockGroup, hook: Hook, names: Collection[str], part: range =
 
 
 def observe_one(group: BlockGroup, hook: Hook, name: str, part: range = ALL) -> None:
-    """As `observe`, for one module; in a segment of one use, no module runs after its last call.
+    """Observe one module; in a segment of one use, no module runs after its last call.
 
     The first batch runs whole and counts the calls: DeBERTa's projections read both hidden states
     and relative positions.
@@ -228,7 +228,7 @@ def advance(
 def advance_float_reference(
     group: BlockGroup, hook: Hook | None = None, names: Collection[str] = ()
 ) -> None:
-    """As `advance`, for the float model's hidden states."""
+    """Replace the float reference by the segment's output on it, observed as by `observe`."""
     states = group.stream.float_reference
     assert states is not None
     for i in range(len(states)):
@@ -236,7 +236,8 @@ def advance_float_reference(
 
 
 def find_sharing(group: BlockGroup, names: Collection[str]) -> dict[str, str]:
-    """{module: first module that reads the very same tensor, in the same number of calls}."""
+    """Return {module: first module that reads the very same tensor, in the same number of
+    calls}."""
     leader: dict[str, str] = {}
     calls: Counter[str] = Counter()
     newest: list[tuple[Tensor, str]] = []
@@ -255,7 +256,7 @@ def find_sharing(group: BlockGroup, names: Collection[str]) -> dict[str, str]:
 
 
 def find_all_sharing(group: BlockGroup, unknown: str) -> dict[str, str]:
-    """`sharing` of every compressed module.
+    """Return {module: first module that reads the same tensor} of every compressed module.
 
     unknown: part of the error message for a module that does not run
 

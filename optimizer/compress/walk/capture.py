@@ -89,7 +89,7 @@ def _filled_names(source: ModelSource, blocks: Sequence[str], lookup: str) -> li
 def _record_graph(
     model: GraphModel, blocks: Sequence[str], batch: Batch
 ) -> tuple[Tensor, list[Use]]:
-    """As _record, for a graph: what its parts read is computed, and no part runs."""
+    """Compute the tensors that a graph's parts read, running none of them. Returns as _record."""
     with torch.no_grad():
         (first, *others), *later = model.arguments(batch)
     once: dict[int, Tensor] = {}  # what several parts read is kept once

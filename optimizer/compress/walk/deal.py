@@ -44,7 +44,7 @@ class Deal:
 
     @classmethod
     def of(cls, batches: int, partial_sums: int, processes: Processes = ALONE) -> Deal:
-        """The division of `batches` into up to `partial_sums` parts of about the same size."""
+        """Divide `batches`, their number, into up to `partial_sums` parts of about equal size."""
         count = max(1, min(partial_sums, batches))
         ends = [(i + 1) * batches // count for i in range(count)]
         return cls(tuple(b - a for a, b in zip([0, *ends], ends, strict=False)), processes)
@@ -77,7 +77,7 @@ class Deal:
         start: Callable[[], Mapping[str, S]],
         measure: Callable[[Mapping[str, S], range], None],
     ) -> Mapping[str, S]:
-        """Statistics by name over all batches, the same in every process.
+        """Measure statistics over all batches: {name: statistic}, the same in every process.
 
         start: function that returns empty ones
         measure: function that adds some of this process's batches to them

@@ -109,7 +109,8 @@ class ModelSource:
         return BODY if isinstance(self.model, GraphModel) else block
 
     def inside(self, name: str, blocks: Collection[str]) -> bool:
-        """True where a module or parameter lies in one of the blocks; a block is not in itself."""
+        """Return True where a module or parameter lies in one of the blocks; a block is not in
+        itself."""
         paths = (path for block in blocks if name != block for path in self.paths(block))
         return any(name == path or name.startswith(f"{path}.") for path in paths)
 
@@ -177,16 +178,17 @@ class ModelSource:
         move_buffers(self.model.get_submodule(prefix), CPU)
 
     def moved(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The batch on the device."""
+        """Return the batch, moved to the device."""
         return {name: tensor.to(self.device) for name, tensor in batch.items()}
 
     def features(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """Last hidden states (batch, sequence, features)."""
+        """Run a filled model without its head; returns the last hidden states (batch, sequence,
+        features)."""
         states = self.base(**self.moved(batch), use_cache=False).last_hidden_state
         return cast(Tensor, states)
 
     def linears(self, names: Mapping[str, Any]) -> dict[str, nn.Linear]:
-        """{name: module} for names of modules or of parameters "<module>.weight"."""
+        """Return {name: module} for names of modules or of parameters "<module>.weight"."""
         modules = {n: self.model.get_submodule(n.removesuffix(".weight")) for n in names}
         return {n: cast(nn.Linear, m) for n, m in modules.items()}
 

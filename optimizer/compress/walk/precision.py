@@ -10,7 +10,11 @@ from optimizer.recipe.schema import Compress
 
 
 def decide(section: Compress, source: ModelSource, progress: Path, step: str) -> Compress:
-    """The section with `precision: auto` resolved to fp32 or bf16; see products.choose."""
+    """Return the section with `precision: auto` replaced by fp32 or bf16, whichever is faster.
+
+    progress: folder that stores the choice for a run that is resumed
+    step: name of the step in messages
+    """
     if section.precision != "auto":
         return section
     taken = products.choose(section.precision, source.widest, progress, step, source.device)

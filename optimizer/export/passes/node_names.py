@@ -16,8 +16,8 @@ from optimizer.export.scopes import MODULE, module_of
 
 
 def is_alive(model: ir.Model) -> bool:
-    """True if every ONNX node has an output that is read, or is an output of the graph; a dead node
-    would use up a number in a name."""
+    """Return True if every ONNX node has an output that is read, or is an output of the graph; a
+    dead node would use up a number in a name."""
     return all(any(v.uses() or v.is_graph_output() for v in n.outputs) for n in model.graph)
 
 

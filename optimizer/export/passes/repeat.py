@@ -64,7 +64,7 @@ def _same(a: nn.Module, b: nn.Module, first: int, second: int) -> bool:
 
 
 def _equal(a: Any, b: Any) -> bool:
-    """True if two settings or tensors are equal: type and value; tensors by shape, dtype and
+    """Return True if two settings or tensors are equal: type and value; tensors by shape, dtype and
     values, meta tensors (a skeleton's parameters) by shape and dtype."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         if a.shape != b.shape or a.dtype != b.dtype or a.is_meta != b.is_meta:

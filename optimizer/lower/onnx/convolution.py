@@ -117,7 +117,7 @@ def lower_summands(
 
 
 def _reader(surgeon: Surgeon, name: str, use: Use) -> tuple[ir.Node, int]:
-    """(operator of `use`, index of the operator's input that reads the tensor of `use`)."""
+    """Return (operator of `use`, index of the operator's input that reads the tensor of `use`)."""
     node = surgeon.nodes[use.node]
     places = [i for i, v in enumerate(node.inputs) if v is not None and v.name == use.input]
     if len(places) != 1:

@@ -51,7 +51,7 @@ def measure_by_row(model: ir.Model) -> list[str]:
 
 
 def _ends(node: ir.Node) -> tuple[int, int | None]:
-    """(start, end) of a Shape; (-1, None) for another operator."""
+    """Return (start, end) of a Shape; (-1, None) for another operator."""
     if node.op_type != "Shape":
         return -1, None
     start, end = node.attributes.get("start"), node.attributes.get("end")

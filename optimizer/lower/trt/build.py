@@ -39,12 +39,12 @@ def fit(section: TensorRTTarget) -> dict[str, Any]:
 
 
 def _profiles(section: TensorRTTarget) -> list[dict[str, Any]]:
-    """{axis: [min, opt, max]} of each profile."""
+    """Return {axis: [min, opt, max]} of each profile."""
     return [p.model_dump(mode="json", exclude={"buckets"}) for p in section.profiles]
 
 
 def _built_on(section: TensorRTTarget) -> dict[str, str]:
-    """{"gpu": CUDA's first device} where the engine is bound to it, else {}."""
+    """Return {"gpu": CUDA's first device} where the engine is bound to it, else {}."""
     if not PRODUCTS[section.runtime].needs_gpu:
         return {}
     device, gpu = first_device(), describe_machine().gpu

@@ -77,5 +77,5 @@ def choose_cache_ranges(group: BlockGroup) -> dict[str, Range]:
 
 
 def make_range_chooser(activations: Activations) -> Callable[[Histogram], Range]:
-    """The function Histogram -> Range of the recipe's method and options."""
+    """Return the function that chooses a Range from a Histogram, by the recipe's method."""
     return get_chooser(activations.range, activations.percentile, activations.is_symmetric)

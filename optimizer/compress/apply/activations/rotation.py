@@ -73,7 +73,8 @@ def rotate(source: ModelSource, quantize: Quantize) -> ModelSource:
 
 
 def _residual_roles(source: ModelSource, norms: Mapping[str, tuple[str, ...]]) -> dict[str, Role]:
-    """{parameter: role} of embedding, head, linears that read the residual stream, and norms."""
+    """Return {parameter: role} of embedding, head, linears that read the residual stream, and
+    norms."""
     embedding, last = f"{source.embedding}.weight", f"{source.final_norm}.weight"
     head = f"{source.family.head}.weight"
     tied = head not in dict(source.model.named_parameters())

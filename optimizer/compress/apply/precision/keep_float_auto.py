@@ -126,7 +126,7 @@ class Network:
         self._stand_ins = self._quantized_modules(quantize)
 
     def errors_alone(self) -> dict[str, float]:
-        """{module: relative change of the output when it alone is quantized}."""
+        """Return {module: relative change of the output when it alone is quantized}."""
         names = bar(list(self._selection.quantized), "sensitivity")
         return {name: self.error([name]) for name in names}
 
@@ -164,7 +164,7 @@ class Network:
         return self._source.summands(set(names), self._selection.blocks)
 
     def _quantized_modules(self, quantize: Quantize) -> dict[str, nn.Module]:
-        """{module or summand: its quantized replacement}."""
+        """Return {module or summand: its quantized replacement}."""
         schemes, activations = self._selection.quantized, quantize.activations
         ranges = (
             self._ranges(make_range_chooser(activations)) if activations and self._static else {}
@@ -178,7 +178,7 @@ class Network:
         return modules | {n: QuantInput(ranges[n]) for n in self._summands(schemes)}
 
     def _ranges(self, choose: Callable[[Histogram], Range]) -> dict[str, Range]:
-        """{module or summand: range of its input in the float model}."""
+        """Return {module or summand: range of its input in the float model}."""
         schemes, model = self._selection.quantized, self._source.model
         histograms = {name: Histogram() for name in (*schemes, *self._summands(schemes))}
         for batch in self._inputs:

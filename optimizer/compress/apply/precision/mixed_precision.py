@@ -127,7 +127,7 @@ def _slopes(
     selection: Selection,
     scratch: Path,
 ) -> dict[str, Buffer]:
-    """{module: gradients at its output, (tokens, out) for each window}."""
+    """Return {module: gradients at its output, (tokens, out) for each window}."""
     options = section.quantize.allocate
     assert options is not None
     budget = Budget(section.compress.memory_bytes)
@@ -182,7 +182,7 @@ def _measure_costs(
 def _curvatures(
     group: BlockGroup, leader: Mapping[str, str], slopes: Mapping[str, Sequence[Tensor]]
 ) -> dict[str, Curvature]:
-    """{module: curvature}; the stream moves past the group."""
+    """Return {module: curvature}; the stream moves past the group."""
     curved: dict[str, Curvature] = {}
     window = dict.fromkeys(leader, 0)
 
@@ -201,7 +201,7 @@ def _curvatures(
 def _choose_schemes(
     measured: Sensitivity, options: Allocate, selection: Selection
 ) -> dict[str, tuple[Scheme, str]]:
-    """{module: (its scheme, reason)}, no larger in any file than uniform weights or
+    """Return {module: (its scheme, reason)}, no larger in any file than uniform weights or
     average_bits."""
     units: dict[str, list[str]] = {}
     for module in measured.costs:

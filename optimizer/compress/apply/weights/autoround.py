@@ -103,7 +103,7 @@ def _quantizer(inputs: Inputs, name: str) -> Callable[[nn.Module, tuple[Tensor, 
 
 
 def _norm_weights(group: BlockGroup) -> dict[str, nn.Parameter]:
-    """{parameter: weight} of the norms before the blocks' linears."""
+    """Return {parameter: weight} of the norms before the blocks' linears."""
     family = group.family
     norms = [p.producer for p in family.smooth if p.producer not in family.linears]
     norm_weights = {}

@@ -54,7 +54,7 @@ class Shift:
 
 
 def correct_bias(bias: Tensor, shift: Tensor) -> Tensor:
-    """bias + shift, (out,): with it the means of the quantized and the float output are equal."""
+    """Return bias + shift, (out,), by which quantized and float output have equal means."""
     return bias + shift
 
 

@@ -119,7 +119,8 @@ def compress(
 
 
 def needs_hessian(quantize: Quantize, selection: Selection, head: str) -> bool:
-    """True where the head is quantized by a method that reads H of its inputs, and is not tied."""
+    """Return True where the head is quantized by a method that reads H of its inputs, and is not
+    tied."""
     if quantize.head == "tied":
         return False
     return head in selection.outside and quantize.rounding.second_moments

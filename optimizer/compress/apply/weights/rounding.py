@@ -70,7 +70,12 @@ class FloatWeight:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Quantization of modules' inputs: mode, {module: range}, {module: factor (in,)}."""
+    """Quantization of modules' inputs.
+
+    mode: quantize.activations of the recipe, None for float inputs
+    ranges: {module: static range}
+    factors: {module: factor (in,) by which the input is multiplied first}
+    """
 
     mode: Activations = None
     ranges: Mapping[str, Range] = field(default_factory=dict)
@@ -85,7 +90,7 @@ class Inputs:
         return QuantLinear.of(linear, values, self.mode, covered, factor)
 
     def weight(self, name: str, linear: nn.Linear) -> Tensor:
-        """The matrix to quantize: the weight divided by the factor of its input."""
+        """Return the matrix to quantize: the weight divided by the factor of its input."""
         factor = self.factors.get(name)
         return linear.weight.flatten(1) if factor is None else linear.weight / factor
 
@@ -235,7 +240,7 @@ def compress_weights(
 
 
 def uses_float_target(quantize: Quantize, sparsity: Sparsity | None) -> bool:
-    """True where weights aim at the float model's output at the same place."""
+    """Return True where weights aim at the float model's output at the same place."""
     if quantize.leaves_float:
         return sparsity is not None and sparsity.float_target
     return quantize.aims_at_float(quantize.block_rounding)
@@ -338,8 +343,8 @@ def _unstack(q: QTensor, rows: Sequence[int]) -> list[QTensor]:
 
 
 def _float_inputs(group: BlockGroup, leaders: Iterable[str], scratch: Path) -> dict[str, Buffer]:
-    """{leader: its input in the float model, batch by batch}; the float reference moves past the
-    segment."""
+    """Return {leader: its input in the float model, batch by batch}; the float reference moves past
+    the segment."""
     budget = Budget(group.stream.spare)
     kept = {n: Buffer(budget, scratch / str(i)) for i, n in enumerate(sorted(leaders))}
     walk.advance_float_reference(group, lambda name, rows, _real: kept[name].append(rows), kept)

@@ -57,7 +57,8 @@ def tune(
 
 
 def _norm_weights(source: ModelSource) -> dict[str, nn.Parameter]:
-    """{parameter: weight} of the norms before linears in every block, and of the final norm."""
+    """Return {parameter: weight} of the norms before linears in every block, and of the final
+    norm."""
     family = source.family
     norms = {p.producer for p in family.smooth if p.producer not in family.linears}
     norm_weights = {}

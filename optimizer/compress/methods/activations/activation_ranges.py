@@ -42,8 +42,9 @@ CHUNK = 1 << 20  # values binned at a time: bounds the temporaries
 
 @dataclass
 class Histogram:
-    """Bin i holds i * width <= |x| < (i + 1) * width, width = 2 ** exponent.
+    """Histogram of |x|, apart for negative and other values, with exact minimum and maximum.
 
+    Bin i counts i * width <= |x| < (i + 1) * width, width = 2 ** exponent.
     counts: (2, BINS), negative values and the others
     low, high: smallest and largest of the values and 0
     """
@@ -155,7 +156,7 @@ class Channels:
 
 
 def minmax(h: Histogram, symmetric: bool) -> Range:
-    """The range of all values, without clipping; one outlier sets the step for all."""
+    """Return the range of all values, without clipping; one outlier sets the step for all."""
     return Range.symmetric(h.absmax) if symmetric else Range(h.low, h.high)
 
 
@@ -242,7 +243,7 @@ def clip_range(h: Histogram, symmetric: bool, limit: float) -> Range:
 
 
 def _magnitudes(h: Histogram) -> tuple[Tensor, float, int]:
-    """(counts of |x| in ENTROPY_BINS wider bins, their width, number of bins in use)."""
+    """Return (counts of |x| in ENTROPY_BINS wider bins, their width, number of bins in use)."""
     counts = h.magnitudes.reshape(ENTROPY_BINS, -1).sum(1).double()
     width = h.width * (BINS // ENTROPY_BINS)
     return counts, width, min(int(h.absmax / width) + 1, ENTROPY_BINS)
@@ -264,7 +265,11 @@ def _divergence(counts: Tensor, top: int) -> float:
 
 
 def get_chooser(method: str, percent: float, symmetric: bool) -> Callable[[Histogram], Range]:
-    """The function Histogram -> Range of a method, named as in the recipe (activations.range)."""
+    """Return the function that chooses a Range from a Histogram.
+
+    method: name as in the recipe (activations.range)
+    percent: share of the values inside the range, in percent, for method percentile
+    """
     if method == "percentile":
         return lambda h: percentile(h, symmetric, percent)
     choose = {"minmax": minmax, "entropy": entropy, "mse": mse}[method]
@@ -272,7 +277,8 @@ def get_chooser(method: str, percent: float, symmetric: bool) -> Callable[[Histo
 
 
 def is_searched(method: str) -> bool:
-    """True for a method that minimises a loss, so that two distant ranges may be equally good."""
+    """Return True for a method that minimises a loss, so that two distant ranges may be equally
+    good."""
     return method in ("mse", "entropy")
 
 

@@ -46,7 +46,7 @@ class Choice:
 
 
 def compute_factors(s_X: Tensor, s_W: Tensor | None, alpha: float) -> Tensor:
-    """s (in,), positive, with a geometric mean of 1 over the inputs that are scaled.
+    """Compute s (in,), positive, with a geometric mean of 1 over the inputs that are scaled.
 
     s_X: (in,), mean|X_j|
     s_W: (in,), mean|W_j|, or None for scales without it

@@ -19,11 +19,11 @@ class SharedHeads:
     size: int
 
     def of_producer(self, s: Tensor) -> Tensor:
-        """(query heads * size,) -> (value heads * size,): the mean over the query heads of a
+        """Map s (query heads * size,) to (value heads * size,): the mean over the query heads of a
         value head."""
         return s.reshape(-1, self.repeats, self.size).mean(1).reshape(-1)
 
     def of_consumer(self, s: Tensor) -> Tensor:
-        """(value heads * size,) -> (query heads * size,): repeat each value head's features."""
+        """Map s (value heads * size,) to (query heads * size,), repeating each value head."""
         heads = s.reshape(-1, 1, self.size).expand(-1, self.repeats, -1)
         return heads.reshape(-1)

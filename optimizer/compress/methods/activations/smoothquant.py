@@ -24,7 +24,7 @@ Quantizer = Callable[[Tensor], Tensor]
 
 
 def compute_factors(X_max: Tensor, W_max: Tensor, alpha: float) -> Tensor:
-    """s (features,), positive and finite, with a geometric mean of 1.
+    """Compute s (features,), positive and finite, with a geometric mean of 1.
 
     X_max, W_max: (features,), max|X_j| and max|W_j|; a channel that is empty in either is not
         scaled

@@ -29,7 +29,7 @@ class Option:
 
 
 def compute_stored_sizes(scheme: Scheme, out: int, inputs: int) -> tuple[int, int]:
-    """Bytes of a weight (out, inputs) in the two kinds of shipped file:
+    """Compute the bytes of a weight (out, inputs) in the two kinds of shipped file:
 
     0. the state (optimizer/foundation/state.py), and an ONNX graph in fp32: scales of 32 bits
     1. an ONNX graph in fp16 (lower/onnx/qdq.py), a folder in fp16 or bf16: scales of 16 bits
@@ -62,7 +62,7 @@ def choose(menus: Mapping[str, Sequence[Option]], limits: Sequence[int]) -> dict
 def sum_choices(
     menus: Mapping[str, Sequence[Option]], chosen: Mapping[str, int]
 ) -> tuple[float, tuple[int, ...]]:
-    """Cost of a choice, and its bytes in each file."""
+    """Return the summed cost of a choice, and its summed bytes in each file."""
     options = [menus[name][i] for name, i in chosen.items()]
     sizes = zip(*(o.sizes for o in options), strict=True)
     return sum(o.cost for o in options), tuple(map(sum, sizes))

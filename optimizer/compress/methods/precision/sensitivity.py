@@ -123,7 +123,7 @@ def _sampled_gradient(rows: Tensor, head: Tensor, generator: torch.Generator) ->
 
 
 def predict_cost(weight: Tensor, scheme: Scheme, outputs: Tensor, inputs: Tensor) -> float:
-    """Cost of rounding `weight` (out, in) to nearest, in nats per token.
+    """Predict the cost of rounding `weight` (out, in) to nearest, in nats per token.
 
     outputs: (out,), the diagonal of G
     inputs: (in, in), A

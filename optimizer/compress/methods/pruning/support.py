@@ -32,7 +32,7 @@ CHOICES = 128
 def solve_least_squares(
     T: Tensor, D: Tensor, mask: Tensor, start: Tensor, steps: int = MOST
 ) -> Tensor:
-    """V (out, in) with the least tr (V - T) D (V - T)^T, 0 where mask (out, in) is False.
+    """Find V (out, in) with the least tr (V - T) D (V - T)^T, 0 where mask (out, in) is False.
 
     D: (in, in), symmetric, positive definite
     start: (out, in), where conjugate gradients begin
@@ -115,7 +115,7 @@ def _best(c: Tensor, D: Tensor, every: Tensor) -> Tensor:
 
 
 def swap_weights(values: Tensor, T: Tensor, D: Tensor, swaps: int) -> Tensor:
-    """Values with weights of each output swapped up to `swaps` times, while its error falls.
+    """Swap pruned and remaining weights of each output up to `swaps` times, while its error falls.
 
     The number of zeros per output stays.
     """

@@ -77,7 +77,10 @@ def gptq_on_support(
     options: GptqOptions = DEFAULTS,
     P: Tensor | None = None,
 ) -> Rounded:
-    """As gptq, with a mask (out, in), False where a weight is pruned; H and P are overwritten."""
+    """Quantize W (out, in) by gptq, with weights fixed at 0 where `mask` (out, in) is False.
+
+    H (in, in) and P (in, out) are overwritten. Raises ValueError as gptq.
+    """
     return _quantize(W, H.float(), scheme, options, P, mask)
 
 

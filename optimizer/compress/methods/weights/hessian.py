@@ -92,6 +92,6 @@ def aim_at_float(W: Tensor, factor: Factorization, order: Tensor, P: Tensor | No
 
 
 def output_error(E: Tensor, H: Tensor) -> float:
-    """tr E H E^T of a weight's error E (out, in): the squared error of the outputs over the tokens
+    """Return tr E H E^T of a weight's error E (out, in), the squared output error over the tokens
     that H (in, in) sums up."""
     return float(((E @ H) * E).double().sum())

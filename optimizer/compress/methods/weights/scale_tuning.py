@@ -163,7 +163,7 @@ class _HiddenStates:
 
 
 class _KL(torch.autograd.Function):
-    """sum KL(softmax(teacher head^T) || softmax(rows head^T)), by slices of tokens, whose logits
+    """Sum KL(softmax(teacher head^T) || softmax(rows head^T)) by slices of tokens, whose logits
     alone are in memory. The gradient by a logit is the difference of probabilities."""
 
     SLICE = 512

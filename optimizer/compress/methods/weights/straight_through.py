@@ -47,7 +47,7 @@ class _Exactly(torch.autograd.Function):
 
 
 def scale_of(start: Tensor, logarithm: Tensor) -> Tensor:
-    """start * exp(logarithm) on the scale grid."""
+    """Return the scale start * exp(logarithm), rounded to the scale grid."""
     free = start * logarithm.exp()
     return exactly(to_signed_scale_grid(free.detach()), free)
 
@@ -58,7 +58,7 @@ def quantize_weight(weight: Tensor, scale: Tensor, start: QTensor) -> QTensor:
 
 
 def fake_quantize_weight(weight: Tensor, scale: Tensor, start: QTensor) -> Tensor:
-    """De-quantized `integers` (out, in), with gradients for weight and scale."""
+    """Quantize and de-quantize a weight (out, in), with gradients for weight and scale."""
     scheme: Scheme = start.scheme
     out, inputs = weight.shape
     groups = scale.shape[1]
@@ -88,8 +88,8 @@ def scale_range(start: Range, logarithms: Tensor) -> Range:
 
 
 def fake_quantize_activation(x: Tensor, start: Range, logarithms: Tensor) -> Tensor:
-    """Quantize and de-quantize x (..., features) by range_of(start, logarithms), with gradients for
-    x and the logarithms."""
+    """Quantize and de-quantize x (..., features) by scale_range(start, logarithms), with gradients
+    for x and the logarithms."""
     covered = scale_range(start, logarithms)
     low, high = start.low * logarithms[0].exp(), start.high * logarithms[-1].exp()
     scale = exactly(torch.tensor(covered.scale, dtype=x.dtype).to(x.device), (high - low) / 255)
