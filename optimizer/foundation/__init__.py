@@ -1,1 +1,1 @@
-"""Errors, files, and the values that a model is compressed to."""
+"""Modules that every other folder uses: errors, atomic files, processes, and quantized tensors."""

@@ -28,14 +28,14 @@ LOCK_TEXT = re.compile(rb"\d+\n|filelock/|\Z")
 
 
 def finish(partial: Path, final: Path) -> None:
-    """Make `partial` durable and give it its final name, atomically."""
+    """Flush the folder `partial` to disk and rename it to `final`, atomically."""
     _sync_all(partial)
     os.rename(partial, final)
     sync(final.parent)
 
 
 def replace(new: Path, final: Path) -> None:
-    """As `finish` where `final` does not exist; else exchange `new` and `final`.
+    """Give the folder `new` the name `final`, in place of an older folder with that name.
 
     On Linux, with most file systems, this is one atomic step. Elsewhere a kill between two renames
     leaves no `final` until `restore` puts it back.
@@ -56,9 +56,10 @@ def replace(new: Path, final: Path) -> None:
 
 
 def write(path: Path, data: bytes, partial: Path | None = None) -> None:
-    """Write a file atomically: a reader sees the old bytes or these, even after a kill.
+    """Write a file atomically: a reader sees the old bytes or the new ones, even after a kill.
 
-    partial: temporary file on the same disk that nobody else writes
+    partial: temporary file on the same disk that no other process writes; None: a name beside
+        `path`
     """
     partial = partial or path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
@@ -96,14 +97,14 @@ def clone(source: Path, target: Path) -> bool:
 
 
 def restore(final: Path) -> None:
-    """Complete a `replace` that was killed between its renames."""
+    """Complete a `replace` that was killed between its two renames."""
     old = set_aside(final)
     if os.path.lexists(old) and not os.path.lexists(final):
         os.rename(old, final)
 
 
 def set_aside(final: Path) -> Path:
-    """Temporary name of the old folder during `replace`."""
+    """Return the temporary name that `replace` gives the old folder."""
     return final.with_name(f".{final.name}.old")
 
 
@@ -116,7 +117,7 @@ def remove(path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Flush a file's bytes, or a folder's names, to the disk."""
+    """Flush to disk the bytes of a file, or the names in a folder."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -131,7 +132,7 @@ def _sync_all(folder: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Exchange two names in one step; returns False where the system cannot."""
+    """Exchange two names in one atomic step; return False where the system has no such call."""
     if sys.platform != "linux":
         return False
     libc = ctypes.CDLL(None)
@@ -143,10 +144,12 @@ def _exchange(one: Path, other: Path) -> bool:
 
 @contextmanager
 def lock(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock, which the kernel releases if we die. Reports when it has to wait.
+    """Inside, hold an exclusive lock, which the kernel releases if this process dies. Prints a line
+    when it has to wait.
 
-    On a file system without locks the file names its holder's process; the next run on that machine
-    removes it when that process is gone. Raises MachineError when another file has the name.
+    On a file system without locks the file contains the name of its holder's process; the next run
+    on that machine removes it when that process is gone. Raises MachineError where `path` is a file
+    of another kind.
     """
     _check_lock_file(path)
     exclusive: BaseFileLock = FileLock(path)

@@ -18,10 +18,10 @@ SAME: Literal["same"] = "same"
 
 
 def split_padding(module: nn.Conv2d) -> tuple[Pair, ExtraPadding]:
-    """The padding of a convolution in numbers: (symmetric part, rest).
+    """Return a convolution's padding in numbers: (symmetric part, rest).
 
-    The rest is not zero for padding "same" of an odd total: PyTorch pads one more on the right and
-    below.
+    The rest is not zero for padding "same" with an odd total, of which PyTorch puts one more on the
+    right and below.
     """
     if not isinstance(module.padding, str):
         return cast(Pair, module.padding), NO_EXTRA
@@ -32,11 +32,14 @@ def split_padding(module: nn.Conv2d) -> tuple[Pair, ExtraPadding]:
 
 
 class PaddedConvolution(nn.Conv2d):
-    """A convolution whose image is first padded with zeros by `extra_padding`, which may differ
-    between sides: TensorFlow pads so for a stride of 2."""
+    """Convolution whose image is first padded with zeros by `extra_padding`, which may differ
+    between sides. TensorFlow pads in this way for a stride of 2."""
 
     def __init__(self, like: nn.Conv2d, extra_padding: ExtraPadding | Literal["same"]) -> None:
-        """Share the parameters of `like`, whose padding is added to extra_padding."""
+        """Share the parameters of `like`, a convolution whose own padding is kept.
+
+        extra_padding: zeros per side besides that padding, or "same" for TensorFlow's SAME
+        """
         super().__init__(
             like.in_channels,
             like.out_channels,
@@ -73,8 +76,8 @@ class ConvGeometry:
 
     @classmethod
     def read(cls, module: nn.Conv2d) -> ConvGeometry:
-        """Read the geometry of a module. Raises ValueError for padding that is not zeros, or is
-        given as a word."""
+        """Read the geometry of a convolution. Raises ValueError for padding that is not zeros, or
+        is given as a word."""
         if module.padding_mode != "zeros" or isinstance(module.padding, str):
             raise ValueError(f"padding {module.padding!r} {module.padding_mode}")
         kernel, stride = cast(Pair, module.kernel_size), cast(Pair, module.stride)
@@ -83,8 +86,8 @@ class ConvGeometry:
         return cls(kernel, stride, padding, dilation, module.groups, extra)
 
     def extra_padding_of(self, x: Tensor) -> ExtraPadding:
-        """The extra padding of images (images, in, rows, columns). SAME is computed as by
-        transformers' apply_tf_padding (models/mobilenet_v2)."""
+        """Return the extra padding for images (images, in, rows, columns), per side. SAME is
+        computed as by transformers' apply_tf_padding (models/mobilenet_v2)."""
         if self.extra_padding != SAME:
             return self.extra_padding
         (above, below), (left, right) = (
@@ -103,7 +106,8 @@ class ConvGeometry:
         )
 
     def mean_patch(self, x: Tensor) -> Tensor:
-        """The mean (images, in * height * width) over all positions of the patch under the kernel.
+        """Return the patch under the kernel, averaged over all positions: (images, in * height *
+        width).
 
         x: (images, in, rows, columns)
         """
@@ -122,7 +126,7 @@ class ConvGeometry:
         return torch.stack(means, 2).flatten(1)
 
     def apply_to_patch(self, weight: Tensor, patch: Tensor) -> Tensor:
-        """The output (out,) at one position.
+        """Return the output (out,) of the convolution at one position.
 
         weight: (out, in of a group * height * width)
         patch: (in * height * width,)
@@ -132,7 +136,7 @@ class ConvGeometry:
 
 
 def _same(size: int, kernel: int, stride: int, dilation: int) -> Pair:
-    """Padding (before, after) along one axis."""
+    """Return SAME padding (before, after) along one axis."""
     total = max(kernel - (size % stride or stride), 0)
     before = total // 2
     return before * dilation, (total - before) * dilation

@@ -32,9 +32,9 @@ from optimizer.harness.errors import ExplainedError
 
 
 class OptimizeError(ExplainedError):
-    """Base of every error this project raises on purpose.
+    """Base of every error that this project raises on purpose.
 
-    further: other errors found at the same time; printed after this one
+    further: other errors found at the same time, which are printed after this one
     """
 
     further: tuple[OptimizeError, ...] = ()
@@ -85,7 +85,7 @@ class StoreError(MachineError):
 
 
 def split(error: ExplainedError) -> tuple[ExplainedError, ...]:
-    """Return the error and those found with it."""
+    """Return the error and those in its `further`."""
     return (error, *error.further) if isinstance(error, OptimizeError) else (error,)
 
 
@@ -96,8 +96,8 @@ def error_document(error: ExplainedError) -> dict[str, Any]:
 
 
 def join(errors: Iterable[OptimizeError]) -> OptimizeError | None:
-    """Return the first error with the others as `further`, each once; None without any. Wrong
-    input comes before what this machine lacks, so that the exit code is the input's."""
+    """Return the first error with the others as `further`, each once; None without errors. Errors
+    in the user's input come before those of the machine, so that the exit code is the input's."""
     distinct: dict[str, OptimizeError] = {}
     for error in errors:
         for one in (error, *error.further):
@@ -112,14 +112,15 @@ def join(errors: Iterable[OptimizeError]) -> OptimizeError | None:
 
 
 def _is_repeated_in(errors: Iterable[OptimizeError], one: OptimizeError) -> bool:
-    """True for an error whose problem another one has at a longer place."""
+    """Return True where another error has the same problem and the same place with more in front of
+    it, such as the file."""
     return any(
         e.problem == one.problem and e.where.endswith(f": {one.where}") for e in errors if one.where
     )
 
 
 def collect(calls: Iterable[Callable[[], object]]) -> None:
-    """Make every call; raise the errors of input and machine of all calls as one, see `join`."""
+    """Make every call; raise all InputErrors and MachineErrors of the calls as one, see `join`."""
     errors: list[OptimizeError] = []
     for call in calls:
         try:

@@ -1,7 +1,7 @@
 """Bit layouts that lowerings write, each with its inverse.
 
-A QTensor has integers (out, in) and scale (out, groups); ONNX multiplies x [.., K] by W [K, N]
-with K = in, N = out. Laws (tested): from_kn(to_kn(a)) == a; unpack4(pack4(a)) == a;
+A QTensor has integers (out, in) and scale (out, groups); ONNX multiplies x [.., K] by W [K, N] with
+K = in, N = out. Laws (tested): from_kn(to_kn(a)) == a; unpack4(pack4(a)) == a;
 unpack4_unsigned(pack4_unsigned(a)) == a; unpack4_rows(pack4_rows(a), columns) == a;
 to_signed(to_unsigned(a)) == a; unpack32(pack32(a, bits), bits, columns) == a.
 """
@@ -23,7 +23,7 @@ def to_kn(integers: Array) -> Array:
 
 
 def from_kn(stored: Array) -> Array:
-    """The inverse of to_kn."""
+    """Invert to_kn."""
     return _transposed(stored)
 
 
@@ -46,7 +46,7 @@ def pack4(integers: Array) -> NDArray[np.uint8]:
 
 
 def unpack4(packed: NDArray[np.uint8], shape: tuple[int, ...]) -> NDArray[np.int8]:
-    """The inverse of pack4 for a tensor of `shape`."""
+    """Invert pack4 for a tensor of `shape`."""
     nibbles = _unpack(packed, shape)
     return (nibbles ^ 8).astype(np.int8) - np.int8(8)
 
@@ -59,13 +59,13 @@ def pack4_rows(integers: Array) -> NDArray[np.uint8]:
 
 
 def unpack4_rows(packed: NDArray[np.uint8], columns: int) -> NDArray[np.int8]:
-    """The inverse of pack4_rows for `columns` columns."""
+    """Invert pack4_rows for `columns` columns."""
     rows, wide = packed.shape
     return unpack4(packed.reshape(-1), (rows, 2 * wide))[:, :columns]
 
 
 def pack4_unsigned(integers: Array) -> NDArray[np.uint8]:
-    """As pack4 for integers in 0..15: ONNX UINT4."""
+    """Pack integers in 0..15 into bytes of ONNX UINT4, in the layout of pack4."""
     flat = integers.reshape(-1)
     if flat.size and (flat.min() < 0 or flat.max() > 15):
         raise ValueError(f"integers {flat.min()}..{flat.max()} do not fit 4 unsigned bits")
@@ -73,7 +73,7 @@ def pack4_unsigned(integers: Array) -> NDArray[np.uint8]:
 
 
 def unpack4_unsigned(packed: NDArray[np.uint8], shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """The inverse of pack4_unsigned for a tensor of `shape`."""
+    """Invert pack4_unsigned for a tensor of `shape`."""
     return _unpack(packed, shape)
 
 
@@ -86,7 +86,7 @@ def to_unsigned(integers: Array, bits: int) -> NDArray[np.uint8]:
 
 
 def to_signed(integers: NDArray[np.uint8], bits: int) -> NDArray[np.int8]:
-    """The inverse of to_unsigned."""
+    """Invert to_unsigned."""
     return (integers.astype(np.int16) - (1 << (bits - 1))).astype(np.int8)
 
 
@@ -116,7 +116,7 @@ def pack32(integers: NDArray[np.uint8], bits: int) -> NDArray[np.int32]:
 
 
 def unpack32(packed: NDArray[np.int32], bits: int, columns: int) -> NDArray[np.uint8]:
-    """The inverse of pack32 for `columns` integers a row."""
+    """Invert pack32 for `columns` integers per row."""
     rows, used = packed.shape
     groups = -(-columns // 32)
     padded = np.zeros((rows, groups * bits), np.uint32)

@@ -62,13 +62,14 @@ def show(text: str) -> None:
 
 
 def leave(stream: TextIO) -> None:
-    """Discard further output to a stream without a reader, including at interpreter exit."""
+    """Discard further output to a stream whose reader is gone, including at interpreter exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def bar(items: Iterable[T], label: str, total: int | None = None) -> Iterator[T]:
-    """Yield from `items` and show the progress.
+    """Yield from `items` and show the progress on stderr.
 
+    label: text in front of the progress
     total: number of items, where `items` has no length
 
     A log file (stderr is not a terminal) gets at most eleven lines.
@@ -90,7 +91,7 @@ def bar(items: Iterable[T], label: str, total: int | None = None) -> Iterator[T]
 
 
 def _spent(started: float, done: int, total: int) -> str:
-    """Format the seconds since `started`, and those left at the measured rate."""
+    """Return text with the seconds since `started`, and the seconds left at the measured rate."""
     spent = time.monotonic() - started
     left = spent * (total - done) / done
     return f"{spent:.0f} s, about {left:.0f} s left" if done < total else f"{spent:.0f} s"
@@ -134,11 +135,12 @@ def meter(label: str, total: int, before: int = 0) -> Iterator[Callable[..., Non
 
 @contextmanager
 def overdue(label: str, predicted: float = 0.0, patience: float = 60.0) -> Iterator[None]:
-    """Report work that takes longer than predicted while it runs: how long so far, and the load of
-    this machine, which predictions leave out. Each further report comes after twice the time.
+    """Inside, print a line when the work takes longer than predicted: the time so far, and the load
+    of this machine, which predictions ignore. Each further line comes after twice the time.
 
-    predicted: seconds; 0: none
-    patience: seconds beyond the prediction before the first report
+    label: text in front of the line
+    predicted: seconds; 0: no prediction
+    patience: seconds beyond the prediction before the first line
     """
     done = threading.Event()
 

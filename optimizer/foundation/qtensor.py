@@ -45,12 +45,13 @@ FP16_LARGEST_BF16 = 65280.0  # the largest bfloat16 not above float16's 65504
 
 
 def divides(group_size: int | None, inputs: int) -> bool:
-    """True where group_size divides a row of `inputs` values; None stands for the entire row."""
+    """Return True where group_size divides a row of `inputs` values; None stands for the entire
+    row."""
     return group_size is None or (group_size > 0 and inputs % group_size == 0)
 
 
 def group_sizes(inputs: int) -> list[int]:
-    """The usual group sizes that divide a row of `inputs` values."""
+    """Return the usual group sizes that divide a row of `inputs` values."""
     return [size for size in GROUP_SIZES if divides(size, inputs)]
 
 
@@ -172,10 +173,14 @@ class Scheme:
 
 @dataclass(frozen=True)
 class QTensor:
-    """integers (out, in) int8 (float8_e4m3fn for E4M3 values); scale (out, groups), (1, 1) or a
-    value per block, float32 on the scale grid; zero_point int8 of scale's shape, or None.
+    """Quantized tensor, with all parts in memory.
 
-    Construction checks every invariant and raises ValueError naming the invariant that is broken.
+    integers: (out, in) int8; float8_e4m3fn for FP8 and FP4 values
+    scale: (out, groups), (1, 1) or one value per block, float32 on the scale grid
+    zero_point: int8 of scale's shape; None: 0
+    scheme: format of the weight
+
+    Construction checks every invariant and raises ValueError naming the one that is broken.
     """
 
     integers: Tensor
@@ -229,7 +234,8 @@ class QTensor:
                 raise ValueError(f"{name}: outside {lowest}..{s.high} of {s.bits} bits")
 
     def dequantize(self, rows: slice = slice(None)) -> Tensor:
-        """value (out, in) float32, by the equation above; of all rows, or of some."""
+        """Return the values (out, in) float32, by the module's equation; only those of `rows`, if
+        given."""
         integers = self.integers[rows]
         out = len(self.integers)
         values = integers.float().reshape(len(integers), self._groups, -1)
@@ -238,7 +244,7 @@ class QTensor:
         return values.mul_(expand_rows(self.scale, out)[rows][..., None]).reshape(integers.shape)
 
     def rows(self, rows: slice) -> QTensor:
-        """Some rows as a tensor of their own, without a copy. Raises ValueError where rows share a
+        """Return some rows as a QTensor, without a copy. Raises ValueError where rows share a
         scale."""
         if len(self.scale) != len(self.integers):
             raise ValueError("scale: several rows share one")
@@ -246,21 +252,22 @@ class QTensor:
         return QTensor(self.integers[rows], self.scale[rows], zero, self.scheme)
 
     def slices(self) -> list[slice]:
-        """Slices of rows of about AT_ONCE elements each; one of all where rows share a scale."""
+        """Return slices of rows with about AT_ONCE elements each; one slice of all rows where these
+        share a scale."""
         rows, inputs = self.integers.shape
         many = rows if len(self.scale) != rows else max(1, AT_ONCE // inputs)
         return [slice(first, min(first + many, rows)) for first in range(0, rows, many)]
 
     def nonzero(self) -> Tensor:
-        """Mask (out, in) of the values other than 0, that is, of integers other than the zero
-        point."""
+        """Return a mask (out, in) of the values other than 0, that is, of integers other than the
+        zero point."""
         if self.zero_point is None:
             return self.integers != 0
         grouped = self.integers.reshape(len(self.integers), self._groups, -1)
         return (grouped != self.zero_point[..., None]).reshape(self.integers.shape)
 
     def to(self, device: torch.device) -> QTensor:
-        """The same tensor on a device; itself where it is there."""
+        """Return the tensor on a device; itself if it is there already."""
         if self.integers.device == device:
             return self
         zero = None if self.zero_point is None else self.zero_point.to(device)
@@ -272,22 +279,25 @@ class QTensor:
 
 
 def expand_rows(scale: Tensor, out: int) -> Tensor:
-    """Scales, or zero points, of each of `out` rows, (out, groups)."""
+    """Repeat scales or zero points such that each of `out` rows has its own: (out, groups)."""
     return scale if len(scale) == out else scale.repeat_interleave(out // len(scale), 0)
 
 
 def grouped(values: Tensor, scheme: Scheme) -> Tensor:
-    """Values (out, in) that share a scale along the last axis: (*shape of scale, values)."""
+    """Arrange values (out, in) such that those with one scale lie along the last axis: (*shape of
+    scale, values per scale)."""
     rows, groups = scheme.shape_of_scale(*values.shape)
     parts = values.reshape(rows, len(values) // rows, groups, -1).transpose(1, 2)
     return parts.reshape(rows, groups, -1)
 
 
 def stack(parts: Iterable[QTensor], rows: int) -> QTensor:
-    """Stack the rows of several matrices, read one after another into the memory of the result;
-    several may not have one scale for all their rows.
+    """Stack the rows of several matrices. They are read one after another into the memory of the
+    result.
 
-    rows: sum of their rows
+    rows: total number of rows
+
+    Raises ValueError for several matrices with one scale for all of their rows.
     """
     integers, scales, zeros, at = torch.empty(0), [], [], 0
     for q in parts:
@@ -312,36 +322,40 @@ def to_scale_grid(scale: Tensor) -> Tensor:
 
 
 def scheme_scales(scale: Tensor, scheme: Scheme) -> Tensor:
-    """Round scales to those that the scheme holds, and keep their signs."""
+    """Round scales to values that the scheme can store, keeping their signs."""
     of_float4 = scheme.type == "float4"
     return float4.to_scale_grid(scale) if of_float4 else to_signed_scale_grid(scale)
 
 
 def to_signed_scale_grid(scale: Tensor) -> Tensor:
-    """Round magnitudes as to_scale_grid, and keep the signs."""
+    """Round magnitudes as to_scale_grid does, keeping their signs."""
     return torch.copysign(to_scale_grid(scale.abs()), scale)
 
 
 def is_exact_in(scale: Tensor, dtype: torch.dtype) -> bool:
-    """True where every scale is a value of `dtype`, so that storing it in `dtype` is exact."""
+    """Return True where every scale is a value of `dtype`, so that storing it in `dtype` is
+    exact."""
     return torch.equal(scale.to(dtype).float(), scale)
 
 
 def is_on_scale_grid(scale: Tensor) -> bool:
-    """True where all scales are bfloat16 values, or all are float16 values.
+    """Return True where all scales are bfloat16 values, or all are float16 values.
 
-    Results of to_scale_grid meet both; scales of a quantized checkpoint may meet only one.
+    Results of to_scale_grid are both; scales of a quantized checkpoint may be only one.
     """
     return is_exact_in(scale, torch.bfloat16) or is_exact_in(scale, torch.float16)
 
 
 def absmax_scale(weight: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor | None]:
-    """The scale (and zero point) that just covers the values: round-to-nearest's choice.
+    """Return (scale, zero point or None) that just cover the values of each group, as
+    round-to-nearest needs.
 
-    weight (out, in) float32 -> scale (Scheme.shape_of_scale) on the scale grid, and zero_point
-    of that shape or None. An all-zero group gets the smallest scale and integers of zero. With
-    full_range the value furthest from 0 is on the side of the integer -8. Raises ValueError for a
-    weight that FP4 does not hold.
+    weight: (out, in) float32
+
+    The scale has the shape Scheme.shape_of_scale and lies on the scale grid; the zero point has the
+    same shape. A group of zeros gets the smallest scale and integers of zero. With full_range the
+    value furthest from 0 is on the side of the integer -8. Raises ValueError for a weight that FP4
+    cannot hold.
     """
     rows = grouped(weight, scheme)
     if scheme.full_range:
@@ -377,8 +391,8 @@ def quantize(weight: Tensor, scale: Tensor, zero_point: Tensor | None, scheme: S
 
 
 def round_to(values: Tensor, scheme: Scheme) -> Tensor:
-    """Round values over their scales to the nearest integers (int8), or values of the small float
-    type."""
+    """Round values that were divided by their scales to the nearest integers (int8), or to the
+    nearest values of the scheme's small float type."""
     if scheme.type == "float4":
         return float4.nearest(values)
     if scheme.is_float8:

@@ -95,7 +95,8 @@ def reading(
 
 
 def _is_own(e: BaseException) -> bool:
-    """True for an exception of MISTAKES, the kinds of programming mistakes, raised by our code."""
+    """Return True for a programming mistake (an exception of MISTAKES) in this project's own
+    code."""
     if not isinstance(e, MISTAKES):
         return False
     *_, (frame, _) = walk_tb(e.__traceback__)
@@ -103,7 +104,7 @@ def _is_own(e: BaseException) -> bool:
 
 
 def quote_error(e: BaseException) -> str:
-    """A library's exception on one line: its type, and the start of its message."""
+    """Return a library's exception on one line: its type, and the start of its message."""
     if isinstance(e, RecursionError):
         return "it is nested too deeply"
     message = " ".join(str(e).split())
@@ -130,10 +131,12 @@ def _unreadable(
 def check_regular(
     file: Path, limit: int | None = None, error: type[InputError] = CheckpointError
 ) -> int:
-    """The size of a file in bytes.
+    """Return the size of a file in bytes.
 
-    Raises `error` where it is not a regular file (a FIFO or device may never end) or is larger than
-    `limit` bytes, and as `reading`.
+    limit: maximum bytes; None: no limit
+
+    Raises `error` for a larger file and for one that is not regular (a FIFO or device may never
+    end), and as `reading` does.
     """
     with reading(file, error=error):
         status = file.stat()
@@ -153,8 +156,8 @@ def check_regular(
 def read_text(
     file: Path, limit: int, error: type[InputError] = CheckpointError, fix: str = ""
 ) -> str:
-    """The UTF-8 text of a regular file of at most `limit` bytes. Raises as `check_regular`, and
-    `error` for other text."""
+    """Return the UTF-8 text of a regular file of at most `limit` bytes. Raises as `check_regular`
+    does, and `error` for bytes that are not UTF-8."""
     check_regular(file, limit, error)
     with reading(file, error=error, fix=fix), file.open("rb") as f:
         content = f.read(limit + 1)
@@ -174,7 +177,8 @@ def read_text(
 def read_json(
     file: Path, error: type[InputError] = CheckpointError, fix: str = "", limit: int = JSON_BYTES
 ) -> Any:
-    """The value in a JSON file. Raises as `read_text`, and `error` where the file is not JSON."""
+    """Return the value in a JSON file. Raises as `read_text` does, and `error` where the file is
+    not JSON."""
     text = read_text(file, limit, error, fix)
     try:
         return json.loads(text)
@@ -184,12 +188,14 @@ def read_json(
 
 
 def check_external_data(fields: Mapping[str, str], tensor: str, model: Path) -> Path:
-    """The file with the data of `tensor`, of the ONNX file `model`.
+    """Return the path of the file that holds the data of an ONNX tensor outside the model file.
 
-    fields: location, offset and length as the tensor has them
+    fields: location, offset and length, as the tensor states them
+    tensor: name of the tensor, for messages
+    model: the ONNX file
 
     Raises CheckpointError for a location that is not a plain relative path below the model's folder
-    (absolute, "..", a link leading out), a missing file, and bytes that the file does not have.
+    (absolute, "..", a link leading out), a missing file, and bytes beyond the end of the file.
     """
     location, folder = fields.get("location", ""), model.parent.resolve()
     where = f"{model}: {tensor}"

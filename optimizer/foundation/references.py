@@ -15,14 +15,15 @@ from optimizer.foundation.source_digest import digest_sources
 
 
 def resolve(reference: str) -> Any:
-    """The object that "package.module:attribute" names. Raises ImportError or AttributeError."""
+    """Import and return the object that "package.module:attribute" names. Raises ImportError or
+    AttributeError."""
     module, _, attribute = reference.partition(":")
     return getattr(import_module(module), attribute)
 
 
 def load_entry_point(group: str, name: str) -> Any:
-    """The object that the entry point `name` in `group` loads. Raises KeyError where no package
-    offers `name`."""
+    """Load the entry point `name` of `group` and return its object. Raises KeyError where no
+    package offers it."""
     point = find_entry_point(group, name)
     if point is None:
         raise KeyError(name)
@@ -30,12 +31,13 @@ def load_entry_point(group: str, name: str) -> Any:
 
 
 def list_entry_points(group: str) -> list[str]:
-    """Sorted names of the entry points in `group`."""
+    """Return the sorted names of the entry points in `group`."""
     return sorted({point.name for point in entry_points(group=group)})
 
 
 def find_entry_point(group: str, name: str) -> EntryPoint | None:
-    """The entry point `name` of `group`, or None. Raises RecipeError for two of that name."""
+    """Return the entry point `name` of `group`, or None. Raises RecipeError where two packages
+    offer it."""
     points = list(entry_points(group=group, name=name))
     if len(points) > 1:
         owners = ", ".join(sorted(p.dist.name if p.dist else p.value for p in points))
@@ -48,8 +50,9 @@ def find_entry_point(group: str, name: str) -> EntryPoint | None:
 
 
 def record_code(group: str, name: str) -> dict[str, str]:
-    """{"record of NAME": digest of the entry point's module, "version of NAME": version of its
-    distribution}, for the key of a step that uses the record; {} without such an entry point."""
+    """Return {"record of NAME": digest of the entry point's module, "version of NAME": version of
+    its distribution}, for the key of a step that uses the record. {} without such an entry
+    point."""
     point = find_entry_point(group, name)
     if point is None:
         return {}

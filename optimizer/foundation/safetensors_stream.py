@@ -80,9 +80,12 @@ def write_known(
     path: Path,
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Write the same bytes as `write` without a spool, from names, dtypes and shapes given first.
+    """Write the same bytes as `write` without a spool file, because names, dtypes and shapes are
+    known.
 
-    read: called once for each name, in the file's order
+    specs: {name: (dtype, shape)}
+    read: function that returns a tensor; called once for each name, in the file's order
+    metadata: "__metadata__" of the header; None: no such entry
 
     Needs the size of the tensors on disk. Raises ValueError when a tensor differs from its spec.
     """

@@ -19,10 +19,10 @@ FOLDER = Path(__file__).parents[1]  # of the package
 
 @cache
 def digest_sources(module: str, own: bool = False) -> str:
-    """sha256 of the sources of `module` and, transitively, of the modules of this package that it
-    imports, also inside functions; "" for a module of another package.
+    """Return the sha256 of the sources of `module` and, transitively, of the modules of this
+    package that it imports, also inside functions; "" for a module of another package.
 
-    own: digest a module of another package too, with its imports of that package
+    own: True: also digest a module of another package, with its imports of that package
     """
     packages = {PACKAGE, _top(module)} if own else {PACKAGE}
     if _top(module) not in packages:
@@ -54,7 +54,8 @@ def _file(module: str) -> Path | None:
 
 @cache
 def _own_file(module: str) -> Path | None:
-    """File of a module of this package, by its name: find_spec would import the packages above."""
+    """Return the file of a module of this package; None for other modules. The path is derived from
+    the name, because find_spec would import the parent packages."""
     path = FOLDER.joinpath(*module.split(".")[1:])
     files = (path / "__init__.py", path.with_name(f"{path.name}.py"))
     return next((file for file in files if file.is_file()), None)
@@ -62,9 +63,10 @@ def _own_file(module: str) -> Path | None:
 
 @cache
 def _imports(module: str, file: Path, source: bytes) -> list[str]:
-    """Names that may be modules: `from a import b` gives both a and a.b.
+    """Return the names that a source imports and that may be modules: `from a import b` gives a and
+    a.b.
 
-    Cached, because many digests share modules and parsing one is the slow part.
+    Cached, because many digests share modules, and parsing one is the slow part.
     """
     names: list[str] = []
     if file.suffix != ".py":  # compiled: only its bytes are digested
@@ -83,8 +85,8 @@ def _imports(module: str, file: Path, source: bytes) -> list[str]:
 
 
 def _statements(tree: ast.AST) -> Iterator[ast.AST]:
-    """Every statement, at any depth. Expressions hold no statements, so only a sixth of the nodes
-    is visited."""
+    """Yield every statement, at any depth. Expressions contain no statements, so only a sixth of
+    the nodes is visited."""
     waiting = [tree]
     while waiting:
         node = waiting.pop()

@@ -24,7 +24,7 @@ NEIGHBOURS = re.compile(r"([1-9][0-9]?):([1-9][0-9]?)")
 
 @dataclass(frozen=True)
 class Pattern:
-    """A pattern of zeros.
+    """Pattern of zeros in a weight matrix.
 
     kept, of: N and M of N:M; both 0 for an unstructured pattern
     amount: share of zeros in each row of an unstructured pattern
@@ -46,7 +46,8 @@ class Pattern:
 
     @classmethod
     def parse(cls, text: str) -> Pattern:
-        """Parse str() of a pattern. Raises ValueError where `text` is not one."""
+        """Build a pattern from its text, as str() gives it. Raises ValueError for any other
+        text."""
         numbers = NEIGHBOURS.fullmatch(text)
         if numbers:
             return cls(kept=int(numbers[1]), of=int(numbers[2]))
@@ -67,21 +68,23 @@ class Pattern:
         return self.of or 1
 
     def divides(self, inputs: int) -> bool:
-        """True where M divides `inputs`, and for an unstructured pattern."""
+        """Return True where M divides `inputs`, and for every unstructured pattern."""
         return not self.of or inputs % self.of == 0
 
     def group(self, inputs: int) -> int:
-        """Number of weights that are compared with each other: M, or for unstructured `inputs`."""
+        """Return the number of weights that are compared with each other: M, or for an unstructured
+        pattern `inputs`."""
         return self.of or inputs
 
     def zeros(self, inputs: int) -> int:
-        """Number of zeros in each group."""
+        """Return the number of zeros in each group."""
         if self.of:
             return self.of - self.kept
         return math.floor(self.amount * inputs + 1e-9)
 
     def grouped(self, values: Tensor) -> Tensor:
-        """values (out, in) as (out, groups, group). Raises ValueError unless M divides inputs."""
+        """Reshape values (out, in) to (out, groups, group). Raises ValueError unless M divides
+        `in`."""
         out, inputs = values.shape
         if not self.divides(inputs):
             raise ValueError(f"pattern {self}: {self.of} does not divide {inputs} inputs")

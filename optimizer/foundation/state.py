@@ -89,7 +89,7 @@ STATIC: frozenset[Activations] = frozenset({"tensor", "float8 tensor", "float4 g
 
 @dataclass(frozen=True)
 class Range:
-    """The real interval that the 256 integers of a quantized activation cover.
+    """Real interval that the 256 integers of a quantized activation cover.
 
         q = clamp(round(x / scale) + zero_point, 0, 255)      value = (q - zero_point) * scale
 
@@ -108,7 +108,8 @@ class Range:
 
     @classmethod
     def symmetric(cls, absmax: float) -> Range:
-        """The range whose zero point is 128 and whose integer 255 stands for at least absmax."""
+        """Return the range whose zero point is 128 and whose integer 255 stands for at least
+        absmax."""
         scale = _grid(absmax / 127.0)
         return cls(-128 * scale, 127 * scale)
 
@@ -119,24 +120,24 @@ class Range:
 
     @property
     def zero_point(self) -> int:
-        """The integer that stands for 0, in 0..255."""
+        """Integer that stands for 0, in 0..255."""
         return min(255, max(0, round(-self.low / self.scale)))
 
     @cached_property
     def float8_scale(self) -> float:
-        """Scale, on the grid, with which E4M3 values cover the range."""
+        """Scale, on the scale grid, with which E4M3 values cover the range."""
         return _grid(max(-self.low, self.high) / float8.LARGEST)
 
     @property
     def float4_global_scale(self) -> float:
-        """Number by which scales of NVFP4 inputs are multiplied before they are rounded to E4M3,
+        """Number by which scales of NVFP4 inputs are multiplied before they are rounded to E4M3:
         the largest power of two with which they cover the range."""
         largest = max(-self.low, self.high, self.scale)
         return float(2.0 ** math.floor(math.log2(float4.LARGEST * float8.LARGEST / largest)))
 
     @property
     def offset(self) -> float:
-        """The offset of a runtime without zero points, see the class."""
+        """Offset for a runtime without zero points, by the formula of the class."""
         return (128 - self.zero_point) * self.scale
 
 
@@ -145,23 +146,23 @@ def _grid(scale: float) -> float:
 
 
 def weight_name(module: str) -> str:
-    """The name of a module's weight, "<module>.weight"."""
+    """Return the name of a module's weight, "<module>.weight"."""
     return f"{module}.weight"
 
 
 def input_name(module: str) -> str:
-    """The site of a module's input, "<module>:input"."""
+    """Return the name of a module's input in a state, "<module>:input"."""
     return f"{module}:input"
 
 
 def owner_of(name: str) -> str:
-    """The module's name in the name of its weight or of its input's site."""
+    """Return the module's name from the name of its weight or of its input."""
     return name.removesuffix(".weight").removesuffix(":input")
 
 
 @dataclass(frozen=True)
 class Note:
-    """A note for the reader of the report: a fallback, or a module left in float."""
+    """Note for the report: a fallback, or a module left in float."""
 
     module: str
     what: str  # "float" | "fallback" | "weight-only"
@@ -170,7 +171,8 @@ class Note:
 
 @dataclass(frozen=True)
 class CompressedState:
-    """Result of compression; its mappings may open tensors one by one (see read)."""
+    """Result of compression, independent of any runtime; its mappings may read tensors from disk
+    one by one (see `read`)."""
 
     weights: Mapping[str, QTensor]
     replaced: Mapping[str, Tensor] = field(default_factory=dict)
@@ -187,30 +189,32 @@ class CompressedState:
 
     @property
     def summands(self) -> dict[str, Range]:
-        """{identity in front of a residual add, a product of attention or a KV cache: range}."""
+        """{identity: range} of quantized tensors that are not inputs of a quantized module:
+        operands of residual adds, of products in an attention, and of a KV cache."""
         ranges = ((owner_of(site), covered) for site, covered in self.ranges.items())
         return {name: r for name, r in ranges if weight_name(name) not in self.weights}
 
     def scheme(self, parameter: str) -> Scheme:
-        """The scheme of a quantized parameter, whose integers are not read from their file."""
+        """Return the scheme of a quantized parameter, without reading its integers from disk."""
         if isinstance(self.weights, _LazyWeights):
             return self.weights.scheme(parameter)
         return self.weights[parameter].scheme
 
     def weight_of(self, module: str) -> QTensor:
-        """The quantized weight of a module. Raises KeyError where the weight is not quantized."""
+        """Return the quantized weight of a module. Raises KeyError for a module without one."""
         return self.weights[weight_name(module)]
 
     def range_of(self, module: str) -> Range | None:
-        """The static range of a module's input, or None."""
+        """Return the static range of a module's input; None without one."""
         return self.ranges.get(input_name(module))
 
     def factor_of(self, module: str) -> Tensor | None:
-        """The factor (in,) of a module's input before quantization, or None."""
+        """Return the factor (in,) that multiplies a module's input before quantization; None
+        without one."""
         return self.factors.get(input_name(module))
 
     def pattern_of(self, parameter: str) -> Pattern | None:
-        """The pattern of zeros of a pruned parameter, or None."""
+        """Return the sparsity pattern of a parameter; None for one that is not pruned."""
         text = self.sparsity.get(parameter)
         return None if text is None else Pattern.parse(text)
 
@@ -220,7 +224,7 @@ class CompressedState:
         return [p for p in self.sparsity if p not in self.weights]
 
     def to(self, device: torch.device) -> CompressedState:
-        """The state with every tensor read and on a device."""
+        """Return the state with every tensor read from disk and moved to a device."""
         return replace(
             self,
             weights={name: q.to(device) for name, q in self.weights.items()},
@@ -229,13 +233,15 @@ class CompressedState:
         )
 
     def activations_of(self, module: str) -> Activations:
-        """Quantization of the module's input: `activations`, or None if a note says weight-only."""
+        """Return the kind of quantization of the module's input: `activations`, or None if a note
+        calls the module weight-only."""
         only = any(n.module == module and n.what == "weight-only" for n in self.notes)
         return None if only else self.activations
 
 
 def _check_pattern(parameter: str, q: QTensor | Tensor, text: str | None) -> None:
-    """Raise ValueError for a weight other than zero that the parameter's pattern forbids."""
+    """Raise ValueError where a weight is not zero at a place where the parameter's pattern requires
+    zero."""
     if text is None:
         return
     problem = describe_violation(
@@ -251,7 +257,7 @@ def pack_nibbles(integers: Tensor) -> Tensor:
 
 
 def unpack_nibbles(packed: Tensor, inputs: int) -> Tensor:
-    """The inverse of pack_nibbles for `inputs` columns."""
+    """Invert pack_nibbles for `inputs` columns."""
     return torch.from_numpy(packing.unpack4_rows(packed.numpy(), inputs))
 
 
@@ -262,7 +268,8 @@ def _packed(q: QTensor) -> Tensor:
 
 
 def tensors_of(parameter: str, q: QTensor) -> dict[str, Tensor]:
-    """Entries of one quantized parameter in tensors.safetensors, by the byte specification."""
+    """Return {entry: tensor} of one quantized parameter in tensors.safetensors, by the byte
+    specification."""
     entries = {
         f"{parameter}.codes": _packed(q),
         f"{parameter}.scale": q.scale,
@@ -273,9 +280,9 @@ def tensors_of(parameter: str, q: QTensor) -> dict[str, Tensor]:
 
 
 def write(state: CompressedState, folder: Path) -> None:
-    """Write the two files into an existing folder, streaming: one tensor in memory at a time.
+    """Write the two files into an existing folder, with one tensor in memory at a time.
 
-    Raises ValueError for a parameter that its pattern of sparsity forbids.
+    Raises ValueError for a parameter that does not have its sparsity pattern.
     """
     from optimizer.foundation import safetensors_stream
 
@@ -310,13 +317,15 @@ def write(state: CompressedState, folder: Path) -> None:
 
 
 def scheme_entry(scheme: Scheme, inputs: int) -> dict[str, object]:
+    """Return the entry of `schemes` in state.json for a weight with `inputs` columns."""
     entry = asdict(scheme) | {"inputs": inputs}
     defaults: dict[str, object] = {"full_range": False, "type": "int"}
     return {k: v for k, v in entry.items() if k not in defaults or v != defaults[k]}
 
 
 def scheme_of(entry: Mapping[str, Any]) -> Scheme:
-    """The scheme of an entry of `schemes` in state.json. Raises ValueError as Scheme does."""
+    """Return the scheme that an entry of `schemes` in state.json describes. Raises ValueError as
+    Scheme does."""
     bits, symmetric, granularity, group_size = (
         entry[k] for k in ("bits", "symmetric", "granularity", "group_size")
     )

@@ -1,4 +1,4 @@
-"""Verdict of a gate, a target or a run, and the verdict of several."""
+"""Verdicts (pass, inconclusive, fail) of gates, targets and runs, and their combination."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ Verdict = Literal["pass", "fail", "inconclusive"]
 
 
 def worst(verdicts: Iterable[object]) -> Verdict:
-    """The worst of several verdicts: fail (an unknown verdict too), then inconclusive, then pass.
+    """Return the worst of several verdicts: fail (an unknown verdict counts as fail), then
+    inconclusive, then pass.
 
-    Raises OptimizeError for no verdicts: nothing judged is not a pass.
+    Raises OptimizeError for an empty list, because a run in which nothing was judged has not
+    passed.
     """
     distinct = set(verdicts)
     if not distinct:

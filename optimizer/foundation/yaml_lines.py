@@ -33,7 +33,8 @@ WORD, MERGE = "tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"
 
 
 class Loader(yaml.SafeLoader):
-    """Reads 1e-3 as a number, as YAML 1.2 does; to YAML 1.1 it is a string without a point."""
+    """YAML loader that reads 1e-3 as a number, as YAML 1.2 does; in YAML 1.1 it is a string, for
+    lack of a point."""
 
 
 Loader.add_implicit_resolver(
@@ -45,26 +46,27 @@ Loader.add_implicit_resolver(
 
 @dataclass
 class Lines:
-    """{path in the document: "file:line"}."""
+    """Places of a document's values: {path in the document: "file:line"}."""
 
     file: str
     _at: dict[Loc, str] = field(default_factory=dict)
 
     def note(self, loc: Loc, where: str) -> None:
+        """Record the place of the value at `loc`."""
         self._at[loc] = where
 
     @property
     def sections(self) -> set[str]:
-        """The top-level keys."""
+        """Top-level keys of the document."""
         return {str(loc[0]) for loc in self._at if loc}
 
     def graft(self, prefix: Loc, other: Lines) -> None:
-        """Add the lines of a file included at `prefix`."""
+        """Add the places of a file that is included at the path `prefix`."""
         for loc, where in other._at.items():
             self._at[prefix + loc] = where
 
     def where(self, loc: Loc) -> str:
-        """Place "file:line" of `loc`, or of the nearest section that contains it; else the file."""
+        """Return "file:line" of `loc` or of the nearest section that contains it; else the file."""
         while loc and loc not in self._at:
             loc = loc[:-1]
         return self._at.get(loc, self.file)
@@ -110,7 +112,7 @@ def _compose(text: str, where: str, numbered: bool) -> yaml.Node | None:
 
 
 def _count(text: str, at: Any) -> None:
-    """Refuse a document with too many events or levels, before any of it is built."""
+    """Refuse a document with too many YAML events or levels, before any value is built."""
     depth = 0
     for count, event in enumerate(yaml.parse(text, Loader=Loader)):
         depth += isinstance(event, yaml.CollectionStartEvent)
@@ -205,7 +207,8 @@ def _kind(tag: str) -> str:
 
 
 def _construct(node: yaml.Node, where: str) -> Any:
-    """The value of a node. Each alias gets a copy, so that changing one leaves the others."""
+    """Return the value of a node. Each alias gets a copy, so that changing one leaves the
+    others."""
     loader = Loader("")
     try:
         return json.loads(json.dumps(loader.construct_document(node)))

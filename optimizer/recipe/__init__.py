@@ -1,1 +1,1 @@
-"""Sections of a recipe: keys, types, bounds and defaults. Defaults are defined nowhere else."""
+"""Sections of a recipe: keys, types, bounds and defaults. Defaults are defined only here."""

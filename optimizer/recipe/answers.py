@@ -1,6 +1,6 @@
 """Sections `model.answers` of question answering and `model.zero_shot` of zero-shot classification.
 
-Their names and defaults are those of transformers' pipelines (of question answering, version 4's).
+Keys and defaults are those of transformers' pipelines (for question answering, version 4's).
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ WINDOW, SHARED = 384, 128  # maximum tokens of a window, and that two windows sh
 
 
 class SpanAnswers(Section):
+    """Search for the answer to a question in its context."""
+
     doc_stride: int | None = Field(
         None,
         ge=0,
@@ -37,12 +39,17 @@ class SpanAnswers(Section):
     top_k: int = Field(1, ge=1, le=1000, description="number of answers")
 
     def settings(self, max_length: int) -> SpanSettings:
-        """The contract's section. max_length: tokens of a window."""
+        """Return the contract's section about answers.
+
+        max_length: tokens of a window
+        """
         stride = min(max_length // 2, SHARED) if self.doc_stride is None else self.doc_stride
         return SpanSettings(stride, self.max_answer_len, self.handle_impossible_answer, self.top_k)
 
 
 class ZeroShot(Section):
+    """Labels of zero-shot classification, and the sentence that each one is put into."""
+
     candidate_labels: tuple[Pattern, ...] = Field(
         min_length=1,
         max_length=1000,
@@ -74,7 +81,7 @@ class ZeroShot(Section):
 
 
 def check_zero_shot(task: tasks.Task, section: ZeroShot | None) -> None:
-    """Raise ValueError for an option that belongs to another kind of input."""
+    """Raise ValueError where labels_of_requests is given for a task on texts; it is for images."""
     if section is not None and section.labels_of_requests and not task.names_labels:
         raise ValueError(
             "model.zero_shot.labels_of_requests is for images; a request to a model of texts may "
@@ -83,8 +90,8 @@ def check_zero_shot(task: tasks.Task, section: ZeroShot | None) -> None:
 
 
 def split_template(template: str) -> list[str]:
-    """Split a template of the recipe at the places of the query and the document; returns the three
-    parts. Raises ValueError unless each stands in it once, in this order."""
+    """Split a template at its places {query} and {document}; return the three parts. Raises
+    ValueError unless each place occurs once, in this order."""
     before, first, rest = template.partition(SLOTS[0])
     between, second, after = rest.partition(SLOTS[1])
     if not (first and second) or any(template.count(slot) != 1 for slot in SLOTS):
@@ -93,10 +100,10 @@ def split_template(template: str) -> list[str]:
 
 
 def check(task: tasks.Task, keys: Collection[str], sections: Collection[str]) -> None:
-    """Raise ValueError for keys and sections that do not suit the task.
+    """Raise ValueError for keys and sections of the recipe that do not suit the task.
 
-    keys: present keys of `model` that belong to some tasks
-    sections: present ones among reduce, qat and slo
+    keys: task-specific keys that `model` has
+    sections: those of reduce, qat and slo that the recipe has
     """
     for name in keys:
         section = SECTIONS.get(name, name)

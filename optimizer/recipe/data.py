@@ -1,4 +1,4 @@
-"""Data sets that a recipe names, and the calibrate section."""
+"""Sections that describe data sets: DataSpec, and `calibrate`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from optimizer.foundation.sections.section import Section
 
 
 class DataSpec(Section):
-    """Rows of a data set, named so exactly that two machines read the same rows.
+    """Data set of a recipe, named so exactly that two machines read the same rows.
 
     Written inline in a recipe or in a separate file (calibration/*.yaml).
     """
@@ -102,6 +102,8 @@ class DataSpec(Section):
 
 
 class Calibrate(Section):
+    """Calibration data: texts or images from which methods measure activations."""
+
     data: DataSpec
     samples: int = Field(
         256,

@@ -1,5 +1,5 @@
-"""Sections about vectors. `embeddings`: forms of vectors that a bundle gives, and the search that
-proves them; `texts`: the side of texts of a bundle that embeds images and texts."""
+"""Sections `embeddings` (quantized or shorter vectors that a bundle can return, and the search test
+that gates them) and `texts` (the text encoder of a bundle that embeds images and texts)."""
 
 from __future__ import annotations
 
@@ -74,24 +74,26 @@ class Embeddings(Section):
         return self
 
     def margin(self, name: str, size: int) -> float:
-        """max_drop of a type at a number of dimensions."""
+        """Return the max_drop that applies to a type at a number of dimensions."""
         if not isinstance(self.max_drop, dict):
             return self.max_drop
         return self.max_drop.get(f"{name}.{size}", self.max_drop.get(name, MARGIN))
 
     @property
     def types(self) -> tuple[str, ...]:
+        """Chosen types, as a tuple also where the recipe names one."""
         return (self.type,) if isinstance(self.type, str) else tuple(self.type)
 
     @property
     def ranged(self) -> bool:
-        """True where a type needs the ranges of numbers."""
+        """True where a type needs the value range of each dimension, measured on the texts of
+        calibrate.data."""
         return any(TYPES[name].ranged for name in self.types)
 
 
 class Texts(Section):
-    """Side of texts of a pair whose images are the recipe's model. It is compressed, judged and
-    packaged like a model of its own, into folder `texts` of the bundle."""
+    """Text encoder of an image-text model whose image encoder is the recipe's model. It is
+    compressed, judged and packaged like a model of its own, into folder `texts` of the bundle."""
 
     calibrate: Calibrate | None = None
     quantize: Quantize = Quantize()
@@ -102,7 +104,10 @@ class Texts(Section):
 
 
 def check_texts(section: Texts | None, task: Task, normalize: bool | None) -> None:
-    """Raise ValueError where the section and the task do not agree. normalize: model.normalize"""
+    """Raise ValueError where the section `texts` is missing for its task, or given for another.
+
+    normalize: value of model.normalize
+    """
     if task.reads_texts and normalize is False:
         raise ValueError(
             f"model.normalize is false, and vectors of task {task.name} are of unit length; "
@@ -121,7 +126,8 @@ def check_texts(section: Texts | None, task: Task, normalize: bool | None) -> No
 
 
 def check(section: Embeddings, task: Task, calibrate: Calibrate | None) -> None:
-    """Raise ValueError for a task without sentence embeddings, and for ranges without texts."""
+    """Raise ValueError where the task gives no sentence embeddings, and where int8 or uint8 vectors
+    have no calibration texts for their ranges."""
     if "embedding" not in task.optional or task.weighs:
         raise ValueError(
             f"embeddings is for task sentence-embedding, and the task is {task.name}; remove it, "

@@ -76,8 +76,8 @@ def read_with_lines(path: Path, overrides: Sequence[str] = ()) -> tuple[Recipe, 
 def read_valid_parts(
     path: Path, overrides: Sequence[str]
 ) -> tuple[Model | None, list[DataSpec], Lines]:
-    """Return the model and the data sets that the schema accepts, of a recipe that it refuses, and
-    the lines of its values.
+    """Return (model, data sets, lines) of a recipe that the schema refuses, with the sections that
+    are valid by themselves; None for an invalid model.
 
     Raises RecipeError for a file or an override that cannot be read.
     """
@@ -88,8 +88,8 @@ def read_valid_parts(
 
 
 def read_as_written(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the recipe's values as its file has them, with overrides: data specs by name, relative
-    paths as they stand."""
+    """Return the recipe's values as its file states them, with overrides. Data specs stay file
+    names, and relative paths stay relative."""
     document, lines = read_yaml(path)
     for override in overrides:
         _override(document, override, lines)
@@ -149,12 +149,13 @@ def _set_base(section: Any, folder: Path, lines: Lines, loc: tuple[str, ...]) ->
 
 
 def _list(value: Any) -> list[Any]:
-    """Return a list as it is, and [] for any other value."""
+    """Return the value if it is a list, else []."""
     return value if isinstance(value, list) else []
 
 
 def _place_addresses(document: dict[str, Any], start: Callable[..., Path]) -> None:
-    """Rewrite folders among addresses as seen from the current folder: of `publish`, and of npm."""
+    """Rewrite folders among the addresses of `publish`, and the folder of npm, relative to the
+    current folder."""
 
     def is_relative(folder: str) -> bool:
         return bool(folder.strip()) and "://" not in folder and not os.path.isabs(folder)
@@ -173,7 +174,7 @@ def _place_addresses(document: dict[str, Any], start: Callable[..., Path]) -> No
 
 @contextmanager
 def locate_errors(lines: Lines) -> Iterator[None]:
-    """Put file:line before the `where` of an error that names a path of the recipe."""
+    """Inside, put file:line before the `where` of an error that names a path of the recipe."""
     try:
         yield
     except OptimizeError as e:
@@ -195,7 +196,8 @@ def _locate(error: OptimizeError, lines: Lines) -> OptimizeError:
 
 
 def _is_of_the_recipe(keys: Sequence[str], lines: Lines) -> bool:
-    """Return True for a path of a field, False for a module of a decoder ("model.layers")."""
+    """Return True where `keys` are a path in the recipe; False for a module of a model
+    ("model.layers")."""
     if keys[0] not in lines.sections:
         return False
     if len(keys) == 1 or keys[0] != "model":
@@ -204,7 +206,7 @@ def _is_of_the_recipe(keys: Sequence[str], lines: Lines) -> bool:
 
 
 def _override(document: dict[str, Any], override: str, lines: Lines) -> tuple[Any, ...]:
-    """Set one value, and its line; return its path."""
+    """Set the value of one override and record its line; return its path."""
     where, equals, text = override.partition("=")
     keys = where.split(".")
     if not equals or not all(keys):
@@ -235,7 +237,7 @@ def _override(document: dict[str, Any], override: str, lines: Lines) -> tuple[An
 
 
 def _is_number(key: str) -> bool:
-    """Return True for ASCII digits; isdigit alone also accepts superscripts."""
+    """Return True for ASCII digits; str.isdigit also accepts superscripts."""
     return key.isascii() and key.isdigit() and len(key) < 10
 
 
@@ -252,14 +254,14 @@ def _short(override: str) -> str:
 
 
 def _further_sets(document: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Return the data fields of every section validate.also and of model.adapters.sources, one per
+    """Return the paths of the data fields in validate.also and in model.adapters.sources, one per
     name."""
     parts = [("validate", "also"), ("texts", "validate", "also"), ("model", "adapters", "sources")]
     return [(*part, name, "data") for part in parts for name in _mapping(_at(document, part))]
 
 
 def _mapping(value: Any) -> dict[str, Any]:
-    """Return a mapping as it is, and {} for any other value."""
+    """Return the value if it is a mapping, else {}."""
     return value if isinstance(value, dict) else {}
 
 
@@ -290,9 +292,9 @@ def _inline_data(
 
 
 def _causes(error: ValidationError) -> list[Any]:
-    """Return the problems without those that follow from another: of a section that contains it, or
-    of a default that needs the other fields. Misspelt keys come first, because each also makes the
-    right one missing."""
+    """Return the problems that do not follow from another one, such as those of a section around
+    the faulty value, or of a default that needs it. Misspelt keys come first, because each also
+    makes the right key missing."""
     problems: dict[Any, Any] = {}
     for problem in error.errors():
         if problem["type"] != "default_factory_not_called":

@@ -22,7 +22,7 @@ AdapterName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,59}$")
 
 
 class HotAdapter(Section):
-    """An adapter that requests choose, and the texts that judge it."""
+    """Adapter that requests can choose, and the texts that judge it."""
 
     source: Pattern = Field(description="folder or hub id of a LoRA adapter of peft")
     data: DataSpec | None = Field(
@@ -33,7 +33,8 @@ class HotAdapter(Section):
 
 
 def _or_source(schema: dict[str, Any]) -> None:
-    """Let the schema of {name: section} take its source alone, as recipe/file.py does."""
+    """Extend the JSON schema of {name: section} so that a string, the source alone, is accepted for
+    a section, as recipe/file.py does."""
     for pattern, section in schema["patternProperties"].items():
         schema["patternProperties"][pattern] = {"anyOf": [{"type": "string"}, section]}
 
@@ -181,22 +182,24 @@ class Model(Section):
 
     @property
     def merged(self) -> tuple[str, ...] | None:
-        """Adapters to merge; None: one that lies beside the weights."""
+        """Adapters to merge into the model; None: an adapter beside the weights, if there is
+        one."""
         return () if isinstance(self.adapters, HotAdapters) else self.adapters
 
     @property
     def hot(self) -> dict[str, str]:
-        """{name: folder or hub id} of the adapters that are kept apart."""
+        """{name: folder or hub id} of the adapters that stay apart from the model."""
         return {name: one.source for name, one in self._kept_apart.items()}
 
     @property
     def adapter_data(self) -> dict[str, DataSpec | None]:
-        """{name: texts that judge it} of these adapters; None: those of validate.data."""
+        """{name: texts that judge it} of the adapters that stay apart; None: those of
+        validate.data."""
         return {name: one.data for name, one in self._kept_apart.items()}
 
     @property
     def without_data(self) -> Model:
-        """Section without texts that judge adapters, which the load stage does not read."""
+        """Section without the texts that judge adapters, which stage load does not read."""
         if not isinstance(self.adapters, HotAdapters):
             return self
         sources = {name: HotAdapter(source=source) for name, source in self.hot.items()}
@@ -205,14 +208,15 @@ class Model(Section):
 
     @property
     def side_of_texts(self) -> Model | None:
-        """Section of the model that reads the labels of requests; None without them."""
+        """Section of the text encoder that reads the labels of requests to a zero-shot classifier
+        of images; None if requests bring no labels."""
         if self.zero_shot is None or not self.zero_shot.labels_of_requests:
             return None
         return self.of_texts
 
     @property
     def of_texts(self) -> Model:
-        """Section of the side of texts of the same pair, with vectors of unit length."""
+        """Section of the text encoder of the same image-text model, with vectors of unit length."""
         other = {"task": sentence_embedding.TASK.name, "zero_shot": None, "normalize": True}
         return self.model_copy(update=other)
 

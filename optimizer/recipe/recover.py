@@ -140,7 +140,7 @@ class Learning(Section):
 
 
 class Recover(Learning):
-    """Recovery of a reduced model: it learns from the model it came from."""
+    """Training of a reduced model on the outputs of the model it was made from."""
 
     PLACE: ClassVar[str] = "reduce.recover"
 

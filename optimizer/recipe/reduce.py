@@ -46,7 +46,8 @@ class Goal(Section):
 
 
 class Student(Section):
-    """Smaller model with the reference's vocabulary; one without weights is initialised."""
+    """Smaller model with the reference's vocabulary. One without weights gets transformers' initial
+    weights."""
 
     source: Pattern = Field(
         description="hub id | folder | python-package:<name>; a folder needs only config.json"
@@ -60,7 +61,7 @@ class Student(Section):
 
 
 def _named(value: Any) -> Any:
-    """Turn a bare name into a section with that source."""
+    """Turn a name into a section with that source; return other values unchanged."""
     return {"source": value} if isinstance(value, str) else value
 
 
@@ -208,14 +209,15 @@ class Reduce(Section):
 
     @property
     def chosen(self) -> tuple[Method, ...]:
-        """Methods given, else depth or width, as the goal implies; empty for a student."""
+        """Methods of the recipe or, by default, depth or width, as the goal implies; empty for a
+        student."""
         if self.goal is None:
             return ()
         return self.methods or (("depth",) if self.goal.depth is not None else ("width",))
 
     @property
     def measure(self) -> Importance:
-        """Criterion in use; channels support activations and magnitude only."""
+        """Importance criterion in use. Hidden channels support activations and magnitude only."""
         if self.chosen == ("hidden",) and self.importance != "magnitude":
             return "activations"
         return self.importance
@@ -233,7 +235,7 @@ class Reduce(Section):
 
     @property
     def calibrated(self) -> bool:
-        """True where a criterion needs calibration data."""
+        """True where a criterion reads calibration data."""
         if self.goal is None:
             return False
         by_weights = self.importance == "magnitude"

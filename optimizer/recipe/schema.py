@@ -1,6 +1,6 @@
 """Recipe: the whole YAML as frozen pydantic models, and the rules that relate its sections.
 
-`recipe.file.read` reads one from YAML; `schema()` is the JSON schema for editors.
+`recipe.file.read` reads one from YAML; `build_json_schema` returns the JSON schema for editors.
 """
 
 from __future__ import annotations
@@ -97,6 +97,8 @@ __all__ = [
 
 
 class Package(Section):
+    """Settings of the bundle."""
+
     RENAMED: ClassVar[Mapping[str, str]] = {
         "formats": "targets: [{runtime: compressed-tensors}]",
         "float": "targets: [{runtime: compressed-tensors, float: ...}]",
@@ -108,7 +110,11 @@ class Package(Section):
 
 
 class Packaging(Section):
-    """Section that the package stage reads. recipe: as resolved, for the manifest."""
+    """Section that the package stage reads.
+
+    recipe: the recipe with all defaults, for the manifest
+    left_out: targets that were dropped
+    """
 
     name: str
     recipe: Recipe
@@ -117,8 +123,10 @@ class Packaging(Section):
 
 
 def _quantize(before: dict[str, Any]) -> Quantize:
-    """Return the default of `quantize`: round-to-nearest, or no rounding where `before`, the fields
-    validated earlier, has sparsity."""
+    """Return the default of `quantize`: round-to-nearest or, with sparsity, no quantization.
+
+    before: {key: value} of the fields validated earlier
+    """
     if before.get("sparsity") is None:
         return Quantize()
     return Quantize(method=methods.UNROUNDED.name)
@@ -333,8 +341,8 @@ class Recipe(Section):
 
     @property
     def side_of_texts(self) -> Recipe | None:
-        """Recipe of the side of texts; None without `texts`. Raises ValidationError where such a
-        recipe is refused."""
+        """Recipe of the text encoder of an image-text model; None without section `texts`. Raises
+        ValidationError where that recipe is refused."""
         if self.texts is None:
             return None
         return Recipe(
@@ -363,8 +371,8 @@ class Recipe(Section):
 
     @property
     def latencies(self) -> Latencies | None:
-        """Section of the latencies stage; None without goal.latency_gain. Without the options that
-        choose units, which do not affect latency."""
+        """Section of the latencies stage; None without goal.latency_gain. Options that choose units
+        are removed, because they do not affect latency."""
         chosen = self.reduce
         if chosen is None or chosen.latency_gain is None:
             return None
@@ -413,6 +421,7 @@ class Recipe(Section):
 
     @property
     def compression(self) -> Compression:
+        """Section of the compress stage."""
         return Compression(
             calibrate=self.calibrate,
             quantize=self.quantize,
@@ -422,6 +431,7 @@ class Recipe(Section):
         )
 
     def validation(self, target: TargetSection) -> Validation:
+        """Return the section of the validate stage for one target."""
         texts = self.side_of_texts
         return Validation(
             validate=self.validate_,
@@ -445,12 +455,13 @@ class Recipe(Section):
 
     @property
     def packaging(self) -> Packaging:
+        """Section of the package stage."""
         return Packaging(name=self.name, recipe=self.bundled, package=self.package)
 
     @property
     def bundled(self) -> Recipe:
-        """The recipe as a bundle records it: without `publish`, `slo` and `search`, which do not
-        affect its files."""
+        """Recipe as a bundle records it: without `publish`, `slo` and `search`, which do not affect
+        its files."""
         return self.model_copy(update={"publish": (), "slo": None, "search": None})
 
 

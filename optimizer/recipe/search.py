@@ -1,5 +1,5 @@
-"""Section `search`: the variants of a model that `optimize search` tries (candidates), and how it
-judges them."""
+"""Section `search`: variants of a model that `optimize search` tries, and the rules for judging
+them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ making and answering."""
 
 
 def _listed(value: Any) -> Any:
-    """Return a method's name as a tuple of one; several are applied in order."""
+    """Return one method's name as a tuple, and a list of names, applied in order, as a tuple."""
     if isinstance(value, str):
         return (value,)
     return tuple(value) if isinstance(value, list) else value
@@ -30,7 +30,8 @@ Methods = Annotated[tuple[MethodName, ...], BeforeValidator(_listed), Field(min_
 
 
 class Over(Section):
-    """Choices of a search. An absent one is what the targets and the model admit."""
+    """Options that a search varies. An absent one takes every value that the targets and the model
+    allow."""
 
     method: tuple[Methods, ...] | None = Field(
         None,
@@ -82,7 +83,7 @@ class Over(Section):
 
 
 class Constraints(Section):
-    """Limits on the candidate that is found."""
+    """Limits that the candidate found must meet."""
 
     max_drop: Limit | None = Field(
         None,
@@ -105,6 +106,8 @@ class Constraints(Section):
 
 
 class Budget(Section):
+    """Limits on the duration of a search."""
+
     hours: float = Field(
         2.0,
         gt=0,
@@ -116,16 +119,19 @@ class Budget(Section):
 
     @property
     def seconds(self) -> float:
-        """hours in seconds."""
+        """`hours` in seconds."""
         return self.hours * HOUR
 
     @property
     def seconds_of_timing(self) -> float:
-        """Seconds in which one trial is to be surely faster or slower than the best so far."""
+        """Maximum seconds for deciding that one trial is faster or slower than the best one so
+        far."""
         return self.seconds / (TIMED_SHARE * self.trials)
 
 
 class Search(Section):
+    """Search for the variant that minimises the objective within the constraints."""
+
     over: Over = Over()
     objective: Literal["latency", "size", "quality"] = Field(
         "latency",
@@ -151,15 +157,15 @@ class Search(Section):
 
     @property
     def timed(self) -> bool:
-        """True where the objective or a constraint needs times."""
+        """True where the objective or a constraint is a latency."""
         return self.objective == "latency" or self.constraints.p99_ms is not None
 
 
 def check(search: Search, reduce: Reduce | None, others: Sequence[str], *, slo: bool) -> None:
-    """Raise ValueError where a search cannot try variants of this recipe's model.
+    """Raise ValueError where a search cannot vary this recipe's model.
 
-    others: those of the sections qat and sparsity that the recipe has
-    slo: True where it has a section slo
+    others: names of the sections among qat and sparsity that the recipe has
+    slo: True where the recipe has a section slo
     """
     if search.over.server and not slo:
         raise ValueError(

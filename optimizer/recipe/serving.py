@@ -27,8 +27,13 @@ OF_BATCHES = ("rows", "delay_ms", "workers")
 
 
 def solve_mean_requests(least: int, burst: int = 1, confidence: float = 0.95) -> float:
-    """Return the mean number of requests, m, of a run that has `least` or more with probability
-    `confidence`: the number of bursts is Poisson, so m - z sqrt(burst m) = least."""
+    """Return the mean number of requests of a run that contains `least` or more with probability
+    `confidence`.
+
+    burst: requests that arrive together
+
+    The number of bursts is Poisson, so the mean m solves m - z sqrt(burst m) = least.
+    """
     spread = NormalDist().inv_cdf(confidence) * math.sqrt(burst)
     return ((spread + math.sqrt(spread**2 + 4 * least)) / 2) ** 2
 
@@ -92,7 +97,7 @@ class Slo(Section):
 
     @property
     def limits(self) -> dict[str, float]:
-        """{kind of latency, as named in load_test/figures.py: limit in ms}"""
+        """Return {kind of latency, as named in load_test/figures.py: limit in ms}."""
         named = {
             "latency": self.p99_ms,
             "first_token": self.first_token_p99_ms,
@@ -124,7 +129,7 @@ def check(
     task: Task, targets: Sequence[TargetSection], sections: Mapping[str, Section | None]
 ) -> None:
     """Raise ValueError for a field of `serve` or `slo` that does not apply to the task, and for an
-    slo of a bundle that the harness cannot serve.
+    slo where the harness cannot serve the bundle.
 
     sections: {name in the recipe: section}
     """

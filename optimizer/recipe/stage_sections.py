@@ -51,7 +51,8 @@ ADAPTERS = "model.adapters.sources."
 
 
 def name_adapter_place(name: str) -> str:
-    """Path in the recipe of the texts that judge an adapter kept apart."""
+    """Return the path in the recipe of the texts that judge an adapter kept apart from the
+    model."""
     return f"{ADAPTERS}{name}.data"
 
 
@@ -89,7 +90,7 @@ PARTIAL_SUMS = 64
 
 
 class Compress(Section):
-    """Device, memory and arithmetic of the walk over the blocks."""
+    """Device, memory and arithmetic with which compress goes through the blocks."""
 
     device: Device = Field(
         "auto",
@@ -132,22 +133,22 @@ class Compress(Section):
 
     @property
     def memory_bytes(self) -> int:
-        """memory_gb in bytes."""
+        """`memory_gb` in bytes."""
         return int(self.memory_gb * 1e9)
 
     @property
     def chosen_device(self) -> Device:
-        """`device`; cpu with deterministic, whose bytes no GPU gives."""
+        """`device`, or cpu with `deterministic`, because GPUs cannot give the same bytes."""
         return "cpu" if self.deterministic else self.device
 
     @property
     def device_memory_bytes(self) -> int | None:
-        """device_memory_gb in bytes; None without a limit."""
+        """`device_memory_gb` in bytes; None without a limit."""
         return None if self.device_memory_gb is None else int(self.device_memory_gb * 1e9)
 
     @property
     def decided(self) -> Literal["fp32", "bf16"]:
-        """`precision` after auto was resolved (compress/walk/precision.py)."""
+        """`precision`, once auto has been resolved (compress/walk/precision.py)."""
         assert self.precision != "auto"
         return self.precision
 
@@ -177,8 +178,8 @@ class Compress(Section):
 
 
 def reads_activations(quantize: Quantize, sparsity: Sparsity | None) -> bool:
-    """True where quantization or pruning reads activations; otherwise compress leaves `calibrate`
-    unread."""
+    """Return True where quantization or pruning reads activations. Otherwise compress does not read
+    the data of `calibrate`."""
     pruned = sparsity is not None and sparsity.record.calibrated
     return pruned or quantize.activations is not None or quantize.calibrated
 
@@ -194,7 +195,7 @@ class Compression(Section):
 
     @property
     def effective(self) -> Compression:
-        """The section without `calibrate` where nothing reads activations."""
+        """Section without `calibrate`, if no method reads activations."""
         if reads_activations(self.quantize, self.sparsity):
             return self
         return self.model_copy(update={"calibrate": None})
@@ -241,7 +242,10 @@ class Latencies(Section):
 
 
 class Recovery(Section):
-    """Section of the recover stage. data: reduce.recover's; calibrate's where recover names none"""
+    """Section of the recover stage.
+
+    data: data of reduce.recover; by default calibrate's
+    """
 
     recover: Recover
     data: DataSpec
@@ -249,7 +253,10 @@ class Recovery(Section):
 
 
 class QuantizationAware(Section):
-    """Section of the qat stage. data: qat's; calibrate's where qat names none"""
+    """Section of the qat stage.
+
+    data: data of qat; by default calibrate's
+    """
 
     qat: Qat
     data: DataSpec
@@ -278,7 +285,12 @@ class Validation(Section):
 
 
 class LeftOut(Section):
-    """Target with `on_fail: drop` that a stage could not make. target: index in recipe.targets"""
+    """Target with `on_fail: drop` that failed in a stage.
+
+    target: index in recipe.targets
+    stage: name of the stage
+    message: message of the error
+    """
 
     target: int
     stage: str

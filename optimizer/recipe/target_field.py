@@ -1,4 +1,5 @@
-"""Type of an item of `targets:`: the section of the runtime that it names (targets.py)."""
+"""Type of an item of `targets:`. The item's key `runtime` selects the class of its section
+(targets.py)."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ from optimizer.recipe.targets import GROUP, SECTIONS, TargetSection
 
 
 def find_section(runtime: str) -> type[TargetSection]:
-    """Return the section class of a runtime: of ours, or of the record that another distribution
-    offers (targets/record.py: Target).
+    """Return the section class of a runtime, which may come from the record of another distribution
+    (targets/record.py: Target).
 
     Raises KeyError for an unknown runtime, TypeError for an entry point without a section.
     """
@@ -39,7 +40,7 @@ def find_section(runtime: str) -> type[TargetSection]:
 
 
 def _section(value: Any, known: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
-    """Validate `value` by the section class of its runtime."""
+    """Validate `value` with the section class of its runtime."""
     if not isinstance(value, Mapping):
         return value if isinstance(value, TargetSection) else known(value)
     name = str(value.get("runtime", ""))

@@ -15,7 +15,7 @@ from optimizer.harness.runtimes.trt.products import PRODUCTS, BuildOptions
 
 
 class Export(Section):
-    """Section of the export stage; targets with equal ones share a graph."""
+    """Section of the export stage; targets with equal sections share a graph."""
 
     float: Literal["fp32", "fp16"] = "fp32"
     opset: Literal[21] = 21
@@ -30,7 +30,7 @@ AXES = ("batch", "sequence", "past")
 
 
 class Bucket(Section):
-    """One of several optimization profiles: the axes in which it is narrower than `Shapes`."""
+    """One of several optimization profiles: axes with narrower ranges than in `Shapes`."""
 
     batch: Span | None = None
     sequence: Span | None = None
@@ -78,8 +78,7 @@ def _check_order(where: str, low: int, opt: int, high: int) -> None:
 
 
 class TargetSection(Section):
-    """Keys of every target, and properties that stages read of any target. Keys of one runtime are
-    in its class below."""
+    """Keys and properties of every target; classes below add the keys of one runtime."""
 
     RENAMED: ClassVar[Mapping[str, str]] = {"allow_wider": "allow_precision_fallback"}
 
@@ -103,8 +102,8 @@ class TargetSection(Section):
 
     @property
     def without_on_fail(self) -> Self:
-        """The section for stages before package, which do not depend on on_fail; so changing it
-        redoes no step."""
+        """Section with the default `on_fail`, for stages before package, so that changing it
+        repeats none."""
         return self.model_copy(update={"on_fail": "refuse"})
 
     @property
@@ -114,18 +113,17 @@ class TargetSection(Section):
 
     @property
     def export(self) -> Export | None:
-        """Section of the export stage; None for a target that is lowered from the checkpoint and
-        the state, without a graph."""
+        """Section of the export stage; None for a target that is lowered without a graph."""
         return Export(float="fp32")
 
     @property
     def float_type(self) -> Literal["fp32", "fp16", "bf16"]:
-        """Float type that the unquantized part is stored in."""
+        """Float type in which the unquantized part is stored."""
         return self.export.float if self.export else "fp32"
 
     @property
     def computes_in(self) -> Literal["fp32", "fp16", "bf16"]:
-        """Float type that the runtime computes the unquantized part in."""
+        """Float type in which the runtime computes the unquantized part."""
         return self.float_type
 
     @property
@@ -135,19 +133,19 @@ class TargetSection(Section):
 
     @property
     def rounds_cache(self) -> bool:
-        """True where the KV cache has fewer bits than attention computes in; its cost then has a
-        separate gate."""
+        """True where the KV cache has fewer bits than attention computes in; this has a separate
+        gate."""
         return False
 
     @property
     def lowers_float(self) -> bool:
-        """True where the target's operators make float faster as well, so that the float baseline
-        is lowered as the candidate is."""
+        """True where the float baseline is lowered too, because operators of the target speed it
+        up."""
         return False
 
     @property
     def execution_provider(self) -> str | None:
-        """Execution provider that compiles for the device, where the runtime does not."""
+        """Execution provider that compiles for the device; None where the runtime itself does."""
         return None
 
     @property
@@ -157,7 +155,7 @@ class TargetSection(Section):
 
     @property
     def profiles(self) -> tuple[Shapes, ...]:
-        """Optimization profiles of the engine; empty: it accepts any shape."""
+        """Optimization profiles of the engine; empty for an engine that accepts any shape."""
         return ()
 
     @property
@@ -172,7 +170,7 @@ class TargetSection(Section):
 
     @property
     def harness_packages(self) -> tuple[str, ...]:
-        """Distributions that a bundle's harness imports for this target only."""
+        """Distributions that a bundle's harness imports only for this target."""
         return ()
 
     @property
@@ -181,9 +179,10 @@ class TargetSection(Section):
         return ()
 
     def kernel_block(self, group_size: int) -> int:
-        """Return the block size in which the kernels that judge this target here round activations
-        to int8, for weight-only quantization; 0: no rounding. By default ONNX Runtime's
-        MatMulNBits: the weights' group size, or 32 (session.qdq_matmulnbits_block_size).
+        """Return the size of the blocks in which the kernels that judge this target here round
+        activations to int8 under weight-only quantization; 0: no rounding. The default is that of
+        ONNX Runtime's MatMulNBits: the weights' group size, or 32
+        (session.qdq_matmulnbits_block_size).
 
         group_size: group size of the weights; 0: one scale per output
         """
@@ -191,6 +190,8 @@ class TargetSection(Section):
 
 
 class OnnxRuntimeTarget(TargetSection):
+    """ONNX model in ONNX Runtime, on a CPU or a GPU."""
+
     runtime: Literal["onnxruntime"]
     device: Literal["cpu", "cuda"] = "cpu"
     provider: Literal["tensorrt", "tensorrt-rtx"] | None = Field(
@@ -250,7 +251,7 @@ class OnnxRuntimeTarget(TargetSection):
 
     @property
     def replays_graphs(self) -> bool:
-        """True where CUDA graphs are replayed; the TensorRT providers have no option for it."""
+        """True where decoding replays CUDA graphs; the TensorRT providers have no option for it."""
         return self.device == "cuda" and self.provider is None and self.cuda_graphs is not False
 
     @property
@@ -263,7 +264,7 @@ class OnnxRuntimeTarget(TargetSection):
 
     @property
     def harness_packages(self) -> tuple[str, ...]:
-        """Distributions; tensorrt-rtx is a plugin of the CPU build."""
+        """Distributions that the harness imports; tensorrt-rtx is a plugin of the CPU build."""
         return ("onnxruntime-gpu" if self.runs_on in ("cuda", "tensorrt") else "onnxruntime",)
 
 
@@ -390,7 +391,7 @@ class CompressedTensorsTarget(_HuggingFaceFolder):
 
 
 class VllmTarget(_HuggingFaceFolder):
-    """The same folder, and the sizes with which `serve` and `bench` of the bundle start vLLM."""
+    """Folder of compressed-tensors, and the sizes with which `serve` and `bench` start vLLM."""
 
     runtime: Literal["vllm"]
     tensor_parallel_size: int = Field(1, ge=1, le=1024, description="GPUs that share each layer")
@@ -408,8 +409,8 @@ class VllmTarget(_HuggingFaceFolder):
 
 
 class GgufTarget(TargetSection):
-    """One file that llama.cpp runs. Lowered from the checkpoint, without an exported graph or a
-    build."""
+    """GGUF file that llama.cpp runs. It is lowered from the checkpoint, without an exported graph
+    or a build."""
 
     runtime: Literal["gguf"]
     device: Literal["cpu"] = Field(
@@ -433,7 +434,7 @@ class GgufTarget(TargetSection):
 
 
 class TensorRTTarget(TargetSection):
-    """TensorRT or TensorRT-RTX; their options: harness/runtimes/trt/products.py."""
+    """Engine of TensorRT or TensorRT-RTX; their options: harness/runtimes/trt/products.py."""
 
     runtime: Literal["tensorrt-rtx", "tensorrt"]
     device: Literal["cuda"] = "cuda"
@@ -470,7 +471,7 @@ class TensorRTTarget(TargetSection):
 
     @property
     def options(self) -> BuildOptions:
-        """Options of the builder, without the shapes."""
+        """Options of the engine builder, without the shapes."""
         return BuildOptions.from_json(
             self.model_dump() | {"sparse_weights": bool(self.sparse_weights)}
         )

@@ -1,4 +1,4 @@
-"""Section `validate`: metric, data and gates."""
+"""Section `validate`: metric, evaluation data, timing and gates."""
 
 from __future__ import annotations
 
@@ -51,6 +51,8 @@ Depth = Literal["full", "sampled", "end_to_end"]
 
 
 class Latency(Section):
+    """Timing of the targets, and its gates."""
+
     data: DataSpec | None = Field(
         None, description="texts to time; must not occur in the other data"
     )
@@ -106,13 +108,15 @@ class Latency(Section):
 
 
 class EvaluationSet(Section):
-    """Further evaluation set: see validate/quality/evaluation.py."""
+    """Additional evaluation set, see validate/quality/evaluation.py."""
 
     data: DataSpec
     report_only: bool = Field(False, description="report the difference on this set without a gate")
 
 
 class Validate(Section):
+    """Evaluation of each target against the reference."""
+
     data: DataSpec
     also: dict[Name, EvaluationSet] = Field(
         default_factory=dict,
@@ -179,7 +183,8 @@ class Validate(Section):
 
 
 def check_metric(task: tasks.Task, section: Validate) -> None:
-    """Raise ValueError where the metric does not apply to the task, or its columns are missing."""
+    """Raise ValueError where the metric does not apply to the task, or the data lack a column that
+    it reads."""
     known, metric = task.metrics, section.metric
     if metric not in known:
         raise ValueError(
@@ -209,7 +214,8 @@ def check_metric(task: tasks.Task, section: Validate) -> None:
 
 
 def check_timing(task: tasks.Task, latency: Latency) -> None:
-    """Raise ValueError where `iterations` are too few to decide p99_ms, whatever they measure."""
+    """Raise ValueError where the number of `iterations` is too small to decide p99_ms for any
+    latencies."""
     from optimizer.harness.bounds import fewest
 
     if latency.max_seconds > 0 or latency.p99_ms is None:

@@ -1,4 +1,4 @@
-"""Bytes in memory or in a file, named by their digest."""
+"""Bytes in memory or in a file, with their SHA-256."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from pathlib import Path
 
 
 def digest_of(data: bytes) -> str:
+    """Return "sha256:..." of some bytes."""
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
 @dataclass(frozen=True)
 class Blob:
-    """Bytes with their digest, "sha256:..."; content: the bytes, or the file that holds them."""
+    """Bytes with their digest, "sha256:...".
+
+    content: the bytes, or the file that holds them
+    """
 
     digest: str
     size: int
@@ -21,7 +25,9 @@ class Blob:
 
     @classmethod
     def describe(cls, data: bytes) -> Blob:
+        """Build a Blob of bytes in memory."""
         return cls(digest_of(data), len(data), data)
 
     def read(self) -> bytes:
+        """Return the bytes, read from the file where `content` is one."""
         return self.content if isinstance(self.content, bytes) else self.content.read_bytes()

@@ -220,7 +220,8 @@ class Objects:
         return self._connected
 
     def _request(self, work: Callable[[], T], accepted: str = "404") -> T | None:
-        """Return work(), or None for a missing object or the status `accepted`."""
+        """Return work(); None for a missing object, or where the store answers with the status
+        `accepted`. Other failures become MachineError."""
         from obstore.exceptions import BaseError
 
         try:
@@ -238,7 +239,11 @@ class Objects:
             raise self._explain(type(e).__name__, code) from None
 
     def _explain(self, kind: str, code: str) -> MachineError:
-        """Build an error without obstore's text, which holds addresses and headers."""
+        """Build an error without obstore's text, which contains addresses and headers.
+
+        kind: name of obstore's exception
+        code: HTTP status; the exception's name where there is none
+        """
         if kind in ("PermissionDeniedError", "UnauthenticatedError"):
             return MachineError(
                 f"not allowed ({code})", where=self.where, fix=self._store.permissions
@@ -337,7 +342,12 @@ STORES = {
 
 
 def check_installed(packages: Sequence[str], extra: str, where: str) -> None:
-    """Raise MachineError for a missing package. extra: name of the extra that installs them"""
+    """Raise MachineError for a missing package.
+
+    packages: packages that must be importable
+    extra: name of the extra that installs them
+    where: place for the message
+    """
     missing = [name for name in packages if find_spec(name) is None]
     if missing:
         raise MachineError(

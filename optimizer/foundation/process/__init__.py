@@ -1,1 +1,1 @@
-"""Settings of this process that affect results or memory."""
+"""State of this process and machine that affects results, memory or time."""

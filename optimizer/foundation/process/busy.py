@@ -1,4 +1,4 @@
-"""Load of this machine by all its processes."""
+"""Load of this machine by all of its processes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ QUIET = 0.5  # running processes per core up to which times are as on a quiet ma
 
 
 def describe() -> str:
-    """Return "load 3.6 on 2 cores" where the mean of the last minute is above QUIET per core, else
-    "", also where the system does not tell."""
+    """Return "load 3.6 on 2 cores" where the mean load of the last minute is above QUIET per core.
+    Return "" for a lower load, and where the system does not report it."""
     try:
         running = os.getloadavg()[0]
     except (OSError, AttributeError):  # Windows has none

@@ -1,4 +1,5 @@
-"""Control of glibc's handling of freed memory; with another C library nothing changes."""
+"""Control of the way in which glibc handles freed memory; with another C library nothing
+changes."""
 
 from __future__ import annotations
 
@@ -12,10 +13,10 @@ LARGEST = 32 << 20  # DEFAULT_MMAP_THRESHOLD_MAX, up to which glibc raises its m
 
 @contextmanager
 def keep_freed_memory(below: int) -> Iterator[None]:
-    """Inside, reuse freed memory instead of returning it page by page, which is a good part of the
-    time for the temporaries of a block.
+    """Inside, reuse freed memory instead of returning it to the system page by page, which takes
+    much of the time for the temporaries of a block.
 
-    below: bytes from which a freed allocation is returned at once all the same
+    below: allocations of at least this many bytes are still returned when they are freed
 
     Afterwards glibc has the thresholds that it reaches in a program that frees large arrays, and
     unused memory is returned; otherwise later stages would never return any.

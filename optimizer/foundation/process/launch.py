@@ -39,8 +39,12 @@ MEETING, FAILURE = "meeting", "failure.json"  # files of one launch in its folde
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among all that train together. rank: 0 to count - 1; the first process writes
-    files and prints progress."""
+    """This process among all that train together. The first one writes files and prints progress.
+
+    rank: number of this process, 0 to count - 1
+    count: number of processes
+    device: device that this process computes on
+    """
 
     rank: int = 0
     count: int = 1
@@ -48,10 +52,12 @@ class Processes:
 
     @property
     def first(self) -> bool:
+        """True for the process of rank 0."""
         return self.rank == 0
 
     def share(self, items: Sequence[T]) -> Sequence[T]:
-        """Every count-th item, from `rank` on; each item is in exactly one process's share."""
+        """Return every count-th item, starting with number `rank`, so that each item is in one
+        process's share."""
         return items[self.rank :: self.count]
 
     def add(self, tensors: Iterable[Tensor]) -> None:
@@ -64,13 +70,13 @@ class Processes:
             tensor.copy_(reduce(tensor, reduction="sum"))
 
     def sums(self, numbers: Sequence[float]) -> list[float]:
-        """Sum of each number over all processes."""
+        """Return the sum of each number over all processes."""
         together = torch.tensor(numbers, dtype=torch.float64, device=self.device)
         self.add([together])
         return [float(number) for number in together]
 
     def of_first(self, numbers: Sequence[float]) -> list[float]:
-        """The first process's `numbers`, returned in all processes."""
+        """Return the first process's `numbers`, in all processes."""
         return self.sums(numbers if self.first else [0.0] * len(numbers))
 
     def copy_first(self, tensors: Iterable[Tensor]) -> None:
@@ -83,8 +89,8 @@ class Processes:
             tensor.copy_(broadcast(tensor.detach().clone(), from_process=0))
 
     def copy(self, sums: object, rank: int) -> None:
-        """Replace the attributes of `sums` that are tensors or numbers by those of process `rank`,
-        whose tensors have the same shapes."""
+        """Replace the attributes of `sums` that are tensors or numbers by those of process `rank`.
+        Tensors have the same shapes in all processes."""
         if self.count == 1:
             return
         from accelerate.utils import broadcast
@@ -100,11 +106,11 @@ class Processes:
                 tensor.copy_(broadcast(tensor.to(self.device).contiguous(), from_process=rank))
 
     def wait(self) -> None:
-        """Return after every process has called this."""
+        """Wait until every process has called this."""
         self.gather(None)
 
     def gather(self, thing: T) -> list[T]:
-        """The `thing` of each process, in their order, returned in all processes."""
+        """Return the `thing` of each process, ordered by rank, in all processes."""
         if self.count == 1:
             return [thing]
         from accelerate.utils import gather_object
@@ -118,11 +124,12 @@ ALONE = Processes()
 
 @dataclass(frozen=True)
 class Group:
-    """Processes of one launch.
+    """Processes that are launched together.
 
+    count: number of processes
     device: type of their devices, "cpu" or "cuda"
-    where: key of their number in a recipe
-    fix: advice where one is killed from outside
+    where: place in the recipe of the number of processes
+    fix: advice for the message where one is killed from outside
     """
 
     count: int
@@ -132,19 +139,19 @@ class Group:
 
 
 class EndedError(MachineError):
-    """A process was ended from outside."""
+    """Raised where a process was ended from outside, for example for lack of memory."""
 
 
 def launch(function: Callable[..., object], group: Group, folder: Path, *arguments: Any) -> None:
     """Run function(processes, *arguments) in the new processes of `group`, and wait.
 
-    Raises the OptimizeError of the first process that failed, EndedError where one was killed, and
-    torch's ProcessRaisedException, with the traceback, for any other exception. When one ends, the
-    others lose their connection and fail too, often before torch notices the first; the error
-    raised is always the first one's.
-
     function: function of a module, so that each process can import it
     folder: folder for the files of the launch
+
+    Raises the OptimizeError of the first process that failed, EndedError where one was killed, and
+    torch's ProcessRaisedException, with the traceback, for any other exception. When one process
+    ends, the others lose their connection and fail too, often before torch notices the first; the
+    error raised is always the first one's.
     """
     from torch.multiprocessing.spawn import ProcessException, start_processes
 
@@ -173,7 +180,10 @@ def launch(function: Callable[..., object], group: Group, folder: Path, *argumen
 
 @dataclass(frozen=True)
 class _Launch:
-    """Work of each process. parent: id of the process that starts them."""
+    """Function that each new process runs.
+
+    parent: id of the process that starts them
+    """
 
     function: Callable[..., object]
     arguments: Sequence[Any]
@@ -222,8 +232,8 @@ def _process(rank: int, what: _Launch) -> None:
 
 
 def _record(folder: Path, failure: dict[str, Any]) -> None:
-    """Write `failure`, why this process ends, to failure.json, unless another process has done so:
-    the first process to write failed by itself."""
+    """Write `failure`, the reason why this process ends, to failure.json, unless another process
+    has written it: only the first failure has a cause of its own."""
     text = json.dumps(failure)
     with contextlib.suppress(FileExistsError), (folder / FAILURE).open("x", encoding="utf-8") as f:
         f.write(text)
@@ -232,13 +242,14 @@ def _record(folder: Path, failure: dict[str, Any]) -> None:
 def _error_of(
     file: Path, codes: Sequence[int | None], seen: ProcessException, group: Group
 ) -> Exception:
-    """The error to raise for the processes that ended. file: failure.json of _record
+    """Return the error to raise after processes have ended, from failure.json of _record (`file`),
+    the exit status of each process, and the failure that torch noticed (`seen`).
 
     1. The first that failed raised an OptimizeError: the same error.
-    2. One was killed and wrote nothing. (torch ends the others with SIGTERM, and gloo aborts one
-       whose peer is gone.)
-    3. The first that failed raised something else: its traceback.
-    4. None wrote anything: the one that torch noticed was ended from outside.
+    2. One was killed and wrote nothing: EndedError. (torch ends the others with SIGTERM, and gloo
+       aborts one whose peer is gone.)
+    3. The first that failed raised something else: ProcessRaisedException with its traceback.
+    4. None wrote anything: EndedError for the process that torch noticed.
     """
     from torch.multiprocessing.spawn import ProcessRaisedException
 

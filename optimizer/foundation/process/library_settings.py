@@ -1,8 +1,8 @@
-"""Environment variables that keep libraries quiet and let cuBLAS repeat its sums.
+"""Environment variables that keep libraries quiet and make sums in cuBLAS repeatable.
 
 Libraries read them at import, so the command line (optimizer/cli.py) sets them first, and a search
-on a cluster gives them to its process (search/on_ray.py). datasets counts each load of a local file
-at s3.amazonaws.com without the second.
+on a cluster passes them to its processes (search/on_ray.py). Without HF_UPDATE_DOWNLOAD_COUNTS
+library `datasets` would report each load of a local file to s3.amazonaws.com.
 """
 
 from __future__ import annotations

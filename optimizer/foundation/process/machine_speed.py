@@ -32,7 +32,7 @@ class MachineSpeed:
     values: operations per second on float32 values in the cache, elementwise or sums of rows
     bytes: bytes per second that a copy in memory reads and writes
     digested: bytes per second of SHA-256
-    interpreted: turns per second of a loop in Python that changes a dictionary
+    interpreted: iterations per second of a Python loop that changes a dictionary
     """
 
     products: float
@@ -44,23 +44,25 @@ class MachineSpeed:
     threads: int
 
     def multiply(self, count: float) -> float:
-        """Seconds for this many multiply-adds of matrix products on all threads."""
+        """Return the seconds for `count` multiply-adds of matrix products on all threads."""
         return count / (self.products * self.threads)
 
     def compute(self, count: float) -> float:
-        """Seconds for this many operations on values in the cache, on all threads."""
+        """Return the seconds for `count` operations on values in the cache, on all threads."""
         return count / (self.values * self.threads)
 
     def digest(self, count: float) -> float:
-        """Seconds for the SHA-256 of this many bytes."""
+        """Return the seconds for the SHA-256 of `count` bytes."""
         return count / self.digested
 
     def interpret(self, turns: float) -> float:
-        """Seconds of Python code that takes as long as this many turns of the loop."""
+        """Return the seconds for Python code that costs as much as `turns` iterations of the
+        measured loop."""
         return turns / self.interpreted
 
     def move(self, count: float) -> float:
-        """Seconds for reading and writing this many bytes; threads share the memory."""
+        """Return the seconds for reading and writing `count` bytes; threads share the memory's
+        bandwidth."""
         return count / self.bytes
 
 
@@ -106,7 +108,7 @@ def _measure() -> MachineSpeed:
 
 
 def _fastest(run: Callable[[], object]) -> float:
-    """Least processor time in seconds of RUNS runs after a first one."""
+    """Return the least processor time, in seconds, of RUNS runs after a warm-up run."""
     times = []
     for _ in range(1 + RUNS):
         start = time.thread_time()

@@ -41,8 +41,8 @@ def use_portable_kernels() -> Iterator[None]:
 
 
 def check() -> None:
-    """Raise MachineError where this process lacks ENVIRONMENT's kernels, or runs outside
-    `use_portable_kernels`."""
+    """Raise MachineError where torch, MKL or oneDNN would choose kernels by the processor, or sums
+    would use several threads."""
     import torch
 
     others = {
@@ -62,7 +62,8 @@ def check() -> None:
 
 
 def _mkl_branch(torch_folder: Path) -> int | None:
-    """The branch that the MKL inside torch uses; None without MKL."""
+    """Return the number of the code branch that the MKL inside torch uses; None if torch has no
+    MKL."""
     try:
         library = ctypes.CDLL(str(torch_folder / "lib" / "libtorch_cpu.so"))
         return int(library.mkl_serv_cbwr_get(BRANCH))

@@ -11,8 +11,8 @@ from contextlib import contextmanager, redirect_stderr
 
 @contextmanager
 def quiet(level: int = logging.WARNING) -> Iterator[None]:
-    """Suppress log records up to `level`, warnings, and whatever is written to sys.stderr.
-    Exceptions are raised as ever."""
+    """Inside, suppress log records up to `level`, warnings, and text written to sys.stderr.
+    Exceptions are raised as usual."""
     before = logging.root.manager.disable
     logging.disable(level)
     try:

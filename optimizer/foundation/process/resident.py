@@ -1,4 +1,4 @@
-"""Memory of this process."""
+"""Measure the memory of this process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ INTERVAL = 0.005  # seconds between samples
 
 
 def anonymous(usual: int) -> int:
-    """Bytes of memory that belong to no file; `usual` where this system does not say."""
+    """Return the bytes of memory that do not belong to a file; `usual` where the system does not
+    report them."""
     try:
         lines = STATUS.read_text(encoding="ascii").splitlines()
     except OSError:
@@ -22,7 +23,8 @@ def anonymous(usual: int) -> int:
 
 @contextmanager
 def sampled() -> Iterator[list[int]]:
-    """Sample the anonymous memory of this process while entered, into the list that is yielded."""
+    """Inside, sample the anonymous memory of this process, in bytes, into the list that is
+    yielded."""
     sizes, done = [anonymous(0)], threading.Event()
 
     def sample() -> None:

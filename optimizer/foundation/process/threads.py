@@ -14,13 +14,14 @@ Out = TypeVar("Out")
 def map_in_threads(
     function: Callable[[In], Out], items: Iterable[In], count: int | None = None
 ) -> Iterator[Out]:
-    """Yield function(item) of all items, in order; items are read as they are needed, and at most
+    """Yield function(item) for all items, in order. Items are read as they are needed, and at most
     `count` results wait.
 
     count: number of threads; None: the number that torch uses
 
-    torch computes each item on one thread, so sums in it have one order. Also faster than several
-    threads on each small operation, which wait for each other, above all on a busy machine.
+    torch computes each item on one thread, so that the order of its sums does not change. This is
+    also faster than several threads on each small operation, which wait for each other, above all
+    on a busy machine.
     """
     import torch
 

@@ -18,7 +18,7 @@ Unusable = Callable[[], str]
 
 
 def explain_unusable() -> str:
-    """The reason why torch cannot compute on a GPU of this machine; "" where it can."""
+    """Return the reason why torch cannot compute on a GPU of this machine; "" where it can."""
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is a build without CUDA"
     try:
@@ -30,8 +30,8 @@ def explain_unusable() -> str:
 
 
 def resolve(device: Device, where: str, reason: Unusable = explain_unusable) -> torch.device:
-    """The device that a recipe names. auto: a GPU where torch can compute on one, else the CPU.
-    Raises MachineError for cuda where it cannot.
+    """Return the torch device for a recipe's value: for auto a GPU where torch can compute on one,
+    else the CPU. Raises MachineError for cuda where it cannot.
 
     where: place in the recipe
     reason: function that replaces `explain_unusable`
@@ -56,12 +56,13 @@ def resolve(device: Device, where: str, reason: Unusable = explain_unusable) -> 
 def check_memory(
     device: torch.device, needed: int, budget: int | None, where: str, fix: str
 ) -> None:
-    """Raise MachineError where a step needs more memory on a GPU than `budget` bytes, or than is
+    """Raise MachineError where a step needs more memory on a GPU than the recipe allows, or than is
     free.
 
     needed: predicted bytes
-    budget: bytes that the recipe allows, as device_memory_gb beside `where`; None: what is free
+    budget: bytes that the recipe allows (key device_memory_gb beside `where`); None: all free bytes
     where: key of the device in the recipe
+    fix: advice for the message
     """
     if device.type == "cpu":
         return
@@ -82,8 +83,14 @@ def check_memory(
 @contextmanager
 def computing(device: torch.device, budget: int | None, where: str, fix: str) -> Iterator[None]:
     """Inside, torch on a GPU chooses kernels that give the same bits in every run, convolves in
-    float32 without TF32, and takes at most `budget` bytes. Raises MachineError where the memory
-    does not suffice. (Nothing changes on the CPU.)"""
+    float32 without TF32, and takes at most `budget` bytes. On the CPU nothing changes.
+
+    budget: bytes; None: no limit
+    where: key of the device in the recipe
+    fix: advice for the message
+
+    Raises MachineError where the memory does not suffice.
+    """
     if device.type != "cuda":
         yield
         return
@@ -111,7 +118,7 @@ def computing(device: torch.device, budget: int | None, where: str, fix: str) ->
 
 
 def name_of(device: torch.device) -> str:
-    """The name of a GPU, such as "NVIDIA L4"; of another device its type."""
+    """Return the name of a GPU, such as "NVIDIA L4"; for other devices the type."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
@@ -122,8 +129,8 @@ def wait_for_device(device: torch.device) -> None:
 
 
 def sums_of(device: torch.device) -> tuple[Any, str]:
-    """(torch's settings of float32 products, their narrower precision) of a device: bf16 on the
-    CPU, TF32 on a GPU."""
+    """Return (torch's settings of float32 matrix products on a device, name of the narrower
+    precision that they may allow), which is bf16 on the CPU and TF32 on a GPU."""
     backends: Any = torch.backends
     if device.type == "cpu":
         return backends.mkldnn.matmul, "bf16"
@@ -131,8 +138,8 @@ def sums_of(device: torch.device) -> tuple[Any, str]:
 
 
 def move(value: Any, device: torch.device) -> Any:
-    """`value` with the tensors in its tuples, lists and dicts on a device. Of an expanded tensor
-    one slice is copied."""
+    """Return `value` with all tensors in its tuples, lists and dicts moved to a device. Of an
+    expanded tensor only one slice is copied."""
     if device.type == "cpu":
         return value
     if isinstance(value, Tensor):

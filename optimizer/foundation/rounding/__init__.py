@@ -1,1 +1,1 @@
-"""FP8 values; rounding at random, and how far apart correct runs may lie."""
+"""Arithmetic of small float types, random rounding, and bounds on the distance of correct runs."""

@@ -26,24 +26,26 @@ _MANTISSA, _LEAST_EXPONENT = 1, 0
 
 
 def nearest(values: Tensor) -> Tensor:
-    """Round to the nearest E2M1 values, ties to the even number in the list; what lies beyond 6
-    becomes 6 of its sign."""
+    """Round to the nearest E2M1 values, ties to the even position in the list; values beyond 6
+    become 6 of their sign."""
     inside, step = values.clamp(-LARGEST, LARGEST), spacing(values)
     return ((inside / step).round() * step).to(float8.DTYPE)
 
 
 def spacing(values: Tensor) -> Tensor:
-    """As float8.spacing, of E2M1 values; of the largest ones beyond them."""
+    """Return the distance between neighbouring E2M1 values at each value, as float8.spacing does
+    for E4M3. Beyond the largest value it is the distance of the last two."""
     return float8.spacing(values.clamp(-LARGEST, LARGEST), _MANTISSA, _LEAST_EXPONENT)
 
 
 def steps_away(values: Tensor, rounded: Tensor) -> Tensor:
-    """As float8.steps_away, of E2M1 values."""
+    """Return the distance of each value from an E2M1 value, in steps, as float8.steps_away does for
+    E4M3."""
     return float8.steps_away(values, rounded, _MANTISSA, _LEAST_EXPONENT)
 
 
 def to_scale_grid(scale: Tensor) -> Tensor:
-    """Round scales to the nearest positive ones that NVFP4 holds. Idempotent."""
+    """Round scales to the nearest positive scales that NVFP4 can store. Idempotent."""
     stored = float8.nearest(scale * GLOBAL_SCALE).float()
     return (stored / GLOBAL_SCALE).clamp(min=_LEAST_SCALE)
 
@@ -59,13 +61,13 @@ def quantize_inputs(x: Tensor, global_scale: float) -> Tensor:
 
 
 def input_scales(groups: Tensor, global_scale: float) -> Tensor:
-    """Scales (..., 1) of groups (..., GROUP) of inputs."""
+    """Return the scale (..., 1) of each group of inputs (..., GROUP)."""
     wide = groups.abs().amax(-1, keepdim=True) / LARGEST * global_scale
     return float8.nearest(wide).to(groups.dtype) / global_scale
 
 
 def pack(values: Tensor) -> Tensor:
-    """Codes of E2M1 values (out, in), uint8 (out, in / 2); the first of a pair in the low bits."""
+    """Pack E2M1 values (out, in) into uint8 (out, in / 2), the first of a pair in the low bits."""
     table = torch.tensor(MAGNITUDES, device=values.device)
     wide = values.float()
     codes = torch.bucketize(wide.abs(), table) + 8 * wide.signbit()
@@ -73,7 +75,7 @@ def pack(values: Tensor) -> Tensor:
 
 
 def unpack(packed: Tensor) -> Tensor:
-    """The inverse of `pack`."""
+    """Invert `pack`."""
     codes = torch.stack([packed & 15, packed >> 4], -1).flatten(1).long()
     table = torch.tensor([*MAGNITUDES, *(-m for m in MAGNITUDES)], device=packed.device)
     return table[codes].to(float8.DTYPE)

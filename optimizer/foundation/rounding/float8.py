@@ -1,6 +1,6 @@
 """Values of FP8 E4M3 (torch.float8_e4m3fn): 4 bits of exponent, 3 of mantissa, no infinity.
 
-0 to 2^-6 in steps of 2^-9, then 8 values per power of two up to 448
+From 0 to 2^-6 the step is 2^-9; above there are 8 values per power of two, up to 448.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _MANTISSA, _LEAST_EXPONENT = 3, -6
 
 
 def nearest(values: Tensor) -> Tensor:
-    """Round to the nearest E4M3 values, ties to even; what lies beyond 448 becomes 448 of its
+    """Round to the nearest E4M3 values, ties to even; values beyond 448 become 448 of their
     sign."""
     return values.clamp(-LARGEST, LARGEST).to(DTYPE)
 
@@ -22,10 +22,11 @@ def nearest(values: Tensor) -> Tensor:
 def spacing(
     values: Tensor, mantissa: int = _MANTISSA, least_exponent: int = _LEAST_EXPONENT
 ) -> Tensor:
-    """Distance between the two E4M3 values around each value (from it to the next one away from 0,
-    where it is one itself).
+    """Return the distance between the two E4M3 values around each value. For an E4M3 value it is
+    the distance to the next one away from 0.
 
-    mantissa, least_exponent: bits and the exponent of the smallest normal value, of another type
+    mantissa: bits of the mantissa, for another float type
+    least_exponent: exponent of the smallest normal value, for another float type
     """
     least = 2.0**least_exponent  # below it the steps are equal
     exponent = torch.frexp(values.abs().clamp(least, LARGEST)).exponent - 1 - mantissa
@@ -38,8 +39,8 @@ def steps_away(
     mantissa: int = _MANTISSA,
     least_exponent: int = _LEAST_EXPONENT,
 ) -> Tensor:
-    """Distance of each value from an E4M3 value, in distances from that to its neighbour on the
-    value's side: at most 0.5 where it is the nearest one.
+    """Return the distance of each value from an E4M3 value, divided by the distance from that to
+    its neighbour on the value's side. It is at most 0.5 for the nearest E4M3 value.
 
     values: real numbers, at most 448 in magnitude
     rounded: E4M3 values

@@ -46,25 +46,25 @@ ULPS = 4  # an elementary function of a vector library is within 4 units in the 
 
 @cache
 def _numbers() -> Tensor:
-    """TABLE uniform numbers in [-1, 1], twice: a slice that begins near the end continues at the
-    start. Every run reads them from places of its own."""
+    """Return TABLE random numbers, uniform in [-1, 1], twice in a row, so that a slice that begins
+    near the end continues at the start. Each run starts its slices at places of its own."""
     generator = torch.Generator().manual_seed(0)
     return torch.empty(TABLE).uniform_(-1, 1, generator=generator).repeat(2)
 
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """Rounding of one runtime.
+    """Rounding errors of one runtime's arithmetic.
 
-    unit: roundoff of stored values
-    sums: roundoff of sums inside products
+    unit: relative error of a stored value
+    sums: relative error of an addition inside matrix products
     blocks: {module: size} of the int8 blocks in which the kernel of a weight-only module quantizes
         its input
     replaced: {parameter: rounding error of computing it in advance, as a share of its rms}
     shifts: {module: bias (out,)} that also subtracts an input's offset, so that the product alone
         is larger than the result
-    flips: a quantized input has one value moved by a step per example, or per token
-    operands: operands of products are rounded to `unit` too
+    flips: True: one value of a quantized input moves by one step, per example or per token
+    operands: True: operands of products are rounded to `unit` too
     """
 
     unit: float = UNIT["fp32"]
@@ -77,12 +77,13 @@ class Arithmetic:
 
     @property
     def coarse(self) -> bool:
-        """True where values are stored in less than float32."""
+        """True where values are stored in less precision than float32."""
         return self.unit > UNIT["fp32"]
 
 
 class RandomRounding(TorchDispatchMode):
-    """Perturb the result of every float operation while entered and not paused."""
+    """Torch dispatch mode that perturbs the result of every float operation inside its context,
+    except between `pause` and `resume`."""
 
     def __init__(self, arithmetic: Arithmetic, seed: int) -> None:
         super().__init__()
@@ -90,12 +91,12 @@ class RandomRounding(TorchDispatchMode):
         self.generator = torch.Generator().manual_seed(seed)
 
     def place(self) -> int:
-        """A random place in the table, where the noise of one array starts."""
+        """Draw a random place in the table, where the noise of one array starts."""
         return int(torch.randint(TABLE, (), generator=self.generator))
 
     def noise(self, like: Tensor, start: int | None = None) -> Tensor:
-        """Uniform numbers in [-1, 1] of the shape of `like`: a slice of the table, because drawing
-        new numbers takes longer than the perturbed operation.
+        """Return uniform numbers in [-1, 1] of the shape of `like`. They are a slice of the table,
+        because drawing new numbers takes longer than the perturbed operation.
 
         start: place of the first number; None for a random one
         """
@@ -107,7 +108,8 @@ class RandomRounding(TorchDispatchMode):
         return table[start : start + count].reshape(like.shape).to(like.dtype)
 
     def moved(self, value: Tensor, by: float, start: int | None = None) -> Tensor:
-        """`value` with each element moved at random by up to `by` of itself; integers unchanged.
+        """Return `value` with each element changed at random by up to the fraction `by` of itself;
+        integers stay unchanged.
 
         start: see noise
         """
@@ -140,6 +142,7 @@ class RandomRounding(TorchDispatchMode):
         self._paused = True
 
     def resume(self) -> None:
+        """Perturb operations again after `pause`."""
         super().__enter__()
         self._paused = False
 
@@ -175,9 +178,9 @@ class RandomRounding(TorchDispatchMode):
         return result
 
     def _summed(self, result: Tensor, terms: int, *, rows: bool) -> Tensor:
-        """Add the rounding of sums of `terms` terms.
+        """Return `result`, whose elements are sums, with the rounding error of `terms` additions.
 
-        rows: one sum divides a row, so that its elements move together
+        rows: True where each row is divided by one sum, so that its elements change by one factor
         """
         by = self.arithmetic.sums * math.sqrt(terms / 3)
         if not rows:
@@ -200,7 +203,11 @@ class RandomRounding(TorchDispatchMode):
 
 
 def _terms(name: str, args: list[Any]) -> int:
-    """Number of terms of a sum."""
+    """Return the number of terms in each sum that an operation computes.
+
+    name: torch's name of the operation
+    args: its arguments
+    """
     if name == CONVOLUTION:  # weight (out, in of a group, height, width)
         return math.prod(args[1].shape[1:])
     first = args[SUMS.get(name, (0,))[0]]

@@ -34,19 +34,20 @@ Squares = tuple[float, float, int]
 
 
 def lengths(pairs: Iterable[tuple[Array, Array]], usual: float | None = None) -> list[float]:
-    """Relative L2 distance of each pair (found, expected); infinite for unequal shapes, NaN or inf.
+    """Return the relative L2 distance of each pair (actual, expected); infinite for unequal shapes,
+    NaN or infinity.
+
+    usual: mean square of the values of a usual example; None: that of `pairs`
 
     The divisor is the larger of the example's norm and that of a usual example of its size, so that
     an example whose values nearly cancel gets no larger distance than the others.
-
-    usual: mean square of the values of a usual example; None: that of `pairs`
     """
     return compare_lengths([squares(f, e) for f, e in pairs], usual)
 
 
 @np.errstate(invalid="ignore")  # of two infinite values
 def squares(actual: Array, expected: Array) -> Squares:
-    """Squares of one pair, in float64."""
+    """Return the sums of squares from which a pair's distance follows, in float64."""
     if actual.shape != expected.shape:
         return (
             NOWHERE,
@@ -62,9 +63,11 @@ def squares(actual: Array, expected: Array) -> Squares:
 
 
 def iterate_chunks(actual: Array, expected: Array) -> Iterator[tuple[Floats, Floats]]:
-    """CHUNK values at a time of two arrays of one size, as copies in float64 that the next two
-    overwrite. The logits of a text take hundreds of megabytes: whole copies would go to memory and
-    back."""
+    """Yield both arrays in pieces of CHUNK values, as float64 copies that later pieces overwrite.
+    Whole copies of the logits of a text would take hundreds of megabytes.
+
+    actual, expected: arrays of one size
+    """
     f, e = actual.reshape(-1), expected.reshape(-1)
     if 0 < e.size <= CHUNK:
         yield f.astype(np.float64), e.astype(np.float64)
@@ -77,7 +80,10 @@ def iterate_chunks(actual: Array, expected: Array) -> Iterator[tuple[Floats, Flo
 
 
 def compare_lengths(each: Sequence[Squares], usual: float | None = None) -> list[float]:
-    """Relative distances of pairs from their squares. usual: see `lengths`."""
+    """Return the relative distances of pairs, computed from their squares.
+
+    usual: see `lengths`
+    """
     norms, sizes = sum(norm for _, norm, _ in each), sum(size for _, _, size in each)
     usual = norms / max(sizes, 1) if usual is None else usual
     distances = []
@@ -113,7 +119,8 @@ def upper_bound(values: Sequence[float], independent: int, looks: int, unit: flo
 
 
 def _lognormal_bound(values: Floats, independent: int, looks: int, unit: float) -> float:
-    """The tolerance bound of values whose logarithms are about normal."""
+    """Return the tolerance bound for values whose logarithms are approximately normal. Arguments
+    are those of `upper_bound`."""
     logs = np.log(np.maximum(values, unit * 1e-3))
     factor = tolerance_factor(max(independent, 3), 1 - MISSED / max(looks, 1))
     with np.errstate(over="ignore"):
@@ -121,7 +128,8 @@ def _lognormal_bound(values: Floats, independent: int, looks: int, unit: float) 
 
 
 def normal_bound(values: Sequence[float], looks: int) -> float:
-    """As upper_bound, for values that are about normal, such as shares of a total."""
+    """Return the bound of `upper_bound` for values that are approximately normal, such as shares of
+    a total."""
     if len(values) < 3:
         return math.inf
     factor = tolerance_factor(len(values), 1 - MISSED / max(looks, 1))
@@ -129,8 +137,11 @@ def normal_bound(values: Sequence[float], looks: int) -> float:
 
 
 def tolerance_factor(values: int, share: float) -> float:
-    """k such that, with probability CONFIDENCE, mean + k * standard deviation of a sample of normal
-    values lies above a share `share` of their population. values: number in the sample"""
+    """Return k such that, with probability CONFIDENCE, mean + k * standard deviation of a sample of
+    normal values lies above a share `share` of their population.
+
+    values: number of values in the sample
+    """
     normal = NormalDist()
     z, sure = normal.inv_cdf(share), normal.inv_cdf(CONFIDENCE)
     a = 1 - sure**2 / (2 * (values - 1))

@@ -1,1 +1,1 @@
-"""Sections of a recipe that stages take as they are, and the kinds of value in them."""
+"""Recipe sections that are used outside of recipe/, and types of values that sections share."""

@@ -29,7 +29,7 @@ RESERVED = (
 
 
 def _refuse_nearly_zero(value: float) -> float:
-    """Refuse a number so close to 0 that it must be a typing error."""
+    """Return the number. Raises ValueError for one so close to 0 that it must be a typing error."""
     if 0 < abs(value) < SMALLEST:
         raise ValueError(f"closer to 0 than {SMALLEST}, which is taken for a typing error")
     return value

@@ -52,7 +52,7 @@ class HessianOptions(Section):
 
 
 class GptqOptions(HessianOptions):
-    """optimizer/compress/methods/weights/gptq.py"""
+    """Options of gptq (optimizer/compress/methods/weights/gptq.py)."""
 
     RENAMED: ClassVar[Mapping[str, str]] = {
         **HessianOptions.RENAMED,
@@ -69,7 +69,7 @@ class GptqOptions(HessianOptions):
 
 
 class SparsegptOptions(HessianOptions):
-    """optimizer/compress/methods/pruning/sparsegpt.py"""
+    """Options of sparsegpt (optimizer/compress/methods/pruning/sparsegpt.py)."""
 
     sweeps: int = Field(
         2, ge=0, le=100, description="rounds that improve the mask and the remaining weights"
@@ -77,13 +77,13 @@ class SparsegptOptions(HessianOptions):
 
 
 class AwqOptions(Section):
-    """optimizer/compress/methods/activations/awq.py"""
+    """Options of awq (optimizer/compress/methods/activations/awq.py)."""
 
     clip: bool = Field(True, description="search the range of each group after scaling")
 
 
 class RotationOptions(Section):
-    """optimizer/compress/methods/activations/rotation.py"""
+    """Options of rotation (optimizer/compress/methods/activations/rotation.py)."""
 
     residual: bool = Field(True, description="rotate the residual stream; unties a tied head")
     values: bool = Field(True, description="rotate each head's values, undone in the projection")
@@ -91,7 +91,7 @@ class RotationOptions(Section):
 
 
 class AutoroundOptions(Section):
-    """optimizer/compress/methods/weights/autoround.py"""
+    """Options of autoround (optimizer/compress/methods/weights/autoround.py)."""
 
     steps: int = Field(
         200, ge=1, le=MANY, description="sign-gradient steps per block, a batch each"
@@ -127,7 +127,8 @@ class ModelTuningOptions(Section):
 
 
 class ScaleTuningOptions(ModelTuningOptions):
-    """optimizer/compress/methods/weights/scale_tuning.py; holds the whole model in memory"""
+    """Options of scale_tuning (optimizer/compress/methods/weights/scale_tuning.py). The method
+    holds the whole model in memory."""
 
     RENAMED: ClassVar[Mapping[str, str]] = {"together": "batch_size"}
 

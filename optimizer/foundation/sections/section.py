@@ -9,10 +9,9 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Section(BaseModel):
-    """One block of the recipe: immutable, strict types, no unknown keys.
+    """Block of a recipe: immutable, with strict types, and without unknown keys.
 
-    RENAMED: {key of an earlier version: its name today}; the error for an old key names the new
-    one.
+    RENAMED: {key of an earlier version: its name today}; the error for an old key names the new one
     """
 
     RENAMED: ClassVar[Mapping[str, str]] = {}

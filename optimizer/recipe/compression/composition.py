@@ -1,4 +1,4 @@
-"""Check that compression methods, and the sections about them, can be combined.
+"""Check that compression methods, and the recipe sections about them, can be combined.
 
 The checks read the methods' records; `Recipe` calls them.
 """
@@ -28,7 +28,8 @@ SHAPES_ONLY = 8
 
 
 def check(quantize: Quantize) -> None:
-    """Raise ValueError for methods that cannot be combined with each other or with the section."""
+    """Raise ValueError for methods that cannot be combined with each other or with other keys of
+    the section."""
     if quantize.method and quantize.methods:
         raise ValueError("method and methods are both given; use one of them")
     _check_order(quantize.chosen)
@@ -45,7 +46,7 @@ def check(quantize: Quantize) -> None:
 
 
 def check_labels(learning: Learning, data: DataSpec, task: str) -> None:
-    """Raise ValueError for a loss on labels that the task or the data do not have."""
+    """Raise ValueError for a loss on labels where the task or the data have no labels."""
     place = f"{learning.PLACE}.losses.labels"
     if not learning.losses.labels:
         return
@@ -70,7 +71,8 @@ def check_generated(learning: Learning, task: str) -> None:
 
 
 def check_deterministic(reduce: Reduce | None, qat: Qat | None) -> None:
-    """Raise ValueError for options whose result depends on the processor, whatever its kernels."""
+    """Raise ValueError for options whose result depends on the processor even with portable
+    kernels."""
     if reduce is not None and reduce.latency_gain is not None:
         raise ValueError(
             "compress.deterministic: reduce.goal.latency_gain chooses sizes by this machine's "
@@ -129,7 +131,8 @@ def check_training(quantize: Quantize) -> None:
 
 
 def cheapen(section: Compression) -> Compression:
-    """Return the cheapest section whose model has the same graph, hence the same speed.
+    """Return a section that is cheap to run and whose model has the same graph, hence the same
+    speed.
 
     Methods that add to the graph or fold into it stay, calibrated on at most SHAPES_ONLY texts.
     Weights are rounded to nearest and not pruned (pruned by magnitude where nothing is quantized),
@@ -174,7 +177,8 @@ def _check_order(chosen: tuple[Method, ...]) -> None:
 
 
 def _check_alone(quantize: Quantize) -> None:
-    """Refuse other options beside integers taken from the checkpoint, or beside float weights."""
+    """Refuse further options where the checkpoint's own integers are kept, or where nothing is
+    quantized."""
     more = quantize.model_fields_set - {"method", "methods"}
     if quantize.passes_through and (len(quantize.chosen) > 1 or more):
         name = _names(quantize.of_kind("pass-through"))
@@ -221,7 +225,7 @@ def _check_activations(quantize: Quantize) -> None:
 
 
 def _check_float8(quantize: Quantize) -> None:
-    """Refuse options that FP8 and FP4 do not have, and these beside integers."""
+    """Refuse options that FP8 and FP4 do not support, and FP8 or FP4 together with integers."""
     if not quantize.is_float:
         return
     inputs = quantize.activations
@@ -277,7 +281,7 @@ def _check_allocation(quantize: Quantize) -> None:
 
 
 def check_inputs(task: str, specs: Mapping[str, DataSpec]) -> None:
-    """Raise ValueError for data of another kind than the task takes.
+    """Raise ValueError for data whose kind of input differs from the task's.
 
     specs: {place in the recipe: data set}
     """
@@ -301,7 +305,7 @@ def check_inputs(task: str, specs: Mapping[str, DataSpec]) -> None:
 
 
 def check_of_files(model: Model) -> None:
-    """Raise ValueError for a key of ONNX files in the section of another model."""
+    """Raise ValueError for a key of ONNX files in the section of another kind of model."""
     keys = ("onnx_file", "outputs", "axes", "ranges", "module")
     present = [key for key in keys if getattr(model, key)]
     if present and tasks.find_task(model.task).inputs is not TENSORS:

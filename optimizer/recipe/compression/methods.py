@@ -148,7 +148,8 @@ OUTPUT_SEARCHED = Method(
 
 
 def _gptq_aims_at_float(gptq: options.GptqOptions, static_activations: bool) -> bool:
-    """Method.float_reference of gptq: by default not with static ranges (docs/decisions/0022)."""
+    """Implement Method.float_reference of gptq: by default not with static ranges
+    (docs/decisions/0022)."""
     return not static_activations if gptq.float_target is None else gptq.float_target
 
 
@@ -248,7 +249,7 @@ RENAMED: Mapping[str, str] = {
 
 
 def find_method(name: str) -> Method:
-    """The record of a method of the table or of an installed distribution.
+    """Return the record of a method, from the table or from an installed distribution.
 
     Raises KeyError for an unknown name, TypeError for an entry point that is not a Method of that
     name.
@@ -262,15 +263,15 @@ def find_method(name: str) -> Method:
 
 
 def list_names() -> list[str]:
-    """The names of all methods: first METHODS, then entry points of other distributions."""
+    """Return the names of all methods: first METHODS, then entry points of other distributions."""
     return list(dict.fromkeys([*METHODS, *list_entry_points(GROUP)]))
 
 
 def list_calibrated() -> list[str]:
-    """The names of the methods that need calibration data.
+    """Return the names of the methods that need calibration data.
 
-    A record of another distribution that cannot be loaded is omitted: `method` raises its error if
-    a recipe names it.
+    Records of other distributions that fail to load are omitted; `find_method` raises the error if
+    a recipe names one.
     """
     needing = []
     for name in list_names():
@@ -287,17 +288,19 @@ def refuse_old_name(name: Any) -> Any:
 
 
 def place(record: Method) -> tuple[int, int]:
-    """Sort key of a method: by kind, then by the table; other distributions' methods last."""
+    """Return the sort key of a method: by kind, then by the table. Methods of other distributions
+    come last."""
     names = list(METHODS)
     at = names.index(record.name) if record.name in names else len(names)
     return get_args(Kind).index(record.kind), at
 
 
 def digest_code(records: Iterable[Method], limits: bool = False) -> dict[str, str]:
-    """{"<kind> <name>": digest of the method's code}, for the key of a step that calls the method:
-    no import leads from a stage to a function that is named by a string.
+    """Return {"<kind> <name>": digest of the method's code}, for the key of a step that calls the
+    method. Digests of a stage's imports lack this code, because functions of methods are named by
+    strings.
 
-    limits: include the code of the methods' limits
+    limits: True to include the code of the methods' limits
     """
     records = list(records)
     references = {f"{r.kind} {r.name}": r.apply for r in records}

@@ -45,6 +45,8 @@ def _is_float(value: str) -> bool:
 
 
 class Weights(Section):
+    """Format of quantized weights."""
+
     type: Literal["int", "float8", "float4"] = Field(
         "int",
         description="float8: FP8 E4M3 values (8 bits, granularity: channel or block); float4: "
@@ -66,7 +68,7 @@ class Weights(Section):
     @model_validator(mode="before")
     @classmethod
     def _fill_in_float4(cls, values: Any) -> Any:
-        """Fill in bits and groups of NVFP4, which has no others."""
+        """Fill in the bits and the groups of NVFP4, which exist in one size only."""
         if isinstance(values, Mapping) and values.get("type") == "float4":
             return {"bits": 4, "granularity": "group", "group_size": FLOAT4_GROUP, **values}
         return values
@@ -115,6 +117,8 @@ class Weights(Section):
 
 
 class Activations(Section):
+    """Quantization of the inputs of linear layers and convolutions, and of attention."""
+
     type: Literal["int", "float8", "float4"] = Field(
         "int",
         description="float8: FP8 E4M3 values, with weights of type: float8; float4: NVFP4, with "
@@ -164,7 +168,7 @@ class Activations(Section):
     @model_validator(mode="before")
     @classmethod
     def _fill_in_float4(cls, values: Any) -> Any:
-        """Fill in bits and groups of NVFP4, which has no others."""
+        """Fill in the bits and the groups of NVFP4, which exist in one size only."""
         if isinstance(values, Mapping) and values.get("type") == "float4":
             return {"bits": 4, "granularity": "group", **values}
         return values
@@ -198,7 +202,7 @@ class Activations(Section):
 
 
 class LayerRule(Section):
-    """Other weights for some modules. The first rule that matches a module applies."""
+    """Different weights for some modules. The first rule that matches a module applies."""
 
     modules: tuple[Pattern, ...] = Field(
         min_length=1, description="module name patterns (fnmatch); each must match something"
@@ -213,7 +217,8 @@ _BY_SENSITIVITY = (
 
 
 class Allocate(Section):
-    """Bits per module by sensitivity (optimizer/compress/apply/precision/mixed_precision.py).
+    """Choice of bits per module by sensitivity
+    (optimizer/compress/apply/precision/mixed_precision.py).
 
     The whole model is in memory once. Modules that a rule in `layers` names are excluded.
     """
@@ -253,7 +258,7 @@ class Allocate(Section):
 
 
 class KeepFloatAuto(Section):
-    """Modules that stay float by measured error
+    """Choice of modules that stay float by measured error
     (optimizer/compress/apply/precision/keep_float_auto.py). The whole model is in memory once."""
 
     max_error: Limit = Field(
@@ -292,8 +297,9 @@ MethodName = Annotated[
 
 
 class Quantize(Section):
-    """Options of a method of another distribution (recipe/compression/methods.py) stand under its
-    name, like those of ours."""
+    """Quantization: methods, formats, and modules that stay float. Options of a method from another
+    distribution (recipe/compression/methods.py) stand under the method's name, like those of
+    ours."""
 
     model_config = ConfigDict(extra="allow", json_schema_extra={"additionalProperties": False})
     RENAMED: ClassVar[Mapping[str, str]] = methods.RENAMED
@@ -354,28 +360,30 @@ class Quantize(Section):
 
     @property
     def chosen(self) -> tuple[Method, ...]:
-        """The records of the recipe's methods, in order."""
+        """Records of the recipe's methods, in order."""
         names = self.methods or ((self.method,) if self.method else ())
         return tuple(map(methods.find_method, names))
 
     def of_kind(self, *kinds: Kind) -> tuple[Method, ...]:
-        """The records of the recipe's methods of these kinds, in order; () without such methods."""
+        """Return the records of the recipe's methods of these kinds, in order."""
         return tuple(m for m in self.chosen if m.kind in kinds)
 
     @property
     def rounding(self) -> Method:
-        """The method that chooses the integers; rounding to nearest by default."""
+        """Method that chooses the integers; by default rounding to nearest."""
         return next(iter(self.of_kind("rounding")), methods.NEAREST)
 
     @property
     def block_rounding(self) -> Method:
-        """The rounding method of the blocks, whose ranges a smoothing method may search."""
+        """Method that rounds the weights of blocks: `rounding`, or the range search that a
+        smoothing method brings in place of rounding to nearest."""
         searches = [s for m in self.chosen if (s := m.range_search(self.options_of(m)))]
         return searches[-1] if searches and self.rounding is methods.NEAREST else self.rounding
 
     @property
     def in_use(self) -> tuple[Method, ...]:
-        """Every method whose code affects the result; NEAREST always, as it rounds embeddings."""
+        """All methods whose code affects the result. NEAREST is always among them, because it
+        rounds embeddings."""
         return (*self.chosen, self.block_rounding, methods.NEAREST)
 
     @property
@@ -390,12 +398,12 @@ class Quantize(Section):
 
     @property
     def head_weights(self) -> Weights | Literal["float"]:
-        """Storage of the head; for head: tied the storage of the embedding."""
+        """Format of the output head; with head: tied that of the embedding."""
         return self.embedding if self.head == "tied" else self.head
 
     @property
     def every_weights(self) -> dict[str, Weights]:
-        """{place below quantize: weights block}."""
+        """{path below quantize: section} of all sections that describe quantized weights."""
         blocks: dict[str, Any] = {"weights": self.weights}
         blocks |= {f"layers.{i}.weights": rule.weights for i, rule in enumerate(self.layers)}
         choices = self.allocate.choices if self.allocate else ()
@@ -405,7 +413,7 @@ class Quantize(Section):
 
     @property
     def is_float(self) -> bool:
-        """True where a weight or an activation is to be a value of a small float type."""
+        """True where a weight or an activation is quantized to a small float type."""
         inputs = self.activations is not None and not _is_int(self.activations.type)
         return inputs or any(w.is_float for w in self.every_weights.values())
 
@@ -438,11 +446,12 @@ class Quantize(Section):
         return self.options_of(tuning[0]) if tuning else None
 
     def options_of(self, method: Method) -> Any:
-        """The section of a method's options; None for a method without options."""
+        """Return the section with a method's options; None for a method without options."""
         return getattr(self, method.name, None)
 
     def aims_at_float(self, method: Method) -> bool:
-        """True where `method` compares with the float model's hidden states at the same place."""
+        """Return True where `method` compares with the float model's hidden states at the same
+        place."""
         return method.float_reference(self.options_of(method), self.static_activations)
 
     @model_validator(mode="after")
@@ -455,7 +464,7 @@ class Quantize(Section):
         return self
 
     def _read_options_of_others(self) -> None:
-        """Read keys that are not fields as options of other distributions' methods."""
+        """Read unknown keys as options of other distributions' methods."""
         assert self.__pydantic_extra__ is not None  # extra="allow"
         sections: dict[str, Any] = self.__pydantic_extra__
         options = {m.name: m.options for m in self.chosen if m.options is not None}
@@ -473,7 +482,8 @@ class Quantize(Section):
 
 
 def _section(options: type[Section], name: str, value: Any) -> Section:
-    """Options of a method of another distribution, with errors located below its name."""
+    """Build the options of a method from another distribution; errors name the place below its
+    key."""
     try:
         return options.model_validate_json(json.dumps(value))
     except ValidationError as e:

@@ -1,7 +1,7 @@
 """The sparsity section of a recipe, and the table of pruning methods.
 
-No module but this one contains the methods' names. To import no torch, a record names its function
-by a string, "package.module:function".
+Only this module contains the methods' names. To import no torch, a record names its function by a
+string, "package.module:function".
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ def _pattern(text: str) -> str:
 
 
 class Sparsity(Section):
-    """Pruning, in the same walk as quantize: prune, then round the remaining weights, by one
-    Hessian.
+    """Pruning, in the same pass over the blocks as quantize: prune a weight, then round what
+    remains, with one Hessian.
 
     Without a quantize section the remaining weights stay float.
     """
@@ -117,24 +117,25 @@ class Sparsity(Section):
 
     @property
     def record(self) -> SparsityMethod:
-        """The record of the method."""
+        """Record of the pruning method."""
         return SPARSITY_METHODS[self.method]
 
     @cached_property
     def shape(self) -> Pattern:
-        """The pattern with its amount."""
+        """Pattern of zeros, with its amount."""
         if self.pattern == UNSTRUCTURED:
             return Pattern(amount=AMOUNT if self.amount is None else self.amount)
         return Pattern.parse(self.pattern)
 
     @property
     def adjusts(self) -> bool:
-        """True where the remaining weights change."""
+        """True where the method also changes the weights that remain."""
         return self.record.judged_by == "adjusted"
 
     @property
     def float_target(self) -> bool:
-        """True where weights that stay float aim at the float model's output."""
+        """True where remaining float weights are fitted to the float model's output, which corrects
+        errors of earlier blocks."""
         return self.record.float_target and self.sparsegpt.float_target is not False
 
     @model_validator(mode="after")
@@ -152,8 +153,8 @@ class Sparsity(Section):
 
 
 def digest_code(sparsity: Sparsity | None) -> dict[str, str]:
-    """{"sparsity <method>": digest of the method's code}, as methods.digest_code; {} without
-    sparsity."""
+    """Return {"sparsity <method>": digest of the method's code}, for the key of a step that calls
+    the method; {} without sparsity."""
     if sparsity is None:
         return {}
     module = sparsity.record.apply.partition(":")[0]
