@@ -47,18 +47,22 @@ class Samples:
     by_column: dict[Path, bool] = field(default_factory=dict)  # cut.GraphSummary's, of graphs read
 
     def looks(self, *, extremes: bool = True) -> int:
-        """The number of comparisons of each output with its limit."""
+        """Return the number of comparisons of each output with its limit.
+
+        extremes: True to count the extreme batches too
+        """
         chosen = (*self.batches, *self.extremes) if extremes else self.batches
         return 2 * sum(b.rows for b in chosen)
 
     def continuations(
         self, traces: Sequence[Trace], model: Path
     ) -> tuple[list[Trace], list[tuple[int, int]]]:
-        """The traces as the graph `model` reads them, and (index of a trace, past) of those whose
-        tokens from `past` on are also given after a KV cache of `past` tokens.
+        """Return (continuations of traces, [(index of the continued trace, past)]). A continuation
+        has the tokens from number `past` on as inputs, behind a KV cache of the first `past`
+        tokens.
 
-        These are a decoder's first trace, and the second, which is padded, where the graph accepts
-        torch's cache of it.
+        Continued are a decoder's first trace, and the second, which is padded, where the graph
+        `model` accepts torch's KV cache of it.
         """
         if not self.continues:
             return list(traces), []
@@ -70,12 +74,13 @@ class Samples:
         return read, [(i, past) for i, n in lengths for past in (n // 3, n - 1) if 0 < past < n]
 
     def with_continuations(self, traces: Sequence[Trace], model: Path) -> list[Trace]:
-        """All traces that the graph `model` is run on: these, and their continuations."""
+        """Return all traces that the graph `model` runs end to end: `traces` and their
+        continuations."""
         read, cuts = self.continuations(traces, model)
         return [*read, *(read[i].continued(past) for i, past in cuts)]
 
     def of_pieces(self, traces: Sequence[Trace], model: Path) -> list[Trace]:
-        """The traces that pieces of the graph `model` are run on: the sample and its
+        """Return the traces that pieces of the graph `model` run on: those of the sample and their
         continuations."""
         return self.with_continuations([traces[i] for i in self.sampled], model)
 
@@ -83,7 +88,7 @@ class Samples:
 @dataclass(frozen=True)
 class TorchModel:
     """A torch model that correct runs are made of. Its parts are functions, because models and
-    traces are as large as the weights: they are made when first needed and freed after their last
+    traces are as large as the weights: they are made at their first use and freed after their last
     hop."""
 
     model: Callable[[], nn.Module]
@@ -95,7 +100,7 @@ class TorchModel:
 
 @dataclass(frozen=True)
 class _Compared:
-    """A trace of the sample, and the part of a run that is compared with it."""
+    """A trace of the sample, and the place in a run of the outputs that are compared with it."""
 
     trace: Trace
     batch: int  # index of the batch in the run
@@ -103,8 +108,9 @@ class _Compared:
 
 
 class CorrectRuns:
-    """Makes correct runs when a limit is first read.
+    """Limits from correct runs. Runs are made when a limit is first read, and kept on disk.
 
+    samples: the ledger's batches and the sample of them
     models: {"folded": the float model with replaced parameters, "state": the compressed state}
     arithmetic: function Materials.arithmetic
     """
@@ -145,7 +151,11 @@ class CorrectRuns:
         return self._spread("state", self.arithmetic("fp32", blocks=True), self._samples.compared)
 
     def token_logits(self, precision: str, *, blocks: bool) -> Spread:
-        """Limit of a decoder's "logits", token by token. blocks: True for fused kernels."""
+        """Return the limit of a decoder's "logits", where each token is an example.
+
+        precision: type of float operators
+        blocks: True for fused kernels
+        """
         runs = self._token_runs(precision, blocks)
         traces = self._traces_from_the_start()
         rows = [[_by_token(r, one) for r, one in zip(run, traces, strict=True)] for run in runs]
@@ -157,9 +167,14 @@ class CorrectRuns:
         return spread.measure_spread(rows, None, by_token, ["logits"], UNIT["fp32"], looks)
 
     def token_gap(self, looks: int, precision: str, *, blocks: bool) -> float:
-        """The largest gap to the likeliest token, in standard deviations of the logits, at which a
-        correct run may still draw another token: the most that two runs move two of the likeliest
-        tokens apart. looks: number of tokens that are compared with it."""
+        """Return the largest gap to the likeliest token, in standard deviations of the logits, at
+        which a correct run may draw another token: the most by which two runs move two of the
+        likeliest tokens apart.
+
+        looks: number of tokens that are compared with the gap
+        precision: type of float operators
+        blocks: True for fused kernels
+        """
         runs = self._token_runs(precision, blocks)
         traces = self._traces_from_the_start()
         widest = []
@@ -172,8 +187,12 @@ class CorrectRuns:
         return upper_bound(widest, independent, looks, UNIT["fp32"])
 
     def module_inputs(self, kind: str, precision: str) -> dict[str, float]:
-        """{"<module>:input:<use>" or output: limit} of the operators between linear modules, where
-        these modules return exactly the outputs in the traces."""
+        """Return the limits of the operators between linear modules, where each module returns the
+        outputs in the traces: {"<module>:input:<use>" or name of an output: limit}.
+
+        kind: "folded" or "state"
+        precision: type of float operators
+        """
         if (kind, precision) not in self._module_inputs:
             self._module_inputs[kind, precision] = self._measure_between(kind, precision)
         return self._module_inputs[kind, precision]
@@ -203,7 +222,10 @@ class CorrectRuns:
         return [p.trace for p in self._parts("state") if not p.past]
 
     def _parts(self, kind: str, *, extremes: bool = True) -> list[_Compared]:
-        """Parts to compare. extremes: with the longest text, which graphs run end to end only."""
+        """List the parts of runs to compare.
+
+        extremes: True to include the longest text, which graphs run end to end only
+        """
         model = self._models[kind]
         traces = model.traces()
         chosen = [traces[i] for i in self._samples.sampled]
@@ -253,9 +275,11 @@ class CorrectRuns:
         name: str,
         usual: float,
     ) -> float:
-        """The limit of output `name` of one example, from RUNS_ALONE correct runs of it.
+        """Return the limit of output `name` of one example, from RUNS_ALONE correct runs of it.
 
-        kinds: the arithmetic of the runs; two where one kind is compared with the other
+        kinds: arithmetic of the runs; two where runs of one kind are compared with runs of the
+            other
+        one: trace of the example
         looks: number of comparisons of all outputs
         usual: mean square of the output's values in all examples
         """
@@ -279,13 +303,14 @@ def _describe(arithmetic: Arithmetic) -> str:
 
 
 def _seeds(key: tuple[str, Arithmetic | str], count: int) -> range:
-    """Seeds of `count` runs; kinds of runs have different ones."""
+    """Return the seeds of `count` runs, which depend on the kind of run, `key`."""
     first = 1000 * (sum(map(ord, str(key))) % 1000)
     return range(first, first + count)
 
 
 def _select(run: Run, parts: Sequence[_Compared]) -> list[Mapping[str, Array]]:
-    """{output: array} of each part: from token `past` on, but the complete KV cache."""
+    """Return {output: array} of each part: the tokens from number `past` on; of a KV cache all
+    tokens."""
     return [_from_token(run[p.batch], p.past) for p in parts]
 
 
@@ -298,21 +323,25 @@ def _from_token(result: Mapping[str, Array], past: int) -> Mapping[str, Array]:
 
 
 def _by_token(result: Mapping[str, Array], one: Trace) -> Mapping[str, Array]:
-    """{"logits": (real tokens, 1, vocabulary)}."""
+    """Return {"logits": (real tokens, 1, vocabulary)} of a run, so that each token is an
+    example."""
     real = one.mask.astype(bool)
     return LazyArrays(["logits"], lambda name: result[name][real][:, None])
 
 
 def _with_inputs(one: Trace, names: Sequence[str]) -> Trace:
-    """The trace with its modules' inputs among its results."""
+    """Return the trace with the outputs or module inputs `names` as its results."""
     inputs = {f"{m}:input:{use}": array for (m, use), array in one.inputs.items()}
     results = {**one.result, **inputs}
     return replace(one, result={n: results[n] for n in names})
 
 
 def _widest(a: Array, b: Array) -> list[float]:
-    """Of each token (tokens, vocabulary) the most that two of the likeliest tokens move apart, in
-    standard deviations of its logits."""
+    """Return, per token, the most that two of the likeliest tokens move apart between two runs, in
+    standard deviations of the logits.
+
+    a, b: logits (tokens, vocabulary) of the runs
+    """
     likeliest = np.argpartition(a, -min(NEAR_TOKENS, a.shape[1]), axis=1)[:, -NEAR_TOKENS:]
     moved = np.take_along_axis(a.astype(np.float64) - b.astype(np.float64), likeliest, 1)
     return list((moved.max(1) - moved.min(1)) / a.astype(np.float64).std(1))

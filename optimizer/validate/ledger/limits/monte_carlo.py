@@ -54,8 +54,9 @@ AT_ONCE = 2  # runs in threads, each with the activations of a batch
 
 @dataclass(frozen=True)
 class RoundedModel:
-    """A model whose runs round at random.
+    """A model whose operations are rounded at random in correct runs.
 
+    model: the model, which stays unchanged
     modules: names of its linear modules, which a graph multiplies by, and QuantInputs
     arithmetic: roundoff of its operations
     """
@@ -72,8 +73,12 @@ def make_runs(
     seeds: Sequence[int],
     store: Store = dict,
 ) -> Iterator[list[Mapping[str, Array]]]:
-    """A correct run per seed, each a list over batches of the named outputs, made on demand. The
-    model is left unchanged."""
+    """Make one correct run per seed, on demand: a list over batches of {output: array}. The model
+    is left unchanged.
+
+    outputs: names of the outputs to keep
+    store: function that stores the arrays of a batch
+    """
 
     def one(own: nn.Module, mode: RandomRounding) -> list[Mapping[str, Array]]:
         _round_parameters(own, mode, mode.arithmetic)
@@ -96,9 +101,13 @@ def run_between(
     seeds: Sequence[int],
     store: Store = dict,
 ) -> Iterator[list[Mapping[str, Array]]]:
-    """A run per seed, each a list over traces of the inputs of linear modules
-    ("<module>:input:<use>") and the outputs, where every linear module returns the trace's output,
-    rounded to the arithmetic's type."""
+    """Make one run per seed in which each linear module returns its output in the trace, rounded to
+    the arithmetic's type, so that only the operators between modules add errors. A run is a list
+    over traces of {name: array} of the outputs and of module inputs, "<module>:input:<use>".
+
+    outputs: names of the outputs to keep
+    store: function that stores the arrays of a trace
+    """
     modules = {name for name, _ in traces[0].outputs}
 
     def one(own: nn.Module, mode: RandomRounding) -> list[Mapping[str, Array]]:
@@ -120,8 +129,9 @@ def run_between(
 def _each(
     one: Callable[[nn.Module, RandomRounding], T], rounded: RoundedModel, seeds: Sequence[int]
 ) -> Iterator[T]:
-    """Results of one(model, mode) for every seed, AT_ONCE at the same time in threads. Each call
-    has modules and random numbers of its own, so that no result depends on another call."""
+    """Yield the result of one(model, mode) for every seed; AT_ONCE seeds run at the same time in
+    threads. Each call has modules and random numbers of its own, so results do not depend on other
+    calls."""
 
     def call(seed: int) -> T:
         return one(copy_modules(rounded.model), RandomRounding(rounded.arithmetic, seed))
@@ -140,8 +150,8 @@ class _NoMode(TorchDispatchMode):
 
 
 def copy_modules(model: nn.Module) -> nn.Module:
-    """A copy of the tree of modules with the same values: hooks, replaced modules and
-    `parameter.data` of the copy do not reach the model."""
+    """Copy the tree of modules, which shares the values of its parameters with `model`. Hooks,
+    replaced modules and `parameter.data` of the copy do not affect `model`."""
     copies = {module: copy(module) for module in model.modules()}
     parameters: dict[Tensor, nn.Parameter] = {}
     for module, own in copies.items():
@@ -162,7 +172,8 @@ class _CurrentBatch:
 def _add_errors(
     model: nn.Module, modules: Collection[str], mode: RandomRounding, arithmetic: Arithmetic
 ) -> _CurrentBatch:
-    """Add random errors of a product to the linear modules; the caller sets the returned mask."""
+    """Add hooks that give the linear modules the random errors of a product. The caller sets `mask`
+    of the returned object for each batch."""
     place = _CurrentBatch()
 
     def before(name: str) -> Callable[..., tuple[Tensor, ...]]:
@@ -232,8 +243,10 @@ def _filters(module: nn.Module) -> ConvGeometry | None:
 
 
 def _terms(x: Tensor, filters: ConvGeometry | None, weights: Tensor) -> Tensor:
-    """The norm of the terms of each output's sum, for independent factors.
+    """Compute the norm of the terms of each output's sum, as if factors were independent.
 
+    x: inputs of the module
+    filters: geometry of a convolution; None for another module
     weights: root mean square of each output's weights
     """
     if filters is None:
@@ -246,14 +259,15 @@ def _terms(x: Tensor, filters: ConvGeometry | None, weights: Tensor) -> Tensor:
 
 
 def _along(values: Tensor, filters: ConvGeometry | None) -> Tensor:
-    """One number per output, shaped to broadcast along an image's channels."""
+    """Shape one number per output (outputs,) so that it broadcasts along the output: along the
+    channels of an image where `filters` is given."""
     return values if filters is None else values[:, None, None]
 
 
 @contextmanager
 def quantize_in_kernels(model: nn.Module, blocks: Mapping[str, int]) -> Iterator[None]:
-    """Run the model as in kernels that quantize the inputs of weight-only modules, without other
-    rounding.
+    """Run the model, inside this context, as kernels do that quantize the inputs of weight-only
+    modules, without other rounding.
 
     blocks: {weight-only module: inputs per int8 block}
     """
@@ -269,7 +283,8 @@ def quantize_in_kernels(model: nn.Module, blocks: Mapping[str, int]) -> Iterator
 
 
 def flips_values(model: nn.Module, modules: Collection[str], arithmetic: Arithmetic) -> bool:
-    """True where a run moves integers by a step: those of an input of one of `modules`."""
+    """Return True where correct runs move integers by a step, because an input of one of `modules`
+    is quantized."""
     each = ((model.get_submodule(name), arithmetic.blocks.get(name, 0)) for name in modules)
     return any(
         isinstance(module, QuantLinear | QuantInput) and _reads_integers(module, block)
@@ -282,8 +297,11 @@ def _reads_integers(module: QuantLinear | QuantInput, block: int) -> bool:
 
 
 def _step(module: nn.Module, x: Tensor, block: int) -> Tensor | None:
-    """One step of the integers of x, as a change of x (..., 1) or (..., in); None where x stays
-    float."""
+    """Compute one step of the integers of x, as a change of x (..., 1) or (..., in); None where x
+    stays float.
+
+    block: inputs per int8 block; 0: none
+    """
     if not isinstance(module, QuantLinear | QuantInput) or not _reads_integers(module, block):
         return None
     scaled = x if module.factor is None else x * module.factor
@@ -309,7 +327,12 @@ def _step(module: nn.Module, x: Tensor, block: int) -> Tensor | None:
 
 
 def _flipped(x: Tensor, step: Tensor, mask: Tensor, mode: RandomRounding, every: bool) -> Tensor:
-    """x with one value of one real token of each example, or of every token, moved by a step."""
+    """Return x with one random value moved by one step: in one real token of each example, or in
+    every token where `every`.
+
+    step: result of _step
+    mask: True for real tokens
+    """
     if mask.ndim < 2:  # images, whole or in windows: (image, channel, row, column), or a width last
         mask = torch.ones((len(mask), x[..., 0].numel() // len(mask)), dtype=torch.bool)
     elif x.ndim == 4 and x.shape[2] == mask.shape[1]:  # probabilities (text, head, query, key)
@@ -328,7 +351,11 @@ def _flipped(x: Tensor, step: Tensor, mask: Tensor, mode: RandomRounding, every:
 
 
 def _in_blocks(module: nn.Module, x: Tensor, block: int) -> Tensor:
-    """x times its module's factor, as int8 in blocks along the last axis, and back."""
+    """Quantize x, times the module's factor, to int8 in blocks along the last axis, and de-quantize
+    it.
+
+    block: values per block
+    """
     factor, width = getattr(module, "factor", None), x.shape[-1]
     if factor is not None:
         x = x * factor
@@ -341,8 +368,9 @@ def _in_blocks(module: nn.Module, x: Tensor, block: int) -> Tensor:
 
 
 def _round_parameters(model: nn.Module, mode: RandomRounding, arithmetic: Arithmetic) -> None:
-    """Round vectors, filters and added parameters (an image's positions) to the storage type, and
-    folded parameters to their own error; the products cover matrices."""
+    """Round vectors, filters and added parameters (such as an image's positions) to the storage
+    type at random, and folded parameters by their own error. Matrices are left out: the random
+    errors of products include theirs."""
     for name, parameter in model.named_parameters():
         growth = arithmetic.replaced.get(name, 0.0)
         coarse = arithmetic.coarse and parameter.ndim != 2
@@ -372,7 +400,7 @@ class _ReplayedLinear(nn.Module):
 
     @property
     def weight(self) -> Any:
-        """Read by some models."""
+        """Weight of the replaced module, for models that read it directly."""
         return self.linear.weight
 
     def forward(self, x: Tensor) -> Tensor:

@@ -53,7 +53,14 @@ them."""
 
 @dataclass(frozen=True)
 class Suspect:
-    """A row of a parameter beyond the screen; row None for the complete parameter."""
+    """A row of a parameter whose statistic is beyond the screen.
+
+    parameter: name of the parameter
+    row: number of the row; None: all rows together
+    statistic: function that is compared between the row and its re-roundings
+    message: sentence for the report
+    looks: number of rows that were screened
+    """
 
     parameter: str
     row: int | None
@@ -63,7 +70,7 @@ class Suspect:
 
 
 def judge_suspects(m: Materials, suspects: Sequence[Suspect]) -> tuple[list[str], list[str]]:
-    """(problems, sentences on suspects that cannot be judged)."""
+    """Judge all suspects: (problems, sentences on suspects that cannot be judged)."""
     refused, unjudged, again = list[str](), list[str](), list[ResampledRows]()
     for parameter in dict.fromkeys(s.parameter for s in suspects):
         of_parameter = [s for s in suspects if s.parameter == parameter]
@@ -80,7 +87,11 @@ def judge_suspects(m: Materials, suspects: Sequence[Suspect]) -> tuple[list[str]
 
 @dataclass(frozen=True)
 class ResampledRows:
-    """Rows of a parameter, by number, that are rounded again. weight: (rows, in), float values."""
+    """Rows of a parameter that are rounded again: the suspects and other rows as controls.
+
+    rows: row numbers (rows,)
+    weight: float values (rows, in)
+    """
 
     parameter: str
     rows: Tensor
@@ -114,8 +125,9 @@ def _stored(m: Materials, parameter: str) -> QTensor | Tensor:
 
 
 def _together(m: Materials, chosen: Sequence[ResampledRows]) -> Iterator[list[ResampledRows]]:
-    """Groups whose sums are taken in one pass over the calibration texts: their memory is at most
-    that of the float weights, of which a later hop has several copies (estimate.py)."""
+    """Group the parameters whose sums are computed in one pass over the calibration texts. The sums
+    of a group take at most the memory of the float weights, of which a later hop has several copies
+    (estimate.py)."""
     most = sum(p.numel() * p.element_size() for p in m.float_model.parameters())
     several: list[ResampledRows] = []
     for each in chosen:
@@ -128,6 +140,11 @@ def _together(m: Materials, chosen: Sequence[ResampledRows]) -> Iterator[list[Re
 
 
 def _refused(m: Materials, chosen: ResampledRows, sums: Sequence[Sums]) -> list[str]:
+    """Return a sentence for each suspect of a parameter that lies further from its re-roundings
+    than correct rows do.
+
+    sums: (H, P) of each resample
+    """
     rows, weight = chosen.rows, chosen.weight
     again = _rounded_again(m, chosen, sums)
     stored = _some_rows(_stored(m, chosen.parameter), rows)
@@ -147,7 +164,12 @@ def _refused(m: Materials, chosen: ResampledRows, sums: Sequence[Sums]) -> list[
 
 
 def _limit(null: roundoff.Floats, at: int, looks: int) -> float:
-    """The distance from its mean that a correct row may have; null (resamples, rows)."""
+    """Return the distance from its mean that the statistic of a correct row may have.
+
+    null: statistic of the re-rounded rows (resamples, rows)
+    at: index of the row
+    looks: number of rows that were screened
+    """
     count, rows = null.shape
     variance = null.var(0, ddof=1)
     spread = np.sqrt(max(float(variance.mean()), float(variance[at])) * (1 + 1 / count))
@@ -156,7 +178,7 @@ def _limit(null: roundoff.Floats, at: int, looks: int) -> float:
 
 
 def read_values(q: QTensor | Tensor) -> Tensor:
-    """Values (rows, in) float32 of the integers, or of the pruned floats."""
+    """Return the values (rows, in) float32 of integers or of pruned floats."""
     return q if isinstance(q, Tensor) else q.dequantize()
 
 
@@ -172,7 +194,10 @@ def _some_rows(q: QTensor | Tensor, rows: Tensor) -> QTensor | Tensor:
 def _rounded_again(
     m: Materials, chosen: ResampledRows, sums: Sequence[Sums]
 ) -> Sequence[QTensor | Tensor]:
-    """The rows rounded (or pruned) by the recipe's method, RESAMPLES times."""
+    """Round (or prune) the rows by the recipe's method once per resample.
+
+    sums: (H, P) of each resample
+    """
     parameter, module, weight = chosen.parameter, chosen.module, chosen.weight
     quantize = m.section.quantize
     sparsity = m.section.sparsity if parameter in m.state.sparsity else None
@@ -190,7 +215,8 @@ def _rounded_again(
 
 
 def _sums(m: Materials, several: Sequence[ResampledRows]) -> list[list[Sums]]:
-    """For each parameter [(H, P) per resample], in one pass over the calibration texts."""
+    """Compute [(H, P) of each resample] for each parameter, in one pass over the calibration
+    texts."""
     collecting = {chosen.module: _Accumulator(m, chosen) for chosen in several}
     aiming = [name for name, c in collecting.items() if c.against_float]
     reference = m.float_model if m.state.pruned_floats else m.folded_model
@@ -205,7 +231,8 @@ def _sums(m: Materials, several: Sequence[ResampledRows]) -> list[list[Sums]]:
 
 
 class _Accumulator:
-    """Running sums H and P of compress/methods/weights/hessian.py."""
+    """Running sums H and P of GPTQ for each resample of the calibration texts; see
+    compress/methods/weights/hessian.py."""
 
     def __init__(self, m: Materials, chosen: ResampledRows) -> None:
         self.m, self.module, self.weight = m, chosen.module, chosen.weight
@@ -220,8 +247,11 @@ class _Accumulator:
         )  # of its own, so that counts do not depend on other rows
 
     def add(self, batch: Batch, rows: Tensor, target: Tensor | None) -> None:
-        """rows, target: (tokens, in), inputs of one use of the module in the compressed and in the
-        float model."""
+        """Add one use of the module in a batch.
+
+        rows: its inputs (tokens, in) in the compressed model
+        target: its inputs (tokens, in) in the float model; None where the method does not read them
+        """
         factor, real = self.m.state.factor_of(self.module), _positions(batch, len(rows))
         scaled = rows if factor is None else rows * factor
         quantized = quantize_input(self.m.state, self.module, scaled)
@@ -238,7 +268,10 @@ class _Accumulator:
         self._count(real, quantized, missed)
 
     def _count(self, real: Tensor, rows: Tensor, missed: Tensor | None) -> None:
-        """Add a batch to every resample, each text a random number of times."""
+        """Add inputs to every resample, with each text counted a random number of times.
+
+        real: (inputs, positions), False for padding
+        """
         texts = torch.arange(len(real)).repeat_interleave(real.sum(1))
         of_texts = len(texts) == len(rows)
         alone = len(real) == 1 and of_texts  # one text: one product, added `times` times
@@ -262,16 +295,16 @@ class _Accumulator:
 
 
 def _positions(batch: Batch, rows: int) -> torch.Tensor:
-    """(inputs, positions) bool, False for padding.
+    """Return (inputs, positions) bool, False for padding.
 
-    rows: number of rows that a module read; all are real where nothing is padded
+    rows: number of rows that a module read; where the batch has no padding, all of them are real
     """
     real = torch.from_numpy(batch.real)
     return real if real.ndim > 1 else real[:, None].expand(len(real), rows // len(real))
 
 
 def _inputs(model: torch.nn.Module, batch: Batch, modules: Collection[str]) -> _Inputs:
-    """{module: inputs (tokens, in) of each use}."""
+    """Run a batch and return {module: inputs (tokens, in) of each use}."""
     rows: _Inputs = {name: [] for name in modules}
     last: list[Tensor] = []  # the last input and its copy: several modules read one tensor
 
@@ -285,7 +318,8 @@ def _inputs(model: torch.nn.Module, batch: Batch, modules: Collection[str]) -> _
 
 
 def quantize_input(state: CompressedState, module: str, x: Tensor) -> Tensor:
-    """Values of the integers of x, which already has the module's factor; x if it stays float."""
+    """Quantize and de-quantize the input x of a module, which its factor has multiplied; return x
+    where it stays float."""
     mode = state.activations_of(module)
     if mode in PER_TOKEN:
         return quantize_tokens(x, mode)

@@ -38,7 +38,8 @@ GRID = (1 - UNIT["bf16"]) ** -2
 
 @dataclass(frozen=True)
 class MethodLimits:
-    """Bounds of one method; the module's docstring defines them."""
+    """Largest deviations that one method may cause; the fields are explained at the top of this
+    file."""
 
     scale: tuple[float, float] = (1.0, 1.0)  # (least, most) ratio to the covering or initial scale
     norms: float = 0.0  # in units of the norm weights' mean magnitude
@@ -51,8 +52,8 @@ UNLIMITED = MethodLimits((0.0, math.inf), math.inf)
 
 @dataclass(frozen=True)
 class Rounding:
-    """Bounds of all methods of a weight together; scale, norms, steps and candidates_only are as
-    in MethodLimits."""
+    """Largest deviations that all methods of a weight may cause together. `scale`, `norms`, `steps`
+    and `candidates_only` have the meaning of MethodLimits."""
 
     nearest: bool  # every integer is the nearest one
     scale: tuple[float, float]
@@ -70,8 +71,8 @@ class Rounding:
 
 @dataclass(frozen=True)
 class Screen:
-    """Thresholds beyond which rows are rounded again; they select rows and refuse none. Those with
-    `_module` are of a complete module."""
+    """Thresholds of statistics beyond which rows are rounded again. Fields with `_module` are for
+    all rows of a module together. No threshold refuses a row by itself."""
 
     share: tuple[float, float] = (0.55, 1.65)  # <W, Q> / <W, W> of a group or row
     share_module: tuple[float, float] = (0.85, 1.05)
@@ -86,7 +87,7 @@ SCREEN = Screen()
 
 
 def derive_limits(quantize: Quantize, calibrate: Calibrate | None, bits: int) -> Rounding:
-    """Bounds of the recipe's methods together, for a weight of `bits` bits."""
+    """Derive the bounds of the recipe's methods together, for a weight of `bits` bits."""
     rounding, tuning = quantize.block_rounding, quantize.of_kind("block-tuning", "model-tuning")
     limits = [
         resolve(m.limits)(quantize, calibrate, bits) if m.limits else UNLIMITED
@@ -104,14 +105,18 @@ def derive_limits(quantize: Quantize, calibrate: Calibrate | None, bits: int) ->
 
 
 def derive_nearest(bits: int) -> Rounding:
-    """Bounds of round-to-nearest without another method."""
+    """Derive the bounds of round-to-nearest to `bits` bits, without another method."""
     limits = nearest(None, None, bits)
     return Rounding(True, limits.scale, steps=HALF_STEP, candidates_only=limits.candidates_only)
 
 
 def _integer_steps(nearest: bool, tuning: Sequence[MethodLimits]) -> float:
-    """Most steps from weight to integer; infinite if not the nearest first, or if two methods move
-    it."""
+    """Return the most steps by which an integer may differ from its weight; infinite where the
+    integers are not first rounded to nearest, or where two methods move them.
+
+    nearest: True where they are first rounded to nearest
+    tuning: bounds of the methods that move them afterwards
+    """
     if not nearest or len(tuning) > 1:
         return math.inf
     return tuning[0].steps if tuning else HALF_STEP
@@ -156,6 +161,10 @@ def scale_tuning(quantize: Quantize, calibrate: Calibrate | None, _bits: int) ->
 
 
 def _bounds_of_moves(logarithm: float, norms: float) -> MethodLimits:
-    """logarithm: largest change of a scale's logarithm; norms: of a norm weight."""
+    """Convert the largest moves of a training to bounds.
+
+    logarithm: largest change of the logarithm of a scale
+    norms: largest change of a norm weight
+    """
     factor = math.exp(logarithm)
     return MethodLimits((1 / factor, factor), norms)

@@ -74,10 +74,14 @@ def measure_spread(
     unit: float,
     examples: int,
 ) -> Spread:
-    """Limits from the distances of each two runs.
+    """Derive limits from the distances between each two runs.
 
-    first, second: [run][trace]{name: array} of two kinds of runs; second None for one kind
-    traces: the reference's, whose real tokens count
+    first: runs [run][trace]{name: array}
+    second: runs of another kind, each compared with each of `first`; None: those of `first` are
+        compared with each other
+    traces: traces of the reference, whose real tokens count
+    names: names of the outputs
+    unit: unit roundoff of the runs
     examples: number of comparisons of each output with its limit
     """
     medians, limits = {}, {}
@@ -94,8 +98,8 @@ def measure_spread(
 def _distances(
     pairs: Sequence[tuple[Run, Run]], traces: Sequence[Trace], name: str
 ) -> list[list[float]]:
-    """The distance of each example of each pair of runs, as the hops measure it. Two arrays are in
-    memory at a time, and consecutive pairs share the first."""
+    """Measure the distance of each example in each pair of runs, as the hops do: [pair][example].
+    Two arrays are in memory at a time, and consecutive pairs share the first."""
     each: list[list[Squares]] = [[] for _ in pairs]
     for i, one in enumerate(traces):
         last: Run | None = None
@@ -122,8 +126,12 @@ class Alone:
 
 
 def judge_alone(spread: Spread, results: Run, traces: Sequence[Trace], name: str) -> Alone | None:
-    """Judge the examples of output `name` that are beyond the limit by correct runs of their own,
-    the furthest first. None where one of them is beyond that limit too, or has no such runs."""
+    """Judge the examples of output `name` that exceed the limit of the sample by correct runs of
+    these examples alone, the furthest first. Return None where one exceeds its own limit too, or
+    cannot be run alone.
+
+    results: outputs of the hop, per trace
+    """
     examples: list[tuple[Squares, Trace, int]] = []
     for result, one in zip(results, traces, strict=True):
         actual, expected = result[name], one.result[name]
@@ -151,8 +159,13 @@ def judge_alone(spread: Spread, results: Run, traces: Sequence[Trace], name: str
 def compare_runs(
     limits: Mapping[str, float], results: Run, traces: Sequence[Trace], names: Sequence[str]
 ) -> tuple[Distance, dict[str, float], list[tuple[str, float, float]]]:
-    """(distance over all outputs, {output: its worst example}, [(output, worst, limit)] of outputs
-    beyond their limits, the furthest first)."""
+    """Compare the outputs of a hop with the traces that it expects: (distance over all outputs,
+    {output: distance of its worst example}, [(output, worst distance, limit)] of outputs beyond
+    their limits, the furthest first).
+
+    limits: {output: limit}
+    results: outputs of the hop, per trace
+    """
 
     def measure(name: str) -> Distance:
         return measure_distance(

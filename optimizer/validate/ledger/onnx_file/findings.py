@@ -1,7 +1,8 @@
 """Name the first node of an ONNX file that matters, from the distances in a report (nodes.py).
 
-    facts(report, faults) -> {"from", "rows", "nodes", "not_compared", "first": {node, why}}
-    summary_lines(facts), table_lines(facts), node_lines(facts, name) -> text of `optimize explain`
+    collect_facts(report, faults) -> {"from", "rows", "nodes", "not_compared",
+                                      "first": {node, kind, why}}
+    write_summary(facts), write_table(facts), write_node(facts, name) -> text of `optimize explain`
 
 A node matters, in this order,
     fault    where the failed hop names its module, or a part between modules that it lies in
@@ -26,8 +27,12 @@ LARGEST = 3  # nodes that the summary lists by their own error
 
 @dataclass(frozen=True)
 class Fault:
-    """A sentence of the failed hop. place: a module, or an output; before: True where the sentence
-    is about the operators before it"""
+    """A sentence of a failed hop.
+
+    place: module or output that it is about
+    why: the sentence
+    before: True where it is about the operators before that place
+    """
 
     place: str
     why: str
@@ -35,7 +40,8 @@ class Fault:
 
 
 def collect_facts(report: Document, faults: Sequence[Fault]) -> dict[str, Any] | None:
-    """The report's distances by node and the first node that matters; None without them."""
+    """Return the report's distances by node, with the first node that matters; None where the
+    report has no such distances."""
     nodes: Document | None = report.get("nodes")
     if not nodes or not nodes.get("nodes"):
         return None
@@ -43,7 +49,7 @@ def collect_facts(report: Document, faults: Sequence[Fault]) -> dict[str, Any] |
 
 
 def explain_none(report: Document) -> str:
-    """Reason for which a report has no distances by node; "" for one that has some."""
+    """Explain why a report has no distances by node; "" where it has some."""
     nodes: Document | None = report.get("nodes")
     if nodes is None:
         return "the model is not an ONNX file or a torch module, or its target does not read ONNX"
@@ -58,7 +64,12 @@ def _budget(report: Document) -> float:
 
 
 def _first(rows: Sequence[Document], budget: float, faults: Sequence[Fault]) -> dict[str, str]:
-    """{"node", "kind", "why"}."""
+    """Choose the first node that matters: {"node": name, "kind": fault, budget or largest, "why":
+    reason}.
+
+    rows: distances of each node, in the order of the graph
+    budget: the recipe's quantization budget; infinite without one
+    """
     places = [(place, fault.why) for fault in faults if (place := _place(rows, fault)) is not None]
     if places:
         index, why = min(places)
@@ -73,8 +84,9 @@ def _first(rows: Sequence[Document], budget: float, faults: Sequence[Fault]) -> 
 
 
 def _place(rows: Sequence[Document], fault: Fault) -> int | None:
-    """Index of the node that a fault is in; None for a place that no node makes. Before a module:
-    the float node whose own error is the largest, since float nodes have next to none."""
+    """Return the index of the node that a fault is in; None where no node makes that place. For a
+    fault before a module it is the float node with the largest error of its own, because float
+    nodes should have almost none."""
     own = next((i for i, r in enumerate(rows) if fault.place in (r["module"], r["output"])), None)
     if own is None or not fault.before:
         return own
@@ -87,7 +99,8 @@ def _number(value: Any) -> float:
 
 
 def write_summary(nodes: Document) -> list[str]:
-    """Sentences on a target's nodes: the first that matters, unless it is but the largest."""
+    """Write sentences on a target: the number of compared nodes, the first that matters, the
+    largest."""
     rows = nodes["nodes"]
     count = f"{len(rows)} of {len(rows) + len(nodes['not_compared'])} nodes"
     first = next(row for row in rows if row["node"] == nodes["first"]["node"])
@@ -104,7 +117,8 @@ def write_summary(nodes: Document) -> list[str]:
 
 
 def write_table(nodes: Document) -> list[str]:
-    """A line for each node: its own error, that with the nodes before it, and its name."""
+    """Write a line for each node: its own error, its error with those of the nodes before it, and
+    its name."""
     lines = [f"{'alone':>9} {'through':>9}  node"]
     for row in nodes["nodes"]:
         alone, through = _digits(row["alone"]), _digits(row["through"])
@@ -114,7 +128,7 @@ def write_table(nodes: Document) -> list[str]:
 
 
 def write_node(nodes: Document, name: str | None) -> list[str]:
-    """Sentences on one node; [] for a name that is none of them."""
+    """Write a sentence on the node `name`; [] where no node has that name."""
     return [
         f"{_name(row)}, output {row['output']}: its own error {_digits(row['alone'])}, with those "
         f"of the nodes before it {_digits(row['through'])}"

@@ -37,8 +37,9 @@ START = "ONNX Runtime on original/model.onnx"
 
 
 def measure(m: Materials) -> dict[str, Any] | None:
-    """The distances of a model that is an ONNX file, as above; {"from", "why"} for graphs that do
-    not run, which a hop has refused."""
+    """Measure the distances by node in the form above. Return None for a model that is not an ONNX
+    file, or a target that does not read ONNX; {"from", "why"} where a graph does not run, which a
+    hop has refused."""
     checkpoint = m.source / "checkpoint"
     lowered = m.model / "model.onnx"
     if not record.is_graph(checkpoint) or not lowered.is_file():
@@ -50,6 +51,8 @@ def measure(m: Materials) -> dict[str, Any] | None:
 
 
 def _measure(m: Materials, graph: record.Graph, lowered: Path) -> dict[str, Any]:
+    """Measure the distances by node of `graph`, the user's file, and `lowered`, the lowered
+    file."""
     outputs = [name for node in graph.nodes for name in node.outputs]
     shared = set(by_tensor.list_float_tensors(m.source / "original" / "model.onnx")) & set(outputs)
     shared &= set(by_tensor.list_float_tensors(lowered))
@@ -85,15 +88,15 @@ def _largest(m: Materials) -> Batch:
 
 
 def _rows(m: Materials) -> Iterator[dict[str, Array]]:
-    """The rows of that batch, one by one."""
+    """Yield the rows of the batch that _largest chooses, each as {input: array} of one row."""
     batch = _largest(m)
     for i in range(batch.rows):
         yield {name: array[i : i + 1] for name, array in batch.items()}
 
 
 def _apart(m: Materials, shared: Collection[str]) -> dict[str, tuple[float, float]]:
-    """{tensor: (alone, through)} of the tensors that have one shape in both graphs. The tensors of
-    one row are in memory at once."""
+    """Measure {tensor: (alone, through)} of the tensors in `shared`, which have one shape in both
+    graphs. The tensors of one row are in memory at once."""
     original, lowered = m.source / "original" / "model.onnx", m.model / "model.onnx"
     each: dict[str, tuple[list[Squares], list[Squares]]] = {}
     with ExitStack() as stack:
@@ -123,6 +126,6 @@ def _alike(expected: Array, actual: Array) -> bool:
 
 
 def _together(each: Sequence[Squares]) -> float:
-    """Relative L2 of all rows together."""
+    """Compute the relative L2 distance of all rows together."""
     apart, norms, sizes = zip(*each, strict=True)
     return compare_lengths([(sum(apart), sum(norms), sum(sizes))])[0]

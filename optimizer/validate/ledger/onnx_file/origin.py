@@ -18,12 +18,13 @@ FILE = "origin.json"
 
 
 def has_origin(m: Materials) -> bool:
-    """True for a model whose original `load` compared with the file that later stages read."""
+    """Return True for a model whose original was compared at `load` with the file that later stages
+    read."""
     return (m.source / FILE).is_file()
 
 
 def origin(m: Materials) -> Entry:
-    """The comparison of load, of the output nearest to its limit."""
+    """Hop `origin`: report the comparison of `load`, for the output nearest to its limit."""
     document = json.loads((m.source / FILE).read_text(encoding="utf-8"))
     outputs = document["outputs"]
     worst = {name: o["worst_example"] for name, o in outputs.items()}

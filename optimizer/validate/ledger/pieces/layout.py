@@ -21,18 +21,28 @@ Inputs = Callable[[Edge, Array, Quantizer | None, Any], Multiplied]
 
 
 def _as_float(edge: Edge, array: Array, kind: Any) -> Multiplied:
-    """Inputs of a module whose input stays float. kind: element type that the piece accepts."""
+    """Make the inputs of a module whose input stays float: ({input of the piece: array}, values
+    that it multiplies).
+
+    kind: element type that the piece accepts
+    """
     x = shape_input(array, edge.input_rank).astype(kind or np.float32)
     return {edge.input: x}, _multiplied(edge, x, array).astype(np.float64)
 
 
 def _multiplied(edge: Edge, values: Array, like: Array) -> Array:
-    """Values as (tokens, in); for a convolution in the shape of `like`."""
+    """Shape values as (tokens, in); of a convolution as `like`, an image."""
     return values.reshape(like.shape if edge.convolves else (-1, like.shape[-1]))
 
 
 def give_integers(edge: Edge, array: Array, q: Quantizer | None, kind: Any) -> Multiplied:
-    """Inputs of a piece behind its quantizer q: the integers themselves. Without q as _as_float."""
+    """Make the inputs of a piece that begins behind its quantizer: the integers themselves. Returns
+    ({input of the piece: array}, values that it multiplies).
+
+    array: input of the module in torch
+    q: the quantizer; None: the input stays float
+    kind: element type that the piece accepts
+    """
     if q is None or not edge.integers:
         return _as_float(edge, array, kind)
     whole, exact = quantizer.compute_integers(array.reshape(-1, array.shape[-1]), q)
@@ -52,7 +62,10 @@ def give_integers(edge: Edge, array: Array, q: Quantizer | None, kind: Any) -> M
 
 
 def remove_padding(images: Array, sides: Sequence[int]) -> tuple[Array, Array]:
-    """(images without padding, the values of the padding)."""
+    """Split padded images: (images without padding, the values of the padding).
+
+    sides: rows or columns of padding at the (top, left, bottom, right); (): none
+    """
     if not sides:
         return images, images[:0]
     top, left, bottom, right = sides
@@ -69,8 +82,14 @@ def _padded(images: Array, sides: Sequence[int], value: float) -> Array:
 
 
 def give_middles(edge: Edge, array: Array, q: Quantizer | None, kind: Any) -> Multiplied:
-    """Inputs of a piece with its quantizer: the float in the middle of each integer, which
-    rounding leaves there."""
+    """Make the inputs of a piece that includes its quantizer: for each integer the float in its
+    middle, which is rounded to that integer only. Returns ({input of the piece: array}, values that
+    it multiplies).
+
+    array: input of the module in torch
+    q: the quantizer; None: the input stays float
+    kind: element type that the piece accepts
+    """
     if q is None or not edge.integers:
         return _as_float(edge, array, kind)
     whole, step = quantizer.compute_integers(array.reshape(-1, array.shape[-1]), q)
@@ -82,7 +101,7 @@ def give_middles(edge: Edge, array: Array, q: Quantizer | None, kind: Any) -> Mu
 
 
 def shape_input(array: Array, rank: int) -> Array:
-    """`array` (batch, sequence, width) in the graph's rank; for rank 2 (batch x sequence,
+    """Reshape `array` (batch, sequence, width) to `rank` axes; rank 2 is (batch x sequence,
     width)."""
     if array.ndim == rank:
         return array
@@ -90,17 +109,18 @@ def shape_input(array: Array, rank: int) -> Array:
 
 
 def place_output(output: Array, edge: Edge) -> Array:
-    """A module's output (batch, sequence, width) in the layout of the graph behind it."""
+    """Convert a module's output (batch, sequence, width) to the layout of the graph behind it."""
     array = shape_input(output, edge.output_rank)
     return array.swapaxes(0, 1) if edge.sequence_first else array
 
 
 def read_back(array: Array, edge: Edge) -> Array:
-    """The graph's tensor at a module's input, as (batch, sequence, width)."""
+    """Convert the graph's tensor at a module's input to (batch, sequence, width)."""
     return array.swapaxes(0, 1) if edge.sequence_first else array
 
 
 def _for_integers(array: Array, edge: Edge) -> Array:
-    """A quantized input, of rank 3 again where a lowering made it so (lower/ort/rank.py)."""
+    """Shape a quantized input as the piece reads it: with three axes where a lowering added one
+    (lower/ort/rank.py)."""
     as_read = shape_input(array, edge.input_rank)
     return as_read[None] if as_read.ndim < edge.integers_rank else as_read

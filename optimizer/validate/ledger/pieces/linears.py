@@ -28,8 +28,11 @@ from optimizer.validate.materials import Materials
 
 @dataclass(frozen=True)
 class Dequantized:
-    """A quantized weight (out, in) in float, times the factor of its input; computed by slices of
-    rows: a decoder's head may be larger than ten blocks."""
+    """A quantized weight (out, in) that is de-quantized by slices of rows, because a decoder's head
+    may be larger than ten blocks.
+
+    factor: multiplier of the columns (in,), that of the module's input; None: 1
+    """
 
     weight: QTensor
     factor: Tensor | None = None
@@ -47,7 +50,8 @@ STORED = {"fp32": np.float32, "fp16": np.float16}
 
 
 def read_float_graph(m: Materials) -> Callable[[str], Linear]:
-    """Function module -> reference, for the float graph: parameters as stored, inputs in float."""
+    """Return a function module -> reference for the float graph: parameters as stored, inputs in
+    float."""
 
     def linear(module: str) -> Linear:
         def product() -> Product:
@@ -62,9 +66,9 @@ def read_float_graph(m: Materials) -> Callable[[str], Linear]:
 
 
 def read_lowered_graph(m: Materials, fused: bool) -> Callable[[str], Linear]:
-    """Function module -> reference, for the lowered graph.
+    """Return a function module -> reference for the lowered graph.
 
-    fused: True for the kernels that operators are fused to; False as written
+    fused: True for the kernels that operators are fused to; False for operators as written
     """
 
     @cache  # a quantizer is read for every trace; no Linear holds a weight
@@ -80,6 +84,7 @@ def read_lowered_graph(m: Materials, fused: bool) -> Callable[[str], Linear]:
 
 
 def _quantized(m: Materials, module: str, fused: bool) -> Linear:
+    """Make the reference of one module of the lowered graph. Arguments as in read_lowered_graph."""
     mode, factor = m.state.activations_of(module), m.state.factor_of(module)
     coarse = m.precision != "fp32"
 
@@ -123,7 +128,7 @@ def _quantized(m: Materials, module: str, fused: bool) -> Linear:
 
 
 def _static(m: Materials, module: str, fused: bool) -> Quantizer:
-    """Quantizer of the input of a module or a residual add."""
+    """Make the quantizer of the input of a module or a residual add, from its static range."""
     factor, covered = m.state.factor_of(module), m.state.ranges[input_name(module)]
     signed = m.signed or (bool(find_attention(module)) and attention_operands.is_signed(covered))
     quantizer = static(covered, factor, signed, m.precision)
@@ -137,10 +142,13 @@ def _no_product() -> Product:
 
 
 def static(covered: Range, factor: Tensor | None, signed: bool, precision: str) -> Quantizer:
-    """The quantizer of one range.
+    """Make the quantizer of one range.
 
-    signed: True for the dialect without zero points, which subtracts the range's offset, in
-        float32 whatever the graph's precision
+    covered: the range
+    factor: multiplier of the input (in,); None: 1
+    signed: True for the dialect without zero points, which subtracts the range's offset, in float32
+        whatever the graph's precision
+    precision: type of the graph's floats
     """
     factors = None if factor is None else factor.numpy()
     if not signed:
@@ -151,14 +159,18 @@ def static(covered: Range, factor: Tensor | None, signed: bool, precision: str) 
 
 
 def per_token(factor: Tensor | None) -> Quantizer:
-    """The quantizer of each row by its largest value."""
+    """Make the quantizer whose step follows from the largest value of each row.
+
+    factor: multiplier of the input (in,); None: 1
+    """
     factors = None if factor is None else factor.numpy()
     return Quantizer(None, 128, 0, 255, UNIT["fp32"], factor=factors)
 
 
 def compute_stored_bias(m: Materials, module: str) -> Array | None:
-    """The bias that the lowered graph must store, in its type; None without one. An offset's share
-    is added to the float graph's bias and rounded once more."""
+    """Compute the bias (out,) that the lowered graph must store, in its type; None for a module
+    without one. The share of an offset is added to the float graph's bias, which is then rounded
+    once more."""
     bias = m.folded_bias(module)
     stored = None if bias is None else _stored(bias, m.precision)
     covered = m.state.range_of(module) if m.state.activations_of(module) == "tensor" else None

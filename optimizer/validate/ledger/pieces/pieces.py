@@ -45,7 +45,7 @@ Key = tuple[str, int]  # (module, index of the use)
 
 @dataclass(frozen=True)
 class Element:
-    """One output far from its reference, or one wrong integer."""
+    """One element of an output and its reference, or one wrong integer."""
 
     token: int
     channel: int
@@ -55,7 +55,7 @@ class Element:
 
     @property
     def off(self) -> str:
-        """The difference and its bound in words."""
+        """Describe the difference from the reference and its bound."""
         distance, allowed = write_breach(abs(self.value - self.reference), self.bound)
         return f"{distance} off, {allowed} allowed"
 
@@ -65,7 +65,7 @@ class Element:
 
 @dataclass(frozen=True)
 class Piece:
-    """One part of a graph and its measurement."""
+    """One part of a graph that was judged alone, with its distance from the reference."""
 
     module: str
     piece: str  # "quantizer", "arithmetic", "product" or "between"
@@ -91,7 +91,7 @@ class Piece:
 
     @property
     def problem(self) -> str:
-        """A sentence on a piece that is not fine."""
+        """Describe how a piece exceeds its limit."""
         at, times = self.worst[0] if self.worst else None, write_breach(self.ratio, 1.0)[0]
         if self.piece == "quantizer":
             sentence = f"{self.counts['wrong']} of {self.counts['elements']} integers are wrong"
@@ -114,7 +114,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Linear:
-    """The reference of a linear module."""
+    """Reference of a linear module of a graph: its quantizer and its product."""
 
     quantizer: Quantizer | None  # reference of its input; None where that stays float
     read: Callable[[], Product]  # function that reads its product's weight
@@ -126,11 +126,12 @@ class Linear:
 
 @dataclass(frozen=True)
 class Opener:
-    """A way to open a graph or a piece of one.
+    """A way to open a graph or a piece of one in a runtime.
 
-    behind_quantizers: kernels use integers only behind a quantizing operator; a product is then
-        run with its quantizer, on the float in the middle of each integer, which rounds to that
-        integer only
+    open: function file -> context that provides a runner
+    behind_quantizers: True where kernels use integers only behind a quantizing operator. A product
+        is then run with its quantizer, on the float in the middle of each integer, which rounds to
+        that integer only
     """
 
     open: Callable[[Path], AbstractContextManager[Any]]
@@ -138,8 +139,9 @@ class Opener:
 
 
 class Graph(OrtRunner):
-    """A graph or a piece of one, whose KV cache may be empty. An error of ONNX Runtime during a
-    run is a HarnessError: a damaged graph fails its hop, not the complete proof."""
+    """Runner of a graph or a piece of one, whose KV cache may be empty. It raises an error of ONNX
+    Runtime during a run as HarnessError, so a damaged graph fails its hop and not the complete
+    proof."""
 
     def _check(self, arrays: Mapping[str, Array]) -> None:
         check_names(set(arrays), set(self.inputs), self.model.name)
@@ -162,7 +164,11 @@ FUSED_FLOAT = Opener(lambda model: Graph(model, threads=1, fuse=True, mapped=Tru
 
 
 def change_opener(opener: Opener, matrices: Mapping[str, Array]) -> Opener:
-    """Opener of a graph that an adapter changes (OrtRunner.adapted); `opener` for no matrices."""
+    """Return an opener of a graph whose adapter matrices are given (OrtRunner.adapted); `opener`
+    itself where there are none.
+
+    matrices: {input: matrix} of the adapter
+    """
     if not matrices:
         return opener
     return replace(opener, open=lambda model: opener.open(model).adapted(matrices))  # type: ignore[attr-defined]
@@ -180,7 +186,7 @@ def _refusals(model: Path) -> Iterator[None]:
 
 
 def number_uses(at: Sequence[Edge]) -> list[tuple[Edge, Key]]:
-    """(edge, (module, use)) of each edge; use counts the edges of one module, as in a Trace."""
+    """Return [(edge, (module, use))]; use counts the edges of one module, as in a Trace."""
     seen: dict[str, int] = {}
     keys = []
     for edge in at:
@@ -197,7 +203,16 @@ def judge_quantizers(
     work: Path,
     opener: Opener,
 ) -> list[Piece]:
-    """A Piece for every quantized tensor, named after the first module that reads it."""
+    """Run the quantizers of a graph alone and return a Piece for each quantized tensor, named after
+    the first module that reads it.
+
+    model: the graph
+    at: edges of the modules to judge
+    traces: traces of the torch model, whose inputs of modules are used
+    linear: function module -> reference
+    work: empty folder for the cut graph
+    opener: runtime that runs it
+    """
     uses = list(
         {e.integers: (e, key) for e, key in reversed(number_uses(at)) if e.integers}.values()
     )
@@ -249,7 +264,7 @@ def _quantizer_piece(module: str, judged: list[Judgement], worst: Element | None
 def _inputs(
     uses: Sequence[tuple[Edge, Key]], traces: Sequence[Trace], linear: Callable[[str], Linear]
 ) -> Iterator[tuple[dict[str, Array], bool]]:
-    """({input: array}, True) of every trace, and ({input: array}, False) of each quantizer's
+    """Yield ({input: array}, True) of every trace, then ({input: array}, False) of each quantizer's
     probes."""
     for trace in (t for t in traces if not t.past):  # a continuation has the same tokens
         yield {e.input: trace.inputs[key] for e, key in uses}, True
@@ -277,15 +292,16 @@ def _inputs(
 def _fixed_shapes(
     uses: Sequence[tuple[Edge, Key]], traces: Sequence[Trace]
 ) -> dict[str, tuple[int, ...]]:
-    """{input: its shape} where all traces have the same. A model computes such inputs from its
-    parameters alone, as relative positions, and the graph accepts no other shape."""
+    """Return {input: shape} of the inputs that have one shape in all traces. A model computes such
+    inputs, as relative positions, from its parameters alone, and the graph accepts no other shape.
+    """
     shapes = {e.input: {t.inputs[key].shape for t in traces if not t.past} for e, key in uses}
     return {name: next(iter(each)) for name, each in shapes.items() if len(each) == 1}
 
 
 def _fixed_dimensions(trace: Trace, key: Key) -> tuple[int, ...]:
-    """The dimensions of an input between its first and its last, where nothing is padded and the
-    graph accepts no others; () where it accepts any."""
+    """Return the dimensions of an input between its first and its last, where the graph accepts no
+    others: those of an input without padding. () where it accepts any."""
     array = trace.inputs[key]
     fixed = trace.mask.ndim == 1 or array.ndim > 3  # images, or attention probabilities
     return array.shape[1:-1] if fixed and array.ndim > 2 else ()
@@ -299,8 +315,9 @@ def judge_products(
     work: Path,
     opener: Opener,
 ) -> list[Piece]:
-    """A Piece for every linear module: of its arithmetic, or of its product where its input stays
-    float."""
+    """Run the linear modules of a graph alone and return a Piece for each: `arithmetic` from
+    integers to the output, or `product` where the input stays float. The arguments are those of
+    judge_quantizers."""
     keys = {id(edge): key for edge, key in number_uses(at)}
     at = [edge for edge in at if edge.multiplies]
     piece = work / "products.onnx"
@@ -322,8 +339,11 @@ def _multiply(
     linear: Callable[[str], Linear],
     inputs: layout.Inputs,
 ) -> Iterator[tuple[str, list[tuple[float, Element]]]]:
-    """(module, its furthest elements) of each use and trace. The runner, which may take one call at
-    a time, computes the next trace while this one is judged."""
+    """Yield (module, its furthest elements) of each use and trace. The runner takes one call at a
+    time, so it computes the next trace while this one is judged.
+
+    inputs: function of layout.py that makes a piece's inputs
+    """
 
     def run(trace: Trace) -> tuple[dict[Key, roundoff.Floats], dict[str, Array]]:
         batch: dict[str, Array] = {}
@@ -354,9 +374,11 @@ def _multiply(
 def find_furthest(
     x: roundoff.Floats, output: Array, product: Product, inputs: roundoff.Floats | None = None
 ) -> list[tuple[float, Element]]:
-    """[(|error| / bound, element)] of the WORST elements of an output.
+    """Return (|error| / bound, element) of the WORST elements of an output.
 
-    inputs: (tokens, out), further error allowed, of the inputs
+    x: values that the module multiplies, (tokens, in) or images
+    output: output of the graph
+    inputs: further error (tokens, out) that the module's inputs may cause; None: none
     """
     far: list[tuple[float, Element]] = []
     for part, exact, bound in roundoff.compute_parts(x, product):
@@ -389,10 +411,12 @@ def judge_between(
     work: Path,
     opener: Opener,
 ) -> list[Piece]:
-    """A Piece for the operators before each linear module and before each output, a decoder's KV
-    cache included.
+    """Run the operators before each linear module and before each output, a decoder's KV cache
+    included, on torch's outputs of linear modules, and return a Piece for each.
 
-    limits: distances by "<module>:input:<use>" or output
+    limits: {"<module>:input:<use>" or name of an output: limit of the distance}
+
+    The other arguments are those of judge_quantizers.
     """
     piece = work / "rest.onnx"
     if not cut.write_rest(model, at, piece):
@@ -432,7 +456,8 @@ def judge_between(
 
 
 def cast_inputs(runner: Runner, arrays: dict[str, Array]) -> dict[str, Array]:
-    """{input of the piece: array in its type}, without arrays that the piece does not read."""
+    """Return {input of the piece: array in the type that it reads}, without arrays that it does not
+    read."""
     types = runner.inputs
     return {
         name: arrays[name].astype(kind) if kind is not None else arrays[name]
@@ -443,8 +468,11 @@ def cast_inputs(runner: Runner, arrays: dict[str, Array]) -> dict[str, Array]:
 def run_graph(
     model: Path, traces: Sequence[Trace], names: Collection[str], opener: Opener
 ) -> Iterator[dict[str, Array]]:
-    """Run the graph on each trace, one per core at a time, because its session has one thread; see
-    run_each."""
+    """Run a graph on each trace and yield {output: float32 array}, as run_each. One trace per core
+    runs at a time, because the session has one thread.
+
+    names: outputs to return
+    """
     with opener.open(model) as runner:
         yield from threads.map_in_threads(lambda one: _run(runner, one, names), traces, cores())
 
@@ -452,8 +480,9 @@ def run_graph(
 def run_each(
     runner: Runner, traces: Sequence[Trace], names: Collection[str]
 ) -> Iterator[dict[str, Array]]:
-    """Run each trace; yields {output: float32 array} of the outputs `names`, as copies: an output
-    is a view of the session's memory, which it would keep, weights included."""
+    """Run each trace and yield {output: float32 array} of the outputs `names`. The arrays are
+    copies: an output of the session is a view that would keep the session's memory, weights
+    included."""
     return (_run(runner, one, names) for one in traces)
 
 

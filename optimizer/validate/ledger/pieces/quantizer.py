@@ -45,7 +45,7 @@ MISSED = 1e-9
 
 @dataclass(frozen=True)
 class Quantizer:
-    """A quantizer's parameters."""
+    """Parameters of a quantizer, in the notation at the top of this file."""
 
     step: float | None  # None per token, max |x| / 127 of each row
     zero_point: int
@@ -59,7 +59,7 @@ class Quantizer:
 
 @dataclass(frozen=True)
 class ReferenceIntegers:
-    """Reference of an input (tokens, in)."""
+    """Expected integers of an input (tokens, in), with the error bound of each element."""
 
     real: Floats  # t + zero_point
     delta: Floats  # error bound of each element
@@ -69,7 +69,7 @@ class ReferenceIntegers:
 
 @dataclass(frozen=True)
 class Judgement:
-    """Comparison of integers with their reference."""
+    """Result of comparing integers with their reference."""
 
     elements: int
     ties: frozenset[float]  # different values (t + zero_point) near a tie
@@ -91,8 +91,8 @@ class Judgement:
 
     @property
     def ratio(self) -> float:
-        """Measured over limit: the improbability of the flips, as a share of MISSED's logarithm;
-        over 1 for wrong integers."""
+        """Measured over limit: the logarithm of the flips' probability as a share of that of
+        MISSED; above 1 where an integer is wrong."""
         if self.wrong:
             return 1.0 + self.wrong
         if not self.flips:
@@ -111,20 +111,21 @@ class Judgement:
 
 
 def compute_reference(x: Array, q: Quantizer) -> ReferenceIntegers:
-    """Reference of the integers of x (tokens, in), in the type of the graph's input."""
+    """Compute the expected integers of x (tokens, in), in the type of the graph's input."""
     t, step, size = _scaled(x, q)
     delta = np.where(_exact(x, q), 0.0, q.unit * size)
     return ReferenceIntegers(t + q.zero_point, delta, _integers(t, q), step)
 
 
 def compute_integers(x: Array, q: Quantizer) -> tuple[Integers, Floats]:
-    """(the integers that q must give x, the step of each row (tokens, 1))."""
+    """Compute (the integers that q gives x, the step of each row (tokens, 1))."""
     t, step, _ = _scaled(x, q)
     return _integers(t, q), step
 
 
 def _scaled(x: Array, q: Quantizer) -> tuple[Floats, Floats, Floats]:
-    """(t, the step of each row, delta in units of roundoff)."""
+    """Compute (t, the step of each row, delta in units of roundoff), in the notation at the top of
+    this file."""
     values = x.astype(np.float64)
     scaled = values if q.factor is None else values * q.factor.astype(np.float64)
     has_factor, has_offset = q.factor is not None, q.offset != 0
@@ -176,7 +177,8 @@ def _exact(x: Array, q: Quantizer) -> NDArray[np.bool_]:
 
 
 def quantize_zero(q: Quantizer) -> int:
-    """The integer that q gives 0, the padding of images; q has one step for all rows."""
+    """Return the integer that q, which has one step for all rows, gives 0: the padding of
+    images."""
     assert q.step is not None
     return round(-q.offset / q.step) + q.zero_point
 
@@ -203,7 +205,7 @@ def judge(
 
 
 def merge(judgements: list[Judgement]) -> Judgement:
-    """Several inputs of one module together: counts add up."""
+    """Join the judgements of several inputs of one module: their counts are added."""
     return Judgement(
         sum(j.elements for j in judgements),
         frozenset().union(*(j.ties for j in judgements)),
@@ -214,8 +216,9 @@ def merge(judgements: list[Judgement]) -> Judgement:
 
 
 def bound_flips(near_ties: int) -> int:
-    """The largest m with P(Binomial(near_ties, FLIP_RATE) >= m) > MISSED, by Chernoff's bound: n
-    KL(m / n, rate) <= -log(MISSED)."""
+    """Return the largest number m of flips that correct rounding may cause near `near_ties` ties:
+    the largest m with P(Binomial(near_ties, FLIP_RATE) >= m) > MISSED, by Chernoff's bound: n KL(m
+    / n, rate) <= -log(MISSED)."""
     enough = -math.log(MISSED)
     low, high = int(near_ties * FLIP_RATE), near_ties
     while low < high:
@@ -228,7 +231,7 @@ def bound_flips(near_ties: int) -> int:
 
 
 def _divergence(share: float) -> float:
-    """KL(share, FLIP_RATE) of two coins; 0 below the rate."""
+    """Compute KL(share, FLIP_RATE) of two Bernoulli variables; 0 where share is below the rate."""
     if share <= FLIP_RATE:
         return 0.0
     other = (1 - share) * math.log((1 - share) / (1 - FLIP_RATE)) if share < 1 else 0.0
@@ -236,8 +239,8 @@ def _divergence(share: float) -> float:
 
 
 def list_probes(q: Quantizer, width: int) -> NDArray[np.float32]:
-    """(rows, width) float32: every tie between two integers, and values far beyond both ends. Real
-    activations contain few of either."""
+    """Return inputs (rows, width) float32 that hold every tie between two integers, and values far
+    beyond both ends. Real activations contain few of either."""
     ties = np.arange(q.low - q.zero_point - 2, q.high - q.zero_point + 3) + 0.5
     if q.step is None:
         ties = np.arange(-127, 127) + 0.5

@@ -36,13 +36,13 @@ AT_ONCE = 1 << 19  # outputs, and weights, at a time: few enough for a core's ca
 
 
 def bound_deviations(sums: int, terms: int) -> float:
-    """lambda at which `sums` sums of `terms` terms all stay inside their bounds, except with
-    probability MISSED."""
+    """Compute the lambda with which `sums` sums of `terms` terms all stay inside their bounds,
+    except with probability MISSED."""
     return math.sqrt(2 * math.log(2 * max(sums, 1) * max(terms, 1) / MISSED))
 
 
 class Rows(Protocol):
-    """A matrix (out, in) of which slices of rows are read: an array, or one computed on demand."""
+    """A matrix (out, in) that is read by slices of rows: an array, or one computed on demand."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -52,7 +52,7 @@ class Rows(Protocol):
 
 @dataclass(frozen=True)
 class Product:
-    """y = x weight^T + bias, and the roundings of its arithmetic."""
+    """A product y = x weight^T + bias of a module, with the roundings that its kernel makes."""
 
     weight: Rows  # (out, in), exact
     bias: Array | None  # (out,) as stored, or None
@@ -64,15 +64,20 @@ class Product:
     filters: ConvGeometry | None = None  # of a convolution, whose output places are the tokens
 
     def times(self, x: Array, weight: Array) -> Array:
-        """x weight^T (places, out), in their type, for x (tokens, in) or images. By torch, which
-        computes on the threads of its caller; numpy's library has threads of its own."""
+        """Compute x weight^T (places, out), in the type of x.
+
+        x: (tokens, in), or images of a convolution
+
+        It is computed by torch, on the threads of the caller; numpy's library has threads of its
+        own.
+        """
         inputs, weights = torch.from_numpy(x), torch.from_numpy(weight.astype(x.dtype, copy=False))
         if self.filters is None:
             return (inputs @ weights.T).numpy()
         return flatten_positions(self.filters.conv2d(inputs, weights)).numpy()
 
     def outputs(self, output: Array) -> Array:
-        """A graph's output as (places, out)."""
+        """Reshape a graph's output to (places, out)."""
         if self.filters is None:
             return output.reshape(-1, output.shape[-1])
         return flatten_positions(torch.from_numpy(output)).numpy()
@@ -84,7 +89,7 @@ class Product:
 
     @property
     def limit(self) -> str:
-        """The bound in words."""
+        """Describe the bound, for the report."""
         sums = "exact integer sums" if self.integer else "float32 sums"
         more = f", {self.operands} operands in {self.out}" if self.operands else ""
         more += f", inputs in int8 blocks of {self.block}" if self.block else ""
@@ -92,8 +97,8 @@ class Product:
 
 
 def compute_parts(x: Floats, product: Product) -> Iterator[tuple[slice, Floats, Floats]]:
-    """(slice of outputs, exact, bound) for a few outputs at a time, each (tokens, outputs)
-    float64.
+    """Yield (slice of outputs, exact result, bound) for a few outputs at a time; results and bounds
+    are (tokens, outputs) float64.
 
     x: (tokens, in) or images, as multiplied: integers times their step
     """
@@ -113,8 +118,8 @@ def compute_parts(x: Floats, product: Product) -> Iterator[tuple[slice, Floats, 
 
 
 def compute_ratio(value: Floats, exact: Floats, bound: Floats) -> Floats:
-    """|error| / bound of every element; infinite where either is not a finite number, so that it
-    is refused."""
+    """Compute |error| / bound of every element; infinite, which is beyond any limit, where the
+    value or its bound is not a finite number."""
     finite = np.isfinite(value) & np.isfinite(bound)
     with np.errstate(invalid="ignore"):
         return np.asarray(np.where(finite, np.abs(value - exact) / bound, np.inf))
@@ -123,9 +128,11 @@ def compute_ratio(value: Floats, exact: Floats, bound: Floats) -> Floats:
 def _bound(
     x: Floats, product: Product, sums: tuple[Floats, Floats], wide: float, coarse: Floats | None
 ) -> Floats:
-    """sums: without and with the bias
-    wide: lambda
-    coarse: variance of int8 blocks
+    """Compute the bound (tokens, outputs) of the error of a product.
+
+    sums: exact results without and with the bias
+    wide: lambda of bound_deviations
+    coarse: variance of int8 blocks (tokens, blocks); None: inputs are not quantized in blocks
     """
     weight, unit, inputs = product.weight[:], UNIT[product.out], product.weight.shape[1]
     size = np.abs(sums[0])
@@ -152,7 +159,7 @@ def _bound(
 
 
 def _block_variance(x: Floats, block: int) -> Floats:
-    """(tokens, blocks): variance of rounding to int8 by each block's largest value. A uniform
-    error is sub-Gaussian with its own variance, step^2 / 12."""
+    """Compute the variance (tokens, blocks) of rounding x to int8 by the largest value of each
+    block. A uniform error is sub-Gaussian with its own variance, step^2 / 12."""
     largest = np.maximum.reduceat(np.abs(x), np.arange(0, x.shape[1], block), axis=1)
     return np.asarray((largest / 127) ** 2 / 12)
