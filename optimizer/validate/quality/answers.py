@@ -43,8 +43,12 @@ Reference = tuple[Answers, Train | None]  # answers of the reference model, and 
 def answer_by_reference(
     m: RunArtifacts, rows: Sequence[Sample], train: Sequence[Sample] | None
 ) -> Reference | None:
-    """The reference model's answers to `rows`, and (train, answers) for probe_accuracy, else None.
-    None for text-generation, which is judged window by window."""
+    """Answer rows by the reference model: (answers to `rows`, (train, answers to train) for metric
+    probe_accuracy, else None). None for text-generation, which is judged window by window.
+
+    rows: evaluation rows
+    train: labelled rows to which the probe is fitted; None: there are none
+    """
     if tasks.look_up(m.contract).generates:
         return None
     baseline = answer(m, TorchRunner(m), rows, "validate: baseline")
@@ -54,14 +58,18 @@ def answer_by_reference(
 
 
 class TorchRunner:
-    """A model in torch with the interface of a runner. model: None for the reference"""
+    """Runner of a model in torch.
+
+    m: artifacts of the run
+    model: the model; None: the reference model on its device
+    """
 
     def __init__(self, m: RunArtifacts, model: nn.Module | None = None) -> None:
         self._model, self._outputs = model or m.answering_model, m.outputs
 
     @property
     def at_once(self) -> int:
-        """Batches to compute at a time, each on one thread; a GPU computes one."""
+        """Number of batches to compute at a time, each on one CPU thread; 1 on a GPU."""
         on_cpu = next(self._model.parameters()).device.type == "cpu"
         return min(cores(), AT_ONCE) if on_cpu else 1
 
@@ -70,9 +78,13 @@ class TorchRunner:
 
 
 def answer(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) -> Answers:
-    """Answer rows with one system, in their order, through the harness.
+    """Answer rows with one system through the harness, and return the answers in the order of the
+    rows.
 
-    Inputs of similar size share a batch, so that there is little padding. The batching changes an
+    runner: the system
+    label: text before the progress bar
+
+    Inputs of similar size share a batch, so that there is little padding. Batching changes an
     answer by float rounding only.
     """
     order = [i for group in group_rows(m, rows) for i in group]
@@ -90,7 +102,8 @@ def answer(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) -> 
 
 
 def count_labels(contract: Contract, answered: Answers) -> dict[str, int]:
-    """{label: answers} of a model that gives each input one label; {} of others."""
+    """Count how often each label is answered: {label: number}; {} for a model that gives an input
+    no label, or several."""
     task, labels = tasks.look_up(contract), contract.labels or ()
     one_of_several = task.axes == ("batch", "labels") and len(labels) > 1 and not task.in_parts
     if not one_of_several or contract.activation is not None:
@@ -99,7 +112,7 @@ def count_labels(contract: Contract, answered: Answers) -> dict[str, int]:
 
 
 def group_rows(m: RunArtifacts, rows: Sequence[Sample]) -> list[list[int]]:
-    """Row numbers of each batch; rows of similar size share one."""
+    """Group rows of similar size into batches and return the row numbers of each."""
     extent, size = tasks.look_up(m.contract).inputs.extent, m.section.validate_.batch_size
     sizes = [extent(r.input) + extent(r.text_pair or "") for r in rows]
     order = sorted(range(len(rows)), key=sizes.__getitem__)
@@ -170,9 +183,10 @@ def _answer(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) ->
 
 
 def _captions(m: RunArtifacts, texts: Sequence[str], by_reference: bool) -> list[Any]:
-    """Vectors of the captions of images, by the float side of texts or by its engine, each once.
+    """Embed the captions of images, each caption once, and return a vector for each of `texts`.
 
     m: artifacts of the side of texts
+    by_reference: True for the float model of that side, False for its engine
     """
     known = m.captions[by_reference]
     missing = [Sample(text) for text in dict.fromkeys(texts) if text not in known]
@@ -189,7 +203,8 @@ def _captions(m: RunArtifacts, texts: Sequence[str], by_reference: bool) -> list
 
 
 def _filled(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) -> Answers:
-    """Log-probabilities of the tokens that are masked in each row, and the likeliest ids there."""
+    """Mask tokens of each row, and return the log-probabilities of the true tokens and the ids of
+    the likeliest ones."""
     size = m.section.validate_.batch_size
     likely: list[Any] = []
     best: list[Any] = []
@@ -214,9 +229,9 @@ def _filled(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) ->
 
 
 def _in_parts(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) -> Answers:
-    """Answers of a task that reads an input in several rows: logits of all windows of a question
-    with its answer, the evidence for each candidate label, or heatmaps of all boxes.
-    Raises DataError for a row that cannot be answered."""
+    """Answer rows of a task that reads an input in several rows of the model. The answers are the
+    logits of all windows of a question with the answer, the evidence for each candidate label, or
+    the heatmaps of all boxes. Raises DataError for a row that cannot be answered."""
     task, size = tasks.look_up(m.contract), m.section.validate_.batch_size
     vectors: list[Any] = []
     spans: list[str] = []
@@ -252,8 +267,8 @@ def _in_parts(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) 
 
 
 def encode_parts(contract: Contract, encoder: Any, rows: Sequence[Sample]) -> list[Encoded]:
-    """Encode rows that the model reads in several. Raises DataError for one that cannot be
-    answered."""
+    """Encode inputs that the model reads in several rows each. Raises DataError for an input that
+    cannot be answered."""
     pairs = None if tasks.look_up(contract).chooses else [r.text_pair for r in rows]
     encoded = tasks.encode_each(contract, encoder, [r.input for r in rows], pairs)
     for row, one in zip(rows, encoded, strict=True):
@@ -272,8 +287,9 @@ def _values(m: RunArtifacts, outputs: Any, batch: Batch) -> Any:
 
 
 def _vectors(values: Any, batch: Batch) -> list[Any]:
-    """One flat vector per text; of values per token, only those of real tokens; of values per pixel
-    a grid of PLACES a side at most, because all of them would not fit into memory."""
+    """Flatten a batch of values to one vector per input. Of values per token only those of real
+    tokens are kept. Values per pixel are sampled to a grid of at most PLACES a side, because all of
+    them would not fit into memory."""
     if values.ndim == 2:
         return list(values)
     if batch.sides and values.ndim > 2 and min(values.shape[-2:]) > PLACES:
@@ -283,7 +299,11 @@ def _vectors(values: Any, batch: Batch) -> list[Any]:
 
 
 def _tags(m: RunArtifacts, row: Sample, batch: Batch, values: Any, i: int) -> Any:
-    """Label id of each word of a sample; -1 where it was truncated."""
+    """Return the label id of each word of a row; -1 for a word that was truncated.
+
+    values: the model's values for the batch
+    i: index of the row in the batch
+    """
     names = list(m.contract.labels or ())
     labels = token_classification.word_labels(
         m.contract, row.text, batch.encodings[i], values[i], m.encoder

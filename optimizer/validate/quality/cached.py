@@ -17,7 +17,11 @@ ROWS = 4  # windows at once: their logits are (ROWS, tokens, vocabulary) floats
 def run_cached(
     runner: DecoderRunner, contract: Contract, windows: Sequence[Array]
 ) -> Iterator[Array]:
-    """Yield the logits (tokens, vocabulary) of each window (tokens,); all have one length."""
+    """Yield the logits (tokens, vocabulary) of each window, computed token by token through the KV
+    cache.
+
+    windows: token ids (tokens,), all of one length
+    """
     for start in range(0, len(windows), ROWS):
         ids = np.stack(windows[start : start + ROWS])
         reader, mask = runner.decoder(contract, ids.shape[1]), np.ones_like(ids)

@@ -64,7 +64,11 @@ class Chance:
 
 
 def compare_with_chance(agreement: Agreement, confidence: float, seed: int = 0) -> Chance:
-    """Test if the agreement is higher than under chance, at `confidence` (one-sided)."""
+    """Test if the agreement of answers with labels is higher than under chance.
+
+    confidence: 1 - alpha of this one-sided test
+    seed: seed of the permutations
+    """
     alpha = 1 - confidence
     generator = np.random.default_rng(seed)
     count = math.ceil(FINER / alpha) - 1
@@ -83,7 +87,10 @@ def compare_with_chance(agreement: Agreement, confidence: float, seed: int = 0) 
 
 
 def matches(truth: Labels, predicted: Labels) -> Agreement:
-    """Share of rows whose answer is the label; both (rows,)."""
+    """Measure the share of rows whose answer is the label.
+
+    truth, predicted: label ids (rows,)
+    """
 
     def draw(generator: np.random.Generator) -> tuple[float, float]:
         shuffled = generator.permutation(truth)
@@ -93,7 +100,11 @@ def matches(truth: Labels, predicted: Labels) -> Agreement:
 
 
 def agree_with_nearest(labels: Labels, nearest: Labels) -> Agreement:
-    """Share of rows with the label of their nearest row; nearest: row numbers (rows,)."""
+    """Measure the share of rows whose nearest row has the same label.
+
+    labels: label ids (rows,)
+    nearest: number of each row's nearest row (rows,)
+    """
 
     def draw(generator: np.random.Generator) -> tuple[float, float]:
         shuffled = generator.permutation(labels)
@@ -104,8 +115,11 @@ def agree_with_nearest(labels: Labels, nearest: Labels) -> Agreement:
 
 
 def rank_correlation(values: Floats, scores: Floats) -> Agreement:
-    """Spearman's correlation, of (rows, outputs) the mean over the outputs; 0 where all values are
-    equal."""
+    """Measure Spearman's correlation, the mean over outputs where there are several; 0 where all
+    values are equal.
+
+    values, scores: (rows,) or (rows, outputs)
+    """
     x, y = (
         np.stack([_standard_ranks(c) for c in part.reshape(len(part), -1).T], 1)
         for part in (values, scores)
@@ -122,7 +136,10 @@ def rank_correlation(values: Floats, scores: Floats) -> Agreement:
 
 
 def agree_on_sets(truth: Booleans, predicted: Booleans) -> Agreement:
-    """Micro F1 of sets of labels, both (rows, labels)."""
+    """Measure the micro F1 of sets of labels.
+
+    truth, predicted: (rows, labels), True for a label in the set
+    """
     total = max(int(truth.sum() + predicted.sum()), 1)
 
     def draw(generator: np.random.Generator) -> tuple[float, float]:
@@ -134,9 +151,10 @@ def agree_on_sets(truth: Booleans, predicted: Booleans) -> Agreement:
 
 
 def agree_on_ranking(ranking: Ranking, scores: Floats) -> Agreement:
-    """Mean over queries of the ranking's metric; chance permutes relevance within each query.
+    """Measure the mean over queries of the ranking's metric. Under chance, relevance is permuted
+    within each query.
 
-    scores: score of each document
+    scores: score of each document (documents,)
     """
     weights, right = ranking.weights(scores), ranking.weights(ranking.relevance)
 
@@ -154,8 +172,13 @@ def agree_on_ranking(ranking: Ranking, scores: Floats) -> Agreement:
 def agree_on_spans(
     name: str, right: Sequence[tuple[str, ...]], predicted: Sequence[str]
 ) -> Agreement:
-    """Exact match or F1 of predicted answers. The chance level permutes the right answers among the
-    questions. Only the first SPANS questions are used."""
+    """Measure exact match or F1 of predicted answers to the first SPANS questions. Under chance,
+    the right answers are permuted among the questions.
+
+    name: exact_match or f1
+    right: right answers of each question
+    predicted: one answer per question
+    """
     right, predicted = right[:SPANS], predicted[:SPANS]
     best = [select_usable(one)[0] for one in right]
     each, ideal = (
@@ -179,7 +202,9 @@ def _standard_ranks(values: Floats) -> Floats:
 
 
 def agree_on_words(truth: Sequence[Labels], predicted: Sequence[Labels]) -> Agreement:
-    """Share of words whose answer is the label; texts are the independent units.
+    """Measure the share of words whose answer is the label; texts are the independent units.
+
+    truth, predicted: label ids (words,) of each text
 
     Under chance the excess of each text, its right words less those expected from the labels'
     frequencies, has a random sign. Words of one text depend on each other, and texts of different
@@ -231,8 +256,14 @@ def find_exchange(
 def find_better_reading(
     truth: Sequence[Labels], predicted: Sequence[Labels], labels: int, confidence: float
 ) -> tuple[int, ...] | None:
-    """Find the exchange of best_reading if more answers are right with it; else None. A sign test
-    over the texts of the second half on which the exchange changes the number right."""
+    """Find the exchange of find_best_reading on the first half of the texts, and return it if it
+    makes more answers of the second half right; else None. The test is a sign test over the texts
+    of the second half whose number of right answers changes.
+
+    truth, predicted: label ids (words,) of each text; -1 in `predicted`: no label
+    labels: number of labels
+    confidence: 1 - alpha of the test
+    """
     reading = find_best_reading(truth[::2], predicted[::2], labels)
     changes = []
     for t, a in zip(truth[1::2], predicted[1::2], strict=True):
@@ -244,7 +275,7 @@ def find_better_reading(
 
 
 def agree_on_labels(truth: Sequence[Labels], predicted: Sequence[Labels]) -> Agreement:
-    """Agreement by `matches` where every text has one label, else by `word_matches`."""
+    """Measure agreement by `matches` where every text has one label, else by agree_on_words."""
     if all(len(t) == 1 for t in truth):
         return matches(np.concatenate(list(truth)), np.concatenate(list(predicted)))
     return agree_on_words(truth, predicted)
@@ -253,7 +284,11 @@ def agree_on_labels(truth: Sequence[Labels], predicted: Sequence[Labels]) -> Agr
 def find_best_reading(
     truth: Sequence[Labels], predicted: Sequence[Labels], labels: int
 ) -> tuple[int, ...]:
-    """Exchange of label ids under which most answers are right: reading[answer] = label."""
+    """Find the exchange of label ids with which most answers are right: reading[answer] = label.
+
+    truth, predicted: label ids (words,) of each text; -1 in `predicted`: no label
+    labels: number of labels
+    """
     true, flat = np.concatenate(list(truth)), np.concatenate(list(predicted))
     confusion = np.zeros((labels, labels))
     known = flat >= 0
@@ -263,8 +298,9 @@ def find_best_reading(
 
 
 def assign(cost: Floats) -> list[int]:
-    """Column of each row with the least total cost; cost is square. Kuhn and Munkres by shortest
-    augmenting paths (Jonker and Volgenant 1987)."""
+    """Assign a column to each row of a square matrix so that the total cost is least, and return
+    the columns. Algorithm of Kuhn and Munkres by shortest augmenting paths (Jonker and Volgenant
+    1987)."""
     n = len(cost)
     u, v = np.zeros(n + 1), np.zeros(n + 1)
     row_of = np.zeros(n + 1, np.int64)  # row of each column, both from 1; 0: none

@@ -21,9 +21,17 @@ PROMPTS, PROMPT, NEW = 16, 32, 32
 def measure(
     windows: Sequence[Array], baseline: Decoder, candidate: Decoder, confidence: float
 ) -> dict[str, Any]:
-    """Measure the report's quality.divergence: {prompts, prompt_tokens, new_tokens, mean, interval,
-    identical: share of prompts with equal texts to the end, lengths}. windows: held-out token ids;
-    prompts are the starts of PROMPTS of them, evenly spaced."""
+    """Measure the report's quality.divergence: the length of the start that greedy generation by
+    both systems has in common. Prompts are the starts of PROMPTS windows, evenly spaced. Returns
+
+    prompts, prompt_tokens, new_tokens: numbers of prompts, of tokens in each, and of generated
+        tokens
+    mean, interval: of the length of the common start, in tokens
+    identical: share of prompts with equal texts to the end
+    lengths: length of each common start, sorted
+
+    windows: token ids of held-out text, one array per window
+    """
     at = np.unique(np.linspace(0, len(windows) - 1, PROMPTS).round().astype(int))
     length = max(1, min(PROMPT, min(len(windows[i]) for i in at) // 2))
     prompts = np.stack([windows[i][:length] for i in at])
@@ -44,6 +52,9 @@ def measure(
 
 
 def count_common(a: Array, b: Array) -> Array:
-    """Number of equal tokens before the first difference (texts,); a, b (texts, tokens)."""
+    """Count the equal tokens before the first difference: (texts,).
+
+    a, b: token ids (texts, tokens)
+    """
     lengths: Array = np.cumprod(np.asarray(a == b, np.int64), axis=1).sum(1)
     return lengths

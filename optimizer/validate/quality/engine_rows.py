@@ -36,10 +36,12 @@ NOT_AGAIN = (
 
 @dataclass
 class EngineRows:
-    """Findings about the rows of one target.
+    """Checks that the quality gates judged the answers of the target's engine.
 
+    m: artifacts of the run
     device: device that the candidate was opened on
-    answered_by: digests as from judged.digest_files
+    answered_by: {file name: sha256} of the files that the candidate has open, from
+        judged.digest_files
     problems: sentences, one per violation
     place: path in the recipe of the rows of the first set
     """
@@ -51,7 +53,8 @@ class EngineRows:
     place: str = "validate.data"
 
     def check_files(self, runner: Any) -> None:
-        """Add a problem for each file of `runner`, the candidate's, that is not the target's."""
+        """Add a problem for each file that `runner`, the candidate, has open and that is not the
+        target's."""
         self.answered_by = judged.digest_files(self.m, runner)
         digests = judged.files(self.m)
         expected = {**digests["model"], **digests["engine"]}
@@ -63,8 +66,11 @@ class EngineRows:
         ]
 
     def check_answers(self, sets: Mapping[str, tuple[Sequence[Sample], Answers, Answers]]) -> None:
-        """Add problems of rows that the engine answers with other bits, or that all have the float
-        model's answers. sets: {set: (rows, baseline's answers, candidate's answers)}."""
+        """Add problems where the engine, run again, answers rows with other bits, or where all
+        answers of a changed model equal the float model's.
+
+        sets: {name of the set: (rows, baseline's answers, candidate's answers)}
+        """
         for name, (rows, baseline, candidate) in sets.items():
             alike = all(map(np.array_equal, candidate.text, baseline.text))
             self._not_float(alike, len(rows), name)
@@ -79,7 +85,10 @@ class EngineRows:
                     self._identical(_same_bits(again, judged_part), f"row {group[0]}", name)
 
     def check_windows(self, sets: Mapping[str, tuple[Sequence[Ids], Scores]]) -> None:
-        """As check_answers, for text-generation. sets: {set: (windows, their scores)}."""
+        """Do as check_answers for text-generation.
+
+        sets: {name of the set: (windows of token ids, their scores)}
+        """
         for name, (windows, scores) in sets.items():
             alike = np.array_equal(scores.candidate, scores.baseline) and not scores.kl.any()
             self._not_float(alike, len(windows), name)
@@ -116,8 +125,8 @@ class EngineRows:
 
 
 def computes_otherwise(m: RunArtifacts) -> bool:
-    """Tell if the candidate computes with other values than the reference: another checkpoint,
-    quantized inputs, or weights that quantization or pruning changed."""
+    """Return True if the candidate computes with other values than the reference: another
+    checkpoint, quantized inputs, or weights that quantization or pruning changed."""
     state = m.state
     if m.original is not None or any(map(state.activations_of, state.modules)):
         return True
@@ -134,7 +143,7 @@ def _sampled(groups: Sequence[Any]) -> Iterable[Any]:
 
 
 def _same_bits(again: Answers, first: Answers) -> bool:
-    """Tell if every answer of `first` has the same bits in `again`."""
+    """Return True if every answer of `first` has the same bits in `again`."""
     pairs = [(again.text, first.text), (again.pair, first.pair), (again.words, first.words)]
     compared = [(a or (), f) for a, f in pairs if f is not None]
     return all(len(a) == len(f) and all(map(np.array_equal, a, f)) for a, f in compared)

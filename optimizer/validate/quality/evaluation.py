@@ -39,13 +39,16 @@ Judged = Mapping[str, tuple[list[Gate], dict[str, Any]]]
 
 
 def list_further(settings: Validate) -> dict[str, DataSpec]:
-    """Data of validate.also by their place in the recipe."""
+    """List the data sets of validate.also: {place in the recipe: spec}."""
     return {f"validate.also.{name}.data": part.data for name, part in settings.also.items()}
 
 
 def read_sets(settings: Validate, rows: Rows, contract: Contract) -> dict[str, list[Sample]]:
-    """Rows of every set by name, with the model's label ids; of a task that ranks, labels are
-    relevance and stay. rows: rows by place in the recipe."""
+    """Return the rows of every evaluation set by its name, with labels converted to the model's
+    label ids. Of a task that ranks, labels are relevance and stay as they are.
+
+    rows: {place in the recipe: rows}
+    """
     task = tasks.look_up(contract)
     labels = None if task.ranks else contract.labels
     labels = contract.choice.candidate_labels if task.chooses else labels
@@ -58,7 +61,11 @@ def read_sets(settings: Validate, rows: Rows, contract: Contract) -> dict[str, l
 
 
 def check(settings: Validate, rows: Rows, contract: Contract) -> None:
-    """Raise the DataErrors of judging that follow from the data and the model's labels alone."""
+    """Raise the DataErrors that follow from the rows and the model's labels alone, before any model
+    runs.
+
+    rows: {place in the recipe: rows}
+    """
     by_name = read_sets(settings, rows, contract)
     if settings.metric in RANKING:
         for name, part in by_name.items():
@@ -86,7 +93,8 @@ def check(settings: Validate, rows: Rows, contract: Contract) -> None:
 
 
 def _check_labels(metric: str, rows: Sequence[Sample], contract: Contract) -> None:
-    """Raise DataError for a metric of one label per text of a multi-label model, and vice versa."""
+    """Raise DataError where the metric needs one label per text and the model gives several, or the
+    reverse."""
     if not tasks.look_up(contract).output and metric != "cosine":
         shapes = [o.axes for o in contract.outputs]
         shown = ", ".join(f"{o.name} {list(o.axes)}" for o in contract.outputs)
@@ -142,7 +150,10 @@ def group_ranking(metric: str, rows: Sequence[Sample], where: str = "validate.da
 
 
 def check_classes(labels: Sequence[int | None]) -> None:
-    """Raise DataError where the rows of a probe have one label only."""
+    """Raise DataError where all rows of a probe have the same label.
+
+    labels: label id of each row; None: not labelled
+    """
     if len(set(labels)) < 2:
         raise DataError(
             f"all {len(labels)} rows have label {labels[0]}",
@@ -152,7 +163,7 @@ def check_classes(labels: Sequence[int | None]) -> None:
 
 
 def check_captions(metric: str, rows: Sequence[Sample]) -> None:
-    """Raise DataError for a text_pair of several images, and as check_pairs."""
+    """Raise DataError for a text_pair that several images have, and where check_pairs does."""
     seen = set[str | None]()
     for row in rows:
         if row.text_pair in seen:
@@ -167,7 +178,8 @@ def check_captions(metric: str, rows: Sequence[Sample]) -> None:
 
 
 def check_pairs(metric: str, texts: Integers, outputs: int) -> None:
-    """Raise DataError for a text with several images, and for too few of either to choose from.
+    """Raise DataError for a text that several images have, and for too few images or texts to
+    choose from.
 
     metric: metric of RECALL
     texts: label id of each image
@@ -193,7 +205,8 @@ def check_pairs(metric: str, texts: Integers, outputs: int) -> None:
 def gather(
     settings: Validate, judged: Judged
 ) -> tuple[list[Gate], dict[str, Any], dict[str, dict[str, Any]]]:
-    """Gather (gates of all sets that have some, section of the first set, further sections)."""
+    """Join the results of all sets: (gates of the sets that have some, section of the first set,
+    {name: section} of the further sets)."""
     gates, first = judged[FIRST]
     kept, others = list(gates), {}
     for name, part in settings.also.items():

@@ -20,14 +20,15 @@ from optimizer.validate.token_counts import Counts
 
 
 def judge_generation(m: RunArtifacts, sets: Rows, seen: EngineRows) -> Judged:
-    """Gates and section of the report of each set (perplexity.judge); the first set's section has
-    `divergence` (divergence.py), and a gate for a KV cache that the target rounds.
+    """Judge text-generation on windows of held-out text: {name of the set: (gates, section of the
+    report)}. The section of the first set has `divergence` (divergence.py), and a gate for a KV
+    cache that the target rounds.
+
+    sets: held-out texts by name of the set
+    seen: checks that receive the runner, the windows and the scores
 
     The reference model runs in torch; the candidate is the engine where it runs here, else the
-    lowered model in ONNX Runtime on seen.device. Raises DataError when the texts fill no window.
-
-    sets: held-out texts
-    seen: checks that are given the runner, the windows and the scores
+    lowered model in ONNX Runtime on seen.device. Raises DataError where the texts fill no window.
     """
     settings = m.section.validate_
     cut = {
@@ -63,7 +64,8 @@ def judge_generation(m: RunArtifacts, sets: Rows, seen: EngineRows) -> Judged:
 
 
 def _counted(m: RunArtifacts, rows: Sequence[Sample], scores: perplexity.Scores) -> list[Gate]:
-    """[a failed gate] where the judged tokens are not those of the windows of the rows, else []."""
+    """Compare the judged tokens with an independent count of the windows of the rows. Return [a
+    failed gate] where they differ, else []."""
     length = m.section.validate_.sequence_length
     judged = Counts(len(scores.added), scores.tokens, scores.digest)
     expected = token_counts.count_predicted(rows, m.source / "checkpoint", m.contract, length)

@@ -46,8 +46,13 @@ class Metric:
 
 
 def decide(metric: Metric, examples: int, margin: float, confidence: float) -> Decision:
-    """Decide if the candidate is worse by less than the margin: by the exact paired test where the
-    metric has right/wrong outcomes, else by the bootstrap."""
+    """Decide if the candidate is worse than the baseline by less than the margin: by the exact
+    paired test where the metric has right/wrong outcomes, else by the bootstrap.
+
+    examples: number of examples
+    margin: largest accepted drop
+    confidence: 1 - alpha of the test
+    """
     if metric.outcomes is not None:
         return significance.decide_by_outcomes(*metric.outcomes, margin, confidence)
     return significance.decide_by_bootstrap(
@@ -64,6 +69,10 @@ def _drop(baseline: Value, candidate: Value) -> Value:
 
 
 def shares(baseline: Booleans, candidate: Booleans) -> Metric:
+    """Metric: share of right answers.
+
+    baseline, candidate: (examples,), True where the answer is right
+    """
     a, b = baseline.astype(np.float64), candidate.astype(np.float64)
     return Metric(
         lambda w: w @ a / w.sum(1),
@@ -74,7 +83,10 @@ def shares(baseline: Booleans, candidate: Booleans) -> Metric:
 
 
 def mean_cosine(cosines: Floats) -> Metric:
-    """Mean of the candidate's cosines (examples,) to the baseline, whose own value is 1."""
+    """Metric: mean of the candidate's cosines to the baseline, whose own value is 1.
+
+    cosines: (examples,)
+    """
     return Metric(
         lambda w: np.ones(len(w)),
         lambda w: w @ cosines / w.sum(1),
@@ -83,7 +95,10 @@ def mean_cosine(cosines: Floats) -> Metric:
 
 
 def mean_log_likelihood(baseline: Floats, candidate: Floats) -> Metric:
-    """Mean of each system's log-probabilities (examples,), in nats."""
+    """Metric: mean log-probability, in nats.
+
+    baseline, candidate: (examples,)
+    """
     return Metric(
         lambda w: w @ baseline / w.sum(1),
         lambda w: w @ candidate / w.sum(1),
@@ -92,8 +107,11 @@ def mean_log_likelihood(baseline: Floats, candidate: Floats) -> Metric:
 
 
 def rank_correlation(baseline: Floats, candidate: Floats, scores: Floats) -> Metric:
-    """Spearman's correlation of each system's values with the scores; all (examples,), or all
-    (examples, outputs) for the mean of the outputs' correlations."""
+    """Metric: Spearman's correlation of a system's values with the scores, the mean over outputs
+    where there are several.
+
+    baseline, candidate, scores: (examples,) or (examples, outputs)
+    """
     return Metric(
         _mean_spearman(baseline, scores),
         _mean_spearman(candidate, scores),
@@ -108,7 +126,11 @@ def _mean_spearman(values: Floats, scores: Floats) -> Value:
 
 
 def spearman(values: Floats, scores: Floats) -> Value:
-    """Function weights (rows, n) -> Pearson's correlation of the weighted examples' mid-ranks."""
+    """Return the function weights (rows, n) -> Pearson's correlation (rows,) of the weighted
+    examples' mid-ranks.
+
+    values, scores: (n,)
+    """
     ranks_of_values, ranks_of_scores = _weighted_ranks(values), _weighted_ranks(scores)
 
     def correlation(weights: Floats) -> Floats:
@@ -124,7 +146,11 @@ def spearman(values: Floats, scores: Floats) -> Value:
 
 
 def _weighted_ranks(values: Floats) -> Value:
-    """Function weights -> mid-rank of each example repeated `weight` times; ties share one."""
+    """Return the function weights (rows, n) -> mid-rank (rows, n) of each example if it is repeated
+    `weight` times; equal values share a rank.
+
+    values: (n,)
+    """
     unique, group = np.unique(values, return_inverse=True)
     order = np.argsort(group, kind="stable")
     starts = np.searchsorted(group[order], np.arange(len(unique)))
@@ -168,8 +194,11 @@ class Ranking:
         return np.flatnonzero(np.diff(self.queries, prepend=-1))
 
     def weights(self, scores: Floats) -> Floats:
-        """Discount (ndcg) or reciprocal rank (mrr) of each document, ordered by `scores`
-        (documents,). Documents of equal scores get the mean discount, or the middle rank."""
+        """Compute the factor of each document in the metric: its discount (ndcg) or reciprocal rank
+        (mrr). Documents of equal scores get the mean discount, or that of the middle rank.
+
+        scores: scores (documents,) by which documents are ordered
+        """
         order = np.lexsort((-scores, self.queries))
         ranked, place = scores[order], np.arange(len(order)) - self.starts[self.queries]
         new = (place == 0) | (np.diff(ranked, prepend=np.nan) != 0)
@@ -188,15 +217,17 @@ class Ranking:
 
     @cached_property
     def _ideal(self) -> Floats:
-        """DCG of the best order of each query; 1 for a query without a relevant document."""
+        """DCG of the best order of each query (queries,); 1 for a query without a relevant
+        document."""
         best = np.add.reduceat(self.relevance * self.weights(self.relevance), self.starts)
         return np.where(best > 0, best, 1.0)
 
     def values(self, weights: Floats, relevance: Floats | None = None) -> Floats:
-        """The metric of each query.
+        """Compute the metric of each query (queries,).
 
         weights: result of `weights`
-        relevance: `self.relevance` by default, or a permutation of it within each query
+        relevance: relevance of each document; None: self.relevance. Chance passes permutations of
+            it
         """
         relevance = self.relevance if relevance is None else relevance
         if self.metric == "mrr":
@@ -205,15 +236,17 @@ class Ranking:
 
     @property
     def worst(self) -> Floats:
-        """The metric of each query in the worst order of its documents."""
+        """Compute the metric of each query (queries,) in the worst order of its documents."""
         return self.values(self.weights(-self.relevance))
 
 
 def rank_queries(metric: str, queries: Sequence[str], relevance: Floats) -> Ranking:
-    """Group rows by query, without the queries for which no order of the documents is better than
-    another: those of one document, and those whose documents are all equally relevant or not.
+    """Group rows by query. Queries for which every order of the documents has the same value are
+    left out: those with one document, and those whose documents are all equally relevant.
 
-    queries, relevance: of each row
+    metric: ndcg or mrr
+    queries: query of each row
+    relevance: relevance of each row (rows,)
     """
     _, numbers = np.unique(np.array(queries, object), return_inverse=True)
     rows = np.argsort(numbers, kind="stable")
@@ -228,7 +261,9 @@ def rank_queries(metric: str, queries: Sequence[str], relevance: Floats) -> Rank
 def ranking_metric(
     ranking: Ranking, baseline: Floats, candidate: Floats, confidence: float = 0.95
 ) -> Metric:
-    """Mean over queries of the ranking's metric. baseline, candidate: scores (rows,).
+    """Metric: mean over queries of the ranking's metric.
+
+    baseline, candidate: scores (rows,)
 
     The pseudo-observations (Metric.imagined) are queries with the largest loss that any order of
     these documents can cause.
@@ -242,10 +277,11 @@ def ranking_metric(
 def mean_of_examples(
     a: Floats, b: Floats, largest: float, confidence: float, each: Mapping[str, Any]
 ) -> Metric:
-    """Mean of a value per example, at most 1. ceil(ln(1 / alpha)) pseudo-observations
+    """Metric: mean of one value per example, at most 1. ceil(ln(1 / alpha)) pseudo-observations
     (Metric.imagined) each lose `largest`, as in f1_metric.
 
-    a, b: value per example of baseline and candidate (examples,)
+    a: values of the baseline (examples,)
+    b: values of the candidate (examples,)
     largest: loss of one pseudo-observation, 0 to 1
     confidence: 1 - alpha
     each: the candidate's record per example (per_example.py)
@@ -274,8 +310,8 @@ RECALL = {"recall_at_1": 1, "recall_at_5": 5}
 def recall_metric(
     name: str, texts: Integers, baseline: Floats, candidate: Floats, confidence: float
 ) -> Metric:
-    """Mean over pairs, of an image and its text, of two outcomes: the text is among the best for
-    the image, and the image among the best for the text.
+    """Metric: mean over pairs of an image and its text of two outcomes: the text is among the best
+    for the image, and the image is among the best for the text.
 
     name: metric of RECALL
     texts: column of each image's text, each once
@@ -286,7 +322,12 @@ def recall_metric(
 
 
 def _recall(scores: Floats, texts: Integers, best: int) -> Floats:
-    """0, 0.5 or 1 of each pair. Others with an equal score count as better."""
+    """Score each pair: (pairs,) of 0, 0.5 or 1. Others with an equal score count as better.
+
+    scores: (images, texts)
+    texts: column of each image's text
+    best: number of candidates that count as best
+    """
     own = scores[np.arange(len(texts)), texts]
     to_text = (scores >= own[:, None]).sum(1) <= best
     to_image = (scores[:, texts] >= own[None]).sum(0) <= best
@@ -300,7 +341,7 @@ def span_metric(
     candidate: Sequence[str],
     confidence: float,
 ) -> Metric:
-    """Exact match or F1 of two systems' answers to questions.
+    """Metric: exact match or F1 of answers to questions.
 
     name: exact_match or f1
     right: right answers of each question; empty: it has no answer
@@ -319,8 +360,11 @@ def span_metric(
 def word_accuracy(
     truth: Sequence[Integers], baseline: Sequence[Integers], candidate: Sequence[Integers]
 ) -> Metric:
-    """Share of words labelled right. A text is one example: its words are not independent, so texts
-    are resampled."""
+    """Metric: share of words labelled right. Texts are resampled, because words of one text depend
+    on each other.
+
+    truth, baseline, candidate: label ids (words,) of each text
+    """
     counts = np.array([len(t) for t in truth], np.float64)
 
     def system(predicted: Sequence[Integers]) -> Value:
@@ -337,12 +381,14 @@ def f1_metric(
     candidate: Sequence[Integers],
     confidence: float = 0.95,
 ) -> Metric:
-    """Macro F1: mean over the labels in `truth` of 2 TP / (2 TP + FP + FN), with 0/0 = 0.
+    """Metric: macro F1, the mean over the labels in `truth` of 2 TP / (2 TP + FP + FN), with 0/0 =
+    0.
 
-    Each element is one example: the labels of one text's words, or the one label of a text. The
-    imagined examples have the rarest label and are mistaken for the commonest, the costliest single
-    error. Their number is log(1 / alpha), the number of errors that stays unseen with probability
-    alpha (three at 95 %: the rule of three).
+    truth, baseline, candidate: label ids of each example: of the words of a text, or of one text
+
+    The imagined examples have the rarest label and are mistaken for the commonest, the costliest
+    single error. Their number is log(1 / alpha), the number of errors that stays unseen with
+    probability alpha (three at 95 %: the rule of three).
     """
     classes = np.unique(np.concatenate(list(truth)))
     lengths = np.array([len(t) for t in truth])
@@ -374,8 +420,11 @@ def sets_f1(
     confidence: float = 0.95,
     micro: bool = False,
 ) -> Metric:
-    """F1 of sets of labels, each matrix (texts, labels): macro, as f1_metric, or micro, which sums
-    TP, FP and FN over all labels."""
+    """Metric: F1 of sets of labels.
+
+    truth, baseline, candidate: (texts, labels), True for a label in the set
+    micro: True to sum TP, FP and FN over all labels; False for macro F1, as f1_metric
+    """
     occurs = truth.astype(np.float64)
     used = truth.any(0) | micro
 
@@ -389,7 +438,10 @@ def sets_f1(
 
 
 def make_indicators(sets: Sequence[Sequence[int] | Integers], labels: int) -> Booleans:
-    """Matrix (rows, labels) that is True where a row's set of label ids has the label."""
+    """Convert sets of label ids to a matrix (rows, labels) that is True where a set has the label.
+
+    labels: number of labels
+    """
     matrix = np.zeros((len(sets), labels), bool)
     for row, ids in zip(matrix, sets, strict=True):
         row[list(ids)] = True
@@ -408,7 +460,10 @@ def _f1(
     each: Mapping[str, Any],
     micro: bool = False,
 ) -> Metric:
-    """F1 from the counts of two systems. occurs: labels in the truth (examples, classes)."""
+    """Metric: F1 from the counts of two systems.
+
+    occurs: number of each label in the truth (examples, labels)
+    """
     imagined = math.ceil(-math.log(1 - confidence))
     order = np.argsort(occurs.sum(0), kind="stable")
     one = np.arange(len(order))

@@ -32,13 +32,15 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Found:
-    """Objects that a system gives an image, the most probable first.
+    """Objects that a system gives one image, matched with the right objects, the most probable
+    first.
 
     objects: all objects
     label, score: label id and probability of each object that counts
-    hit, ignored: (IOUS, objects): True for an object that is matched with a right one, or with a
-        crowd or nothing that counts
-    right: label id of each right object, without crowds; None without right objects in the data
+    hit: (IOUS, objects), True for an object that is matched with a right one
+    ignored: (IOUS, objects), True for an object that counts neither as right nor as wrong, such as
+        one that is matched with a crowd
+    right: label id of each right object, without crowds; None where the data have no right objects
     """
 
     objects: Objects
@@ -50,8 +52,11 @@ class Found:
 
 
 def match(objects: Objects, truth: Sequence[Labelled] | None) -> Found:
-    """Match objects with the right ones of the same label: each, in order of probability, with the
-    free one that it overlaps most."""
+    """Match the objects of one image with the right ones of the same label. Each object, in order
+    of probability, is matched with the free right object that it overlaps most.
+
+    truth: right objects of the image; None: unknown
+    """
     labels: list[Integers] = [np.empty(0, np.int64)]
     scores: list[Floats] = [np.empty(0)]
     hits: list[Booleans] = [np.empty((len(IOUS), 0), bool)]
@@ -81,10 +86,12 @@ def match(objects: Objects, truth: Sequence[Labelled] | None) -> Found:
 
 
 def _overlaps(boxes: Floats, truth: Floats, crowd: Booleans) -> Floats:
-    """Intersection over union (boxes, truth); over the box's own area where the truth is a crowd.
+    """Compute the intersection over union (boxes, truth). Where the right object is a crowd, the
+    intersection is divided by the area of the box instead.
 
-    boxes: left, top, right, bottom
-    truth: left, top, width, height
+    boxes: (boxes, 4): left, top, right, bottom
+    truth: (truth, 4): left, top, width, height
+    crowd: (truth,), True for a crowd
     """
     if not len(truth):
         return np.zeros((len(boxes), 0))
@@ -100,11 +107,12 @@ def _overlaps(boxes: Floats, truth: Floats, crowd: Booleans) -> Floats:
 def match_overlaps(
     overlaps: Floats, crowd: Booleans, left_out: Booleans
 ) -> tuple[Booleans, Booleans]:
-    """(hit, ignored), each (IOUS, objects).
+    """Match objects with right ones at each threshold of IOUS: (hit, ignored), each (IOUS, objects)
+    bool as in Found.
 
-    overlaps: (objects, truth), those that are left out last
-    crowd: True for what several objects may match
-    left_out: True for what does not count
+    overlaps: (objects, truth), with the right objects that are left out last
+    crowd: (truth,), True for a right object that several objects may match
+    left_out: (truth,), True for a right object that counts neither as right nor as wrong
     """
     hit, ignored = (np.zeros((len(IOUS), len(overlaps)), bool) for _ in range(2))
     for t, least in enumerate(IOUS):
@@ -123,10 +131,10 @@ def match_overlaps(
 
 
 def precision(images: Sequence[Found], ious: int, added: tuple[float, float] = (0, 0)) -> Value:
-    """Function weights (rows, images) -> mean average precision (rows,) over the labels with a
-    right object in an image of weight above 0, and over the first `ious` of IOUS.
+    """Return the function weights (rows, images) -> mean average precision (rows,), over the labels
+    with a right object in an image of weight above 0 and over the first `ious` thresholds of IOUS.
 
-    added: (right objects of the rarest label that are added, those of them that are found)
+    added: (number of added right objects of the rarest label, number of them that are found)
     """
     counts = _right(images)
     rarest = int(np.argmin(np.where(counts.any(0), counts.sum(0), np.inf)))
@@ -145,7 +153,7 @@ def precision(images: Sequence[Found], ious: int, added: tuple[float, float] = (
 
 
 def _right(images: Sequence[Found]) -> Floats:
-    """Right objects of each label in each image (images, labels)."""
+    """Count the right objects of each label in each image: (images, labels)."""
     labels = 1 + max(int(i.right.max()) for i in images if i.right is not None and i.right.size)
     return np.stack(
         [np.bincount(np.array(i.right, np.int64), minlength=labels) for i in images]
@@ -176,7 +184,11 @@ class _Label:
         self._counts, self._added = counts, added
 
     def average_precision(self, weights: Floats) -> Floats:
-        """Average precision (rows,); NaN in a row without a right object."""
+        """Compute the average precision (rows,) of the label; NaN in a row of weights without a
+        right object.
+
+        weights: (rows, images)
+        """
         more, hit_first = self._added
         right = weights @ self._counts + more
         each = weights[:, self._image]
@@ -200,8 +212,12 @@ class _Label:
 def compare_precision(
     baseline: Sequence[Found], candidate: Sequence[Found], confidence: float, ious: int
 ) -> Metric:
-    """Mean average precision of two systems. Where f1_metric imagines images, objects of the rarest
-    label are added that only one system finds. Raises DataError without right objects."""
+    """Compare the mean average precision of two systems. The imagined images of f1_metric are here
+    objects of the rarest label that only one system finds. Raises DataError where no image has a
+    right object.
+
+    ious: number of thresholds of IOUS
+    """
     if not any(i.right is not None and i.right.size for i in baseline):
         raise DataError(
             "no image has an object, so no precision is defined",
@@ -224,9 +240,12 @@ def compare_precision(
 def measure_agreement(
     baseline: Sequence[Found], candidate: Sequence[Found], confidence: float
 ) -> Metric:
-    """Mean over images of the F1 of the candidate's objects among the baseline's, both above
-    THRESHOLD: those of one label whose boxes overlap by SAME or more. An image without objects of
-    both counts 1. Raises DataError where the baseline finds none in any image."""
+    """Measure the F1 of the candidate's objects among the baseline's, as the mean over images.
+
+    Objects count above the probability THRESHOLD. Two are the same if they have one label and their
+    boxes overlap by SAME or more. An image without objects of both systems counts 1. Raises
+    DataError where the baseline finds no object in any image.
+    """
     ours, theirs = ([i.objects.above(THRESHOLD) for i in part] for part in (candidate, baseline))
     if not any(len(o.scores) for o in theirs):
         raise DataError(

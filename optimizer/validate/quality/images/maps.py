@@ -20,11 +20,11 @@ FAR = 1.25  # ratio of two depths that delta1 counts as equal
 
 @dataclass(frozen=True)
 class Labels:
-    """Label map of an image.
+    """Label map of an image, at the places of the model's output.
 
-    ids: label of each place of the model's output
-    areas: (labels, 2) pixels of the image: right with this label, and this label in the answer or
-        the mask; None without a mask
+    ids: label of each place
+    areas: (labels, 2) numbers of pixels of the image: that have this label in answer and mask, and
+        that have it in either; None without a mask
     """
 
     ids: Array
@@ -32,7 +32,15 @@ class Labels:
 
 
 def count_areas(ids: Array, mask: Array, labels: int, name: str) -> Floats:
-    """Count the pixels of each label. Raises DataError for a value of `mask` without a label."""
+    """Count, for each label, the pixels that have it in both maps and in either: (labels, 2).
+
+    ids: answered label of each pixel
+    mask: right label of each pixel
+    labels: number of labels
+    name: name of the image, for messages
+
+    Raises DataError for a value of `mask` without a label.
+    """
     judged = mask != IGNORED if labels <= IGNORED else np.ones(mask.shape, bool)
     right, chosen = mask[judged].astype(np.int64), ids[judged].astype(np.int64)
     if right.size and not 0 <= int(right.min()) <= int(right.max()) < labels:
@@ -49,8 +57,8 @@ def count_areas(ids: Array, mask: Array, labels: int, name: str) -> Floats:
 
 
 def mean_iou(baseline: Sequence[Labels], candidate: Sequence[Labels]) -> Metric:
-    """Mean over labels of intersection over union, each summed over all images; a label counts
-    where the mask or the answer has it."""
+    """Metric: mean over labels of intersection over union, each summed over all images. A label
+    counts where the mask or the answer has it."""
     return Metric(_iou(baseline), _iou(candidate))
 
 
@@ -68,7 +76,7 @@ def _iou(images: Sequence[Labels]) -> Value:
 def same_labels(
     baseline: Sequence[Labels], candidate: Sequence[Labels], confidence: float
 ) -> Metric:
-    """Mean over images of the share of places with the baseline's label."""
+    """Metric: mean over images of the share of places with the baseline's label."""
     pairs = zip(baseline, candidate, strict=True)
     each = np.array([float((a.ids == b.ids).mean()) for a, b in pairs])
     record = per_example.values("agreement", each)
@@ -77,18 +85,26 @@ def same_labels(
 
 @dataclass(frozen=True)
 class Depths:
-    """Errors of an image's depths after alignment; None without right depths."""
+    """Errors of an image's depths after alignment; None where the right depths are unknown.
+
+    relative: mean of |value - right| / right
+    near: share of depths whose ratio to the right one is below FAR
+    """
 
     relative: float | None = None
     near: float | None = None
 
 
 def compare_depths(values: Floats, right: Array, name: str) -> Depths:
-    """Compare depths after the scale and offset that make them nearest (least squares), because
-    many models give values without a unit. Raises DataError for less than two right depths.
+    """Measure the errors of depths after the scale and offset that fit best (least squares),
+    because many models give values without a unit.
 
-    right: depths, or what the model gives in their place (inverse depths); 0, below or not finite:
+    values: depths that the model gives
+    right: right depths, or inverse depths where the model gives these; 0, negative or not finite:
         unknown
+    name: name of the image, for messages
+
+    Raises DataError for fewer than two right depths.
     """
     truth: Floats = right.astype(np.float64)
     known = np.isfinite(truth) & (truth > 0)
@@ -110,7 +126,7 @@ def compare_depths(values: Floats, right: Array, name: str) -> Depths:
 def relative_error(
     baseline: Sequence[Depths], candidate: Sequence[Depths], confidence: float
 ) -> Metric:
-    """Minus the mean over images of |value - right| / right, so that more is better."""
+    """Metric: minus the mean over images of |value - right| / right, so that more is better."""
     a, b = (-np.array([i.relative for i in part], np.float64) for part in (baseline, candidate))
     record = per_example.values("abs_rel", b)
     return mean_of_examples(a, b, 1.0, confidence, record)
@@ -119,6 +135,6 @@ def relative_error(
 def near_depths(
     baseline: Sequence[Depths], candidate: Sequence[Depths], confidence: float
 ) -> Metric:
-    """Mean over images of the share of depths whose ratio to the right one is below FAR."""
+    """Metric: mean over images of the share of depths whose ratio to the right one is below FAR."""
     a, b = (np.array([i.near for i in part], np.float64) for part in (baseline, candidate))
     return mean_of_examples(a, b, 1.0, confidence, per_example.values("delta1", b))

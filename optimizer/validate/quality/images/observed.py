@@ -95,8 +95,8 @@ COLUMNS = {
 
 
 def chosen_labels(seen: Sequence[Any] | None) -> Array | None:
-    """Labels of all places of label maps; an empty array for other observations, None without
-    observations."""
+    """Return the labels of all places of label maps, as one array: empty for observations of
+    another kind, None without observations."""
     if seen is None:
         return None
     ids = [o.ids.ravel() for o in seen if isinstance(o, maps.Labels)]

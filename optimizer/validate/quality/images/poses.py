@@ -35,21 +35,21 @@ NEAR = 0.05
 
 @dataclass(frozen=True)
 class Poses(Found):
-    """Poses that a system gives an image.
+    """Poses that a system gives one image.
 
-    near: (2,): labelled keypoints of the image that are near, and all of them
+    near: (2,): number of labelled keypoints that are near the right ones, and of all labelled ones
     """
 
     near: Floats
 
 
 def match(places: Floats, scores: Floats, truth: Sequence[Pose] | None) -> Poses:
-    """Match poses with the right ones, each, in order of its score, with the free one that is most
+    """Match poses with the right ones: each, in order of its score, with the free one that is most
     similar.
 
-    places: (poses, keypoints, 2), of the poses of `truth` that are read, in their order
+    places: (poses, keypoints, 2) in pixels; the poses of `truth` that are read, in their order
     scores: (poses, keypoints)
-    truth: None where it is not known
+    truth: right poses of the image; None: unknown
     """
     places, scores = places.astype(np.float64), scores.mean(1)
     near, theirs = np.zeros((1, 2)), sorted(truth or (), key=_left_out)
@@ -78,13 +78,14 @@ def match(places: Floats, scores: Floats, truth: Sequence[Pose] | None) -> Poses
 
 
 def _left_out(pose: Pose) -> bool:
-    """True for a pose that no pose has to match."""
+    """Return True for a right pose that need not be matched."""
     return pose.crowd or pose.labelled == 0
 
 
 def oks(places: Floats, truth: Pose) -> float:
-    """Object keypoint similarity. A pose without labelled keypoints, such as a crowd, is compared
-    with its box, twice as large on all sides."""
+    """Compute the object keypoint similarity of keypoints (keypoints, 2) and a right pose. A right
+    pose without labelled keypoints, such as a crowd, is replaced by its box, twice as large on all
+    sides."""
     left, top, width, height = truth.box
     right = np.array(truth.keypoints, np.float64).reshape(-1, 3)
     known: Booleans = right[:, 2] > 0
@@ -109,8 +110,8 @@ def _near(places: Floats, truth: Pose) -> tuple[int, int]:
 def average_precision(
     baseline: Sequence[Found], candidate: Sequence[Found], confidence: float
 ) -> Metric:
-    """Mean average precision over similarities of 0.5 to 0.95. Raises DataError for a model of
-    other keypoints than COCO's."""
+    """Metric: mean average precision over similarities of 0.5 to 0.95. Raises DataError for a model
+    whose keypoints are not COCO's."""
     if baseline[0].right is None:
         raise DataError(
             f"oks_map has constants for COCO's {len(SIGMAS)} keypoints, and the model has others",
@@ -121,7 +122,7 @@ def average_precision(
 
 
 def near_keypoints(baseline: Sequence[Poses], candidate: Sequence[Poses]) -> Metric:
-    """Share of the labelled keypoints of all images that are near."""
+    """Metric: share of the labelled keypoints of all images that are near."""
     return Metric(_share(baseline), _share(candidate))
 
 
