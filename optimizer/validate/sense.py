@@ -83,12 +83,16 @@ def check_reference(
     rows: Sequence[Sample],
     answered: Reference | None,
 ) -> dict[str, Any]:
-    """Fill in the report's `sense` before the ledger runs; `reference` of text-generation follows
-    in check_comparison. Raises DataError for a float model that answers every text alike, or is no
-    better than chance on labelled rows, and what measure_inputs raises.
+    """Check the inputs and the float model, and return the report's `sense`. For text-generation,
+    `reference` follows later from check_comparison.
 
+    data: rows by their place in the recipe
     rows: rows of validate.data with the model's label ids
-    answered: the float model's answers to them (answers.answer_by_reference)
+    answered: the float model's answers to them (answers.answer_by_reference); None for
+        text-generation
+
+    Raises DataError for a float model that answers every text alike or is not better than chance on
+    labelled rows, and where measure_inputs does.
     """
     texts = measure_inputs(m.section, m.source, data)
     if answered is None:
@@ -114,8 +118,8 @@ def check_reference(
 def check_comparison(
     m: RunArtifacts, judged: Sequence[Gate], quality: dict[str, Any], place: str = "validate.data"
 ) -> dict[str, Any]:
-    """{"reference": section} of text-generation, which needs the comparison; {} for other tasks.
-    Raises DataError where all examples are copies of one.
+    """Check that the examples of a comparison differ, and return {"reference": section} of
+    text-generation; {} for other tasks. Raises DataError where all examples are copies of one.
 
     judged: the quality gates
     quality: their section of the report
@@ -130,15 +134,17 @@ def check_comparison(
 
 
 def print_warnings(sentences: Sequence[str]) -> None:
-    """Print findings that refuse nothing."""
+    """Print warnings, which stop nothing."""
     for sentence in sentences:
         say(f"warning: {sentence}")
 
 
 def check_answers_differ(vectors: Sequence[Floats], terms: int) -> None:
-    """Raise DataError where all texts get one answer: equal within the rounding of a sum of `terms`
-    products, relative to the largest value (Higham 2002, section 3.1). vectors: one answer per
-    text; of different lengths, their ends are compared."""
+    """Raise DataError where all texts get the same answer, within the rounding of a sum of `terms`
+    products relative to the largest value (Higham 2002, section 3.1).
+
+    vectors: one answer per text; of different lengths, only their ends are compared
+    """
     shortest = min(v.size for v in vectors)
     ends = np.stack([np.asarray(v, np.float64).ravel()[v.size - shortest :] for v in vectors])
     apart, size = float(np.ptp(ends, axis=0).max()), float(np.abs(ends).max())
@@ -171,8 +177,8 @@ def check_masks(m: RunArtifacts, rows: Sequence[Sample]) -> None:
 def check_metric_can_be_lost(
     metric: str, rows: Sequence[Sample], baseline: Answers, margin: float
 ) -> None:
-    """Raise DataError where the float model's own value of a metric from 0 to 1 is within `margin`,
-    so that a model without any right answer would pass; and what the metric itself refuses."""
+    """Raise DataError where a model without any right answer would pass, because the float model's
+    own value of a metric from 0 to 1 is at most `margin`; and where the metric itself does."""
     same = quality.compare(metric, rows, baseline, baseline)
     value = float(same.baseline(np.ones((1, len(rows))))[0])
     if not 0 <= value <= margin:
@@ -188,8 +194,8 @@ def check_metric_can_be_lost(
 
 
 def check_agreement_can_be_lost(baseline: Answers, margin: float) -> None:
-    """Raise DataError where a constant answer would pass metric agreement: where at most the share
-    `margin` of the float model's answers is another label than the commonest."""
+    """Raise DataError where a constant answer would pass metric agreement, because at most the
+    share `margin` of the float model's answers differ from its commonest one."""
     chosen = baseline.spans or chosen_labels(baseline.seen)
     chosen = np.stack(baseline.text).argmax(1) if chosen is None else chosen
     if not len(chosen):  # of objects, whose agreement a constant answer loses
@@ -210,7 +216,11 @@ def check_agreement_can_be_lost(baseline: Answers, margin: float) -> None:
 def pair_labelled_answers(
     metric: str, task: Task, rows: Sequence[Sample], baseline: Answers, train: Any
 ) -> Labelled | None:
-    """(labels, answers, number of labels) that the metric compares; None where it has no labels."""
+    """Return (labels, answers, number of labels) that the metric compares, label ids (words,) of
+    each row; None where the metric or the rows have no labels.
+
+    train: labelled rows and the float model's answers to them, for probe_accuracy
+    """
     if metric == "probe_accuracy" and train and all(r.label is not None for r in train[0]):
         probe = Probe.fit(np.stack(train[1].text), np.array([r.label for r in train[0]]))
         classes = probe.predict(np.stack(baseline.text))
@@ -235,9 +245,9 @@ def _largest(truth: Sequence[Labels], predicted: Sequence[Labels]) -> int:
 
 
 def measure_agreement(metric: str, rows: Sequence[Sample], baseline: Answers) -> Agreement | None:
-    """Agreement for the metrics without class labels: spearman, retrieval, and those of RANKING.
-    None for the others, and where rows lack a column that the metric needs (quality.compare raises
-    for it)."""
+    """Measure the agreement of a metric without class labels: spearman, retrieval, and those of
+    RANKING. None for other metrics, and where rows lack a column that the metric needs
+    (quality.compare raises for it)."""
     if baseline.spans is not None:
         right = [r.answers for r in rows if r.answers is not None]
         if metric not in SCORES or len(right) < len(rows):
@@ -287,12 +297,15 @@ def compare_with_chance(
     names: Sequence[str] | None,
     confidence: float,
 ) -> dict[str, Any]:
-    """Compare the float model with answers independent of the labels: the report's
-    sense.reference. Raises DataError for a model that is not better, where there are enough rows to
-    tell, or where exchanged labels fit better.
+    """Compare the float model with answers that do not depend on the labels, and return the
+    report's sense.reference.
 
-    labelled: result of labelled_answers
-    unlabelled: result of measure_agreement; both None: nothing is judged
+    labelled: result of pair_labelled_answers
+    unlabelled: result of measure_agreement; where both are None nothing is judged
+    names: names of the labels; None: the model has none
+
+    Raises DataError for a model that is not better, where there are enough rows to tell, or where
+    exchanged labels fit better.
     """
     if labelled is None and unlabelled is None:
         return {"verdict": "not labelled", "warnings": []}
@@ -355,7 +368,7 @@ def _name(label: int, names: Sequence[str] | None) -> str:
 
 
 def _alike(labelled: Labelled | None, names: Sequence[str] | None) -> str:
-    """Name the answer where all answers are the same; else ""."""
+    """Write a sentence with the answer, where all answers are the same; else ""."""
     different = np.unique(np.concatenate(labelled[1])) if labelled else np.empty(0, np.int64)
     if len(different) != 1:
         return ""
@@ -391,9 +404,12 @@ def _doubts(
 
 
 def judge_perplexity(section: dict[str, Any], vocabulary: int) -> dict[str, Any]:
-    """The report's sense.reference of text-generation, from its quality section. A perplexity above
-    the size of the vocabulary is worse than uniform guessing. It is reported and refuses nothing,
-    because text has no labels that could be wrong."""
+    """Make the report's sense.reference of text-generation. A perplexity above the size of the
+    vocabulary, worse than uniform guessing, is a warning: text has no labels that could be wrong.
+
+    section: the quality section
+    vocabulary: number of tokens in the vocabulary
+    """
     perplexity = section["baseline"]
     low = perplexity["interval"][0]
     odd = math.isfinite(low) and low > vocabulary
@@ -413,8 +429,12 @@ def judge_perplexity(section: dict[str, Any], vocabulary: int) -> dict[str, Any]
 def check_examples_differ(
     gates: Sequence[Gate], examples: int, place: str = "validate.data"
 ) -> None:
-    """Raise DataError where a quality gate measured a loss with an interval of no width: all
-    examples are then copies of one. No loss in any example is accepted."""
+    """Raise DataError where a quality gate measured a loss with an interval of no width, because
+    all examples are then copies of one. A loss of 0 in every example is accepted.
+
+    examples: number of examples
+    place: path in the recipe of the rows
+    """
     for gate in gates:
         if gate.interval is None or gate.measured is None or gate.measured in (0.0, 1.0):
             continue

@@ -45,13 +45,13 @@ def explain_not_run(m: RunArtifacts) -> str:
 
 
 def explain_not_timed(m: RunArtifacts) -> str:
-    """Explain why an engine that runs here is not timed; "" where it is."""
+    """Explain why validate does not time the target's runtime; "" where it does."""
     return targets.look_up(m.section.target.runtime).untimed
 
 
 def measure_files(m: RunArtifacts) -> dict[str, int]:
-    """Bytes of the float model, which is the exported graph or else the checkpoint's folder, and of
-    the files that a bundle holds of the lowered one."""
+    """Measure {"float_bytes": bytes of the exported graph, or of the checkpoint's folder without
+    one, "candidate_bytes": bytes of the lowered files that a bundle holds}."""
     graph = list(m.reference_graph.glob("model.onnx*"))
     float_files = graph or (m.reference / "checkpoint").iterdir()
     files = targets.look_up(m.section.target.runtime).model_files(m.model)
@@ -73,14 +73,17 @@ def explain_not_answered(m: RunArtifacts) -> str:
 
 
 def open_candidate(m: RunArtifacts, device: str) -> Any:
-    """Open the runner that the target's record names (targets/__init__.py: open). It has infer and
-    close. device: device of the lowered model, where that is opened."""
+    """Open the runner that the target's record names (targets/__init__.py: open), with the methods
+    infer and close.
+
+    device: device of the lowered model, where that is opened
+    """
     return resolve(targets.look_up(m.section.target.runtime).open)(m, device)
 
 
 def open_lowered(m: RunArtifacts, device: str) -> OrtRunner:
-    """Open the lowered model in ONNX Runtime on `device`; a decoder whose steps a GPU replays takes
-    its steps from the same buffers."""
+    """Open the lowered model in ONNX Runtime on `device`. A decoder whose steps a GPU replays from
+    a captured graph keeps its steps in the same buffers."""
     kind = pieces.Graph if tasks.look_up(m.contract).generates else OrtRunner
     threads, fixed = m.section.target.intra_op_threads, _replays_graphs(m)
     runner = kind(m.model / "model.onnx", device=device, threads=threads, fixed=fixed)
@@ -106,10 +109,10 @@ def open_engine_or_lowered(m: RunArtifacts, device: str) -> Any:
 def open_engine(
     m: RunArtifacts, threads: int | None = None, *, exact_cache: bool = False
 ) -> Runner:
-    """Open the engine as a bundle does.
+    """Open the engine with the code that serves a bundle.
 
     threads: number of threads; None: the target's
-    exact_cache: keep keys and values unrounded, whatever the target says
+    exact_cache: True to keep keys and values unrounded, whatever the target says
     """
     entry = _engine_entry(m)
     if exact_cache and m.section.target.rounds_cache:
@@ -140,7 +143,7 @@ def _workshop(folder: Path, contract: Contract | None) -> Workshop:
 
 
 def describe_engine(section: TargetSection, model: Path) -> dict[str, Any]:
-    """Describe an intact ONNX file as a manifest lists it."""
+    """Return the entry that a manifest would have for an intact ONNX file."""
     target = targets.look_up(section.runtime)
     return {
         "target": section.name,
@@ -168,8 +171,8 @@ def _engine_entry(m: RunArtifacts) -> dict[str, Any]:
 
 
 def float_baselines(section: TargetSection) -> dict[str, TargetSection]:
-    """{name in reports: target section} of each float baseline that the runtime offers here; the
-    section itself, as "<runtime>-float", unless the runtime lists several."""
+    """Return {name in reports: target section} of each float baseline that the runtime offers here:
+    the section itself, as "<runtime>-float", unless the runtime lists several."""
     floats = targets.look_up(section.runtime).floats
     sections: dict[str, TargetSection] = (
         resolve(floats)(section) if floats else {f"{section.runtime}-float": section}
@@ -178,7 +181,8 @@ def float_baselines(section: TargetSection) -> dict[str, TargetSection]:
 
 
 def make_piece_opener(m: RunArtifacts) -> pieces.Opener:
-    """Opener that runs pieces of the lowered graph in the built engine's kernels on a CPU."""
+    """Make the opener that runs pieces of the lowered graph in the built engine's kernels on
+    a CPU."""
     kernels = targets.look_up(m.section.target.runtime).kernels
     if not kernels.open:
         return pieces.FUSED
@@ -186,8 +190,9 @@ def make_piece_opener(m: RunArtifacts) -> pieces.Opener:
 
 
 def open_pieces_on_target(m: RunArtifacts) -> Callable[[Path], AbstractContextManager[Runner]]:
-    """Function that opens a piece of the lowered graph in the target's kernels, on one thread.
-    Float parts run in float32: integers of a coarser type cannot be told from its rounding."""
+    """Return a function that opens a piece of the lowered graph in the target's kernels, on one
+    thread. Float parts run in float32, because integers cannot be told from the rounding of a
+    coarser type."""
     section = m.section.target
     if section.computes_in != section.float_type:
         section = section.model_copy(update={"float": section.float_type})
@@ -201,7 +206,8 @@ def open_pieces_on_target(m: RunArtifacts) -> Callable[[Path], AbstractContextMa
 
 
 def run_fused(m: RunArtifacts, traces: Sequence[Trace]) -> list[dict[str, Array]]:
-    """{output: array} of the uncut graph in the kernels of `piece_opener`, for each trace."""
+    """Run the uncut graph in the kernels of make_piece_opener and return {output: array} of each
+    trace."""
     if targets.look_up(m.section.target.runtime).kernels.open:
         return run_engine(m, traces)
     opener = pieces.change_opener(pieces.FUSED, m.matrices)
@@ -211,15 +217,18 @@ def run_fused(m: RunArtifacts, traces: Sequence[Trace]) -> list[dict[str, Array]
 def run_engine(
     m: RunArtifacts, traces: Sequence[Trace], runner: Any = None
 ) -> list[dict[str, Array]]:
-    """{output: array} of the engine for each trace. runner: the engine; None: opened here."""
+    """Run the engine and return {output: array} of each trace.
+
+    runner: the open engine; None: it is opened and closed here
+    """
     runner = runner or _open_with_every_output(m, m.section.target.runs_on)
     with closing(runner):
         return m.in_files(pieces.run_each(runner, traces, m.compared))
 
 
 def _open_with_every_output(m: RunArtifacts, device: str) -> Any:
-    """Open the candidate so that it gives the outputs that the ledger compares: on a GPU a bundle
-    computes the answer alone."""
+    """Open the candidate with all outputs that the ledger compares. On a GPU a bundle computes the
+    answer alone."""
     ours = resolve(targets.look_up(m.section.target.runtime).open)
     if ours is not open_on_gpu_or_lowered:
         return open_candidate(m, device)
@@ -239,13 +248,16 @@ def open_padded(m: RunArtifacts, device: str) -> Runner | None:
 
 
 def _engine_runs(m: RunArtifacts) -> bool:
-    """Tell if a runtime other than ONNX Runtime runs the target's kernels on this machine."""
+    """Return True if a runtime other than ONNX Runtime runs the target on this machine."""
     return bool(targets.look_up(m.section.target.runtime).kernels.open) and not explain_not_run(m)
 
 
 def open_decoder(m: RunArtifacts, *, fuse: bool) -> Any:
-    """Open a decoder on one thread, as a bundle's harness runs it, but with an unrounded KV cache:
-    a rounded one has its own gate. fuse: False: ONNX Runtime, operator by operator as written."""
+    """Open a decoder on one thread, as a bundle's harness runs it, but with an unrounded KV cache,
+    because a rounded one has its own gate.
+
+    fuse: True for fused kernels; False for ONNX Runtime, operator by operator as written
+    """
     if fuse and _engine_runs(m):
         return open_engine(m, threads=1, exact_cache=True)
     model, fixed = m.model / "model.onnx", fuse and _replays_graphs(m)
@@ -270,8 +282,8 @@ def open_proven(m: RunArtifacts) -> Runner:
 
 
 def repeats_proven_bits(m: RunArtifacts, device: str) -> bool:
-    """Tell if `open_candidate` on `device` and `open_proven` give the same bits: only on the CPU,
-    and not in torch or in a runner of another distribution."""
+    """Return True if `open_candidate` on `device` and `open_proven` give the same bits: on the CPU,
+    except in torch and in runners of another distribution."""
     ours = resolve(targets.look_up(m.section.target.runtime).open)
     opened = (open_lowered, open_on_gpu_or_lowered, open_engine_or_lowered)
     return ours in opened and device == "cpu"

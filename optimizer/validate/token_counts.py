@@ -54,8 +54,10 @@ class Counts:
 
 
 def count_calibration(section: Validation, source: Path, contract: Contract) -> Counts | None:
-    """Count the recipe's calibration data that compress must read; None where it reads none.
-    source: folder of load, or of the step that made the checkpoint."""
+    """Count the calibration data that compress must read; None where the recipe reads none.
+
+    source: folder of load, or of the step that made the checkpoint
+    """
     settings = section.calibrate
     if settings is None or not reads_activations(section.quantize, section.sparsity):
         return None
@@ -96,8 +98,12 @@ def count_calibration(section: Validation, source: Path, contract: Contract) -> 
 
 
 def fill_template(tokenizer: Any, template: Sequence[str], row: Sample, limit: int) -> Any:
-    """Token ids of a query and its document in a template: those behind the document stay where
-    the text is cut."""
+    """Return the token ids of a query and its document in a template. Where the text is cut, the
+    tokens behind the document stay.
+
+    template: texts before, between and behind query and document
+    limit: maximum number of tokens
+    """
     pair = ("", row.text) if row.text_pair is None else (row.text, row.text_pair)
     whole, *others = (
         tokenizer.encode(template[0] + q + template[1] + d + template[2], add_special_tokens=False)
@@ -111,14 +117,18 @@ def fill_template(tokenizer: Any, template: Sequence[str], row: Sample, limit: i
 
 
 def _hypothesis(text: str, contract: Contract) -> str:
-    """The hypothesis that calibration reads with a text: of a label drawn by its characters."""
+    """Return the hypothesis that calibration reads with a text: that of a label chosen by the
+    text's characters."""
     labels = contract.choice.candidate_labels
     label = labels[zlib.crc32(text.encode()) % len(labels)]
     return contract.choice.hypothesis_template.format(label)
 
 
 def read_consumed(state: Path) -> Counts | None:
-    """Read the counts that compress wrote; None without them. state: folder of compress."""
+    """Read the counts that compress wrote; None where it wrote none.
+
+    state: folder of compress
+    """
     file = state / CONSUMED
     return Counts(**json.loads(file.read_text("utf-8"))) if file.is_file() else None
 
@@ -126,8 +136,11 @@ def read_consumed(state: Path) -> Counts | None:
 def count_predicted(
     rows: Sequence[Sample], checkpoint: Path, contract: Contract, length: int
 ) -> Counts:
-    """Count the tokens that a perplexity on windows of `length` tokens predicts: all but the first
-    of each window."""
+    """Count the tokens that a perplexity predicts: in each window all but the first.
+
+    rows: held-out texts
+    length: tokens of a window
+    """
     return _counts([ids[1:] for ids in _windows(rows, checkpoint, contract, length)])
 
 

@@ -80,8 +80,8 @@ def read(
 def _relevant(
     rows: Sequence[Sample], queries: Sequence[str], documents: Sequence[str], ids: TokenIds | None
 ) -> list[dict[int, float]]:
-    """{index of a document: relevance} of each query. Raises DataError for a relevant document that
-    is not among the documents."""
+    """Return {index of a document: relevance} of each query, from labelled rows. Raises DataError
+    for a relevant document that is not among the documents."""
     pairs = [str(row.text_pair) for row in rows]
     keys = make_text_keys([*documents, *pairs], ids)
     place = {keys[text]: i for i, text in enumerate(documents)}

@@ -51,7 +51,8 @@ class Vectors:
 def judge(
     m: RunArtifacts, corpus: Corpus, device: str
 ) -> tuple[list[Gate], dict[str, Any], dict[str, Any]]:
-    """(gates, the report's `embeddings`, section `quantized` of the contract's `embedding`).
+    """Judge all forms of section `embeddings`: (gates, the report's section `embeddings`, section
+    `quantized` of the contract's `embedding`).
 
     device: device of the candidate
     """
@@ -106,14 +107,22 @@ def judge(
 
 
 def _answer(m: RunArtifacts, runner: Any, corpus: Corpus, name: str) -> Vectors:
-    """One system's vectors, with the prompts query and document where the model has them."""
+    """Embed the corpus with one system, with the prompts query and document where the model has
+    them.
+
+    name: name of the system in progress bars
+    """
     queries = _embed(m, runner, corpus.queries, "query", f"validate: {name}, queries")
     documents = _embed(m, runner, corpus.documents, "document", f"validate: {name}, documents")
     return Vectors(queries, documents)
 
 
 def _embed(m: RunArtifacts, runner: Any, texts: Sequence[str], prompt: str, label: str) -> Array:
-    """Vectors (texts, numbers); texts of similar length share a batch."""
+    """Embed texts and return vectors (texts, numbers). Texts of similar length share a batch.
+
+    prompt: name of the prompt
+    label: text before the progress bar
+    """
     contract, size = m.contract.with_prompt(prompt), m.section.validate_.batch_size
     order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
     vectors: list[Any] = [None] * len(texts)
@@ -126,7 +135,8 @@ def _embed(m: RunArtifacts, runner: Any, texts: Sequence[str], prompt: str, labe
 
 
 def _ranges(m: RunArtifacts, sizes: Sequence[int]) -> dict[int, Array]:
-    """{dimensions: (2, dimensions) lowest and highest of each number} on the calibration texts."""
+    """Measure the lowest and highest value of each number on the calibration texts: {dimensions:
+    (2, dimensions)}."""
     assert m.section.calibrate is not None
     rows = read_calibration_rows(m.section.calibrate, tasks.look_up(m.contract))
     runner = TorchRunner(m, m.float_model)
@@ -154,7 +164,12 @@ def _ranges(m: RunArtifacts, sizes: Sequence[int]) -> dict[int, Array]:
 def _search(
     section: Embeddings, vectors: Vectors, kind: str, ranges: Array | None, similarity: str | None
 ) -> list[Ranks]:
-    """[documents found as the recipe searches, found without rescoring]."""
+    """Search one form: [indices of documents as the recipe searches, indices without rescoring],
+    each (queries, documents found).
+
+    kind: type that the vectors are stored as
+    ranges: (2, dimensions) lowest and highest values; None for types without ranges
+    """
     depth = max(section.k, RANKED)
     if kind == FLOAT:
         first = search_float(vectors.queries, vectors.documents, depth, similarity)
@@ -168,7 +183,12 @@ def _search(
 
 
 def _values(ranks: Ranks, relevant: Sequence[Mapping[int, float]], k: int) -> dict[str, Floats]:
-    """{"recall", "ndcg": value of each query}. ranks: documents found, the best first"""
+    """Measure {"recall", "ndcg"}: the value of each query (queries,).
+
+    ranks: indices of documents (queries, documents found), the best first
+    relevant: {index of a document: relevance} of each query
+    k: number of documents that recall counts
+    """
     discounts = 1 / np.log2(np.arange(2, RANKED + 2))
     recall, ndcg = [], []
     for row, gains in zip(ranks, relevant, strict=True):
@@ -186,9 +206,11 @@ def _decide(
     baseline: Mapping[str, Floats],
     searches: Sequence[Mapping[str, Floats]],
 ) -> tuple[list[Gate], dict[str, Any]]:
-    """(gates of one form, its part of the report).
+    """Judge one form: (its gates, its part of the report).
 
-    searches: values of each query, as the recipe searches and without rescoring
+    form: (type, dimensions)
+    baseline: values of each query by the baseline
+    searches: values of each query by the candidate, [as the recipe searches, without rescoring]
     """
     section, (kind, size) = m.section.embeddings, form
     assert section is not None

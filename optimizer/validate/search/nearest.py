@@ -26,8 +26,11 @@ TOGETHER = 128  # queries compared with all documents at once
 
 
 def find_nearest(queries: Array, documents: Array, count: int) -> Ranks:
-    """(queries, count) indices of the documents of the largest inner products, the largest first;
-    both (rows, dimensions)."""
+    """Return the indices (queries, count) of the documents with the largest inner products, the
+    largest first.
+
+    queries, documents: (rows, dimensions)
+    """
     wide = documents.astype(np.float64).T
     parts = []
     for start in range(0, len(queries), TOGETHER):
@@ -37,7 +40,7 @@ def find_nearest(queries: Array, documents: Array, count: int) -> Ranks:
 
 
 def search_float(queries: Array, documents: Array, count: int, similarity: str | None) -> Ranks:
-    """`nearest` of float vectors by a contract's similarity; None: cosine."""
+    """Do as find_nearest with a contract's similarity of float vectors; None: cosine."""
     if similarity != "dot":
         queries, documents = normalize(queries), normalize(documents)
     return find_nearest(queries, documents, count)
@@ -46,10 +49,11 @@ def search_float(queries: Array, documents: Array, count: int, similarity: str |
 def search(
     queries: Array, documents: Array, kind: str, ranges: Array | None, count: int
 ) -> tuple[Ranks, Array]:
-    """(`nearest` of vectors stored as a type, the stored documents as `quantize` gives them).
+    """Store documents as a type and search them: (indices (queries, count), the stored documents as
+    `quantize` returns them).
 
     queries, documents: float vectors (rows, dimensions)
-    kind, ranges: see quantize
+    kind, ranges: arguments of `quantize`
     count: documents per query
     """
     codes = [quantize(vectors, kind, ranges) for vectors in (queries, documents)]
@@ -60,10 +64,12 @@ def search(
 
 
 def rescore(queries: Array, stored: Array, first: Ranks, kind: str, ranges: Array | None) -> Ranks:
-    """`first` (queries, count) in the order of the product with the de-quantized documents.
+    """Sort the documents `first` (queries, count) by the inner product of the float query and the
+    de-quantized document, the largest first.
 
-    queries: float vectors
+    queries: float vectors (queries, dimensions)
     stored: documents as `search` returns them
+    kind, ranges: arguments of `quantize`
     """
     values = dequantize(stored, kind, ranges, queries.shape[1])
     ordered = []
@@ -73,7 +79,11 @@ def rescore(queries: Array, stored: Array, first: Ranks, kind: str, ranges: Arra
 
 
 def dequantize(stored: Array, kind: str, ranges: Array | None, dimensions: int) -> Array:
-    """Numbers (documents, dimensions) of stored vectors, as sentence-transformers reads them."""
+    """Convert stored vectors to numbers (documents, dimensions), as sentence-transformers reads
+    them.
+
+    stored: documents as `search` returns them
+    """
     record = TYPES[kind]
     if record.bits == 1:
         return unpack_bits(stored, dimensions).astype(np.float64)

@@ -62,8 +62,11 @@ WARMUP = 5  # rounds: ONNX Runtime compares its ways to split a batch in them (d
 def measure(
     m: RunArtifacts, texts: Sequence[Any], floats: FloatBaselines | None = None
 ) -> dict[str, Any]:
-    """Measure the report's `speed` section of a target that runs on this machine. floats: float
-    baselines; None: the result of list_baselines."""
+    """Measure the report's `speed` section of a target that runs on this machine.
+
+    texts: timed inputs
+    floats: float baselines; None: the result of list_baselines
+    """
     latency, target = m.section.validate_.latency, m.section.target
     floats = floats or list_baselines(m)
     threads = target.intra_op_threads or cores()
@@ -108,8 +111,10 @@ def measure(
 def _files(
     m: RunArtifacts, floats: FloatBaselines, folder: Path
 ) -> dict[str, tuple[TargetSection, Path]]:
-    """{name: (section that runs it, ONNX file)} of every system but torch. folder: empty folder,
-    for files that are lowered for it."""
+    """Return {name: (section that runs it, ONNX file)} of every system but torch.
+
+    folder: empty folder, for files that are lowered for this timing
+    """
     files = {
         name: (section, write_float_file(m, section, folder / name))
         for name, section in floats.sections.items()
@@ -118,15 +123,19 @@ def _files(
 
 
 def list_cells(latency: Latency, longest: int, shortest: int = 1) -> list[Cell]:
-    """List the cells (batch, sequence) to time, each once. A sequence longer than the model takes
-    (`longest`) is truncated and one below `shortest` padded, so its cell has the changed length."""
+    """List the cells (batch, sequence) to time, each once. A cell has the length that is run:
+    sequences are truncated to `longest` tokens and padded to `shortest`."""
     lengths = dict.fromkeys(min(max(n, shortest), longest) for n in latency.sequence)
     return [(batch, length) for batch in latency.batch for length in lengths]
 
 
 @dataclass(frozen=True)
 class BatchTimer:
-    """CellTimer of tasks that answer a batch in one forward pass. texts: timed inputs."""
+    """CellTimer of tasks that answer a batch in one forward pass.
+
+    texts: timed inputs
+    openings: runners of the systems
+    """
 
     texts: Sequence[Any]
     latency: Latency
@@ -168,7 +177,8 @@ class BatchTimer:
 
 
 def make_graph_system(runner: Runner | OpenRunner, contract: Contract, encoder: Any) -> System:
-    """The three steps of a bundle: pre-processing, forward pass, post-processing."""
+    """Make the three steps that a bundle times: pre-processing, forward pass in `runner`,
+    post-processing."""
     return System(
         pre=lambda texts, length: tasks.encode(contract, encoder, texts, None, length),
         forward=runner.infer,
@@ -178,7 +188,7 @@ def make_graph_system(runner: Runner | OpenRunner, contract: Contract, encoder: 
 
 
 def make_torch_system(model: nn.Module, contract: Contract, encoder: Any) -> System:
-    """The steps of `graph_system` around the reference model in torch."""
+    """Make the steps of make_graph_system with the reference model in torch as the forward pass."""
     names = [o.name for o in contract.outputs]
     return System(
         pre=lambda texts, length: tasks.encode(contract, encoder, texts, None, length),
@@ -189,7 +199,7 @@ def make_torch_system(model: nn.Module, contract: Contract, encoder: Any) -> Sys
 
 
 def measure_size(folder: Path, name: str) -> int:
-    """Bytes of an ONNX model, external weights included."""
+    """Return the bytes of the ONNX model `name` in `folder`, external weights included."""
     return sum(f.stat().st_size for f in (folder / name, folder / f"{name}.data") if f.is_file())
 
 
@@ -199,9 +209,11 @@ def measure_peak_memory(
     cell: tuple[int, int],
     threads: int,
 ) -> dict[str, int]:
-    """Peak resident bytes, per system, of a fresh process that answers one batch.
+    """Measure the peak resident bytes of a fresh process that answers one batch: {system: bytes}.
 
     files: result of `_files`
+    cell: (batch, sequence)
+    threads: number of threads of the process
     """
     batch, sequence = cell
     shared = (
@@ -234,7 +246,7 @@ def measure_peak_memory(
 def _shapes(
     contract: Contract, batch: int, sequence: int
 ) -> dict[str, tuple[tuple[int, ...], str]]:
-    """{input: (shape, type)} of a batch."""
+    """Return {input: (shape, type)} of a batch of `batch` rows of `sequence` tokens."""
     sizes = {"batch": batch, "sequence": sequence}
     return {
         i.name: (tuple(sizes[a] if isinstance(a, str) else a for a in i.axes), i.dtype)
@@ -243,6 +255,10 @@ def _shapes(
 
 
 def judge(section: Mapping[str, Any], latency: Latency, inspected: Mapping[str, Any]) -> list[Gate]:
+    """Judge the speed gates of a measured `speed` section.
+
+    inspected: the builder's inspection of the engine
+    """
     verdicts = []
     if latency.must_beat_float:
         cells = section["cells"]
@@ -260,7 +276,8 @@ def judge(section: Mapping[str, Any], latency: Latency, inspected: Mapping[str, 
 
 
 def explain_slow(cell: Mapping[str, Any], inspected: Mapping[str, Any]) -> str:
-    """Explain a candidate slower than float, by the engine's inspection and the times per step."""
+    """Explain why the candidate is slower than float in a cell, by the engine's inspection and the
+    times of each step."""
     if inspected.get("wider"):
         return describe_higher_precision(inspected)
     stages = cell["systems"][CANDIDATE]["stages"]

@@ -57,11 +57,12 @@ class CellTimer(Protocol):
         ...
 
     def ratio(self, measured: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-        """Ratio to the baseline, of a measured cell, by which must_beat_float is judged."""
+        """Return the ratio to the baseline by which must_beat_float is judged, of a measured
+        cell."""
         ...
 
     def milliseconds(self, round_: Any) -> float:
-        """Time of one round."""
+        """Return the time of one round, in ms."""
         ...
 
     def samples(self, rounds: Sequence[Any]) -> list[float]:
@@ -90,6 +91,8 @@ def time_cells(
     floats: Sequence[str],
 ) -> dict[str, Any]:
     """Time every cell until its gate is decided, then the candidate alone for its 99th percentile.
+
+    systems: {name: system}
     floats: names of the float baselines; the candidate is compared with the fastest of them. []: no
         ratios are measured
     """
@@ -121,8 +124,8 @@ def time_cells(
 
 
 def _fastest(timer: CellTimer, systems: Mapping[str, Any], names: Sequence[str], cell: Cell) -> str:
-    """Name of the fastest of the systems `names` in `cell`, by rounds that no gate uses; "" where
-    there are none."""
+    """Return the name of the fastest of the systems `names` in `cell`, by rounds that no gate uses;
+    "" where `names` is empty."""
     if len(names) < 2:
         return "".join(names)
     (measured,) = timer.time({name: systems[name] for name in names}, cell)["cells"]
@@ -130,10 +133,11 @@ def _fastest(timer: CellTimer, systems: Mapping[str, Any], names: Sequence[str],
 
 
 class Comparison:
-    """Rounds that decide if the candidate's time / another system's is below a limit.
+    """Decides how many rounds to run until it is known if the candidate's time / another system's
+    is below a limit.
 
     rule: stopping rule of a RatioQuestion
-    baseline: the other system
+    baseline: name of the other system
     """
 
     def __init__(self, timer: CellTimer, rule: SequentialTest, baseline: str) -> None:
@@ -144,16 +148,19 @@ class Comparison:
 
     @property
     def opening(self) -> int:
-        """Rounds of an opening."""
+        """Number of rounds between two openings of the systems."""
         return self._question.rounds
 
     def more(self, times: Mapping[str, Sequence[Any]]) -> int:
-        """Number of rounds to run next."""
+        """Return the number of rounds to run next; 0 ends the timing.
+
+        times: {system: times of its rounds so far}
+        """
         self._times = times
         return self.rule.more(self.ratios(self._baseline))
 
     def ratios(self, other: str) -> list[float]:
-        """The candidate's time / that of `other`, in each opening so far."""
+        """Return the candidate's time / that of `other` in each opening so far."""
         ours, theirs = (
             [self._timer.milliseconds(round_) for round_ in self._times[name]]
             for name in (CANDIDATE, other)
@@ -161,17 +168,18 @@ class Comparison:
         return self._question.samples(ours, theirs)
 
     def ratio(self, other: str, confidence: float) -> dict[str, Any]:
-        """{median, interval} of these ratios. median: their geometric mean"""
+        """Return {median, interval} of these ratios; `median` is their geometric mean."""
         ratios = self.ratios(other)
         interval = self._question.interval(ratios, confidence)
         return {"median": self._question.middle(ratios), "interval": list(interval)}
 
     def as_dict(self) -> dict[str, Any]:
-        """Fields of the report: `median`, as in `ratio`, and those of the rule."""
+        """Return fields of the report: `median` as in `ratio`, and those of the stopping rule."""
         middle = self._question.middle(self.ratios(self._baseline))
         return {"median": middle, **self.rule.as_dict()}
 
 
 def _times(timer: CellTimer, stopping: SequentialTest) -> MoreRounds:
-    """Function (times so far) -> rounds to run next, by all times of the candidate."""
+    """Return the function (times so far) -> number of rounds to run next, by all times of the
+    candidate."""
     return lambda times: stopping.more(timer.samples(times[CANDIDATE]))

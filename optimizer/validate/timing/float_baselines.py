@@ -49,7 +49,7 @@ class FloatBaselines:
 
 def list_baselines(m: RunArtifacts) -> FloatBaselines:
     """List the float baselines of this machine without judging any; only the first is compared
-    with. Lists none where the recipe does not time them."""
+    with. The list is empty where the recipe times no float model."""
     if not m.section.validate_.latency.time_float:
         return FloatBaselines({}, ())
     sections = target_runner.float_baselines(m.section.target)
@@ -59,8 +59,12 @@ def list_baselines(m: RunArtifacts) -> FloatBaselines:
 def judge_baselines(
     m: RunArtifacts, rows: Sequence[Sample], reference: answers.Reference, compare: Compare
 ) -> FloatBaselines:
-    """Judge every baseline coarser than the stored graph. reference: reference model's answers to
-    rows."""
+    """Judge the answers of every baseline coarser than the stored graph.
+
+    rows: evaluation rows
+    reference: the reference model's answers to them
+    compare: function that judges two systems' answers
+    """
 
     def gates_of(name: str, section: TargetSection) -> list[Gate]:
         with closing(_open(m, section, m.contract)) as runner:
@@ -71,8 +75,11 @@ def judge_baselines(
 
 
 def judge_baselines_on_windows(m: RunArtifacts, rows: Sequence[Sample]) -> FloatBaselines:
-    """Judge the baselines of a text-generation model: the recipe's gates on windows of the rows'
-    text, compared with the one that computes in the type of the stored graph."""
+    """Judge the baselines of a text-generation model by the recipe's gates, on windows of held-out
+    text. They are compared with the baseline that computes in the type of the stored graph.
+
+    rows: held-out texts
+    """
     settings = m.section.validate_
     contract = contracts.read(m.reference / "contract.json")
     some = cut_windows(rows, m.encoder, contract, settings.sequence_length)
@@ -111,7 +118,7 @@ def _judge(m: RunArtifacts, gates_of: Callable[[str, TargetSection], list[Gate]]
 
 
 def write_float_file(m: RunArtifacts, section: TargetSection, folder: Path) -> Path:
-    """ONNX file of the reference as the target runs it uncompressed.
+    """Return the ONNX file of the reference as the target runs it uncompressed.
 
     folder: empty folder, for a file that is lowered for it
     """

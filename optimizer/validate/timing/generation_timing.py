@@ -52,8 +52,8 @@ WARMUP = 1  # rounds
 
 @dataclass(frozen=True)
 class OwnCache:
-    """A runner that makes decoders by the contract of its own model: the KV caches of a reference
-    and of a smaller model have different shapes."""
+    """A runner whose decoders follow the contract of its own model, because the KV caches of a
+    reference and of a smaller model have different shapes."""
 
     runner: DecoderRunner | OpenRunner
     contract: Contract
@@ -121,9 +121,13 @@ class GenerationTimer:
 def measure(
     m: RunArtifacts, texts: Sequence[str], floats: FloatBaselines | None = None
 ) -> dict[str, Any]:
-    """Measure the report's `speed` section: measure_generation's document, with floats, peak_memory
-    and size as for every task, and `p99` of the candidate alone where the recipe has a limit.
-    floats: float baselines; None: the result of list_baselines."""
+    """Measure the report's `speed` section of text generation: measure_generation's document, with
+    floats, peak_memory and size as for every task, and `p99` of the candidate alone where the
+    recipe has a limit.
+
+    texts: texts from which prompts are cut
+    floats: float baselines; None: the result of list_baselines
+    """
     latency, target = m.section.validate_.latency, m.section.target
     floats, threads = floats or list_baselines(m), target.intra_op_threads or cores()
     cells = [(b, s) for b in latency.batch for s in latency.sequence]
@@ -168,10 +172,13 @@ def measure(
 def _program(
     folder: Path, file: tuple[TargetSection, Path], cell: tuple[int, int], threads: int
 ) -> str:
-    """Python program that opens a model and generates two tokens for one batch of prompts.
+    """Write the Python program that opens a model and generates two tokens for one batch of
+    prompts; its peak memory is measured.
 
     folder: folder of load or reduce
     file: (section that runs it, ONNX file)
+    cell: (batch, tokens of a prompt)
+    threads: number of threads of the process
     """
     batch, prompt = cell
     entry = json.dumps(target_runner.describe_engine(*file))
@@ -195,6 +202,10 @@ def _program(
 
 
 def judge(section: Mapping[str, Any], latency: Latency, inspected: Mapping[str, Any]) -> list[Gate]:
+    """Judge the speed gates of a measured `speed` section.
+
+    inspected: the builder's inspection of the engine
+    """
     verdicts, cells = [], section["cells"]
     shared = count_questions(latency, len(cells), "gain" in section)
     if latency.must_beat_float:

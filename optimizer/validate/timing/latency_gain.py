@@ -62,8 +62,10 @@ class ModelFolders:
 
 @dataclass(frozen=True)
 class GainCell:
-    """First cell of `latency` on one target, in which two models are timed in turns. over:
-    precision of the unreduced model, as reduce.gain_over."""
+    """The first cell of `latency` on one target, in which two models are timed in turns.
+
+    over: precision of the unreduced model, as reduce.gain_over
+    """
 
     target: TargetSection
     latency: Latency
@@ -126,7 +128,7 @@ class GainCell:
         return next(iter(float_baselines(self.target).values()))
 
     def sizes(self, contract: Contract) -> tuple[int, int]:
-        """(batch, tokens of a text or prompt) of the cell."""
+        """Return the sizes of the cell: (batch, tokens of a text or prompt)."""
         longest = self.latency.sequence[0]
         if not tasks.look_up(contract).generates:
             longest = tasks.longest(contract)
@@ -134,7 +136,7 @@ class GainCell:
 
 
 def _more(rule: StoppingRule, timer: CellTimer) -> MoreRounds:
-    """Function from the times so far to the number of rounds to run next, by their ratios."""
+    """Return the function (times so far) -> number of rounds to run next, by which `rule` stops."""
 
     def more(times: Mapping[str, Sequence[Any]]) -> int:
         pairs = zip(times[CANDIDATE], times[UNREDUCED], strict=True)
@@ -144,7 +146,11 @@ def _more(rule: StoppingRule, timer: CellTimer) -> MoreRounds:
 
 
 def measure(m: RunArtifacts, texts: Sequence[str], questions: int) -> dict[str, Any]:
-    """Measure the report's `speed.gain`. questions: number that share latency.max_seconds."""
+    """Measure the report's `speed.gain`: the smaller model and the unreduced one, timed in turns.
+
+    texts: timed inputs
+    questions: number of gates that share latency.max_seconds
+    """
     assert m.unreduced is not None
     latency, reduce = m.section.validate_.latency, m.section.reduce
     assert reduce is not None
@@ -173,13 +179,16 @@ def read_table(m: RunArtifacts) -> dict[str, Any] | None:
 
 
 def declare_gate(m: RunArtifacts) -> tuple[str, float] | None:
-    """Name and limit of the gate; None where the recipe asks for no latency gain."""
+    """Return (name, limit) of the gate of a latency gain; None where the recipe asks for none."""
     least = m.section.reduce.least_gain if m.section.reduce else None
     return (NAME, least) if m.gains and least is not None else None
 
 
 def judge(section: Mapping[str, Any], shared: int) -> Gate:
-    """Judge the section that `measure` returned. shared: see speed_gates.would_decide."""
+    """Judge the section that `measure` returned.
+
+    shared: number of questions that share latency.max_seconds (count_questions)
+    """
     least, (low, high) = section["least"], section["interval"]
     verdict = "inconclusive"
     if high is not None and high < 1 / least:

@@ -19,7 +19,7 @@ BETWEEN = 16 << 20  # bytes, at most
 
 
 class Openings:
-    """The runners of several systems.
+    """The runners of several systems, which are closed and opened again between rounds.
 
     openers: {system: function that opens its runner}
     """
@@ -29,8 +29,9 @@ class Openings:
         self._random, self._between, self._count = random.Random(), list[bytearray](), 0
 
     def open(self) -> None:
-        """Close the runners, if open, and open all, each first as often as the others, and with
-        memory of random size between them: an allocator would else give each its former place."""
+        """Close all runners, if open, and open them again. The first to be opened changes from call
+        to call, and memory of random size is allocated between runners; else an allocator would
+        give each its former place."""
         self.close()
         names, first = list(self._openers), self._count % max(len(self._openers), 1)
         self._count += 1
@@ -44,17 +45,18 @@ class Openings:
         self._between.clear()
 
     def opened(self, name: str) -> Any:
-        """The runner of a system in the present opening."""
+        """Return the runner of system `name` in the present opening."""
         return self._runners[name]
 
     def runner(self, name: str) -> OpenRunner:
-        """The runner of a system, in each opening the new one."""
+        """Return a runner of system `name` that uses, at each call, the runner of the present
+        opening."""
         return OpenRunner(self._runners, name)
 
 
 @dataclass(frozen=True)
 class OpenRunner:
-    """The runner of one system that is open at each call."""
+    """A runner that uses, at each call, the one in `runners` that is open for `name`."""
 
     runners: Mapping[str, Any]
     name: str

@@ -52,19 +52,25 @@ class Timed:
 
     @property
     def ratio(self) -> float:
-        """Time of the candidate / that of the float baseline."""
+        """The candidate's predicted time / that of the float baseline."""
         return self.rounds[CANDIDATE] / next(iter(self.rounds.values()))
 
     @property
     def round(self) -> float:
-        """One round of all systems."""
+        """Seconds of one round of all systems."""
         others = sum(self.rounds.values())
         return others + min(self.beside, others)
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Seconds and openings of all cells: the fewest that timing may take, and the likely ones."""
+    """Predicted seconds and openings of the timing of all cells.
+
+    least: seconds, if every gate is decided after the fewest openings
+    likely: seconds, with the likely number of openings
+    fewest: number of openings that belongs to `least`
+    openings: number of openings that belongs to `likely`
+    """
 
     least: float
     likely: float
@@ -72,7 +78,7 @@ class Prediction:
     openings: int
 
     def with_beside(self, seconds: float) -> Prediction:
-        """This prediction with `seconds` of other work of timing."""
+        """Return this prediction plus `seconds` of other work during timing."""
         return replace(self, least=self.least + seconds, likely=self.likely + seconds)
 
 
@@ -109,11 +115,12 @@ class Encoder:
     def forward(
         self, speed: MachineSpeed, positions: float, length: float, rate: float, threads: int
     ) -> float:
-        """Seconds of a forward pass.
+        """Predict the seconds of a forward pass.
 
         positions: number of positions of all inputs
         length: number of positions of one input
         rate: multiply-adds per second of the linear modules on one thread
+        threads: number of threads
         """
         attention = ATTENTION * length * self.hidden * self.blocks
         each = self.linear / rate + attention / speed.products
@@ -124,8 +131,11 @@ class Encoder:
 def predict_batches(
     section: Validation, shapes: Shapes, model: Encoder, each: int, speed: MachineSpeed
 ) -> Prediction:
-    """Predict the timing of a model that answers a batch in one forward pass. each: positions of an
-    image; 0 for texts"""
+    """Predict the timing of a model that answers a batch in one forward pass.
+
+    shapes: shape of every tensor of the checkpoint
+    each: positions of an image; 0 for texts
+    """
     if not _is_timed(section):
         return NOTHING
     latency = section.validate_.latency
@@ -146,7 +156,10 @@ def predict_batches(
 
 def predict_generation(section: Validation, shapes: Shapes, speed: MachineSpeed) -> Prediction:
     """Predict the timing of text generation. Each step reads all weights once, for all rows of a
-    batch."""
+    batch.
+
+    shapes: shape of every tensor of the checkpoint
+    """
     if not _is_timed(section):
         return NOTHING
     latency, quantize = section.validate_.latency, section.quantize
@@ -172,13 +185,13 @@ def predict_generation(section: Validation, shapes: Shapes, speed: MachineSpeed)
 
 
 def _is_timed(section: Validation) -> bool:
-    """True for a target that is timed, where this machine has its device."""
+    """Return True for a target that is timed, if this machine has its device."""
     here = section.target.runs_on == "cpu" or describe_machine().gpu is not None
     return here and not targets.look_up(section.target.runtime).untimed
 
 
 def _opening(section: Validation, shapes: Shapes, speed: MachineSpeed) -> float:
-    """Seconds of opening the candidate, and the float model where it is timed."""
+    """Predict the seconds of opening the candidate, and the float model where it is timed."""
     packed, count = lowered_bytes(shapes, 4), 1
     if section.validate_.latency.time_float:
         packed, count = packed + 4 * sum(map(math.prod, shapes.values())), 2
@@ -217,8 +230,10 @@ def predict(
 
 
 def _openings(ratio: float, each: float, seconds: float) -> int:
-    """Openings after which the interval of a ratio leaves out 1, or those that `seconds` allow.
+    """Return the number of openings after which the interval of a ratio leaves out 1, at most the
+    number that `seconds` allow.
 
+    ratio: predicted ratio
     each: seconds of one opening with its rounds
     """
     question, done, look = RatioQuestion(1.0, 1), OPENINGS, 1

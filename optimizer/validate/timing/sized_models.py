@@ -30,8 +30,13 @@ from optimizer.validate.timing.latency_gain import ModelFolders
 
 
 def make_model(section: Latencies, layout: Layout, sizes: Sizes, out: Path) -> ModelFolders:
-    """Make the model in a new folder `out`. layout: layout of the reference. Raises MachineError
-    where the target cannot be built here."""
+    """Make the model of given sizes, as the target runs it, in a new folder `out`.
+
+    layout: layout of the reference
+    sizes: numbers of blocks and units to keep
+
+    Raises MachineError where the target cannot be built here.
+    """
     partial = out.with_suffix(".partial")
     shutil.rmtree(partial, ignore_errors=True)
     folders = [partial / name for name in ("base", "state", "graph", "model", "engine")]
@@ -63,7 +68,8 @@ def make_model(section: Latencies, layout: Layout, sizes: Sizes, out: Path) -> M
 
 
 def _matching(section: Compression, source: Path) -> Compression:
-    """Copy of `section` without patterns that match no module of the checkpoint in `source`."""
+    """Copy `section` without the patterns that match no module of the checkpoint in `source`,
+    because removed blocks have none."""
     model = open_source(section.task, source).model
     names = [name for name, _ in model.named_modules()]
 
@@ -82,7 +88,7 @@ def _matching(section: Compression, source: Path) -> Compression:
 
 
 def list_model_folders(folder: Path) -> ModelFolders:
-    """Folders that make_model wrote below `folder`."""
+    """Return the folders that make_model wrote below `folder`."""
     return ModelFolders(folder / "base", folder / "model")
 
 

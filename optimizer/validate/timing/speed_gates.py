@@ -15,15 +15,23 @@ LONGEST = 86_400  # seconds of timing that a message proposes
 
 
 def count_questions(latency: Latency, cells: int, gain: bool = False) -> int:
-    """Count the questions that share the time. gain: True where a latency gain is one of them."""
+    """Count the gates that share latency.max_seconds: one per cell for must_beat_float, one for
+    p99_ms and one for a latency gain.
+
+    cells: number of timed cells
+    gain: True where the recipe asks for a latency gain
+    """
     return cells * latency.must_beat_float + (latency.p99_ms is not None) + gain
 
 
 def list_unmeasured(
     latency: Latency, why: str, gain: tuple[str, float] | None = None
 ) -> list[Gate]:
-    """The recipe's speed gates where nothing could be timed: neither passed nor left out. gain:
-    name and limit of the gate of a latency gain."""
+    """List the recipe's speed gates with the verdict "not measured", where nothing could be timed.
+
+    why: reason, for the message
+    gain: (name, limit) of the gate of a latency gain; None: the recipe asks for none
+    """
     declared = [("speed.must_beat_float", 1.0)] if latency.must_beat_float else []
     if latency.p99_ms is not None:
         declared.append(("speed.p99_ms", latency.p99_ms))
@@ -40,9 +48,9 @@ def judge_float(
     """Judge must_beat_float by the worst cell, whose interval reaches highest.
 
     cells: (place, ratio to float with its interval) per cell
-    why: explanation of the i-th cell where it is slower
+    why: function: index of a cell -> explanation of why it is slower
     what: name of the time in the message
-    shared: see would_decide
+    shared: number of questions that share latency.max_seconds (count_questions)
     """
     intervals = [ratio["interval"] for _, ratio in cells]
     worst = max(range(len(cells)), key=lambda i: _upper(intervals[i]))
@@ -63,9 +71,10 @@ def judge_float(
 
 
 def describe_undecided(measured: Mapping[str, Any], shared: int, near: str) -> str:
-    """End of an inconclusive gate's message: what would decide it.
+    """Describe what would decide an inconclusive gate, as the end of its message.
 
-    shared: number of questions that share the time
+    measured: measured numbers, with those of the stopping rule
+    shared: number of questions that share latency.max_seconds (count_questions)
     near: the limit, as in "so near 1"
     """
     if "needed" not in measured:
@@ -94,7 +103,8 @@ def describe_undecided(measured: Mapping[str, Any], shared: int, near: str) -> s
 
 
 def round_up(seconds: float) -> int:
-    """Round up to two digits after adding a tenth, because predicted times are not exact."""
+    """Round seconds up to two digits after adding a tenth, because predicted times are not
+    exact."""
     spared = max(1.1 * seconds, 1.0)
     unit = int(10 ** max(math.floor(math.log10(spared)) - 1, 0))
     return math.ceil(spared / unit) * unit
@@ -117,7 +127,13 @@ def describe_higher_precision(inspected: Mapping[str, Any]) -> str:
 def judge_percentile(
     percentiles: Mapping[str, Any], limit: float, what: str, shared: int = 1
 ) -> Gate:
-    """Judge the 99th percentile against a limit in ms. shared: see would_decide."""
+    """Judge the 99th percentile of a time.
+
+    percentiles: measured percentiles, with the interval of the 99th
+    limit: limit in ms
+    what: name of the time in the message
+    shared: number of questions that share latency.max_seconds (count_questions)
+    """
     low, high = percentiles["p99_interval"]
     verdict = "inconclusive"
     if high is not None and high <= limit:

@@ -52,15 +52,21 @@ Compare = Callable[[ModelFolders, ModelFolders, StoppingRule], Mapping[str, Any]
 
 
 def run(section: Latencies, reference: Path, out: Path) -> None:
-    """Write the table of sizes. reference: folder of load.
+    """Time models of several sizes and write the table of sizes into `out`.
+
+    reference: folder of load
 
     Raises RecipeError where the methods cannot make the model smaller, or not fast enough, and
-    MachineError where the target is not built here."""
+    MachineError where the target is not built here.
+    """
     measure(section, reference, out, choose_cell(section).compare)
 
 
 def measure(section: Latencies, reference: Path, out: Path, compare: Compare) -> None:
-    """Do the work of `run`, timing with `compare`."""
+    """Do the work of `run`.
+
+    compare: function that times two models in turns
+    """
     progress = out / PROGRESS
     if (out / TABLE).exists():  # a run was killed after it had written everything
         shutil.rmtree(progress, ignore_errors=True)
@@ -122,7 +128,7 @@ def choose_cell(section: Latencies) -> GainCell:
 
 
 def describe_cell(section: Latencies, source: Path) -> dict[str, int]:
-    """Sizes of the timed cell: {"batch", and "sequence" or "prompt"}."""
+    """Return the sizes of the timed cell: {"batch", and "sequence" or "prompt"}."""
     contract = contracts.read(source / "contract.json")
     second = "prompt" if tasks.look_up(contract).generates else "sequence"
     return dict(zip(("batch", second), choose_cell(section).sizes(contract), strict=True))
@@ -170,15 +176,20 @@ class SizeTimer:
     compare: Compare
 
     def time_for_table(self, sizes: Sizes) -> Timed:
+        """Time sizes for the table."""
         return self._time(sizes, "table", SIZES)
 
     def confirm(self, sizes: Sizes) -> Timed:
-        """Time sizes chosen from the table, a second time where the table already timed them."""
+        """Time sizes that were chosen from the table, also where the table timed them."""
         return self._time(sizes, "confirmed", ATTEMPTS)
 
     def _time(self, sizes: Sizes, purpose: str, shared: int) -> Timed:
-        """Time sizes until their ratio is known to within the tolerance of the gain, or an equal
-        share of latency.max_seconds is spent. shared: number of shares."""
+        """Time sizes until their ratio is known to within reduce.gain_tolerance, or an equal share
+        of latency.max_seconds is spent.
+
+        purpose: part of the name of the file that holds the result, by which it is not timed twice
+        shared: number of shares
+        """
         name = "-".join(map(str, (purpose, *asdict(sizes).values())))
         file, folder = self.progress / f"{name}.json", self.progress / "smaller"
         if file.exists():
@@ -197,8 +208,8 @@ class SizeTimer:
 
 
 def files(section: Latencies) -> Mapping[str, str]:
-    """Digests of the code and texts that this stage uses through other stages, and the machine:
-    its times are valid on no other one."""
+    """Return digests of the code and texts that this stage uses through other stages, and the
+    machine's key. A stored result is valid only where all of them are equal."""
     data = section.latency.data
     return {
         **compress_files(section.compression),
@@ -210,7 +221,11 @@ def files(section: Latencies) -> Mapping[str, str]:
 
 
 def estimate(section: Latencies, shapes: Shapes) -> Estimate:
-    """Estimate making and timing one model after the other, each as large as the unreduced one."""
+    """Estimate the time and memory of making and timing models one after the other, each as large
+    as the unreduced one.
+
+    shapes: shape of every tensor of the checkpoint
+    """
     read = (
         (COMPRESS, section.compression),
         (EXPORT, section.target.export),
