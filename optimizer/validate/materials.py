@@ -69,7 +69,7 @@ class Materials(RunArtifacts):
 
     @cached_property
     def modules_in_order(self) -> list[str]:
-        """The linear modules in the order of first use."""
+        """Names of the linear modules, in the order in which a forward pass first uses them."""
         seen: dict[str, None] = {}
         trace.observe(
             self.float_model, self.batches[0], self.modules, lambda name, _: seen.setdefault(name)
@@ -78,14 +78,14 @@ class Materials(RunArtifacts):
 
     @cached_property
     def batches(self) -> list[Batch]:
-        """The usual batches: see inputs.usual_batches."""
+        """The batches that every hop runs: inputs.make_usual_batches."""
         return inputs.make_usual_batches(
             self.texts, self.contract, self.encoder, self._bytes_per_token
         )
 
     @cached_property
     def extremes(self) -> list[Batch]:
-        """The extreme batches: see inputs.extreme_batches."""
+        """The batch of many rows and that of the longest text: inputs.make_extreme_batches."""
         sizes = inputs.ExtremeSizes.of(self.section.target)
         return inputs.make_extreme_batches(
             self.texts, self.contract, self.encoder, self._bytes_per_token, sizes
@@ -93,7 +93,7 @@ class Materials(RunArtifacts):
 
     @property
     def untested_sizes(self) -> str:
-        """See inputs.list_untested."""
+        """Sentence on the lengths and batch sizes that no hop runs: inputs.list_untested."""
         return inputs.list_untested(self.batches, self.extremes, self.contract)
 
     @cached_property
@@ -104,7 +104,8 @@ class Materials(RunArtifacts):
 
     @cached_property
     def judged_alone(self) -> list[str]:
-        """Modules whose pieces are judged; see depth.py. Another state draws others."""
+        """Names of the modules whose pieces are judged alone, by depth.py. They are drawn anew for
+        another state."""
         sampled = self.depth == "sampled"
         seed = digest_file(self.state_folder / "tensors.safetensors") if sampled else ""
         return depths.choose(self.depth, self.modules, seed)
@@ -116,7 +117,7 @@ class Materials(RunArtifacts):
 
     @property
     def not_judged_alone(self) -> str:
-        """See depth.left_out."""
+        """Sentence on the modules that are not judged alone: depth.describe_left_out."""
         return depths.describe_left_out(self.depth, len(self.modules), len(self.judged_alone))
 
     @property
@@ -126,15 +127,15 @@ class Materials(RunArtifacts):
 
     @cached_property
     def calibration_counts(self) -> tuple[Counts | None, Counts | None]:
-        """Counts of the calibration data: those that compress wrote, and those that the recipe
-        asks for, computed by other code."""
+        """Counts of the calibration data: (those that compress recorded, those that the recipe
+        describes, computed by independent code); None where there is no such data."""
         expected = token_counts.count_calibration(self.section, self.source, self.contract)
         return token_counts.read_consumed(self.state_folder), expected
 
     def calibration(self, other: Calibrate | None = None) -> Iterator[Batch]:
-        """The calibration batches as compress read them; none where it read none.
+        """Yield the calibration batches as compress read them; none where it read none.
 
-        other: settings of another stage's calibration, such as reduce's
+        other: settings of another stage's calibration, such as reduce's; None: those of compress
         """
         settings = other or self.section.calibrate
         if settings is None:
@@ -170,10 +171,10 @@ class Materials(RunArtifacts):
         inputs: bool = False,
         summands: Collection[str] = (),
     ) -> list[Trace]:
-        """A trace of every batch, with the model's outputs.
+        """Trace the model on every batch, with its outputs.
 
-        kept: indices of batches whose trace also holds the inputs and outputs of the modules that
-            are judged alone, which are far larger
+        kept: indices of the batches whose traces also hold the inputs and outputs of the modules
+            that are judged alone, which are far larger
         inputs: True to hold the inputs of these modules in all batches
         summands: names of residual adds that read integers
         """
@@ -186,18 +187,19 @@ class Materials(RunArtifacts):
         return list(threads.map_in_threads(traced, range(len(self.batches)), cores()))
 
     def _traced(self, model: nn.Module, batch: Batch, modules: Collection[str] = ()) -> Trace:
-        """Trace of a batch. Other threads may use the model: hooks are put on a copy."""
+        """Trace the model on one batch. Hooks are added to a copy, because other threads may run
+        the model."""
         one = trace.trace_run(monte_carlo.copy_modules(model), batch, self.compared, modules)
         (one.result,) = self.in_files([one.result])
         return one
 
     def _trace_each(self, model: nn.Module, batches: Sequence[Batch]) -> list[Trace]:
-        """Traces without inputs and outputs of modules."""
+        """Trace the model on each batch, without inputs and outputs of modules."""
         return list(threads.map_in_threads(lambda b: self._traced(model, b), batches, cores()))
 
     @cached_property
     def samples(self) -> Samples:
-        """The batches, with the sample that graphs are cut for and correct runs are made on."""
+        """The batches, with the sample on which graphs are cut and correct runs are made."""
         return Samples(
             self.batches,
             self.extremes,
@@ -274,9 +276,16 @@ class Materials(RunArtifacts):
         return CorrectRuns(self.samples, {"folded": folded, "state": state}, self.arithmetic)
 
     def arithmetic(self, precision: str, kind: str = "state", blocks: bool = False) -> Arithmetic:
-        """The arithmetic of a graph of `kind` ("folded", "state"), with float operators in
-        `precision`. Parameters that methods folded were computed in float32 beforehand; a rotation
-        sums one term per input. blocks: True for fused kernels, which quantize their inputs."""
+        """Return the arithmetic of a graph, for correct runs.
+
+        precision: type of the float operators
+        kind: "folded" for the float model with replaced parameters, "state" for the compressed
+            state
+        blocks: True for fused kernels, which quantize their inputs
+
+        Parameters that methods folded were computed in float32 beforehand; a rotation sums one term
+        per input.
+        """
         rotated = bool(self.section.quantize.of_kind("model-transform"))
         growth = {
             name: float(np.sqrt(self.state.replaced[name].shape[-1])) if rotated else 2.0
@@ -289,28 +298,30 @@ class Materials(RunArtifacts):
 
     @cached_property
     def folded_parameters(self) -> dict[str, Tensor]:
-        """Parameters of the folded model by every name."""
+        """{name: parameter} of the folded model; a tied one by each of its names."""
         named = self.folded_model.named_parameters(remove_duplicate=False)
         return {name: p.detach() for name, p in named}
 
     def filters(self, module: str) -> ConvGeometry | None:
-        """Geometry of a convolution; None for another module."""
+        """Return the geometry of a convolution; None for another module."""
         layer = self.float_model.get_submodule(module)
         return ConvGeometry.read(layer) if isinstance(layer, nn.Conv2d) else None
 
     def folded_bias(self, module: str) -> Tensor | None:
-        """The bias of a linear module after folding and correction; None without one."""
+        """Return the bias (out,) of a linear module after folding and correction; None
+        without one."""
         return self.folded_parameters.get(f"{module}.bias")
 
     def rounding(self, parameter: str) -> Rounding:
-        """Bounds of the method that chose the integers of the weight `parameter`."""
+        """Return the bounds of the methods that chose the integers of the weight `parameter`."""
         bits = self.state.scheme(parameter).bits
         if parameter in self.rounded_alone:
             return rounding_limits.derive_nearest(bits)
         return rounding_limits.derive_limits(self.section.quantize, self.section.calibrate, bits)
 
     def rounded_weight(self, parameter: str) -> Tensor:
-        """The float weight (out, in) to be rounded: folded, divided by its input's factor."""
+        """Return the float weight (out, in) that was rounded: folded, and divided by its input's
+        factor."""
         replaced = self.state.replaced
         folded = parameter in replaced and parameter not in self.state.pruned_floats
         value = (replaced[parameter] if folded else self.parameters[parameter]).flatten(1)
@@ -318,7 +329,7 @@ class Materials(RunArtifacts):
         return value.float() if factor is None else value.float() / factor[None]
 
     def kept_weight(self, parameter: str) -> Tensor:
-        """`rounded_weight` with 0 where the weight was pruned."""
+        """Return `rounded_weight` with 0 where the weight was pruned."""
         weight = self.rounded_weight(parameter)
         if parameter not in self.state.sparsity:
             return weight
@@ -327,8 +338,8 @@ class Materials(RunArtifacts):
 
     @cached_property
     def offset_biases(self) -> dict[str, Tensor]:
-        """{module: its bias in a graph that first subtracts the offset of its input}; the bias
-        adds the offset back."""
+        """{module: bias (out,) in a graph that first subtracts the offset of the module's input}.
+        The bias adds the offset's share of the output back."""
         if not self.signed or self.state.activations != "tensor":
             return {}
         biases = {}
@@ -343,7 +354,8 @@ class Materials(RunArtifacts):
 
     @cached_property
     def kernel_blocks(self) -> dict[str, int]:
-        """{weight-only module: inputs per int8 block}, in which its kernel quantizes its inputs."""
+        """{weight-only module: inputs per int8 block}, for the modules whose kernel quantizes its
+        inputs."""
         schemes = {owner_of(name): self.state.scheme(name) for name in self.state.weights}
         blocks = {
             name: self.section.target.kernel_block(scheme.group_size or 0)
@@ -354,8 +366,8 @@ class Materials(RunArtifacts):
 
     @cached_property
     def kernel_traces(self) -> list[Trace]:
-        """Traces of the state in kernels that quantize inputs (kernel_blocks), the extremes last,
-        without inputs of modules."""
+        """Traces of the state in kernels that quantize inputs (kernel_blocks), of all batches and
+        then the extremes, without inputs and outputs of modules."""
         batches = (*self.batches, *self.extremes)
         with monte_carlo.quantize_in_kernels(self.simulated_model, self.kernel_blocks):
             return self._trace_each(self.simulated_model, batches)
@@ -371,7 +383,8 @@ class Materials(RunArtifacts):
 
     @cached_property
     def lowered_outputs(self) -> list[dict[str, Any]]:
-        """{output: array} of the lowered graph for every trace, continuation and extreme."""
+        """Outputs of the lowered graph, {name: array} for every trace, continuation and extreme
+        batch."""
         path = self.model / "model.onnx"
         traces = self.samples.with_continuations(
             [*self.simulated_traces, *self.simulated_extremes], path
@@ -385,8 +398,15 @@ class Materials(RunArtifacts):
         expected: Sequence[Trace],
         names: Sequence[str] | None = None,
     ) -> Distance:
-        """Worst value of each field of the distances of outputs `names` (None: the contract's),
-        over the real tokens of every example. An output of length 0 in both has no distance."""
+        """Measure the distance of outputs over the real tokens of every example, and return the
+        worst value of each field over the outputs.
+
+        outputs: {name: array} of each run
+        expected: trace of each run
+        names: outputs to compare; None: the contract's
+
+        An output of length 0 in both is skipped.
+        """
         return merge(
             measure_distance(
                 pair

@@ -67,19 +67,21 @@ class RunArtifacts:
     texts_beside: RunArtifacts | None = field(default=None, kw_only=True)
 
     def mapped(self, tensor: Tensor) -> Tensor:
-        """The values of `tensor`, in a file where it is large: models do not fit into memory."""
+        """Return the values of `tensor`, in a mapped file where it is large, because several models
+        do not fit into memory."""
         return map_tensor(tensor, self.scratch)
 
     def in_files(self, outputs: Iterable[Mapping[str, Array]]) -> list[dict[str, Array]]:
-        """The same outputs of each run, large ones in mapped files: the logits of all texts, in
-        each step of a model, are as large as a model."""
+        """Return the same outputs of each run, with large arrays in mapped files: the logits of all
+        texts may be as large as the model."""
         return [
             {name: self.mapped(torch.from_numpy(a)).numpy() for name, a in one.items()}
             for one in outputs
         ]
 
     def work_folder(self) -> AbstractContextManager[Path]:
-        """Empty folder for pieces of graphs, in `scratch`, and so on the disk of their weights."""
+        """Make an empty folder for pieces of graphs, removed at the end of the context. It is in
+        `scratch`, and so on the disk of their weights."""
         if self.scratch is None:
             return make_temporary_folder("ledger")
         return make_private_folder(self.scratch, "optimize-ledger")
@@ -93,8 +95,8 @@ class RunArtifacts:
 
     @cached_property
     def reference_device(self) -> torch.device:
-        """The device of the reference's answers; of an ONNX file the CPU. Raises MachineError where
-        it cannot be used."""
+        """Device on which the reference answers; the CPU for an ONNX file. Raises MachineError
+        where the device cannot be used."""
         if record.is_graph(self.reference / "checkpoint"):
             return torch_device.CPU
         return torch_device.resolve(self.section.validate_.reference_device, REFERENCE_DEVICE)
@@ -127,8 +129,8 @@ class RunArtifacts:
 
     @cached_property
     def captions(self) -> dict[bool, dict[str, Any]]:
-        """Vectors of texts that judge a model of images: {True for the float model's: {text:
-        vector}}, filled by quality/answers.py."""
+        """{True: {text: vector} of the float model, False: of its engine}: vectors of the texts
+        that judge a model of images, filled by quality/answers.py."""
         return {True: {}, False: {}}
 
     @property
@@ -198,22 +200,22 @@ class RunArtifacts:
 
     @cached_property
     def rounded_alone(self) -> set[str]:
-        """Weights that are rounded to nearest by every method: a decoder's embedding, and its head
-        where the method uses no statistic of the head's inputs."""
+        """Names of the weights that every method rounds to nearest: a decoder's embedding, and its
+        head where the method uses no statistic of the head's inputs."""
         family = self.family
         names = [f"{family.prefix(self.task)}{family.embeddings}"]
         names += [] if self.section.quantize.rounding.second_moments else [family.head]
         return {f"{name}.weight" for name in names if family.kind == "decoder"}
 
     def drop(self, names: Iterable[str]) -> None:
-        """Free the cached properties `names`. They are computed again at the next access."""
+        """Free the cached properties `names`, which are computed again at their next use."""
         for name in names:
             self.__dict__.pop(name, None)
 
     @property
     def matrices(self) -> Mapping[str, Any]:
-        """{input that a run of the graph may leave out: matrix} of the adapter that changes the
-        models here; {} without one."""
+        """{input of the graph: matrix} of the adapter that changes the models of this run; {}
+        without one. A run of the graph may leave these inputs out."""
         return {}
 
     @property
@@ -230,7 +232,8 @@ class RunArtifacts:
 
     @property
     def cache_names(self) -> tuple[list[str], list[str]]:
-        """(inputs, outputs) of the KV cache in a decoder's graph, besides the contract's."""
+        """(names of inputs, names of outputs) of the KV cache in a decoder's graph, which the
+        contract does not list."""
         if not tasks.look_up(self.contract).generates:
             return [], []
         layers = self.contract.decoder.layers
@@ -244,7 +247,7 @@ class RunArtifacts:
 
     @property
     def modules(self) -> list[str]:
-        """Names of linear modules; with an exported graph, those that the graph names."""
+        """Names of the linear modules. Where a graph was exported, only modules that it names."""
         if self.section.target.export is not None:
             return list(self.names.modules)
         linear = (n for n, m in self.float_model.named_modules() if is_linear(m))

@@ -178,12 +178,12 @@ def run(
 
 
 def make_hops_folder(out: Path) -> Path:
-    """Folder, while the stage runs, for the hops that passed with these kernels of torch."""
+    """Return the folder, one per kind of torch's kernels, that keeps the hops that passed."""
     return out / f"passed-hops-{torch.backends.cpu.get_cpu_capability()}"
 
 
 def clear(out: Path) -> None:
-    """Remove all that a killed run left, but for the hops that passed."""
+    """Remove all that a killed run left in `out`, except the hops that passed."""
     kept = make_hops_folder(out)
     for path in [*out.iterdir()]:
         if path != kept:
@@ -274,7 +274,10 @@ def _judge_float_baselines(
 def _judge_speed(
     m: RunArtifacts, rows: Sequence[Sample], floats: float_baselines.FloatBaselines | None
 ) -> tuple[dict[str, Any], list[Gate]]:
-    """(the report's `speed` section, its gates). rows: timed inputs; empty: neutral inputs."""
+    """Time the target and return (the report's `speed` section, its gates).
+
+    rows: timed inputs; empty: neutral inputs
+    """
     task, latency = tasks.look_up(m.contract), m.section.validate_.latency
     texts = [pick_input(r, task) for r in rows] or task.inputs.neutral(m.contract)
     timing = generation_timing if task.generates else batch_timing
@@ -365,8 +368,8 @@ def check_inputs(section: Validation, source: Path) -> None:
 def _compare_sets(
     m: Materials, sets: Rows, reference: answers.Reference | None, seen: EngineRows
 ) -> Judged:
-    """Compare the reference model and the candidate on each set: {set: (its quality gates, its
-    section of the report)}."""
+    """Compare the reference model and the candidate on each set: {name of the set: (its quality
+    gates, its section of the report)}."""
     if reference is None:
         return generation_quality.judge_generation(m, sets, seen)
     baseline, fit_on = reference
@@ -397,11 +400,11 @@ def compare(
     fit_on: answers.Train | None,
     train_answers: Answers | None,
 ) -> tuple[list[Gate], dict[str, Any]]:
-    """(quality gates, section of the report) of two systems on one set.
+    """Judge two systems' answers to one set: (quality gates, section of the report).
 
     systems: answers of baseline and candidate
     fit_on: the probe's rows and the baseline's answers to them
-    train_answers: the candidate's answers to these rows, where each system has a separate probe
+    train_answers: the candidate's answers to these rows, where each system has its own probe
     """
     settings = m.section.validate_
     if fit_on is not None and train_answers is not None:

@@ -29,30 +29,44 @@ DECIMALS = 6
 
 
 def right(outcomes: Iterable[object]) -> dict[str, Any]:
+    """Record right/wrong outcomes."""
     return {"kind": "right", "candidate": "".join("1" if o else "0" for o in outcomes)}
 
 
 def values(kind: str, each: Iterable[float]) -> dict[str, Any]:
-    """Record one number per example, rounded. kind: "cosine", "nats", "overlap" ..."""
+    """Record one number per example, rounded.
+
+    kind: name of the numbers, such as "cosine", "nats" or "overlap"
+    """
     return {"kind": kind, "candidate": [round(float(value), DECIMALS) for value in each]}
 
 
 def labels(
     truth: Sequence[npt.NDArray[Any]], predicted: Sequence[npt.NDArray[Any]]
 ) -> dict[str, Any]:
-    """Record label ids (words,) of each example."""
+    """Record label ids.
+
+    truth, predicted: label ids (words,) of each example
+    """
     lists = [[" ".join(str(int(i)) for i in ids) for ids in part] for part in (truth, predicted)]
     return {"kind": "labels", "truth": lists[0], "candidate": lists[1]}
 
 
 def sets(truth: npt.NDArray[np.bool_], predicted: npt.NDArray[np.bool_]) -> dict[str, Any]:
-    """Record the labels of each row of two matrices (examples, labels)."""
+    """Record sets of labels.
+
+    truth, predicted: (examples, labels), True for a label in the set
+    """
     ids = [[np.flatnonzero(row) for row in matrix] for matrix in (truth, predicted)]
     return {**labels(*ids), "kind": "sets", "labels": truth.shape[1]}
 
 
 def scores(truth: npt.NDArray[np.float64], predicted: npt.NDArray[np.float64]) -> dict[str, Any]:
-    """Record numbers whose order counts, or lists of them, unrounded: rounding would make ties."""
+    """Record numbers whose order counts, or lists of them, unrounded, because rounding would make
+    ties.
+
+    truth, predicted: (examples,) or (examples, outputs)
+    """
     kind = "scores" if truth.ndim == 1 else "score_lists"
     return {"kind": kind, "truth": truth.tolist(), "candidate": predicted.tolist()}
 

@@ -56,12 +56,16 @@ class Scores:
 
     @property
     def added(self) -> Floats:
-        """Nats per token that the candidate loses, per window."""
+        """Nats per token by which the candidate is worse, per window (windows,)."""
         return self.candidate - self.baseline
 
 
 def score(windows: Iterable[Ids], baseline: Predict, candidate: Predict) -> Scores:
-    """Score both systems on every window (tokens,) of two tokens or more."""
+    """Score both systems on every window.
+
+    windows: token ids, two or more in each window
+    baseline, candidate: functions window -> logits (tokens, vocabulary)
+    """
     rows, predicted = [], list[Ids]()
     for ids, expected in threads.map_in_threads(lambda ids: (ids, baseline(ids)), windows, AHEAD):
         values, tokens = _window(expected, candidate(ids), ids)
@@ -74,13 +78,19 @@ def score(windows: Iterable[Ids], baseline: Predict, candidate: Predict) -> Scor
 
 
 def measure_nll(logits: Array, ids: Ids) -> float:
-    """nll of one window, in nats per token; logits (tokens, vocabulary)."""
+    """Compute the nll of one window, in nats per token.
+
+    logits: (tokens, vocabulary)
+    ids: token ids (tokens,)
+    """
     return _window(logits, logits, ids)[0][0]
 
 
 def _window(a: Array, b: Array, ids: Ids) -> tuple[tuple[float, float, float, float], Ids]:
-    """((baseline nll, candidate nll, kl, top1), predicted tokens) of one window; a, b: logits
-    (tokens, vocabulary) of baseline and candidate."""
+    """Score one window: ((baseline nll, candidate nll, kl, top1), predicted tokens).
+
+    a, b: logits (tokens, vocabulary) of baseline and candidate
+    """
     totals, predicted, taken = np.zeros(4), len(ids) - 1, list[Ids]()
     for start in range(0, predicted, POSITIONS):
         end = min(start + POSITIONS, predicted)
@@ -177,7 +187,7 @@ def _perplexity(nll: Floats, confidence: float) -> dict[str, Any]:
 
 
 def _mean(values: Floats, confidence: float) -> dict[str, Any]:
-    """{value, interval} of the mean over windows, two-sided."""
+    """Return {value, interval} of the mean over windows; the interval is two-sided."""
     bounds = significance.bound_mean(values, (1 - confidence) / 2)
     return {"value": float(values.mean()), "interval": list(bounds)}
 
@@ -198,7 +208,10 @@ def _bounded(name: str, decision: Decision, message: str) -> Gate:
 
 
 def _agreement(decision: Decision) -> Gate:
-    """Make the gate of min_top1 from the decision on the share of disagreements."""
+    """Make the gate of min_top1.
+
+    decision: decision on the share of positions at which the likeliest tokens differ
+    """
     low, high = decision.interval
     share = 1 - decision.drop
     message = (

@@ -116,8 +116,14 @@ def judge(
     confidence: float,
     cosines: Floats | None,
 ) -> tuple[Decision, dict[str, Any]]:
-    """(decision, the report's `quality` section) of metric `name`. cosines: cosines (examples,) of
-    the candidate's answers to the baseline's; None: not defined."""
+    """Judge metric `name`: (decision, the report's `quality` section).
+
+    metric: metric of two systems
+    examples: number of examples
+    margin: largest accepted drop
+    confidence: 1 - alpha of the test
+    cosines: cosines (examples,) of the candidate's answers to the baseline's; None: not defined
+    """
     if metric.queries is not None:
         examples = len(metric.queries.starts)
     decision = decide(metric, examples, margin, confidence)
@@ -141,8 +147,11 @@ def judge(
 
 
 def _value(metric: Metric, which: int, examples: int, confidence: float) -> dict[str, Any]:
-    """Value of one system (which: 0 baseline, 1 candidate) with a two-sided interval: Wilson's
-    score interval for shares, the BCa bootstrap otherwise."""
+    """Measure the value of one system with a two-sided interval: Wilson's score interval for
+    shares, else the BCa bootstrap.
+
+    which: 0 for the baseline, 1 for the candidate
+    """
     value = (metric.baseline, metric.candidate)[which]
     estimate = float(value(np.ones((1, examples)))[0])
     if metric.outcomes is not None:
@@ -155,7 +164,7 @@ def _value(metric: Metric, which: int, examples: int, confidence: float) -> dict
 
 
 def wilson(share: float, examples: int, confidence: float) -> tuple[float, float]:
-    """Wilson's (1927) score interval of a share."""
+    """Compute Wilson's (1927) score interval of a share of `examples`."""
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     centre = share + z * z / (2 * examples)
     reach = z * math.sqrt(share * (1 - share) / examples + (z / (2 * examples)) ** 2)
@@ -164,7 +173,8 @@ def wilson(share: float, examples: int, confidence: float) -> tuple[float, float
 
 
 def compute_cosines(a: Sequence[Floats], b: Sequence[Floats]) -> Floats:
-    """Cosine of each pair of vectors; 1 for two zero vectors, 0 where one is zero."""
+    """Compute the cosine of each pair of vectors: (examples,); 1 for two zero vectors, 0 where one
+    is zero."""
     cosines = []
     for x, y in zip(a, b, strict=True):
         x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
@@ -175,8 +185,8 @@ def compute_cosines(a: Sequence[Floats], b: Sequence[Floats]) -> Floats:
 
 
 def compare_by_cosine(baseline: Answers, candidate: Answers) -> Floats:
-    """Cosine of each row's answers; of several arrays the least, because a large array would hide
-    the others."""
+    """Compute the cosine of each row's answers (examples,). Where an answer joins several arrays it
+    is the least of their cosines, because a large array would hide the others."""
     if len(baseline.sizes) < 2:
         return compute_cosines(baseline.text, candidate.text)
     cuts = np.cumsum(baseline.sizes)[:-1]
@@ -198,8 +208,10 @@ def compare(
     confidence: float = 0.95,
 ) -> Metric:
     """Compute the metric `name` of two systems' answers to `rows`. Raises DataError when the rows
-    lack a column that the metric needs. train: labelled rows and the baseline's answers to them,
-    for probe_accuracy."""
+    lack a column that the metric needs.
+
+    train: labelled rows and the baseline's answers to them, for probe_accuracy
+    """
     systems = (baseline, candidate)
     if name == "cosine":
         return mean_cosine(compare_by_cosine(baseline, candidate))
@@ -271,8 +283,11 @@ def compare(
 def _recall(
     name: str, rows: Sequence[Sample], systems: tuple[Answers, Answers], confidence: float
 ) -> Metric:
-    """Recall of two systems: of images and captions by the cosines of their vectors, of images and
-    labels by the logits."""
+    """Metric: recall of pairs of an image and a text. Captions are ranked by the cosines of their
+    vectors, labels by the logits.
+
+    systems: answers of (baseline, candidate)
+    """
     if all(answers.pair is not None for answers in systems):
         check_captions(name, rows)
         before, after = (_unit(a.text) @ _unit(a.pair or ()).T for a in systems)
@@ -296,7 +311,7 @@ def _of_images(
 
 
 def read_targets(rows: Sequence[Sample]) -> Floats:
-    """Scores of the rows: (rows,), or (rows, outputs) where each has a list of them."""
+    """Read the scores of the rows: (rows,), or (rows, outputs) where each row has a list."""
     field = "score" if rows[0].scores is None else "scores"
     scores = _need(rows, field, "spearman")
     sizes = {len(s) for s in scores if isinstance(s, tuple)}
@@ -332,14 +347,14 @@ def _check_labels(labels: Integers, outputs: int) -> None:
 
 
 def _first(answers: Answers) -> Integers:
-    """Label id with the highest score of each text or image."""
+    """Return the id of the label with the highest score for each text or image (rows,)."""
     labels: Integers = np.stack(answers.text).argmax(1)
     return labels
 
 
 def _among_best(answers: Answers, labels: Integers) -> Booleans:
-    """True per row where the label is one of the BEST with the highest scores. Raises DataError for
-    a model of at most BEST labels, for which it always is."""
+    """Return (rows,), True where the label is one of the BEST with the highest scores. Raises
+    DataError for a model of at most BEST labels, for which it always is."""
     scores = np.stack(answers.text)
     if scores.shape[1] <= BEST:
         raise DataError(
@@ -353,8 +368,11 @@ def _among_best(answers: Answers, labels: Integers) -> Booleans:
 
 
 def score_pairs(answers: Answers, shape: tuple[int, ...] = ()) -> Floats:
-    """Values that spearman ranks: the cosine or product of each pair, a regression's single value,
-    or its values (texts, outputs). shape: that of a row's scores."""
+    """Return the values that spearman ranks: the cosine or product of each pair, a regression's
+    value (texts,), or its values (texts, outputs).
+
+    shape: shape of a row's scores; (): one number
+    """
     if answers.pair is not None and answers.dot:
         return np.array([float(np.dot(*p)) for p in zip(answers.text, answers.pair, strict=True)])
     if answers.pair is not None:
@@ -377,7 +395,8 @@ def score_pairs(answers: Answers, shape: tuple[int, ...] = ()) -> Floats:
 
 
 def _hits(rows: Sequence[Sample], answers: Answers) -> Booleans:
-    """True per row where the nearest vector has the row's label, or is its pair text."""
+    """Return (rows,), True where the nearest vector has the row's label, or is that of its own pair
+    text."""
     field = "label" if answers.pair is None else "text_pair"
     labels = np.array(_need(rows, field, "retrieval"))
     same: Booleans = labels[find_nearest(answers)] == labels
@@ -385,7 +404,8 @@ def _hits(rows: Sequence[Sample], answers: Answers) -> Booleans:
 
 
 def find_nearest(answers: Answers) -> Integers:
-    """Row number of the nearest to each text: among the pair texts, else among the other texts."""
+    """Return the row number of the nearest text of each text: among the pair texts, where there are
+    some, else among the other texts."""
     scaled = np.stack if answers.dot else _unit
     queries = scaled(answers.text)
     if answers.pair is not None:

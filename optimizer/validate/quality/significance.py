@@ -66,7 +66,12 @@ def decide_by_outcomes(
     margin: float,
     confidence: float,
 ) -> Decision:
-    """Decide from right/wrong outcomes of both systems, each (examples,) bool."""
+    """Decide by the exact paired test of right/wrong outcomes.
+
+    baseline, candidate: (examples,), True where the answer is right
+    margin: largest accepted drop
+    confidence: 1 - alpha of the test
+    """
     lost = int((baseline & ~candidate).sum())
     won = int((~baseline & candidate).sum())
     return decide_by_counts(lost, won, len(baseline), margin, confidence)
@@ -75,8 +80,12 @@ def decide_by_outcomes(
 def decide_by_counts(
     lost: int, won: int, examples: int, margin: float, confidence: float
 ) -> Decision:
-    """Decide from counts of examples: only the baseline is right in `lost`, only the candidate in
-    `won`."""
+    """Decide by the exact paired test of counts.
+
+    lost: number of examples that only the baseline answers right
+    won: number of examples that only the candidate answers right
+    examples: number of all examples
+    """
     alpha = 1 - confidence
     verdict = judge_exactly(lost, won, examples, margin, alpha)
     drop = (lost - won) / examples
@@ -91,7 +100,7 @@ def decide_by_counts(
 
 
 def _bound(lost: int, won: int, examples: int, alpha: float) -> float:
-    """Upper confidence bound of the drop: the smallest that the data reject."""
+    """Return the upper confidence bound of the drop: the smallest drop that the data reject."""
     rejected, accepted = 1.0, (lost - won) / examples
     while rejected - accepted > 2e-5:
         # Most of [-1, 1] is far away: step out from the estimate before bisection.
@@ -170,8 +179,8 @@ def bound_mean(values: Floats, tail: float) -> tuple[float, float]:
 
 
 def student(z: float, freedom: int) -> float:
-    """Student's quantile at the normal quantile z, by the Cornish-Fisher expansion: exact to 1e-4
-    from 30 degrees of freedom."""
+    """Return Student's quantile at the normal quantile z, by the Cornish-Fisher expansion: exact to
+    1e-4 from 30 degrees of freedom."""
     df = max(freedom, 1)
     return z + (z**3 + z) / (4 * df) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * df**2)
 
@@ -234,15 +243,24 @@ def decide_by_bootstrap(
 
 
 def _times_needed(reach: float, shift: float, distance: float) -> float:
-    """Factor of the examples at which a bound that is `reach` away comes within `distance`: its
-    part `shift`, of the imagined examples, falls as 1 / n, the rest as 1 / sqrt(n)."""
+    """Return by which factor the number of examples must grow until a bound comes within `distance`
+    of its limit.
+
+    reach: distance of the bound from the estimate
+    shift: part of it that imagined examples cause, which falls as 1 / n; the rest falls as 1 /
+        sqrt(n)
+    """
     rest = reach - shift
     root = (rest + math.sqrt(rest**2 + 4 * shift * distance)) / max(2 * distance, SMALLEST_TAIL)
     return root**2
 
 
 def resample(drop: WeightedDrop, examples: int, seed: int, resamples: int) -> Floats:
-    """Statistic (resamples,) of random resamples, in pieces of at most four million weights."""
+    """Compute the statistic (resamples,) of random resamples, in pieces of at most four million
+    weights.
+
+    drop: function weights (rows, examples) -> statistic (rows,)
+    """
     generator = np.random.default_rng(seed)
     even = np.full(examples, 1 / examples)
     piece = max(1, 4_000_000 // examples)
@@ -254,7 +272,10 @@ def resample(drop: WeightedDrop, examples: int, seed: int, resamples: int) -> Fl
 
 
 def leave_one_out(drop: WeightedDrop, examples: int) -> Floats:
-    """Statistic without each example in turn (examples,)."""
+    """Compute the statistic (examples,) without each example in turn.
+
+    drop: function weights (rows, examples) -> statistic (rows,)
+    """
     piece = max(1, 4_000_000 // examples)
     parts = []
     for start in range(0, examples, piece):
@@ -277,7 +298,12 @@ def expand_alpha(alpha: float, examples: int) -> float:
 
 
 def bca_bound(replicates: Floats, estimate: float, jackknife: Floats, tail: float) -> float:
-    """Bias-corrected, accelerated quantile of the replicates at `tail`."""
+    """Return the bias-corrected, accelerated quantile of the replicates at `tail`.
+
+    replicates: statistic of each resample
+    estimate: statistic of the data
+    jackknife: result of leave_one_out
+    """
     below = (replicates < estimate).mean() + (replicates == estimate).mean() / 2
     if not 0 < below < 1 or replicates.min() == replicates.max():
         return float(np.quantile(replicates, tail))

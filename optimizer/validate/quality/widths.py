@@ -21,13 +21,16 @@ from optimizer.validate.run_artifacts import RunArtifacts
 
 
 def differ(m: RunArtifacts) -> bool:
-    """Tell if the candidate's vectors have another width than the reference's."""
+    """Return True if the candidate's vectors have another width than the reference's."""
     return _width(m.reference) != _width(m.source)
 
 
 def check(section: Validation, reference: Path, smaller: Path) -> None:
     """Raise RecipeError for a gate that needs a cosine between vectors of different widths.
-    reference, smaller: folders of load and reduce."""
+
+    reference: folder of load
+    smaller: folder of reduce
+    """
     settings, widths = section.validate_, [_width(folder) for folder in (smaller, reference)]
     if widths[0] == widths[1]:
         return
@@ -53,8 +56,14 @@ def compare_probes(
     train: Sequence[Sample],
     train_answers: tuple[Answers, Answers],
 ) -> Metric:
-    """Metric probe_accuracy of baseline and candidate on `rows`, each by a probe that is fitted to
-    its own answers to `train`. All rows are labelled."""
+    """Compute metric probe_accuracy, where each system has a probe that is fitted to its own
+    answers.
+
+    rows: labelled evaluation rows
+    answers: answers of (baseline, candidate) to them
+    train: labelled rows to fit on
+    train_answers: answers of (baseline, candidate) to them
+    """
     labels, train_labels = (np.array([r.label for r in part]) for part in (rows, train))
     fits = [Probe.fit(np.stack(a.text), train_labels) for a in train_answers]
     right = [p.predict(np.stack(a.text)) == labels for p, a in zip(fits, answers, strict=True)]

@@ -47,7 +47,7 @@ Pairs = list[tuple[Array, Array]]  # logits of the same tokens, computed in two 
 
 
 def cache(m: Materials) -> Entry:
-    """Entry of hop `cache`: laws 1 to 7 on pieces of held-out text."""
+    """Hop `cache`: check laws 1 to 7 on pieces of held-out text."""
     precision = m.section.target.computes_in
     fused = m.correct.token_logits(precision, blocks=bool(m.kernel_blocks))
     measured, problems = _laws(m, LAWS, fused.limits["logits"], fuse=True)
@@ -75,10 +75,11 @@ def _entry(spread: Spread, measured: Distance, problems: list[str]) -> Entry:
 def _laws(
     m: Materials, laws: Mapping[str, Law], limit: float, *, fuse: bool
 ) -> tuple[Distance, list[str]]:
-    """(largest distance of a token's logits in two ways, problems).
+    """Run the laws and return (largest distance of a token's logits computed in two ways,
+    problems).
 
     laws: those of LAWS to compare
-    limit: maximum distance
+    limit: largest accepted distance
     fuse: True for fused kernels, as served; False for operators as written
     """
     problems, each = [], []
@@ -108,7 +109,11 @@ class ServedDecoder:
         self._alone: dict[bytes, Array] = {}
 
     def steps(self, ids: Array, mask: Array, sizes: Sequence[int]) -> Array:
-        """Logits (batch, tokens, vocabulary) of ids (batch, tokens) in pieces of `sizes` tokens."""
+        """Compute the logits (batch, tokens, vocabulary) of ids in pieces.
+
+        ids, mask: (batch, tokens)
+        sizes: tokens of each piece
+        """
         session = self.session(ids.shape[1])
         logits, start = [], 0
         for size in sizes:
@@ -117,7 +122,8 @@ class ServedDecoder:
         return np.concatenate(logits, 1)
 
     def session(self, capacity: int) -> Callable[[Array, Array, int, int], Array]:
-        """Function (ids, mask, start, end) -> logits of columns start..end, on a new KV cache."""
+        """Start a KV cache of `capacity` tokens and return the function (ids, mask, start, end) ->
+        logits of columns start..end, whose calls continue it."""
         session = self.runner.decoder(self.contract, capacity)
 
         def give(ids: Array, mask: Array, start: int, end: int) -> Array:
@@ -129,7 +135,7 @@ class ServedDecoder:
         return give
 
     def alone(self, row: Array) -> Array:
-        """Logits (tokens, vocabulary) of a row by itself, in one piece."""
+        """Compute the logits (tokens, vocabulary) of one row by itself, in one piece."""
         key = row.tobytes()
         if key not in self._alone:
             ids = row[None]
@@ -137,7 +143,8 @@ class ServedDecoder:
         return self._alone[key]
 
     def batch(self, rows: Sequence[Array], tail: int) -> Pairs:
-        """Each row's logits in a batch whose last `tail` tokens come one by one, and alone."""
+        """Compute the logits of rows together, the last `tail` tokens one by one, and of each row
+        alone. Return [(logits in the batch, logits alone)], (tokens, vocabulary) each."""
         inputs = text_generation.arrays(self.contract, rows)
         ids, mask = inputs["input_ids"], inputs["attention_mask"]
         first = ids.shape[1] - tail
@@ -162,7 +169,8 @@ def _in_pieces(served: ServedDecoder, size: int) -> Pairs:
 
 
 def _newest(served: ServedDecoder) -> Pairs:
-    """Pair of the logits of the newest token, as generation computes them, and as in one piece."""
+    """Return the pair of the newest token's logits: computed by itself, as generation does, and
+    with all."""
     ids = served.long[None]
     arrays = text_generation.build_step_arrays(served.contract, ids, np.ones_like(ids))
     newest = served.runner.decoder(served.contract, ids.shape[1]).last(arrays)
@@ -174,7 +182,8 @@ def _tail(rows: Sequence[Array]) -> int:
 
 
 def _arriving(served: ServedDecoder) -> Pairs:
-    """Pairs of texts that join every second step, prompts in pieces, and leave at their end."""
+    """Return pairs of logits of texts in a server, of which one begins every second step, with its
+    prompt in pieces, and leaves at its end, and of the same texts alone."""
     rows = [*served.begun, served.mixed[1], *served.begun]
     tail = _tail(rows)
     slots = served.runner.slots(served.contract, min(PLACES, len(rows)), max(map(len, rows)))
@@ -217,7 +226,8 @@ LAWS: dict[str, Law] = {
 
 
 def _sessions_apart(served: ServedDecoder) -> list[str]:
-    """Law 4: [a sentence] where texts in turns get other bits than each by itself."""
+    """Law 4: return [a sentence] where texts continued in turns get other bits than each by itself,
+    else []."""
     rows = [row[None] for row in served.even]
     masks = [np.ones_like(r) for r in rows]
     length = rows[0].shape[1]
@@ -234,7 +244,8 @@ def _sessions_apart(served: ServedDecoder) -> list[str]:
 
 
 def _cache_unchanged(served: ServedDecoder) -> list[str]:
-    """Law 5, on the graph: sentences on a step that changes its input KV cache, or other bits."""
+    """Law 5, on the graph: return sentences on a step that changes its input KV cache, or that
+    gives other bits when it is repeated."""
     system = OnnxDecoder(served.runner, served.contract)
     ids = served.long[None]
     mask, last = np.ones_like(ids), ids.shape[1] - 1

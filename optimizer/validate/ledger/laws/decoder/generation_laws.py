@@ -65,7 +65,7 @@ CONVERSATIONS: tuple[list[dict[str, str]], ...] = (
 
 
 def harness(m: Materials) -> Entry:
-    """Entry of hop `harness` of a decoder: laws 1 to 8."""
+    """Hop `harness` of a decoder: check laws 1 to 8."""
     folder = m.bundle or m.source
     served = contracts.read(folder / "contract.json")
     tasks.check(served, str(folder / "contract.json"))
@@ -94,7 +94,13 @@ def harness(m: Materials) -> Entry:
 def compare_tokens(
     checkpoint: Path, served: Contract, tokenizer: Any, texts: Sequence[str]
 ) -> list[str]:
-    """Law 1: sentences on texts whose token ids differ from transformers'."""
+    """Law 1: return sentences on texts whose token ids differ from those of transformers'
+    tokenizer.
+
+    checkpoint: folder with the source's tokenizer files
+    served: the harness's contract
+    tokenizer: the harness's tokenizer
+    """
     from transformers import AutoTokenizer
 
     reference = AutoTokenizer.from_pretrained(checkpoint)
@@ -110,7 +116,8 @@ def compare_tokens(
 
 
 def compare_templates(checkpoint: Path, served: Contract, tokenizer: Any) -> list[str]:
-    """Law 2: sentences on conversations that are rendered differently."""
+    """Law 2: return sentences on conversations that the harness and transformers render
+    differently."""
     from transformers import AutoTokenizer
 
     reference = AutoTokenizer.from_pretrained(checkpoint)
@@ -132,7 +139,7 @@ def compare_templates(checkpoint: Path, served: Contract, tokenizer: Any) -> lis
 
 
 def _ends(served: Contract, checkpoint: Path) -> list[str]:
-    """Law 3: sentences on end tokens of the source's config that end no text here."""
+    """Law 3: return sentences on end tokens of the source's config that do not end a text here."""
     end_ids: set[int] = set()
     for file in (checkpoint / n for n in ("config.json", "generation_config.json")):
         text = file.read_text("utf-8") if file.is_file() else "{}"
@@ -152,12 +159,13 @@ def _long(m: Materials) -> list[list[int]]:
 
 
 def _affordable(m: Materials) -> int:
-    """Length in tokens of the longest text that is run in one piece: `plan` counts its logits."""
+    """Return the number of tokens of the longest text that is run in one piece. `plan` counts the
+    memory of its logits."""
     return max(LONG[-1] + AFTER, m.section.validate_.sequence_length)
 
 
 def _unseen(m: Materials, long: Sequence[Sequence[int]]) -> str:
-    """A sentence on the lengths at which no token was drawn, or ""."""
+    """Write a sentence on the lengths at which no token was drawn; "" where there are none."""
     context, most = m.contract.decoder.context, max((len(p) + AFTER for p in long), default=0)
     return "" if most >= context else f"tokens were drawn up to {most:,} of {context:,} tokens"
 
@@ -171,10 +179,11 @@ def _greedy(
     *,
     fuse: bool,
 ) -> tuple[float, list[str]]:
-    """Laws 4 to 6: (the widest gap between drawn and likeliest token, problems).
+    """Laws 4 to 6: return (largest gap of a drawn token to the likeliest one, problems).
 
-    tie: limit of the gap
-    long: prompts that run one by one
+    tie: limit of the gap, in standard deviations of the logits
+    long: prompts (token ids) that run one by one
+    fuse: True for fused kernels; False for operators as written
     """
     rows = sorted({tuple(t[:16]) for t in _prompts(m)}, key=len)[-PROMPTS:]
     prompts = [list(r[: len(r) - i]) for i, r in enumerate(rows)]  # of different lengths
@@ -206,8 +215,8 @@ def _greedy(
 
 
 def _likeliest(m: Materials, runner: Runner, prompt: list[int], count: int) -> list[int]:
-    """The `count` tokens that the loop must draw for one prompt: the graph gives the same bits for
-    the same pieces, so no tie is allowed."""
+    """Return the next `count` tokens that the loop must draw for one prompt. The graph gives the
+    same bits for the same pieces, so ties are not accepted."""
     session = runner.decoder(m.contract, len(prompt) + count)
     ids, drawn = np.array([prompt], np.int64), list[int]()
     mask = np.ones_like(ids)
@@ -224,8 +233,12 @@ def _prompts(m: Materials) -> list[list[int]]:
 
 
 def _gap(system: OnnxDecoder, prompt: Sequence[int], answer: Sequence[int]) -> float:
-    """The largest gap of a drawn token to the likeliest, in standard deviations of the logits. One
-    run over prompt and answer gives all logits, because they depend on earlier tokens only."""
+    """Return the largest gap of a drawn token to the likeliest, in standard deviations of the
+    logits. One run over prompt and answer gives all logits, because they depend on earlier tokens
+    only.
+
+    prompt, answer: token ids
+    """
     ids = np.array([*prompt, *answer], np.int64)
     logits: Array = compute_logits(system, ids)[len(prompt) - 1 : -1].astype(np.float64)
     drawn = logits[np.arange(len(answer)), list(answer)]

@@ -45,8 +45,10 @@ SEED = 11
 
 
 class ScriptedScores(LastOfStep):
-    """Stand-in for a model (runtimes/decoder.py): scores (steps, batch, vocabulary), whatever it
-    reads."""
+    """Stand-in for a model (runtimes/decoder.py) that returns given scores, whatever its input.
+
+    scores: (steps, batch, vocabulary)
+    """
 
     past = 0
 
@@ -57,7 +59,8 @@ class ScriptedScores(LastOfStep):
         return self
 
     def step(self, arrays: Mapping[str, Array]) -> Array:
-        """Logits (batch, tokens, vocabulary): 0, and the next step's scores at the last token."""
+        """Return logits (batch, tokens, vocabulary): the next step's scores at the last token, 0
+        elsewhere."""
         logits = np.zeros((*arrays["input_ids"].shape, self._scores.shape[2]), np.float32)
         logits[:, -1] = self._scores[self._done]
         self._done += 1
@@ -72,7 +75,8 @@ class NoText:
 
 
 def find_problems(contract: Contract) -> list[str]:
-    """A sentence for each kind of options whose tokens transformers' processors would not draw."""
+    """Return a sentence for each set of sampling options with which the harness draws other tokens
+    than transformers' processors."""
     about = contract.decoder
     vocabulary = min(about.vocabulary, VOCABULARY)
     small = replace(
@@ -113,10 +117,12 @@ def _wrong(
     scores: Array,
     number: int,
 ) -> str:
-    """A sentence on the first token that the processors would not give, or "".
+    """Write a sentence on the first token that the processors would not draw; "" where all agree.
 
+    sampling: options of the request
     values: all options, defaults included
-    text: token ids, the last of which were drawn by scores (steps, vocabulary)
+    text: token ids, the last of which were drawn
+    scores: (steps, vocabulary), one row per drawn token
     number: index of the text in the request
     """
     draws = sampling.get("do_sample", True) and values["temperature"] != 0
@@ -150,7 +156,12 @@ def _wrong(
 def _processed(
     ids: torch.Tensor, scores: torch.Tensor, values: Mapping[str, Any], draws: bool
 ) -> torch.Tensor:
-    """Scores (1, vocabulary) after transformers' processors, in the order of its generate()."""
+    """Apply transformers' processors to scores (1, vocabulary), in the order of its generate().
+
+    ids: token ids so far (1, tokens)
+    values: all options
+    draws: True where tokens are sampled
+    """
     from transformers import (
         LogitsProcessorList,
         MinPLogitsWarper,

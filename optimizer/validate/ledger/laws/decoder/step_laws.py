@@ -45,16 +45,18 @@ SHOWN = 3  # messages of one comparison at most
 
 @dataclass(frozen=True)
 class ModelStep:
-    """One run of the model."""
+    """One run of the model, as the harness called it."""
 
     arrays: Mapping[str, Array]  # its inputs except the KV cache
     cached: Sequence[Array]  # token ids in each row's KV cache (columns,), this step's included
 
 
 class IntegerModel:
-    """Stand-in for ort/decoder.BindableModel, with token ids as keys of its KV cache.
+    """Stand-in for ort/decoder.BindableModel whose KV cache holds token ids as keys.
 
-    watch: receives each step, and returns the likeliest next token of each row
+    contract: contract of the decoder
+    shared: True where past and present are one buffer
+    watch: function that receives each step and returns the likeliest next token of each row
     """
 
     device = "cpu"
@@ -71,7 +73,7 @@ class IntegerModel:
         self._shared, self._watch = shared, watch
 
     def decoder(self, contract: Contract, capacity: int = 0) -> OrtDecoder:
-        """See OrtRunner.decoder."""
+        """Make the decoder that OrtRunner.decoder would make of this model."""
         return OrtDecoder(self, contract, capacity)
 
     def binding(self) -> _Binding:
@@ -81,7 +83,7 @@ class IntegerModel:
         return _Value(array)
 
     def run_values(self, feeds: Mapping[str, Any], fetches: Mapping[str, Any]) -> None:
-        """As `run_bound`, with the logits of the newest tokens only."""
+        """Do as `run_bound`, with the logits of the newest tokens only."""
         binding = _Binding()
         binding.values = {name: value for name, value in feeds.items() if kv_cache.is_past(name)}
         binding.arrays = {
@@ -91,7 +93,7 @@ class IntegerModel:
         self.run_bound(binding)
 
     def run_bound(self, binding: _Binding) -> None:
-        """Write the new tokens into the cache, and a logit of 1 for each row's next token."""
+        """Write the new tokens into the KV cache, and a logit of 1 for each row's next token."""
         ids, mask = binding.arrays["input_ids"], binding.arrays["attention_mask"]
         new, past = ids.shape[1], self.names[0][0]
         ends = mask.shape[1] - np.argmax(mask[:, ::-1] != 0, axis=1)  # behind the last 1
@@ -163,8 +165,10 @@ class _Binding:
 
 
 def find_problems(contract: Contract) -> list[str]:
-    """Sentences on wrong arrays of generate() and slots, for a model's context, inputs and
-    padding."""
+    """Return sentences on wrong arrays of generate() and of slots.
+
+    contract: contract whose context, inputs and padding are used
+    """
     about = replace(
         contract.decoder,
         layers=1,
@@ -184,14 +188,20 @@ def find_problems(contract: Contract) -> list[str]:
 
 
 def describe_unseen(context: int) -> str:
-    """Words for the lengths that `problems` leaves out, or ""."""
+    """Describe the lengths that find_problems leaves out; "" for none.
+
+    context: largest number of tokens of the model
+    """
     if context <= DENSE:
         return ""
     return f"lengths from {DENSE:,} to {context:,} tokens but for those around powers of two"
 
 
 def _prompts(context: int) -> Iterator[tuple[list[int], int]]:
-    """(tokens of prompts that run together, tokens that follow)."""
+    """Yield (number of tokens of each prompt of a batch, number of tokens to generate).
+
+    context: largest number of tokens of the model
+    """
     dense = min(context, DENSE)
     yield [1], dense - 1
     if context > 2:
@@ -209,12 +219,13 @@ def _prompts(context: int) -> Iterator[tuple[list[int], int]]:
 
 
 def choose_token(text: Any, column: Any) -> Any:
-    """Token id at `column` of text number `text`, integers or arrays; no two texts share one."""
+    """Return the token id at `column` of text number `text`, both integers or arrays. No two texts
+    share an id."""
     return 1 + TOKENS * text + column % (TOKENS - 1)
 
 
 class _Differences:
-    """Collector of the first differences between arrays of steps.
+    """Collects the first differences between the arrays of steps and the expected ones.
 
     what: text before each message
     """
@@ -237,10 +248,10 @@ class _Differences:
 
 
 def _loop(contract: Contract, lengths: Sequence[int], new: int, shared: bool) -> list[str]:
-    """Sentences on wrong arrays of generate() on prompts that run together.
+    """Return sentences on wrong arrays of generate() on prompts that run together.
 
     lengths: tokens of each prompt
-    new: tokens that follow
+    new: tokens to generate
     shared: True where the KV cache is one buffer
     """
     width = max(lengths)
@@ -284,9 +295,12 @@ def _together(model: IntegerModel, contract: Contract, rows: int, capacity: int)
 
 
 def _slots(contract: Contract, make: Callable[..., Slots], count: int) -> list[str]:
-    """Sentences on wrong arrays of slots with `count` texts. Each text begins when the text before
-    has read its prompt; of several texts the first ends in the middle of the context and begins
-    again."""
+    """Return sentences on wrong arrays of slots with `count` texts. Each text begins when the text
+    before has read its prompt; of several texts the first ends in the middle of the context and
+    begins again.
+
+    make: function that makes the slots
+    """
     context = min(contract.decoder.context, DENSE)
     differ = _Differences(f"{make.__name__.strip('_')} slots of {count} texts")
     tokens, columns = (
