@@ -136,6 +136,12 @@ def _check_cache(recipe: Recipe, at: str, target: Target) -> None:
 
 
 def _check_one(weights: Weights, where: str, at: str, runtime: str, row: Accepts) -> None:
+    """Check that a target accepts one section of weights.
+
+    where: path of the section in the recipe
+    at: path of the target
+    row: capabilities of the target
+    """
     if weights.is_float and not row.float8:
         raise RecipeError(
             f"{weights.type} is not accepted by target {runtime} ({at}): such weights are not "

@@ -1,4 +1,4 @@
-"""Settings that the checks of a recipe get besides the recipe."""
+"""Settings that each check of a recipe gets besides the recipe itself."""
 
 from __future__ import annotations
 

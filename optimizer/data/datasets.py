@@ -334,6 +334,8 @@ def _rows_of(table: Any, where: str) -> Iterator[dict[str, Any]]:
 
 
 def _columns(spec: DataSpec, table: Any) -> dict[str, str]:
+    """Return {field: column} of the spec. Raises DataError for an unknown field or column, and
+    unless exactly one kind of input has a column."""
     unknown = [f for f in spec.columns if f not in FIELDS]
     if unknown:
         raise DataError(

@@ -94,7 +94,8 @@ def _line(token: re.Match[bytes], first: int) -> int:
 
 
 def _json_tokens(file: Path) -> Iterator[tuple[re.Match[bytes], int]]:
-    """Yield (match of TOKENS, its chunk's first line) for each key and bracket outside strings."""
+    """Yield (match of TOKENS, number of the first line of its chunk) for each key and bracket
+    outside strings."""
     size, line, remainder, in_string = 0, 1, b"", False
     with open_unpacked(file) as content:
         while chunk := content.read(CHUNK):
@@ -138,7 +139,8 @@ def check_columns(file: Path, separator: bytes = b",") -> None:
 
 
 def _csv_lines(file: Path, separator: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield (number, line), without chunks of lines that have no quote and few separators."""
+    """Yield (line number, line), leaving out chunks whose lines have no quote and few
+    separators."""
     size, number = 0, 1
     with open_unpacked(file) as content:
         _check_fields(content.readline(HEADER).count(separator) + 1, "columns", f"{file}:1")

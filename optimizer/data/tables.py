@@ -53,6 +53,8 @@ def list_files(spec: DataSpec) -> list[Path]:
 
 
 def _local_files(spec: DataSpec) -> list[Path]:
+    """Expand the spec's file names and globs, and return each file once. Raises DataError for a
+    pattern without a match and for a file that is not regular."""
     base = Path(spec.base or ".")
     paths: list[Path] = []
     for pattern in spec.files:
@@ -110,6 +112,11 @@ def open_table(spec: DataSpec) -> Any:
 
 
 def _open_table(spec: DataSpec, cache: Path) -> Any:
+    """Load the table; errors of library `datasets` become DataError or, without a connection,
+    MachineError.
+
+    cache: folder for the cache of `datasets`
+    """
     from datasets.exceptions import DatasetNotFoundError
 
     place = describe_place(spec)
@@ -142,6 +149,11 @@ def _open_table(spec: DataSpec, cache: Path) -> Any:
 
 
 def _load_table(spec: DataSpec, cache: Path) -> Any:
+    """Load the table of the spec's split from files, a folder or the hub. Local files are checked
+    before the library reads them.
+
+    cache: folder for the cache of `datasets`
+    """
     import datasets
 
     if spec.source in FILE_FORMATS:
@@ -272,7 +284,7 @@ def _commit(name: str, revision: str | None) -> str | None:
 
 @contextmanager
 def _without_progress_bars() -> Iterator[None]:
-    """Hide the progress bars of `datasets`, and nothing else: messages of ours are to be seen."""
+    """Inside, hide the progress bars of `datasets`; other messages stay visible."""
     import datasets
 
     was_on = not datasets.are_progress_bars_disabled()

@@ -41,7 +41,7 @@ class OptimizeError(ExplainedError):
 
 
 class InputError(OptimizeError):
-    """Something the user gave us is wrong; nothing was computed from it."""
+    """The user's input is wrong, and nothing was computed from it."""
 
     exit_code = 2
 
@@ -81,7 +81,8 @@ class MachineError(OptimizeError):
 
 
 class StoreError(MachineError):
-    """A step cannot be stored: the disk, memory or the store itself fails, whatever the target."""
+    """A step cannot be stored, because the disk, the memory or the store fails. Every target is
+    affected."""
 
 
 def split(error: ExplainedError) -> tuple[ExplainedError, ...]:

@@ -18,7 +18,7 @@ Array = NDArray[Any]
 
 
 def to_kn(integers: Array) -> Array:
-    """Transpose (out, in) to contiguous [K, N]; scales (out, groups) to [groups, N] likewise."""
+    """Transpose integers (out, in) to contiguous [K, N], or scales (out, groups) to [groups, N]."""
     return _transposed(integers)
 
 

@@ -108,7 +108,7 @@ class Scheme:
             )
 
     def __str__(self) -> str:
-        """Name of the scheme, such as "int8 channel", "float8 channel" or "int4 group 32
+        """Return the name of the scheme, such as "int8 channel", "float8 channel" or "int4 group 32
         asymmetric"."""
         words = [
             self.type if self.is_float else f"int{self.bits}",
@@ -146,8 +146,8 @@ class Scheme:
         return -self.high if restricted else -self.high - 1
 
     def shape_of_scale(self, out: int, inputs: int) -> tuple[int, int]:
-        """Shape of the scales of a weight (out, inputs). Raises ValueError as `groups`, and where
-        128 does not divide the rows of a weight in blocks."""
+        """Return the shape of the scales of a weight (out, inputs). Raises ValueError as `groups`
+        does, and where 128 does not divide the rows of a weight in blocks."""
         if self.granularity == "tensor":
             return 1, 1
         if self.granularity == "block" and out % BLOCK:
@@ -155,8 +155,8 @@ class Scheme:
         return out // BLOCK if self.granularity == "block" else out, self.groups(inputs)
 
     def groups(self, inputs: int) -> int:
-        """Number of scales per row of `inputs` values. Raises ValueError where group_size, or the
-        width of a block, does not divide the row."""
+        """Return the number of scales per row of `inputs` values. Raises ValueError where
+        group_size, or the width of a block, does not divide the row."""
         if self.granularity == "block":
             if inputs % BLOCK:
                 raise ValueError(f"granularity block: {BLOCK} does not divide {inputs} inputs")

@@ -1,4 +1,4 @@
-"""Digest of a stage's code: its module and every module of ours that it imports.
+"""Digest of a stage's code: its module and every module of this package that it imports.
 
 It is part of a step's key, so that changed code, a comment included, repeats the step.
 """

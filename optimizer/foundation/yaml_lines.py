@@ -163,6 +163,11 @@ def _parts(node: yaml.Node) -> Iterator[yaml.Node]:
 
 
 def _check_plain(node: yaml.Node, at: Any) -> None:
+    """Raise RecipeError for a node that is not plain YAML: keys other than words, special types,
+    characters that are not text, and numbers with too many digits.
+
+    at: function from a mark of the parser to "file:line"
+    """
     where = at(node.start_mark)
     if isinstance(node, yaml.MappingNode):
         for key, _ in node.value:

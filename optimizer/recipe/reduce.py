@@ -224,7 +224,7 @@ class Reduce(Section):
 
     @property
     def latency_gain(self) -> float | None:
-        """goal.latency_gain, or None."""
+        """goal.latency_gain; None for a goal of another kind."""
         return None if self.goal is None else self.goal.latency_gain
 
     @property

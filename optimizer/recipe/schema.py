@@ -133,7 +133,7 @@ def _quantize(before: dict[str, Any]) -> Quantize:
 
 
 class Recipe(Section):
-    """All of a recipe's YAML."""
+    """Whole recipe, as written in YAML."""
 
     name: Name
     model: Model

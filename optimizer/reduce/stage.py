@@ -139,7 +139,7 @@ def _say(layout: Layout) -> None:
 
 
 def files(section: Reduction) -> Mapping[str, str]:
-    """{name: digest} of the calibration rows, or of the student's files."""
+    """Return {name: digest} of the calibration rows, or of the student's files."""
     from optimizer.data.datasets import digest_rows
 
     if section.reduce.student is not None:

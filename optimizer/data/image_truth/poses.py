@@ -52,6 +52,8 @@ def read_poses(value: Any, where: str) -> tuple[Pose, ...]:
 
 
 def _pose(fields: Mapping[str, Any], where: str) -> Pose:
+    """Return the pose in one annotation. Raises DataError for a box without area, keypoints that
+    are not triples, and an area that is not positive."""
     box = read_box(fields, where, ACCEPTED)
     if min(box[2:]) <= 0:
         raise DataError(f"the box {list(box)} has no area", where=where, accepted=ACCEPTED)

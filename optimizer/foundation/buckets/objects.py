@@ -369,8 +369,10 @@ def _read_and_check(blob: Blob, file: BinaryIO, size: int) -> Iterator[bytes]:
 
 
 def build_size_error(size: int, where: str) -> BundleError:
+    """Build the error for an object that is too large to read into memory."""
     return BundleError(f"it has {size:,} bytes, above {LARGEST_READ:,}", where=where)
 
 
 def changed_error(blob: Blob) -> BundleError:
+    """Build the error for a file that no longer has the digest it was read with."""
     return BundleError("the file changed while it was published", where=f"{blob.content!s:.200}")

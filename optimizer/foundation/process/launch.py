@@ -194,6 +194,8 @@ class _Launch:
 
 
 def _process(rank: int, what: _Launch) -> None:
+    """Run the function in one of the new processes. A failure is recorded in the launch's folder
+    before the process ends."""
     end_by_signal(what.parent)
     from accelerate import PartialState
     from accelerate.utils import patch_environment

@@ -76,6 +76,7 @@ def measure() -> MachineSpeed:
 
 
 def _measure() -> MachineSpeed:
+    """Time each kind of work on one thread."""
     import torch
 
     x, w = torch.full((ROWS, WIDTH), 0.5), torch.full((WIDTH, WIDTH), 0.5)

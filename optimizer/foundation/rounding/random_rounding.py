@@ -151,6 +151,8 @@ class RandomRounding(TorchDispatchMode):
             super().__exit__(*error)
 
     def _run(self, func: Any, name: str, args: list[Any], kwargs: Any) -> Any:
+        """Run a torch operation on arguments, and return its result, with random rounding errors.
+        Views, and results that are exact in floating point, stay as they are."""
         for i in SUMS.get(name, ()):
             if isinstance(args[i], Tensor):
                 by = self.arithmetic.sums * math.sqrt(_terms(name, args) / 2)

@@ -95,16 +95,16 @@ def compare_lengths(each: Sequence[Squares], usual: float | None = None) -> list
 
 
 def upper_bound(values: Sequence[float], independent: int, looks: int, unit: float) -> float:
-    """The value above all but a share MISSED / looks of the population of `values`; at least
-    `unit`, infinite for fewer than 3 values.
-
-    Values that are 0 (runs of a saturated softmax agree to the bit) have no logarithm, and taken as
-    very small they would make the others look scattered without end. A bound of the values above 0
-    alone is one for all of them too, so the lower of the two bounds holds.
+    """Return a value that exceeds all but a share MISSED / looks of the population of `values`,
+    with confidence CONFIDENCE. It is at least `unit`, and infinite for fewer than 3 values.
 
     independent: number of independent values among `values`
     looks: number of distances compared with limits
     unit: one roundoff
+
+    Values that are 0 (runs of a saturated softmax agree to the bit) have no logarithm, and taken as
+    very small they would make the others look scattered without end. A bound of the values above 0
+    alone is one for all of them too, so the lower of the two bounds holds.
     """
     every = np.asarray(values, np.float64)
     if len(every) < 3 or not np.isfinite(every).all():

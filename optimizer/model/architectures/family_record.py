@@ -116,7 +116,7 @@ class Family:
         return tuple(p.producer for p in self.smooth if p.producer not in self.linears)
 
     def is_transposed(self, parameter: str) -> bool:
-        """True for a parameter that checkpoints hold as (in, out)."""
+        """Return True for a parameter that checkpoints hold as (in, out)."""
         return any(f".{parameter}".endswith(f".{name}.weight") for name in self.transposed)
 
     @property

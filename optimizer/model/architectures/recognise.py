@@ -86,6 +86,9 @@ def recognise(model_type: str, config: Any, code: Path | None = None) -> Family:
 
 
 def _recognise_decoder(model_type: str, model: Any) -> Family:
+    """Derive the facts of a decoder from its skeleton with a head over the vocabulary. Raises
+    CheckpointError where the base model, the embedding, the head or the blocks cannot be
+    identified."""
     base = str(model.base_model_prefix)
     body: Any = getattr(model, base, None)
     if body is None:

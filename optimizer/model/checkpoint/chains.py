@@ -35,6 +35,8 @@ class ChainWithIdentities(nn.Module):
         self.train(like.training)
 
     def forward(self, *inputs: Tensor) -> Tensor:
+        """Apply the parts to the last of `inputs`, and the identities to the result or to both
+        operands of the residual add."""
         hidden = read = inputs[-1]
         for name in self.order:
             part: Any = getattr(self, name)

@@ -107,6 +107,16 @@ def _entry(
     size: int,
     dtypes: Mapping[str, torch.dtype],
 ) -> Entry:
+    """Build the entry of a tensor from its fields in a header.
+
+    e: dtype, shape and data_offsets, as the header states them
+    data: offset of the first tensor's bytes in the file
+    size: bytes of the file
+    dtypes: accepted names of dtypes
+
+    Raises CheckpointError for another dtype and for bytes beyond the end of the file, ValueError
+    for offsets that contradict the shape.
+    """
     if not isinstance(e["dtype"], str) or e["dtype"] not in dtypes:
         raise CheckpointError(
             f"tensor {name!r} has dtype {e['dtype']!r}",

@@ -1,5 +1,5 @@
-"""Torch module of an ONNX graph: linear layers and 2-D convolutions are modules of their own, so
-that whatever observes or replaces modules of a transformers model does the same here.
+"""Torch module of an ONNX graph, in which each linear layer and 2-D convolution is a module of its
+own. Code that observes or replaces modules of a transformers model therefore works on it too.
 
     model = GraphModel(graph)      parameters on the meta device
     model(**inputs) -> {output: tensor}
@@ -205,6 +205,8 @@ def _last_uses(
 
 
 def _module(node: Node, graph: Graph) -> nn.Module:
+    """Build the torch module of a node, with parameters on the meta device: a linear layer, a
+    convolution, or an identity that quantizes a tensor."""
     if node.op not in (LINEAR, CONV):
         return nn.Identity()
     shape = graph.parameters[f"{node.module}.weight"]

@@ -139,6 +139,8 @@ def _rounded(model: GraphModel, inputs: Mapping[str, Tensor]) -> Rounded:
 
 
 def _measure(model: GraphModel, inputs: Mapping[str, Tensor]) -> tuple[PartNeeds, ...]:
+    """Run the model WARM times and return the needs of its parts per row; times are the least of
+    the runs."""
     body: Any = model.get_submodule(BODY)
     rows = len(next(iter(inputs.values())))
     sizes = {name: value.nbytes // rows for name, value in inputs.items()}
@@ -179,6 +181,12 @@ def _of_part(
     positions: Mapping[str, int],
     seconds: float,
 ) -> PartNeeds:
+    """Return the needs of one part.
+
+    sizes: {tensor: bytes per row}
+    positions: {linear layer or convolution: rows of its input as a matrix}
+    seconds: processor time of the part per row
+    """
     part: Part = module.part
     nodes = [graph.nodes[i] for i in part.nodes]
     entering = part.reads[:1]

@@ -111,6 +111,8 @@ COORDINATES = {
 
 
 def _resize(x: Inputs, a: Attributes) -> Tensor:
+    """Compute Resize on images (batch, channels, height, width). Raises NotImplementedError for
+    modes in which torch's interpolate gives other values."""
     image, scales, exact_size = x[0], value(x, 2), value(x, 3)
     plain = a.get("keep_aspect_ratio_policy", "stretch") == "stretch" and not a.get("axes")
     if image.ndim != 4 or not plain or a.get("antialias"):

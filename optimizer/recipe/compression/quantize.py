@@ -298,8 +298,8 @@ MethodName = Annotated[
 
 class Quantize(Section):
     """Quantization: methods, formats, and modules that stay float. Options of a method from another
-    distribution (recipe/compression/methods.py) stand under the method's name, like those of
-    ours."""
+    distribution (recipe/compression/methods.py) stand under the method's name, as for built-in
+    methods."""
 
     model_config = ConfigDict(extra="allow", json_schema_extra={"additionalProperties": False})
     RENAMED: ClassVar[Mapping[str, str]] = methods.RENAMED

@@ -49,6 +49,11 @@ def estimate_training(section: QuantizationAware, shapes: Shapes) -> Estimate:
 
 
 def _estimate(recover: Learning, task: Task, shapes: Shapes) -> Estimate:
+    """Estimate a training.
+
+    recover: section of the recipe
+    shapes: shape of every tensor of the teacher, an upper bound for the student
+    """
     total = sum(map(prod, shapes.values()))
     inside = {name: shape for name, shape in shapes.items() if BLOCK.search(name)}
     trained = sum(map(prod, inside.values()))

@@ -126,8 +126,8 @@ def _save(
 def _load(
     folder: Path, options: TrainingOptions, processes: Processes
 ) -> tuple[list[tuple[float, float]], float]:
-    """Load (trials of an earlier run, their seconds). All processes read the same file: none writes
-    before all have read it."""
+    """Return (trials of an earlier run, their seconds in total). All processes read the same file,
+    because none writes before all have read it."""
     file = folder / FILE
     document = read_json(file) if file.is_file() else {}
     processes.sums([0.0])

@@ -12,8 +12,8 @@ from optimizer.reduce.learn.distill import Split
 
 
 def add_teacher_text(section: Learning, split: Split, reference: Path, folder: Path) -> Split:
-    """The split with section.generated windows added to the texts to learn from, generated with
-    section.seed from prompts of these texts. The full model is in memory meanwhile.
+    """Return the split with section.generated more windows to train on. The teacher generates them
+    with section.seed from prompts of the training texts; the full model is in memory meanwhile.
 
     reference: folder of load with the teacher
     folder: folder that keeps the windows for a resumed run

@@ -200,7 +200,7 @@ def make_trainable(model: nn.Module, state: CompressedState, untouched: Collecti
 
 
 def _kept(q: QTensor) -> Tensor:
-    """Mask (out, in) of the integers that differ from the zero point."""
+    """Return a mask (out, in) of the integers that differ from the zero point."""
     if q.zero_point is None:
         return q.integers != 0
     out, groups = q.scale.shape

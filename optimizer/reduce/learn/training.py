@@ -238,11 +238,14 @@ class _Run:
         self.parameters[name].addcdiv_(m, denominator, value=-rate / corrected[0])
 
     def at_measurement(self) -> bool:
+        """Return True where the held-out loss is due after the step just taken."""
         total = self.curve.steps
         before, now = (MEASURED * n // total for n in (self.done - 1, self.done))
         return now > before
 
     def measure(self, held_out: Callable[[], float]) -> None:
+        """Measure the held-out loss, record it with the mean training loss, and keep the weights if
+        it is the lowest so far."""
         started = time.monotonic()
         loss = held_out()
         self.measuring = time.monotonic() - started
@@ -264,6 +267,8 @@ class _Run:
                 self.best[name].copy_(p.detach())
 
     def stop_early(self) -> None:
+        """Record the reason for stopping if the held-out loss has not fallen for options.patience
+        measurements."""
         if self.curve.since_best >= self.options.patience:
             self.curve.stopped = (
                 f"no better held-out loss in {self.options.patience} measurements after step "
@@ -294,10 +299,12 @@ class _Run:
             )
 
     def place_best(self) -> None:
+        """Copy the best weights into the parameters."""
         for name, p in self.parameters.items():
             p.data.copy_(self.best[name])
 
     def save(self) -> None:
+        """Write the checkpoint, in the first process."""
         if not self.processes.first:
             return
         partial, final = self.folder / "checkpoint.partial", self.folder / "checkpoint"

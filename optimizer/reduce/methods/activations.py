@@ -10,10 +10,11 @@ from torch import Tensor
 
 
 def measure_importance(mean_absolute: Tensor, columns: Tensor, units: int) -> Tensor:
-    """Importance (units,): sum over a unit's inputs of mean |x_j| * |W_j|.
+    """Return the importance of each unit, (units,): the sum over its inputs of mean |x_j| * |W_j|.
 
     mean_absolute: mean over tokens of the layer's |inputs| (in,)
     columns: weight of the layer (out, in)
+    units: number of units, groups of adjacent inputs of equal size
     """
     contribution = mean_absolute.double() * columns.double().norm(dim=0)
     summed: Tensor = contribution.reshape(units, -1).sum(1)

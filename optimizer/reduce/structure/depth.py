@@ -76,12 +76,16 @@ def sample_texts(batches: Sequence[Batch], count: int) -> list[Batch]:
 
 @dataclass
 class _Search:
+    """Search for the blocks to remove."""
+
     layout: Layout
     batches: Sequence[Batch]
     stream: Stream  # before the first block, with the uses of all blocks
     progress: Path
 
     def by_influence(self, count: int) -> list[LeftOut]:
+        """Return the `count` blocks that change their hidden states least, the least influential
+        first."""
         stream = self.stream
         states = record_entering(self.layout, stream, self.progress / "states")
         scores = {}
@@ -94,6 +98,8 @@ class _Search:
         return [LeftOut(block, scores[block]) for block in order]
 
     def measured(self, count: int) -> list[LeftOut]:
+        """Remove `count` blocks one after another, each time the one whose removal changes the
+        answers least."""
         file = self.progress / FILE
         done: dict[str, Any] = {"gone": [], "added": dict.fromkeys(self.layout.blocks, 0.0)}
         if file.exists():

@@ -52,7 +52,7 @@ class Layout:
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """{stored tensor: shape}, linear weights as (out, in)."""
+        """{tensor of the checkpoint: shape}, with linear weights as (out, in)."""
         return {name: self.checkpoint.shape(name) for name in self.checkpoint.tensors}
 
     @property
@@ -121,7 +121,7 @@ class Layout:
         return sizes.solve(goal, self.model)
 
     def _groups(self, heads: Part) -> tuple[int, ...]:
-        """Numbers of key/value heads that the config can describe."""
+        """Return the numbers of key/value heads that the config can describe."""
         known = self.family.attention
         assert known is not None
         divided = getattr(self.config, known.divides) if known.divides else 0

@@ -168,7 +168,8 @@ class _Seen(Exception):
 
 @contextmanager
 def _injected(layout: Layout, hidden: Tensor, beside: tuple[Any, ...] | None) -> Iterator[None]:
-    """Make every block return `hidden`, with the values `beside` it."""
+    """Inside, make every block return `hidden`, together with the values in `beside` unless that is
+    None."""
     blocks: Sequence[Any] = [layout.source.model.get_submodule(name) for name in layout.blocks]
     for block in blocks:
         block.forward = lambda *_, **__: hidden if beside is None else (hidden, *beside)

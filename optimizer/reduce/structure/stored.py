@@ -12,7 +12,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Stored(Mapping[str, Tensor]):
-    """Tensors of a file. Each is stored under `start` followed by a name of `names`."""
+    """Tensors of a file by name, read on each access.
+
+    names: names of the tensors
+    start: beginning of the names in the file, before those of `names`
+    """
 
     file: Path
     names: tuple[str, ...]

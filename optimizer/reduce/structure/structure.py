@@ -125,6 +125,7 @@ def find_channel_axis(name: str, family: Family, prefix: str) -> int | None:
 
 
 def get_head_size(config: Any) -> int:
+    """Return the size of an attention head that a config states or implies."""
     return int(
         getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     )

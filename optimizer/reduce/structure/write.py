@@ -79,7 +79,7 @@ class Smaller:
 
     @cached_property
     def cuts(self) -> dict[str, _Cut]:
-        """{tensor of the smaller model: its cut}."""
+        """{tensor of the smaller model: rows and columns that it takes from the reference}."""
         layout = self.layout
         inside = tuple(f"{b}." for b in layout.blocks)
         cuts = {n: _Cut(n) for n in layout.shapes if not n.startswith(inside)}
@@ -121,7 +121,8 @@ class Smaller:
 
     @cached_property
     def adjusted(self) -> dict[str, BlockChoice]:
-        """{name in the reference of an adjusted weight: the choice that has its values}."""
+        """{name in the reference of a weight whose values a method changed: choice that contains
+        the values}."""
         return {name: choice for choice in self.choices for name in choice.adjusted}
 
     def value(self, name: str) -> Tensor:
@@ -164,6 +165,7 @@ class Smaller:
 
     @property
     def sizes(self) -> Sizes:
+        """Sizes of the smaller model."""
         full, first = self.layout.model.full, self.choices[0].units
         ffn, heads = first.get("ffn"), first.get("heads")
         return Sizes(
