@@ -123,6 +123,7 @@ def _modules_to_prune(
 
 
 def _modules_to_quantize(source: ModelSource, quantize: Quantize) -> Selection:
+    """Select the modules in the blocks that the recipe quantizes; note why others stay float."""
     model, family = source.model, source.family
     patterns = match_modules(model, quantize.keep_float, "quantize.keep_float")
     if not isinstance(quantize.fold_only, bool):
@@ -274,6 +275,7 @@ def _why_float(
     listed: bool,
     source: ModelSource,
 ) -> str | None:
+    """Return the reason why a module stays float; None for one that is quantized."""
     if name in patterns:
         return f"keep_float: {patterns[name]}"
     if isinstance(module, nn.Embedding):
@@ -303,6 +305,7 @@ def make_scheme(weights: Weights) -> Scheme:
 
 
 def _scheme(name: str, shape: tuple[int, int], weights: Weights, where: str) -> Scheme:
+    """Return the scheme of a weight (out, in); RecipeError where its groups do not divide it."""
     scheme = make_scheme(weights)
     if scheme.granularity == "block":
         try:

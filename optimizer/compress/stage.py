@@ -254,6 +254,7 @@ def _share(these: Processes, job: _Job, device: str) -> None:
 
 
 def _walk_blocks(job: _Job, source: ModelSource, these: Processes) -> None:
+    """Capture the stream at the first block, and compress every segment not yet in progress/."""
     selection, progress, chosen = job.selection, job.progress, job.section.compress
     folder = _own_folder(progress, these)
     budget = Budget(chosen.memory_bytes // these.count)

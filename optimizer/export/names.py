@@ -407,6 +407,7 @@ def _name(value: ir.Value | None) -> str:
 
 
 def _unpaired(parameter: str, model: ir.Model) -> OptimizeError:
+    """Build the error for a parameter that no initializer equals."""
     same = model.graph.initializers.get(parameter)
     why = (
         "no initializer of the exported graph equals it"

@@ -42,6 +42,7 @@ class Wrapper(nn.Module):
         return tensor.to(own) if tensor.is_floating_point() else tensor
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Run the model; returns the contract's outputs in float32, then the KV cache."""
         arguments: dict[str, Any] = {
             n: self._typed(t) for n, t in zip(self.inputs, tensors, strict=False)
         }

@@ -96,6 +96,7 @@ def is_in_two_blocks(name: str) -> bool:
 
 
 def _load_source(folder: Path, section: Model, dtype: Any) -> Any:
+    """Load the source's whole model by transformers, with its parameters in `dtype`."""
     extra: dict[str, Any] = {}
     names = sorted(f.name for f in folder.iterdir() if f.suffix in WEIGHTS)
     with reading(f"{folder}: {', '.join(names)[:NAMES]}"), quiet():

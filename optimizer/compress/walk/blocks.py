@@ -281,6 +281,7 @@ class _Observed(Exception):
 def _observed_output(
     group: BlockGroup, batch: int, hidden: Tensor, hook: Hook | None, names: Collection[str]
 ) -> Tensor:
+    """Run the segment on hidden states of a batch, with inputs of `names` passed to `hook`."""
     real = group.stream.real[batch]
 
     def show(name: str, x: Tensor) -> None:

@@ -201,6 +201,7 @@ def check_covered(config: Any, section: Model, model: nn.Module, folder: Path) -
 def _not_covered(
     config: Any, section: Model, folder: Path, what: str, fix: str = ""
 ) -> CheckpointError:
+    """Build the error for an architecture that the task does not accept; it lists accepted ones."""
     task = tasks.find_task(section.task)
     kinds = ["decoder"] if task.generates else ["encoder"]
     noun = preparation(task).noun.replace("model", kinds[0])

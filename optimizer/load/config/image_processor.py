@@ -201,6 +201,7 @@ def _settings(
     resize: Mapping[str, int] | None,
     crop: tuple[int, int] | None,
 ) -> ImageSettings:
+    """Build ImageSettings from a processor's common options and its sizes of resize and crop."""
     sides = crop or ((resize or {}).get("height", 0), (resize or {}).get("width", 0))
     normal = bool(processor.do_normalize)
     return ImageSettings(

@@ -131,6 +131,7 @@ def _unique(names: Sequence[str]) -> list[str]:
 
 
 def _read(attribute: Any, node: str, constants: dict[str, Array]) -> Any:
+    """Return an attribute's value; for a tensor, which goes to `constants`, a reference to it."""
     value = onnx.helper.get_attribute_value(attribute)
     if attribute.type == AttributeProto.TENSOR:
         key = f"{node}/{attribute.name}"

@@ -67,6 +67,7 @@ def _apart(whole: Tensor, rows: Sequence[Tensor]) -> float:
 def _first(
     model: GraphModel, inputs: Inputs, is_wrong: Callable[[Node, Any, Results], bool]
 ) -> Node | None:
+    """Run the model on `inputs`; return the first node for which `is_wrong` holds, or None."""
     body: Any = model.get_submodule(BODY)
     first: list[Node] = []
 

@@ -35,6 +35,8 @@ def fold_constants(draft: Draft) -> None:
 
 
 def _compute(node: Operator, values: list[Array | None], draft: Draft) -> list[Array] | None:
+    """Compute a node's results in torch; None where it is not folded (by operator, error or
+    size)."""
     if node.op not in OPERATORS:
         return None
     attributes = {
@@ -217,6 +219,7 @@ def find_products(draft: Draft) -> None:
 
 
 def _convolution(node: Operator, draft: Draft, readers: dict[str, list[Operator]]) -> None:
+    """Turn a Conv by constant filters, without automatic padding, into a Conv2d, in place."""
     weight = draft.constants.get(node.inputs[1])
     bias = node.inputs[2] if len(node.inputs) > 2 else ""
     a = node.attributes
@@ -235,6 +238,7 @@ def _convolution(node: Operator, draft: Draft, readers: dict[str, list[Operator]
 
 
 def _gemm(node: Operator, draft: Draft, readers: dict[str, list[Operator]]) -> None:
+    """Turn a Gemm by a constant float32 matrix into a Linear, in place; others stay."""
     a, matrix = node.attributes, draft.constants.get(node.inputs[1])
     if matrix is None or matrix.dtype != np.float32 or a.get("transA"):
         return
@@ -259,6 +263,7 @@ def _gemm(node: Operator, draft: Draft, readers: dict[str, list[Operator]]) -> N
 
 
 def _product(node: Operator, draft: Draft, readers: dict[str, list[Operator]]) -> None:
+    """Turn a MatMul by a constant matrix, with an Add of a constant behind it, into a Linear."""
     matrix = draft.constants.get(node.inputs[1])
     if matrix is None or matrix.ndim != 2 or matrix.dtype != np.float32:
         return

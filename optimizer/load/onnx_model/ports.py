@@ -94,6 +94,7 @@ def read(model: onnx.ModelProto, draft: Draft, section: Model, path: Path) -> Po
 
 
 def _size(name: str, at: int, dim: Any, section: Model, path: Path, used: set[str]) -> int:
+    """Return the size of axis `at`, by the file or model.axes; adds its keys there to `used`."""
     keys = [f"{name}.{at}", *([dim.dim_param] if dim.dim_param else [])]
     used.update(k for k in keys if k in section.axes)
     if dim.HasField("dim_value"):
@@ -123,6 +124,8 @@ def open_axes(value: Any, section: Model) -> list[str]:
 def _range(
     name: str, dtype: str, draft: Draft, section: Model
 ) -> tuple[float, float] | tuple[None, None]:
+    """Return the range to draw an input from: the recipe's, else the rows of the tables it
+    reads."""
     if name in section.ranges:
         return section.ranges[name]
     if np.dtype(dtype).kind == "f":

@@ -91,6 +91,7 @@ def _check_opsets(model: ModelProto, path: Path) -> None:
 
 
 def _check_node(node: Any, path: Path) -> None:
+    """Raise CheckpointError for a node of a quantized file, and for one with control flow."""
     where = f"{path}: {label(node)}"
     if node.op_type in QUANTIZED or node.op_type.startswith("QLinear"):
         raise CheckpointError(
@@ -151,6 +152,7 @@ def _check_order(model: ModelProto, path: Path) -> None:
 
 
 def _check_structure(model: ModelProto, path: Path) -> None:
+    """Raise CheckpointError for sparse weights, and for a file that onnx.checker refuses."""
     if model.graph.sparse_initializer:
         name = model.graph.sparse_initializer[0].values.name
         raise CheckpointError(

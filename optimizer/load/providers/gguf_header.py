@@ -66,6 +66,7 @@ class _Reader:
         self._elements = 0
 
     def read(self) -> Header:
+        """Read the header, comparing each count with the bytes that remain."""
         magic, version = self._read_bytes(4, "the magic"), self._read_bytes(4, "the version")
         if magic != b"GGUF":
             raise self._error(f"it begins with {magic!r}", "GGUF files")
@@ -106,6 +107,7 @@ class _Reader:
         raise self._error(f"{key} has type {kind}", "types 0 to 12")
 
     def _read_tensors(self, count: int) -> dict[str, int]:
+        """Read the descriptions of `count` tensors; returns {tensor: number of values}."""
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
         blocks = {int(kind): GGML_QUANT_SIZES[kind] for kind in GGMLQuantizationType}

@@ -105,6 +105,7 @@ def _ours(contract: Contract, encoder: Any, model: nn.Module, inputs: list[Any])
 
 
 def _logits(d: Described, images: list[Any]) -> Values:
+    """Compute transformers' zero-shot logits (images, labels) of the whole pair in float32."""
     from PIL import Image
     from transformers import (
         AutoImageProcessor,
@@ -141,6 +142,7 @@ def _logits(d: Described, images: list[Any]) -> Values:
 
 
 def _vectors(d: Described, folder: Path, contract: Contract, inputs: list[Any]) -> Values:
+    """Compute transformers' vectors (inputs, width) of texts or images, normalized if ours are."""
     from PIL import Image
     from transformers import AutoImageProcessor, AutoModel, AutoTokenizer
 

@@ -85,6 +85,7 @@ def _label_names(raw: Mapping[str, Any], file: Path) -> list[str]:
 
 
 def _record(raw: Mapping[str, Any], file: Path) -> Architecture:
+    """Look up the architecture of timm's config.json `raw`; CheckpointError if not covered."""
     name = str(raw.get("architecture") or "")
     record = find_architecture(name)
     if record is None:

@@ -38,6 +38,7 @@ def _for_a_product(node: ir.Node) -> bool:
 
 
 def _rewrite(model: ir.Model, node: ir.Node) -> None:
+    """Replace one Transpose by the two steps; the second takes its output's name and readers."""
     perm = get_perm(node)
     axes = range(len(perm))
     rows = (*perm[:-2], perm[-1], perm[-2])

@@ -82,6 +82,7 @@ def _input(node: ir.Node | None) -> ir.Value | None:
 
 
 def _rewrite(model: ir.Model, norm: _Norm, module: str) -> None:
+    """Replace a norm and the sum before it by SkipSimplifiedLayerNormalization."""
     node = ir.node(
         "SkipSimplifiedLayerNormalization",
         [*norm.total.inputs, norm.weight],

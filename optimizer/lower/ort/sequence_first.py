@@ -247,6 +247,7 @@ def _looks_up(node: ir.Node, ranks: Ranks) -> bool:
 
 
 def _rewrite(model: ir.Model, attentions: Iterable[_Attention], region: _Region) -> None:
+    """Put the sequence before the batch in all values of the region, in place."""
     inside = {*region.nodes, *(s for a in attentions for s in a.splits)}
     turned: dict[ir.Value, ir.Value] = {}
     for node in [n for n in model.graph if n in region.gathers]:

@@ -88,6 +88,7 @@ def _quantized_inputs(group: BlockGroup, inputs: Inputs) -> Iterator[None]:
 
 
 def _quantizer(inputs: Inputs, name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], Tensor]:
+    """Return a function that fake-quantizes the input of module `name`, with gradients."""
     factor = inputs.factors.get(name)
     covered = None if inputs.mode == "token" else inputs.ranges[name]
 

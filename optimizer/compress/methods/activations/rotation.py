@@ -96,6 +96,7 @@ class Rotated(Mapping[str, Tensor]):
         return self._rotate(self._tensors[source or name], role)
 
     def _rotate(self, t: Tensor, role: Role) -> Tensor:
+        """Apply a parameter's role to its value `t`."""
         if self._head is not None and role.heads_in:
             t = rotate_head_inputs(t, self._head)
         if self._head is not None and role.heads_out:

@@ -92,6 +92,7 @@ def _quantize(
     P: Tensor | None,
     mask: Tensor | None,
 ) -> Rounded:
+    """Quantize W (out, in), with weights fixed at 0 where `mask` is False; None: no mask."""
     out, inputs = W.shape
     W = W.float()
     if not all(bool(torch.isfinite(w).all()) for w in W.split(PART)):

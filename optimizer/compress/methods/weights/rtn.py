@@ -67,6 +67,7 @@ def _cover(weight: Tensor, scheme: Scheme) -> QTensor:
 
 
 def _search(weight: Tensor, scheme: Scheme, importance: Tensor | None) -> QTensor:
+    """Round with the scale of list_shrinks that has the least squared error, per scale."""
     full = _cover(weight, scheme)
     scale, zero_point = full.scale, full.zero_point
     best = _error(weight, scale, zero_point, scheme, importance)
