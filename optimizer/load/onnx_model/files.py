@@ -31,7 +31,7 @@ PATTERNS = ("*.onnx", "*.onnx_data*", "*.onnx.data", "*.data", "README.md", *sou
 class OnnxFile:
     """An ONNX file on this machine.
 
-    root: folder to which the names of files in source.json are relative
+    root: folder of the source, or of the file that is the source
     revision: commit of a hub; "<distribution> <version>"; None for a file or folder
     """
 

@@ -140,7 +140,7 @@ def fit(section: VllmTarget) -> dict[str, Any]:
 
 
 def build(section: VllmTarget, model: Path, _out: Path) -> dict[str, Any]:
-    """Return the document engine.json (lower/build.py). Nothing is built; `fit` also has the
+    """Return entries of engine.json (lower/build.py). Nothing is built; `fit` also has the
     requirements that follow from the lowered folder `model`."""
     lowering = json.loads((model / "lowering.json").read_text(encoding="utf-8"))
     config = json.loads((model / "model" / "config.json").read_text(encoding="utf-8"))

@@ -38,7 +38,7 @@ def fit(section: OpenVinoTarget) -> dict[str, Any]:
 
 
 def build(section: OpenVinoTarget, model: Path, out: Path) -> dict[str, Any]:
-    """Open the lowered model and inspect its kernels. Returns the document engine.json.
+    """Open the lowered model and inspect its kernels. Returns entries of engine.json.
 
     With the section's `genai`, the decoder is also written in OpenVINO's two files.
 

@@ -25,7 +25,7 @@ def fit(section: OnnxRuntimeTarget) -> dict[str, Any]:
 
 
 def build(section: TargetSection, model: Path, _out: Path) -> dict[str, Any]:
-    """Open the lowered model and inspect the optimized graph. Returns the document engine.json.
+    """Open the lowered model and inspect the optimized graph. Returns entries of engine.json.
 
     model: the lower stage's folder
     Raises harness.errors.MachineError where it cannot be opened here.

@@ -53,7 +53,7 @@ def _built_on(section: TensorRTTarget) -> dict[str, str]:
 
 
 def build(section: TensorRTTarget, model: Path, out: Path) -> dict[str, Any]:
-    """Build the engine into `out`, and inspect it. Returns the document engine.json.
+    """Build the engine into `out`, and inspect it. Returns entries of engine.json.
 
     model: the lower stage's folder
     Raises harness.errors.MachineError where it cannot be built here, BuildError where the builder
