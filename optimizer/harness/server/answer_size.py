@@ -40,7 +40,12 @@ FEWER = "Ask for fewer rows or outputs at once"
 
 
 def check_answer(size: int, largest: int, fix: str = FEWER) -> None:
-    """Raise TooLargeError where `size`, the predicted bytes of an answer, exceeds `largest`."""
+    """Raise TooLargeError if an answer would exceed the limit.
+
+    size: predicted bytes of the answer
+    largest: maximum bytes
+    fix: advice in the message
+    """
     if size > largest:
         raise TooLargeError(
             f"the answer would have up to {size} bytes; accepted: up to {largest}. {fix}, or "
@@ -55,9 +60,11 @@ def predict_field_bytes(
     chosen: Mapping[str, bool],
     pairs: Sequence[Any] | None = None,
 ) -> int:
-    """Maximum bytes of the requested fields of the answers to all inputs.
+    """Predict the maximum bytes of the answers to a request, over all inputs and requested fields.
 
-    chosen: {output: true if binary}; an output that the task's tensors lack is the answer as JSON
+    inputs, pairs: inputs of the request, and their second texts; None without any
+    chosen: {output: True if binary, False if JSON}; an output that is not a tensor of the task is
+        the whole answer as JSON
     """
     tensors, rows, size = task.tensors(contract), len(inputs), 0
     labels = [_escaped_bytes(label) for label in contract.labels or ()]
@@ -112,8 +119,13 @@ def _escaped_bytes(text: str) -> int:
 def predict_tensor_bytes(
     contract: Contract, arrays: Mapping[str, Array], chosen: Mapping[str, bool]
 ) -> int:
-    """Maximum bytes of a model's outputs for raw input arrays. chosen: {output: true if binary};
-    other outputs are computed too and count as binary. An axis that no input has counts as 1."""
+    """Predict the maximum bytes of a model's outputs for raw input arrays.
+
+    chosen: {output: True if binary, False if JSON}; other outputs are computed too and count as
+        binary
+
+    An output axis that no input has counts as 1.
+    """
     axes: dict[str | int, int] = {}
     for spec in contract.inputs:
         if spec.name in arrays:

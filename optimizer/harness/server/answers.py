@@ -15,13 +15,13 @@ from .request import Times
 
 @dataclass(frozen=True)
 class Prompts:
-    """Prompts of a request.
+    """Tokenized prompts of a generation request, with the rules of generation.
 
     rows: token ids of each prompt
     rules: sampling rules
-    n: texts per prompt; texts are numbered prompt by prompt
-    logprobs: likeliest tokens reported with each token; None for no log probabilities
-    adapter: name of the adapter that answers; "" for the model itself
+    n: number of texts per prompt; texts are numbered prompt by prompt
+    logprobs: number of likeliest tokens reported with each token; None: no log probabilities
+    adapter: name of the LoRA adapter to use; "" for the model itself
     """
 
     rows: Sequence[Sequence[int]]
@@ -33,16 +33,26 @@ class Prompts:
 
 @dataclass(frozen=True)
 class Event:
-    """One token of a request. piece: token, text and number of the text it belongs to (row)."""
+    """A generated token of a request.
+
+    piece: token, the text that it adds, and the number of the text that it belongs to (`row`)
+    logprobs: log probabilities; None if not requested
+    """
 
     piece: Piece
     logprobs: Logprobs | None = None
 
 
 class Answers:
-    """Stream of a request's tokens: `async for event in answers` gives an Event per token until all
-    texts are complete. Raises RequestError. Its owner closes it. texts: number of texts. submitted:
-    time of the request's submission. cancel: function that ends the incomplete texts."""
+    """Stream of the tokens of a request.
+
+    `async for event in answers` yields an Event per token until all texts are complete, and raises
+    RequestError if the request fails. The caller closes it.
+
+    texts: number of texts
+    submitted: time of the request's submission, in seconds
+    cancel: function that ends the incomplete texts
+    """
 
     def __init__(self, texts: int, submitted: float, cancel: Callable[[], None]) -> None:
         self._left, self._cancel = texts, cancel
@@ -64,15 +74,19 @@ class Answers:
 
     @property
     def times(self) -> Times | None:
-        """Times of the request up to its newest token; None before the first token."""
+        """Return the times of the request up to its newest token; None before the first token."""
         return Times(self.submitted, self._begun, self._ended) if self._ended else None
 
     def put(self, event: Event | RequestError) -> None:
-        """Add a token or the error that ends the request; on the event loop."""
+        """Add a token, or the error that ends the request. Called on the event loop."""
         self._events.put_nowait(event)
 
     def record_run(self, begun: float, ended: float) -> None:
-        """Record a token's times. begun: its text got a slot. ended: its step ended."""
+        """Record the times of a token, in seconds.
+
+        begun: time at which its text got a slot
+        ended: time at which its decode step ended
+        """
         self._begun, self._ended = min(self._begun, begun), ended
 
     def close(self) -> None:

@@ -43,10 +43,14 @@ class EmbeddedRequest:
 
 
 class Embedded(Closing):
-    """Open bundle. Raises as Bundle does, and BundleError for a model that does not answer.
+    """An open bundle that answers batches of requests.
 
     rows: maximum rows per batch
-    sharing: "equal" where rows of equal length share a batch, else "alone"; see Model
+    cache: cache folder, as for Bundle
+    sharing: "equal" if rows of equal length share a batch, "alone" if each row runs by itself;
+        measured when it opens
+
+    Raises the errors of Bundle, and BundleError for a model that does not answer.
     """
 
     def __init__(self, folder: Path, rows: int, cache: Path | None = None) -> None:
@@ -60,7 +64,10 @@ class Embedded(Closing):
             self.sharing = self._model.sharing
 
     def answer(self, requests: Sequence[EmbeddedRequest]) -> list[dict[str, Array] | RequestError]:
-        """Per request, in order: {column: array with an element per input}, or the error."""
+        """Answer requests: per request, in order, {column: array with one element per input}.
+
+        A request that cannot be answered gets its RequestError instead.
+        """
         if self._model is None:
             return [self._columns(r, self._generate(r)) for r in requests]
         encoded = [self._encode(self._model, r) for r in requests]
@@ -123,7 +130,8 @@ class Embedded(Closing):
 
 
 def _check(request: EmbeddedRequest) -> None:
-    """Raise RequestError for a request that names an adapter, because the model itself answers."""
+    """Raise RequestError for a request that names an adapter; only the model itself answers
+    here."""
     if ADAPTER in request.options:
         raise RequestError(
             f"parameter {ADAPTER}: inside another server the model answers without adapters; "

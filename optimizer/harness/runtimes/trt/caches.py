@@ -8,9 +8,10 @@ from typing import Any
 
 
 def timing_cache(config: Any, path: Path | None) -> Any:
-    """Load a builder's timing cache from `path` if present.
+    """Give a builder's config the timing cache of `path`, and return the cache.
 
-    A damaged cache, or one of another GPU or version, is replaced by an empty one.
+    A missing or damaged cache, or one of another GPU or version, is replaced by an empty one.
+    Returns None if `path` is None.
     """
     if path is None:
         return None
@@ -24,7 +25,7 @@ def timing_cache(config: Any, path: Path | None) -> Any:
 
 
 def write(path: Path, data: Any) -> None:
-    """Write a file atomically, because another process may read it."""
+    """Write a file atomically, because another process may read it meanwhile."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     beside.write_bytes(data)

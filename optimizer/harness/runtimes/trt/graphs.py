@@ -11,12 +11,13 @@ LIMIT = 16  # graphs; each holds its own context
 
 
 class Graphs(Generic[T]):
-    """Least-recently-used cache of captures.
+    """Least-recently-used cache of captured CUDA graphs.
 
-    A key is captured on its second use, because capturing costs more than the few forwards of a
-    shape that never returns, such as a decoder's.
-    release: frees a capture.
-    limit: maximum number of captures.
+    release: function that frees a capture
+    limit: maximum number of captures
+
+    A key is captured on its second use, because capturing costs more than a few forwards, and a
+    shape may never return, such as a decoder's.
     """
 
     def __init__(self, release: Callable[[T], None], limit: int = LIMIT) -> None:
@@ -26,14 +27,17 @@ class Graphs(Generic[T]):
         self._release, self._limit = release, limit
 
     def get(self, key: Hashable) -> T | None:
-        """Return the capture of `key` and mark it as used, or None."""
+        """Return the capture of `key` and mark it as just used; None without one."""
         if key not in self._graphs:
             return None
         self._graphs.move_to_end(key)
         return self._graphs[key]
 
     def due(self, key: Hashable) -> bool:
-        """Return True from the second call for `key` on, unless it was refused."""
+        """Return True if a forward of `key` should be captured now.
+
+        False at the first call for a key, and for a key that was refused.
+        """
         if key in self._refused:
             return False
         if key in self._seen:
@@ -44,19 +48,19 @@ class Graphs(Generic[T]):
         return False
 
     def refuse(self, key: Hashable) -> None:
-        """Mark `key` as not capturable."""
+        """Record that `key` cannot be captured."""
         self._refused[key] = None
         if len(self._refused) > 8 * self._limit:
             self._refused.popitem(last=False)
 
     def put(self, key: Hashable, captured: T) -> None:
-        """Add a capture, and release the least recently used one above the limit."""
+        """Store a capture; above the limit, release the least recently used one."""
         self._graphs[key] = captured
         if len(self._graphs) > self._limit:
             self._release(self._graphs.popitem(last=False)[1])
 
     def clear(self) -> None:
-        """Release all captures, whose addresses are no longer valid."""
+        """Release all captures, because the addresses in them are no longer valid."""
         while self._graphs:
             self._release(self._graphs.popitem(last=False)[1])
 

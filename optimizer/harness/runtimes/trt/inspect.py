@@ -135,7 +135,12 @@ def _widest(types: Sequence[str | None]) -> str | None:
 
 
 def _weight(layer: Mapping[str, Any], names: Sequence[str], products: Sequence[str]) -> str | None:
-    """Return `_narrowest`; None for a quantized type in a kernel shared by several modules."""
+    """Return the narrowest type of a kernel's inputs and weights; None if that is a quantized type
+    and several modules share the kernel.
+
+    names: ONNX nodes of the kernel
+    products: ONNX nodes that multiply by a weight, of all modules
+    """
     narrowest = _narrowest(layer)
     shared = sum(node in names for node in products) > 1
     return None if shared and narrowest in QUANTIZED else narrowest
@@ -170,7 +175,8 @@ def list_unreported_modules(
 
 
 def _required(scheme: Mapping[str, str]) -> tuple[str, int]:
-    """Return the requested type and its bits: of the activation if it is quantized."""
+    """Return the requested type as text, and its bits: of the activation if it is quantized, else
+    of the weight."""
     if scheme["activation"] != "float":
         return f"{scheme['activation']} activations", 8
     kind = scheme["weight"].split()[0]
@@ -186,7 +192,10 @@ def _actual(scheme: Mapping[str, str], kernel: Mapping[str, Any] | None) -> str 
 
 
 def _rank(layer: Mapping[str, Any]) -> int:
-    """Rank products first, because copies and casts around a product name the same node."""
+    """Return 0 for a kernel that certainly multiplies, up to 3 for a reformat.
+
+    Copies and casts around a product name the same ONNX node as the product itself.
+    """
     tactic, kind = layer.get("TacticName", ""), str(layer.get("LayerType", "")).lower()
     if GEMM.search(tactic):
         return 0

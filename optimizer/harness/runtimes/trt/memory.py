@@ -1,4 +1,4 @@
-"""Growing buffers on the device and in pinned host memory."""
+"""Device buffers and pinned host buffers that grow on demand."""
 
 from __future__ import annotations
 

@@ -53,20 +53,21 @@ class BuildOptions:
 
 @dataclass(frozen=True)
 class Product:
-    """One product.
+    """Product of the TensorRT family.
 
-    module: Python module.
-    distributions: distributions of `module`; the first one is the one to install.
-    versions: oldest accepted version and first rejected one.
-    needs_gpu: building needs a GPU.
-    timing_cache: the builder measures kernels, and can store the measurements.
-    runtime_config: contexts take a runtime configuration, which captures CUDA graphs and stores
-        compiled kernels in a runtime cache.
-    options: supported fields of BuildOptions.
-    with_gpu: options that need a GPU for the build.
-    compute_capabilities: GPUs that it can build for; empty: only for the present GPU.
-    driver_minimum: driver of the oldest CUDA release that its libraries support.
-    slow_phase: slow phase of a build, see watch.Advance.
+    module: Python module
+    distributions: distributions that contain `module`; the first one is recommended for
+        installation
+    versions: oldest accepted version and first rejected one
+    needs_gpu: building an engine needs a GPU
+    timing_cache: the builder measures kernels, and can store the measurements
+    runtime_config: contexts accept a runtime configuration, which captures CUDA graphs and stores
+        compiled kernels in a runtime cache
+    options: supported fields of BuildOptions
+    with_gpu: fields of BuildOptions that need a GPU for the build
+    compute_capabilities: GPUs that it can build for; empty: only for the present GPU
+    driver_minimum: driver of the oldest CUDA release that its libraries support
+    slow_phase: name of the phase that takes most of a build, see watch.Advance; "" for none
     """
 
     module: str
@@ -83,7 +84,7 @@ class Product:
 
     @property
     def distribution(self) -> str:
-        """Distribution to install."""
+        """Return the distribution to install."""
         return self.distributions[0]
 
 
@@ -119,7 +120,8 @@ PRODUCTS = {
 
 
 def version(product: str = "tensorrt-rtx") -> str | None:
-    """Return the installed version, or None, without importing the module."""
+    """Return the installed version of a product without importing it; None if it is not
+    installed."""
     for distribution in PRODUCTS[product].distributions:
         try:
             return metadata.version(distribution)

@@ -13,10 +13,14 @@ Profile = Mapping[str, Range]
 
 
 def choose(profiles: Sequence[Profile], shapes: Mapping[str, Shape]) -> int:
-    """Return the number of the profile that takes `shapes` with the nearest opt shapes.
+    """Return the index of the profile that accepts `shapes` and is tuned for the nearest sizes.
 
-    Kernels of a profile are tuned for its opt shapes. Ties go to the first profile.
-    Raises InputError naming the input and its range in the profile that takes most inputs.
+    profiles: {input: {"min", "opt", "max"}} per profile
+    shapes: {input: shape}
+
+    Kernels of a profile are tuned for its opt shapes. Ties go to the first profile. Raises
+    InputError if no profile accepts the shapes, naming an input and its range in the profile that
+    accepts most inputs.
     """
     misses = [_list_misses(profile, shapes) for profile in profiles]
     fitting = [i for i, missed in enumerate(misses) if not missed]

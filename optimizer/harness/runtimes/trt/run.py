@@ -143,7 +143,8 @@ class TrtRunner(Closing):
     def _enqueue(
         self, context: Any, shapes: Mapping[str, Shape], output_shapes: Mapping[str, Shape]
     ) -> None:
-        """Enqueue copies in, the forward and copies out."""
+        """Enqueue copies of inputs to the device, the forward, and copies of outputs to the
+        host."""
         for name, shape in shapes.items():
             size = byte_size(shape, self.session.inputs[name])
             self._driver.to_device(self._device[name].address, self._pinned[name].address, size)
@@ -172,7 +173,10 @@ class TrtRunner(Closing):
     def _dependent(
         self, context: Any, shapes: Mapping[str, Shape], output_shapes: Mapping[str, Shape]
     ) -> dict[str, Shape]:
-        """Run a forward with outputs whose shapes depend on the data."""
+        """Run a forward whose output shapes depend on the data; return the output shapes.
+
+        output_shapes: shapes as far as known, -1 where they depend on the data
+        """
         unknown = [n for n, shape in output_shapes.items() if any(size < 0 for size in shape)]
         room = allocator(self.session.trt, self._driver)
         for name in unknown:
@@ -232,7 +236,8 @@ def close_all(device: Mapping[str, Device], pinned: Mapping[str, Pinned]) -> Non
 
 
 def capture_graph(driver: Any, enqueue: Any) -> tuple[Any, str]:
-    """Capture the work of `enqueue`; return (graph, "") or (None, reason)."""
+    """Capture the work that `enqueue` enqueues; return (graph, ""), or (None, reason) on
+    failure."""
     driver.begin_capture()
     try:
         enqueue()
@@ -251,7 +256,10 @@ def capture_graph(driver: Any, enqueue: Any) -> tuple[Any, str]:
 
 
 def check_arrays(session: Session, arrays: Mapping[str, Array], model: str) -> dict[str, Shape]:
-    """Return shapes by name. Raises InputError for a wrong name or type."""
+    """Check input arrays; return {input: shape}. Raises InputError for a wrong name or dtype.
+
+    model: name of the engine, for the error
+    """
     check_names(set(arrays), set(session.inputs), model)
     for name, dtype in session.inputs.items():
         if arrays[name].dtype != dtype:

@@ -40,11 +40,12 @@ before the first forward, or "none"."""
 
 
 class Session:
-    """An open engine.
+    """An open engine with its execution contexts, on one CUDA stream.
 
-    trt: module of the product.
-    driver: see cuda.Cuda.
-    product, graphs, weights, host_code, runtime_cache, specialize: see run.TrtRunner.
+    trt: module of the product
+    driver: see cuda.Cuda
+    product, graphs, weights, host_code, runtime_cache, specialize: see run.TrtRunner
+
     Raises BundleError if the file is missing or has a tensor of a type that numpy lacks,
     MachineError if it does not fit this machine (checked before deserialization) or does not open.
     """
@@ -83,7 +84,8 @@ class Session:
         self._contexts: dict[tuple[int, bool], Any] = {}
 
     def _read_tensors(self) -> None:
-        """Set inputs and outputs, {name: dtype}, and profiles, each with a range per input."""
+        """Set `inputs` and `outputs`, {name: dtype}, and `profiles`, each {input: range of
+        shapes}."""
         engine, trt = self.engine, self.trt
         self.inputs: dict[str, np.dtype[Any]] = {}
         self.outputs: dict[str, np.dtype[Any]] = {}
@@ -141,10 +143,10 @@ class Session:
         config.set_runtime_cache(self._cache)
 
     def context(self, profile: int, *, repeats: bool = True) -> Any:
-        """Return the shared context of a profile, which is never captured here.
+        """Return the context that all uncaptured forwards of a profile share.
 
-        repeats: shapes and addresses repeat, so that a product may capture a graph; False for a
-            decoder.
+        repeats: True if shapes and addresses repeat, so that the product may capture a graph by
+            itself; False for a decoder
         """
         key = (profile, repeats)
         if key not in self._contexts:
@@ -202,6 +204,8 @@ class Session:
 
 
 def _open(trt: Any, runtime: Any, log: Any, file: Path) -> Any:
+    """Deserialize an engine. Raises BundleError if it is missing, UnopenedError if it does not
+    open."""
     if not file.is_file():
         raise BundleError("the engine is missing", where=str(file))
     refuse_invalid(file, trt)

@@ -28,11 +28,14 @@ REBUILT = 1 | 2 | 32  # reasons that building on this machine removes
 
 @pause_collection()
 def refuse_invalid(engine: Path | bytes, trt: Any, where: str = "") -> None:
-    """Raises MachineError if the runtime rejects the engine on this machine, UnopenedError if an
-    engine built on this machine would fit.
+    """Raise an error if the runtime rejects the engine on this machine.
 
-    engine: file, or at least its first bytes.
-    trt: module of the product.
+    engine: file, or at least its first bytes
+    trt: module of the product
+    where: place of the engine in the error; "" for the file's path
+
+    Raises UnopenedError if building the engine again on this machine would help, else MachineError.
+    Accepts every engine of a product without this check.
     """
     if not hasattr(trt.Runtime, "get_engine_validity"):
         return

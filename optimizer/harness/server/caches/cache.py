@@ -19,7 +19,10 @@ ENTRY = 500  # bytes of an entry without its answer: the key, and its rows in tw
 
 
 class Cache:
-    """LRU cache of at most `most` bytes."""
+    """LRU cache of values by key.
+
+    most: maximum bytes of all values
+    """
 
     def __init__(self, most: int) -> None:
         self.most, self.bytes = most, 0
@@ -29,7 +32,7 @@ class Cache:
         return len(self._entries)
 
     def get(self, key: bytes) -> Any:
-        """Return the value of a key, or None."""
+        """Return the value of a key and mark it as just used; None without one."""
         entry = self._entries.get(key)
         if entry is None:
             return None
@@ -57,8 +60,15 @@ def cache_key(
     pairs: Sequence[str | bytes] | None,
     options: str = "",
 ) -> bytes:
-    """Hash a request. Each part is hashed with its type and length, so that different requests
-    have different keys."""
+    """Hash a request to its cache key.
+
+    digest: digest of the bundle
+    engine: name of the engine
+    inputs, pairs: inputs, and their second texts; None without any
+    options: options that change the answer, as JSON
+
+    Each part is hashed with its type and length, so that different requests have different keys.
+    """
     hashed = hashlib.sha256()
     for part in (digest, engine, options, str(len(inputs)), *inputs, *(pairs or ())):
         if isinstance(part, str):
@@ -73,7 +83,7 @@ def cache_key(
 
 
 def size(value: Any) -> int:
-    """Count the bytes of an answer in memory."""
+    """Return the bytes that an answer occupies in memory."""
     total = sys.getsizeof(value)
     if isinstance(value, Mapping):
         return total + sum(size(k) + size(v) for k, v in value.items())

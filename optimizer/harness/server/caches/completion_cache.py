@@ -40,7 +40,7 @@ TOKENS, QUESTION = "tokens", "question"  # prefixes of keys
 
 @dataclass(frozen=True)
 class SemanticLookup:
-    """Semantic cache that all models of a server share, and the encoder of its questions."""
+    """Semantic cache and the encoder of its questions, shared by all models of a server."""
 
     cache: SemanticCache
     encoder: Encoder
@@ -54,8 +54,13 @@ def open_semantic_cache(
 ) -> SemanticLookup | None:
     """Open the semantic cache that the options of `serve` describe; None without these options.
 
-    Pairs with a text that the encoder cannot read whole are left out and counted in the log. Raises
-    InputError, and as `open_bundle`.
+    open_bundle: function that opens the encoder's bundle
+    args: options of `serve`
+    stack: closes the encoder at its end
+    say: function that logs one line
+
+    Pairs with a text that the encoder cannot read whole are left out, and their number is logged.
+    Raises InputError, and the errors of `open_bundle`.
     """
     needs = {
         "--semantic-cache-mib": args.semantic_cache_mib or None,
@@ -105,11 +110,16 @@ class ReplayedStream:
             raise StopAsyncIteration from None
 
     def close(self) -> None:
-        """Do nothing: no job runs."""
+        """Do nothing, because no text is being generated."""
 
 
 class RecordingStream:
-    """Stream of new tokens. texts: number of texts. keep: called with all tokens after the last."""
+    """Stream that passes new tokens on and records them for the cache.
+
+    answers: stream of the tokens
+    texts: number of texts
+    keep: function that receives all events once every text is complete
+    """
 
     def __init__(self, answers: Answers, texts: int, keep: Callable[[list[Event]], None]) -> None:
         self._answers, self._left, self._keep = answers, texts, keep
@@ -144,7 +154,10 @@ Events = Answers | RecordingStream | ReplayedStream
 
 @dataclass(frozen=True)
 class CompletionCache:
-    """Caches of a server (None: disabled) for a version of a model. digest: its bundle's digest."""
+    """Exact and semantic cache of one version of a model; each is None if disabled.
+
+    digest: digest of the version's bundle
+    """
 
     digest: str
     exact: Cache | None
@@ -155,8 +168,13 @@ class CompletionCache:
     async def answers(
         self, request: TextRequest, control: frozenset[str], begin: Callable[[], Answers]
     ) -> tuple[Events, dict[str, str]]:
-        """Answer a request from a cache or by `begin`: (stream of its tokens, response headers).
-        control: directives of the request's cache-control header."""
+        """Answer a request from a cache, else by starting its generation.
+
+        control: directives of the request's cache-control header
+        begin: function that starts the generation
+
+        Returns (stream of its tokens, response headers).
+        """
         if not request.repeatable:
             return begin(), {}
         look, keeps = NO_CACHE not in control, list[Callable[[list[Event]], None]]()
@@ -193,7 +211,7 @@ class CompletionCache:
         return RecordingStream(begin(), texts, keep), {HEADER: MISS}
 
     def _key(self, request: TextRequest) -> bytes:
-        """Hash everything that determines the tokens."""
+        """Hash everything that determines the tokens of an answer."""
         prompts = request.prompts
         parts = [prompts.rows, prompts.n, prompts.logprobs, prompts.adapter]
         parts.append(asdict(prompts.rules.options))
@@ -201,7 +219,11 @@ class CompletionCache:
         return cache_key(self.digest, self.model.target, [], None, TOKENS + text)
 
     def _frame(self, question: Question, adapter: str) -> bytes:
-        """Hash everything but the question: other fields, and text of the template, as a date."""
+        """Hash everything in a request but its question.
+
+        That includes other fields, the adapter, and text that the chat template adds, such as a
+        date.
+        """
         ids = self.model.prompts([question.blank]) if question.blank else []
         text = json.dumps([question.around, ids, adapter], sort_keys=True)
         return cache_key(self.digest, self.model.target, [], None, QUESTION + text)

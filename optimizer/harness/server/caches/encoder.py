@@ -21,7 +21,10 @@ WAITING = 64  # maximum texts in the encoder's queue; beyond it the cache is ski
 
 
 class Encoder:
-    """Runs an embedding bundle in one thread. Raises InputError for a bundle of another task."""
+    """Embedding bundle that runs in its own thread.
+
+    Raises InputError for a bundle of another task.
+    """
 
     def __init__(self, bundle: Bundle) -> None:
         self._model = Model(bundle, Inputs(1))
@@ -36,7 +39,7 @@ class Encoder:
         self._waiting = 0
 
     async def vector(self, text: str) -> Vectors | None:
-        """Result of `embed`, run in the encoder's thread; None also while its queue is full."""
+        """Embed a text in the encoder's thread, as `embed`; None also while its queue is full."""
         if self._waiting >= WAITING:
             return None
         self._waiting += 1
@@ -46,7 +49,8 @@ class Encoder:
             self._waiting -= 1
 
     def embed(self, text: str) -> Vectors | None:
-        """Normalized embedding of a text; None if the text is too long, or the model fails."""
+        """Return the normalized embedding of a text; None if the text is too long or the model
+        fails."""
         try:
             (row,) = self._model.encode([text], None)
         except RequestError:

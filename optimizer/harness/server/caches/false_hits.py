@@ -31,7 +31,11 @@ HALVINGS = 60  # bisection steps, down to the last bit of a double
 
 @dataclass(frozen=True)
 class Pair:
-    """Labelled pair of texts of line `line`. same: true if one answer is right for both."""
+    """Two questions with a label.
+
+    same: True if one answer is right for both
+    line: line of the file
+    """
 
     line: int
     text: str
@@ -53,14 +57,15 @@ class FalseHitLimit:
 
 @dataclass(frozen=True)
 class ChosenThreshold:
-    """Result of `choose_threshold`.
+    """Threshold of `choose_threshold`, with the counts that justify it.
 
-    threshold: similarity that a hit exceeds
-    entries: smallest number of cached questions that any question was compared with; a larger
-    cache has more false hits
-    questions: number of questions that count
-    false_hits, bound: number of false hits, and the upper bound of their rate
-    same, hits: number of questions with a cached answer, and number of questions that got it
+    threshold: cosine similarity that a hit exceeds
+    entries: smallest number of cached questions that a question was compared with; a larger cache
+        would have more false hits
+    questions: number of independent questions, one of each group labelled the same
+    false_hits, bound: number of false hits among `questions`, and the upper bound of their rate
+    same: number of questions that have a right cached answer
+    hits: number of questions that got their right cached answer
     """
 
     threshold: float
@@ -73,8 +78,10 @@ class ChosenThreshold:
 
 
 def upper_bound(count: int, examples: int, confidence: float) -> float:
-    """Upper bound of a binomial rate: the largest rate at which at most `count` of `examples` have
-    probability 1 - confidence."""
+    """Return the exact upper confidence bound of a binomial rate (Clopper and Pearson 1934).
+
+    It is the largest rate at which at most `count` of `examples` have probability 1 - confidence.
+    """
     if count >= examples:
         return 1.0
     low, high = count / examples, 1.0
@@ -88,16 +95,20 @@ def upper_bound(count: int, examples: int, confidence: float) -> float:
 
 
 def min_questions(terms: FalseHitLimit) -> int:
-    """Least number of questions that can show the rate, if none of them has a false hit."""
+    """Return the least number of questions that can show the rate if none of them has a false
+    hit."""
     return math.ceil(math.log(1 - terms.confidence) / math.log1p(-terms.rate))
 
 
 def choose_threshold(
     pairs: Sequence[Pair], vectors: dict[str, Vectors], terms: FalseHitLimit, where: str = ""
 ) -> ChosenThreshold:
-    """Choose the least threshold whose false hits are shown to stay within `terms`; see the module.
+    """Choose the least similarity threshold whose false-hit rate is shown to be within the limit.
 
-    vectors: {text: normalized embedding}. where: path of the pairs, for errors
+    pairs: labelled questions
+    vectors: {text: normalized embedding}
+    terms: limit of false hits
+    where: path of the pairs, for errors
 
     Raises InputError for pairs that contradict each other, and for pairs that cannot show the rate:
     too few, or texts that the encoder does not distinguish.
@@ -146,7 +157,8 @@ def choose_threshold(
 
 
 def _max_false_hits(examples: int, terms: FalseHitLimit) -> int:
-    """Largest number of false hits among `examples` whose upper bound is within terms.rate."""
+    """Return the largest number of false hits among `examples` whose upper bound is within
+    terms.rate."""
     low, high = 0, examples
     while high - low > 1:
         middle = (low + high) // 2
@@ -158,7 +170,7 @@ def _max_false_hits(examples: int, terms: FalseHitLimit) -> int:
 
 
 def _binomial_cdf(count: int, examples: int, rate: float) -> float:
-    """P(X <= count) of a binomial X."""
+    """Return P(X <= count) for X ~ Binomial(examples, rate)."""
     k = np.arange(count + 1, dtype=np.float64)
     logs: Floats = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, examples + 1)))])
     ways = logs[examples] - logs[: count + 1] - logs[examples - count : examples + 1][::-1]
@@ -166,7 +178,10 @@ def _binomial_cdf(count: int, examples: int, rate: float) -> float:
 
 
 def _answers(pairs: Sequence[Pair], where: str) -> dict[str, int]:
-    """Number the answers: {text: number}, equal for texts that are the same. Raises InputError."""
+    """Number the answers of all texts: {text: number}, equal for texts labelled the same.
+
+    Labels are transitive. Raises InputError for pairs that contradict each other.
+    """
     parent = {text: text for pair in pairs for text in (pair.text, pair.other)}
 
     def root(text: str) -> str:

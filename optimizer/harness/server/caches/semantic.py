@@ -23,11 +23,13 @@ SPARE = 4  # maximum ratio of allocated to used rows of a frame's matrix
 
 @dataclass(eq=False)
 class _Frame:
-    """Questions of one frame. owner: digest of the bundle that answered.
+    """Questions of requests that are otherwise equal.
 
-    vectors: matrix of embeddings; the used rows come first
-    keys, rows: key of each row; row of each key, least recently used first
-    by_hash: key of each vector's hash
+    owner: digest of the bundle that answered
+    vectors: matrix of embeddings, one row each; used rows come first
+    keys: key of each row
+    rows: {key: row}, least recently used first
+    by_hash: {hash of a vector: key}
     """
 
     owner: str
@@ -73,8 +75,12 @@ class _Entry:
 
 
 class SemanticCache:
-    """LRU cache of at most `most` bytes and `entries` questions per frame. threshold: similarity
-    that a hit exceeds."""
+    """LRU cache of answers by the similarity of questions.
+
+    most: maximum bytes
+    entries: maximum questions per frame
+    threshold: cosine similarity that a hit exceeds
+    """
 
     def __init__(self, most: int, entries: int, threshold: float) -> None:
         self.most, self.entries, self.threshold, self.bytes = most, entries, threshold, 0
@@ -86,11 +92,12 @@ class SemanticCache:
         return len(self._entries)
 
     def get(self, frame: bytes, vector: Vectors) -> tuple[Any, float] | None:
-        """Return (cached answer of the most similar question, its cosine similarity); None where no
-        question is as similar as the threshold.
+        """Return (cached answer to the most similar question, its cosine similarity).
 
         frame: digest of everything in the request but its question
         vector: normalized embedding of the question
+
+        Returns None if no cached question of the frame is more similar than the threshold.
         """
         questions = self._frames.get(frame)
         if questions is None:
@@ -105,8 +112,14 @@ class SemanticCache:
         return self._entries[key].value, float(alike[row])
 
     def put(self, owner: str, frame: bytes, vector: Vectors, value: Any) -> None:
-        """Store a question's value, unless it is larger than the cache; replaces the value of an
-        equal vector. owner: digest of the bundle."""
+        """Store the answer to a question; an equal vector's answer is replaced.
+
+        owner: digest of the bundle that answered
+        frame: digest of everything in the request but its question
+        vector: normalized embedding of the question
+
+        An answer larger than the cache is not stored.
+        """
         taken = ENTRY + len(frame) + SPARE * vector.nbytes + size(value)
         if taken > self.most:
             return
@@ -126,7 +139,10 @@ class SemanticCache:
             self._remove(next(iter(self._entries)))
 
     def drop(self, owner: str) -> None:
-        """Remove all entries of a bundle. owner: digest of the bundle."""
+        """Remove all entries of a bundle.
+
+        owner: digest of the bundle
+        """
         gone = [key for key, e in self._entries.items() if self._frames[e.frame].owner == owner]
         for key in gone:
             self._remove(key)

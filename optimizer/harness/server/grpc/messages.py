@@ -83,14 +83,14 @@ STREAM = "ModelStreamInfer"
 
 
 class Method(NamedTuple):
-    """Message classes of a method's request and response."""
+    """Message classes of a gRPC method: of its request and of its response."""
 
     request: Any
     response: Any
 
 
 def methods() -> dict[str, Method]:
-    """Make the message classes of every gRPC method, {name of the method: its two classes}."""
+    """Build the message classes of all gRPC methods: {method: Method}."""
     from google.protobuf import (  # type: ignore[import-untyped]
         descriptor_pool,
         message_factory,

@@ -24,7 +24,7 @@ Answer = Callable[[Any, Any, Request], Awaitable[Any]]
 
 
 class GrpcServer:
-    """Serves the models of an application, which counts and logs the requests."""
+    """gRPC server for the models of an application, which counts and logs the requests."""
 
     def __init__(self, app: App, calls: int | None = None, of_client: int | None = None) -> None:
         """
@@ -72,7 +72,10 @@ class GrpcServer:
         self._server.add_generic_rpc_handlers((handler,))
 
     async def start(self, host: str, port: int) -> int:
-        """Listen; returns the port. Raises MachineError for a port that is taken or forbidden."""
+        """Listen on an address; return the port. Port 0 takes a free one.
+
+        Raises MachineError for a port that is taken or forbidden.
+        """
         try:
             bound = self._server.add_insecure_port(f"{host}:{port}")
         except RuntimeError:
@@ -83,13 +86,20 @@ class GrpcServer:
         return int(bound)
 
     async def close(self, seconds: float) -> None:
-        """Accept no more calls, and end running calls after `seconds`; a stream ends with the
-        answers to the requests that it has received."""
+        """Accept no more calls, and cancel calls that still run after `seconds`.
+
+        A stream ends with the answers to the requests that it has received.
+        """
         self._ending.set()
         await self._server.stop(seconds)
 
     def _guard(self, name: str, answer: Answer) -> Callable[[Any, Any], Awaitable[Any]]:
-        """Wrap a method: errors become gRPC statuses, and calls are counted, logged and traced."""
+        """Wrap a method so that its calls are counted, logged and traced, and errors become gRPC
+        statuses.
+
+        name: name of the method
+        answer: function that answers its request
+        """
 
         async def guarded(requests: Any, context: Any) -> Any:
             metadata = _metadata(context)
@@ -111,7 +121,10 @@ class GrpcServer:
         return guarded
 
     async def _only(self, requests: AsyncIterator[bytes]) -> bytes:
-        """Bytes of a call's only request. Raises RequestError where none comes in time."""
+        """Return the bytes of a call's only request.
+
+        Raises RequestError if none arrives in time.
+        """
         try:
             async with asyncio.timeout(self._seconds):
                 return await anext(requests)
@@ -122,7 +135,10 @@ class GrpcServer:
 
     @contextmanager
     def _place(self, client: str) -> Iterator[None]:
-        """Count a call among those of its client. Raises OverloadError above the limit."""
+        """Count a call among those of its client during the `with`.
+
+        Raises OverloadError if the client has its maximum number of calls already.
+        """
         if self._of_client is not None and self._calls[client] >= self._of_client:
             raise OverloadError("too many calls of one client", retry_after=1.0)
         self._calls[client] += 1

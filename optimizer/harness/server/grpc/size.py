@@ -22,8 +22,12 @@ VARINT, EIGHT, LENGTH, FOUR = 0, 1, 2, 5
 
 
 def check_message(data: bytes, most: int) -> None:
-    """Raises TooLargeError for more than `most` numbers, where any other field counts as LIST, and
-    RequestError for bytes that are not a message."""
+    """Check the size of an encoded ModelInferRequest without parsing it.
+
+    most: maximum numbers; each field counts as LIST numbers, besides the numbers in it
+
+    Raises TooLargeError above `most`, RequestError for bytes that are not a message.
+    """
     values, waiting = 0, [(0, len(data), REQUEST)]
     try:
         while waiting:
@@ -58,7 +62,7 @@ def check_message(data: bytes, most: int) -> None:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Read a number at `at`: (number, position after it). Raises IndexError for a malformed one."""
+    """Read a varint at `at`; return (number, position after it). Raises IndexError if malformed."""
     value = 0
     for shift in range(0, 70, 7):
         byte = data[at]

@@ -35,8 +35,10 @@ class Stream:
     """One call of ModelStreamInfer.
 
     kinds: classes of its messages
-    context: gRPC's context
-    ending: set when the server ends; received requests are still answered, and no more are read
+    context: context of the call from gRPC
+    metadata: metadata of the call
+    ending: event that is set when the server ends; received requests are still answered, and no
+        more are read
     """
 
     def __init__(
@@ -54,12 +56,12 @@ class Stream:
         self._free, self._writing = asyncio.Semaphore(AT_ONCE), asyncio.Lock()
 
     def call(self) -> AbstractContextManager[Request]:
-        """App.call for one request, or for a stream that is refused before its first request."""
+        """Count one request, or a stream that is refused before its first request; see App.call."""
         return self._app.call(f"grpc {STREAM}", self._metadata, client_of_call(self._context))
 
     async def run(self) -> None:
-        """Answer until the client sends no more. Raises RequestError for an error that ends
-        the stream."""
+        """Answer requests until the client sends no more. Raises RequestError if the stream
+        fails."""
         failed: RequestError | None = None
         try:
             async with asyncio.TaskGroup() as group:
@@ -77,7 +79,8 @@ class Stream:
             raise failed
 
     async def _next(self) -> bytes | None:
-        """The next request, not parsed; None after the last, and when the server ends."""
+        """Return the bytes of the next request; None after the last one, and when the server
+        ends."""
         from grpc.aio import EOF
 
         await self._free.acquire()
@@ -117,6 +120,7 @@ class Stream:
     async def _respond(
         self, message: Any, request: Request, before: asyncio.Event, done: asyncio.Event
     ) -> None:
+        """Write the responses to one parsed request; arguments as for `_answer`."""
         name, version = message.model_name, message.model_version
         with self._app.versions.lease(name, version) as service:
             service.take(request, name)

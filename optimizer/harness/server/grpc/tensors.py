@@ -40,8 +40,14 @@ CONTENTS = {  # field of InferTensorContents by datatype; FP16 only comes raw
 
 
 async def parse(app: App, kind: Any, data: bytes, client: str) -> Any:
-    """Parse a message of class `kind`; a large one is checked by size.py first, and parsed outside
-    of the event loop. Raises RequestError."""
+    """Parse the bytes of a message.
+
+    kind: class of the message
+    client: address of the client, for fairness among clients
+
+    The size of a large message is checked first (size.py), and it is parsed outside of the event
+    loop. Raises RequestError.
+    """
 
     def work() -> Any:
         if len(data) > SMALL:
@@ -55,8 +61,10 @@ async def parse(app: App, kind: Any, data: bytes, client: str) -> Any:
 
 
 def client_of_call(context: Any) -> str:
-    """Client of a call, as in connections.client_of, from ipv4:127.0.0.1:80 or
-    ipv6:%5B::1%5D:80."""
+    """Return the client of a call, as connections.client_of does.
+
+    gRPC names the peer as ipv4:127.0.0.1:80 or ipv6:%5B::1%5D:80.
+    """
     address = unquote(context.peer()).partition(":")[2].rpartition(":")[0]
     return client_of(address.strip("[]"))
 
@@ -86,7 +94,11 @@ def read_request(message: Any) -> InferRequest:
 
 
 def _from_contents(tensor: Any, kind: str, shape: tuple[int, ...], where: str) -> Array:
-    """Convert typed contents to a tensor."""
+    """Convert the typed contents of a tensor to an array.
+
+    kind: datatype of the protocol
+    where: name of the tensor, for errors
+    """
     if kind not in CONTENTS:
         raise RequestError(f"{where} is {kind}, which only comes raw")
     contents = getattr(tensor.contents, CONTENTS[kind])
@@ -116,8 +128,9 @@ def build_response(
     """Build a ModelInferResponse.
 
     kind: class of the response
-    message: request
+    message: request that is answered
     version: version of the model that answered
+    outputs: (name, array) of each output
     """
     response = kind(model_name=message.model_name, model_version=version, id=message.id)
     for name, array in outputs:

@@ -49,13 +49,13 @@ Handler = Callable[..., Awaitable[Response]]
 
 
 class App:
-    """ASGI application that answers over HTTP.
+    """ASGI application that answers over HTTP, and counts and logs requests over gRPC too.
 
-    versions: models that are served; empty until the first model is ready
-    load: function that reloads the model of a name; None while models are first loaded
+    versions: served models; empty until the first model is ready
+    load: function that reloads the model of a name; None until the first models are loaded
     security: limits of every request
     say: function that writes its arguments as one log line
-    tracer: tracer of the requests' spans, see server/observe/tracing.py; None: no spans
+    tracer: tracer of the requests' spans (observe/tracing.py); None: no spans
     active: requests that are being answered
     """
 
@@ -123,7 +123,7 @@ class App:
 
     @property
     def worker_threads(self) -> WorkerThreads:
-        """Threads in which bodies are parsed."""
+        """Return the threads in which large bodies are parsed."""
         if self._worker_threads is None:  # an application may be made before there is an event loop
             self._worker_threads = WorkerThreads()
         return self._worker_threads
@@ -143,7 +143,10 @@ class App:
         return request
 
     async def _answer(self, request: HttpRequest, scope: Scope) -> Response:
-        """Response to a request, also to a refused request. Raises ClientDisconnect."""
+        """Return the response to a request, or the error response of a refused one.
+
+        Raises ClientDisconnect.
+        """
         try:
             self._check(request, scope)
             for route in self._routes:
@@ -163,8 +166,11 @@ class App:
             return _error(request.route, ModelError("unexpected failure"))
 
     def _check(self, request: HttpRequest, scope: Scope) -> None:
-        """Raise HostError for a request that names another host than this server, FramingError for
-        a body whose length is given twice."""
+        """Check the host and the framing of a request.
+
+        Raises HostError if it names another host than this server, FramingError if the length of
+        the body is given twice.
+        """
         hosts, address = self.security.hosts, str((scope.get("server") or ("",))[0])
         if hosts is not None and not hosts.accept(request.headers.get("host", ""), address):
             raise HostError(
@@ -246,15 +252,21 @@ class App:
         return await request.while_connected(embed_sparse.answer(service, body, request))
 
     def first_service(self) -> Service:
-        """Service of the first model. Raises DrainingError until a model is ready."""
+        """Return the service of the first model. Raises DrainingError until a model is ready."""
         if not self.versions.current:
             raise DrainingError("the model is not ready yet", retry_after=1.0)
         return self.versions.current[0].service
 
     @contextmanager
     def call(self, route: str, metadata: Mapping[str, str], client: str) -> Iterator[Request]:
-        """Yield a request over gRPC, counted as active during the `with`, logged and traced at its
-        end. Raises RequestError for any error but a cancellation."""
+        """Yield the Request of a gRPC call, which is counted as active, logged and traced.
+
+        route: name of the method
+        metadata: metadata of the call
+        client: address of the client
+
+        Raises RequestError for every exception but a cancellation.
+        """
         request = Request(headers=metadata, client=client, route=route, status="OK")
         self.active += 1
         try:
@@ -279,10 +291,12 @@ class App:
         self._say(level="error", event="bug", request_id=request_id, error=repr(error)[:500])
 
     def count_failure(self, error: RequestError | None, request: Request) -> None:
-        """Count a request that was not answered among those of its model; a request of no model,
-        such as one to an unknown path, counts in optimize_requests_total only.
+        """Count a request that was not answered in the metrics of its model.
 
-        error: error that ended the request; None where the client left
+        A request of no model, such as one to an unknown path, counts in optimize_requests_total
+        only.
+
+        error: error that ended the request; None if the client left
         """
         if request.metrics is None:
             return

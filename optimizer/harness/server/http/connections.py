@@ -14,9 +14,10 @@ RATE = 240  # minimum bytes a second of a request, as Kestrel's MinRequestBodyDa
 
 
 class Connection(Protocol):
-    """
+    """Interface of an open connection.
+
     owner: client of the connection, see `client_of`
-    waiting: false while a complete request is answered
+    waiting: False while a complete request is answered
     """
 
     owner: str
@@ -41,7 +42,11 @@ class Connections:
         self._number = 0
 
     def enter(self, connection: Connection) -> bool:
-        """Count a new connection; at a limit, drop a waiting one. False if none waits: refuse."""
+        """Count a new connection; return False if it must be refused.
+
+        At a limit, a waiting connection is dropped to make room; without one, the new one is
+        refused.
+        """
         same = self._by_client.get(connection.owner, {})
         if len(same) >= self._of_client:
             crowds = [same]
@@ -60,7 +65,10 @@ class Connections:
         return True
 
     def start_waiting(self, connection: Connection) -> None:
-        """Record that a connection begins to wait: it becomes its client's last to be dropped."""
+        """Record that a connection waits for a request from now on.
+
+        Of its client's connections it becomes the last that is dropped.
+        """
         same = self._by_client.get(connection.owner, {})
         if connection in same:
             del same[connection]
@@ -77,7 +85,10 @@ class Connections:
 
 
 def client_of(address: str) -> str:
-    """Client of an address: the address, or the first 64 bits of IPv6, which belong to one site."""
+    """Return the client of an address: an IPv4 address, or the first 64 bits of an IPv6 address.
+
+    All IPv6 addresses with the same first 64 bits belong to one site.
+    """
     try:
         ip = ip_address(address.partition("%")[0])
     except ValueError:
@@ -88,6 +99,11 @@ def client_of(address: str) -> str:
 
 
 def seconds_for(size: int, seconds: float) -> float:
-    """Seconds from the start of a request within which more than `size` bytes must arrive: half of
-    `seconds` and one more per RATE bytes, up to `seconds`."""
+    """Return the seconds from the start of a request within which more than `size` bytes must
+    arrive.
+
+    seconds: maximum seconds of any request
+
+    The limit is half of `seconds` plus one second per RATE bytes, and `seconds` at most.
+    """
     return min(seconds, seconds / 2 + size / RATE)

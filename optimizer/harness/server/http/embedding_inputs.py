@@ -22,11 +22,14 @@ PARTS = {"text": "text", "image_url": "image_url"}
 
 
 def read(document: Mapping[str, Any], name: str, contract: Contract) -> list[Any]:
-    """Inputs of a request to /v1/embeddings: a str per text, the bytes of each image, or a tuple of
-    token ids per text. Raises RequestError for an image that the model does not take, and for token
-    ids that are not said to be the model's own: the ids of another tokenizer are other words here.
+    """Read the inputs of a request to /v1/embeddings.
 
+    document: JSON of the request
     name: name of the model
+
+    Returns a str per text, bytes per image, and a tuple of token ids per tokenized text. Raises
+    RequestError for an image that the model does not accept, and for token ids unless the request's
+    `tokenizer` names this model.
     """
     value = document.get("input")
     values = value if isinstance(value, list) else [value]
@@ -58,7 +61,10 @@ def _is_data(value: Any) -> bool:
 
 
 def _read(value: Any, where: str, contract: Contract) -> Any:
-    """Text or bytes of an image of one input. where: its place, for messages"""
+    """Return the text, or the bytes of the image, of one input.
+
+    where: place of the input, for errors
+    """
     if isinstance(value, Mapping):
         kind, value = _field(value, where)
     else:
@@ -69,7 +75,7 @@ def _read(value: Any, where: str, contract: Contract) -> Any:
 
 
 def _field(value: Mapping[str, Any], where: str) -> tuple[str, Any]:
-    """("text" or "image", content) of an object. Raises RequestError for another one."""
+    """Return ("text" or "image", content) of an object. Raises RequestError for other fields."""
     part = PARTS.get(str(value.get("type")))
     fields = {name: one for name, one in value.items() if name != "type" or part is None}
     if part is not None and [*fields] == [part]:
@@ -87,10 +93,12 @@ def _field(value: Mapping[str, Any], where: str) -> tuple[str, Any]:
 
 
 def read_image(value: str, where: str, contract: Contract) -> bytes:
-    """Bytes of an image, base64 or a data URL. Raises RequestError for a model that takes texts
-    alone, for an address, which the server does not fetch, and for what is not base64.
+    """Decode an image that is given in base64 or as a data URL.
 
-    where: place of the image, for messages
+    where: place of the image, for errors
+
+    Raises RequestError if the model accepts texts only, if the value is not base64, and for an
+    address, which the server never fetches.
     """
     if contract.texts is None:
         raise RequestError(f"{where} is an image, and this model takes texts", param="input")

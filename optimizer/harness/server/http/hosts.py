@@ -12,17 +12,18 @@ from ipaddress import ip_address
 
 @dataclass(frozen=True)
 class Hosts:
-    """
-    names: accepted names in lower case, besides the address of the connection and, on a loopback
-        address, the names of loopback
+    """Names under which clients may address the server.
+
+    names: accepted names in lower case. The address of the connection is accepted too, and on a
+        loopback address the names of loopback
     """
 
     names: frozenset[str] = frozenset()
 
     def accept(self, header: str, address: str) -> bool:
-        """True if a request with this `Host` header is accepted.
+        """Return True if a request with this `Host` header is accepted.
 
-        header: value of the header; "" without one, which no browser sends
+        header: value of the header; "" without one, which every browser sends
         address: address that the connection was made to
         """
         name = _name(header)
@@ -33,7 +34,7 @@ class Hosts:
 
 
 def is_loopback(address: str) -> bool:
-    """True for an address that only this machine reaches."""
+    """Return True for an address that only this machine can reach."""
     try:
         ip = ip_address(address)
     except ValueError:
@@ -43,7 +44,7 @@ def is_loopback(address: str) -> bool:
 
 
 def _name(header: str) -> str:
-    """Host header without its port, in lower case."""
+    """Return the host of a header without its port, in lower case."""
     host = header.strip().lower()
     if host.startswith("["):  # an address of IPv6
         return host[1:].partition("]")[0]

@@ -15,7 +15,10 @@ BACKLOG = 2048  # connections that wait to be accepted, as uvicorn has it
 
 @dataclass(frozen=True)
 class Address:
-    """One address of a host. family, address: as the operating system names them."""
+    """One address of a host.
+
+    family, address: as in Python's socket module
+    """
 
     host: str
     port: int
@@ -24,12 +27,12 @@ class Address:
 
     @property
     def loopback(self) -> bool:
-        """True where only this machine reaches the address."""
+        """Return True if only this machine can reach the address."""
         return is_loopback(str(self.address[0]).partition("%")[0])
 
 
 def resolve_addresses(host: str, port: int) -> list[Address]:
-    """Resolve a host to all of its addresses. Raises InputError for a host without one."""
+    """Resolve a host to all of its addresses. Raises InputError if it has none."""
     try:
         resolved = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -71,7 +74,10 @@ def open_sockets(hosts: list[Address]) -> list[socket.socket]:
 
 
 def refuse_exposed(host: str) -> InputError:
-    """Error of a server that other machines reach, without a token and without --insecure."""
+    """Return the error of a server that other machines could reach without a token.
+
+    It is raised unless --insecure is set.
+    """
     return InputError(
         f"other machines reach {host!r:.80}, and the server asks them for no token",
         where="--host",

@@ -50,7 +50,11 @@ SAME_PROMPTS = {
 
 
 def models(names: Sequence[str], created: int) -> dict[str, Any]:
-    """Body of the answer to GET /v1/models. created: seconds since 1970."""
+    """Return the body of the answer to GET /v1/models.
+
+    names: names of the models
+    created: seconds since 1970
+    """
     entries = [
         {"id": name, "object": "model", "created": created, "owned_by": "bundle"} for name in names
     ]
@@ -58,7 +62,7 @@ def models(names: Sequence[str], created: int) -> dict[str, Any]:
 
 
 def find_model(current: Sequence[Served], name: object) -> Served:
-    """Find the model that a request names. Raises UnknownError."""
+    """Return the served model that a request names. Raises UnknownError."""
     for served in current:
         if name in served.service.openai_names:
             return served
@@ -73,11 +77,13 @@ def find_model(current: Sequence[Served], name: object) -> Served:
 async def read(
     request: HttpRequest, first: Service, versions: Versions, *, unnamed: bool = False
 ) -> tuple[Service, Mapping[str, Any]]:
-    """Receive a request: (service that answers, JSON of the body). Raises RequestError,
-    ClientDisconnect.
+    """Receive a request; return (service that answers it, JSON of its body).
 
-    first: service of the first model
-    unnamed: true where a request that names no model is to the only one
+    first: service of the first model, which, if it is the only one, admits the request before the
+        body is parsed
+    unnamed: True if a request may leave out the model where only one is served
+
+    Raises RequestError, ClientDisconnect.
     """
     data = await request.body()
     only = len(versions.current) == 1  # of several models, the body says which
@@ -98,7 +104,10 @@ async def read(
 async def embeddings(
     service: Service, document: Mapping[str, Any], request: HttpRequest
 ) -> Response:
-    """Answer POST /v1/embeddings. document: JSON of the body. Raises RequestError."""
+    """Answer POST /v1/embeddings. Raises RequestError.
+
+    document: JSON of the body
+    """
     service.set_limits(request, {}, request.timeout())
     model, width = service.engine.model, find_width(service)
     unknown = sorted(set(document) - set(FIELDS))
@@ -118,7 +127,7 @@ async def embeddings(
 
 
 def find_width(service: Service) -> int:
-    """Numbers of the vectors of a service. Raises UnknownError for a model of another task."""
+    """Return the dimensions of a service's embeddings. Raises UnknownError for other tasks."""
     model = service.engine.model
     fields = model.task.tensors(model.contract)
     if FIELD not in fields:
@@ -136,9 +145,9 @@ def find_width(service: Service) -> int:
 def _form(
     document: Mapping[str, Any], contract: Contract, width: int
 ) -> tuple[str, tuple[str, int]]:
-    """(name of FORMATS, (type, dimensions)) of a request. Raises RequestError for others.
+    """Return (encoding_format, (type, dimensions)) of a request. Raises RequestError for others.
 
-    width: numbers of the model's own vectors
+    width: dimensions of the model's own vectors
     """
     encoding, kind = document.get("encoding_format", FORMATS[0]), document.get(TYPE)
     if kind is None and isinstance(encoding, str) and encoding in {*NAMED} - {*FORMATS}:
@@ -157,12 +166,14 @@ def _form(
 def find_form(
     contract: Contract, kind: str, dimensions: Any, width: int, names: tuple[str, str]
 ) -> tuple[str, int]:
-    """(type, dimensions) that a request names. Raises RequestError for a form that the model does
-    not have.
+    """Return the (type, dimensions) of vectors that a request asks for.
 
-    kind: name of NAMED
-    width: numbers of the model's own vectors
-    names: fields of type and dimensions in the request
+    kind: type, a key of NAMED
+    dimensions: requested dimensions; None for all
+    width: dimensions of the model's own vectors
+    names: fields of type and dimensions in the request, for errors
+
+    Raises RequestError for a form that the model does not have.
     """
     whole = isinstance(dimensions, int) and not isinstance(dimensions, bool)
     if dimensions is not None and not (whole and 1 <= dimensions <= width):
@@ -177,8 +188,11 @@ def find_form(
 
 
 def choose_prompt(document: Mapping[str, Any], contract: Contract) -> dict[str, Any]:
-    """{"prompt_name": name} of a request that chooses a prompt by `prompt_name`, its name, or by
-    `input_type`, a word of other APIs; {} where it chooses none. Raises RequestError for both."""
+    """Return {"prompt_name": name} if a request chooses a prompt, else {}.
+
+    It chooses by `prompt_name`, or by `input_type`, a word of other APIs. Raises RequestError for
+    both.
+    """
     name, kind = document.get(PROMPT), document.get(INPUT_TYPE)
     if name is not None and kind is not None:
         raise RequestError(f"{PROMPT} and {INPUT_TYPE} are both given", param=PROMPT)
@@ -200,7 +214,7 @@ def _write_embeddings(name: str, vectors: Array, tokens: int, encoding: str) -> 
 
 
 def build_error(refusal: RequestError) -> dict[str, Any]:
-    """Body of the response to a refused request."""
+    """Return the body of the response to a refused request."""
     kind = "invalid_request_error" if refusal.http < 500 else "server_error"
     code = refusal.code or refusal.http
     return {

@@ -19,11 +19,11 @@ UNFINISHED = "�"  # decoded form of an incomplete character
 
 @dataclass
 class Writer:
-    """Writer of one request's answer.
+    """Writer of the answer to one request, whole or as a stream.
 
     model: name of the model
     tokenizer: tokenizer that gives the text of single tokens
-    tokens: number of tokens so far
+    tokens: number of generated tokens so far
     """
 
     request: TextRequest
@@ -36,7 +36,10 @@ class Writer:
     _offsets: dict[int, int] = field(default_factory=dict)
 
     def document(self, events: Sequence[Event]) -> dict[str, Any]:
-        """The answer as one document. events: tokens of all texts of the request."""
+        """Return the whole answer as one document.
+
+        events: tokens of all texts of the request
+        """
         number = len(self.request.prompts.rows) * self.request.prompts.n
         by_text: list[list[Event]] = [[] for _ in range(number)]
         for event in events:
@@ -47,7 +50,7 @@ class Writer:
         return {**self._head(kind), "choices": choices, "usage": self.usage()}
 
     def chunks(self, event: Event) -> bytes:
-        """Server-sent events of a stream for one token; b"" where the token adds no text yet."""
+        """Return the server-sent events for one token; b"" if it adds no text yet."""
         self.tokens += 1
         piece, chat = event.piece, self.request.chat
         parts = []
@@ -67,12 +70,12 @@ class Writer:
         return b"".join(parts)
 
     def end(self) -> bytes:
-        """Bytes that end a complete stream: the usage if requested, and [DONE]."""
+        """Return the events that end a complete stream: the usage if requested, and [DONE]."""
         usage = self._chunk([], usage=self.usage()) if self.request.usage else b""
         return usage + DONE
 
     def usage(self) -> dict[str, int]:
-        """Numbers of tokens so far; a prompt counts once for all of its texts."""
+        """Return the numbers of tokens so far; a prompt counts once for all of its texts."""
         prompt = sum(map(len, self.request.prompts.rows))
         return {
             "prompt_tokens": prompt,

@@ -42,15 +42,16 @@ LOGPROBS = 20  # maximum alternatives per token
 
 @dataclass(frozen=True)
 class TextRequest:
-    """A request for generation.
+    """Parsed request for generation.
 
-    chat: true for a conversation, false for texts
-    stream: true for an answer as server-sent events
-    usage: true for a stream that ends with the numbers of tokens
-    schema: JSON schema of the texts; None for free text
-    repeatable: true where the same request has the same answer: greedy, or seeded by the client
+    chat: True for a conversation, False for texts
+    stream: True if the answer is sent as server-sent events
+    usage: True if the stream ends with the numbers of tokens
+    schema: JSON schema of the generated texts; None: free text
+    repeatable: True if an equal request has an equal answer: greedy decoding, or a seed of the
+        client
     question: last text, for the semantic cache; None for several texts, and for token ids
-    logprob_bytes: maximum bytes of the answer's log probabilities
+    logprob_bytes: maximum bytes of the log probabilities in the answer
     """
 
     prompts: Prompts
@@ -65,10 +66,10 @@ class TextRequest:
 
 @dataclass(frozen=True)
 class Question:
-    """Last text of a request.
+    """Last text of a request, apart from the rest of the request.
 
-    around: all other fields of the request, without SENT
-    blank: conversation with BLANK in place of the text; [] outside of a conversation
+    around: all other fields of the request, without those in SENT
+    blank: the conversation with BLANK in place of the text; [] outside of a conversation
     """
 
     text: str
@@ -155,7 +156,7 @@ def _stream(fields: Mapping[str, Any]) -> tuple[bool, bool]:
 
 
 def _schema(fields: Mapping[str, Any]) -> dict[str, Any] | None:
-    """JSON schema of response_format; None for free text."""
+    """Return the JSON schema of response_format; None for free text."""
     form = fields.get("response_format", {"type": "text"})
     kind = form.get("type") if isinstance(form, Mapping) else None
     if kind == "text":
@@ -170,8 +171,13 @@ def _schema(fields: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _conversation(fields: Mapping[str, Any], context: int) -> list[list[dict[str, Any]]]:
-    """Read the messages: a list of one conversation. Their number and characters are limited before
-    the template renders them, which takes far longer. context: maximum tokens of the model."""
+    """Read the messages; return a list with one conversation.
+
+    Their number and characters are limited before the chat template renders them, which takes far
+    longer.
+
+    context: maximum tokens of the model
+    """
     messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
         raise RequestError("messages is not a list of at least one", param="messages")
@@ -208,7 +214,10 @@ def _message(message: Any, where: str) -> dict[str, Any]:
 
 
 def texts_or_ids(value: Any, name: str) -> list[Any]:
-    """Read one text, its token ids, or a list of either. Raises RequestError. name: field"""
+    """Read a text, its token ids, or a list of either; return a list. Raises RequestError.
+
+    name: field of the request, for errors
+    """
     single = isinstance(value, str) or (
         isinstance(value, list) and bool(value) and all(isinstance(v, int) for v in value)
     )
@@ -228,8 +237,14 @@ def _is_text_or_ids(value: Any) -> bool:
 def _tokens(
     fields: Mapping[str, Any], model: TextModel, rows: Sequence[Sequence[int]], n: int, chat: bool
 ) -> int:
-    """Maximum new tokens per prompt: the client's number, else the rest of the context, of which at
-    most TEXT_TOKENS without a conversation. Raises RequestError for more than the rest."""
+    """Return the maximum new tokens per prompt.
+
+    This is the client's number, else the rest of the context (at most TEXT_TOKENS outside of a
+    conversation). Raises RequestError if it exceeds the rest of the context.
+
+    rows: token ids of the prompts
+    n: number of texts per prompt
+    """
     room = model.context - max(map(len, rows))
     names = [name for name in ("max_completion_tokens", "max_tokens") if name in fields]
     if names:

@@ -24,8 +24,12 @@ from .request import Document, HttpRequest, Stream, cache_control
 async def answer(
     service: Service, body: Mapping[str, Any], request: HttpRequest, *, chat: bool
 ) -> Response:
-    """Answer /v1/chat/completions if `chat`, else /v1/completions. body: JSON of the request.
-    Raises RequestError, ClientDisconnect."""
+    """Answer /v1/chat/completions if `chat`, else /v1/completions.
+
+    body: JSON of the request
+
+    Raises RequestError, ClientDisconnect.
+    """
     engine = service.engine
     if not isinstance(engine, Decoding):
         task = engine.model.task.name
@@ -87,7 +91,12 @@ async def _collect(answers: Events, first: Event) -> list[Event]:
 async def _stream_parts(
     answers: Events, first: Event, writer: Writer, result: Result
 ) -> AsyncGenerator[bytes]:
-    """Bytes of a stream. An error after the first token ends the stream without [DONE]."""
+    """Yield the bytes of a streamed answer.
+
+    An error after the first token ends the stream without [DONE].
+
+    first: first event, received before the response began
+    """
     try:
         if part := writer.chunks(first):
             yield part

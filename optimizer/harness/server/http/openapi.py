@@ -29,11 +29,11 @@ STYLE = (
 
 @dataclass(frozen=True)
 class Path:
-    """A path of the server.
+    """Description of a path of the server.
 
-    text: one sentence
+    text: description, one sentence
     body: example of a request's JSON; {} for GET
-    open: true for a path that is answered without the token of the server
+    open: True if the path is answered without the server's token
     """
 
     text: str
@@ -121,12 +121,12 @@ PATHS: dict[str, Path] = {
 
 
 def list_paths() -> dict[str, str]:
-    """{method and path: sentence} of every path."""
+    """Return {method and path: sentence} of every path."""
     return {f"{p.method} {name}": p.text for name, p in PATHS.items()}
 
 
 def build_document() -> dict[str, Any]:
-    """The OpenAPI document."""
+    """Return the OpenAPI document."""
     paths = {name: {p.method.lower(): _operation(name, p)} for name, p in PATHS.items()}
     return {
         "openapi": "3.1.0",
@@ -158,7 +158,7 @@ def _operation(name: str, path: Path) -> dict[str, Any]:
 
 
 def render_page() -> str:
-    """The description as an HTML page."""
+    """Return the description as an HTML page."""
     parts = [
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{TITLE}</title>"
         "<meta name=viewport content='width=device-width'>"

@@ -60,9 +60,9 @@ class Security:
 
 
 class Bodies:
-    """Count of the bytes of all bodies that a server holds.
+    """Counter of the bytes of all request bodies that a server holds.
 
-    largest: maximum of that count
+    largest: maximum bytes
     """
 
     def __init__(self, largest: int) -> None:
@@ -101,14 +101,18 @@ class HttpRequest(Request):
     leases: ExitStack = field(default_factory=ExitStack)
 
     def lease(self, served: Served, name: str = "") -> Service:
-        """Service of the version that answers, which is not drained before `leases` is closed.
-        name: as in Service.take"""
+        """Lease the version that answers, and return its service.
+
+        The version is not drained before `leases` is closed.
+
+        name: as in Service.take
+        """
         service = self.leases.enter_context(served.lease())
         service.take(self, name)
         return service
 
     def admit(self, service: Service) -> None:
-        """Have this model admit the request. Raises RequestError."""
+        """Ask the model's scheduler to admit this request. Raises RequestError if it is refused."""
         if self.metrics is None:  # a refusal is counted among its requests
             service.take(self)
         self.place = service.admit(self.client)
@@ -116,7 +120,10 @@ class HttpRequest(Request):
             self.leases.callback(self.place.close)
 
     def accept(self, route: str, method: str) -> None:
-        """Set the route. Raises MethodError for another method, TokenError without the token."""
+        """Record the route and check method and token.
+
+        Raises MethodError for another method, TokenError without the token.
+        """
         self.route = route
         if self.received.method != method and (method, self.received.method) != ("GET", "HEAD"):
             raise MethodError(method)
@@ -129,8 +136,10 @@ class HttpRequest(Request):
             raise TokenError("a bearer token is needed")
 
     def accept_owner(self, route: str) -> None:
-        """As `accept`, for POST. Raises ForbiddenError also for a client on another machine, and if
-        the server has no token."""
+        """Accept a POST request of the server's owner, as `accept`.
+
+        Raises ForbiddenError also if the client is on another machine, or the server has no token.
+        """
         self.accept(route, "POST")
         if not self.security.token:
             raise ForbiddenError("models are changed with a token alone: serve --token-file FILE")
@@ -138,7 +147,7 @@ class HttpRequest(Request):
             raise ForbiddenError("models are changed from this machine alone")
 
     async def body(self) -> bytes:
-        """Receive the body, still packed, for `parse`. Raises RequestError, ClientDisconnect."""
+        """Receive the body, as sent; `parse` unpacks it. Raises RequestError, ClientDisconnect."""
         security, size, parts = self.security, 0, list[bytes]()
         encoding_of(self.headers)
         if (whole_header(self.headers, "content-length") or 0) > security.largest:
@@ -165,8 +174,10 @@ class HttpRequest(Request):
         return b"".join(parts)
 
     async def parse(self, body: bytes, parse: Callable[[bytes], Value]) -> Value:
-        """Result of `parse` on the unpacked body, outside of the event loop if the body is large.
-        Raises RequestError."""
+        """Unpack a body and return parse(body), outside of the event loop if it is large.
+
+        Raises RequestError.
+        """
         encoding = encoding_of(self.headers)
         if encoding:
             work = partial(inflate, body, encoding, self.security.largest)
@@ -185,7 +196,8 @@ class HttpRequest(Request):
         self.size += size
 
     def timeout(self) -> float | None:
-        """Seconds of the header X-Request-Timeout; None without it. Raises RequestError."""
+        """Return the seconds of the header X-Request-Timeout; None without it. Raises
+        RequestError."""
         value = self.headers.get("x-request-timeout")
         if value is None:
             return None
@@ -209,22 +221,24 @@ class HttpRequest(Request):
         return response
 
     async def while_connected(self, work: Awaitable[Value]) -> Value:
-        """Result of the work, which is cancelled when the client leaves. Raises
-        ClientDisconnect."""
+        """Return the result of `work`, which is cancelled if the client leaves.
+
+        Raises ClientDisconnect.
+        """
         return await while_connected(work, self.received.receive)
 
 
 class Document(JSONResponse):
-    """A JSON answer."""
+    """Response with a JSON body."""
 
     def render(self, content: Any) -> bytes:
         return write_json(content)
 
 
 class Stream(StreamingResponse):
-    """Server-sent events, sent as they are made.
+    """Response of server-sent events, sent as they are generated.
 
-    complete: true once all events were sent
+    complete: True once all events were sent
     """
 
     complete = False
@@ -237,13 +251,15 @@ class Stream(StreamingResponse):
 
 
 def cache_control(headers: Mapping[str, str]) -> frozenset[str]:
-    """Directives of a request's cache-control (RFC 9111, 5.2.1), in lower case."""
+    """Return the directives of a cache-control header (RFC 9111, 5.2.1) in lower case."""
     return frozenset(w.strip().lower() for w in headers.get("cache-control", "").split(","))
 
 
 def whole_header(headers: Mapping[str, str], name: str) -> int | None:
-    """Value of a header that is a whole number from 0; None without the header. Raises
-    RequestError."""
+    """Return a header's value as a whole number from 0; None without the header.
+
+    Raises RequestError for other values.
+    """
     value = headers.get(name)
     if value is None:
         return None
@@ -253,7 +269,7 @@ def whole_header(headers: Mapping[str, str], name: str) -> int | None:
 
 
 def encoding_of(headers: Mapping[str, str]) -> str:
-    """Content coding of a body; "" for none. Raises RequestError."""
+    """Return the content coding of a body; "" for none. Raises RequestError for unknown ones."""
     encoding = headers.get("content-encoding", "identity").strip().lower()
     if encoding != "identity" and encoding not in ENCODINGS:
         raise RequestError(f"unknown content-encoding; accepted: {', '.join(ENCODINGS)}")
@@ -275,7 +291,12 @@ def inflate(data: bytes, encoding: str, largest: int) -> bytes:
 
 
 async def while_connected(work: Awaitable[Value], receive: Receive) -> Value:
-    """Result of the work, which is cancelled when the client leaves. Raises ClientDisconnect."""
+    """Return the result of `work`, which is cancelled if the client leaves.
+
+    receive: ASGI function that reports the disconnection
+
+    Raises ClientDisconnect.
+    """
     task, left = asyncio.current_task(), False
     assert task is not None
 

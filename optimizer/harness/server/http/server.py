@@ -26,10 +26,11 @@ REFUSAL = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nconnection:
 
 @dataclass(frozen=True)
 class Bounds:
-    """Limits of all connections of a server.
+    """Limits of every connection of a server.
 
-    seconds: maximum seconds to receive a head, to receive a body, and to read PART bytes
-    connections: open connections
+    seconds: maximum seconds to receive a head, to receive a body, and to read PART bytes of an
+        answer
+    connections: open connections of the server, see connections.py
     """
 
     seconds: float
@@ -37,7 +38,7 @@ class Bounds:
 
 
 class Protocol(H11Protocol):
-    """One connection. Server makes a subclass that has the bounds."""
+    """One HTTP connection. Server makes a subclass with its bounds."""
 
     bounds: ClassVar[Bounds]
 
@@ -94,8 +95,10 @@ class Protocol(H11Protocol):
             self._unread = None
 
     def _watch(self) -> None:
-        """Set the timer of the head or body that is being received; uvicorn has one for the time
-        between two requests."""
+        """Set the timer for the head or body that is being received.
+
+        uvicorn has a timer only for the time between two requests.
+        """
         state = self.conn.their_state
         begun = state is h11.IDLE and bool(self.conn.trailing_data[0])
         first = state is h11.IDLE and self.cycle is None
@@ -111,7 +114,8 @@ class Protocol(H11Protocol):
             self._timer = self.loop.call_later(self._left(), self._close_if_slow)
 
     def _left(self) -> float:
-        """Seconds until the connection is closed, unless more of the head or body arrives."""
+        """Return the seconds until the connection is closed if no more of its head or body
+        arrives."""
         seconds, size = self.bounds.seconds, 0
         if self.conn.their_state is h11.SEND_BODY:  # the application has the same limit
             seconds += MARGIN
@@ -129,8 +133,10 @@ class Protocol(H11Protocol):
             self.transport.close()
 
     def _await_reader(self, before: int | None) -> None:
-        """Close the connection of a client that reads too slowly. before: unread bytes at the
-        previous check, `seconds` ago; None at the first check."""
+        """Close the connection if its client reads the answer too slowly.
+
+        before: unread bytes at the previous check, `seconds` ago; None at the first check
+        """
         size = self.transport.get_write_buffer_size()
         if before is not None and size > before - PART:
             self.transport.abort()
@@ -139,7 +145,7 @@ class Protocol(H11Protocol):
 
 
 class Server:
-    """Serves an application until `close`.
+    """HTTP server of an ASGI application.
 
     seconds: maximum seconds to receive a request, to read a part of the answer, and between two
         requests of a connection
@@ -169,8 +175,10 @@ class Server:
         self.port = 0
 
     async def start(self, host: str, port: int) -> None:
-        """Listen; port 0 takes a free port. The port is then in self.port. Raises InputError,
-        MachineError."""
+        """Listen on an address; `port` of the server is then the port, a free one for 0.
+
+        Raises InputError, MachineError.
+        """
         self._server.lifespan = self._config.lifespan_class(self._config)
         sockets = open_sockets(
             resolve_addresses(host, port)

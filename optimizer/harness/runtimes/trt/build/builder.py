@@ -88,6 +88,7 @@ def build(
 
 
 def _builder(trt: Any, log: Any, product: str) -> Any:
+    """Create the builder. Raises MachineError if it does not start, e.g. without a GPU."""
     try:
         builder = trt.Builder(log)
     except TypeError:  # raised by the binding for a null pointer
@@ -135,6 +136,7 @@ def configure(trt: Any, config: Any, options: BuildOptions) -> None:
 
 
 def _same_capability(levels: Any) -> Any:
+    """Return the level SAME_COMPUTE_CAPABILITY. Raises BuildError if this TensorRT lacks it."""
     if not hasattr(levels, "SAME_COMPUTE_CAPABILITY"):
         raise BuildError(
             "this TensorRT is too old for same_compute_capability",
@@ -147,7 +149,13 @@ def _same_capability(levels: Any) -> Any:
 def _add_profile(
     builder: Any, network: Any, config: Any, shapes: Mapping[str, Span], messages: Messages
 ) -> dict[str, dict[str, list[int]]]:
-    """Add an optimization profile; return {input: {"min", "opt", "max"}}, each a shape."""
+    """Add an optimization profile; return {input: {"min", "opt", "max"}}, each a shape.
+
+    shapes: {dynamic axis: [min, opt, max]}
+
+    Raises BuildError for a dynamic axis without a range, and for a profile that the builder
+    rejects.
+    """
     profile = builder.create_optimization_profile()
     ranges = {}
     for i in range(network.num_inputs):
@@ -175,6 +183,7 @@ def _add_profile(
 def _refuse_bad_plan(
     plan: Any, messages: Messages, onnx: Path, product: str, options: BuildOptions
 ) -> None:
+    """Raise the error of a build that returned no engine, or one that is reported inconsistent."""
     inconsistent = any("not self-consistent" in m for _, m in messages)
     if plan is not None and not inconsistent:
         return

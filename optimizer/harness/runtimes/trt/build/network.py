@@ -61,7 +61,11 @@ def summarize_network(network: Any, modules: Mapping[str, str]) -> dict[str, Any
 def _module(
     constant: Any, producer: Mapping[str, Any], consumers: Mapping[str, list[Any]]
 ) -> dict[str, Any] | None:
-    """Follow weight -> dequantize -> product; None if the weight does not reach a product."""
+    """Follow a quantized weight through its dequantization to the layer that multiplies by it.
+
+    Returns {"product": layer name, "weight": dtype, "activation": dtype or None}; None if the
+    weight is not quantized or reaches no product.
+    """
     if constant is None or _dtype(constant.get_output(0)) not in QUANTIZED:
         return None
     tensor, dequantized = constant.get_output(0), False

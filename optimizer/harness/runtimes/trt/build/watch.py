@@ -114,7 +114,11 @@ def monitor(trt: Any, progress: Progress | None, slow: str = "") -> Any:
 
 @contextmanager
 def interruptible(watching: Any) -> Iterator[None]:
-    """Make Ctrl-C set watching.interrupted, because an exception may not cross C++ frames."""
+    """Make Ctrl-C set watching.interrupted during the `with`, instead of raising an exception.
+
+    An exception may not cross C++ frames. Has no effect outside of the main thread, which alone
+    receives signals.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread receives signals
         return

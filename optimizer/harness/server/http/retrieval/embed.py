@@ -34,7 +34,10 @@ Forms = Mapping[str, tuple[str, int]]
 
 
 async def answer(service: Service, body: Mapping[str, Any], request: HttpRequest) -> Response:
-    """Answer a request. body: its JSON. Raises RequestError."""
+    """Answer a request to /v2/embed. Raises RequestError.
+
+    body: JSON of the request
+    """
     service.set_limits(request, {}, request.timeout())
     width, contract = find_width(service), service.engine.model.contract
     of_texts = contract.texts or contract
@@ -72,7 +75,10 @@ async def answer(service: Service, body: Mapping[str, Any], request: HttpRequest
 
 
 def _inputs(fields: Mapping[str, Any], contract: Contract) -> list[Any]:
-    """Texts, or the bytes of images. Raises RequestError for both, and as read_image."""
+    """Return the texts, or the bytes of the images, of a request.
+
+    Raises RequestError if it has both, and the errors of read_image.
+    """
     named = [name for name in ("texts", IMAGES) if name in fields]
     if len(named) != 1:
         raise RequestError("accepted is one of texts and images", param="texts")

@@ -1,4 +1,4 @@
-"""Answer /embed_sparse: texts as weights of the vocabulary's entries, in the form of
+"""Answer /embed_sparse: texts as sparse vectors over the vocabulary, in the form of
 text-embeddings-inference.
 
 https://huggingface.github.io/text-embeddings-inference
@@ -24,7 +24,10 @@ FIELDS = ("model", "inputs", PROMPT, "truncate", "truncation_direction")
 
 
 async def answer(service: Service, body: Mapping[str, Any], request: HttpRequest) -> Response:
-    """Answer a request. body: its JSON. Raises RequestError."""
+    """Answer a request to /embed_sparse. Raises RequestError.
+
+    body: JSON of the request
+    """
     model = service.engine.model
     if not isinstance(model, Model) or not model.task.weighs:
         raise UnknownError(

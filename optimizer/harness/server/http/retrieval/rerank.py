@@ -34,14 +34,15 @@ FIELD = "text"  # of a document that is an object
 
 @dataclass(frozen=True)
 class Query:
-    """A request.
+    """Parsed request to rank documents for a query.
 
+    text: query
     documents: texts that are scored for `text`
-    listed: true where the answer is text-embeddings-inference's list
-    most: number of documents of the answer
-    raw: true for the model's logits in place of its scores
-    returned: true for an answer with the texts of the documents
-    cut: false where a text that the model does not read whole is an error
+    listed: True if the answer is text-embeddings-inference's list
+    most: maximum number of documents in the answer
+    raw: True if the answer has logits in place of scores
+    returned: True if the answer has the texts of the documents
+    cut: False if a text longer than the model's input is an error
     """
 
     text: str
@@ -56,7 +57,11 @@ class Query:
 async def answer(
     service: Service, body: Mapping[str, Any], request: HttpRequest, version: str
 ) -> Response:
-    """Answer a request. body: its JSON. version: of the API, "" without. Raises RequestError."""
+    """Answer a request to /rerank. Raises RequestError.
+
+    body: JSON of the request
+    version: version of the API; "" for the path without one
+    """
     model = service.engine.model
     if not isinstance(model, Model) or not model.task.ranks:
         raise UnknownError(
@@ -82,10 +87,10 @@ async def answer(
 
 
 def read(body: Mapping[str, Any], most: int, longest: int) -> Query:
-    """Read the JSON of a request. Raises RequestError naming the field that is not accepted.
+    """Parse the JSON of a request. Raises RequestError naming the field that is not accepted.
 
     most: maximum documents
-    longest: tokens that the model reads
+    longest: maximum tokens that the model reads
     """
     fields = {name: value for name, value in body.items() if value is not None}
     listed = "texts" in fields
@@ -148,10 +153,12 @@ def _flag(fields: Mapping[str, Any], name: str, *, default: bool = False) -> boo
 
 
 def _write(query: Query, result: Result, about: tuple[str, str, str]) -> Response:
-    """Write an answer. about: (name of the model, id of the request, version of the API).
+    """Write an answer, documents ordered by logit.
 
-    Logits order the documents, because scores near 0 and 1 may be equal where their logits are not;
-    documents of one logit stay in the order of the request.
+    about: (name of the model, id of the request, version of the API)
+
+    Scores near 0 and 1 may be equal where logits differ. Documents of equal logit keep the order of
+    the request.
     """
     logits = [one["logit"] for one in result.answers]
     order = sorted(range(len(logits)), key=lambda i: -logits[i])[: query.most]
