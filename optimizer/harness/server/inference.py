@@ -68,18 +68,22 @@ class Service:
         self.on_answer: Observer | None = None
 
     def admit(self, client: str) -> Place | None:
-        """Admit a request before its body is parsed; returns its place in the queue, or None for
-        text generation and where a cache may answer without the engine. Raises RequestError where
-        any request of this client would be refused."""
+        """Admit a request before its body is parsed; return its place in the queue.
+
+        Returns None for text generation, and if a cache may answer without the engine. Raises
+        RequestError if every request of this client would be refused now.
+        """
         if self.engine.draining or (self.cache is None and self.completion_cache is None):
             return self.engine.admit(client)
         return None
 
     def server(self) -> dict[str, Any]:
+        """Return the protocol's metadata of the server."""
         return {"name": SERVER, "version": self.version, "extensions": list(EXTENSIONS)}
 
     def metadata(self, name: str, version: str = "") -> dict[str, Any]:
-        """The protocol's metadata of a model. Raises UnknownError for another name or version."""
+        """Return the protocol's metadata of a model. Raises UnknownError for another name or
+        version."""
         model = self._check(name, version)
         if name == self.raw_name:
             inputs = [_describe(s.name, s.dtype, s.axes) for s in model.contract.inputs]
@@ -97,7 +101,8 @@ class Service:
         }
 
     def config(self, name: str, version: str = "") -> dict[str, Any]:
-        """Triton's configuration of a model. Raises UnknownError for another name or version."""
+        """Return Triton's configuration of a model. Raises UnknownError for another name or
+        version."""
         model, raw = self._check(name, version), name == self.raw_name
         specs = (*model.contract.inputs, *model.contract.outputs)
         batched = not raw or all(spec.axes[:1] == ("batch",) for spec in specs)
@@ -113,20 +118,22 @@ class Service:
         )
 
     def _optional(self, *, raw: bool) -> tuple[str, ...]:
-        """Columns that a request may leave out."""
+        """Return the names of the inputs that a request may leave out."""
         model = self.engine.model
         if raw or model.task.extracts:
             return ()
         return self.columns if model.task.reads_texts else self.columns[1:]
 
     def statistics(self, name: str) -> dict[str, Any]:
-        """Triton's statistics of a model. Raises UnknownError for another name."""
+        """Return Triton's statistics of a model. Raises UnknownError for another name."""
         self._check(name, "")
         return self.engine.metrics.statistics[name].document(name, self.version)
 
     def take(self, request: Request, name: str = "") -> None:
-        """Record in a request that this version of the model answers it. name: model of the bundle
-        that the request names; "" for the one of texts"""
+        """Record in a request that this version of the model answers it.
+
+        name: model that the request names; "" for NAME, the model that takes inputs of the task
+        """
         request.model, request.version = name or self.name, self.version
         request.metrics = self.engine.metrics
 
@@ -160,7 +167,15 @@ class Service:
         request: Request,
         parameters: Mapping[str, Any] | None = None,
     ) -> Result:
-        """Result from the cache, else the engine's, shown to `on_answer`. Raises RequestError."""
+        """Answer a request from the cache, else by the engine, and report the answer to
+        `on_answer`.
+
+        inputs, pairs: inputs of the task, and their second texts; None without any
+        parameters: options of the request, such as `prompt_name` or generation options; None for
+            none
+
+        Raises RequestError.
+        """
         key = b""
         if self.cache is not None:
             options = self._options(parameters or {})
@@ -185,8 +200,10 @@ class Service:
         return result
 
     def _options(self, parameters: Mapping[str, Any]) -> str:
-        """Parameters that change an answer, as JSON for a cache key: adapter and options of text
-        generation, or the prompt of a sentence embedding; "" without any."""
+        """Return the parameters that change an answer as JSON, for a cache key; "" without any.
+
+        These are the adapter and options of text generation, or the prompt of a sentence embedding.
+        """
         generates = self.engine.model.task.generates
         names = {ADAPTER, *OPTIONS} if generates else {PROMPT}
         options = {n: v for n, v in parameters.items() if n in names}
@@ -197,7 +214,10 @@ class Service:
     async def infer(
         self, name: str, version: str, tensors: InferRequest, request: Request
     ) -> tuple[NamedArrays, Result]:
-        """([(output, array)] in the order of the request, its Result). Raises RequestError."""
+        """Answer an inference request: ([(output, array)] in the order of the request, its Result).
+
+        Raises RequestError.
+        """
         model = self._check(name, version)
         if name == self.raw_name:
             names = [spec.name for spec in model.contract.outputs]
@@ -228,9 +248,12 @@ class Service:
     async def pieces(
         self, name: str, version: str, tensors: InferRequest, request: Request, result: Result
     ) -> AsyncGenerator[tuple[NamedArrays, bool]]:
-        """Generate one text: yields ([(output, array)], last) per token: the text that the token
-        adds, and with the last token all requested outputs. Closing the generator ends the
-        generation. Raises RequestError. result: receives the numbers of tokens and the times
+        """Generate one text and yield ([(output, array)], last) per token.
+
+        The outputs are the text that the token adds, and with the last token all requested outputs.
+        Closing the generator ends the generation. Raises RequestError.
+
+        result: receives the numbers of tokens and the times
         """
         assert isinstance(self.engine, Decoding)
         model = self._check(name, version)
@@ -271,10 +294,14 @@ class Service:
 def read_inputs(
     kind: InputKind, arrays: Mapping[str, Array], textual: Collection[str], most: int
 ) -> tuple[list[Any], list[Any] | None]:
-    """(inputs of a request, their second texts or None without such a column). Raises RequestError.
+    """Convert columns to (inputs of a request, their second texts; None without that column).
 
+    kind: kind of the inputs that the task takes
+    arrays: columns by name
     textual: names of the columns that came as JSON strings
-    most: maximum inputs
+    most: maximum number of inputs
+
+    Raises RequestError.
     """
     if kind.instead and kind.instead in arrays:
         kind = replace(kind, requested=(kind.instead,), instead="", received=_as_text)
@@ -303,8 +330,11 @@ def build_column(
     answers: Sequence[Mapping[str, Any]],
     engine: str,
 ) -> Array:
-    """Array of field `name` of each answer; for ANSWER, each answer as JSON. tensors: Task.tensors.
-    engine: name of the engine."""
+    """Return field `name` of each answer as an array; for ANSWER, each answer as JSON.
+
+    tensors: {field: (dtype, axes)} from Task.tensors
+    engine: name of the engine, for the JSON
+    """
     if name == ANSWER:
         return _object_array([as_json(answer, engine) for answer in answers])
     dtype, _ = tensors[name]
@@ -343,7 +373,7 @@ def _decode_column(
 def _choose_outputs(
     request: InferRequest, default: Sequence[str], names: Sequence[str]
 ) -> dict[str, bool]:
-    """{requested output: true if binary}, in the request's order. Raises RequestError.
+    """Return {output: True if binary, False if JSON} in the request's order. Raises RequestError.
 
     default: outputs of a request that names none
     names: accepted names

@@ -20,8 +20,13 @@ OPENING, CLOSING = np.frombuffer(b"[{", np.uint8), np.frombuffer(b"]}", np.uint8
 
 
 def check_size(data: bytes, most: int) -> None:
-    """Raises TooLargeError for more than `most` values, where a list or an object counts as LIST,
-    and RequestError for lists and objects nested deeper than DEEPEST. Does not check the syntax."""
+    """Check the size of a JSON document without parsing it; its syntax is not checked.
+
+    most: maximum values; a list or an object counts as LIST values
+
+    Raises TooLargeError above `most`, RequestError for lists and objects nested deeper than
+    DEEPEST.
+    """
     values, depth, quoted, backslashes = 1, 0, False, 0
     for start in range(0, len(data), PIECE):
         piece = np.frombuffer(data, np.uint8, min(PIECE, len(data) - start), start)
@@ -51,9 +56,11 @@ def check_size(data: bytes, most: int) -> None:
 
 
 def _find_escaped(piece: Array, before: int) -> tuple[Array, int]:
-    """(positions after an odd number of backslashes, backslashes at the end of the piece).
+    """Find the escaped characters of a piece of a document.
 
-    before: backslashes at the end of the previous piece, of which only the parity matters
+    before: number of backslashes at the end of the previous piece; only its parity matters
+
+    Returns (positions after an odd number of backslashes, number of backslashes at the end).
     """
     at = np.flatnonzero(piece == BACKSLASH)
     if not len(at):

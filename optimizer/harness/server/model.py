@@ -44,11 +44,12 @@ class Inputs:
 class Model:
     """An open bundle that answers batches.
 
-    sharing: "alone" runs every row by itself; "equal" batches rows of equal length; "padded" rows
-        of any length, padded to a common length. "alone" gives the answers of `predict`;
-        warm_up/sharing.py measures whether "equal" and "padded" give the same bits
+    limits: limits of a request
+    sharing: rows that may share a batch: "alone", none; "equal", those of equal length; "padded",
+        all, padded to a common length. "alone" gives the answers of `predict`; warm_up/sharing.py
+        measures whether the others give the same bits
     threads: threads per batch; 0 for one per processor
-    reentrant: true where several batches may run at once
+    reentrant: True if several batches may run at once
     """
 
     def __init__(self, bundle: Bundle, limits: Inputs, sharing: str = "alone") -> None:
@@ -89,8 +90,10 @@ class Model:
         return rows
 
     def merge(self, inputs: Sequence[Encoded], answers: Sequence[Any]) -> list[Any]:
-        """Answers to inputs from the answers to their parts, in order; of an input with a failed
-        part its exception."""
+        """Combine the answers to the rows of inputs that were split into several rows, in order.
+
+        An input with a failed row gets the exception of that row.
+        """
         left, merged = iter(answers), list[Any]()
         for one in inputs:
             parts = [next(left) for _ in one.parts]
@@ -99,7 +102,8 @@ class Model:
         return merged
 
     def _with_prompt(self, name: object) -> Contract:
-        """The contract with the prompt of a request. Raises RequestError for an unknown one."""
+        """Return the contract with the prompt of a request. Raises RequestError for an unknown
+        one."""
         if name is None:
             return self.contract
         try:
@@ -109,7 +113,8 @@ class Model:
             raise RequestError(f"unknown {PROMPT}; accepted: {accepted}", param=PROMPT) from None
 
     def bucket(self, row: Encoded) -> tuple[Hashable, int]:
-        """(key that rows of one batch share, expected length of that batch)."""
+        """Return (key that rows of one batch have in common, predicted length of that batch in
+        tokens)."""
         if self.sharing == "padded" and (self.task.inputs.size or row.side):
             width = -(-row.size // WIDTH) * WIDTH
             return (row.side, width), width
@@ -128,7 +133,8 @@ class Model:
         return list(build_answers(self.contract, values, batch))
 
     def infer(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """Model outputs by name for raw inputs by name. Raises RequestError for unfit inputs."""
+        """Run raw inputs {name: array}; return the outputs by name. Raises RequestError for inputs
+        that the contract does not accept."""
         self._check_rows(arrays)
         rows, most = len(next(iter(arrays.values()))), self._rows_at_once(arrays)
         try:
@@ -145,7 +151,8 @@ class Model:
             raise RequestError("the model cannot be run on these tensors") from None
 
     def _rows_at_once(self, arrays: Mapping[str, Array]) -> int:
-        """Maximum rows of raw inputs that run at once, of no more positions than a full batch."""
+        """Return the maximum rows of raw inputs per run, with at most the positions of a full
+        batch."""
         tokenizer, full, rows = self.contract.tokenizer, self.limits.full, self.limits.rows
         specs = (*self.contract.inputs, *self.contract.outputs)
         if tokenizer is None or full is None or any(s.axes[:1] != ("batch",) for s in specs):
@@ -164,8 +171,11 @@ class Model:
             raise TooLargeError(f"{rows} rows; accepted: 1 to {self.limits.rows}")
 
     def check_inputs(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Check raw inputs against the contract; returns a copy of the mapping. Raises RequestError
-        for another name, type or shape, NaN or infinity, and rows longer than the model reads."""
+        """Check raw inputs against the contract; return a copy of the mapping.
+
+        Raises RequestError for another name, type or shape, NaN or infinity, and rows longer than
+        the model reads.
+        """
         specs = {spec.name: spec for spec in self.contract.inputs}
         for problem, names in (
             ("unknown", set(inputs) - set(specs)),
@@ -201,7 +211,10 @@ def as_json(answer: Answer, engine: str) -> bytes:
 
 
 def client_failure(error: Exception) -> RequestError:
-    """Error for the client of a failed batch: `error` if a RequestError, else its class's name."""
+    """Return the error that a client gets for a failed batch.
+
+    It is `error` itself if that is a RequestError; else it names only the class of `error`.
+    """
     if isinstance(error, RequestError):
         return error
     kind = type(error).__name__ if isinstance(error, HarnessError) else "unexpected failure"
@@ -209,7 +222,7 @@ def client_failure(error: Exception) -> RequestError:
 
 
 def list_numbers(answer: Any) -> list[Any]:
-    """Values inside an answer, in order: keys, numbers and strings."""
+    """Flatten an answer: return its keys, numbers and strings in order."""
     if isinstance(answer, Mapping):
         return [n for key, value in answer.items() for n in (key, *list_numbers(value))]
     if isinstance(answer, list | tuple):
@@ -218,7 +231,10 @@ def list_numbers(answer: Any) -> list[Any]:
 
 
 def difference(one: Answer, other: Answer) -> float:
-    """Largest difference of two answers' floats; 0 if equal, infinite if anything else differs."""
+    """Return the largest absolute difference between the floats of two answers.
+
+    0 if the answers are equal; infinite if anything else in them differs.
+    """
     if one == other and json.dumps(one) == json.dumps(other):  # -0.0 is 0.0 elsewhere
         return 0.0
     pairs = list(zip(list_numbers(one), list_numbers(other), strict=False))

@@ -32,14 +32,15 @@ def model_config(
     cached: bool,
     optional: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Configuration of a model.
+    """Build Triton's model configuration.
 
     metadata: the protocol's metadata of the model
     rows: maximum rows of a request; 0 for a model without a batch axis
-    batches: limits of its batches; None for text generation, with several responses per request
-    shares: true where rows of several requests may run as one batch
+    batches: limits of its batches; None for text generation, which sends several responses per
+        request
+    shares: True if rows of several requests may run as one batch
     device: device of the engine
-    cached: true where equal requests are answered from a cache
+    cached: True if equal requests are answered from a cache
     optional: names of inputs that a request may leave out
     """
 
@@ -73,7 +74,7 @@ def model_config(
 
 
 def number_enumerations(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration with the numbers of its enumerations, as a message has them."""
+    """Replace names of enumerations by their numbers, as a gRPC message needs them."""
 
     def tensors(name: str) -> list[dict[str, Any]]:
         return [{**t, "data_type": TYPES.index(t["data_type"])} for t in config[name]]

@@ -83,7 +83,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 
 def _add_limits(command: argparse.ArgumentParser) -> None:
-    """Options that limit the requests of clients."""
+    """Add the options that limit the requests of clients."""
     add = command.add_argument_group("limits of a client").add_argument
     add(
         "--max-texts",
@@ -130,7 +130,7 @@ def _add_limits(command: argparse.ArgumentParser) -> None:
 
 
 def _add_access(command: argparse.ArgumentParser) -> None:
-    """Options of access."""
+    """Add the options of access: tokens, hosts and addresses."""
     add = command.add_argument_group("access").add_argument
     add("--token-file", type=Path, help="file of a bearer token that clients must send")
     add(
@@ -149,7 +149,7 @@ def _add_access(command: argparse.ArgumentParser) -> None:
 
 
 def _add_settings(command: argparse.ArgumentParser) -> None:
-    """Options of Settings."""
+    """Add the options of Settings."""
     add = command.add_argument_group("batches and slots").add_argument
     add(
         "--settings",
@@ -190,7 +190,7 @@ def _add_settings(command: argparse.ArgumentParser) -> None:
 
 
 def _add_continued(command: argparse.ArgumentParser) -> None:
-    """Options of text generation."""
+    """Add the options of text generation."""
     add = command.add_argument_group("text-generation only").add_argument
     add(
         "--prefix-cache-mib",
@@ -210,7 +210,7 @@ def _add_continued(command: argparse.ArgumentParser) -> None:
 
 
 def _add_niceness(command: argparse.ArgumentParser) -> None:
-    """Option of process/niceness.py."""
+    """Add the option of process/niceness.py."""
     command.add_argument(
         "--model-nice",
         type=_niceness,
@@ -223,7 +223,7 @@ def _add_niceness(command: argparse.ArgumentParser) -> None:
 
 
 def _add_semantic(command: argparse.ArgumentParser) -> None:
-    """Options of the semantic cache: all of them, or none."""
+    """Add the options of the semantic cache; a server gets all of them or none."""
     add = command.add_argument_group("cache of answers to similar questions").add_argument
     add(
         "--semantic-cache-mib",
@@ -256,7 +256,7 @@ def _add_semantic(command: argparse.ArgumentParser) -> None:
 
 
 def _add_versions(command: argparse.ArgumentParser) -> None:
-    """Options of several bundles, and of trials of a new version."""
+    """Add the options of several bundles, and of trials of a new version."""
     add = command.add_argument_group("several bundles, and trials of a new version").add_argument
     add(
         "--beside",
@@ -332,8 +332,13 @@ class Settings:
 
 
 def choose_settings(manifest: Mapping[str, Any], args: argparse.Namespace) -> Settings:
-    """Settings of a bundle's server: each from the command line, else --settings, else the recipe.
-    args: options of serve. Raises InputError for a --settings file that is not valid."""
+    """Return the settings of a bundle's server, in the order of precedence of this module.
+
+    manifest: manifest of the bundle
+    args: options of `serve`
+
+    Raises InputError for a --settings file that is not valid.
+    """
     sources = [manifest["recipe"].get("serve") or {}, _read(args.settings), vars(args)]
     names = [field.name for field in fields(Settings)]
     values = {
@@ -359,7 +364,11 @@ def _read(file: Path | None) -> Mapping[str, Any]:
 
 
 def check_installed(where: str, packages: Mapping[str, str]) -> None:
-    """Raises MachineError for a package that is not installed. packages: {module: package}."""
+    """Raise MachineError if a package is not installed.
+
+    where: option that needs the packages
+    packages: {module: package}
+    """
     missing = [package for module, package in packages.items() if not _is_installed(module)]
     if missing:
         raise MachineError(

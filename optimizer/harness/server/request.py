@@ -17,8 +17,11 @@ ANSWERED = (200, "OK")  # statuses of an answer
 
 @dataclass(frozen=True)
 class Times:
-    """Times of a request (time.monotonic): acceptance, start of its first batch or slot, end of its
-    last batch or step."""
+    """Times of a request, in seconds of time.monotonic.
+
+    These are its acceptance, the start of its first batch or slot, and the end of its last batch or
+    decode step.
+    """
 
     submitted: float
     begun: float
@@ -26,7 +29,7 @@ class Times:
 
     @property
     def model(self) -> float:
-        """Seconds in the model."""
+        """Return the seconds in the model."""
         return self.ended - self.begun
 
 
@@ -60,8 +63,13 @@ class Result:
 
 @dataclass(eq=False)
 class Place:
-    """Place in the queue of a request that was admitted before its body is read; to be closed.
-    leave: called by `close`. open: false once the request was submitted or the place given up."""
+    """Place in the queue of a request that was admitted before its body is read. The caller closes
+    it.
+
+    client: address of the client
+    leave: function that `close` calls
+    open: False once the request was submitted or the place given up
+    """
 
     client: str
     leave: Callable[[Place], None]
@@ -120,7 +128,7 @@ class Request:
 
     @property
     def counts(self) -> dict[str, Any]:
-        """{field of a log line: number about the answer}; {} without an answer."""
+        """Return {field of a log line: number about the answer}; {} without an answer."""
         result = self.result
         if result is None:
             return {}

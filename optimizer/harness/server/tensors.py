@@ -44,7 +44,10 @@ Parameters = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class OutputChoice:
-    """Output that a request names. binary: true returns raw bytes, false JSON."""
+    """Output that a request names.
+
+    binary: True returns raw bytes, False JSON
+    """
 
     name: str
     binary: bool
@@ -69,13 +72,13 @@ class InferRequest:
 
 
 def check_once(outputs: Sequence[str]) -> None:
-    """Raises RequestError for an output that is named twice, which would multiply the answer."""
+    """Raise RequestError for an output that is named twice, which would multiply the answer."""
     if len(set(outputs)) < len(outputs):
         raise RequestError("an output comes twice in outputs")
 
 
 def datatype(dtype: str) -> str:
-    """Datatype of a numpy dtype: FP32 for float32."""
+    """Return the protocol's name of a numpy dtype, e.g. FP32 for float32."""
     return NAMES[dtype]
 
 
@@ -133,10 +136,10 @@ def read(body: bytes, document_length: int | None, values: int = VALUES) -> Infe
 def write(
     document: Mapping[str, Any], outputs: Sequence[tuple[str, Array, bool]]
 ) -> tuple[bytes, int | None]:
-    """Write an answer: (body, bytes of its JSON where raw tensors follow it, else None).
+    """Encode an answer: (body, bytes of its JSON if raw tensors follow it, else None).
 
     document: all fields but `outputs`
-    outputs: (name, array, binary) of each output
+    outputs: (name, array, True for raw bytes) of each output
     """
     described, tensors = [], []
     for name, array, binary in outputs:
@@ -155,7 +158,11 @@ def write(
 
 
 def answer_bytes(kind: str, count: int, binary: bool) -> int:
-    """Maximum bytes of `count` elements of datatype `kind` in an answer; BYTES: their lengths."""
+    """Return the maximum bytes of `count` elements in an answer.
+
+    kind: datatype; of BYTES only the lengths of elements are counted
+    binary: True for raw bytes, False for JSON
+    """
     if kind == "BYTES":
         return 4 * count
     return count * (DTYPES[kind].itemsize if binary else JSON_NUMBER)
@@ -184,8 +191,13 @@ def _as_text(element: Any) -> Any:
 
 
 def from_raw(data: bytes, kind: str, shape: tuple[int, ...], where: str) -> Array:
-    """Read a tensor from raw bytes. kind: datatype. where: name of the tensor in errors. Raises
-    RequestError for bytes that are not of this datatype and shape."""
+    """Decode a tensor from raw bytes.
+
+    kind: datatype of the protocol
+    where: name of the tensor, for errors
+
+    Raises RequestError for bytes that do not match datatype and shape.
+    """
     count = prod(shape)
     if kind == "BYTES":
         return _object_array(_elements(data, where, count), shape, where)
@@ -201,14 +213,18 @@ def from_raw(data: bytes, kind: str, shape: tuple[int, ...], where: str) -> Arra
 
 
 def to_raw(array: Array) -> bytes:
-    """Bytes of a tensor, the inverse of `from_raw`."""
+    """Encode a tensor as raw bytes, the inverse of `from_raw`."""
     if array.dtype == object:
         return b"".join(struct.pack("<I", len(e)) + e for e in array.reshape(-1))
     return np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes()
 
 
 def check_type(kind: object, shape: object, where: str) -> tuple[str, tuple[int, ...]]:
-    """(datatype, shape) of a tensor. Raises RequestError for others than the protocol has."""
+    """Check the datatype and shape of a tensor; return them. Raises RequestError for others than
+    the protocol has.
+
+    where: name of the tensor, for errors
+    """
     if not isinstance(kind, str) or kind not in DTYPES:
         raise RequestError(f"{where} has datatype {_show(kind)}; accepted: {', '.join(DTYPES)}")
     if not isinstance(shape, list) or len(shape) > AXES:
@@ -228,8 +244,12 @@ def check_count(elements: int, shape: tuple[int, ...], where: str) -> None:
 
 
 def read_object(data: bytes, values: int = VALUES) -> dict[str, Any]:
-    """Parse a body that must be a JSON object. Raises RequestError, which repeats no text of it.
-    values: maximum values, see json_size.py."""
+    """Parse a body that must be a JSON object.
+
+    values: maximum values, see json_size.py
+
+    Raises RequestError, whose message repeats no text of the body.
+    """
     try:
         if len(data) > SMALL:
             check_size(data, values)
@@ -273,7 +293,7 @@ def _from_json(tensor: Mapping[str, Any], where: str) -> Array:
 
 
 def _flatten(data: object, where: str) -> list[Any]:
-    """Elements of nested lists, row by row; `parse` bounds the depth."""
+    """Return the elements of nested lists, row by row; json_size.py bounds the depth."""
     if not isinstance(data, list):
         raise RequestError(f"{where} has neither data nor binary_data_size")
     while any(isinstance(e, list) for e in data):
@@ -284,7 +304,7 @@ def _flatten(data: object, where: str) -> list[Any]:
 
 
 def _elements(data: bytes, where: str, count: int) -> list[bytes]:
-    """Elements of a BYTES tensor. Raises RequestError for more than `count` elements."""
+    """Decode the elements of a BYTES tensor. Raises RequestError for more than `count`."""
     elements, at = list[bytes](), 0
     while at < len(data):
         if len(elements) == count:
@@ -326,7 +346,8 @@ def _parameters(document: Mapping[str, Any], where: str) -> Parameters:
 
 
 def _show(value: object) -> str:
-    """Show a number or None in a message; else only the type, as messages repeat no text."""
+    """Format a number or None for a message; other values by type, because messages repeat no
+    text."""
     if isinstance(value, int | float) or value is None:
         return str(value)[:40]
     return f"of type {type(value).__name__}"

@@ -45,13 +45,14 @@ class Room:
 
 
 class TextModel:
-    """An open bundle for text generation in slots. Raises MachineError for a KV cache of more than
-    `memory` bytes.
+    """An open bundle that generates texts in slots.
 
-    memory: maximum bytes of the KV cache of all slots; None for no limit
-    sharing: "alone" runs each text by itself; "equal" batches texts in one step, which was measured
-        to change no bit of their scores; "padded" does so without that proof. Set by
-        warm_up/generation.py
+    room: limits of the server
+    memory: maximum bytes of the KV cache of all slots; None: no limit
+    sharing: texts that may share a decode step: "alone", none; "equal", all, measured to change no
+        bit of their scores; "padded", all, although scores may change. Set by warm_up/generation.py
+
+    Raises MachineError for a KV cache of more than `memory` bytes.
     """
 
     def __init__(self, bundle: Bundle, room: Room, memory: int | None = None) -> None:
@@ -96,8 +97,10 @@ class TextModel:
             )
 
     def rules(self, options: Mapping[str, Any], schema: Mapping[str, Any] | None = None) -> Rules:
-        """Sampling rules of a request. Raises RequestError for an option out of range.
-        schema: JSON schema of the texts; None for free text."""
+        """Return the sampling rules of a request. Raises RequestError for an option out of range.
+
+        schema: JSON schema of the texts; None: free text
+        """
         try:
             rules = Rules.build(self.contract, self.encoder, Options.from_json(options))
             if schema is None:
@@ -109,8 +112,12 @@ class TextModel:
             raise client_error(e) from None
 
     def adapter(self, name: Any, param: str) -> str:
-        """Adapter that a request names; "" for the model itself, by its name. Raises UnknownError
-        for one that this version of the model does not have. param: field of the request"""
+        """Return the adapter that a request names; "" if it names the model itself.
+
+        param: field of the request, for errors
+
+        Raises UnknownError for an adapter that this version of the model does not have.
+        """
         if name == self.name:
             return ""
         if name not in self.adapters:
@@ -123,7 +130,10 @@ class TextModel:
         return str(name)
 
     def prompts(self, prompts: Sequence[Prompt]) -> list[list[int]]:
-        """Token ids per prompt. Raises RequestError for a prompt with no room for a new token."""
+        """Tokenize prompts; return the token ids of each.
+
+        Raises RequestError for a prompt that leaves no room for a new token.
+        """
         if not 0 < len(prompts) <= self.room.texts:
             raise TooLargeError(f"{len(prompts)} texts; accepted: 1 to {self.room.texts}")
         rows, tokens = list[list[int]](), 0
@@ -149,14 +159,16 @@ class TextModel:
     def read(
         self, prompts: Sequence[Prompt], options: Mapping[str, Any]
     ) -> tuple[list[list[int]], Rules]:
-        """(token ids of each prompt, sampling rules). Raises RequestError."""
+        """Return (token ids of each prompt, sampling rules) of a request. Raises RequestError."""
         rows, rules = self.prompts(prompts), self.rules(options)
         self.check_room(rows, rules.options.max_new_tokens)
         return rows, rules
 
     def check_room(self, rows: Sequence[Sequence[int]], answer: int) -> None:
-        """Raises RequestError where a prompt and `answer` more tokens exceed the context of a slot,
-        unless that is the model's context, at which a text ends by itself."""
+        """Raise RequestError if a prompt and `answer` more tokens exceed the context of a slot.
+
+        A slot with the model's whole context is not checked, because a text ends there by itself.
+        """
         longest = max(map(len, rows))
         if self.context < self.contract.decoder.context and longest + answer > self.context:
             raise RequestError(
@@ -171,6 +183,6 @@ class TextModel:
 
 
 def client_error(error: InputError) -> RequestError:
-    """Error for a client, with names and ranges and without the values that it sent."""
+    """Convert an InputError for a client: names and ranges, without the values that it sent."""
     accepted = f"; accepted: {error.accepted}" if error.accepted else ""
     return RequestError(f"{error.where} is not accepted{accepted}", param=error.where)

@@ -22,7 +22,10 @@ THREADS = 2  # most of the work holds Python's lock, so that more threads gain l
 
 
 class WorkerThreads:
-    """Thread pool of a server, made on the event loop. threads: number of threads."""
+    """Thread pool of a server, shared fairly among clients. Made on the event loop.
+
+    threads: number of threads
+    """
 
     def __init__(self, threads: int = THREADS) -> None:
         self._loop = asyncio.get_running_loop()
@@ -31,8 +34,13 @@ class WorkerThreads:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # next client first
 
     async def run(self, client: str, work: Callable[[], Value]) -> Value:
-        """Run `work` in a thread when it is the client's turn; returns the result of `work` or
-        raises its exception. Cancelled work that already runs keeps its thread until it ends."""
+        """Run `work` in a thread when it is the client's turn; return its result or raise its
+        exception.
+
+        client: address of the client
+
+        Cancelled work that already runs keeps its thread until it ends.
+        """
         if self._free:
             self._free -= 1
         else:

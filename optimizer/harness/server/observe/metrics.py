@@ -22,7 +22,7 @@ Labels = Mapping[str, str]
 
 
 def _labels(labels: Labels) -> str:
-    """{name="value",...}; values come from the manifest and from this package."""
+    """Format labels as {name="value",...}; values come from the manifest and this package only."""
     escaped = (
         (k, v.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n"))
         for k, v in labels.items()
@@ -32,7 +32,11 @@ def _labels(labels: Labels) -> str:
 
 
 class Counter:
-    """One number per set of labels. text: help. kind: "counter", which only grows, or "gauge"."""
+    """One number per set of labels.
+
+    text: help text
+    kind: "counter", which only grows, or "gauge"
+    """
 
     def __init__(self, name: str, text: str, kind: str = "counter") -> None:
         self.name, self.text, self.kind = name, text, kind
@@ -53,7 +57,11 @@ class Counter:
 
 
 class Histogram:
-    """Histogram of observations, cumulative over `bounds`, with their sum and number."""
+    """Histogram of observations, cumulative over `bounds`, with their sum and number.
+
+    text: help text
+    bounds: upper bounds of the buckets
+    """
 
     kind = "histogram"
 
@@ -79,8 +87,12 @@ Metric = TypeVar("Metric", Counter, Histogram)
 
 
 class Metrics:
-    """Metrics of one version of a bundle. labels: labels of every line. statistics: of each of its
-    models, by name. longest: maximum tokens of a row."""
+    """Metrics of one version of a bundle.
+
+    labels: labels of every line
+    longest: maximum tokens of a row
+    statistics: Statistics of each of its models, by name
+    """
 
     def __init__(self, labels: Labels, longest: int = SEQUENCE) -> None:
         self._labels = labels
@@ -142,7 +154,7 @@ class Metrics:
                 self.answers.add(label=label)
 
     def lines(self) -> dict[tuple[str, str, str], list[str]]:
-        """Lines of each metric by its (name, help text, kind)."""
+        """Return {(name, help text, kind): lines} of every metric."""
         return {(m.name, m.text, m.kind): m.lines(self._labels) for m in self._all}
 
     def _counter(self, name: str, text: str, kind: str = "counter") -> Counter:
@@ -199,8 +211,11 @@ class TextMetrics(Metrics):
 
 
 def write_exposition(models: Sequence[Metrics], others: Sequence[Counter] = ()) -> str:
-    """Text of /metrics; the lines of one name stand together, as the format demands. others:
-    metrics of no model"""
+    """Write the text of /metrics; the format demands that lines of one name stand together.
+
+    models: metrics of every version
+    others: metrics that belong to no model
+    """
     together: dict[tuple[str, str, str], list[str]] = {}
     for metrics in models:
         for metric, lines in metrics.lines().items():

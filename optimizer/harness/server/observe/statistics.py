@@ -19,7 +19,10 @@ NAMES = ("success", "fail", *PHASES, "cache_hit", "cache_miss")
 
 @dataclass
 class Duration:
-    """Number of events and their total duration. ns: nanoseconds"""
+    """Number of events and their total duration.
+
+    ns: total in nanoseconds
+    """
 
     count: int = 0
     ns: int = 0
@@ -38,16 +41,20 @@ class Statistics:
         self._batches: dict[int, Duration] = {}
 
     def record_run(self, rows: int, seconds: float) -> None:
-        """Count a run of the model. rows: rows of its batch"""
+        """Count a run of the model.
+
+        rows: rows of its batch
+        """
         self._runs += 1
         self._batches.setdefault(rows, Duration()).add(seconds)
 
     def count_answered(self, instants: Sequence[float], rows: int, cache: bool | None) -> None:
         """Count an answered request.
 
-        instants: bounds in seconds of the whole request; of each of PHASES where the model ran
-        rows: rows that the model answered
-        cache: true where a cache gave the answer, false where it had none; None without a cache
+        instants: seconds: start and end of the request; if the model ran, also the bounds between
+            PHASES
+        rows: number of rows that the model answered
+        cache: True if a cache gave the answer, False if it had none; None without a cache
         """
         requests, seconds = self._requests, instants[-1] - instants[0]
         self._last = int(1000 * time.time())
@@ -66,7 +73,7 @@ class Statistics:
         self._requests["fail"].add(seconds)
 
     def document(self, name: str, version: str) -> dict[str, Any]:
-        """The entry of the model in model_stats."""
+        """Return the entry of the model in Triton's model_stats."""
         return {
             "name": name,
             "version": version,

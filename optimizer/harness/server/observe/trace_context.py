@@ -12,7 +12,10 @@ FORM = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(-.*)
 
 
 def trace_fields(header: str | None) -> dict[str, str]:
-    """{trace_id, parent_id} for a log line; empty without a header, and for a malformed one."""
+    """Return {trace_id, parent_id} of a traceparent header, for a log line.
+
+    Returns {} without a header, and for a malformed one.
+    """
     match = None if header is None else FORM.fullmatch(header)
     if match is None:
         return {}

@@ -38,12 +38,12 @@ CODES = ("UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILAB
 
 
 def _failed(status: int | str) -> bool:
-    """True where a status says that the server is at fault."""
+    """Return True if a status means that the server is at fault."""
     return status in CODES if isinstance(status, str) else status >= FAILED
 
 
 def _attributes(request: Request) -> dict[str, str | int]:
-    """Attributes of a request's span."""
+    """Return the attributes of a request's span."""
     attributes: dict[str, str | int] = {"request_id": request.id}
     if request.model:
         attributes |= {"model": request.model, "version": request.version}
@@ -60,7 +60,10 @@ def _attributes(request: Request) -> dict[str, str | int]:
 
 
 class Tracer:
-    """Makes spans. processor: an opentelemetry.sdk.trace.SpanProcessor."""
+    """Converter of ended requests to spans.
+
+    processor: an opentelemetry.sdk.trace.SpanProcessor
+    """
 
     def __init__(self, processor: Any) -> None:
         from opentelemetry.sdk.resources import Resource
@@ -106,11 +109,13 @@ class Tracer:
 
 
 def start_tracer(endpoint: str, say: Callable[..., None]) -> Tracer:
-    """Make a tracer that sends batches of spans over OTLP/HTTP in its own thread. Spans that the
-    collector does not accept are dropped, which is logged. Raises MachineError for packages that
-    are not installed.
+    """Return a tracer that sends batches of spans over OTLP/HTTP in its own thread.
 
     endpoint: address such as http://127.0.0.1:4318/v1/traces
+    say: function that logs one line
+
+    Spans that the collector does not accept are dropped, which is logged. Raises MachineError if
+    the packages are not installed.
     """
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter

@@ -188,7 +188,7 @@ class BatchScheduler(Generic[J]):
             self.pace = max(1.0, ratio, EMA_DECAY * self.pace + (1 - EMA_DECAY) * ratio)
 
     def abort(self, job: J) -> bool:
-        """Drop a job that waits. False if it does not wait, because it runs or has run."""
+        """Drop a waiting job. Returns False if it runs or has run."""
         if job not in self.waiting:
             return False
         self._remove(job)
@@ -214,21 +214,22 @@ class BatchScheduler(Generic[J]):
 
     @property
     def _limit(self) -> float:
-        """Seconds of work that may wait."""
+        """Return the seconds of work that may wait."""
         return self.limits.target if self.standing else self.limits.interval
 
     def _free_at(self, now: float) -> float:
-        """Time at which a worker is free.
+        """Return the time at which a worker is free.
 
-        Batches that run one after another from this time on end no sooner than the same batches
-        taken in this order by several workers.
+        Several workers end the batches of a queue no later than one worker would that starts at
+        this time and runs them in the same order.
         """
         if len(self.running) < self.limits.workers:
             return now
         return max(now, min(batch.started + batch.predicted for batch in self.running))
 
     def _wait(self, now: float, priority: float = math.inf) -> float:
-        """Predicted seconds until a new job of this priority starts; by default, of the lowest."""
+        """Return the predicted seconds until a new job of this priority starts; by default of the
+        lowest."""
         return self._free_at(now) - now + self.waiting.seconds(priority) / self.limits.workers
 
     def _refuse_full(self, now: float, rows: int) -> None:
@@ -237,8 +238,11 @@ class BatchScheduler(Generic[J]):
             raise Refused("overload", self._wait(now))
 
     def _next_batch(self, now: float) -> tuple[list[J], list[list[J]]]:
-        """Largest batch from the front of the queue after which all deadlines hold, and the plan
-        for the remaining jobs; the plan's next batch where no such batch is known."""
+        """Choose the largest batch from the front of the queue after which all deadlines hold.
+
+        Returns (jobs of the batch, plan of batches for the remaining jobs); the plan's next batch
+        if no such batch is known.
+        """
         jobs = self.waiting.front(self.limits.rows)
         while jobs:
             end = now + self._seconds_of(jobs)
@@ -256,7 +260,7 @@ class BatchScheduler(Generic[J]):
         return [min(self.waiting, key=lambda job: job.deadline)], []
 
     def _delay_until(self, now: float, jobs: Sequence[J]) -> float:
-        """Time until which the batch may wait for more rows."""
+        """Return the time until which the batch may wait for more rows."""
         full = sum(job.rows for job in jobs) >= self.limits.rows
         if full or self.draining or not self.limits.delay:
             return now
@@ -298,7 +302,10 @@ class BatchScheduler(Generic[J]):
         return None
 
     def _observe_sojourn(self, now: float, sojourn: float) -> None:
-        """Update CoDel's state. sojourn: seconds that the oldest row of a batch waited."""
+        """Update CoDel's state after a batch.
+
+        sojourn: seconds that the oldest row of the batch waited
+        """
         if sojourn < self.limits.target:
             self._above_since = None
         elif self._above_since is None:
@@ -308,8 +315,12 @@ class BatchScheduler(Generic[J]):
 
 
 def _batch_by_deadline(jobs: Sequence[J], rows: int) -> list[list[J]]:
-    """Batches of at most `rows` rows, each of the most urgent job left and the next most urgent
-    jobs of the same bucket. jobs: sorted by deadline."""
+    """Divide jobs into batches of at most `rows` rows, the most urgent job first.
+
+    jobs: jobs sorted by deadline
+
+    A batch holds the most urgent remaining job, and the next most urgent ones of the same bucket.
+    """
     batches: list[list[J]] = []
     unfilled: dict[Hashable, list[J]] = {}
     for job in jobs:

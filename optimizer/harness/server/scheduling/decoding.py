@@ -70,10 +70,12 @@ class TextJob(GenerationJob):
 
 
 class Decoding:
-    """Generates texts with one model, in one thread. Made on the event loop.
+    """Engine of text generation with one model, in one thread. Made on the event loop.
 
+    prefixes: cache of prompt prefixes; None: no cache
+    niceness: see process/niceness.py
     guessed: {tokens of one text's step: seconds} for prompt lookup (generate/prompt_lookup.py),
-    with which each text runs alone; empty or None: no prompt lookup
+        with which each text runs alone; empty or None: no prompt lookup
     """
 
     def __init__(
@@ -107,11 +109,11 @@ class Decoding:
 
     @property
     def waiting(self) -> int:
-        """Texts that wait or run."""
+        """Return the number of texts that wait or run."""
         return len(self._scheduler)
 
     def admit(self, client: str) -> None:
-        """Raise RequestError where any request of this client would be refused."""
+        """Raise RequestError if every request of this client would be refused now."""
         try:
             with self._ready:
                 self._scheduler.check(client)
@@ -119,7 +121,10 @@ class Decoding:
             raise client_refusal(e) from None
 
     def begin(self, prompts: Prompts, request: Request) -> Answers:
-        """Submit a request; returns the stream of its tokens, to be closed. Raises RequestError."""
+        """Submit a request; return the stream of its tokens, which the caller closes.
+
+        Raises RequestError.
+        """
         now, texts = self.clock(), list[TextJob]()
         answers = Answers(len(prompts.rows) * prompts.n, now, lambda: self.abort(texts))
         for i, ids in enumerate(prompts.rows):
@@ -153,7 +158,10 @@ class Decoding:
     async def complete(
         self, prompts: Prompts, request: Request
     ) -> tuple[list[Completion], Answers]:
-        """(completions of all texts of a request in order, closed stream). Raises RequestError."""
+        """Generate all texts of a request: (their completions in order, the closed stream).
+
+        Raises RequestError.
+        """
         answers = self.begin(prompts, request)
         number = len(prompts.rows) * prompts.n
         pieces: list[list[Piece]] = [[] for _ in range(number)]
@@ -172,9 +180,13 @@ class Decoding:
         request: Request,
         parameters: Mapping[str, Any] | None = None,
     ) -> Result:
-        """Result with the answer of `predict` to each text, in order. Raises RequestError.
-        parameters: parameters of the request; the adapter and generation options are used, others
-        ignored."""
+        """Generate a text for each prompt: a Result with the answers of `predict`, in order.
+
+        parameters: parameters of the request; adapter and generation options are used, others
+            ignored
+
+        Raises RequestError.
+        """
         prompts = await self.prompts(texts, pairs, parameters, request.client)
         completions, answers = await self.complete(prompts, request)
         tokens = sum(c.prompt_tokens + len(c.tokens) for c in completions)
@@ -264,7 +276,8 @@ class Decoding:
                 text.has_slot = False
 
     def _run(self, step: Step[TextJob]) -> list[tuple[TextJob, Event | RequestError]]:
-        """Run a piece of a prompt, or one decode step: [(text, its token or error)]."""
+        """Run a prompt piece or a decode step; return (text, its new token or error) of each
+        text."""
         texts = step.jobs
         if not texts:
             return []
@@ -283,7 +296,10 @@ class Decoding:
         ]
 
     def _prefill(self, text: TextJob, start: int, stop: int) -> dict[int, Array]:
-        """Read tokens start..stop of a prompt: {slot: scores} after its last piece, {} before."""
+        """Read tokens start..stop of a prompt.
+
+        Returns {slot: scores of the first new token} after the last piece of the prompt, else {}.
+        """
         if not text.has_slot:
             self.model.slots.open(text.slot, text.adapter)
             text.has_slot, text.begun = True, self.clock()
@@ -420,7 +436,7 @@ class Decoding:
 
 
 def _is_rechecked(number: int) -> bool:
-    """True if step `number` is verified: 1, 2, 4, 8 ... and every multiple of RECHECK."""
+    """Return True if step `number` is verified: 1, 2, 4, 8 ... and every multiple of RECHECK."""
     return number % RECHECK == 0 or number & (number - 1) == 0
 
 
@@ -429,6 +445,9 @@ def _is_last(event: Event | RequestError) -> bool:
 
 
 def join_completion(pieces: Sequence[Piece], prompt: int) -> Completion:
-    """Join the pieces of a text. prompt: number of tokens of its prompt."""
+    """Join the pieces of a text to its Completion.
+
+    prompt: number of tokens of its prompt
+    """
     text, tokens = "".join(p.text for p in pieces), tuple(p.token for p in pieces)
     return Completion(text, tokens, str(pieces[-1].finish), prompt, pieces[-1].stop)

@@ -32,8 +32,10 @@ RECHECK = 256  # one shared batch in RECHECK is verified row by row, and numbers
 
 @dataclass(eq=False)
 class RowJob(BatchJob):
-    """Job of an Engine: an encoded row or raw tensors, the future of its answer, and the times and
-    rows of its batch."""
+    """Job of an Engine: one encoded row, or raw tensors, that a request waits for.
+
+    It holds the future of its answer, and the times and rows of its batch.
+    """
 
     payload: Encoded | Mapping[str, Any]
     answer: asyncio.Future[Any] = field(kw_only=True)
@@ -43,8 +45,11 @@ class RowJob(BatchJob):
 
 
 class Engine:
-    """Answers requests with one model, in one thread per worker of the scheduler. Made on the event
-    loop. For niceness see process/niceness.py."""
+    """Engine of one model, with one thread per worker of the scheduler. Made on the event loop.
+
+    say: function that logs one line
+    niceness: see process/niceness.py
+    """
 
     def __init__(
         self,
@@ -79,7 +84,7 @@ class Engine:
 
     @property
     def waiting(self) -> int:
-        """Rows that wait for the model."""
+        """Return the number of rows that wait for the model."""
         return self._scheduler.waiting.rows
 
     async def answer(
@@ -89,8 +94,12 @@ class Engine:
         request: Request,
         parameters: Mapping[str, Any] | None = None,
     ) -> Result:
-        """Result with an answer per input, in order. Raises RequestError; a cancelled request is
-        dropped if it waits. parameters: `prompt_name` is read"""
+        """Answer inputs: a Result with one answer per input, in order.
+
+        parameters: parameters of the request, of which `prompt_name` is read
+
+        A cancelled request is dropped if it still waits. Raises RequestError.
+        """
         with self._placed(request) as place:
             prompt = (parameters or {}).get(PROMPT)
             rows = await self._encode(inputs, pairs, request, prompt)
@@ -132,8 +141,10 @@ class Engine:
         )
 
     async def infer(self, arrays: Mapping[str, Any], request: Request) -> Result:
-        """Run raw tensors as a batch by themselves; the Result's only answer is {output: array}.
-        Raises RequestError."""
+        """Run raw tensors as a batch of their own; the Result's only answer is {output: array}.
+
+        Raises RequestError.
+        """
         with self._placed(request) as place:
             arrays = self.model.check_inputs(arrays)
             first = next(iter(arrays.values()))
@@ -145,8 +156,10 @@ class Engine:
         return _result([job])
 
     def admit(self, client: str) -> Place:
-        """Admit a request before it is read; returns its place in the queue. Raises RequestError
-        where any request of this client would be refused."""
+        """Admit a request before it is read; return its place in the queue.
+
+        Raises RequestError if every request of this client would be refused now.
+        """
         try:
             with self._ready:
                 self._scheduler.admit(self.clock(), client)
@@ -225,7 +238,8 @@ class Engine:
                     self._scheduler.postprocess(end, batch)
 
     def _run(self, jobs: Sequence[RowJob]) -> list[Any]:
-        """Answers of a batch's jobs, in order; an exception for a job that failed."""
+        """Run a batch; return the answers of its jobs in order, with an exception for a failed
+        job."""
         if not jobs:
             return []
         rows: list[Any] = [job.payload for job in jobs]
@@ -302,7 +316,7 @@ class Engine:
 
 
 def _result(jobs: Sequence[RowJob], truncated: int = 0, tokens: int = 0) -> Result:
-    """Result of a request whose jobs are all answered."""
+    """Return the Result of a request whose jobs are all answered."""
     return Result(
         [job.answer.result() for job in jobs],
         truncated,
@@ -316,7 +330,7 @@ def _result(jobs: Sequence[RowJob], truncated: int = 0, tokens: int = 0) -> Resu
 
 
 def client_refusal(refused: Refused) -> RequestError:
-    """Error for the client of a request that a scheduler has refused."""
+    """Convert a scheduler's refusal to the error that the client gets."""
     wait = max(refused.retry_after, 0.0)
     if refused.reason == "deadline":
         return DeadlineError("the request cannot be answered before its timeout", retry_after=wait)

@@ -17,8 +17,11 @@ from typing import Generic, TypeVar
 
 
 class Refused(Exception):
-    """Request that is not accepted. reason: "overload", "deadline" or "draining". retry_after:
-    seconds until it may be accepted."""
+    """Error of a request that a scheduler does not accept.
+
+    reason: "overload", "deadline" or "draining"
+    retry_after: seconds until it may be accepted
+    """
 
     def __init__(self, reason: str, retry_after: float) -> None:
         super().__init__(reason)
@@ -49,7 +52,7 @@ J = TypeVar("J", bound=Job)
 
 
 class FairQueue(Generic[J]):
-    """Jobs that wait, in the order of the module's docstring."""
+    """Queue of jobs, first by priority, then fairly among clients."""
 
     def __init__(self) -> None:
         self._jobs: dict[J, None] = {}
@@ -74,11 +77,12 @@ class FairQueue(Generic[J]):
 
     @property
     def rows(self) -> int:
-        """Number of rows that wait."""
+        """Return the number of rows that wait."""
         return self._rows.total()
 
     def seconds(self, priority: float = math.inf) -> float:
-        """Predicted seconds of the jobs of this priority or a lower number; of all by default."""
+        """Return the predicted seconds of jobs with this priority or a lower number; by default of
+        all."""
         return sum(seconds for p, seconds in self._seconds.items() if p <= priority)
 
     def push(self, now: float, job: J, seconds: float) -> None:
@@ -110,7 +114,8 @@ class FairQueue(Generic[J]):
             self._buckets.clear()
 
     def front(self, rows: int = 1) -> list[J]:
-        """First job, and the next of its bucket up to `rows` rows together; [] if no job waits."""
+        """Return the first job, and further jobs of its bucket, up to `rows` rows; [] if none
+        waits."""
         for bucket in list(self._buckets):
             heap = self._buckets[bucket]
             while heap and heap[0][1] not in self._jobs:
@@ -134,7 +139,7 @@ class FairQueue(Generic[J]):
         return [job for _, job in entries]
 
     def start(self, jobs: Sequence[J]) -> None:
-        """Take out jobs that run now; virtual time becomes the first job's start."""
+        """Remove jobs that run now. Virtual time advances to the first job's start."""
         self._virtual_time = max(self._virtual_time, jobs[0].order[1])
         for job in jobs:
             self.remove(job)

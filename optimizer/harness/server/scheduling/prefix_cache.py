@@ -25,7 +25,12 @@ ENTRY = 500  # bytes of an entry without its arrays
 
 
 class PrefixCache:
-    """LRU cache of at most `most` bytes, in pieces of `piece` tokens."""
+    """LRU cache of the keys and values of prompt pieces.
+
+    slots: slots whose KV cache is read and written
+    piece: tokens per piece
+    most: maximum bytes
+    """
 
     def __init__(self, slots: Slots, piece: int, most: int) -> None:
         self.piece, self.most, self.bytes = piece, most, 0
@@ -37,8 +42,10 @@ class PrefixCache:
         return len(self._entries)
 
     def length(self, ids: Sequence[int], adapter: str = "") -> int:
-        """Number of tokens at the beginning of a prompt that are cached: whole pieces, never the
-        last piece, which is longer by a token where a piece of one token would be left."""
+        """Return the number of tokens at the beginning of a prompt that are cached.
+
+        These are whole pieces, and never the last piece of the prompt.
+        """
         stop = 0
         while stop + self.piece + 1 < len(ids):
             if _key(ids, stop + self.piece, adapter) not in self._entries:
@@ -47,8 +54,11 @@ class PrefixCache:
         return stop
 
     def restore(self, text: int, ids: Sequence[int], stop: int, adapter: str = "") -> None:
-        """Copy the KV cache of a prompt's first `stop` tokens into the empty slot `text`. stop:
-        result of `length`, with no `keep` in between."""
+        """Copy the KV cache of a prompt's first `stop` tokens into an empty slot.
+
+        text: number of the slot
+        stop: result of `length`, with no `keep` in between
+        """
         keys = [_key(ids, end, adapter) for end in range(self.piece, stop + 1, self.piece)]
         for key in keys:
             self._slots.append(text, self._entries[key])
@@ -56,7 +66,8 @@ class PrefixCache:
             self._entries.move_to_end(key)
 
     def keep(self, text: int, ids: Sequence[int], start: int, stop: int, adapter: str = "") -> None:
-        """Store tokens start..stop of `ids`, just read into slot `text`, if a whole piece."""
+        """Store tokens start..stop of `ids`, just read into slot `text`, if they are a whole
+        piece."""
         if stop - start != self.piece or start % self.piece:
             return
         key = _key(ids, stop, adapter)

@@ -97,7 +97,7 @@ class Step(Generic[J]):
 
     @property
     def jobs(self) -> list[J]:
-        """Jobs that the model runs for."""
+        """Return the jobs of this step that the model runs for."""
         return self.decode if self.prefill is None else [self.prefill[0]]
 
 
@@ -149,11 +149,11 @@ class SlotScheduler(Generic[J]):
 
     @property
     def active(self) -> int:
-        """Slots that are taken."""
+        """Return the number of slots in use."""
         return len(self.running) + (self.prefilling is not None)
 
     def check(self, client: str) -> None:
-        """Raise Refused where `submit` would refuse any request of this client."""
+        """Raise Refused if `submit` would refuse every request of this client now."""
         self._refuse(client, 1)
 
     def submit(self, now: float, jobs: Sequence[J]) -> None:
@@ -193,7 +193,10 @@ class SlotScheduler(Generic[J]):
         return step
 
     def postprocess(self, finished: Collection[J]) -> None:
-        """End a step. finished: jobs that are complete, or failed."""
+        """End a step.
+
+        finished: jobs that are complete, or failed
+        """
         for job in finished:
             if job in self._aborted:  # its client left during the step that finished it
                 self._aborted.remove(job)
@@ -206,8 +209,10 @@ class SlotScheduler(Generic[J]):
                 self.share = EMA_DECAY * self.share + (1 - EMA_DECAY) * used
 
     def abort(self, job: J) -> bool:
-        """Drop a job whose client has left; its slot is free at the next step. True if it waited
-        without a slot, so that no step will name it."""
+        """Drop a job whose client has left; its slot is free at the next step.
+
+        Returns True if it waited without a slot, so that no step will name it.
+        """
         if job in self.waiting:
             self.waiting.remove(job)
             return True
@@ -224,18 +229,18 @@ class SlotScheduler(Generic[J]):
         self.draining = True
 
     def _prefill_seconds(self, tokens: int) -> float:
-        """Seconds until a prompt is read, with the decode steps between its pieces."""
+        """Return the seconds to read a prompt, with the decode steps between its pieces."""
         count = -(-tokens // self.limits.piece)
         between = self._costs.decode(len(self.running)) if self.running else 0.0
         return self._costs.prefill(tokens) + max(count - 1, 0) * between
 
     def _seconds(self, job: J) -> float:
-        """Seconds of the worker that a job takes from the others."""
+        """Return the seconds for which a job keeps the model from other jobs."""
         step = self._costs.decode(self.limits.slots) / self.limits.slots
         return self._costs.prefill(job.prompt) + self.share * job.answer * step
 
     def _wait(self) -> float:
-        """Predicted seconds until the last waiting job has its slot."""
+        """Return the predicted seconds until the last waiting job gets its slot."""
         ahead = self.waiting.seconds()
         if self.prefilling is not None:
             job, parts = self.prefilling
@@ -246,7 +251,7 @@ class SlotScheduler(Generic[J]):
         return ahead + left * self._costs.decode(len(self.running))
 
     def _refuse(self, client: str, jobs: int) -> None:
-        """Raise Refused where a request of `jobs` jobs is not accepted, whatever they cost."""
+        """Raise Refused if a request of `jobs` jobs is refused whatever its jobs cost."""
         wait = self._wait()
         if self.draining:
             raise Refused("draining", wait)

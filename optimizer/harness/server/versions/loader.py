@@ -38,7 +38,13 @@ stack. Raises HarnessError, and OSError for files that cannot be read."""
 
 
 class Loader:
-    """Opens, reloads and closes the bundles of a server. args: options of `serve`."""
+    """Opens, reloads and closes the bundles of a server.
+
+    open_bundle: function that opens a bundle
+    args: options of `serve`
+    versions: served versions, changed here
+    say: function that logs one line
+    """
 
     def __init__(
         self,
@@ -165,7 +171,7 @@ class Loader:
     async def _open(
         self, path: Path | None, unless: str = "", number: int = 1, of: int = 1
     ) -> Served | None:
-        """Open and warm up the bundle at a path; None where its digest is `unless`.
+        """Open and warm up the bundle at a path; return None if its digest is `unless`.
 
         number: number of the bundle from 1, for the log
         of: number of bundles that are opened
@@ -209,7 +215,7 @@ class Loader:
 
 
 def _terms(served: Served, args: argparse.Namespace) -> Terms:
-    """Terms of a trial of this model. Raises InputError for options that are missing or wrong."""
+    """Return the terms of a trial of this model. Raises InputError for missing or wrong options."""
     model, margin = served.service.engine.model, args.max_differing
     if model.task.generates:
         raise InputError(

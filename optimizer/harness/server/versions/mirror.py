@@ -26,7 +26,10 @@ BUSY = (OverloadError, DeadlineError, DrainingError)
 
 
 class Mirror:
-    """Feeds a trial with pairs of answers. ended: called once, when the trial is over."""
+    """Mirror that sends requests to both versions of a trial and compares the answers.
+
+    ended: function that is called once, when the trial is over
+    """
 
     def __init__(self, old: Served, new: Served, trial: Trial, ended: Callable[[], None]) -> None:
         self.old, self.new, self.trial, self._ended = old, new, trial, ended
@@ -49,7 +52,11 @@ class Mirror:
         parameters: Mapping[str, Any] | None,
         answers: Any,
     ) -> None:
-        """Send a request to the other version too. answers: None where the first version failed."""
+        """Send a request that one version answered to the other version too.
+
+        other: the other version
+        answers: answers of the first version; None if it failed
+        """
         if self.trial.over:
             return
         if len(self.tasks) >= MAX_IN_FLIGHT:

@@ -23,9 +23,13 @@ MISSED = 0.02  # share of alpha spent on the disagreement rate lying outside its
 
 
 def judge_exactly(lost: int, won: int, examples: int, margin: float, alpha: float) -> Verdict:
-    """Judge the drop in accuracy, (lost - won) / examples: "pass" if below `margin`, "fail" if
-    above, each with an error probability of at most alpha; else "inconclusive". lost, won: numbers
-    of examples that only the baseline, only the candidate gets right."""
+    """Judge the drop in accuracy, (lost - won) / examples, against a margin.
+
+    lost, won: numbers of examples that only the baseline, or only the candidate, gets right
+
+    Returns "pass" if the drop is below `margin`, "fail" if above, each with an error probability of
+    at most alpha; else "inconclusive".
+    """
     if p_value(lost, won, examples, margin, alpha) <= alpha:
         return "pass"
     if p_value(won, lost, examples, -margin, alpha) <= alpha:
@@ -34,11 +38,12 @@ def judge_exactly(lost: int, won: int, examples: int, margin: float, alpha: floa
 
 
 def score(lost: Floats, won: Floats, examples: int, drop: float) -> Floats:
-    """Tango's statistic, (lost - won - n drop) / its standard error if the true drop is `drop`, for
-    each pair of `lost` and `won`.
+    """Return Tango's score statistic for each pair of `lost` and `won`.
 
-    The rate of `won` is its maximum-likelihood estimate for that drop, the larger root of a
-    quadratic.
+    drop: true drop in accuracy under the hypothesis
+
+    The statistic is (lost - won - n drop) / its standard error. The rate of `won` is its
+    maximum-likelihood estimate for that drop, the larger root of a quadratic.
     """
     n = float(examples)
     b = -lost - won + (2 * n - lost + won) * drop
@@ -52,10 +57,12 @@ def score(lost: Floats, won: Floats, examples: int, drop: float) -> Floats:
 
 
 def p_value(lost: int, won: int, examples: int, drop: float, alpha: float) -> float:
-    """Upper bound of the probability of a score as low as the observed one if the drop is `drop`.
+    """Return an upper bound of the probability of a score as low as the observed one.
 
-    The maximum over the disagreement rates in an interval that holds the true rate with probability
-    1 - gamma, plus gamma = MISSED alpha (Berger and Boos).
+    drop: true drop in accuracy under the hypothesis
+
+    It is the maximum over the disagreement rates in an interval that holds the true rate with
+    probability 1 - gamma, plus gamma = MISSED alpha (Berger and Boos).
     """
     gamma = MISSED * alpha
     low, high = _rate_interval(lost + won, examples, gamma)
@@ -80,14 +87,15 @@ def p_value(lost: int, won: int, examples: int, drop: float, alpha: float) -> fl
 
 
 def _power(probability: float, count: Floats) -> Floats:
-    """count * log(probability), with 0 log 0 = 0."""
+    """Return count * log(probability), with 0 log 0 = 0."""
     if probability <= 1e-300:
         return np.where(count > 0, -np.inf, 0.0)
     return count * math.log(probability)
 
 
 def _window(examples: int, low: float, high: float) -> Floats:
-    """Counts of a binomial with a rate between `low` and `high`, up to about 1e-12 of its mass."""
+    """Return the counts that a binomial with a rate between `low` and `high` may take, up to about
+    1e-12 of its mass."""
     reach = 7.5 * math.sqrt(examples * max(high * (1 - low), 1e-12)) + 25
     first = max(0, math.floor(examples * low - reach))
     last = min(examples, math.ceil(examples * high + reach))
@@ -95,9 +103,10 @@ def _window(examples: int, low: float, high: float) -> Floats:
 
 
 def _rate_interval(count: int, examples: int, gamma: float) -> tuple[float, float]:
-    """Interval of rates that a binomial count does not reject at level gamma, by Chernoff's bound.
+    """Return the interval of rates that a binomial count does not reject at level gamma.
 
-    n KL(count/n, rate) <= log(2/gamma): guaranteed, a little wider than Clopper-Pearson.
+    By Chernoff's bound, n KL(count/n, rate) <= log(2/gamma): guaranteed, and a little wider than
+    Clopper-Pearson.
     """
     seen, limit = count / examples, math.log(2 / gamma) / examples
 

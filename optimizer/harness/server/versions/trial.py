@@ -46,7 +46,7 @@ class Trial:
 
     @property
     def over(self) -> bool:
-        """True once the trial is decided, or has seen MOST examples."""
+        """Return True once the trial is decided, or has seen MOST examples."""
         return self.verdict != "inconclusive" or self.examples >= MOST
 
     def add(self, differs: bool) -> bool:
@@ -65,13 +65,17 @@ class Trial:
 
 
 def allowed_error(look: int, confidence: float) -> float:
-    """Error probability allowed at look 1, 2, 3 ..."""
+    """Return the error probability allowed at look 1, 2, 3 ..."""
     return float((1 - confidence) / 2**look)
 
 
 def answers_differ(old: Mapping[str, Any], new: Mapping[str, Any], cosine: float) -> bool:
-    """True if two answers to one input differ: labels regardless of their scores, embeddings if
-    their cosine is below `cosine`, all other fields if unequal."""
+    """Return True if two answers to one input differ.
+
+    cosine: least cosine of embeddings that count as the same
+
+    Labels are compared without their scores, embeddings by cosine, other fields for equality.
+    """
     for field, value in old.items():
         if field == "score" and "label" in old:
             continue

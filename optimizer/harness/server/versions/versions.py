@@ -49,7 +49,7 @@ class Served:
 
     @property
     def every_name(self) -> set[str]:
-        """Names that a request to any path may give: of the models, and of the adapters."""
+        """Return the names that a request may give: of the models, and of the adapters."""
         return {*self.service.names, *self.service.openai_names}
 
     @property
@@ -71,8 +71,10 @@ class Served:
 
 @dataclass
 class _Share:
-    """Version that answers a share of the requests without a version. due: sum of shares so far; at
-    1 this version answers, and 1 is subtracted."""
+    """Version that answers a share of the requests that name no version.
+
+    due: sum of shares since its last answer; at 1 it answers, and 1 is subtracted
+    """
 
     served: Served
     share: float
@@ -90,7 +92,7 @@ class Versions:
 
     @property
     def ready(self) -> bool:
-        """True if requests are answered: loaded, warmed up, not shutting down."""
+        """Return True if requests are answered: models loaded, warmed up, not shutting down."""
         current = [versions[0] for versions in self._models.values()]
         return (
             bool(current)
@@ -100,17 +102,17 @@ class Versions:
 
     @property
     def all(self) -> list[Served]:
-        """Versions that answer, the default version of each model before its others."""
+        """Return all versions, the default version of each model before its others."""
         return [served for versions in self._models.values() for served in versions]
 
     @property
     def current(self) -> list[Served]:
-        """Default version of each model."""
+        """Return the default version of each model."""
         return [versions[0] for versions in self._models.values()]
 
     @property
     def waiting(self) -> int:
-        """Number of rows and texts in all queues."""
+        """Return the number of rows and texts in all queues."""
         return sum(s.service.engine.waiting for s in (*self.all, *self._leaving))
 
     def find(self, name: str, version: str = "") -> Served:
@@ -210,7 +212,7 @@ class Versions:
             await served.service.engine.wait_until_drained()
 
     def index(self) -> bytes:
-        """Triton's repository index, as JSON."""
+        """Return Triton's repository index, as JSON."""
         ready = [(s, "READY", "") for s in self.all]
         leaving = [(s, "UNLOADING", "answers accepted requests") for s in self._leaving]
         rows = [
@@ -220,7 +222,7 @@ class Versions:
         return json.dumps(rows).encode()
 
     def statistics(self, name: str = "", version: str = "") -> list[dict[str, Any]]:
-        """Triton's statistics of the versions of a model; "" takes all. Raises as `find`."""
+        """Return Triton's statistics of the versions of a model; "" takes all. Raises as `find`."""
         if name:
             self.find(name, version)
         return [
@@ -231,6 +233,6 @@ class Versions:
         ]
 
     def metrics(self, *others: Counter) -> str:
-        """Metrics of all versions, and others, as /metrics returns them."""
+        """Return the text of /metrics: metrics of all versions, and `others`."""
         metrics = [s.service.engine.metrics for s in (*self.all, *self._leaving)]
         return write_exposition(metrics, others)

@@ -69,15 +69,14 @@ def measure_model(
     clock: Callable[[], float] = time.perf_counter,
     progress: Progress = silent,
 ) -> Measurement:
-    """Measure if texts in one step change each other's scores, and the seconds of a step, on
-    prompts made here; set model.sharing.
+    """Measure whether texts in one step change each other's scores, and the seconds of a step.
 
-    batching: "exact", share steps where no score changes; "padded", always; "alone", never
+    batching: "exact", share steps if no score changes; "padded", always; "alone", never
     guesses: maximum tokens per step of prompt lookup; above 0 each text runs by itself
-    progress: called before each step
+    progress: function that is called before each step
 
-    Raises BundleError for scores that are NaN, infinite or different in a second run; MachineError
-    if scores depend on guessed tokens.
+    Prompts are made here, and model.sharing is set. Raises BundleError for scores that are NaN,
+    infinite or different in a second run; MachineError if scores depend on guessed tokens.
     """
     guess_seconds: Mapping[int, float] = {}
     if guesses:
@@ -117,9 +116,11 @@ def measure_model(
 def _check_own(
     model: TextModel, scores: Sequence[Sequence[Array]], expected: Sequence[Sequence[Array]]
 ) -> None:
-    """Raise BundleError for a text in a slot whose scores differ from those of `predict` by more
-    than half of what those of two texts usually do. Rounding does not do that; a KV cache in other
-    memory than the slot's does."""
+    """Raise BundleError if the scores of a text in a slot are far from those of `predict`.
+
+    The limit is half of the usual difference between the scores of two texts: more than rounding
+    causes, and less than a KV cache in another slot's memory causes.
+    """
     for i, steps in enumerate(scores):
         for step, own in enumerate(steps):
             apart = [float(np.linalg.norm(other[step] - expected[i][step])) for other in expected]
@@ -138,7 +139,7 @@ def _share(
     expected: Sequence[Sequence[Array]],
     batching: str,
 ) -> tuple[float, bool]:
-    """Set model.sharing; returns Measurement's difference and steady."""
+    """Set model.sharing; return `difference` and `steady` of Measurement."""
     scores = run_together(model, texts, expected)
     if _same(scores, expected):
         model.sharing = EQUAL
@@ -169,7 +170,8 @@ def _difference(ours: Sequence[Sequence[Array]], theirs: Sequence[Sequence[Array
 
 
 def prompts(model: TextModel) -> list[list[int]]:
-    """Token ids of a text for each slot, all of different lengths if the context allows it."""
+    """Make a prompt for each slot; return token ids, all of different lengths if the context
+    allows."""
     ids = model.encoder.encode(" ".join(SENTENCES), add_special_tokens=False).ids
     longest = max(1, model.context - model.room.slots)
     lengths = [min(SHORTEST + LONGER * i, longest) for i in range(model.room.slots)]
@@ -178,7 +180,8 @@ def prompts(model: TextModel) -> list[list[int]]:
 
 
 def run_alone(model: TextModel, text: Sequence[int], steps: int, adapter: str = "") -> list[Array]:
-    """Scores after a text, and after each of `steps` greedy tokens, as `predict` computes them."""
+    """Return the scores after a text, and after each of `steps` greedy tokens, as `predict`
+    computes them."""
     contract = model.contract
     decoder = model.decoders[adapter].decoder(contract, len(text) + steps)
     scores = [prefill(decoder, arrays(contract, [text]), PREFILL)[0]]
@@ -192,9 +195,13 @@ def run_alone(model: TextModel, text: Sequence[int], steps: int, adapter: str = 
 def run_together(
     model: TextModel, texts: Sequence[Sequence[int]], expected: Sequence[Sequence[Array]]
 ) -> list[list[Array]]:
-    """Scores of each text in shared steps of every size: a text joins at each step, and leaves once
-    all its expected scores are there. The tokens of the expected scores are fed, so that one
-    difference causes no other."""
+    """Return the scores of each text in shared steps of every size.
+
+    expected: scores of each text alone; their greedy tokens are fed, so that one difference causes
+        no other
+
+    A text joins at each step, and leaves once it has all its scores.
+    """
     slots, scores = model.slots, [list[Array]() for _ in texts]
     going = list[int]()
     for now in range(2 * len(texts) + len(expected[0])):
@@ -214,7 +221,10 @@ def run_together(
 
 
 def prefixes_hold(model: TextModel, piece: int) -> bool:
-    """True if copying a text's prefix from another slot changes no score; false if untestable."""
+    """Return True if copying a text's prefix from another slot changes no score.
+
+    False also if that cannot be tested.
+    """
     slots, length = model.slots, 2 * piece + max(2, piece // 2)
     if not slots.together or model.room.slots < 2 or length > model.context - 2:
         return False
@@ -251,7 +261,8 @@ def _same(ours: Sequence[Sequence[Array]], theirs: Sequence[Sequence[Array]]) ->
 def _costs(
     model: TextModel, texts: Sequence[Sequence[int]], guesses: int, clock: Callable[[], float]
 ) -> tuple[Line, Line]:
-    """(line of a prompt piece's seconds by tokens, line of a decode step's seconds by texts)."""
+    """Measure steps; return (seconds of a prompt piece by tokens, seconds of a decode step by
+    texts), a fitted Line each."""
     slots, room = model.slots, model.context - 2 * REPEATS - guesses
     ids = list(texts[-1]) * (1 + 4 * SMALLEST // len(texts[-1]))
     reads = []
@@ -286,8 +297,11 @@ def _costs(
 
 
 def _piece(model: TextModel, read: Line, step: Line) -> int:
-    """Largest power of two of prompt tokens that takes at most STALL steps of all slots, if pieces
-    of that size give the same scores; else the size of `predict`."""
+    """Return the tokens per prompt piece.
+
+    This is the largest power of two that takes at most the time of STALL decode steps of all slots,
+    if pieces of that size give the same scores; else the piece size of `predict`.
+    """
     piece = SMALLEST
     while piece < PREFILL and read.seconds(2 * piece) <= STALL * step.seconds(model.room.slots):
         piece *= 2
@@ -300,7 +314,7 @@ def _piece(model: TextModel, read: Line, step: Line) -> int:
 
 
 def _equal_in_pieces(model: TextModel, text: Sequence[int], piece: int, adapter: str) -> bool:
-    """True if a text of an adapter has the same scores with its prompt in such pieces."""
+    """Return True if a text has the same scores with its prompt in pieces of this size."""
     slots, expected = model.slots, run_alone(model, text, 1, adapter)
     slots.open(0, adapter)
     for start, stop in cut_pieces(len(text), piece, PREFILL):

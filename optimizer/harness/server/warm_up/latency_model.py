@@ -14,7 +14,7 @@ ENOUGH = 1.0  # seconds of a shape's runs after which no further one is timed
 
 @dataclass(frozen=True)
 class Line:
-    """Seconds of a batch of one length: fixed + per_row * rows, neither below zero."""
+    """Seconds of a batch of one length: fixed + per_row * rows, both at least 0."""
 
     fixed: float
     per_row: float
@@ -25,8 +25,11 @@ class Line:
 
 @dataclass(frozen=True)
 class LatencyModel:
-    """Seconds of a batch by length and rows: a line for each measured length, ascending. Linear
-    between two lengths, constant below the smallest, proportional above the largest."""
+    """Seconds of a batch by length and rows: a Line for each measured length, ascending.
+
+    Between two lengths it interpolates linearly; below the smallest it is constant, above the
+    largest proportional to the length.
+    """
 
     lengths: tuple[int, ...]
     lines: tuple[Line, ...]
@@ -44,10 +47,10 @@ class LatencyModel:
 
 
 def fit_line(seconds: Sequence[tuple[int, float]]) -> Line:
-    """Fit a line through (rows, seconds) by least squares, with neither part below zero: a batch
-    never costs more than its rows alone, and more rows never cost less.
+    """Fit a Line through (rows, seconds) by least squares, with both parts at least 0.
 
-    Raises ValueError without a measurement.
+    A batch then never costs more than its rows alone, and more rows never cost less. Raises
+    ValueError without a measurement.
     """
     if not seconds:
         raise ValueError("no batch was timed")
@@ -72,11 +75,12 @@ def measure_latency(
     clock: Callable[[], float] = time.perf_counter,
     progress: Callable[[int], None] = lambda _: None,
 ) -> LatencyModel:
-    """Time run(length, rows) for every pair of a length and a number of rows. Each was run before:
-    in the first run of a shape a runtime plans its memory.
+    """Time run(length, rows) for every pair of a length and a number of rows.
 
-    lengths: ascending
-    progress: called with each length before it is timed
+    run: function that runs a batch; each shape was run before, because a runtime plans its memory
+        in the first run
+    lengths: lengths in ascending order
+    progress: function that is called with each length before it is timed
     """
     lines = []
     for length in lengths:

@@ -20,8 +20,12 @@ LONG = 128  # tokens from which any batch has more rows of a matrix than the til
 
 @dataclass(frozen=True)
 class Sharing:
-    """Result of `measure_sharing`. how: Model.sharing to set. batches: number of batches compared.
-    difference: largest difference between a row's answer in a batch and its answer alone."""
+    """Result of `measure_sharing`.
+
+    how: value for Model.sharing
+    batches: number of batches compared
+    difference: largest difference between a row's answer in a batch and its answer alone
+    """
 
     how: str
     difference: float
@@ -29,8 +33,9 @@ class Sharing:
 
 
 def sizes(tokens: int, rows: int) -> list[int]:
-    """Numbers of rows to compare at a length: 2 and more, or from LONG tokens on 2, 3, half of the
-    maximum and the maximum.
+    """Return the numbers of rows to compare at a length.
+
+    These are 2 and more, or from LONG tokens on 2, 3, half of the maximum and the maximum.
 
     rows: maximum rows per batch
     """
@@ -76,7 +81,7 @@ def measure_sharing(
 def _measure_difference(
     model: Model, batch: Sequence[Encoded], alone: Mapping[int, Answer | Exception]
 ) -> float:
-    """Largest difference between a row's answer in the batch and its answer alone."""
+    """Return the largest difference between rows' answers in a batch and their answers alone."""
     answers = zip(batch, model.run(list(batch)), strict=True)
     return max(_difference(alone[id(row)], answer) for row, answer in answers)
 

@@ -49,9 +49,11 @@ async def start_service(
     say: Callable[..., None],
     executor: Executor | None = None,
 ) -> Service:
-    """Warm a bundle up, start its engine and return its Service. args: options of `serve`.
+    """Warm a bundle up, start its engine and return its Service.
 
-    executor: thread that runs the model meanwhile; None: the event loop's default executor
+    args: options of `serve`
+    say: function that logs one line
+    executor: thread that runs the warm-up; None: the event loop's default executor
 
     Raises InputError, MachineError.
     """
@@ -86,7 +88,7 @@ async def start_service(
 
 
 def _progress(name: str, say: Callable[..., None]) -> Progress:
-    """Log the steps of a model's warm-up."""
+    """Return a function that logs the steps of a model's warm-up."""
 
     def tell(step: str, number: int, of: int, seconds: float | None) -> None:
         left = {} if seconds is None else {"seconds_left": math.ceil(seconds)}

@@ -32,10 +32,11 @@ def silent(step: str, number: int, of: int, seconds: float | None) -> None:
 
 
 class Steps:
-    """Steps of a warm-up, each of one kind and length; predicts the time left from the tokens that
-    were run and the time that they took.
+    """Progress of a warm-up, whose steps each run one kind and length.
 
     tokens: {(kind, length): tokens that the step runs}, in order
+
+    The time left is predicted from the tokens that were run and the time that they took.
     """
 
     def __init__(
@@ -90,11 +91,11 @@ def rows_of(model: Model, length: int, count: int) -> list[Encoded]:
 def warm_up(
     model: Model, rows: int, sharing: str, progress: Progress = silent
 ) -> tuple[LatencyModel, Sharing]:
-    """Set Model.sharing as measured; returns (latency of batches, measured sharing).
+    """Measure the model and set Model.sharing; return (latency of batches, measured sharing).
 
     rows: maximum rows per batch
-    sharing: "exact", share where no answer changes; "padded", always; "alone", never
-    progress: called before each step
+    sharing: "exact", share batches if no answer changes; "padded", always; "alone", never
+    progress: function that is called before each step
 
     Raises BundleError for a model that does not answer, or gives two answers to one input.
     """
@@ -124,7 +125,7 @@ def warm_up(
 
 
 def _self_check(model: Model, row: Encoded) -> None:
-    """Raise BundleError unless the row is answered, twice the same."""
+    """Raise BundleError if a row is not answered, or gets another answer in a second run."""
     answer = model.run([row])[0]
     if isinstance(answer, Exception):
         raise BundleError(f"the model does not answer a warm-up input ({answer})", where=model.name)
