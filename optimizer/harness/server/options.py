@@ -130,7 +130,7 @@ def _add_limits(command: argparse.ArgumentParser) -> None:
 
 
 def _add_access(command: argparse.ArgumentParser) -> None:
-    """Add the options of access: tokens, hosts and addresses."""
+    """Add the options of access: the token, other machines, and names of the server."""
     add = command.add_argument_group("access").add_argument
     add("--token-file", type=Path, help="file of a bearer token that clients must send")
     add(

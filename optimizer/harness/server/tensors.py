@@ -160,7 +160,7 @@ def write(
 def answer_bytes(kind: str, count: int, binary: bool) -> int:
     """Return the maximum bytes of `count` elements in an answer.
 
-    kind: datatype; of BYTES only the lengths of elements are counted
+    kind: datatype; of BYTES only the 4-byte lengths of elements are counted
     binary: True for raw bytes, False for JSON
     """
     if kind == "BYTES":

@@ -51,8 +51,8 @@ class Statistics:
     def count_answered(self, instants: Sequence[float], rows: int, cache: bool | None) -> None:
         """Count an answered request.
 
-        instants: seconds: start and end of the request; if the model ran, also the bounds between
-            PHASES
+        instants: times in seconds: start and end of the request; if the model ran, also between
+            its PHASES
         rows: number of rows that the model answered
         cache: True if a cache gave the answer, False if it had none; None without a cache
         """
