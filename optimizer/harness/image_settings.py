@@ -27,12 +27,15 @@ LARGEST = 16_384  # maximum pixels of a side
 class ImageSettings:
     """Preprocessing of an image.
 
-    channels: 3 for RGB, 1 for grey.
-    height, width: size of the model's input in pixels.
-    resize: {"height", "width"} ignores the aspect ratio, {"shortest_edge"} keeps it; null: none.
-    resample: filter of FILTERS for resizing.
-    crop: [height, width] of the centre crop, smaller images padded with 0; null: none.
-    rescale, offset, mean, std, divide: see the module's docstring.
+    channels: 3 for RGB, 1 for grey
+    height, width: size of the model's input in pixels
+    resize: {"height", "width"} ignores the aspect ratio, {"shortest_edge"} keeps it; null: none
+    resample: filter of FILTERS for resizing
+    crop: [height, width] of the centre crop, smaller images padded with 0; null: none
+    rescale: factor of pixel values 0 to 255; null: 1
+    offset: number that is then subtracted
+    mean, std: mean to subtract and deviation to divide by, per channel; null: neither
+    divide: last divisor, per channel; null: none
     """
 
     channels: int
@@ -73,7 +76,7 @@ class ImageSettings:
 
     @property
     def _size(self) -> tuple[int, ...] | None:
-        """(height, width) of every preprocessed image; None if it depends on the image."""
+        """(height, width) of all images after preprocessing; None if it depends on the image."""
         if self.crop is not None:
             return tuple(self.crop)
         resize = self.resize or {}

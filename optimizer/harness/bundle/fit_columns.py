@@ -96,6 +96,7 @@ Column = Callable[[FitContext], str]
 
 
 def runner(a: FitContext) -> str:
+    """Return why the harness does not run engines of this runtime, or ""."""
     if a.runtime in a.machine.runners and a.required:
         return ""
     if a.record.served_by:
@@ -106,6 +107,7 @@ def runner(a: FitContext) -> str:
 
 
 def package(a: FitContext) -> str:
+    """Return which packages of the runtime are not installed, or ""."""
     missing = [group[0] for group in a.required if a.machine.version(group) is None]
     if not missing:
         return ""
@@ -126,10 +128,12 @@ def runnable(a: FitContext) -> str:
 
 
 def gpu(a: FitContext) -> str:
+    """Return that the engine needs a GPU and the machine has none, or ""."""
     return "no GPU was found" if a.engine["device"] == "cuda" and a.machine.gpu is None else ""
 
 
 def driver(a: FitContext) -> str:
+    """Return that the GPU's driver is older than the engine needs, or ""."""
     lowest = a.fit.get("driver_minimum", "")
     if a.engine["device"] != "cuda" or numbers(a.gpu.driver) >= numbers(lowest):
         return ""
@@ -140,10 +144,11 @@ SATURATES = "it multiplies int8 by int8, whose sums saturate without VNNI"
 
 
 def processor(a: FitContext) -> str:
-    """Refuse an engine whose number format this processor lacks, if its features are known.
+    """Return which number format of the engine this processor lacks, or "".
 
-    Without VNNI, OpenVINO's oneDNN adds two int8 products in 16 bits, which saturate (vpmaddubsw):
-    answers are then off by a tenth, without an error.
+    "" too if the processor's features are not known. Without VNNI, OpenVINO's oneDNN adds two int8
+    products in 16 bits, which saturate (vpmaddubsw): answers are then off by a tenth, without an
+    error.
     """
     features = set(a.machine.cpu_features)
     if not features or a.engine.get("device", "cpu") != "cpu":
@@ -159,22 +164,25 @@ def processor(a: FitContext) -> str:
 
 
 def built(a: FitContext) -> str:
+    """Return that no engine file was built with the bundle, or ""."""
     return "it was not built where the bundle was made" if a.engine["deferred"] else ""
 
 
 def engine_digest(a: FitContext) -> str:
-    """Refuse a damaged engine, or a damaged model from which the engine reads its weights."""
+    """Return why the engine file, or the model from which it reads weights, is damaged; or ""."""
     if a.engine["engine"] in a.damaged:
         return f"damaged: {a.engine['engine']}"
     return model_digest(a) if a.fit.get("strip_weights", False) else ""
 
 
 def model_digest(a: FitContext) -> str:
+    """Return which files of the portable model are damaged, or ""."""
     wrong = sorted(a.damaged & set(a.engine["model_files"]))
     return f"damaged: {', '.join(wrong)}" if wrong else ""
 
 
 def version(a: FitContext) -> str:
+    """Return why the installed runtime does not open the engine file, or ""."""
     by, here = a.fit["runtime_version"], a.installed or ""
     if by == here or (a.fit.get("version_compatible", False) and _opens(by, here)):
         return ""
@@ -192,11 +200,13 @@ def _opens(by: str, here: str) -> bool:
 
 
 def system(a: FitContext) -> str:
+    """Return why the engine does not run on this operating system and processor, or ""."""
     here, there = (a.machine.os, a.machine.architecture), (a.fit["os"], a.fit["architecture"])
     return "" if here == there else f"built for {' '.join(there)}, this is {' '.join(here)}"
 
 
 def architecture(a: FitContext) -> str:
+    """Return why the engine does not run on this model of GPU, or ""."""
     if not a.record.compute_capabilities:
         return _tensorrt_architecture(a)
     if capability(a.gpu.compute_capability) in a.fit["compute_capabilities"]:
@@ -233,6 +243,7 @@ def profiles(fit_shapes: Any) -> list[dict[str, Any]]:
 
 
 def builder(a: FitContext) -> str:
+    """Return why the installed builder makes no engine for this GPU, or ""."""
     here = a.gpu.compute_capability
     named = a.record.compute_capabilities
     makes = capability(here) in named if named else numbers(here) >= TENSORRT_BUILDS_FROM

@@ -30,9 +30,10 @@ ASK_EVERY, END = 0.2, 60.0  # seconds
 
 
 def engine_of(bundle: Path | None, runtime: str | None) -> dict[str, Any] | None:
-    """Return the manifest's entry that vLLM serves.
+    """Return the manifest's entry of the engine that vLLM serves.
 
-    None for a bundle that the harness runs itself, or if --runtime names another runtime.
+    None for a bundle without one, for another value of --runtime, and without --runtime for a
+    bundle that the harness runs itself.
 
     bundle: folder or tar; None: the bundle that contains this file
     runtime: value of --runtime, or None

@@ -50,11 +50,23 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Options:
-    """Options of a request; see the module's docstring. Raises InputError for invalid values.
+    """Options of a generation request.
 
-    seed: seed of the random numbers; equal prompts, options and model give equal texts.
-    stop: stop strings; the text ends before the first that is completed.
-    ignore_eos: do not stop at an end-of-text token, to time a fixed number of tokens.
+    An option that is None has the default of the model's authors, else the neutral value, which
+    changes no probability.
+
+    max_new_tokens: maximum number of generated tokens
+    do_sample: True samples; False takes the most likely token; None: as described above
+    temperature: divisor of the logits; 0 takes the most likely token
+    top_k: number of most likely tokens to sample from
+    top_p: least total probability of the tokens to sample from
+    min_p: least probability of a token, as a share of the highest
+    repetition_penalty: factor that makes tokens of the prompt and the text less likely
+    seed: seed of the random numbers; equal prompts, options and model give equal texts
+    stop: stop strings; the text ends before the first that is completed
+    ignore_eos: True does not stop at an end-of-text token, to time a fixed number of tokens
+
+    Raises InputError for invalid values.
     """
 
     max_new_tokens: int = 128
@@ -120,9 +132,9 @@ class Options:
         return cls(**document)
 
     def sampling(self, defaults: Mapping[str, float]) -> Sampling:
-        """Return the sampling parameters by the rules of the module's docstring.
+        """Return the sampling parameters with all defaults resolved.
 
-        defaults: generation.defaults of the contract.
+        defaults: generation.defaults of the contract
         """
         options = {n: getattr(self, n) for n in NEUTRAL}
         decided = {n: defaults.get(n, NEUTRAL[n]) if v is None else v for n, v in options.items()}

@@ -272,11 +272,12 @@ def encode(
 
 
 def decode(contract: Contract, outputs: Mapping[str, Array], inputs: Mapping[str, Array]) -> Array:
-    """Return the task's array, float32, in the shape of the module's docstring.
+    """Return the task's array, float32, in the shape listed above.
 
-    outputs: outputs of the model by name.
+    outputs: outputs of the model by name
     inputs: input arrays of the model; they define which positions are padding, and a Batch also
-        which ones are left out of the pooling.
+        which ones are left out of the pooling
+
     Raises AnswerError for NaN or infinity outside the padding.
     """
     if contract.texts is not None and not set(look_up(contract).inputs.arrays) <= set(inputs):

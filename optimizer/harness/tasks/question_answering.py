@@ -121,6 +121,7 @@ def merge(contract: Contract, windows: Sequence[Mapping[str, Any]]) -> dict[str,
 
 
 def line(answer: Mapping[str, Any]) -> str:
+    """Return an answer as text for a person."""
     listed = answer.get("answers", [answer])
     return "  ".join(f"{one['answer'] or '-'} {one['score']:.4f}" for one in listed)
 

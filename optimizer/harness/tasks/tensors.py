@@ -42,10 +42,12 @@ def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, A
 
 
 def tensors(contract: Contract) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return {field of an answer: (dtype, shape per input)} for servers that send arrays."""
     return {o.name: ("float32", tuple(int(a) for a in o.axes[1:])) for o in contract.outputs}
 
 
 def line(answer: Mapping[str, Any]) -> str:
+    """Return an answer as text for a person."""
     parts = []
     for name, value in answer.items():
         flat = list(_numbers(value))

@@ -74,6 +74,7 @@ def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, A
 
 
 def tensors(contract: Contract) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return {field of an answer: (dtype, shape per input)} for servers that send arrays."""
     if contract.activation is not None and len(contract.labels or ()) > 1:
         return {}
     number = "value" if len(contract.labels or ()) == 1 else "score"
@@ -81,6 +82,7 @@ def tensors(contract: Contract) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 
 def line(answer: Mapping[str, Any]) -> str:
+    """Return an answer as text for a person."""
     if "values" in answer:
         return "  ".join(f"{label} {value:.4f}" for label, value in answer["values"].items())
     if "labels" in answer:

@@ -134,11 +134,13 @@ def _inputs(contract: Contract, ids: Array, mask: Array) -> dict[str, Array]:
 
 
 def tensors(contract: Contract) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return {field of an answer: (dtype, shape per input)} for servers that send arrays."""
     del contract
     return {"text": ("object", ())}
 
 
 def line(answer: Mapping[str, Any]) -> str:
+    """Return an answer as text for a person."""
     return str(answer["text"])
 
 

@@ -42,11 +42,11 @@ def decode(contract: Contract, logits: Array, mask: Array) -> Array:
 
 
 def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, Any]]:
-    """Return {"words", "entities"} per text.
+    """Return {"words", "entities"} per text; with contract.aggregation only {"entities"}.
 
-    Each item is {"label", "score", "text", "start", "end"}, with offsets in characters. An entity's
-    score is the mean of its words' scores. Words lost to truncation are not in the answer. With
-    `aggregation` {"entities"} alone, see the module.
+    Without aggregation each item is {"label", "score", "text", "start", "end"}, with offsets in
+    characters. An entity's score is the mean of its words' scores. Words lost to truncation are not
+    in the answer.
     """
     rows: list[dict[str, Any]] = []
     for text, encoding, row in zip(batch.inputs, batch.encodings, values, strict=True):
@@ -101,7 +101,12 @@ def _place(text: str, start: int, end: int) -> dict[str, Any]:
 
 
 def join_entities(text: str, tagged: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return entities, with the keys of `words`: joined words of one kind, see the module."""
+    """Join adjacent words of one kind to entities, which have the keys of `words`.
+
+    "B-" in a word's label starts a new entity, and "O" ends one.
+
+    tagged: words of a text with their labels, as `words` returns them
+    """
     groups: list[tuple[str, list[dict[str, Any]]]] = []
     previous = OUTSIDE
     for word in tagged:
@@ -126,10 +131,10 @@ def join_entities(text: str, tagged: list[dict[str, Any]]) -> list[dict[str, Any
 def aggregate_entities(
     contract: Contract, tokenizer: Any, text: str, encoding: Any, logits: Array
 ) -> list[dict[str, Any]]:
-    """Return the entities of a text in order, with the fields of the module's docstring.
+    """Return the entities of a text in order, joined by contract.aggregation.
 
-    encoding: encoding of a text without a pair.
-    logits: (sequence, labels).
+    encoding: encoding of a text without a pair
+    logits: (sequence, labels)
     """
     if contract.aggregation in OF_WORDS:
         parts = aggregate_words(contract, tokenizer, text, encoding, logits)
@@ -148,7 +153,10 @@ def aggregate_entities(
 def aggregate_words(
     contract: Contract, tokenizer: Any, text: str, encoding: Any, logits: Array
 ) -> list[dict[str, Any]]:
-    """Return {"entity", "score", "word", "start", "end"} per word, by a strategy of OF_WORDS."""
+    """Return {"entity", "score", "word", "start", "end"} per word.
+
+    Its label follows from the labels of its tokens by contract.aggregation: first, average or max.
+    """
     joined: list[list[dict[str, Any]]] = []
     for token in _tokens(tokenizer, text, encoding, softmax(logits)):
         if joined and token["is_subword"]:
@@ -232,6 +240,7 @@ def _string(tokenizer: Any, tokens: list[str]) -> str:
 
 
 def line(answer: Mapping[str, Any]) -> str:
+    """Return an answer as text for a person."""
     named = (
         (e.get("text", e.get("word")), e.get("label") or e.get("entity_group") or e.get("entity"))
         for e in answer["entities"]

@@ -222,7 +222,10 @@ def digest_judged_settings(contract: Any, engine: Mapping[str, Any]) -> dict[str
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command of the module's docstring; returns the exit code."""
+    """Verify the bundle named on the command line, print each difference, and return the exit code.
+
+    arguments: [folder of the bundle], or [] for the folder of this file
+    """
     if len(arguments) > 1 or arguments[:1] in (["-h"], ["--help"]):
         print(__doc__)
         return 0 if arguments[:1] in (["-h"], ["--help"]) else 2

@@ -29,6 +29,7 @@ def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, A
 
 
 def line(answer: Mapping[str, Any]) -> str:
+    """Return an answer as text for a person."""
     rows = answer["hidden_states"]
     return f"{len(rows)} tokens x {len(rows[0])} numbers (--json prints all)"
 

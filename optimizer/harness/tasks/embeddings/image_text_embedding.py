@@ -34,6 +34,7 @@ def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, A
 
 
 def tensors(contract: Contract) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return {field of an answer: (dtype, shape per input)} for servers that send arrays."""
     (output,) = (o for o in contract.outputs if o.name == TASK.output)
     return {"embedding": ("float32", (int(output.axes[-1]),))}
 

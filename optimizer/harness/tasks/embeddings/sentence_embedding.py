@@ -240,12 +240,14 @@ def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, A
 
 
 def tensors(contract: Contract) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return {field of an answer: (dtype, shape per input)} for servers that send arrays."""
     (output,) = (o for o in contract.outputs if o.name == TASK.output)
     pooled = int(output.axes[-1]) * len(contract.poolings)
     return {"embedding": ("float32", (contract.vectors.width(pooled),))}
 
 
 def line(answer: Mapping[str, Any]) -> str:
+    """Return an answer as text for a person."""
     numbers = answer["embedding"]
     first = " ".join(f"{x:.4f}" if isinstance(x, float) else str(x) for x in numbers[:SHOWN])
     return f"[{first} ...] {len(numbers)} numbers (--json prints all)"

@@ -61,6 +61,7 @@ def most_bytes(contract: Contract, image: Any) -> int:
 
 
 def line(answer: Mapping[str, Any]) -> str:
+    """Return an answer as text for a person."""
     return f"{answer['least']:.4f} to {answer['most']:.4f}  (--json prints the map)"
 
 

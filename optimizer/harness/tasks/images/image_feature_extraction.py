@@ -28,11 +28,13 @@ def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, A
 
 
 def tensors(contract: Contract) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return {field of an answer: (dtype, shape per input)} for servers that send arrays."""
     (output,) = (o for o in contract.outputs if o.name == TASK.output)
     return {"features": ("float32", (int(output.axes[-1]),))}
 
 
 def line(answer: Mapping[str, Any]) -> str:
+    """Return an answer as text for a person."""
     row = answer["features"]
     shown = " ".join(f"{x:+.4f}" for x in row[:8])
     return f"{shown}{' ...' if len(row) > 8 else ''}  ({len(row)} numbers; --json prints all)"

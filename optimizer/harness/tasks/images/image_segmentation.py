@@ -67,6 +67,7 @@ def most_bytes(contract: Contract, image: Any) -> int:
 
 
 def line(answer: Mapping[str, Any]) -> str:
+    """Return an answer as text for a person."""
     ordered = sorted(answer["segments"], key=lambda one: -one["share"])
     return "  ".join(f"{one['label']} {one['share']:.1%}" for one in ordered)
 

@@ -49,6 +49,7 @@ def most_bytes(contract: Contract, image: Any) -> int:
 
 
 def line(answer: Mapping[str, Any]) -> str:
+    """Return an answer as text for a person."""
     lines = []
     for pose in answer["poses"]:
         box = ", ".join(f"{side:g}" for side in pose["box"])

@@ -104,6 +104,7 @@ def most_bytes(contract: Contract, image: Any) -> int:
 
 
 def line(answer: Mapping[str, Any]) -> str:
+    """Return an answer as text for a person."""
     shown = (
         f"{one['label']} {one['score']:.4f} [{', '.join(str(one['box'][c]) for c in CORNERS)}]"
         for one in answer["objects"]

@@ -102,7 +102,7 @@ def _encode_labels(
 
 
 def _refusal(contract: Contract, settings: ZeroShotSettings) -> tuple[str, str]:
-    """(reason why these labels have no answer, the remedy); "" where they have one."""
+    """Return (reason why these labels cannot be answered, remedy); ("", "") if they can."""
     labels = settings.candidate_labels
     if settings.multi_label:
         return (

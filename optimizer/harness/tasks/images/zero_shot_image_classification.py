@@ -1,9 +1,9 @@
 """zero-shot-image-classification: the one of several labels whose text fits an image best.
 
-The model is the side of images of a pair such as CLIP. The vectors of the texts of the recipe's
+The model encodes images, as the vision model of CLIP does. The vectors of the texts of the recipe's
 labels are weights of its last layer, so that an image costs the same for any number of labels.
-A model whose contract has `label_texts` also gives the image's vector, which is compared with those
-of the labels of a request (request_labels.py). Scores are those of transformers' pipeline: a
+A model whose contract has `label_texts` also outputs the image's vector, which is compared with
+those of the labels of a request (request_labels.py). Scores are those of transformers' pipeline: a
 softmax over the labels (CLIP), or a sigmoid for each (SigLIP).
 """
 
@@ -66,6 +66,7 @@ def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, A
 
 
 def tensors(contract: Contract) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return {field of an answer: (dtype, shape per input)} for servers that send arrays."""
     del contract
     return {"label": ("object", ()), "score": ("float32", ())}
 
