@@ -334,8 +334,14 @@ def _add_tokenizer(bundle: Path, source: Path) -> None:
 
 
 def _add_texts(bundle: Path, texts: LabelTexts[Path] | Path | None, source: Path) -> dict[str, Any]:
-    """Add the second model of a bundle that has one; return {"texts": its content digest} of one
-    that is a bundle, else {}. Arguments: as of `run`."""
+    """Add the second model of a bundle that has one.
+
+    Returns {"texts": its content digest} if it is a bundle itself, else {}.
+
+    texts: the model that reads labels of requests, the folder of stage package of the text model,
+        or None
+    source: folder of load of the image model
+    """
     if isinstance(texts, LabelTexts):
         label_texts.add(bundle, texts, source)
     if isinstance(texts, LabelTexts) or texts is None:

@@ -55,6 +55,7 @@ class Published:
 
     @property
     def text(self) -> str:
+        """One line on the result, for a person."""
         if self.error is None:
             return f"published: {self.address}"
         return f"not published: {self.error} {self.fix}"

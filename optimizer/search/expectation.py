@@ -2,12 +2,14 @@
 
 Quality. Quantizing a module moves the output by its sensitivity e_i (stages/sensitivity.py).
 Moves of different modules are taken as independent, so their squares add: error^2 = sum e_i^2 over
-the modules that are not kept finer. The drop of the metric is taken as c error^2, c fitted to the
-trials so far of the model as it is; what a smaller one loses beside is not predicted.
+the modules that are not in higher precision. The drop of the metric is taken as c error^2, with c
+fitted to the trials so far of the model at full size. The additional drop of a reduced model is not
+predicted.
 
-Time and size. The logarithm of the objective / the recipe's is linear in the share kept finer, with
-a constant per target, method, kind of attention and size: ridge regression on the trials so far.
-Before any, a float module is taken to cost twice what an int8 one does.
+Time and size. The logarithm of (the objective / the recipe's objective) is taken as linear in the
+share of weights in higher precision, with a constant per target, method, kind of attention and
+size: ridge regression on the trials so far. Before any trial, a float module is assumed to cost
+twice as much as an int8 module.
 """
 
 from __future__ import annotations

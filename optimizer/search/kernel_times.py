@@ -1,19 +1,20 @@
 """Times of a recipe's model on one machine, module by module, for a search on another.
 
 The recipe's model is built and timed end to end in the first cell of validate.latency. It and the
-float graph are profiled by module (measure/module_times.py). The time of a candidate that keeps the
-modules K in float, / the time of the recipe itself, is then expected to be
+float graph are profiled by module (measure/module_times.py). For a candidate that keeps the modules
+K in float, the time relative to the recipe's own is predicted as
 
     1 + forward / p50 * (sum over K of float_m - own_m) / (sum over all modules of own_m)
 
-with the share forward / p50 of the time that the model takes. Kernels count relative to each other,
-because other work on the machine lengthens the time end to end, and not the median of a kernel.
-Methods change integers and scales, not kernels. Effects between modules are not part of it: two
-modules may share the quantizer of their input.
+where forward / p50 is the share of the time spent in the model. Kernel times are used only relative
+to each other, because other work on the machine lengthens the time end to end, and not the median
+of a kernel. Methods change integers and scales, not kernels. Effects between modules are neglected,
+such as two modules that share the quantizer of their input.
 
 The table is that of measure/table.py with another `of`, and
-    form      {target, quantize, checkpoint: {file: sha256}}: a search reads no table of another one
-    float     module_times.py of the float graph; `modules`: of the recipe's model
+    form      {target, quantize, checkpoint: {file: sha256}}: a search refuses a table of another
+              model
+    float     module_times.py of the float graph; `modules` is that of the recipe's model
 """
 
 from __future__ import annotations

@@ -46,13 +46,15 @@ Mark = Path | tuple[SharedStore, bytes]
 def run(
     recipe: Recipe, store: Root, times: Table | None = None, resources: Sequence[str] = ()
 ) -> Result:
-    """Search on the cluster that RAY_ADDRESS names, or on this machine's.
+    """Search on the Ray cluster that RAY_ADDRESS names, or on this machine's.
 
-    times: as of search.run; its files are read on the node
+    store: place of the steps, which all nodes must see
+    times: table of another machine's times, and the key that must have signed it; its files are
+        read on the node
     resources: names that the search's node must all have, such as accelerator_type:H100
 
     Raises MachineError without Ray, a cluster, a node with the resources, or a shared store, and
-    where the search's process ends again and again; and what search.run raises.
+    where the search's process ends again and again; and the errors of search.run.
     """
     ray = _package()
     with redirect_stdout(sys.stderr), _connected(ray), _mark(store) as mark:

@@ -1,16 +1,18 @@
-"""Progress of a search, kept beside its steps, so that a resumed one counts its time on, and does
-not try a candidate again that ends the process.
+"""Record the progress of a search beside its steps.
 
-<store>/search/<recipe's name>.json, in a bucket where the store is one
-    of         digest of the recipe and of its model's answers: progress of another search is unread
-    finished   trials that have ended
+A resumed search adds to the time that it has used, and does not repeat a candidate that twice ended
+the process.
+
+<store>/search/<recipe's name>.json, or the same name in a bucket:
+    of         digest of the recipe and of its model's answers; a file of another search is ignored
+    finished   number of trials that have ended
     seconds    time of the search at the end of the last of them
     running    {"form", "steps", "ends"} of the trial that runs: finished steps of the store before
                it, and how often the process has ended in it without finishing a further one
     skipped    candidates that are not tried again
 
-An end of the process has many causes, such as a power cut; two without a finished step between them
-are taken for the candidate's doing.
+An end of the process may have other causes, such as a power cut; two without a finished step
+between them are attributed to the candidate.
 """
 
 from __future__ import annotations

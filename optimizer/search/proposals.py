@@ -55,6 +55,7 @@ class Ranked:
     most: float = math.inf
 
     def propose(self, trials: Sequence[Trial]) -> Candidate | None:
+        """Return the untried candidate that is expected to be best; None if all were tried."""
         tried = {t.candidate for t in trials}
         left = [c for c in self.space if c not in tried]
         if not left:
@@ -109,6 +110,7 @@ class Sampled:
         self._question: Any = None
 
     def propose(self, trials: Sequence[Trial]) -> Candidate | None:
+        """Return the next candidate, by expectation at first and then from the sampler."""
         tried = {t.candidate for t in trials}
         self._question = None
         if len(tried) < self._warm:
@@ -126,6 +128,7 @@ class Sampled:
         return self._ranked.propose(trials)
 
     def tell(self, trial: Trial) -> None:
+        """Add the trial to the sampler's study."""
         if self._question is not None:
             self._study.tell(self._question.number, self._value(trial))
             return

@@ -109,6 +109,7 @@ class Result:
 
     @property
     def pareto(self) -> list[Trial]:
+        """Kept trials that no other kept trial beats in all figures."""
         return find_pareto_set(self.trials)
 
 

@@ -68,10 +68,12 @@ class Workbench:
 
     @property
     def margin(self) -> float:
+        """Largest drop of the metric that a candidate may have."""
         return derive_recipe(self.recipe, self.first).validate_.max_drop
 
     @property
     def alpha(self) -> float:
+        """Error probability of the search's tests: 1 - validate.confidence."""
         return 1 - self.recipe.validate_.confidence
 
     def prepare(self, measure_modules: bool) -> Step:

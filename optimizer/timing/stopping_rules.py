@@ -75,6 +75,7 @@ class QuantileQuestion:
         return max(iterations, math.ceil(fewest(self.percent, confidence) / self.per_round))
 
     def counts(self, samples: int) -> dict[str, float]:
+        """Return {"rounds"} of a number of samples, for the report."""
         return {"rounds": samples}
 
     def middle(self, samples: Sequence[float]) -> float:
@@ -114,6 +115,7 @@ class RatioQuestion:
         return cls(limit, 2 * math.ceil(iterations / (2 * OPENINGS)))
 
     def first(self, iterations: int, confidence: float | None) -> int:  # noqa: ARG002
+        """Return the number of openings before the first look."""
         return OPENINGS
 
     @staticmethod
@@ -128,6 +130,7 @@ class RatioQuestion:
         return [own / other for own, other in zip(*medians, strict=True)]
 
     def counts(self, samples: int) -> dict[str, float]:
+        """Return {"rounds", "openings"} of a number of samples, for the report."""
         return {"rounds": samples * self.rounds, "openings": samples}
 
     def middle(self, samples: Sequence[float]) -> float:
@@ -253,10 +256,12 @@ class SequentialTest:
 
     @property
     def interval(self) -> Interval:
+        """Interval at the last look; (None, None) before the first."""
         return self.looks[-1].interval if self.looks else (None, None)
 
     @property
     def decided(self) -> bool:
+        """True if the limit lies outside the last interval."""
         low, high = self.interval
         limit = self.question.limit
         return (high is not None and high < limit) or (low is not None and low > limit)

@@ -47,6 +47,8 @@ class Stroke:
 
 @dataclass(frozen=True)
 class Dot:
+    """Dot at a position of a chart."""
+
     shape: ClassVar[str] = "dot"
     x: str
     y: float
@@ -56,6 +58,8 @@ class Dot:
 
 @dataclass(frozen=True)
 class Label:
+    """Text at a position of a chart."""
+
     shape: ClassVar[str] = "label"
     text: str
     x: str

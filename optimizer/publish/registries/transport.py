@@ -74,6 +74,7 @@ class Sink:
         self._file.truncate()
 
     def write(self, data: bytes) -> None:
+        """Append a part of the body. Raises BundleError beyond `size` bytes."""
         if self.tell() + len(data) > self._size:
             raise BundleError(
                 f"the registry sends more than the {self._size:,} bytes that the manifest lists",

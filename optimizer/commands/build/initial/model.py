@@ -285,8 +285,10 @@ def _find_headless_task(kind: str) -> str:
 
 
 def _list_unread_tensors(section: Model, stored: Mapping[str, weights.Stored]) -> list[str] | None:
-    """Return the names of the tensors that the model of section.task has no place for, as stage
-    load judges them; None where a parameter of it has no tensor of its name and shape."""
+    """Return the names of the tensors that the model of section.task does not read.
+
+    None if one of its parameters has no tensor of its name and shape.
+    """
     try:
         with quiet():  # of tokens that a config of another type has by default
             skeleton = open_skeleton(section, Path(section.source))[1]

@@ -243,8 +243,10 @@ def _make_name(text: str) -> str:
 
 
 def _source(model: str, folder: Path) -> str:
-    """Return a model as a recipe in `folder` names it: a path from there, or another name as it
-    is. model: as typed in the current folder"""
+    """Return a model as a recipe in `folder` names it: a relative path, or a hub's name unchanged.
+
+    model: path or name as typed in the current folder
+    """
     named = model.startswith((source.PACKAGE, "~")) or os.path.isabs(model)
     if named or not source.is_local(model):
         return model
