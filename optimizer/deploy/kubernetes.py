@@ -123,6 +123,7 @@ def scrape() -> dict[str, str]:
 def _deployment(
     source: Source, settings: DeployOptions, server: Server, *, scaled: bool
 ) -> Document:
+    """Return the Deployment. scaled: True leaves the number of replicas to the autoscaler"""
     selector = _selector(source, settings)
     replicas = {} if scaled else {"replicas": settings.replicas or 1}
     spec = {
@@ -147,6 +148,10 @@ def _service(source: Source, settings: DeployOptions) -> Document:
 
 
 def _scaler(source: Source, settings: DeployOptions) -> Document | None:
+    """Return the autoscaler: an HPA by processor time, or a KEDA ScaledObject by waiting requests.
+
+    None without --max-replicas.
+    """
     named = name(source, settings)
     check_scaling(settings)
     if settings.max_replicas is None:

@@ -98,6 +98,8 @@ def measure_together(
 async def _run_together(
     client: Client, lines: Sequence[str], sizes: Sequence[int], rounds: int
 ) -> list[dict[str, Any]]:
+    """Send `size` requests at once, `rounds` times for each of `sizes`; return an entry per
+    size."""
     entries = []
     async with client:
         model = await client.model()
@@ -145,6 +147,7 @@ async def _measure(
     rate: float | None,
     objectives: Objectives,
 ) -> dict[str, Any]:
+    """Run a test at `rate`, or search for the highest rate if it is None; return the document."""
     async with client:
         model = await client.model()
         chosen = await inputs.choose_inputs(client, model, lines)

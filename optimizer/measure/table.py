@@ -174,6 +174,13 @@ def _cell(
     meter: Meter,
     price: float | None,
 ) -> dict[str, Any]:
+    """Time one shape and return its entry in the table.
+
+    cell: (batch, sequence)
+    seconds: time limit
+    meter: energy meter
+    price: price of this machine per hour; None: no cost
+    """
     rule = PrecisionRule(PRECISION, seconds)
     meter.start()
     measured = bench.measure(

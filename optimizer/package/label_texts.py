@@ -56,6 +56,13 @@ def add(bundle: Path, texts: LabelTexts[Path], source: Path) -> None:
 
 
 def _compare(bundle: Path, files: list[str], texts: LabelTexts[Path], source: Path) -> None:
+    """Compare the bundle's vectors of the recipe's labels with those in the image's model.
+
+    files: names of the bundle's files of the model of texts
+    source: folder of load of the image's model
+
+    Raises GateError for vectors further apart than rounding explains.
+    """
     own = contracts.read(source / CONTRACT)
     settings, labels = own.label_texts, own.labels or ()
     assert settings is not None

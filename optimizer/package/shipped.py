@@ -64,6 +64,11 @@ def _contract(document: Mapping[str, Any]) -> Contract:
 
 
 def _check_answers(bundle: Path, target: str, judged: Path) -> None:
+    """Raise GateError if the bundle does not run, or answers a judged row with other bits.
+
+    target: target of the engine
+    judged: file of the judged rows and answers
+    """
     code = (
         f"from pathlib import Path\nsys.path.insert(0, {str(bundle.resolve())!r})\n"
         "from harness.bundle.replay import main\n"

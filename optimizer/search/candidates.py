@@ -271,6 +271,10 @@ def derive_recipe(recipe: Recipe, candidate: Candidate, kept: Sequence[str] = ()
 
 
 def _quantize(quantize: Quantize, candidate: Candidate, kept: Sequence[str]) -> Quantize:
+    """Return the recipe's section `quantize` with a candidate's methods, attention and precision.
+
+    kept: modules in higher precision
+    """
     fields = _fields_set(quantize) | dict(quantize.__pydantic_extra__ or {})
     if candidate.methods != tuple(m.name for m in quantize.chosen or (methods.NEAREST,)):
         options = {m.name for m in quantize.chosen if m.name not in candidate.methods}

@@ -70,6 +70,7 @@ def build_document(
 def _compared(
     report: Mapping[str, Any], metrics: Exposition, of_model: Labels
 ) -> Iterator[Compared]:
+    """Yield (name, server's histogram, bundle's histogram, True for ordered bins) to compare."""
     texts = (report.get("sense") or {}).get("texts", {})
     lengths = {int(n): count for n, count in metrics.counts(LENGTHS, of_model).items()}
     for place in PLACES:

@@ -100,6 +100,12 @@ def _concerns_a_model(entry: Mapping[str, Any]) -> bool:
 
 
 def _read_entries(entries: Iterable[dict[str, Any]], where: str, left_out: Counter[str]) -> Traffic:
+    """Count lengths, batches and times of the requests of a log or trace.
+
+    left_out: {reason: number of entries}, extended in place
+
+    Raises DataError if no request has lengths.
+    """
     lengths: Counter[int] = Counter()
     batches: Counter[int] = Counter()
     instants, milliseconds, new = list[float](), list[float](), list[float]()

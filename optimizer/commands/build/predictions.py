@@ -21,8 +21,10 @@ BRIEF = 30
 
 
 def build_document(store: Store) -> list[dict[str, Any]]:
-    """Return per step {stage, key, what: "reuse", "fetch" or "run", why}; to fetch, disk; to run,
-    memory, disk, seconds, and device_memory on a GPU.
+    """Predict each step of a run; return an entry per step.
+
+    An entry is {stage, key, what: "reuse", "fetch" or "run", why}; with `disk` to fetch, and with
+    `memory`, `disk`, `seconds` and `device_memory` on a GPU to run. Sizes are in bytes.
 
     store: dry store after `pipeline.run`
 
@@ -55,6 +57,11 @@ def _refuse_misfits(store: Store) -> None:
 
 
 def _entry(logged: dict[str, Any], store: Store, shapes: Shapes) -> dict[str, Any]:
+    """Return the plan's entry of one step: reused, fetched, or run with its predicted needs.
+
+    logged: the dry store's record of the step
+    shapes: shapes of the checkpoint's tensors
+    """
     step, stage = logged["step"], logged["of"]
     entry = {"stage": step.stage, "key": step.key, "what": "reuse", "why": "finished before"}
     if step.unfetched is not None:
@@ -100,6 +107,11 @@ def _explain_run(made_from: dict[str, Any], folder: Path, recipe: str) -> str:
 
 
 def _differences(new: Any, old: Any, at: str = "") -> list[str]:
+    """Return a phrase per difference between the keys of two steps, such as "the code of this
+    step".
+
+    at: path of `new` and `old` within the keys
+    """
     if isinstance(new, dict) and isinstance(old, dict):
         keys = [
             k

@@ -250,6 +250,7 @@ def _size(old: Document, new: Document) -> list[str]:
 
 
 def _figures(one: Description) -> dict[str, Any]:
+    """Return {name: number} of all targets of a bundle, with its name and digest, for `compare`."""
     figures: dict[str, Any] = {"bundle": one.bundle, "digest": one.manifest["digest"]}
     for report in one.reports:
         at = report["target"]

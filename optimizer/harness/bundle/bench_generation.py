@@ -150,6 +150,8 @@ def _run_rounds(
     plan: Callable[[Callable[[], int] | None], Iterator[bool]],
     more: Callable[[Mapping[str, Rounds]], int] | None,
 ) -> dict[str, Rounds]:
+    """Generate in all rounds; return {system: [(ms to the first token, ms of each step)] by
+    round}."""
     times: dict[str, Rounds] = {n: [] for n in systems}
     names = list(systems)
     with pause_collection():  # a collection would be charged to another system than caused it
@@ -177,6 +179,11 @@ def _time_batch(
 
 
 def _summary(rounds: Rounds, batch: int, prompt: int) -> dict[str, Any]:
+    """Return a system's entry in a cell: percentiles in ms, and tokens per second.
+
+    rounds: (ms to the first token, ms of each step) by round
+    prompt: tokens per prompt
+    """
     firsts = [first for first, _ in rounds]
     steps = [s for _, own in rounds for s in own]
     bins: dict[int, list[float]] = {}

@@ -131,6 +131,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _parsed(path: Path) -> dict[str, Any]:
+    """Parse manifest.json. Raises BundleError if it is missing, too large, or not a JSON object."""
     try:
         if not path.exists():
             raise BundleError(
@@ -205,6 +206,10 @@ def required(manifest: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _check_files(manifest: Mapping[str, Any], where: str) -> None:
+    """Check that all required files are listed, and which are marked as measured.
+
+    Raises BundleError otherwise.
+    """
     files = manifest["files"]
     for name, field in required(manifest).items():
         if name not in files:

@@ -127,6 +127,7 @@ def _stream(
     numbers: Sequence[int] | None,
     lookup: PromptLookup | None,
 ) -> Iterator[Piece]:
+    """Yield the pieces of checked prompts, in batches or, with `lookup`, one prompt at a time."""
     rules = Rules.build(contract, tokenizer, options)
     drawn = range(len(prompts)) if numbers is None else numbers
     if lookup is not None:
@@ -170,6 +171,10 @@ def _batch(
     prompts: list[list[int]],
     rows: list[Row],
 ) -> Iterator[Piece]:
+    """Generate the rows of one batch until all have ended; yield a piece per row and step.
+
+    prompts: token ids of each row
+    """
     width = max(map(len, prompts))
     decoder = runner.decoder(contract, width + max(r.room for r in rows))
     first = arrays(contract, prompts)

@@ -149,6 +149,11 @@ def _options(named: str) -> dict[str, Any]:
 def _encoded(
     tokenizer: TextTokenizer, rows: Sequence[Claim], limit: int, length: int | None
 ) -> Encoded:
+    """Tokenize one text with the hypotheses of its labels; the result has a part per label.
+
+    limit: maximum tokens of a row
+    length: tokens of the only row; None: all rows
+    """
     special = int(tokenizer.num_special_tokens_to_add(True))
     text = tokenizer.head(rows[0].text, limit)
     longest = max(len(ids) for ids in tokenizer.ids([row.pair[1] for row in rows]))

@@ -103,6 +103,11 @@ def read_sides(source: Any) -> tuple[int, int]:
 
 
 def _open_file(file: Any, channels: int) -> Any:
+    """Decode an image file, turned as EXIF says, in mode L (1 channel) or RGB (3).
+
+    Raises UnreadableImage for other formats, animations, damaged data and images that are too
+    large.
+    """
     from PIL import ImageOps, UnidentifiedImageError
 
     image = import_pillow()

@@ -87,6 +87,10 @@ class Renderer:
         self._child = None
 
     def _exchange(self, request: bytes) -> dict[str, Any]:
+        """Send a request to the child, started if necessary, and return its reply.
+
+        Raises TooMuch if the child reaches a limit; it is then ended.
+        """
         if self._child is None or self._child.poll() is not None:
             self.close()
             self._start()
@@ -121,6 +125,7 @@ class Renderer:
 
     def _start(self) -> None:
         # -P: keep the working directory off the path unless it is on ours
+        """Start the child process, which runs `answer_requests` of this file alone."""
         places = [os.path.abspath(place) for place in sys.path]
         code = (
             f"import sys; sys.path[:] = {places!r}\nimport runpy\n"
@@ -212,6 +217,7 @@ def _limit_seconds(seconds: float) -> None:
 
 
 def _reply(message: bytes) -> bytes:
+    """Render the template of one request; return the reply as JSON."""
     error = "not Jinja"
     try:
         from jinja2.exceptions import TemplateError

@@ -330,6 +330,10 @@ def _read_output(contract: Contract, outputs: Mapping[str, Array], rows: int) ->
 
 
 def _join_outputs(contract: Contract, outputs: Mapping[str, Array], rows: int) -> Array:
+    """Flatten all outputs per row and join them, float32 (rows, numbers).
+
+    Raises BundleError for a missing output or another shape.
+    """
     parts = []
     for spec in contract.outputs:
         shape = (rows, *spec.axes[1:])

@@ -58,6 +58,11 @@ def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, A
 def _filled(
     contract: Contract, ids: list[int], logits: Array, tokenizer: Any
 ) -> list[list[dict[str, Any]]]:
+    """Return the BEST tokens for each mask of one text, in the form of `answers`.
+
+    ids: token ids of the text
+    logits: (sequence, vocabulary)
+    """
     places = [i for i, token in enumerate(ids) if token == contract.text.mask]
     masks = []
     for place in places:

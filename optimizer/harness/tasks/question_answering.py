@@ -56,6 +56,10 @@ def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, A
 
 
 def _window(contract: Contract, context: str, encoding: Any, logits: Array) -> dict[str, Any]:
+    """Return {"spans", "null"} of one window, as `answers` does.
+
+    logits: (sequence, 2), start and end
+    """
     settings = contract.spans
     inside = np.array(encoding.sequence_ids) == CONTEXT
     none = _class_places(encoding)

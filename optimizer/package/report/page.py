@@ -91,6 +91,7 @@ def _millions(count: Any) -> str:
 
 
 def _verdict(report: Document, recipe: Any, number: int) -> Verdict:
+    """Return the verdict of target `number`, with the gates that did not pass."""
     verdict = str(report.get("verdict"))
     failing = [g for g in sort_gates(report) if g.get("verdict") != "pass"]
     return Verdict(
@@ -118,6 +119,7 @@ def _anchor(number: int) -> str:
 
 
 def _target(reports: list[Document], recipe: Any, number: int) -> TargetPart:
+    """Return the cards of target `number`."""
     report = reports[number]
     groups = (
         (sections.comparison(report, recipe),),

@@ -45,6 +45,7 @@ def _first(document: Mapping[str, Any]) -> str:
 
 
 def _target(report: Document, name: str) -> list[str]:
+    """Return the text on one target: verdict, gates that did not pass, and the table."""
     verdict = str(report.get("verdict")).upper() + (", DROPPED" if report.get("dropped") else "")
     heading = f"{report.get('target')}: {verdict}, {counts(report)}"
     lines = _wrapped(heading, "")

@@ -64,6 +64,7 @@ def write_verdict(report: Document, recipe: Any) -> str:
 
 
 def _quality(report: Document) -> str:
+    """Return a sentence on the difference in quality, or why it was not measured."""
     section = get_part(report, "quality")
     if not section.get("metric"):
         return f"Quality was not measured: {explain_missing(report, 'quality')}."
@@ -94,6 +95,7 @@ def _text_cost(report: Document, section: Document) -> str:
 
 
 def _speed(report: Document, recipe: Any) -> str:
+    """Return a sentence on the time relative to float, or why it was not measured."""
     cells = get_parts(get_part(report, "speed"), "cells")
     if not cells:
         return f"Speed was not measured: {explain_missing(report, 'speed')}."

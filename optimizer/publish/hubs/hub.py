@@ -343,6 +343,7 @@ class Hub:
 
     @contextmanager
     def _explain_errors(self) -> Iterator[None]:
+        """Raise errors of huggingface_hub inside the `with` as MachineError."""
         from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalTokenNotFoundError
 
         try:

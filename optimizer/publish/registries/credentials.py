@@ -48,6 +48,10 @@ def read_basic(folder: Path, host: str) -> str | None:
 
 
 def _from_helper(helper: str, host: str) -> str | None:
+    """Return "Basic ..." from docker's credential helper; None if it has none for the host.
+
+    Raises MachineError if the helper fails.
+    """
     if not re.fullmatch("[A-Za-z0-9_-]+", helper):
         raise MachineError(
             "not valid as the name of docker's credential helper", where=f"{helper!r:.50}"

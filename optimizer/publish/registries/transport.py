@@ -234,6 +234,12 @@ class Transport:
     def _send_once(
         self, method: str, url: str, headers: Mapping[str, str], body: Body, into: Sink | None
     ) -> Answer:
+        """Send one request without retries and return its answer.
+
+        into: file for the body of status 200 or 206; None: the answer's `data`
+
+        Raises MachineError for a body in memory beyond LARGEST_ANSWER bytes.
+        """
         parts = self._parts(url)
         connection = self._connection(parts.scheme, parts.netloc)
         path = f"{parts.path or '/'}{'?' + parts.query if parts.query else ''}"

@@ -87,6 +87,10 @@ def _predicted(
     selection: Selection,
     scratch: Path,
 ) -> dict[str, Any]:
+    """Predict, for each module of a decoder, the nats per token that its finer format saves.
+
+    Returns {module: {"error": root of the nats, "weights": number of weights}}.
+    """
     walked = precision.decide(section.compress, source, scratch, STAGE.name)
     section = section.model_copy(update={"compress": walked})
     predicted = mixed_precision.measure(source, batches, section, selection, scratch)

@@ -74,6 +74,7 @@ def encode(
 
 
 def _encoded(settings: ImageSettings, source: Any, named: Any) -> Encoded:
+    """Cut the boxes out of one image; the result has a part per box, or a `problem`."""
     opened = source.image if isinstance(source, Boxed) else source
     named = source.boxes if isinstance(source, Boxed) else named
     try:

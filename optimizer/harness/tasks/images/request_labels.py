@@ -77,6 +77,12 @@ def encode(
 def _encode_labels(
     contract: Contract, encoder: LabelEncoder | None, one: Encoded, named: str, number: int
 ) -> Encoded:
+    """Add the labels of a request to one encoded image, or a `problem`.
+
+    one: encoded image
+    named: labels of the request
+    number: index of the image, for messages
+    """
     texts = contract.label_texts
     if texts is None or encoder is None:
         return replace(

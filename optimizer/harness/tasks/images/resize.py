@@ -22,6 +22,7 @@ def resize(maps: Array, height: int, width: int, cubic: bool = False) -> Array:
 
 
 def _resize_axis(maps: Array, axis: int, size: int, cubic: bool) -> Array:
+    """Resize maps along one axis to `size`, bilinear or bicubic."""
     length = maps.shape[axis]
     at = (np.arange(size, dtype=np.float32) + np.float32(0.5)) * np.float32(length / size)
     at = at - np.float32(0.5)
