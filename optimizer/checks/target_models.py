@@ -15,7 +15,8 @@ from optimizer.recipe.schema import Recipe
 def check(recipe: Recipe, context: Context) -> None:
     """Raise RecipeError for the first target whose format cannot express this model's architecture.
 
-    Skipped for GGUF files and models with code of their own, which must be loaded to know.
+    GGUF files and models with code of their own are skipped, because only loading them shows their
+    architecture.
     """
     records = [(i, targets.look_up(section.runtime)) for i, section in enumerate(recipe.targets)]
     section = recipe.model

@@ -84,9 +84,9 @@ def read_calibration_rows(calibrate: Calibrate, task: Task) -> list[Sample]:
 
 
 def check_header(spec: DataSpec) -> None:
-    """Raise the DataError that reading the rows would, from the columns' names and types and the
-    first CHECKED rows: a missing column, a label that is not an id, a text that is not a string.
-    Data on a hub are not fetched for it."""
+    """Check the columns' names and types and the first CHECKED rows of a data set, and raise the
+    DataError that reading all rows would raise: a missing column, a label that is not an id, a text
+    that is not a string. Data on a hub are not fetched, and not checked."""
     if not is_local(spec):
         return
     table, where = open_table(spec), describe_place(spec)

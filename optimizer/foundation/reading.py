@@ -63,11 +63,14 @@ def reading(
     """Inside, turn a library's exception into `error` (exit 2), or into MachineError (exit 5) where
     memory or a permission is missing.
 
-    Our own errors, KeyboardInterrupt and SystemExit (model/checkpoint/own_code.py) pass unchanged.
-
     where: file, and field where it is known
     accepted, fix: parts of the message
-    own_faults: pass a fault of our code unchanged; for a block that does more than parse
+    error: class of the error for a faulty file
+    own_faults: True to pass programming mistakes in this project's code unchanged, for a block that
+        does more than parse
+
+    Errors of this project, KeyboardInterrupt and SystemExit (model/checkpoint/own_code.py) pass
+    unchanged.
     """
     try:
         yield

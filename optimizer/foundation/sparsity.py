@@ -1,7 +1,7 @@
-"""Sparsity patterns of a matrix (out, in), per output:
+"""Sparsity patterns of a weight matrix (out, in), per output:
 
-    "2:4", "N:M"         of every M neighbouring inputs of an output, in stored order, N are not
-    zero "unstructured 0.5"   of all inputs of an output, floor(0.5 * inputs) are zero
+    "2:4", "N:M"         at most N of every M neighbouring inputs, in stored order, are not zero
+    "unstructured 0.5"   floor(0.5 * inputs) of all inputs are zero
 
 The mask is not stored: a pruned weight is 0, and a pruned integer is the zero point.
 """

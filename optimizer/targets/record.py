@@ -16,7 +16,7 @@ GROUPS = (16, 32, 64, 128, 256)  # default of Accepts.group_sizes
 
 @dataclass(frozen=True)
 class Accepts:
-    """Capabilities of a lowering.
+    """Features that the lowering to a runtime accepts.
 
     weight_zero_point: asymmetric weights
     dynamic_activations: activations with granularity: token
@@ -24,15 +24,16 @@ class Accepts:
     int4_granularities: granularities of weights below 8 bits that stay packed
     integer_lookup: embeddings that stay quantized (row lookup in an int8 table)
     full_range: integers -8..7 with scales of either sign
-    no_integer_kernels: {device: reason} where quantized activations would run in float
+    no_integer_kernels: {device: reason} for devices on which quantized activations would run in
+        float
     float_products: description of the float products that int4 groups with static ranges run as;
-                    "": they are refused
+        "": such a recipe is refused
     zeros_alone: pruned weights that stay float
     integer_attention: integer products in an encoder's attention
     sparse_kernels: sparsity patterns for which kernels skip zeros
     float8: FP8 and FP4 weights, with activations in float or of the same type
     float8_cache: a KV cache in FP8 with calibrated scales
-    adapters_on: devices on which a run may choose an adapter of a decoder
+    adapters_on: devices on which each request may choose an adapter of a decoder
     """
 
     weight_zero_point: bool = True
@@ -53,10 +54,10 @@ class Accepts:
 
 @dataclass(frozen=True)
 class BuildCost:
-    """Predicted needs of a build.
+    """Figures from which the memory and time of a build are predicted.
 
     memory: bytes besides copies of the weights
-    copies: copies in memory of the lowered file, or, for an engine, of the float weights
+    copies: number of copies in memory of the lowered file or, for an engine, of the float weights
     seconds: start-up time
     rate: bytes of float weights processed per second
     """
@@ -71,11 +72,12 @@ class BuildCost:
 class Kernels:
     """Arithmetic of a runtime's fused kernels, from which bounds of the ledger follow.
 
-    reciprocal: a static quantizer multiplies by 1 / step, as OpenVINO's FakeQuantize does, instead
-                of dividing (validate/ledger/pieces/quantizer.py)
-    behind_quantizers: integer products need their quantizer in the same graph, so that both are
-                       run together
-    open: (run) -> opener of a piece of the graph in these kernels; "": ONNX Runtime on a CPU
+    reciprocal: True where a static quantizer multiplies by 1 / step, as OpenVINO's FakeQuantize
+        does, instead of dividing (validate/ledger/pieces/quantizer.py)
+    behind_quantizers: True where integer products need their quantizer in the same graph, so that
+        both are run together
+    open: (run) -> function that opens a piece of the graph in these kernels; "": ONNX Runtime on a
+        CPU
     """
 
     reciprocal: bool = False

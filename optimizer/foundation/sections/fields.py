@@ -1,7 +1,7 @@
-"""Types of value that several sections share, each with its bounds.
+"""Types of values that several sections share, each with its bounds.
 
-Bounds refuse typing errors and attacks before any work: no machine is known to have the memory or
-time for a larger value.
+Bounds refuse typing errors and attacks before any work. They lie above the memory and time of any
+known machine.
 """
 
 from __future__ import annotations

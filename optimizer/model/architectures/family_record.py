@@ -15,25 +15,29 @@ from optimizer.recipe.schema import Task
 
 @dataclass(frozen=True)
 class Family:
-    """One architecture. Names are relative to the base model or to a block; "" for none.
+    """Facts about one architecture. Names are relative to the base model or to a block; "" for
+    none.
 
-    blocks: list of equal blocks; for unequal ones "*" for each item of a list and "{a,b}" for
-        blocks or lists that run one after another, where they exist
-    linears: linear layers of every block, of unequal blocks those of any; options of a config can
-        add some (DeBERTa's position projections without share_att_key)
-    summands: identities whose inputs are quantized, so that a runtime can add integers
+    blocks: list of equal blocks; for unequal ones "*" stands for each item of a list, and "{a,b}"
+        for blocks or lists that run one after another, where they exist
+    linears: linear layers of every block; for unequal blocks those of any block. Options of a
+        config can add some (DeBERTa's position projections without share_att_key)
+    summands: identities at which tensors outside linear layers are quantized, so that a runtime can
+        add integers
     left_float: (full name of a layer, reason why it is not among `linears`)
-    attention_products: module of a block whose query, key and value transformers multiplies with a
-        plain softmax between, by an attention that it looks up by name
-    transposed: linears whose weights a checkpoint holds as (in, out)
+    attention_products: module of a block that multiplies query, key and value with a plain softmax
+        between, through an attention function that transformers looks up by name
+    transposed: linear layers whose weights a checkpoint holds as (in, out)
     stored_as: (part of a name in the files, transformers' name), replaced in this order
 
     Fields for making a smaller checkpoint:
 
-    attention: heads; None where their size follows from hidden_size / heads, so none can go
-    hidden: the config's name for the width, if channels can be removed with the same heads
-    depth: the config's name for the number of blocks, if every block can be removed
-    per_block: the config's lists with a value per block
+    attention: heads that can be removed; None where their size follows from hidden_size / heads, so
+        that none can
+    hidden: name in the config of the hidden width, if channels can be removed without changing the
+        heads
+    depth: name in the config of the number of blocks, if every block can be removed
+    per_block: names in the config of lists with one value per block
     """
 
     model_type: str

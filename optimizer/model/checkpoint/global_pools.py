@@ -1,8 +1,8 @@
-"""Replace a pooling whose window is larger than any image by global pooling.
+"""Replace pooling with a window larger than any image by global pooling.
 
-The window of transformers' EfficientNet has `hidden_dim` rows and columns, far more than a feature
-map, and is cut off at its edges; a smaller window would give several vectors per image, which the
-model refuses. Runtimes need not support windows of this size.
+The pooling window of transformers' EfficientNet has `hidden_dim` rows and columns, far more than a
+feature map, and is cut off at the map's edges. Runtimes need not support windows of this size. With
+a smaller window there would be several vectors per image, which the model refuses.
 """
 
 from __future__ import annotations

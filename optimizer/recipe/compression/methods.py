@@ -55,7 +55,7 @@ learned       trained by gradients through a block or the model, without a null 
 
 @dataclass(frozen=True)
 class Method:
-    """One compression method.
+    """Record of one compression method.
 
     name: word in the recipe, and file name in compress/apply/
     kind: see Kind
@@ -64,22 +64,23 @@ class Method:
     judged_by: see JudgedBy
     limits: function "package.module:function", (quantize, calibrate, bits) -> MethodLimits of
         validate/ledger/limits/rounding_limits.py: bounds of scales and norm weights
-    calibrated: the method reads activations
-    second_moments: the method rounds by the Hessian of the inputs (FloatWeight has it)
-    float_reference: (options, static_activations) -> whether the method compares with the float
+    calibrated: True where the method reads activations
+    second_moments: True where the method rounds by the Hessian of the inputs (FloatWeight has it)
+    float_reference: (options, static_activations) -> True where the method compares with the float
         model's hidden states at the same place
     range_search: (options) -> the method that rounds after a smoothing method, in place of rounding
-        to nearest
-    needs_activations, weight_only: quantize.activations must be given, must be absent
-    folds: weights that change: "some" near the norms, or "all"
-    folds_norms: norm weights are "scaled", or folded "away" to ones
-    learns_norms: the method trains norm weights
-    unties_head: (options) -> whether a tied head becomes a weight of its own
-    takes_mask: pruned weights stay 0 (FloatWeight.mask), as sparsity requires
-    convolutions: the method also quantizes convolutions, given as matrices
-    float8: the method also rounds to FP8 and FP4 values
+        to nearest; None: no such method
+    needs_activations: True where quantize.activations is required
+    weight_only: True where quantize.activations is refused
+    folds: weights that the method changes by folding: "some" near the norms, or "all"; "": none
+    folds_norms: norm weights are "scaled", or folded "away" to ones; "": unchanged
+    learns_norms: True where the method trains norm weights
+    unties_head: (options) -> True where a tied head becomes a weight of its own
+    takes_mask: True where pruned weights stay 0 (FloatWeight.mask), as sparsity requires
+    convolutions: True where the method also quantizes convolutions, given as matrices
+    float8: True where the method also rounds to FP8 and FP4 values
     passes: (options, calibrate) -> passes of the calibration tokens through the blocks
-    moments: the method holds matrices of (widest input) squared
+    moments: True where the method holds matrices of (widest input) squared
     """
 
     name: str

@@ -92,11 +92,12 @@ class Split(NamedTuple):
 
 
 def draw_texts(section: Learning, spec: DataSpec, contract: Contract, checkpoint: Path) -> Split:
-    """Draw texts to learn from and held-out texts with section.seed; no row is in both. Raises
-    DataError when there is too little text.
+    """Draw texts to train on, and held-out texts, with section.seed; no row is in both.
 
     spec: section.data, or calibrate.data where the section names no data
     checkpoint: folder with the tokenizer
+
+    Raises DataError when there is too little text.
     """
     tokenizer = load_tokenizer(checkpoint, contract)
     windows = tasks.look_up(contract).calibration_items == "windows"
@@ -131,9 +132,10 @@ class Distilled:
     """Result of a distillation.
 
     weights: {parameter: trained value}
-    curve: losses of the training
-    start, end: {loss: value on held-out data}, before the first step and with the final weights
-    tried: (rate, loss) of the trials that searched learning_rate
+    curve: losses during the training
+    start: {loss: value on held-out data} before the first step
+    end: {loss: value on held-out data} with the final weights
+    tried: (learning rate, loss) of each trial, where the rate was searched
     """
 
     weights: Mapping[str, Tensor]

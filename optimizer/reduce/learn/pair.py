@@ -1,11 +1,11 @@
 """A teacher and its student, and the pairs of their hidden states and attentions to compare.
 
-A student that was cut from its teacher: the input of each of its blocks is compared with the
-teacher's input of the block it was cut from, the last output with the teacher's, and the attention
-of each head with that of the head it was cut from. Any other student: its blocks are spread evenly
-over the teacher's, and the output of each is compared with that of the last block of its share. If
-the numbers of heads differ, attention is compared as the mean over the heads, which is a
-distribution over the keys too.
+For a student that was cut from its teacher, the input of each block is compared with the input of
+the teacher's block that it was cut from, the last output with the teacher's, and the attention of
+each head with that of the head it was cut from. The blocks of any other student are spread evenly
+over the teacher's: block i of n stands for the i-th n-th of the teacher's blocks, and its output is
+compared with that of the last of these. If the numbers of heads differ, attention is compared as
+the mean over the heads, which is a distribution over the keys too.
 """
 
 from __future__ import annotations
@@ -37,9 +37,11 @@ Batch = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Pairing:
-    """Parts of the teacher that each block of the student is compared with, in order.
+    """Parts of the teacher that each block of the student is compared with. Each list has one item
+    per block.
 
-    states: index of the teacher's hidden state for the block's output; i: output of i blocks
+    states: index of the teacher's hidden state for the block's output; index i is the output of i
+        blocks
     attention: index of the teacher's block whose attention is compared with the block's attention
     heads: query heads of that teacher's block from which the student's were cut, in order; None:
         all, or the student was not cut from the teacher
