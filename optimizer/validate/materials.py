@@ -65,6 +65,7 @@ class Materials(RunArtifacts):
 
     @cached_property
     def simulated_model(self) -> nn.Module:
+        """The compressed state, de-quantized in torch, as a model."""
         return simulate_state(self.float_model, self.state, place=self.mapped)
 
     @cached_property
@@ -212,12 +213,14 @@ class Materials(RunArtifacts):
 
     @cached_property
     def float_traces(self) -> list[Trace]:
+        """Traces of the float model on the usual batches."""
         if not self.state.replaced:
             return self.traces(self.float_model, self.sampled, self.compares_outputs)
         return self.traces(self.float_model, ())
 
     @cached_property
     def folded_traces(self) -> list[Trace]:
+        """Traces of the folded model on the usual batches."""
         if not self.state.replaced:
             return self.float_traces
         return self.traces(self.folded_model, self.sampled, self.compares_outputs)
@@ -231,16 +234,20 @@ class Materials(RunArtifacts):
 
     @cached_property
     def simulated_traces(self) -> list[Trace]:
+        """Traces of the compressed state in torch on the usual batches."""
         return self.traces(
             self.simulated_model, self.sampled, self.compares_outputs, self.judged_summands
         )
 
     @cached_property
     def folded_extremes(self) -> list[Trace]:
+        """Traces of the folded model on the extreme batches, without inputs and outputs of
+        modules."""
         return self._trace_each(self.folded_model, self.extremes)
 
     @cached_property
     def simulated_extremes(self) -> list[Trace]:
+        """Traces of the compressed state on the extreme batches, without those of modules."""
         return self._trace_each(self.simulated_model, self.extremes)
 
     @property
@@ -379,6 +386,7 @@ class Materials(RunArtifacts):
 
     @cached_property
     def lowered_graph(self) -> OpenGraph:
+        """The lowered ONNX graph."""
         return open_graph(self.model / "model.onnx")
 
     @cached_property

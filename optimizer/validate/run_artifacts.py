@@ -140,6 +140,7 @@ class RunArtifacts:
 
     @property
     def reference(self) -> Path:
+        """Folder of the reference model, with checkpoint/ and contract.json."""
         return self.original or self.source
 
     @property
@@ -172,20 +173,24 @@ class RunArtifacts:
 
     @cached_property
     def names(self) -> Names:
+        """Names of modules and parameters in the exported graph (names.json)."""
         return from_dict(json.loads((self.graph / "names.json").read_text(encoding="utf-8")))
 
     @cached_property
     def lowering(self) -> dict[str, Any]:
+        """Content of lowering.json, the record of stage lower."""
         document: dict[str, Any] = json.loads((self.model / "lowering.json").read_text("utf-8"))
         return document
 
     @cached_property
     def inspected(self) -> dict[str, Any]:
+        """Content of engine.json, the record of stage build with the builder's inspection."""
         document: dict[str, Any] = json.loads((self.engine / "engine.json").read_text("utf-8"))
         return document
 
     @cached_property
     def float_model(self) -> nn.Module:
+        """Model of the checkpoint in `source`, in torch and float32."""
         return load_torch_model(self.checkpoint, self.task, place=self.mapped)
 
     @cached_property
@@ -224,10 +229,12 @@ class RunArtifacts:
 
     @property
     def precision(self) -> str:
+        """Float type in which the unquantized part of the lowered model is stored, such as fp32."""
         return self.section.target.float_type
 
     @property
     def outputs(self) -> list[str]:
+        """Names of the contract's outputs."""
         return [o.name for o in self.contract.outputs]
 
     @property

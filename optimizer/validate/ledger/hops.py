@@ -75,7 +75,7 @@ HIDDEN = (
 
 
 def load(m: Materials) -> Entry:
-    """Compare our model with transformers' own, and its parameters with the checkpoint file."""
+    """Hop `load`: compare our model with transformers' own, and parameters with the file."""
     from safetensors import safe_open
 
     folder, problems = m.source / "checkpoint", list[str]()
@@ -111,7 +111,7 @@ def load(m: Materials) -> Entry:
 
 
 def _original_outputs(m: Materials) -> list[dict[str, Any]]:
-    """Outputs of the ONNX file as it is, without fusions; row by row where it takes one only."""
+    """Run the ONNX file without fusions; one row at a time where it accepts no more."""
     path, single = m.source / "original" / "model.onnx", m.checkpoint.config["single"]
     with OrtRunner(path, threads=1, fuse=False) as runner:
         results = []
@@ -149,8 +149,8 @@ def load_transformers_model(m: Materials) -> nn.Module:
 
 
 def fold(m: Materials) -> Entry:
-    """Compare the float model with replaced parameters with the source: folding must not change its
-    outputs. Corrected biases and learned norm weights do, and have separate laws."""
+    """Hop `fold`: compare the float model with replaced parameters with the source, whose outputs
+    it must keep. Corrected biases and learned norm weights change them and have separate laws."""
     quantize = m.section.quantize
     rotated = any(x.folds_norms == "away" for x in quantize.chosen)
     problems = state_laws.judge_replaced(m.state, m.parameters)
@@ -186,8 +186,8 @@ def fold(m: Materials) -> Entry:
 
 
 def _corrected(m: Materials) -> list[str]:
-    """Sentences on the corrected biases, which must be those of quantized modules where the recipe
-    corrects biases, and none elsewhere."""
+    """Return sentences on corrected biases: where the recipe corrects biases these must be those of
+    all quantized modules, elsewhere none."""
     quantized = {f"{module}.bias" for module in m.state.modules}
     corrects = m.section.quantize.bias_correction and not m.section.training  # those are trained
     expected = quantized & set(m.parameters) if corrects else set()
@@ -198,8 +198,8 @@ def _corrected(m: Materials) -> list[str]:
 
 
 def compress(m: Materials) -> Entry:
-    """Compare the state de-quantized in torch with the source by the recipe's budget, and check the
-    laws of a state."""
+    """Hop `compress`: compare the state, de-quantized in torch, with the source by the recipe's
+    budget, and check the laws of a state."""
     activations = m.section.quantize.activations
     problems, unjudged = _rounding(m)
     mode = None if activations is None else activations.mode
@@ -243,8 +243,8 @@ def compress(m: Materials) -> Entry:
 
 
 def _operands(m: Materials) -> list[str]:
-    """Sentences on attention operands, which must be integers exactly where the recipe says so,
-    with range 0..1 for probabilities."""
+    """Return sentences on attention operands: they must be integers exactly where the recipe asks
+    for it, and probabilities must have the range 0..1."""
     activations, operands = m.section.quantize.activations, select_operands(m.state)
     integers = activations is not None and activations.attention == "int8"
     problems = (
@@ -260,7 +260,7 @@ def _operands(m: Materials) -> list[str]:
 
 
 def _rounding(m: Materials) -> tuple[list[str], list[str]]:
-    """(problems of the integers of each weight by the laws of its method, sentences on weights
+    """Judge the integers of each weight by the laws of its method: (problems, sentences on weights
     that cannot be judged)."""
     quantize = m.section.quantize
     if m.section.training:
@@ -293,7 +293,7 @@ def _rounding(m: Materials) -> tuple[list[str], list[str]]:
 
 
 def _read_otherwise(m: Materials) -> list[str]:
-    """[a sentence] where calibration read other texts or tokens than the recipe says, else []."""
+    """Return [a sentence] where calibration data differ from those of the recipe, else []."""
     read, expected = m.calibration_counts
     if read == expected:
         return []
@@ -301,15 +301,15 @@ def _read_otherwise(m: Materials) -> list[str]:
 
 
 def _unfolded(m: Materials, name: str, q: QTensor) -> Tensor:
-    """Value (out, in) that the checkpoint must hold for trained weight `name`: its integers `q`
-    de-quantized, times the factor of its input."""
+    """Compute the value (out, in) that the checkpoint must hold for a trained weight: the integers
+    `q` de-quantized, times the factor of its input."""
     factor = m.state.factor_of(owner_of(name))
     return q.dequantize() if factor is None else q.dequantize() * factor
 
 
 def export(m: Materials) -> Entry:
-    """Compare the float graph with torch, end to end and piece by piece, and every parameter by
-    value."""
+    """Hop `export`: compare the float graph with torch, end to end and piece by piece, and every
+    parameter by value."""
     path = m.graph / "model.onnx"
     graph = open_graph(path)
     problems = graph_laws.compare_interface(m, graph)
@@ -331,15 +331,15 @@ def export(m: Materials) -> Entry:
 
 
 def _judged_edges(m: Materials, edges: Sequence[cut.Edge]) -> list[cut.Edge]:
-    """The edges of the modules that are judged alone."""
+    """Return the edges of the modules that are judged alone."""
     judged = {*m.judged_alone, *m.judged_summands}
     return [edge for edge in edges if edge.module in judged]
 
 
 @contextmanager
 def _modules_named(parts: Sequence[pieces.Piece]) -> Iterator[None]:
-    """Turn a HarnessError of a graph that cannot run end to end, such as one with positions outside
-    of their table, into a LedgerError that first names the pieces beyond their limits."""
+    """Convert a HarnessError of a graph that does not run, such as one with positions outside of
+    their table, to a LedgerError that names the pieces beyond their limits first."""
     try:
         yield
     except HarnessError as e:
@@ -348,7 +348,7 @@ def _modules_named(parts: Sequence[pieces.Piece]) -> Iterator[None]:
 
 
 def lower(m: Materials) -> Entry:
-    """Compare the lowered graph, each operator as written, with the state de-quantized in torch."""
+    """Hop `lower`: compare the lowered graph, operators as written, with the state in torch."""
     path = m.model / "model.onnx"
     graph = m.lowered_graph
     problems = graph_laws.compare_interface(m, graph)
@@ -382,7 +382,7 @@ def lower(m: Materials) -> Entry:
 
 
 def engine(m: Materials) -> Entry:
-    """Compare the built engine with the lowered graph, and check the builder's inspection of it."""
+    """Hop `engine`: compare the engine with the lowered graph, and check its inspection."""
     inspected, target = m.inspected.get("inspected") or {}, m.section.target
     fallbacks = [] if target.allow_precision_fallback else inspected.get("wider", [])
     problems = [f"{name}: runs in higher precision than the recipe says" for name in fallbacks]
@@ -429,8 +429,8 @@ def engine(m: Materials) -> Entry:
 
 
 def _padding_problems(m: Materials) -> list[str]:
-    """Sentences about outputs that change where batches are padded to the sizes of an engine that
-    is not run here: the lowered graph on the CPU, under the limits of an engine."""
+    """Return sentences on outputs that change where batches are padded to the sizes of an engine
+    that is not run here: the lowered graph on the CPU is judged by the engine's limits."""
     padded = target_runner.open_padded(m, "cpu")
     if padded is None:
         return []
@@ -443,8 +443,8 @@ def _padding_problems(m: Materials) -> list[str]:
 
 
 def harness(m: Materials) -> Entry:
-    """Compare the way from inputs to answers, as in a bundle, with transformers' tokenizer or image
-    processor, and torch."""
+    """Hop `harness`: compare the steps from inputs to answers, as in a bundle, with transformers'
+    tokenizer or image processor, and with torch."""
     folder = m.bundle or m.source
     served = contracts.read(folder / "contract.json")
     tokens_folder = folder if m.bundle else folder / "checkpoint"
@@ -491,8 +491,8 @@ def _laws_of_answers(contract: contracts.Contract) -> Any:
 
 
 def _ratio(value: Any, expected: Any, bound: Any) -> float:
-    """The largest difference of an element over its bound; infinite for another shape, a value that
-    is not finite, or a difference without a bound."""
+    """Return the largest |value - expected| / bound; infinite for another shape, a value that is
+    not finite, or a difference where the bound is 0."""
     if value.shape != expected.shape or not np.isfinite(value).all():
         return float("inf")
     error = np.abs(value.astype(np.float64) - expected)

@@ -256,9 +256,9 @@ def find_exchange(
 def find_better_reading(
     truth: Sequence[Labels], predicted: Sequence[Labels], labels: int, confidence: float
 ) -> tuple[int, ...] | None:
-    """Find the exchange of find_best_reading on the first half of the texts, and return it if it
-    makes more answers of the second half right; else None. The test is a sign test over the texts
-    of the second half whose number of right answers changes.
+    """Find an exchange with which more answers are right than without; else None. It is chosen by
+    find_best_reading on every second text and tested on the others, by a sign test over the texts
+    whose number of right answers it changes.
 
     truth, predicted: label ids (words,) of each text; -1 in `predicted`: no label
     labels: number of labels

@@ -102,6 +102,8 @@ class EngineRows:
                     self._identical(again == scores.candidate[i], f"window {i}", name)
 
     def entry(self) -> Entry:
+        """Make the entry of hop `rows`: failed where there are problems, not run where this machine
+        cannot repeat the bits of the candidate."""
         start, problems = "engine", tuple(self.problems)
         if problems:
             return Entry("rows", start, None, None, False, WHY, problems)

@@ -77,6 +77,7 @@ def read_labels(texts: Sequence[str]) -> list[npt.NDArray[np.int64]]:
 
 
 def summary(cosines: npt.NDArray[np.float64]) -> dict[str, float]:
+    """Summarize cosines (examples,): mean, least, and the 1st percentile."""
     return {
         "mean": float(cosines.mean()),
         "min": float(cosines.min()),

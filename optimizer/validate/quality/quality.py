@@ -452,6 +452,7 @@ class Probe:
         return Probe(classes, mean, best[1], bias)
 
     def predict(self, features: Floats) -> Integers:
+        """Return the label (n,) of each row of features (n, width)."""
         scores = (features - self.mean) @ self.weight + self.bias
         predicted: Integers = self.classes[scores.argmax(1)]
         return predicted

@@ -40,6 +40,7 @@ class Openings:
             self._runners[name] = self._openers[name]()
 
     def close(self) -> None:
+        """Close all runners, in random order."""
         for name in self._random.sample(list(self._runners), len(self._runners)):
             self._runners.pop(name).close()
         self._between.clear()

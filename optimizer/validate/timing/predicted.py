@@ -230,8 +230,8 @@ def predict(
 
 
 def _openings(ratio: float, each: float, seconds: float) -> int:
-    """Return the number of openings after which the interval of a ratio leaves out 1, at most the
-    number that `seconds` allow.
+    """Return the number of openings after which the interval of a ratio leaves out 1: OPENINGS,
+    doubled until then or until `seconds` are spent.
 
     ratio: predicted ratio
     each: seconds of one opening with its rounds

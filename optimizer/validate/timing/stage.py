@@ -122,6 +122,7 @@ def measure(section: Latencies, reference: Path, out: Path, compare: Compare) ->
 
 
 def choose_cell(section: Latencies) -> GainCell:
+    """Make the cell in which all sizes are timed, with texts of latency.data or neutral ones."""
     data = section.latency.data
     texts = [row.text for row in read_samples(data)] if data else list(NEUTRAL)
     return GainCell(section.target, section.latency, texts, section.reduce.gain_over)

@@ -146,7 +146,7 @@ reference's answer."""
 def classified(
     reference: ReferencePipeline, _value: Any, logits: Array, _alone: Batch
 ) -> dict[str, Any]:
-    """transformers' answer of text- and image-classification. logits: (labels,)."""
+    """Return transformers' answer of text- or image-classification. logits: (labels,)."""
     labels = reference.contract.labels or ()
     if len(labels) == 1:
         (name,) = reference.pipeline.model.config.id2label.values()
@@ -165,7 +165,7 @@ def classified(
 
 
 def _several(reference: ReferencePipeline, logits: Array) -> dict[str, Any]:
-    """transformers' answer of a multi-label model, by its problem_type, or of a regression."""
+    """Return transformers' answer of a multi-label model or a regression. logits: (labels,)."""
     listed = reference.pipeline.postprocess(
         {"logits": torch.from_numpy(logits)[None]}, top_k=None, _legacy=False
     )
@@ -189,7 +189,7 @@ def _several(reference: ReferencePipeline, logits: Array) -> dict[str, Any]:
 def fitting(
     reference: ReferencePipeline, _value: Any, logits: Array, _alone: Batch
 ) -> dict[str, Any]:
-    """transformers' answer of zero-shot-image-classification. logits: (labels,)."""
+    """Return transformers' answer of zero-shot-image-classification. logits: (labels,)."""
     labels = list(reference.contract.labels or ())
     listed = reference.pipeline.postprocess(
         {"candidate_labels": labels, "logits": [torch.from_numpy(logits)]}
@@ -205,7 +205,7 @@ def fitting(
 
 
 def _activated(contract: Contract, logits: Array) -> Near:
-    """The activation of one logit in float64, which the harness rounds once to float32."""
+    """Apply the activation to one logit in float64; the harness rounds it once to float32."""
     if contract.activation != "sigmoid":
         return Near(float(logits[0]))
     value = float(torch.sigmoid(torch.from_numpy(logits[:1]).double()))
@@ -215,12 +215,12 @@ def _activated(contract: Contract, logits: Array) -> Near:
 def scored(
     reference: ReferencePipeline, _value: Any, logits: Array, _alone: Batch
 ) -> dict[str, Any]:
-    """Answer of text-ranking. logits: (1,)."""
+    """Return the expected answer of text-ranking. logits: (1,)."""
     return {"score": _activated(reference.contract, logits), "logit": Near(float(logits[0]))}
 
 
 def tagged(reference: ReferencePipeline, text: str, logits: Array, _alone: Batch) -> dict[str, Any]:
-    """transformers' answer of token-classification. logits: (tokens, labels)."""
+    """Return transformers' answer of token-classification. logits: (tokens, labels)."""
     from transformers.pipelines.token_classification import AggregationStrategy
 
     if reference.contract.aggregation is not None:
@@ -269,7 +269,7 @@ def tagged(reference: ReferencePipeline, text: str, logits: Array, _alone: Batch
 def _aggregated(
     reference: ReferencePipeline, text: str, logits: Array, strategy: Any
 ) -> dict[str, Any]:
-    """The pipeline's own answer with an aggregation strategy."""
+    """Return the pipeline's answer with an aggregation strategy. logits: (tokens, labels)."""
     encoded = reference.encoded(text)
     names = ("input_ids", "offset_mapping", "special_tokens_mask")
     outputs: dict[str, Any] = {n: torch.tensor(encoded[n])[None] for n in names}
@@ -283,8 +283,8 @@ def _aggregated(
 
 
 def _entities(pipeline: Any, text: str, words: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Join words as group_entities does. That function cuts every label at the first dash to name
-    a group; get_tag, by which it compares words, cuts B- and I- only and gives the names here."""
+    """Join words as group_entities does, which cuts every label at its first dash to name a group.
+    The names here are those of get_tag, which cuts B- and I- only."""
     entities, remaining = [], list(words)
     for group in pipeline.group_entities(list(words)):
         count = next(i for i, word in enumerate(remaining, 1) if word["end"] == group["end"])
@@ -299,14 +299,14 @@ def _entities(pipeline: Any, text: str, words: Sequence[dict[str, Any]]) -> list
 
 
 def _place(text: str, place: Mapping[str, Any]) -> dict[str, Any]:
-    """{text, start, end} of a word or entity, without white space that a token begins with."""
+    """Return {text, start, end} of a word or entity, without white space at its beginning."""
     start, end = int(place["start"]), int(place["end"])
     start += len(text[start:end]) - len(text[start:end].lstrip())
     return {"text": text[start:end], "start": start, "end": end}
 
 
 def filled(reference: ReferencePipeline, text: str, logits: Array, _alone: Batch) -> dict[str, Any]:
-    """transformers' answer of fill-mask. logits: (tokens, vocabulary)."""
+    """Return transformers' answer of fill-mask. logits: (tokens, vocabulary)."""
     ids = torch.tensor(reference.encoded(text)["input_ids"])
     listed = reference.pipeline.postprocess(
         {"input_ids": ids[None], "logits": torch.from_numpy(logits)[None]}, top_k=fill_mask.BEST
@@ -331,7 +331,7 @@ def filled(reference: ReferencePipeline, text: str, logits: Array, _alone: Batch
 def pooled(
     reference: ReferencePipeline, _value: Any, hidden: Array, alone: Batch
 ) -> dict[str, Any]:
-    """Answer of a task of vectors. hidden: (positions, width)."""
+    """Return the expected answer of a task of vectors. hidden: (positions, width)."""
     contract = reference.contract
     values, bounds = contract_laws.evaluate(
         contract, {tasks.look_up(contract).output: hidden[None]}, alone
@@ -343,8 +343,8 @@ def pooled(
 def weighed(
     reference: ReferencePipeline, _value: Any, logits: Array, alone: Batch
 ) -> dict[str, Any]:
-    """Answer of sparse-embedding. logits: (tokens, vocabulary). Where entries are equal within
-    their bounds, so that either may stand first or be left out, the values alone are judged."""
+    """Return the expected answer of sparse-embedding. logits: (tokens, vocabulary). Where entries
+    are equal within their bounds, so that their order may differ, only values are judged."""
     contract = reference.contract
     values, bounds = contract_laws.evaluate(contract, {"logits": logits[None]}, alone)
     order = np.argsort(-values[0], kind="stable")
@@ -366,7 +366,7 @@ def weighed(
 def states(
     _reference: ReferencePipeline, _value: Any, hidden: Array, _alone: Batch
 ) -> dict[str, Any]:
-    """Answer of feature-extraction: `hidden` (tokens, width) itself."""
+    """Return the expected answer of feature-extraction: `hidden` (tokens, width) itself."""
     return {"hidden_states": Near(hidden)}
 
 
@@ -402,12 +402,12 @@ PIPELINES = {
 
 
 def explain_unjudged(task: str) -> str:
-    """A sentence for a task whose answers have no reference here, else ""."""
+    """Explain that the answers of a task have no reference here; "" where they have one."""
     return "" if task in EXPECTED else UNJUDGED.format(task)
 
 
 def bound_rounding(logits: Array) -> Array:
-    """Bound (labels,) on the distance of two float32 softmaxes of the logits (labels,). Each rounds
+    """Bound the distance (labels,) of two float32 softmaxes of the logits (labels,). Each rounds
     the shifted logits, which an exponential turns into relative errors, the exponentials, their sum
     and a quotient."""
     shifted = logits.max() - logits.astype(np.float64)
@@ -418,7 +418,7 @@ def bound_rounding(logits: Array) -> Array:
 
 
 def _equal(scores: Mapping[str, Near], best: Near) -> OneOf:
-    """The labels that are as likely as the best one, within bounds."""
+    """Return the labels with scores equal, within their bounds, to the best one."""
     near = (n for n, s in scores.items() if s.values + s.bounds >= best.values - best.bounds)
     return OneOf(frozenset(near))
 
@@ -465,7 +465,7 @@ def compare_answers(m: Materials, served: Contract, encoder: Any, runner: Runner
 
 
 def _counts(reference: ReferencePipeline, text: str, one: Answered) -> Iterator[str]:
-    """Differences in the token counts of a text: all its tokens, and those that the model read."""
+    """Yield differences in the numbers of tokens of a text, and of tokens that were read."""
     with quiet():
         parts = reference.contract.template or ("", "", "")  # the text is a document
         prompted = reference.contract.vectors.text + parts[0] + parts[1] + text + parts[2]
@@ -479,9 +479,9 @@ def _counts(reference: ReferencePipeline, text: str, one: Answered) -> Iterator[
 def compare_generated(
     tokenizer: Any, prompt: Sequence[int], completion: Completion, new: int
 ) -> list[str]:
-    """Sentences on fields of the answer to a prompt, where no token may end the text.
+    """Return sentences on wrong fields of the answer to a prompt, where no token may end the text.
 
-    tokenizer: transformers'
+    tokenizer: transformers' own
     new: number of requested tokens
     """
 

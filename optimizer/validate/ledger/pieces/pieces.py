@@ -77,6 +77,7 @@ class Piece:
 
     @property
     def fine(self) -> bool:
+        """True where the piece is within its limit."""
         return self.ratio <= 1
 
     def as_dict(self) -> dict[str, Any]:

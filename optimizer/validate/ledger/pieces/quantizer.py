@@ -79,14 +79,17 @@ class Judgement:
 
     @property
     def near_ties(self) -> int:
+        """Number of different values near a rounding tie."""
         return len(self.ties)
 
     @property
     def flips(self) -> int:
+        """Number of values near a tie that got the other integer."""
         return len(self.flipped)
 
     @property
     def flips_allowed(self) -> int:
+        """Largest number of flips that correct rounding may cause."""
         return bound_flips(self.near_ties)
 
     @property
