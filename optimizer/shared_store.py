@@ -222,7 +222,7 @@ def folder_of(root: Root) -> Path:
 
 
 def folder_option(root: Root) -> str:
-    """Return the command line option that moves the folder of `folder_of` elsewhere."""
+    """Return the option of the command line with which a user chooses the store's local folder."""
     return "--store" if isinstance(root, Path) else "--store-cache"
 
 

@@ -87,7 +87,11 @@ def publish_failed(files: Mapping[str, str], artifacts: Path, name: str, version
 
 @contextmanager
 def _lock_version(artifacts: Path, name: str, version: str) -> Iterator[Path]:
-    """Lock the version, and yield a private folder beside the final folder."""
+    """Wait for the lock of the version, and yield an empty folder, in which the caller writes it.
+
+    The folder lies beside that of the version, so that it can be renamed to it. Raises
+    RecipeError where a folder of that name lacks a manifest.
+    """
     home = artifacts / name
     final = home / version
     with _explain_disk_errors(artifacts):

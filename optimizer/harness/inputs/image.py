@@ -142,7 +142,13 @@ def collate(contract: Contract, encoded: Sequence[Encoded], size: int | None = N
 
 
 def read_received(data: bytes, textual: bool) -> bytes:
-    """Return the bytes of an image file from a request; a JSON string holds them in base64."""
+    """Return the bytes of an image file from a request.
+
+    data: the file, or its base64
+    textual: true for base64, as JSON holds it
+
+    Raises ValueError for invalid base64.
+    """
     return base64.b64decode(data, validate=True) if textual else data
 
 

@@ -45,7 +45,8 @@ def choose_labels(contract: Contract, scores: Array) -> Array:
 
 
 def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, Any]]:
-    """Return {"label", "score", "scores"}: the top label, its probability and all probabilities.
+    """Return an answer per text: {"label", "score", "scores"}, the top label, its probability and
+    all probabilities.
 
     A model with a single label answers {"label", "value"}: the activation of its logit; a
     multi-label model {"labels", "scores"}: the labels above their thresholds, and all

@@ -95,7 +95,8 @@ def word_labels(contract: Contract, text: str, encoding: Any, logits: Array, tok
 
 
 def _place(text: str, start: int, end: int) -> dict[str, Any]:
-    """Return {"text", "start", "end"} of a span without the leading white space of tokens."""
+    """Return {"text", "start", "end"} of a span, without the white space at its start, which
+    byte-level tokens include."""
     start += len(text[start:end]) - len(text[start:end].lstrip())
     return {"text": text[start:end], "start": start, "end": end}
 

@@ -55,8 +55,12 @@ def fits(count: int) -> bool:
 
 
 def predict_seconds(count: int) -> float:
-    """Seconds that a model above LARGEST takes: about 500 tokens in all runs, two operations per
-    parameter and token, 10 billion a second."""
+    """Predict the seconds of the comparison with sentence-transformers; 0 up to LARGEST parameters.
+
+    About 500 tokens are computed, with two operations per parameter and token, 10 billion a second.
+
+    count: parameters of the model
+    """
     return 0.0 if count <= LARGEST else 2 * 500 * count / 1e10
 
 

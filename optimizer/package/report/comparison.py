@@ -179,7 +179,7 @@ def latency_rows(report: Document) -> list[Row]:
 
 
 def paired_note(report: Document) -> str:
-    """Return PAIRED where a timed size has such a ratio; else ""."""
+    """Return PAIRED for a report with a ratio by openings, else ""."""
     ratios = [get_part(cell, "ratio") for cell in get_parts(get_part(report, "speed"), "cells")]
     return PAIRED if any(ratios) else ""
 

@@ -52,9 +52,10 @@ class Pruned:
 
 
 def prune(place: Prunable, keep: int, *, delete: bool = False) -> Pruned:
-    """Remove all versions except the last `keep` and those that environments need.
+    """Return the versions to remove from a registry, and remove them if `delete`.
 
-    delete: False only reports what would be removed
+    The last `keep` versions stay, and those that an environment (such as production) serves or may
+    be rolled back to.
     """
     if not delete:
         return _choose(place, keep)[0]

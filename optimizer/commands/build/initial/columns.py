@@ -162,8 +162,11 @@ def _usual(field: str, model: ModelFacts) -> str:
 def _find_pair_columns(
     strings: Sequence[str], head: Mapping[str, Sequence[Any]], model: ModelFacts, file: Path
 ) -> dict[str, str]:
-    """Return the columns of a task that reads two texts: by their usual names, else the longest for
-    the pair and the next for the text. Raises DataError for fewer than two columns of strings."""
+    """Return {"text": column, "text_pair": column} for a task that reads two texts.
+
+    Columns with the usual names are taken; else the one with the longest texts is the pair, and the
+    next longest the text. Raises DataError for fewer than two columns of strings.
+    """
     first, second = _pair_names(model)
     if len(strings) < 2:
         raise DataError(

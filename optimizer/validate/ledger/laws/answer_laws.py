@@ -343,8 +343,8 @@ def pooled(
 def weighed(
     reference: ReferencePipeline, _value: Any, logits: Array, alone: Batch
 ) -> dict[str, Any]:
-    """Return the expected answer of sparse-embedding. logits: (tokens, vocabulary). Where entries
-    are equal within their bounds, so that their order may differ, only values are judged."""
+    """Return the expected ids and weights of sparse-embedding; any ids, where weights are so close
+    that rounding may order them otherwise. logits: (tokens, vocabulary)."""
     contract = reference.contract
     values, bounds = contract_laws.evaluate(contract, {"logits": logits[None]}, alone)
     order = np.argsort(-values[0], kind="stable")

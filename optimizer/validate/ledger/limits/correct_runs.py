@@ -80,8 +80,11 @@ class Samples:
         return [*read, *(read[i].continued(past) for i, past in cuts)]
 
     def of_pieces(self, traces: Sequence[Trace], model: Path) -> list[Trace]:
-        """Return the traces that pieces of the graph `model` run on: those of the sample and their
-        continuations."""
+        """Return the recorded inputs on which pieces of the ONNX graph are compared: the sampled
+        traces, and of decoders their next steps with a filled KV cache.
+
+        model: path of the graph
+        """
         return self.with_continuations([traces[i] for i in self.sampled], model)
 
 
