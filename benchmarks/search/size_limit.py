@@ -1,6 +1,6 @@
 """Lowest drop of SmolLM2 under a limit on size, by `optimize search` and by `allocate`.
 
-    python -m benchmarks.search.size_limit [--bits 4.5 5 5.5] [--work FOLDER] [--results FOLDER]
+    python -m benchmarks.search.size_limit [--bits 4.6 4.7] [--work FOLDER] [--results FOLDER]
 
 Runs the search of recipes/smollm2-search.yaml. Then the recipe with rtn, and with gptq, and
 `allocate: {average_bits: B}` for every B is made and judged on the same rows of the search. Those
@@ -25,11 +25,12 @@ from optimizer.search.trial import Trial, write_interval
 from optimizer.search.workbench import Workbench
 
 RECIPE = ROOT / "recipes" / "smollm2-search.yaml"
+EIGHT = "{bits: 8, granularity: group, group_size: 32}"  # Q8_0; a file holds no other finer blocks
 
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    p.add_argument("--bits", type=float, nargs="+", default=[4.5, 5.0, 5.5], help="average_bits")
+    p.add_argument("--bits", type=float, nargs="+", default=[4.6, 4.7], help="average_bits")
     p.add_argument("--work", type=Path, default=Path("artifacts/size_limit"), help="store")
     p.add_argument("--results", type=Path, help="folder for search_size_limit.json and .md")
     options = p.parse_args()
@@ -63,7 +64,7 @@ def allocate(method: str, bits: float, store: Path) -> Trial:
     say(f"size_limit: {method} with allocate at {bits:g} bits")
     changes = [
         f"quantize.methods=[{method}]",
-        f"quantize.allocate={{average_bits: {bits}}}",
+        f"quantize.allocate={{average_bits: {bits}, choices: [{EIGHT}]}}",
         f"search.over={{method: [{method}], precision: recipe}}",
     ]
     recipe = recipe_file.read(RECIPE, changes)

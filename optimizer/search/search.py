@@ -226,6 +226,8 @@ def _try_all(bench: Workbench, space: list[Candidate], progress: Progress) -> li
         label = candidate.label(bench.recipe)
         if why := progress.begin(label):
             trial = Trial(candidate, label, "refused", why, kept[candidate])
+        elif why := _find_smaller_excess(bench, candidate, trials, most):
+            trial = Trial(candidate, label, "stopped", why, kept[candidate])
         else:
             trial = _try(bench, candidate, best.candidate, progress)
         trial = replace(trial, expected=figures)
@@ -233,6 +235,23 @@ def _try_all(bench: Workbench, space: list[Candidate], progress: Progress) -> li
         trials.append(_announced(trial, len(trials) + 1, count))
         progress.end(len(trials))
     return trials
+
+
+def _find_smaller_excess(
+    bench: Workbench, candidate: Candidate, trials: list[Trial], most: float
+) -> str:
+    """Return why a candidate is too large without building it: a trial that keeps fewer of the same
+    modules in higher precision was too large. "" without such a trial.
+
+    most: largest bytes of the model's files allowed
+    """
+    for trial in trials:
+        same = replace(candidate, finer=trial.candidate.finer) == trial.candidate
+        fewer = set(trial.kept) <= set(bench.kept(candidate))
+        if same and fewer and trial.size is not None and trial.size > most:
+            size = f"{trial.size / 1e6:.1f} MB; allowed: {most / 1e6:g} MB"
+            return f"its files are larger than those of {trial.label}, which have {size}"
+    return ""
 
 
 def _try(bench: Workbench, candidate: Candidate, best: Candidate, progress: Progress) -> Trial:

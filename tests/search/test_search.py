@@ -102,6 +102,19 @@ def test_by_quality_the_form_with_the_lowest_drop_is_found(
         recipe_file.read(recipe, over[:1])
 
 
+def test_what_keeps_more_modules_than_a_form_that_is_too_large_is_not_built(
+    recipe: Path, store: Path, result: Result
+) -> None:
+    limit = (result.trials[0].size or 0) / 1e6 - 1e-6
+    over = ["search.over={method: [rtn]}", f"search.constraints={{size_mb: {limit}}}"]
+    limited = search.run(recipe_file.read(recipe, over), store)
+    first, *others = limited.trials
+    assert first.size is not None
+    assert others
+    assert {(t.outcome, t.size) for t in others} == {("stopped", None)}
+    assert all(first.label in t.why for t in others)
+
+
 def test_a_smaller_model_is_judged_against_the_whole_one(
     recipe: Path, store: Path, result: Result
 ) -> None:
