@@ -55,8 +55,8 @@ def untie(model: nn.Module, replaced: Mapping[str, Tensor]) -> None:
 class Values(Mapping[str, Tensor]):
     """{parameter: float32 value}, read at each access from `replaced`, else from the checkpoint.
 
-    All names of a tied parameter have its one stored value. A parameter that is in neither is
-    absent.
+    All names of a tied parameter have its one stored value. A parameter that neither mapping holds
+    raises KeyError.
 
     stored: {parameter: value} of the checkpoint
     replaced: {parameter: value} from the compress stage
@@ -158,7 +158,8 @@ def hide(model: ir.Model, values: Mapping[str, Tensor]) -> Iterator[None]:
 def read_rows(
     values: Mapping[str, Tensor], name: str, transposed: bool = False
 ) -> Iterator[Tensor]:
-    """Yield consecutive blocks of rows of a matrix, each of at most ROWS_OF values, in float32.
+    """Yield a matrix in parts of consecutive rows, each part with at most ROWS_OF values, in
+    float32.
 
     transposed: True for rows of the transposed matrix
     """

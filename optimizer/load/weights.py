@@ -108,8 +108,11 @@ def _check_one_set(folder: Path) -> None:
 
 
 def find(folder: Path, section: Model) -> dict[str, Stored]:
-    """Return {name in the files: stored tensor}. Raises CheckpointError for no weights, a missing
-    shard, a damaged file, two sets of weights, or only a pickle without allow_pickle."""
+    """Return {name in the files: stored tensor} of a checkpoint's folder.
+
+    Raises CheckpointError for a folder without weights, or with two sets of them (one file, and an
+    index of shards), for a missing shard or a damaged file, and for a pickle as the only file
+    unless allow_pickle is set."""
     _check_one_set(folder)
     quantized_folder = quantized.find(folder)
     if quantized_folder is not None:

@@ -90,7 +90,8 @@ def list_times(reply: Reply, kind: str) -> list[float]:
 def _percentiles(
     replies: Sequence[Reply], kind: str, seconds: float
 ) -> dict[str, list[float | None]]:
-    """Return {"p99": [value, low, high], ...} in ms of PERCENTILES; {} if no reply has a time."""
+    """Compute {"p99": [value, low, high], ...}, in ms, for each of PERCENTILES; {} if no reply has
+    a time of that kind."""
     windows: list[list[float]] = [[] for _ in range(WINDOWS)]
     for reply in replies:
         windows[min(int(reply.due / seconds * WINDOWS), WINDOWS - 1)] += list_times(reply, kind)

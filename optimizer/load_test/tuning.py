@@ -97,8 +97,10 @@ def is_better(new: HighestRate, old: HighestRate) -> bool:
 def find_longest_wait(
     measure: Callable[[float | None], Verdict], limit: float, batch: float
 ) -> float | None:
-    """Return the longest tried max_wait, in seconds, that keeps the objectives; None: the server's.
-    Raises LookupError if no tried wait of at least `batch` keeps the objectives.
+    """Find the longest max_wait, in seconds, with which the objectives are met. None: they are met
+    with the max_wait that the server chooses by itself.
+
+    Raises LookupError if no tried wait of at least `batch` seconds meets them.
 
     measure: max_wait in seconds, or None: the server's own -> verdict of a run under overload
     limit: limit of the objective in seconds

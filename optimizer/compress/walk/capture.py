@@ -138,13 +138,15 @@ def _looked_up(model: nn.Module, lookup: str, tensors: Any) -> Iterator[None]:
 def _record(
     source: ModelSource, blocks: Sequence[str], batch: Batch, outputs: dict[str, Any]
 ) -> tuple[Tensor, list[Use]]:
-    """Run the model with recording blocks; returns (input of the first block, uses of all blocks).
+    """Run the model with its blocks replaced by functions that record their arguments and return
+    stand-ins; returns (input of the first block, one Use per call of a block).
 
-    The first use runs its block once, for the structure of a block's output. Uneven blocks may
-    return another shape than they read, so each of them runs once, on the first batch. Where a
-    model adds parameters to hidden states between blocks (Family.added_between), they give zeros.
+    The first block is computed once, because the stand-ins have the structure of its output. Blocks
+    of an uneven family (Family.uneven) return other shapes than they read, so each of them is
+    computed once, while `outputs` is empty. Stand-ins are zeros where the model adds parameters to
+    hidden states between blocks (Family.added_between), so that the sum is that parameter.
 
-    outputs: {block: its output on the first batch}, filled here
+    outputs: {block: its output on the first batch}, filled on the first call and read on later ones
     """
     uses: list[Use] = []
     first: list[Tensor] = []

@@ -75,7 +75,7 @@ class Runtime:
         return () if self.product is None else self.product.compute_capabilities
 
     def lister(self) -> Any:
-        """Import and return the module that `devices` names."""
+        """Import the Python module that lists this runtime's devices, and return it."""
         return import_module(self.devices, __package__)
 
 

@@ -130,8 +130,8 @@ class Embedded(Closing):
 
 
 def _check(request: EmbeddedRequest) -> None:
-    """Raise RequestError for a request that names an adapter; only the model itself answers
-    here."""
+    """Raise RequestError for a request that names an adapter (LoRA): inside another server the
+    model answers without adapters."""
     if ADAPTER in request.options:
         raise RequestError(
             f"parameter {ADAPTER}: inside another server the model answers without adapters; "

@@ -64,8 +64,10 @@ class Model:
     float: str
 
     def entries(self) -> Iterator[Entry]:
-        """Yield tensors in the checkpoint's order. Raises RecipeError for a weight that no
-        block type holds, OptimizeError for a parameter without a name in the file."""
+        """Yield the tensors of the GGUF file in the checkpoint's order.
+
+        Raises RecipeError for a weight that no GGUF type (Q4_0, Q8_0, ...) holds, OptimizeError for
+        a parameter that GGUF has no name for."""
         from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
         architecture = architectures.find_architecture(self.config)

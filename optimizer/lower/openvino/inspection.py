@@ -72,9 +72,10 @@ def inspect(lowered_folder: Path, kernels: Sequence[Kernel]) -> dict[str, Any]:
 
 
 def _multiplies_floats(attention: str, kernels: Sequence[Kernel]) -> str:
-    """Return the reason why an attention's products are not in integers, or "".
+    """Return the reason why OpenVINO computes an attention's products in float; "" for integers.
 
-    A single kernel reads queries, keys and values; two kernels read two operands each."""
+    Products are in integers where all operands are: queries, keys and values of one fused kernel,
+    or both operands of each of two kernels."""
     own = [
         k
         for k in kernels

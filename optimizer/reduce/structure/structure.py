@@ -104,8 +104,8 @@ def list_parts(block: str, family: Family, head_size: int, shapes: Shapes) -> tu
 
 
 def find_channel_axis(name: str, family: Family, prefix: str) -> int | None:
-    """Return the axis of a stored tensor along which the channels of the hidden states lie, with
-    linear weights as (out, in); None if there is none.
+    """Return the axis of a tensor along which the channels of the hidden states lie; None without
+    such an axis. Linear weights lie as (out, in).
 
     prefix: prefix of the base model's names
     """

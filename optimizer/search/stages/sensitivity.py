@@ -87,9 +87,11 @@ def _predicted(
     selection: Selection,
     scratch: Path,
 ) -> dict[str, Any]:
-    """Predict, for each module of a decoder, the nats per token that its finer format saves.
+    """Predict, for each module of a decoder, the nats per token that it costs in the recipe's
+    weight format beyond the finer one of the search.
 
-    Returns {module: {"error": root of the nats, "weights": number of weights}}.
+    Returns {module: {"error": square root of these nats, "weights": number of weights}}. A root,
+    as in other models `error` is a distance, whose square is proportional to the nats.
     """
     walked = precision.decide(section.compress, source, scratch, STAGE.name)
     section = section.model_copy(update={"compress": walked})

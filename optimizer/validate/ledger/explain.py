@@ -206,7 +206,7 @@ def _piece_sentence(piece: Document) -> str:
 
 
 def _base(piece: Document) -> str:
-    """Name of the module that a piece judges, without ":input..."."""
+    """Return the module of a piece: its name without the suffix ":input..." of its quantizers."""
     return str(piece["module"]).partition(INPUT)[0]
 
 

@@ -153,8 +153,9 @@ def make_unjudged_entry(materials: Materials) -> Entry:
 
 
 def run_hop(hop: Hop, materials: Materials) -> Entry:
-    """Run one hop and return its entry; an OptimizeError that it raises makes it a failed entry.
-    Raises MachineError, which is not a fault of the model."""
+    """Run one hop and return its entry. A hop that raises OptimizeError gets a failed entry.
+
+    Raises MachineError, an OptimizeError whose cause is this machine and not the model."""
     try:
         return hop(materials)
     except (MachineError, harness.MachineError):

@@ -420,8 +420,8 @@ def _open_tokenizer(folder: Path, kind: str) -> Any:
 
 
 def describe_unknown_tokens(model: ModelFacts, texts: Sequence[str]) -> str:
-    """Return a sentence about texts with many tokens that the tokenizer does not know, with an
-    example; "" for others, and where the tokenizer cannot be opened."""
+    """Return a sentence with an example where the tokenizer does not know many tokens of the texts.
+    Returns "" where it knows most of them, or cannot be opened."""
     if model.folder is None or model.task.inputs.name != TEXT.name:
         return ""
     opened = _open_tokenizer(model.folder, model.kind)

@@ -29,8 +29,8 @@ OF_CACHES = Activations(type="float8")
 def choose_ranges(
     group: BlockGroup, activations: Activations, factors: Mapping[str, Tensor]
 ) -> dict[str, Range]:
-    """Choose {module or summand: range of its input}, over all uses of its block; readers of one
-    tensor share a range.
+    """Choose the range of each input of a quantized module, or of a residual Add (a summand), over
+    all uses of a block. Returns {module or summand: range}; those that read one tensor share it.
 
     factors: {module: factor (in,) of its input}
     """

@@ -34,10 +34,11 @@ LAYER_NORM_EPS = 1e-5  # torch.nn.LayerNorm's
 
 
 def decode(contract: Contract, hidden: Array, mask: Array) -> Array:
-    """Return the embeddings (batch, numbers) of hidden states (batch, sequence, width).
+    """Pool hidden states (batch, sequence, width) to embeddings (batch, numbers), as the contract
+    says.
 
-    Padding is on the right and the sum runs in sequence order, so padding adds exact zeros at the
-    end and changes no bit of the result.
+    A mean is summed in sequence order, and padding is on the right, so that padding adds zeros at
+    the end of the sum and changes no bit of the result.
 
     mask: (batch, sequence), True at the positions to pool
     """

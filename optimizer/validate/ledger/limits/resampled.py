@@ -104,7 +104,8 @@ class ResampledRows:
 
     @property
     def memory(self) -> int:
-        """Bytes of the sums H and P of all resamples."""
+        """Bytes of the matrices that the resampled second moments of this parameter take: H
+        (inputs, inputs) and P (rows, inputs) of each resample."""
         rows, inputs = self.weight.shape
         return RESAMPLES * self.weight.element_size() * inputs * (inputs + rows)
 
