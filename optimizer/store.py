@@ -268,11 +268,11 @@ class Store:
         return not self.until or self.stages.index(stage) <= self.stages.index(self.until)
 
     def step(self, stage: Stage, section: Section | None, *inputs: Input) -> Step:
-        """Return the step stage.run(section, *inputs), reused or made. `run` gets folders in place
-        of steps. A dry store only adds the step to its log.
+        """Return the step of a stage: reused, or made by stage.run(section, *inputs), where each
+        input that is a step is given as its folder. A dry store only adds the step to its log.
 
-        Raises the errors of the stage, MachineError for a full or read-only disk, and Stopped after
-        `until`.
+        Raises the errors of the stage, MachineError for a full or read-only disk, and Stopped for a
+        stage after the store's `until`.
         """
         if not self.reaches(stage.name):
             raise Stopped

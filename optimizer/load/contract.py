@@ -82,8 +82,10 @@ SEVERAL = {"multi_label_classification": "sigmoid", "regression": "identity"}
 
 
 def _several_answers(d: Described, labels: list[str]) -> dict[str, Any]:
-    """Return {"activation", perhaps "thresholds"} of a multi-label model or a regression with
-    several outputs; {} of other models. Raises RecipeError for thresholds of another model."""
+    """Return {"activation": ...} for a multi-label model or a regression with several outputs, with
+    "thresholds" where model.thresholds is set; {} for a model of another kind.
+
+    Raises RecipeError for model.thresholds of a model that is not multi-label."""
     problem = getattr(d.config, "problem_type", None)
     thresholds, where = d.section.thresholds, "model.thresholds"
     if thresholds is not None and (problem != "multi_label_classification" or len(labels) < 2):

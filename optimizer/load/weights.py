@@ -339,7 +339,7 @@ def check_unused(pairing: Weights, model: nn.Module, section: Model) -> None:
 
 
 def _place(stored: Mapping[str, Any]) -> str:
-    """The file of the tensors, or the folder of their files."""
+    """Return where stored tensors lie, for messages: their file, or the folder of their files."""
     files = {str(entry.file) for entry in stored.values() if isinstance(entry, Entry)}
     folders = {str(Path(file).parent) for file in files}
     return next(iter(files if len(files) == 1 else folders), "checkpoint")

@@ -116,7 +116,8 @@ def _ms(end: float | None) -> str:
 
 
 def digest_inputs(section: Slo) -> Mapping[str, str]:
-    """Return the digest of the texts, and this machine, because times are valid on it only."""
+    """Return what the load test's key depends on beside its section: the digest of the texts, and
+    the key of this machine, because times are valid only on it."""
     return {
         **({"slo.data": digest_rows(section.data)} if section.data else {}),
         "machine": describe_machine().key,

@@ -27,12 +27,13 @@ OF_BATCHES = ("rows", "delay_ms", "workers")
 
 
 def solve_mean_requests(least: int, burst: int = 1, confidence: float = 0.95) -> float:
-    """Return the mean number of requests of a run that contains `least` or more with probability
-    `confidence`.
+    """Compute the mean number of requests of a load test whose random arrivals are `least` or more
+    with probability `confidence`.
 
     burst: requests that arrive together
 
-    The number of bursts is Poisson, so the mean m solves m - z sqrt(burst m) = least.
+    Bursts arrive as a Poisson process, so the mean m solves m - z sqrt(burst m) = least, with the
+    normal quantile z of `confidence`.
     """
     spread = NormalDist().inv_cdf(confidence) * math.sqrt(burst)
     return ((spread + math.sqrt(spread**2 + 4 * least)) / 2) ** 2

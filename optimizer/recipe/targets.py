@@ -155,7 +155,8 @@ class TargetSection(Section):
 
     @property
     def profiles(self) -> tuple[Shapes, ...]:
-        """Optimization profiles of the engine; empty for an engine that accepts any shape."""
+        """Optimization profiles of a TensorRT engine: the shapes (least, best, most) that it is
+        built for. () for engines of other runtimes, which accept any shape."""
         return ()
 
     @property

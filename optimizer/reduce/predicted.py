@@ -36,7 +36,8 @@ SOLVED = {"magnitude": 0, "activations": 0, "fisher": 56, "second_order": 64}
 
 
 def write_remark(section: Reduction) -> str:
-    """Return a remark for `plan` where the sizes are not known beforehand; else ""."""
+    """Write the remark of `plan` on a reduction to a time (reduce.latency_gain), whose sizes are
+    known only once the model was timed; "" for other reductions."""
     if section.reduce.latency_gain is None:
         return ""
     several = f", and for {CANDIDATES} sizes that are compared" if _compares(section) else ""

@@ -90,7 +90,8 @@ def _tau(result: Result) -> float | None:
 
 
 def write_text(result: Result, document: dict[str, Any]) -> str:
-    """Return the table for a terminal, and what was found."""
+    """Write the result of a search for a terminal: its trials as a table, the Pareto set, and the
+    candidate that was found or why none was."""
     heads = _heads(result)
     rows = [heads, *(_entries(t, result) for t in _in_order(result))]
     widths = [max(len(row[i]) for row in rows) for i in range(len(heads))]

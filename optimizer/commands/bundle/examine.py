@@ -91,7 +91,11 @@ def _devices(
 
 
 def _absent(runtime: str, device: str, devices: Mapping[str, Mapping[str, str]]) -> str:
-    """Return the reason why a runtime's list lacks `device`; "" where present or without a list."""
+    """Explain why `device` is not among the devices that a runtime lists; "" where it is, and for a
+    runtime whose devices were not listed.
+
+    devices: {runtime: {device: its description}}
+    """
     present = devices.get(runtime)
     return str(table.look_up(runtime).lister().explain_absent(device, present)) if present else ""
 

@@ -44,9 +44,10 @@ def promote(
 ) -> None:
     """Point an environment at a published bundle.
 
-    An environment is a tag such as production. Refused: a bundle at ADDRESS of another model than
-    the environment's present one (exit 2), that a paired test on the same examples finds worse
-    (exit 3) or cannot decide about (exit 4), and one without the required signature (exit 2).
+    An environment is a tag such as production. The bundle at ADDRESS is compared with the one that
+    the environment has. Refused: a bundle of another model (exit 2), one without the required
+    signature (exit 2), one that a paired test on the same examples finds worse (exit 3), and one on
+    which that test cannot decide (exit 4).
 
     \b
     Examples:

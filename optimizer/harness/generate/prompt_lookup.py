@@ -168,13 +168,15 @@ def verify_step(
     undo: Callable[[int], None],
     choose: Callable[[Array], tuple[Chosen, int | None]],
 ) -> list[Chosen]:
-    """Run one step and choose tokens while they equal the guesses.
+    """Run the newest token and the guesses after it through the model at once, and choose tokens up
+    to and including the first that differs from its guess.
 
-    room: maximum tokens that may still follow.
-    scored: tokens -> scores after each (Slots.scores of the text).
-    undo: (count) removes that many newest tokens from the KV cache (Slots.undo of the text).
-    choose: scores (vocabulary,) -> (result, its token, or None at the end of the text).
-    Returns the results of `choose`.
+    room: maximum tokens that may still follow
+    scored: function from tokens to the scores after each (Slots.scores of the text's slot)
+    undo: function that removes a count of newest tokens from the KV cache (Slots.undo of that slot)
+    choose: function from scores (vocabulary,) to (result, its token; None at the end of the text)
+
+    Returns the results of `choose`, at least one.
     """
     step = guesses.step(room)
     chosen, tokens = list[Chosen](), list[int]()

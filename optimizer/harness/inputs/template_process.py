@@ -186,7 +186,11 @@ def _read(stream: IO[bytes], most: int) -> bytes | None:
 
 
 def answer_requests(seconds: float, memory: int) -> None:
-    """Answer requests from standard input until it ends. seconds, memory: see Renderer."""
+    """Render the chat templates that arrive on standard input until it is closed.
+
+    seconds: processor seconds that one template may take
+    memory: bytes that this process may use
+    """
     from jinja2 import ext, sandbox  # noqa: F401 - before the limits
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a server answers its last requests after Ctrl-C

@@ -49,8 +49,8 @@ def count_parameters(d: Described) -> int:
 
 
 def fits(count: int) -> bool:
-    """Return True for a number of parameters that is run beside the library: up to LARGEST, and
-    more where this machine has the memory."""
+    """Return True where a model of `count` parameters is compared with sentence-transformers, which
+    takes a second copy: up to LARGEST, and more where this machine has the memory."""
     return count <= LARGEST or SPARE * BYTES * count <= (memory.read_free() or 0)
 
 

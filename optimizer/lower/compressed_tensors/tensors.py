@@ -229,7 +229,8 @@ def read_float_value(checkpoint: Checkpoint, state: CompressedState, name: str) 
 
 
 def expand_to_rows(q: QTensor) -> QTensor:
-    """Expand one scale per tensor to one per row, which the format's readers require."""
+    """Repeat one scale per tensor for each row, as vLLM and transformers read compressed-tensors;
+    return other weights unchanged."""
     if q.scheme.granularity != "tensor":
         return q
     rows = len(q.integers)

@@ -70,7 +70,7 @@ def read_model(source: Path, state: Path, float: str) -> tuple[Model, Vocabulary
 
 
 def _write(model: Model, entries: list[Entry], words: Vocabulary, file: Path) -> None:
-    """Write the file with one tensor in memory at a time."""
+    """Write the GGUF file: metadata, vocabulary, and the tensors, with one in memory at a time."""
     import numpy as np
     from gguf import GGMLQuantizationType, GGUFWriter
     from gguf.quants import quant_shape_to_byte_shape

@@ -166,7 +166,8 @@ def is_of(node: ir.Node, modules: Collection[str]) -> bool:
 
 
 def has_weight(node: ir.Node) -> bool:
-    """Test that the operator's second operand is an initializer, perhaps behind other operators."""
+    """Test that a node's second operand is an initializer, directly or through the first operands
+    of other nodes (DequantizeLinear, Transpose, ...)."""
     value = node.inputs[1]
     while value is not None and not value.is_initializer():
         producer = value.producer()

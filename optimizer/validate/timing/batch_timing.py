@@ -276,8 +276,11 @@ def judge(section: Mapping[str, Any], latency: Latency, inspected: Mapping[str, 
 
 
 def explain_slow(cell: Mapping[str, Any], inspected: Mapping[str, Any]) -> str:
-    """Explain why the candidate is slower than float in a cell, by the engine's inspection and the
-    times of each step."""
+    """Explain why the candidate takes longer than float at one batch size and length.
+
+    cell: times at that batch size and length, also those of tokenizing, forward pass, decoding
+    inspected: result of the engine's inspection
+    """
     if inspected.get("wider"):
         return describe_higher_precision(inspected)
     stages = cell["systems"][CANDIDATE]["stages"]

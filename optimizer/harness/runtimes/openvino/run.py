@@ -203,7 +203,8 @@ class OpenVinoRunner(Closing):
 
     @cached_property
     def _streams(self) -> int:
-        """Return the number of concurrent requests that share a batch by rows; 1: no division."""
+        """Return the number of OpenVINO requests among which the rows of one batch are divided, to
+        run at the same time; 1: a batch is run undivided."""
         if self.settings.hint != "throughput" or self._cache:
             return 1
         taken = {axes[:1] for axes in self._axes.values()}

@@ -120,10 +120,13 @@ def cut_pieces(length: int, size: int, loop_size: int) -> list[tuple[int, int]]:
 
 
 class SlotScheduler(Generic[J]):
-    """Chooses the next step and refuses requests; see the module.
+    """Chooses the next run of the model over a server's slots: a piece of a prompt, or one token of
+    each text. Refuses requests that would miss their limits (rules in this file's docstring).
 
-    loop_size: tokens of a prompt that `predict` reads at once, see `cut_pieces`
-    cached: function of a job: number of its prompt tokens in prefix_cache.py; None: no cache
+    loop_size: tokens of a prompt that the loop of `predict` reads at once (generate/loop.py);
+        pieces of that size give its bits (`cut_pieces`)
+    cached: function from a job to the number of its prompt tokens in prefix_cache.py; None: no
+        cache
     """
 
     def __init__(

@@ -159,8 +159,8 @@ def _long(m: Materials) -> list[list[int]]:
 
 
 def _affordable(m: Materials) -> int:
-    """Return the number of tokens of the longest text that is run in one piece. `plan` counts the
-    memory of its logits."""
+    """Return the largest number of tokens that these laws run in one piece. `plan` counts the
+    memory of that many tokens' logits."""
     return max(LONG[-1] + AFTER, m.section.validate_.sequence_length)
 
 
