@@ -24,11 +24,12 @@ SHOWN = 3  # maximum differences named in a message
 
 
 def check(bundle: Path, validated: Sequence[Path]) -> None:
-    """Raise GateError where a file, the contract or a setting of a bundle has another digest than
-    validate recorded, or the bundle answers a judged row with other bits.
+    """Check that a finished bundle is what validate judged. Raise GateError where a file, the
+    contract or a setting has another digest than validate recorded, and where the bundle's answer
+    to a judged row has other bits.
 
-    Answers come from the bundle's harness, in one process per target; where the report gives a
-    reason why no row is answered (`judged.answers`), only digests are compared.
+    The bundle's own harness answers, in one process per target. Where the report says why a target
+    cannot answer here (`judged.answers`), only digests are compared.
 
     bundle: finished folder
     validated: folders of validate, per target in the recipe's order

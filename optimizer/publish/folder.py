@@ -171,7 +171,8 @@ def _copy(folder: Path, to: Path) -> None:
 
 @contextmanager
 def _explain_disk_errors(artifacts: Path) -> Iterator[None]:
-    """Raises MachineError for a full or read-only disk, RecipeError for a file in the way."""
+    """Raise errors of the disk as MachineError where it is full or read-only, and as RecipeError
+    where a file has the name of a folder that publishing makes."""
     with atomic.explain_disk_errors(artifacts, "--artifacts"):
         try:
             yield

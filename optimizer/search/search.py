@@ -240,17 +240,20 @@ def _try_all(bench: Workbench, space: list[Candidate], progress: Progress) -> li
 def _find_smaller_excess(
     bench: Workbench, candidate: Candidate, trials: list[Trial], most: float
 ) -> str:
-    """Return why a candidate is too large without building it: a trial that keeps fewer of the same
-    modules in higher precision was too large. "" without such a trial.
+    """Return why a candidate is too large without building it: a trial that keeps the same modules
+    in higher precision, or some of them, was too large. "" without such a trial.
+
+    Methods choose integers and not their formats, so the trial's methods may be others.
 
     most: largest bytes of the model's files allowed
     """
     for trial in trials:
-        same = replace(candidate, finer=trial.candidate.finer) == trial.candidate
+        finer, methods = trial.candidate.finer, trial.candidate.methods
+        same = replace(candidate, finer=finer, methods=methods) == trial.candidate
         fewer = set(trial.kept) <= set(bench.kept(candidate))
         if same and fewer and trial.size is not None and trial.size > most:
             size = f"{trial.size / 1e6:.1f} MB; allowed: {most / 1e6:g} MB"
-            return f"its files are larger than those of {trial.label}, which have {size}"
+            return f"its files are at least as large as those of {trial.label}, which have {size}"
     return ""
 
 

@@ -169,8 +169,8 @@ class Answer:
 
 
 def _answers(model: ir.Model, numbers: Numbers) -> list[Answer]:
-    """List the outputs computed in the third block, except those of the KV cache, whose names have
-    a block number already."""
+    """List the outputs of the graph that its third block computes, and that the last of all blocks
+    computes once it is grown. Those of the KV cache, one per block, are left out."""
     by_name = {str(n.name): n for n in model.graph}
     answers = []
     for value in model.graph.outputs:

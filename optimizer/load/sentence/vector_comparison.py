@@ -225,5 +225,5 @@ def _refuse(
 
 
 def _library_class(d: Described) -> str:
-    """Name of the library's class that opens the folder."""
+    """Name of the class of sentence-transformers that opens the checkpoint's folder."""
     return "SparseEncoder" if d.task.weighs else "SentenceTransformer"

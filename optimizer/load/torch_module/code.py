@@ -39,8 +39,8 @@ def list_files(section: Model) -> dict[str, Path]:
 
 
 def digest_files(section: Model) -> dict[str, str]:
-    """Return {file: sha256} of list_files, and {"package NAME": version} of the packages that they
-    import."""
+    """Return what the keys of steps depend on beside the weights: {file: sha256} of the user's
+    Python files, and {"package NAME": version} of the packages that these import."""
     base = get_folder(section)
     own, outside = _read(section)
     digest = {str(file.relative_to(base)): digest_file(file) for file in own.values()}
@@ -92,7 +92,8 @@ def _first(modules: Iterable[str]) -> set[str]:
 
 
 def _imports(module: str, file: Path) -> list[str]:
-    """Names that may be modules: `from a import b` gives both a and a.b."""
+    """List the names that a file imports and that may be Python modules: `from a import b` gives
+    both a and a.b."""
     check_regular(file, LARGEST)
     try:
         tree = ast.parse(file.read_bytes(), str(file))

@@ -265,8 +265,9 @@ def find_head(checkpoint: Checkpoint) -> str:
 
 
 def find_untied_head(checkpoint: Checkpoint, state: CompressedState) -> str:
-    """Return the parameter name of a head that must be written apart from the embedding: tied to it
-    in the checkpoint, while the state changes the head or quantizes the embedding; else ""."""
+    """Return the parameter name of a head that is tied to the embedding in the checkpoint and must
+    be written as its own tensor, because the state changes it or quantizes the embedding. Returns
+    "" for other heads."""
     module = find_head(checkpoint)
     name = f"{module}.weight"
     if not module or name in checkpoint.tensors:

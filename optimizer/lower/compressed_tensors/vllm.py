@@ -106,10 +106,13 @@ def _lowered_grouping(
 def _shared_scales(
     config: Mapping[str, Any], grouping_of: Callable[[str], Grouping | None]
 ) -> list[Shared]:
-    """List the widths that tensor parallelism divides and along which weights have scales.
+    """List the dimensions of weights that tensor parallelism divides among GPUs and along which
+    scales are grouped, so that a division may cut a group.
 
-    Returns (width, maximum parts of it, size of a group or block) of each.
     grouping_of: function from a module's name to the grouping of its weight
+
+    Returns, for each dimension, (its size, the most parts that it can be divided into, the size of
+    a group or block).
     """
     row = FAMILIES.get(str(config.get("model_type")))
     heads, blocks = (config.get(name) for name in ("num_attention_heads", "num_hidden_layers"))

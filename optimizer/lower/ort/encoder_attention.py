@@ -150,10 +150,15 @@ def _scaled(value: ir.Value | None) -> tuple[float, ir.Node]:
 def _flat(
     value: ir.Value | None, perm: tuple[int, ...], flat: Mapping[str, ir.Shape]
 ) -> tuple[ir.Value, list[int]]:
-    """Find the flat operand before Reshape and Transpose (case 1).
+    """Follow an operand of an attention back through its Transpose and Reshape (rule 1 of this
+    file) to the value [batch, positions, heads * width].
 
-    Returns it with the sizes [positions, heads, head width] of the Reshape; positions are 0 where
-    the shape leaves them as they are."""
+    perm: axes of the Transpose that the rule asks for
+    flat: {value: shape} of values of three axes
+
+    Returns (that value, [positions, heads, width] as the Reshape states them, with positions 0
+    where it copies that axis). Raises OtherPattern for anything else.
+    """
     transpose = find_maker(value, "Transpose")
     split = find_maker(transpose.inputs[0], "Reshape") if transpose is not None else None
     if transpose is None or split is None or get_perm(transpose) != perm:

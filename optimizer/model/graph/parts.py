@@ -94,9 +94,9 @@ def _multiplies(node: Node) -> bool:
 def _entering(graph: Graph) -> tuple[str, ...]:
     """Return the name of the tensor at which the first part begins, as a tuple of at most one.
 
-    This is the tensor that the first module reads, or the earliest tensor it was computed from that
-    is read again after a module (a residual around a norm). () if that tensor is a weight or a
-    constant.
+    That is the input of the first module. Where a residual connection passes that module, its
+    start is returned instead: the earliest tensor from which the input is computed and which is
+    read again behind the module. () if the input is a weight or a constant.
     """
     places, _ = _lives(graph)
     names = next((n.inputs[:1] for n in graph.nodes if _multiplies(n)), ())

@@ -260,7 +260,11 @@ class Hub:
             raise BundleError(f"the repository needs the name {taken[0]}", where=self.where)
 
     def _check_repository(self, files: Mapping[str, Any]) -> None:
-        """Raises RecipeError if main, which a bundle replaces, holds other files than a bundle."""
+        """Raise RecipeError if the branch main, whose files publishing replaces, holds anything but
+        a bundle.
+
+        files: {name: file} on that branch
+        """
         others = [n for n in files if n not in STARTING and not n.startswith(ATTESTATIONS)]
         if others and verify.MANIFEST not in files:
             raise RecipeError(

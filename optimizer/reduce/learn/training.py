@@ -195,10 +195,10 @@ class _Run:
         self.lately: list[float] = []  # seconds of the steps since the last call of fit_time
 
     def step(self, backward: Callable[[int], float]) -> None:
-        """Take one training step: sum the gradients of all processes, limit their length, and
-        update the parameters.
+        """Take one training step: compute gradients, sum them over all processes, limit the norm of
+        the sum, and update the parameters.
 
-        backward: see `train`
+        backward: function from a step's number to its loss, which adds to the gradients (`train`)
         """
         started = time.monotonic()
         (loss,) = self.processes.sums([backward(self.done)])

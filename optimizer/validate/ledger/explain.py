@@ -211,7 +211,8 @@ def _base(piece: Document) -> str:
 
 
 def _number(value: Any) -> float:
-    """The number as a float; infinity for null, by which JSON replaces infinity and NaN."""
+    """Convert a number of the report to a float. null is infinity: the report writes null for
+    infinity and NaN, which JSON lacks."""
     return inf if value is None else float(value)
 
 

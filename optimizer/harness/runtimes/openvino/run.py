@@ -150,7 +150,8 @@ class OpenVinoRunner(Closing):
 
     @cached_property
     def _results(self) -> list[str]:
-        """Return the names of the outputs, without presents that are states."""
+        """Return the names of the outputs. Keys and values that a stateful model keeps inside are
+        not among them."""
         return [_name(port) for port in self._compiled.outputs]
 
     @cached_property

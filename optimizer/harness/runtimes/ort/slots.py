@@ -24,7 +24,8 @@ from .decoder import FIRST_SCORED, LOGITS, SHARED, BindableModel, check_graph, r
 
 
 def supports_slots(runner: BindableModel) -> bool:
-    """Return True if past and present share one buffer in memory that numpy can access."""
+    """Return True where texts can get slots: the model reads and writes its KV cache in one shared
+    buffer, and that lies in host memory, which numpy can write."""
     return runner.device == "cpu" and runner.metadata.get(SHARED[0]) == SHARED[1]
 
 

@@ -56,7 +56,8 @@ class Stream:
         self._free, self._writing = asyncio.Semaphore(AT_ONCE), asyncio.Lock()
 
     def call(self) -> AbstractContextManager[Request]:
-        """Count one request, or a stream that is refused before its first request; see App.call."""
+        """Count one request of the stream, from the start of this context to its end (App.call). A
+        stream that is refused before it sent a request counts as one."""
         return self._app.call(f"grpc {STREAM}", self._metadata, client_of_call(self._context))
 
     async def run(self) -> None:

@@ -139,7 +139,8 @@ def compare_templates(checkpoint: Path, served: Contract, tokenizer: Any) -> lis
 
 
 def _ends(served: Contract, checkpoint: Path) -> list[str]:
-    """Law 3: return sentences on end tokens of the source's config that do not end a text here."""
+    """Check law 3: return a problem for each end token of the source's config that does not end a
+    text in the bundle's contract."""
     end_ids: set[int] = set()
     for file in (checkpoint / n for n in ("config.json", "generation_config.json")):
         text = file.read_text("utf-8") if file.is_file() else "{}"
