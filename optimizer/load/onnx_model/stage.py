@@ -37,6 +37,7 @@ from optimizer.harness.contract import SECTIONS, VERSION, Contract
 from optimizer.harness.process.temporary import make_temporary_folder
 from optimizer.load.onnx_model import draft as drafts
 from optimizer.load.onnx_model import files, passes, ports, reference, refusals, widen
+from optimizer.load.onnx_model.channels_first import keep_channels_first
 from optimizer.load.onnx_model.draft import Array, Draft
 from optimizer.load.onnx_model.files import OnnxFile
 from optimizer.load.onnx_model.finish import Finished, finish
@@ -99,6 +100,7 @@ def open_file(section: Model) -> Opened:
             passes.fold_constants,
             passes.drop_identities,
             passes.explicit_padding,
+            keep_channels_first,
             passes.fold_padding,
             passes.fold_affine,
         ):
