@@ -50,7 +50,7 @@ def served(model: str, threads: int, options: dict[str, Any]) -> Run:
 def onnxruntime(model: str, threads: int, options: dict[str, Any]) -> Run:
     """Open a plain session, whose threads spin during a run as ours do.
 
-    options: `disabled_optimizers`
+    options: `disabled_optimizers`; `output` that is read, default last_hidden_state
     """
     import onnxruntime as ort
 
@@ -65,7 +65,8 @@ def onnxruntime(model: str, threads: int, options: dict[str, Any]) -> Run:
         providers=["CPUExecutionProvider"],
         disabled_optimizers=options.get("disabled_optimizers"),
     )
-    return lambda batch: session.run(["last_hidden_state"], batch)[0]
+    output = options.get("output", "last_hidden_state")
+    return lambda batch: session.run([output], batch)[0]
 
 
 def torch(model: str, threads: int, options: dict[str, Any]) -> Run:
@@ -119,10 +120,18 @@ KINDS: dict[str, Callable[[str, int, dict[str, Any]], Run]] = {
 
 
 def embed(run: Run, path: str, contract: Any, out: str) -> int:
-    """Write embeddings (texts, hidden), pooled by the project's code, as one array; count them."""
+    """Write embeddings (texts, hidden) as one array; count them.
+
+    Answers (texts, tokens, hidden) are pooled by the project's code.
+    """
     from optimizer.harness.tasks import decode
 
-    made = [decode(contract, {"last_hidden_state": run(b)}, b) for b in read_batches(path).values()]
+    batches = list(read_batches(path).values())
+    answers = [run(batch) for batch in batches]
+    made = [
+        a if a.ndim == 2 else decode(contract, {"last_hidden_state": a}, batch)
+        for a, batch in zip(answers, batches, strict=True)
+    ]
     np.save(out, np.concatenate(made))
     return sum(len(m) for m in made)
 

@@ -1,0 +1,1 @@
+"""Searches of other projects, each run in an environment of its own."""
