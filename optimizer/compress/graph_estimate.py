@@ -32,7 +32,7 @@ from optimizer.compress.methods.weights.factorization import PART
 from optimizer.foundation.process import machine_speed
 from optimizer.foundation.process.machine_speed import MachineSpeed
 from optimizer.foundation.state import weight_name
-from optimizer.model.graph.needs import OPENED, GraphShapes, PartNeeds
+from optimizer.model.graph.needs import GraphShapes, PartNeeds
 from optimizer.recipe.schema import Compression
 from optimizer.store import CompressedShapes, Estimate
 
@@ -60,7 +60,7 @@ def estimate(
     if calibrate is None:
         widest = max((prod(shape) for shape, _ in integers.values()), default=0)
         walked = ALONE * speed.threads * widest + max(blocks, default=0)
-        return Estimate(shapes.libraries + max(walked, OPENED * whole), 2 * stored, seconds)
+        return Estimate(shapes.libraries + max(walked, shapes.opened), 2 * stored, seconds)
     rows, batch = calibrate.samples, min(calibrate.batch_size, calibrate.samples)
     streams = 2 if section.float_reference else 1
     stream = streams * rows * max(p.enters for p in shapes.parts)
@@ -87,7 +87,7 @@ def estimate(
         walked = max(walked, whole + min(4 * rows * positions, section.compress.memory_bytes))
         seconds += (3 + len(quantize.allocate.choices)) * one_pass
     return Estimate(
-        memory=shapes.libraries + max(walked + in_memory, OPENED * whole),
+        memory=shapes.libraries + max(walked + in_memory, shapes.opened),
         disk=2 * stored + 2 * stream,
         seconds=seconds,
     )

@@ -43,7 +43,7 @@ from optimizer.load.onnx_model.files import OnnxFile
 from optimizer.load.onnx_model.finish import Finished, finish
 from optimizer.load.onnx_model.reference import Origin
 from optimizer.model.graph import needs, record
-from optimizer.model.graph.needs import OPENED, GraphShapes
+from optimizer.model.graph.needs import BESIDE, OPENED, GraphShapes
 from optimizer.recipe.schema import Model
 from optimizer.store import Estimate, Shapes
 
@@ -380,16 +380,27 @@ def shapes(section: Model) -> Shapes:
         graph = reference.measured(graph, tensors, opened.ports)
         parts, rounded = reference.needs(graph, tensors, opened.ports)
     modules = tuple(f"{record.BODY}.{name}" for name in opened.finished.modules)
-    return GraphShapes(graph.parameters, parts, modules, rounded, libraries)
+    size = 4 * sum(map(prod, graph.parameters.values()))
+    copies = OPENED - (OPENED - BESIDE) * _share_beside(opened)
+    return GraphShapes(graph.parameters, parts, modules, rounded, libraries, round(copies * size))
+
+
+def _share_beside(opened: Opened) -> float:
+    """Share of a file's bytes that are external data; 0 of a file that is converted to float32."""
+    path = opened.source.path
+    beside = sum(f.stat().st_size for f in files.data_files(files.read(path), path))
+    return 0.0 if opened.wide is not None else beside / (beside + path.stat().st_size)
 
 
 def estimate(shapes: Shapes, imports: int) -> Estimate:
-    """Memory: the float model OPENED times, beside the imports, and that of correct runs; disk:
+    """Memory: the float model with its copies, beside the imports, and that of correct runs; disk:
     twice; time: the correct runs of the drawn rows, and PASSES of them."""
     size = 4 * sum(prod(s) for s in shapes.values())
     seconds = START + machine_speed.measure().move(MOVED * size)
-    memory = needs.libraries_of(shapes, imports) + OPENED * size
+    memory = needs.libraries_of(shapes, imports)
     if isinstance(shapes, GraphShapes):
         seconds += shapes.rounded.seconds(ports.ROWS) + PASSES * ports.ROWS * shapes.seconds
-        memory += shapes.rounded.memory
+        memory += shapes.rounded.memory + shapes.opened
+    else:
+        memory += OPENED * size
     return Estimate(memory=memory, disk=2 * size, seconds=seconds)
