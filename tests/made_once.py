@@ -5,7 +5,8 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,14 @@ class Made:
     makes its own."""
 
     root: Path | None = None
+
+
+@contextmanager
+def locked(made: Path) -> Iterator[None]:
+    """Make the other workers that make the same file or folder wait until this one made it."""
+    with made.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def once(make: Callable[..., Any]) -> Callable[..., Path]:
@@ -30,8 +39,7 @@ def once(make: Callable[..., Any]) -> Callable[..., Path]:
         Made.root.mkdir(exist_ok=True)
         made = Made.root / hashlib.sha256(key.encode()).hexdigest()
         complete = made.with_suffix(".complete")
-        with made.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(made):
             if not complete.exists():
                 shutil.rmtree(made, ignore_errors=True)
                 make(made, *arguments, **options)

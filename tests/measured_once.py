@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from optimizer.harness.bundle import bench
+from tests.made_once import locked
 
 SMALL = 10_000_000  # bytes
 PLACE = re.compile(r"(?<=['\"])/[^'\"\\]+")
@@ -41,10 +42,11 @@ def measure_once(patch: pytest.MonkeyPatch, folder: Path) -> None:
 
     def peak_memory(code: str) -> int:
         file = folder / key(code)
-        if not file.exists():
-            part = file.with_suffix(f".{os.getpid()}")
-            part.write_text(str(measure(code)))
-            part.replace(file)
+        with locked(file):
+            if not file.exists():
+                part = file.with_suffix(f".{os.getpid()}")
+                part.write_text(str(measure(code)))
+                part.replace(file)
         return int(file.read_text())
 
     patch.setattr(bench, "read_peak", peak_memory)

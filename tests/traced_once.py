@@ -20,12 +20,15 @@ import onnx_ir as ir
 import pytest
 import torch
 import torch._dynamo.config
+import torch._export.utils
+import torch.fx.config
 from torch import Tensor, nn
 
 from optimizer.export import onnx_from_torch, stage
 from optimizer.export.interface import Interface
 from optimizer.export.passes.clean import clean
 from optimizer.export.weights import Stored
+from tests.made_once import locked
 
 NO_MATTER = ("_name_or_path", "transformers_version", "id2label", "label2id")
 """Fields of a config that no model computes with."""
@@ -82,11 +85,15 @@ class Traces:
             return clean(graph, values, first)
         names = repr((graph.key(), sorted(values), sorted(first.items())))
         file = self.folder / f"{hashlib.sha256(names.encode()).hexdigest()}.onnx"
-        if not file.exists():
-            made = clean(onnx_from_torch.export(*graph), values, first)
+        with locked(file):
+            if file.exists():
+                return self._read(file, values)
+            with pytest.MonkeyPatch.context() as patch:
+                # the lines of code behind each operator, which are not in a cleaned graph
+                patch.setattr(torch.fx.config, "do_not_emit_stack_traces", True)
+                made = clean(onnx_from_torch.export(*graph), values, first)
             self._write(made, file)
-            return made
-        return self._read(file, values)
+        return made
 
     @staticmethod
     def _write(graph: ir.Model, file: Path) -> None:
@@ -119,10 +126,12 @@ class Traces:
 
 
 def trace_once(patch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Keep traced graphs in a folder, and the exporter's table of operators in this process."""
+    """Keep traced graphs in a folder, and the exporter's tables of operators in this process."""
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
     patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(cache(ONNXRegistry.from_torchlib)))
+    list_operators = cache(torch._export.utils._materialize_cpp_cia_ops)  # of all namespaces, each
+    patch.setattr(torch._export.utils, "_materialize_cpp_cia_ops", list_operators)
     # its entries depend on the shapes of one model: making them takes longer than they save
     patch.setattr(torch._dynamo.config, "fake_tensor_cache_enabled", False)
     patch.setattr(stage, "export", export)
