@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -127,9 +127,10 @@ class RangeLaw:
         if empty:
             return Findings([f"{m}:input: no input of that module was seen" for m in empty])
         wrong, unjudged = list[tuple[float, str, str]](), []
+        chosen = {m: self._choose(seen) for m, seen in self._seen[FINISHED].items()}
         for measure in self._measures:
             bound = self._moved(measure)
-            wrong += self._beyond(measure, bound)
+            wrong += self._beyond(measure, bound, chosen)
             if not math.isfinite(bound):
                 count = len(self._tensors)
                 unjudged.append(
@@ -175,28 +176,31 @@ class RangeLaw:
         beyond = torch.stack([stored.low - common[0], common[1] - stored.high])
         return bool((beyond.flatten().sort().values <= 2 * moved + resolution).all())
 
-    def _moved_alone(self, measure: _Measure, module: str, chosen: Range) -> float:
-        """Return the distance that the range of `module` may have from `chosen`, the range of the
-        finished model's inputs: twice the distance of the float model's, over all batches; 0 before
-        those inputs are known."""
+    def _moved_alone(self, measure: _Measure, module: str) -> float:
+        """Return the distance that the range of `module` may have from the range of the finished
+        model's inputs: twice the distance of the float model's, over all batches; 0 before those
+        inputs are known."""
         if not self._complete:
             return 0.0
         floats = copy.deepcopy(self._seen[REST][module])
         floats.merge(self._seen[FLOAT][module])
         finished = self._seen[FINISHED][module]
-        return 2 * measure.far(finished, measure.choose(floats), chosen)
+        return 2 * measure.far(finished, measure.choose(floats), measure.choose(finished))
 
-    def _beyond(self, measure: _Measure, bound: float) -> list[tuple[float, str, str]]:
+    def _beyond(
+        self, measure: _Measure, bound: float, ranges: Mapping[str, Range]
+    ) -> list[tuple[float, str, str]]:
         """Return (distance over its limit, module, problem) of each range beyond its limit.
 
         bound: result of _moved
+        ranges: range of the finished model's inputs of each module, by the recipe's method
         """
         wrong = []
         for module, histogram in self._seen[FINISHED].items():
-            stored, chosen = self._state.ranges[input_name(module)], self._choose(histogram)
+            stored, chosen = self._state.ranges[input_name(module)], ranges[module]
             far = measure.far(histogram, stored, chosen)
             resolution = measure.resolution(histogram, chosen)
-            moved = max(bound, self._moved_alone(measure, module, measure.choose(histogram)))
+            moved = max(bound, self._moved_alone(measure, module))
             limit, width = moved + resolution, _width(chosen)
             wider = max(chosen.low - stored.low, stored.high - chosen.high) / width
             narrowed = wider <= limit and self._within_channels(module, stored, resolution * width)
