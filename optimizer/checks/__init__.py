@@ -38,8 +38,6 @@ def read(
 
     addresses.check()  # this and the next: before libraries are imported, which need both
     check_place()
-    from optimizer.checks import ordered
-    from optimizer.checks.context import Context
     from optimizer.foundation.errors import OptimizeError, RecipeError, join
 
     try:
@@ -47,11 +45,16 @@ def read(
     except RecipeError as refused:
         try:
             model, specs, lines = recipe_file.read_valid_parts(file, overrides)
+            from optimizer.checks import ordered  # imports torch, which takes seconds
+
             with recipe_file.locate_errors(lines):
                 ordered.check_parts(model, specs)
         except OptimizeError as others:
             raise join([refused, others]) or refused from None
         raise
+    from optimizer.checks import ordered
+    from optimizer.checks.context import Context
+
     with recipe_file.locate_errors(lines):
         ordered.check(recipe, Context(early, fetch, until, file, lock))
     return recipe, lines
