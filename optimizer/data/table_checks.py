@@ -26,11 +26,13 @@ UNPACKED = 100_000_000  # maximum bytes of a decompressed file,
 TIMES = 1_000  # or this multiple of its compressed size; text has 3 to 20 times
 MAGIC: dict[bytes, Any] = {b"\x1f\x8b": gzip, b"BZh": bz2, b"\xfd7zXZ\0": lzma}
 """{first bytes of a compressed file, as in `datasets`: module that opens it}."""
-# A name and its colon (1: the name); another string, so that brackets in it do not count, up to its
-# closing quote (2) or the chunk's end; an opening bracket (3); a closing one (4). Possessive
-# quantifiers read each byte once; a string without an end is one match too.
+# Bytes of no token, so that not each of them begins a search; then a name and its colon (1: the
+# name); another string, so that brackets in it do not count, up to its closing quote (2) or the
+# chunk's end; an opening bracket (3); a closing one (4); or the chunk's end. Possessive quantifiers
+# read each byte once; a string without an end is one match too.
 TOKENS = re.compile(
-    rb'("(?:[^"\\]++|\\.)*+")\s*+:|"(?:[^"\\]++|\\.)*+("?)|([\[{])|([\]}])', re.DOTALL
+    rb'[^"\[{\]}]*+(?:("(?:[^"\\]++|\\.)*+")\s*+:|"(?:[^"\\]++|\\.)*+("?)|([\[{])|([\]}])|\Z)',
+    re.DOTALL,
 )
 STRING_END = re.compile(rb'(?:[^"\\]++|\\.)*+("?)', re.DOTALL)
 QUOTED_END = re.compile(rb'(?:[^"]++|"")*+("?)')
@@ -90,7 +92,7 @@ def check_depth(file: Path) -> None:
 
 
 def _line(token: re.Match[bytes], first: int) -> int:
-    return first + token.string.count(b"\n", 0, token.start())
+    return first + token.string.count(b"\n", 0, token.start(token.lastindex or 0))
 
 
 def _json_tokens(file: Path) -> Iterator[tuple[re.Match[bytes], int]]:
