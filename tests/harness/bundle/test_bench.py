@@ -191,12 +191,22 @@ def test_systems_of_fewer_rounds_have_percentiles_of_their_own() -> None:
     assert sum(name == "candidate" for name, *_ in log) == 9
 
 
+SHAPES = {"x": ((1, 2), "int64")}
+
+
 def test_tests_measure_equal_programs_once_and_larger_models_anew(tmp_path: Path) -> None:
     small, keys = measured_once.SMALL, []
+    in_torch: dict[str, list[str]] = {"a": [], "b": []}
     for name, size in (("one", 5), ("same", small), ("large", small + 1), ("larger", small + 2)):
         (tmp_path / name).mkdir()
         with (tmp_path / name / "model.onnx").open("wb") as file:
             file.truncate(size)
         keys.append(measured_once.key(f"open('{tmp_path / name}/model.onnx')"))
+        for task in ("a", "b"):
+            code = f"load_torch_model('{tmp_path / name}', '{task}')\ninputs = {SHAPES}"
+            in_torch[task].append(measured_once.key(code))
+            assert measured_once.key(code.replace("'x'", "'pixels'")) != in_torch[task][-1]
     assert keys[0] == keys[1]
     assert len(set(keys)) == 3
+    assert len({*in_torch["a"][:2], *in_torch["b"][:2]}) == 1
+    assert len({*in_torch["a"], *in_torch["b"]}) == 5

@@ -56,8 +56,10 @@ def folders(
     tiny_bert: Path, tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Run]:
     """Of the tiny encoder and the tiny decoder, each lowered to this format. Read-only."""
-    made = {}
+    made: dict[str, Run] = {}
     for name, float_type in KINDS.items():
+        alike = (run for other, run in made.items() if (other in DECODERS) == (name in DECODERS))
+        like = next(alike, None)
         root = tmp_path_factory.mktemp(name)
         (root / "data").mkdir()
         if name in DECODERS:
@@ -66,7 +68,8 @@ def folders(
             task = "sentence-embedding"
             asked = recipe(str(tiny_bert), root / "data", {**SCHEMES, **MORE}[name], task)
         target = CompressedTensorsTarget(runtime="compressed-tensors", float=float_type)
-        made[name] = make(root, asked.model_copy(update={"targets": (target,)}))
+        wanted = asked.model_copy(update={"targets": (target,)})
+        made[name] = make(root, wanted, like, same=("source",))
     return made
 
 
