@@ -111,15 +111,14 @@ def pose(shape: dict[str, Any], **changes: Any) -> Any:
 
 
 def depth(kind: str, shape: dict[str, Any], **changes: Any) -> Any:
-    """A model of depths: a ViT, or a DINOv2 of which four hidden states are read."""
+    """A model of depths: a ViT, or a DINOv2 of which two hidden states are read."""
     from transformers import AutoConfig
 
-    neck = {"neck_hidden_sizes": [8, 8, 16, 16], "fusion_hidden_size": 8}
+    neck = {"neck_hidden_sizes": [8, 16], "reassemble_factors": [2, 0.5], "fusion_hidden_size": 8}
     if kind == "dpt":
-        more = {**neck, "num_hidden_layers": 4, "backbone_out_indices": [0, 1, 2, 3]}
+        more = {**neck, "backbone_out_indices": [0, 1]}
         return AutoConfig.for_model(kind, **{**shape, **more, "is_hybrid": False, **changes})
-    names = [f"stage{i}" for i in range(1, 5)]
-    more = {"num_hidden_layers": 4, "out_features": names, "reshape_hidden_states": False}
+    more = {"out_features": ["stage1", "stage2"], "reshape_hidden_states": False}
     backbone = AutoConfig.for_model("dinov2", **{**shape, **more})
     head = {"patch_size": 8, "reassemble_hidden_size": 32, "head_hidden_size": 8}
     return AutoConfig.for_model(kind, backbone_config=backbone, **neck, **head, **changes)

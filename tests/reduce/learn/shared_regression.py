@@ -31,10 +31,6 @@ class Shared(Regression):
         return train(self.parameters, self.backward, self.held_out, options, folder, self.these)
 
 
-def regress(these: Processes, folder: Path) -> None:
-    Shared(these).train_shared(folder)
-
-
 class Forked(Shared):
     """And a bias that only the rows of the second process reach."""
 
@@ -52,5 +48,10 @@ class Forked(Shared):
         return loss
 
 
-def fork(these: Processes, folder: Path) -> None:
-    Forked(these).train_shared(folder)
+KINDS = (Shared, Forked)
+
+
+def regress(these: Processes, folder: Path) -> None:
+    """Train one of each kind, in a folder of its name: processes take seconds to start."""
+    for kind in KINDS:
+        kind(these).train_shared(folder / kind.__name__)

@@ -24,7 +24,7 @@ from optimizer.reduce.learn import processes, recover
 from optimizer.reduce.learn.processes import launch
 from tests.conftest import write_rows
 from tests.reduce.learn.shared_ends import be_killed_last, end, fail_and_linger, refuse
-from tests.reduce.learn.shared_regression import Forked, Shared, fork, regress
+from tests.reduce.learn.shared_regression import KINDS, Forked, Shared, regress
 from tests.reduce.learn.test_training import Regression, killed_at
 from tests.reduce.smaller import loaded, reduced
 
@@ -67,25 +67,34 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
     return Prepared(tmp_path_factory.mktemp("processes"))
 
 
-def test_two_processes_follow_the_gradient_of_the_whole_batch(tmp_path: Path) -> None:
-    section = SECTION.model_copy(update={"processes": 2})
-    launch(regress, section, tmp_path, tmp_path)
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders of both kinds of regression, trained by two processes."""
+    folder = tmp_path_factory.mktemp("trained")
+    for kind in KINDS:
+        (folder / kind.__name__).mkdir()
+    launch(regress, SECTION.model_copy(update={"processes": 2}), folder, folder)
+    return folder
+
+
+def test_two_processes_follow_the_gradient_of_the_whole_batch(
+    trained: Path, tmp_path: Path
+) -> None:
     one = Regression()
     alone = one.train(tmp_path / "alone")
     together = Shared(ALONE)
     together.backward = killed_at(0, together.backward)  # type: ignore[method-assign]
-    left = together.train_shared(tmp_path)  # takes what they left, and makes no step
+    left = together.train_shared(trained / "Shared")  # takes what they left, and makes no step
     points = zip([*alone.held_out, *alone.train], [*left.held_out, *left.train], strict=True)
     assert all(a[0] == b[0] and abs(a[1] - b[1]) < 1e-3 * a[1] for a, b in points)
     a, b = (task.weight.detach() for task in (one, together))
     assert float((a - b).abs().max()) < 1e-3 * float(a.abs().max())
-    assert not (tmp_path / launches.MEETING).exists()
+    assert not (trained / launches.MEETING).exists()
 
 
-def test_what_the_rows_of_one_process_reach_is_learned_by_all(tmp_path: Path) -> None:
-    launch(fork, SECTION.model_copy(update={"processes": 2}), tmp_path, tmp_path)
+def test_what_the_rows_of_one_process_reach_is_learned_by_all(trained: Path) -> None:
     left = Forked(ALONE)
-    left.train_shared(tmp_path)  # takes what they left, and makes no step
+    left.train_shared(trained / "Forked")  # takes what they left, and makes no step
     assert float(left.bias.detach()) > 0
 
 
