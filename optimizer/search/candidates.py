@@ -10,7 +10,7 @@ number stands for the choice per module.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -31,6 +31,7 @@ from optimizer.recipe.validate import Latency, Validate
 SHARES = (0.0, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
 """Shares of the quantized weights that precision: per_module keeps in higher precision; a
 choice."""
+FLOAT_BITS = 32  # of a weight that stays float; fewer in a file of fp16
 TRIED = ("smoothing", "rounding", "block-tuning")
 """Kinds of the methods that an absent `over.method` stands for."""
 
@@ -42,7 +43,8 @@ class Candidate:
     target: index in the recipe's targets
     methods: names of quantization methods, in order
     attention: value of quantize.activations.attention
-    finer: share of the quantized weights in higher precision, one of SHARES
+    finer: share of the quantized weights in higher precision: one of SHARES, or the one that fills
+        the limit on size
     size: value of reduce.goal.keep; 1.0: the model is not reduced
     """
 
@@ -107,6 +109,33 @@ def list_candidates(recipe: Recipe) -> list[Candidate]:
             admitted.append(candidate)
     _check_each(search, admitted, refused)
     return admitted
+
+
+def fill_limit(
+    recipe: Recipe, space: Sequence[Candidate], size: int, weights: int
+) -> list[Candidate]:
+    """Add candidates whose share in higher precision fills the limit on size, one for each of the
+    first target that keeps nothing in higher precision: SHARES may leave half of the room to the
+    limit.
+
+    A weight in higher precision takes more bits by the difference of the two formats, and scales
+    that are not more, so that the new candidates are within the limit.
+
+    space: candidates that the recipe admits
+    size: bytes of the recipe's own files
+    weights: number of quantized weights
+    """
+    limit = get_section(recipe).constraints.size_mb
+    if limit is None or not weights or not any(c.finer for c in space):
+        return list(space)
+    finer = finer_weights(recipe.quantize)
+    more = ((finer.bits if finer else FLOAT_BITS) - recipe.quantize.weights.bits) / 8 * weights
+    share = (limit * 1e6 - size) / more
+    if not 0 < share < max(SHARES):
+        return list(space)
+    target = space[0].target  # whose files `size` is of
+    plain = [c for c in space if c.target == target and c.size == 1 and not c.finer]
+    return [*space, *(replace(c, finer=share) for c in plain)]
 
 
 def _sizes(recipe: Recipe, search: Search) -> tuple[float, ...]:

@@ -141,6 +141,9 @@ def run(
     answered = bench.prepare(any(c.finer for c in space))
     section = recipe.validation(recipe.targets[space[0].target])
     rows = enough_rows.count(section, bench.margin, bench.base, answered.path)
+    if bench.search.constraints.size_mb is not None and bench.sensitivities:
+        weights = sum(int(m["weights"]) for m in bench.sensitivities.values())
+        space = candidates.fill_limit(recipe, space, bench.build(bench.first).size, weights)
     space = _distinct(bench, space)
     say(f"search: {len(space)} candidates; at most {bench.search.budget.trials} are tried")
     searched = [recipe.model_dump_json(by_alias=True), answered.key]

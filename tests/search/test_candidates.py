@@ -44,6 +44,20 @@ def test_four_bits_are_kept_finer_as_eight(tmp_path: Path) -> None:
     assert (rule.modules, rule.weights.bits) == (("b.c",), 8)
 
 
+@pytest.mark.parametrize(
+    ("weights", "more"), [("{bits: 4, granularity: group, group_size: 32}", 4), ("{bits: 8}", 24)]
+)
+def test_a_limit_on_size_is_filled_and_not_passed(tmp_path: Path, weights: str, more: int) -> None:
+    search = "search={over: {method: [rtn]}, objective: quality, constraints: {size_mb: 1}}"
+    recipe = read(tmp_path, search, f"quantize={{weights: {weights}}}")
+    space = candidates.list_candidates(recipe)
+    *same, added = candidates.fill_limit(recipe, space, size=900_000, weights=500_000)
+    assert same == space
+    assert 900_000 + added.finer * 500_000 * more / 8 == pytest.approx(1e6)
+    for size in (1_000_000, 100_000):  # no room, and room for more than the largest share
+        assert candidates.fill_limit(recipe, space, size, weights=500_000) == space
+
+
 def test_a_size_replaces_the_goal_of_the_recipe_and_whole_models_alone_keep_modules(
     tmp_path: Path,
 ) -> None:
