@@ -111,15 +111,21 @@ def list_candidates(recipe: Recipe) -> list[Candidate]:
     return admitted
 
 
+def count_added_bytes(quantize: Quantize) -> float:
+    """Return the bytes that a weight takes more in higher precision than in the recipe's format.
+
+    Scales are not counted: 8 bits and float have no more of them, so that this is an upper bound.
+    """
+    finer = finer_weights(quantize)
+    return ((finer.bits if finer else FLOAT_BITS) - quantize.weights.bits) / 8
+
+
 def fill_limit(
     recipe: Recipe, space: Sequence[Candidate], size: int, weights: int
 ) -> list[Candidate]:
     """Add candidates whose share in higher precision fills the limit on size, one for each of the
     first target that keeps nothing in higher precision: SHARES may leave half of the room to the
     limit.
-
-    A weight in higher precision takes more bits by the difference of the two formats, and scales
-    that are not more, so that the new candidates are within the limit.
 
     space: candidates that the recipe admits
     size: bytes of the recipe's own files
@@ -128,9 +134,7 @@ def fill_limit(
     limit = get_section(recipe).constraints.size_mb
     if limit is None or not weights or not any(c.finer for c in space):
         return list(space)
-    finer = finer_weights(recipe.quantize)
-    more = ((finer.bits if finer else FLOAT_BITS) - recipe.quantize.weights.bits) / 8 * weights
-    share = (limit * 1e6 - size) / more
+    share = (limit * 1e6 - size) / (count_added_bytes(recipe.quantize) * weights)
     if not 0 < share < max(SHARES):
         return list(space)
     target = space[0].target  # whose files `size` is of

@@ -6,8 +6,11 @@ the modules that are not in higher precision. The drop of the metric is taken as
 fitted to the trials so far of the model at full size. The additional drop of a reduced model is not
 predicted.
 
-Time and size. The logarithm of (the objective / the recipe's objective) is taken as linear in the
-share of weights in higher precision, with a constant per target, method, kind of attention and
+Size. The recipe's files and the bytes that modules in higher precision add; of another target or of
+a reduced model, predicted as time is.
+
+Time. The logarithm of (the objective / the recipe's objective) is taken as linear in the share of
+weights in higher precision, with a constant per target, method, kind of attention and
 size: ridge regression on the trials so far. Before any trial, a float module is assumed to cost
 twice as much as an int8 module.
 """
@@ -35,12 +38,14 @@ class Expectation:
     kept: {candidate: modules in higher precision}
     trials: finished trials, the recipe's first
     name: value of search.objective
+    added_bytes: bytes that a weight takes more in higher precision
     """
 
     sensitivities: Mapping[str, Mapping[str, float]]
     kept: Mapping[Candidate, Sequence[str]]
     trials: Sequence[Trial]
     name: str
+    added_bytes: float = 0.0
 
     def error(self, candidate: Candidate) -> float:
         """Predict the relative error of the output that quantization makes."""
@@ -67,9 +72,25 @@ class Expectation:
         return self._ratios(candidates, self.name)
 
     def sizes(self, candidates: Sequence[Candidate]) -> list[float]:
-        """Predict the bytes of each candidate's files; 0 before any trial."""
-        own = self.trials[0].size if self.trials else None
-        return [(own or 0) * ratio for ratio in self._ratios(candidates, "size")]
+        """Predict the bytes of each candidate's files; 0 before any trial.
+
+        With the recipe's target and size they are the recipe's and those that its modules in
+        higher precision add, whatever the method, which chooses integers and not their formats.
+        """
+        if not self.trials or self.trials[0].size is None:
+            return [0.0] * len(candidates)
+        own, size = self.trials[0].candidate, self.trials[0].size
+        ratios = self._ratios(candidates, "size")
+        return [
+            size + self.added_bytes * (self._count_finer(c) - self._count_finer(own))
+            if (c.target, c.size) == (own.target, own.size)
+            else size * ratio
+            for c, ratio in zip(candidates, ratios, strict=True)
+        ]
+
+    def _count_finer(self, candidate: Candidate) -> float:
+        """Count the weights of the modules in higher precision."""
+        return sum(self.sensitivities[name]["weights"] for name in self.kept[candidate])
 
     def _ratios(self, candidates: Sequence[Candidate], name: str) -> list[float]:
         """Predict each candidate's time or size, divided by the recipe's, by ridge regression.

@@ -42,7 +42,8 @@ class Proposals(Protocol):
 
 @dataclass
 class Ranked:
-    """Proposals in order of expectation: candidates expected within the limits first, by objective.
+    """Proposals in order of expectation: candidates expected within the limits first, by objective;
+    then those expected to be too large, the smallest first.
 
     expect: function from trials to predictions
     margin: largest drop allowed
@@ -63,9 +64,10 @@ class Ranked:
         expected = self.expect(trials)
         objectives, sizes = expected.objectives(left), expected.sizes(left)
 
-        def key(i: int) -> tuple[bool, float, float, int]:
-            within = expected.drop(left[i]) <= self.margin and sizes[i] <= self.most
-            return (not within, round(objectives[i], 6), expected.error(left[i]), i)
+        def key(i: int) -> tuple[float, bool, float, float, int]:
+            beyond = max(sizes[i] - self.most, 0.0)
+            drops = expected.drop(left[i]) > self.margin
+            return (beyond, drops, round(objectives[i], 6), expected.error(left[i]), i)
 
         return left[min(range(len(left)), key=key)]
 

@@ -200,9 +200,10 @@ def _try_all(bench: Workbench, space: list[Candidate], progress: Progress) -> li
     """Run trials until all candidates were tried, or the budget is spent; return them."""
     name, budget = bench.search.objective, bench.search.budget
     kept = {candidate: bench.kept(candidate) for candidate in space}
+    added = candidates.count_added_bytes(bench.recipe.quantize)
 
     def expect(trials: Any) -> Expectation:
-        return Expectation(bench.sensitivities, kept, trials, name)
+        return Expectation(bench.sensitivities, kept, trials, name, added)
 
     limit = bench.search.constraints.size_mb
     most = math.inf if limit is None else limit * 1e6

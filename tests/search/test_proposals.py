@@ -51,15 +51,15 @@ def test_all_candidates_are_tried_once_and_those_expected_to_fail_last() -> None
 
 
 def test_by_quality_the_finest_form_that_fits_is_tried_first() -> None:
-    """Before other trials a share s is expected to take 2^s of the recipe's bytes."""
+    """A share s takes 1 + s of the recipe's bytes. The smallest of what is too large comes next."""
 
     def by_quality(trials: list[Trial]) -> Expectation:
-        return replace(expect(trials), name="quality")
+        return replace(expect(trials), name="quality", added_bytes=1 / 32)
 
-    proposals = Ranked(SPACE, by_quality, 1.0, most=2 ** (1 / 8) + 0.01)
-    first = proposals.propose([measured(SPACE[0])])
-    assert first is not None
-    assert first.finer == 1 / 8
+    proposals = Ranked(SPACE, by_quality, 1.0, most=1 + 1 / 8)
+    trials = carry_out(proposals, [measured(SPACE[0])], len(SPACE))
+    assert trials[1].candidate.finer == 1 / 8
+    assert [t.candidate.finer for t in trials[12:]] == [1 / 4] * 3 + [1 / 2] * 3
 
 
 def test_the_same_results_give_the_same_trials_whatever_was_searched_before() -> None:
