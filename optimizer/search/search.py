@@ -256,7 +256,7 @@ def _find_smaller_excess(
         same = replace(candidate, finer=finer, methods=methods) == trial.candidate
         fewer = set(trial.kept) <= set(bench.kept(candidate))
         if same and fewer and trial.size is not None and trial.size > most:
-            size = f"{trial.size / 1e6:.1f} MB; allowed: {most / 1e6:g} MB"
+            size = f"{trial.size / 1e6:.2f} MB; allowed: {most / 1e6:g} MB"
             return f"its files are at least as large as those of {trial.label}, which have {size}"
     return ""
 

@@ -197,7 +197,7 @@ class Workbench:
         limit = self.search.constraints.size_mb
         if limit is None or built.size <= limit * 1e6:
             return ""
-        return f"its files have {built.size / 1e6:.1f} MB; allowed: {limit:g} MB"
+        return f"its files have {built.size / 1e6:.2f} MB; allowed: {limit:g} MB"
 
     def _too_slow(self, built: BuiltCandidate, raced: Json) -> str:
         limit = built.recipe.validate_.latency.p99_ms
