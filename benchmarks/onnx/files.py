@@ -239,7 +239,7 @@ def page(result: Mapping[str, Any]) -> str:
 `rtn` and proven (exit 0), and {refused} refused (exit 2). Rows are drawn (of
 {", ".join(OF_TEXT)}: images of text), weights mostly random.
 Sizes are of the float graph and of the INT8 graph. {about["when"]}.
-{many}
+{result.get("note", "")}{many}
 {table(heads, cells)}
 """
 
