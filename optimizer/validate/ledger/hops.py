@@ -443,8 +443,7 @@ def _padding_problems(m: Materials) -> list[str]:
 
 
 def harness(m: Materials) -> Entry:
-    """Hop `harness`: compare the steps from inputs to answers, as in a bundle, with transformers'
-    tokenizer or image processor, and with torch."""
+    """Hop `harness`: compare a bundle's way from inputs to answers with transformers and torch."""
     folder = m.bundle or m.source
     served = contracts.read(folder / "contract.json")
     tokens_folder = folder if m.bundle else folder / "checkpoint"
@@ -477,7 +476,8 @@ def harness(m: Materials) -> Entry:
         problems.append(f"an answer is {times} times as far off as rounding allows")
     why = "pooling and normalization in float32, bounded element by element"
     entry = Entry("harness", "torch", None, measured, not problems, why, tuple(problems))
-    unjudged = answer_laws.explain_unjudged(m.contract.task) if answering is answer_laws else ""
+    explains = answering in (answer_laws, tensor_laws)
+    unjudged = answering.explain_unjudged(m.contract.task) if explains else ""
     return entry.with_unproven(unjudged, m.untested_sizes)
 
 

@@ -34,11 +34,11 @@ def data(file: Path, rows: int, seed: int) -> dict[str, Any]:
     return {"source": "npz", "files": (str(file),), "columns": {"arrays": "images"}}
 
 
-def recipe_of(file: Path, folder: Path) -> Recipe:
+def recipe_of(file: Path, folder: Path, task: str = "tensors") -> Recipe:
     return Recipe.model_validate(
         {
             "name": "graph",
-            "model": {"source": str(file), "task": "tensors"},
+            "model": {"source": str(file), "task": task},
             "calibrate": {"data": data(folder / "calibrate.npz", 32, 1), "samples": 32},
             "quantize": {"method": "rtn", "activations": {"range": "minmax"}},
             "targets": ({"runtime": "onnxruntime", "threads": 1},),
@@ -51,6 +51,22 @@ def recipe_of(file: Path, folder: Path) -> Recipe:
             },
         }
     )
+
+
+POST = """\
+from dataclasses import replace
+
+from optimizer.harness.tasks import tensors
+
+
+def answers(contract, values, batch):
+    return [{"largest": int(y.argmax())} for y in tensors.split(contract, values)["y"]]
+
+
+TASK = replace(
+    tensors.TASK, name="largest", answers=answers, tensors=lambda contract: {}, line=str
+)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -132,3 +148,24 @@ def test_an_input_of_another_type_is_caught_at_the_harness(run: tuple[Path, Path
     other = type(served).from_json(document)
     assert tensor_laws.compare_arrays(Path(), served, served, None, rows) == []
     assert tensor_laws.compare_arrays(Path(), served, other, None, rows)
+
+
+def test_a_task_of_another_package_makes_the_answers_of_a_file(
+    run: tuple[Path, Path, Store], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its arrays are proven, and the ledger says that its answers are not."""
+    (tmp_path / "post-0.dist-info").mkdir()
+    (tmp_path / "post.py").write_text(POST)
+    info = {"METADATA": "Metadata-Version: 2.1\nName: post\nVersion: 0\n"}
+    info["entry_points.txt"] = "[optimizer.tasks]\nlargest = post:TASK\n"
+    for name, text in info.items():
+        (tmp_path / "post-0.dist-info" / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    outcome = pipeline.run(recipe_of(run[0], tmp_path, "largest"), Store(tmp_path / "store"))
+    assert outcome.bundle is not None
+    row = np.random.default_rng(9).standard_normal((3, 16, 16)).astype(np.float32)
+    with Bundle(run[1]) as plain, Bundle(outcome.bundle.path / "bundle") as own:
+        assert own.predict([row]) == [{"largest": int(np.argmax(plain.predict([row])[0]["y"]))}]
+    hops = json.loads((outcome.built[0].report.path / "report.json").read_text())["ledger"]
+    (harness,) = [hop for hop in hops if hop["hop"] == "harness"]
+    assert "by code of another package" in harness["unproven"]
