@@ -180,6 +180,7 @@ BEYOND = (
     "vit-fashion-int8",
     "resnet-fashion-int8",
     "efficientnet-lite0-int8",
+    "efficientnet-lite0-search",
 )
 """Recipes whose compression does not fit beside the other parts."""
 
