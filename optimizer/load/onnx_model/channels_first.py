@@ -90,9 +90,11 @@ def _moved(
         attributes["axis"] = LAST[attributes["axis"] % len(LAST)]
     elif node.op in ("Pad", *REDUCTIONS) and len(node.inputs) > 1:
         name, values = node.inputs[1], draft.constants.get(node.inputs[1])
-        if values is None or (node.op == "Pad" and values.size != 2 * len(LAST)):
+        if values is None:
             return None
         if node.op == "Pad":
+            if len(node.inputs) > 3 or values.size != 2 * len(LAST):
+                return None  # its sides are of the axes that it lists
             values = values.reshape(2, -1)[:, FIRST].reshape(-1)
         else:
             values = np.array([LAST[axis % len(LAST)] for axis in values.tolist()])
@@ -112,10 +114,12 @@ def _turned(name: str, draft: Draft, constants: dict[str, Array]) -> str | None:
     """Return the name of a constant operand with channels first, or "" of an input that is left
     out; None of a tensor that is not constant."""
     array = draft.constants.get(name)
-    if not name or (array is not None and array.size == 1):
+    if not name:
         return name
     if array is None or array.ndim > len(LAST):
         return None
+    if array.size == 1:
+        return name
     whole = array.reshape(*[1] * (len(LAST) - array.ndim), *array.shape)
     constants[f"{name}:first"] = np.ascontiguousarray(whole.transpose(FIRST))
     return f"{name}:first"

@@ -70,3 +70,25 @@ def test_a_tensor_that_others_read_channels_last_keeps_its_name(tmp_path: Path) 
     assert [name for n in opened.draft.nodes for name in n.outputs if n.op != "Identity"] == [
         *("x1", "c1", "c", "r", "y")
     ]
+
+
+@pytest.mark.parametrize("kind", ["pad", "add"])
+def test_an_operator_whose_axes_are_of_another_order_or_number_stays(
+    tmp_path: Path, kind: str
+) -> None:
+    """A Pad that lists its axes, and a sum with a number of five axes. `load` compares its graph
+    with the file's, without the fusions by which ONNX Runtime itself fails on such a Pad."""
+    values = {"w": weights(4, 3, 1, 1), "v": weights(4, 4, 2, 2)}
+    if kind == "pad":
+        between = [node("Pad", ["c", "sides", "", "axes"], ["d"])]
+        values |= {"sides": np.array([0, 1, 0, 0, 0, 0, 2, 0]), "axes": np.array([0, 2, 1, 3])}
+    else:
+        between = [node("Add", ["c", "one"], ["b"]), node("Reshape", ["b", "shape"], ["d"])]
+        values |= {"one": weights(1, 1, 1, 1, 1), "shape": np.array([-1, 5, 6, 4])}
+    nodes = [
+        *(first("x", "x1"), node("Conv", ["x1", "w"], ["c1"]), last("c1", "c"), *between),
+        *(first("d", "d1"), node("Conv", ["d1", "v"], ["e1"]), last("e1", "e")),
+        *(node("Relu", ["e"], ["f"]), first("f", "f1"), node("Conv", ["f1", "v"], ["y"])),
+    ]
+    file = exported.by_hand(tmp_path / "m.onnx", nodes, values, ("n", 5, 6, 3), opset=18)
+    load(file, tmp_path / "out")
