@@ -31,7 +31,10 @@ from optimizer.recipe.validate import Latency, Validate
 SHARES = (0.0, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
 """Shares of the quantized weights that precision: per_module keeps in higher precision; a
 choice."""
-FLOAT_BITS = 32  # of a weight that stays float; fewer in a file of fp16
+FLOAT_BITS = (16, 32)
+"""Fewest and most bits of a weight that stays float."""
+SCALE_BYTES = 5
+"""Most bytes of a group's scale and zero point: float32 and int8."""
 TRIED = ("smoothing", "rounding", "block-tuning")
 """Kinds of the methods that an absent `over.method` stands for."""
 
@@ -111,13 +114,23 @@ def list_candidates(recipe: Recipe) -> list[Candidate]:
     return admitted
 
 
-def count_added_bytes(quantize: Quantize) -> float:
-    """Return the bytes that a weight takes more in higher precision than in the recipe's format.
+def count_added_bytes(quantize: Quantize) -> tuple[float, float]:
+    """Return the fewest and the most bytes that a weight takes more in higher precision than in the
+    recipe's format.
 
-    Scales are not counted: 8 bits and float have no more of them, so that this is an upper bound.
+    The fewest are negative for small groups, whose scales take more than the bits that they save.
     """
-    finer = finer_weights(quantize)
-    return ((finer.bits if finer else FLOAT_BITS) - quantize.weights.bits) / 8
+    finer, weights = finer_weights(quantize), quantize.weights
+    fewest, most = (finer.bits, finer.bits) if finer else FLOAT_BITS
+    scales = SCALE_BYTES / weights.group_size if weights.group_size else 0.0
+    return (fewest - weights.bits) / 8 - scales, (most - weights.bits) / 8
+
+
+def drops_choice(quantize: Quantize) -> bool:
+    """Return True where candidates with a share in higher precision drop a choice of precision that
+    the recipe makes by itself (`_quantize`), so that their files may be smaller than the recipe's.
+    """
+    return quantize.allocate is not None or quantize.keep_float_auto is not None
 
 
 def fill_limit(
@@ -132,9 +145,9 @@ def fill_limit(
     weights: number of quantized weights
     """
     limit = get_section(recipe).constraints.size_mb
-    if limit is None or not weights or not any(c.finer for c in space):
+    if limit is None or drops_choice(recipe.quantize) or not any(c.finer for c in space):
         return list(space)
-    share = (limit * 1e6 - size) / (count_added_bytes(recipe.quantize) * weights)
+    share = (limit * 1e6 - size) / (count_added_bytes(recipe.quantize)[1] * weights)
     if not 0 < share < max(SHARES):
         return list(space)
     target = space[0].target  # whose files `size` is of

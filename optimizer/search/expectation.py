@@ -6,13 +6,13 @@ the modules that are not in higher precision. The drop of the metric is taken as
 fitted to the trials so far of the model at full size. The additional drop of a reduced model is not
 predicted.
 
-Size. The recipe's files and the bytes that modules in higher precision add; of another target or of
-a reduced model, predicted as time is.
+Size. The files of a trial of the same target and size, and the bytes by which modules in higher
+precision differ; before such a trial, predicted as time is.
 
 Time. The logarithm of (the objective / the recipe's objective) is taken as linear in the share of
-weights in higher precision, with a constant per target, method, kind of attention and
-size: ridge regression on the trials so far. Before any trial, a float module is assumed to cost
-twice as much as an int8 module.
+weights in higher precision, with a constant per target, method, kind of attention and size: ridge
+regression on the trials so far. Before any trial, a float module is assumed to cost twice as much
+as an int8 module.
 """
 
 from __future__ import annotations
@@ -74,19 +74,25 @@ class Expectation:
     def sizes(self, candidates: Sequence[Candidate]) -> list[float]:
         """Predict the bytes of each candidate's files; 0 before any trial.
 
-        With the recipe's target and size they are the recipe's and those that its modules in
-        higher precision add, whatever the method, which chooses integers and not their formats.
+        They are those of the trial of the same target and size with most modules in higher
+        precision, and the bytes by which the candidate's modules differ; before such a trial, by
+        regression.
         """
         if not self.trials or self.trials[0].size is None:
             return [0.0] * len(candidates)
-        own, size = self.trials[0].candidate, self.trials[0].size
-        ratios = self._ratios(candidates, "size")
-        return [
-            size + self.added_bytes * (self._count_finer(c) - self._count_finer(own))
-            if (c.target, c.size) == (own.target, own.size)
-            else size * ratio
-            for c, ratio in zip(candidates, ratios, strict=True)
-        ]
+        like: dict[tuple[int, float], Trial] = {}
+        for trial in sorted(self.trials, key=lambda t: t.candidate.finer):
+            if trial.size is not None:
+                like[trial.candidate.target, trial.candidate.size] = trial
+        sizes = []
+        for candidate, ratio in zip(candidates, self._ratios(candidates, "size"), strict=True):
+            base = like.get((candidate.target, candidate.size))
+            if base is None or base.size is None:
+                sizes.append(self.trials[0].size * ratio)
+            else:
+                more = self._count_finer(candidate) - self._count_finer(base.candidate)
+                sizes.append(base.size + self.added_bytes * more)
+        return sizes
 
     def _count_finer(self, candidate: Candidate) -> float:
         """Count the weights of the modules in higher precision."""

@@ -200,7 +200,7 @@ def _try_all(bench: Workbench, space: list[Candidate], progress: Progress) -> li
     """Run trials until all candidates were tried, or the budget is spent; return them."""
     name, budget = bench.search.objective, bench.search.budget
     kept = {candidate: bench.kept(candidate) for candidate in space}
-    added = candidates.count_added_bytes(bench.recipe.quantize)
+    _, added = candidates.count_added_bytes(bench.recipe.quantize)
 
     def expect(trials: Any) -> Expectation:
         return Expectation(bench.sensitivities, kept, trials, name, added)
@@ -244,16 +244,20 @@ def _try_all(bench: Workbench, space: list[Candidate], progress: Progress) -> li
 def _find_smaller_excess(
     bench: Workbench, candidate: Candidate, trials: list[Trial], most: float
 ) -> str:
-    """Return why a candidate is too large without building it: a trial that keeps the same modules
-    in higher precision, or some of them, was too large. "" without such a trial.
-
-    Methods choose integers and not their formats, so the trial's methods may be others.
+    """Return why a candidate is too large without building it: a trial was too large that differs
+    from it only by fewer modules in higher precision. "" without such a trial, and where higher
+    precision may take fewer bytes.
 
     most: largest bytes of the model's files allowed
     """
+    quantize = bench.recipe.quantize
+    if candidates.count_added_bytes(quantize)[0] < 0:
+        return ""
     for trial in trials:
-        finer, methods = trial.candidate.finer, trial.candidate.methods
-        same = replace(candidate, finer=finer, methods=methods) == trial.candidate
+        like = trial.candidate
+        same = replace(candidate, finer=like.finer) == like
+        if not like.finer and candidates.drops_choice(quantize):
+            continue  # candidates with a share lack what the recipe keeps by itself
         fewer = set(trial.kept) <= set(bench.kept(candidate))
         if same and fewer and trial.size is not None and trial.size > most:
             size = f"{trial.size / 1e6:.2f} MB; allowed: {most / 1e6:g} MB"

@@ -58,6 +58,27 @@ def test_a_limit_on_size_is_filled_and_not_passed(tmp_path: Path, weights: str, 
         assert candidates.fill_limit(recipe, space, size, weights=500_000) == space
 
 
+def test_a_recipe_that_keeps_modules_by_itself_says_nothing_of_a_share_s_size(
+    tmp_path: Path,
+) -> None:
+    """Candidates with a share drop keep_float_auto, so that they may be smaller."""
+    search = "search={over: {method: [rtn]}, constraints: {size_mb: 1}}"
+    recipe = read(tmp_path, search, "quantize.keep_float_auto={max_error: 0.01}")
+    space = candidates.list_candidates(recipe)
+    assert candidates.drops_choice(recipe.quantize)
+    assert candidates.fill_limit(recipe, space, 900_000, 500_000) == space
+
+
+@pytest.mark.parametrize(("group", "grows"), [(8, False), (16, True), (32, True)])
+def test_eight_bits_take_more_than_four_where_scales_are_few(
+    tmp_path: Path, group: int, grows: bool
+) -> None:
+    """Four bits and a scale of 4 bytes per 8 weights take 8 bits a weight, as int8 per channel."""
+    weights = f"quantize={{weights: {{bits: 4, granularity: group, group_size: {group}}}}}"
+    fewest, most = candidates.count_added_bytes(read(tmp_path, weights).quantize)
+    assert (fewest > 0, most) == (grows, 0.5)
+
+
 def test_a_size_replaces_the_goal_of_the_recipe_and_whole_models_alone_keep_modules(
     tmp_path: Path,
 ) -> None:

@@ -22,11 +22,12 @@ def expect(trials: list[Trial]) -> Expectation:
 
 
 def measured(candidate: Candidate) -> Trial:
-    """A trial whose time grows with the share, and whose drop falls."""
+    """A trial whose time and size grow with the share, and whose drop falls."""
     drop = 0.03 * (1 - candidate.finer) + 0.002 * METHODS.index(candidate.methods[0])
     outcome = "kept" if drop < 0.025 else "stopped"
     ratio = None if outcome == "stopped" else 1 + candidate.finer
-    return Trial(candidate, str(candidate), outcome, size=1, drop=drop, ratio=ratio)
+    size = int(32 * (1 + candidate.finer))
+    return Trial(candidate, str(candidate), outcome, size=size, drop=drop, ratio=ratio)
 
 
 def ranked() -> Ranked:
@@ -51,12 +52,12 @@ def test_all_candidates_are_tried_once_and_those_expected_to_fail_last() -> None
 
 
 def test_by_quality_the_finest_form_that_fits_is_tried_first() -> None:
-    """A share s takes 1 + s of the recipe's bytes. The smallest of what is too large comes next."""
+    """A share s takes 1 + s of the recipe's bytes; what is too large comes last, smallest first."""
 
     def by_quality(trials: list[Trial]) -> Expectation:
-        return replace(expect(trials), name="quality", added_bytes=1 / 32)
+        return replace(expect(trials), name="quality", added_bytes=1)
 
-    proposals = Ranked(SPACE, by_quality, 1.0, most=1 + 1 / 8)
+    proposals = Ranked(SPACE, by_quality, 1.0, most=36)
     trials = carry_out(proposals, [measured(SPACE[0])], len(SPACE))
     assert trials[1].candidate.finer == 1 / 8
     assert [t.candidate.finer for t in trials[12:]] == [1 / 4] * 3 + [1 / 2] * 3

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from optimizer.search import chosen_recipe, report, search
 from optimizer.search.candidates import Candidate
 from optimizer.search.search import Result
 from optimizer.search.sequential import Confirmation
+from optimizer.search.trial import Trial
 from optimizer.search.workbench import BuiltCandidate, Workbench
 from optimizer.store import Store
 from tests.conftest import sentences, write_rows, write_tiny_recipe
@@ -113,6 +115,26 @@ def test_what_keeps_more_modules_than_a_form_that_is_too_large_is_not_built(
     assert others
     assert {(t.outcome, t.size) for t in others} == {("stopped", None)}
     assert all(first.label in t.why for t in others)
+
+
+@pytest.mark.parametrize(
+    ("quantize", "skipped"),
+    [
+        ("{}", {"rtn": True, "gptq": False}),  # another method may store more, as rotation does
+        ("{keep_float_auto: {max_error: 0.01}}", {"rtn": False, "gptq": False}),
+        ("{weights: {bits: 4, granularity: group, group_size: 8}}", {"rtn": False, "gptq": False}),
+    ],
+)
+def test_a_candidate_is_skipped_only_where_its_files_are_surely_larger(
+    recipe: Path, quantize: str, skipped: dict[str, bool]
+) -> None:
+    asked = recipe_file.read(recipe, [f"quantize={quantize}"])
+    bench = SimpleNamespace(recipe=asked, kept=lambda one: ("a",) if one.finer else ())
+    large = Trial(Candidate(0, ("rtn",)), "rtn", "stopped", size=2_000_000)
+    for method, expected in skipped.items():
+        candidate = Candidate(0, (method,), finer=0.5)
+        why = search._find_smaller_excess(bench, candidate, [large], most=1e6)  # type: ignore[arg-type]
+        assert bool(why) == expected
 
 
 def test_a_smaller_model_is_judged_against_the_whole_one(
