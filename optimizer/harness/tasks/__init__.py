@@ -47,6 +47,7 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
 import numpy as np
@@ -366,5 +367,22 @@ def _check_finite(name: str, raw: Array, real: Array) -> None:
 
 
 def build_answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, Any]]:
-    """Return one JSON object per input from decode's array; its keys are in the task's file."""
-    return look_up(contract).answers(contract, values, batch)
+    """Return one JSON object per input from decode's array; its keys are in the task's file.
+
+    Raises BundleError, with the line, where a task of another package raises an error or returns
+    another number of answers.
+    """
+    task = look_up(contract)
+    if contract.task in TASKS:
+        return task.answers(contract, values, batch)
+    fix = "Correct the task's function `answers`, and run the recipe again."
+    try:
+        built = task.answers(contract, values, batch)
+    except Exception as e:
+        at = extract_tb(e.__traceback__)[-1]
+        place = f"task {contract.task}: {Path(at.filename).name}:{at.lineno}"
+        raise BundleError(f"{type(e).__name__}: {e}", where=place, fix=fix) from e
+    if len(built) != len(values):
+        count = f"{len(built)} answers to {len(values)} rows"
+        raise BundleError(count, where=f"task {contract.task}", accepted="one for each", fix=fix)
+    return built

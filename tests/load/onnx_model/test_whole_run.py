@@ -17,6 +17,7 @@ from optimizer.data.datasets import read_samples
 from optimizer.foundation import state
 from optimizer.harness import tasks
 from optimizer.harness.bundle.bundle import Bundle
+from optimizer.harness.errors import BundleError
 from optimizer.harness.inputs import tensors
 from optimizer.recipe.schema import Recipe
 from optimizer.store import Store
@@ -60,13 +61,26 @@ from optimizer.harness.tasks import tensors
 
 
 def answers(contract, values, batch):
-    return [{"largest": int(y.argmax())} for y in tensors.split(contract, values)["y"]]
+    arrays = tensors.split(contract, values)["y"]
+    return {}
 
 
 TASK = replace(
-    tensors.TASK, name="largest", answers=answers, tensors=lambda contract: {}, line=str
+    tensors.TASK, name="{}", answers=answers, tensors=lambda contract: {{}}, line=str
 )
 """
+LARGEST = '[{"largest": int(y.argmax())} for y in arrays]'
+
+
+def install(site: Path, patch: pytest.MonkeyPatch, name: str, returned: str) -> None:
+    """Install a package with a task that answers `returned`, for one test."""
+    (site / f"{name}-0.dist-info").mkdir(parents=True)
+    (site / f"{name}.py").write_text(POST.format(returned, name))
+    info = {"METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 0\n"}
+    info["entry_points.txt"] = f"[optimizer.tasks]\n{name} = {name}:TASK\n"
+    for file, text in info.items():
+        (site / f"{name}-0.dist-info" / file).write_text(text)
+    patch.syspath_prepend(site)
 
 
 @pytest.fixture(scope="module")
@@ -154,13 +168,7 @@ def test_a_task_of_another_package_makes_the_answers_of_a_file(
     run: tuple[Path, Path, Store], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its arrays are proven, and the ledger says that its answers are not."""
-    (tmp_path / "post-0.dist-info").mkdir()
-    (tmp_path / "post.py").write_text(POST)
-    info = {"METADATA": "Metadata-Version: 2.1\nName: post\nVersion: 0\n"}
-    info["entry_points.txt"] = "[optimizer.tasks]\nlargest = post:TASK\n"
-    for name, text in info.items():
-        (tmp_path / "post-0.dist-info" / name).write_text(text)
-    monkeypatch.syspath_prepend(tmp_path)
+    install(tmp_path / "site", monkeypatch, "largest", LARGEST)
     outcome = pipeline.run(recipe_of(run[0], tmp_path, "largest"), Store(tmp_path / "store"))
     assert outcome.bundle is not None
     row = np.random.default_rng(9).standard_normal((3, 16, 16)).astype(np.float32)
@@ -169,3 +177,52 @@ def test_a_task_of_another_package_makes_the_answers_of_a_file(
     hops = json.loads((outcome.built[0].report.path / "report.json").read_text())["ledger"]
     (harness,) = [hop for hop in hops if hop["hop"] == "harness"]
     assert "by code of another package" in harness["unproven"]
+
+
+@pytest.mark.parametrize(
+    ("name", "returned", "problem"),
+    [
+        ("by_row", LARGEST, ""),
+        ("by_batch", '[{"share": float(y[0] / arrays.max())} for y in arrays]', "another answer"),
+        ("numpy_value", '[{"largest": y.argmax()} for y in arrays]', "not JSON"),
+    ],
+)
+def test_answers_of_a_task_of_another_package_are_compared_with_each_row_alone(
+    run: tuple[Path, Path, Store],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    returned: str,
+    problem: str,
+) -> None:
+    install(tmp_path, monkeypatch, name, returned)
+    images = np.random.default_rng(9).standard_normal((4, 3, 16, 16)).astype(np.float32)
+    with Bundle(run[1]) as bundle:
+        served = type(bundle.contract).from_json(bundle.contract.to_json() | {"task": name})
+        rows = [tensors.Row({"images": image}) for image in images]
+        found = tensor_laws.compare_with_alone(served, None, bundle.runner, rows)
+    assert bool(found) == bool(problem)
+    assert all(problem in sentence for sentence in found)
+
+
+@pytest.mark.parametrize(
+    ("name", "returned", "message"),
+    [
+        ("wrong_key", 'arrays["boxes"]', "task wrong_key: wrong_key.py:8: IndexError"),
+        ("too_few", "[]", "0 answers to 3 rows"),
+    ],
+)
+def test_a_task_of_another_package_that_fails_is_named_with_its_line(
+    run: tuple[Path, Path, Store],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    returned: str,
+    message: str,
+) -> None:
+    install(tmp_path, monkeypatch, name, returned)
+    with Bundle(run[1]) as bundle:
+        served = type(bundle.contract).from_json(bundle.contract.to_json() | {"task": name})
+        rows = [tensors.Row({"images": np.full((3, 16, 16), i, np.float32)}) for i in range(3)]
+        with pytest.raises(BundleError, match=message):
+            tensor_laws.compare_with_alone(served, None, bundle.runner, rows)

@@ -8,6 +8,7 @@ caught     an input of another type, an output of another row:
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,10 @@ from optimizer.harness.tasks.answering import Predictor, Query, answer
 from optimizer.validate.materials import Materials
 
 ANSWERED = 8  # rows
-UNJUDGED = "the fields of answers: task {} makes them from the outputs, by code of another package"
+UNJUDGED = (
+    "the fields of answers: task {} makes them from the outputs, by code of another package; that "
+    "a row's answer does not depend on its batch was tested"
+)
 
 
 def compare_arrays(
@@ -52,12 +56,12 @@ def explain_unjudged(task: str) -> str:
 
 
 def compare_answers(m: Materials, served: Contract, encoder: Any, runner: Runner) -> list[str]:
-    """Return sentences on answers that differ from the model's own numbers; [] for a task of
-    another package, whose post-processing has no reference. The arguments are those of
+    """Return sentences on answers that differ from the model's own numbers, or, by a task of
+    another package, from its answer to the same numbers alone. The arguments are those of
     answer_laws.compare_answers."""
-    if explain_unjudged(served.task):
-        return []
     rows = list(dict.fromkeys(m.texts))[:ANSWERED]
+    if explain_unjudged(served.task):
+        return compare_with_alone(served, encoder, runner, rows)
     queries = [Query(f"row {i + 1}", row) for i, row in enumerate(rows)]
     answered = list(answer(Predictor(served, encoder, runner.infer), queries, ANSWERED))
     outputs = runner.infer(tasks.encode(m.contract, m.encoder, rows))
@@ -68,6 +72,29 @@ def compare_answers(m: Materials, served: Contract, encoder: Any, runner: Runner
             expected = outputs[spec.name][i].astype(np.float64)
             if spec.name not in fields or not np.array_equal(fields[spec.name], expected):
                 problems.append(f"{one.where}: {spec.name} is not the model's")
+    return problems
+
+
+def compare_with_alone(
+    served: Contract, encoder: Any, runner: Runner, rows: Sequence[Any]
+) -> list[str]:
+    """Return sentences on answers that a task makes of the same outputs in a batch and alone.
+
+    Raises BundleError of a task that fails.
+    """
+    batch = tasks.encode(served, encoder, rows)
+    values = tasks.decode(served, runner.infer(batch), batch)
+    together = tasks.build_answers(served, values, batch)
+    problems = []
+    for i, row in enumerate(rows):
+        one = tasks.encode(served, encoder, [row])
+        (alone,) = tasks.build_answers(served, values[i : i + 1], one)
+        try:
+            same = json.dumps(alone) == json.dumps(together[i])
+        except TypeError as e:
+            return [f"row {i + 1}: the answer of task {served.task} is not JSON: {e}"]
+        if not same:
+            problems.append(f"row {i + 1}: task {served.task} gives another answer in a batch")
     return problems
 
 
