@@ -106,7 +106,7 @@ Made by `python -m benchmarks.search.size_limit`. The search found: {document["w
 {results.table(heads, rows)}
 
 {document["when"]}, {document["machine"]["cpu"]};
-{document["processor_seconds"]} s of processor time.
+{document["processor_seconds"]} s of processor time in this run, which reuses steps of earlier runs.
 """
 
 
