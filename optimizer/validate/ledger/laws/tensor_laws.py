@@ -78,9 +78,10 @@ def compare_answers(m: Materials, served: Contract, encoder: Any, runner: Runner
 def compare_with_alone(
     served: Contract, encoder: Any, runner: Runner, rows: Sequence[Any]
 ) -> list[str]:
-    """Return sentences on answers that a task makes of the same outputs in a batch and alone.
+    """Return a sentence for each row whose answer, of the same outputs, is another in a batch than
+    alone.
 
-    Raises BundleError of a task that fails.
+    Raises BundleError where the task raises an error.
     """
     batch = tasks.encode(served, encoder, rows)
     values = tasks.decode(served, runner.infer(batch), batch)
