@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -56,9 +57,13 @@ def test_a_request_in_flight_is_answered_before_it_ends(decoder_bundle: Path) ->
     replies = list[asyncio.Task[Any]]()
 
     async def test(client: Client) -> None:
-        asked = client.complete("good", max_tokens=30, ignore_eos=True)
+        asked = client.complete("good", max_tokens=60, ignore_eos=True)
         replies.append(asyncio.create_task(asked))
-        await asyncio.sleep(0.01)
+        while not replies[0].done():  # until it runs; a request that is still read is refused
+            await asyncio.sleep(0.001)
+            metrics = (await client.ask("GET", "/metrics")).body.decode()
+            if re.search(r"^vllm:num_requests_running.* 1$", metrics, re.MULTILINE):
+                break
 
     lived(Application(decoder_bundle), test)
     assert replies[0].result().status == 200
