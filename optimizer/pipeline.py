@@ -16,8 +16,8 @@ from optimizer.foundation.progress import say
 from optimizer.foundation.verdicts import Verdict
 from optimizer.harness.errors import ExplainedError
 from optimizer.recipe.schema import Export, Recipe
-from optimizer.recipe.stage_sections import LeftOut
-from optimizer.store import Artifacts, Built, LabelTexts, Reference, Step, Stopped, Store
+from optimizer.recipe.stage_sections import FailedTarget
+from optimizer.store import Artifacts, Built, LabelModelSteps, Reference, Step, Stopped, Store
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Outcome:
     built: tuple[Built[Step], ...] = ()
     bundle: Step | None = None
     slo: Step | None = None
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[FailedTarget, ...] = ()
     artifacts: Artifacts[Step] | None = None
 
 
@@ -106,7 +106,7 @@ def _run(recipe: Recipe, store: Store, side: Outcome) -> Outcome:
         if recipe.qat:
             base = state = step(qat, recipe.training, reference, base, state)
 
-        texts = LabelTexts(reader, step(export, Export(), reader)) if reader else None
+        texts = LabelModelSteps(reader, step(export, Export(), reader)) if reader else None
         graphs = targets.each("export", lambda i: graph(i, base, state))
         models = targets.each("lower", lambda i: step(lower, sections[i], base, state, graphs[i]))
         engines = targets.each("build", lambda i: step(build, sections[i], models[i]))
@@ -168,11 +168,12 @@ class _Targets:
         return [i for i in range(len(self.recipe.targets)) if i not in self.errors]
 
     @property
-    def left_out(self) -> tuple[LeftOut, ...]:
+    def left_out(self) -> tuple[FailedTarget, ...]:
         """Dropped targets, each with the stage and the message of its error."""
         errors = sorted(self.errors.items())
         return tuple(
-            LeftOut(target=i, stage=stage, message=error.problem) for i, (stage, error) in errors
+            FailedTarget(target=i, stage=stage, message=error.problem)
+            for i, (stage, error) in errors
         )
 
     def each(self, stage: str, make: Callable[[int], Step]) -> dict[int, Step]:

@@ -34,8 +34,8 @@ from optimizer.foundation.buckets.objects import (
     BUCKET,
     PREFIX,
     STORES,
-    Objects,
-    Stored,
+    BucketObjects,
+    StoredBytes,
     check_installed,
 )
 from optimizer.foundation.errors import KEPT, MachineError, RecipeError, StoreError
@@ -94,7 +94,7 @@ class SharedStore:
         prefix = address.removeprefix(f"{kind}://{bucket}/")
         self.address, self.cache = address, cache.absolute()
         self.folder = self.cache / kind / bucket / prefix
-        self._objects = Objects(kind, bucket, prefix)
+        self._objects = BucketObjects(kind, bucket, prefix)
         self._mark = b""
         self._damaged: set[str] = set()
 
@@ -134,7 +134,7 @@ class SharedStore:
 
     def find(self, stage: str, key: str) -> SharedStep | None:
         """Return the finished step of a stage with this key; None if the bucket lacks it."""
-        stored: Stored | None = None
+        stored: StoredBytes | None = None
         with _explained():
             if self._exists():
                 stored = self._objects.read(_name(stage, key))

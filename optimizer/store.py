@@ -191,7 +191,7 @@ class Built(Generic[T]):
 
 
 @dataclass(frozen=True)
-class LabelTexts(Generic[T]):
+class LabelModelSteps(Generic[T]):
     """Steps (to a stage: folders) of the model that reads the labels of requests for images: those
     of load and export."""
 

@@ -14,7 +14,7 @@ from optimizer.harness.errors import ExplainedError
 from optimizer.harness.errors import MachineError as HarnessMachineError
 from optimizer.package import stage as package
 from optimizer.recipe.schema import Recipe, Section
-from optimizer.recipe.stage_sections import LeftOut
+from optimizer.recipe.stage_sections import FailedTarget
 from optimizer.store import MADE_FROM, Stage, Step, Store
 from tests.package.bundles import small_bundle
 
@@ -92,7 +92,7 @@ def test_a_bundle_without_a_target_that_was_not_made_says_so(tmp_path: Path) -> 
     recipe = asked(tmp_path, "drop")
     whole = small_bundle.recipe(tmp_path / "one")
     steps = small_bundle.steps(tmp_path / "steps", whole)
-    missing = LeftOut(target=1, stage="export", message="another function")
+    missing = FailedTarget(target=1, stage="export", message="another function")
     section = recipe.packaging.model_copy(update={"left_out": (missing,)})
     out = tmp_path / "out"
     out.mkdir()

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from optimizer.cli import main
 from optimizer.commands.build import predictions, room
 from optimizer.foundation.buckets.blob import Blob
-from optimizer.foundation.buckets.objects import Objects
+from optimizer.foundation.buckets.objects import BucketObjects
 from optimizer.foundation.errors import MachineError, RecipeError, StoreError
 from optimizer.recipe.schema import Package
 from optimizer.search import on_ray
@@ -43,14 +43,14 @@ def server(running: s3_server.Server) -> s3_server.Server:
 
 
 @pytest.fixture(scope="module")
-def objects(running: s3_server.Server) -> Objects:
+def objects(running: s3_server.Server) -> BucketObjects:
     """Return the client of all stores: a connection takes longer than a test."""
-    return Objects("s3", s3_server.BUCKET, KEY, part_size=30_000)
+    return BucketObjects("s3", s3_server.BUCKET, KEY, part_size=30_000)
 
 
 @pytest.fixture
 def machines(
-    server: s3_server.Server, objects: Objects, tmp_path: Path
+    server: s3_server.Server, objects: BucketObjects, tmp_path: Path
 ) -> tuple[SharedStore, SharedStore]:
     """Return the store as two machines have it, each with a folder of its own."""
     one, two = (SharedStore(ADDRESS, tmp_path / name) for name in ("one", "two"))

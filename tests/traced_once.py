@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from optimizer.export import onnx_from_torch, stage
 from optimizer.export.interface import Interface
 from optimizer.export.passes.clean import clean
-from optimizer.export.weights import Stored
+from optimizer.export.weights import StoredInitializer
 from tests.made_once import locked
 
 NO_MATTER = ("_name_or_path", "transformers_version", "id2label", "label2id")
@@ -100,7 +100,7 @@ class Traces:
         """Write the graph, with the place of each weight's value in place of the value."""
         copy = graph.clone()
         for value in copy.graph.initializers.values():
-            if isinstance(weight := value.const_value, Stored):
+            if isinstance(weight := value.const_value, StoredInitializer):
                 value.const_value = ir.ExternalTensor(
                     "transposed" if weight.transposed else "stored",
                     0,
@@ -121,7 +121,9 @@ class Traces:
                 transposed = place.location == "transposed"
                 shape = place.shape.numpy()
                 whole = shape[::-1] if transposed else shape
-                value.const_value = Stored(values, place.name, place.dtype, whole, transposed)
+                value.const_value = StoredInitializer(
+                    values, place.name, place.dtype, whole, transposed
+                )
         return graph
 
 

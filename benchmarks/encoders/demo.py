@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure.results import RESULTS, ROOT, conditions, table, write
-from optimizer.package.report.comparison import Entry
+from optimizer.package.report.comparison import TableEntry
 from optimizer.package.report.rows import build_rows
 
 RECIPE = "recipes/minilm-int8.yaml"
@@ -37,7 +37,7 @@ def figures(report: Mapping[str, Any]) -> str:
     return table(["", "float", "INT8", "change"], body)
 
 
-def _cell(entry: Entry) -> str:
+def _cell(entry: TableEntry) -> str:
     return f"{entry.text} ({entry.note})" if entry.note else entry.text
 
 

@@ -26,7 +26,7 @@ from optimizer.store import Store
 from optimizer.timing.stopping_rules import CONFIDENCE, RatioQuestion, SequentialTest
 from optimizer.validate.target_runner import open_onnx
 from optimizer.validate.timing.batch_timing import WARMUP, BatchTimer, make_graph_system
-from optimizer.validate.timing.cells import CANDIDATE, Comparison
+from optimizer.validate.timing.cells import CANDIDATE, TimingComparison
 from optimizer.validate.timing.openings import Openings
 
 
@@ -78,7 +78,7 @@ def main() -> None:
         rule = SequentialTest(
             RatioQuestion.share_rounds(1.0, latency.iterations), latency.iterations, options.seconds
         )
-        compared = Comparison(timer, rule, "equal")
+        compared = TimingComparison(timer, rule, "equal")
         both = systems(openings, ["equal", CANDIDATE])
         timer.time(both, cell, "equal", compared.more, compared.opening)
         openings.close()

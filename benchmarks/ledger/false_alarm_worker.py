@@ -41,7 +41,7 @@ from benchmarks.ledger.false_alarm_cells import TEXTS, Cell, recipe
 
 if TYPE_CHECKING:
     from optimizer.recipe.schema import Export
-    from optimizer.validate.ledger.entry import Entry
+    from optimizer.validate.ledger.entry import LedgerEntry
 
 NOT_BUILT = "false_alarms.py judges the lowered model: engines are built by `optimize`"
 
@@ -114,7 +114,7 @@ def exported(section: Export, source: Path, state: Path, out: Path, shared: Path
     shutil.copytree(shared, out, copy_function=os.link, dirs_exist_ok=True)
 
 
-def entries(cell: Cell, source: Path, folder: Path) -> list[Entry]:
+def entries(cell: Cell, source: Path, folder: Path) -> list[LedgerEntry]:
     """Run the ledger as the validate stage does, with the cell's threads in place of one."""
     import torch
 
@@ -132,7 +132,7 @@ def entries(cell: Cell, source: Path, folder: Path) -> list[Entry]:
     return ledger.run(Materials(section, source, *folders, texts=chosen))
 
 
-def ratios(found: Sequence[Entry]) -> list[tuple[str, float, str]]:
+def ratios(found: Sequence[LedgerEntry]) -> list[tuple[str, float, str]]:
     """List (hop and kind of piece, measured / limit, module or output) of each limit of the ledger.
 
     The compress hop is left out: its budget is the recipe's.
@@ -153,7 +153,7 @@ def _shown(ratio: float) -> float:
     return float(f"{ratio:.4g}") if math.isfinite(ratio) else 1e30
 
 
-def refusal(found: Sequence[Entry]) -> dict[str, Any] | None:
+def refusal(found: Sequence[LedgerEntry]) -> dict[str, Any] | None:
     """Describe the first hop that failed; later hops often fail for the same reason."""
     bad = next((e for e in found if e.ok is False), None)
     if bad is None:
@@ -192,7 +192,7 @@ def part(name: str, cell: Cell, source: Path, folder: Path, graphs: Path) -> dic
     torch.set_num_threads(getattr(cell, f"{name}_threads"))
     result: dict[str, Any] = {"seconds": {}, "refused": None}
     if name == "validate":
-        found: list[Entry] = []
+        found: list[LedgerEntry] = []
         steps = iter([("ledger", lambda: found.extend(entries(cell, source, folder)))])
     else:
         steps = compress(cell, source, folder, graphs)

@@ -38,10 +38,10 @@ from benchmarks.serving.decoder import server
 from optimizer.harness.bundle.bundle import Bundle
 from optimizer.harness.errors import InputError
 from optimizer.harness.runtimes.machine import describe_machine
-from optimizer.harness.server.caches.encoder import Encoder
+from optimizer.harness.server.caches.encoder import QuestionEncoder
 from optimizer.harness.server.caches.false_hits import (
     FalseHitLimit,
-    Pair,
+    QuestionPair,
     Vectors,
     choose_threshold,
     upper_bound,
@@ -81,19 +81,23 @@ def halves(some: Sequence[str], chance: random.Random) -> tuple[list[str], list[
     return mixed[: len(mixed) // 2], mixed[len(mixed) // 2 :]
 
 
-def labelled(kept: Sequence[str], new: Sequence[str]) -> list[Pair]:
+def labelled(kept: Sequence[str], new: Sequence[str]) -> list[QuestionPair]:
     """Pair each new question with a cached one, and each cached one with its rewording."""
-    different = [Pair(i, a, b, False) for i, (a, b) in enumerate(zip(new, kept, strict=False))]
-    same = [Pair(i, REWORDED[i % len(REWORDED)](q), q, True) for i, q in enumerate(kept)]
+    different = [
+        QuestionPair(i, a, b, False) for i, (a, b) in enumerate(zip(new, kept, strict=False))
+    ]
+    same = [QuestionPair(i, REWORDED[i % len(REWORDED)](q), q, True) for i, q in enumerate(kept)]
     return [*different, *same]
 
 
-def embedded(encoder: Encoder, pairs: Sequence[Pair]) -> dict[str, Vectors]:
+def embedded(encoder: QuestionEncoder, pairs: Sequence[QuestionPair]) -> dict[str, Vectors]:
     vectors = {text: encoder.embed(text) for p in pairs for text in (p.text, p.other)}
     return {text: vector for text, vector in vectors.items() if vector is not None}
 
 
-def judged(pairs: Sequence[Pair], vectors: dict[str, Vectors], threshold: float) -> dict[str, Any]:
+def judged(
+    pairs: Sequence[QuestionPair], vectors: dict[str, Vectors], threshold: float
+) -> dict[str, Any]:
     """Count hits of a cache that holds all cached questions of these pairs."""
     kept = list(dict.fromkeys(p.other for p in pairs))
     matrix = np.stack([vectors[text] for text in kept])
@@ -153,7 +157,7 @@ def asked(port: int, model: str, question: str) -> tuple[str, float]:
     return reply.headers["x-cache"], seconds
 
 
-def answered(args: argparse.Namespace, pairs: Sequence[Pair], file: Path) -> dict[str, Any]:
+def answered(args: argparse.Namespace, pairs: Sequence[QuestionPair], file: Path) -> dict[str, Any]:
     """Time answers in milliseconds by their x-cache header."""
     with file.open("w") as out:
         for p in pairs:
@@ -189,7 +193,7 @@ def main() -> int:
     document: dict[str, Any] = {"machine": describe_machine().to_json(), "questions": len(every)}
     with Bundle(args.encoder) as bundle:
         document["encoder"] = str(bundle.manifest["name"])
-        encoder, spent = Encoder(bundle), list[float]()
+        encoder, spent = QuestionEncoder(bundle), list[float]()
         vectors = embedded(encoder, [*choose, *judge])
         for pair in judge[:200]:
             start = time.perf_counter()

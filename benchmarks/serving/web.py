@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.measure.chromium import Chromium, program
 from benchmarks.measure.results import RESULTS, machine
 from optimizer.harness.bundle.bench import compare_times, percentile, percentile_interval
-from optimizer.harness.commands.web import Server, find_pages
+from optimizer.harness.commands.web import PageServer, find_pages
 
 TEXT = "The service was quick and the staff could not have been friendlier."
 FIRST = f"page.ready.then(() => page.ask({json.dumps(TEXT)})).then(() => performance.now())"
@@ -34,7 +34,7 @@ def measured(bundle: Path, threads: list[int], loads: int, rounds: int) -> dict[
     A cell has threads, tokens, ratio, and ms of each round as "quantized" and "float".
     """
     document: dict[str, Any] = {"first": [], "first_cpu": [], "cells": []}
-    with Server(find_pages(bundle)) as server, tempfile.TemporaryDirectory() as profile:
+    with PageServer(find_pages(bundle)) as server, tempfile.TemporaryDirectory() as profile:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         browser = Chromium(Path(profile), timeout=600)
         document["browser"] = browser.evaluate("navigator.userAgent")

@@ -61,7 +61,7 @@ SWEEPS = 5.5  # products of a weight with H: target 2, feedback 0.5, each sweep 
 
 
 @dataclass(frozen=True)
-class _Sizes:
+class _ValueCounts:
     """Sizes of a model, in values unless stated otherwise.
 
     linear: all matrices inside the blocks; one: the largest of them
@@ -92,7 +92,7 @@ class _Sizes:
     feedback: float
 
 
-def _sizes(section: Compression, shapes: Shapes) -> _Sizes:
+def _sizes(section: Compression, shapes: Shapes) -> _ValueCounts:
     blocks: dict[str, list[tuple[int, ...]]] = defaultdict(list)
     outside = [shape for name, shape in shapes.items() if BLOCK.search(name) is None]
     for name, shape in shapes.items():
@@ -113,7 +113,7 @@ def _sizes(section: Compression, shapes: Shapes) -> _Sizes:
         share.get(i, 1.0) * (i * (i + PART) / 2 + section.float_reference * min(i * i, 2 * o * i))
         for o, i in inside
     )
-    return _Sizes(
+    return _ValueCounts(
         linear=sum(map(prod, inside)),
         one=max(map(prod, inside), default=0),
         blocks=len(blocks),
@@ -255,7 +255,7 @@ def estimate_device_memory(section: Compression, shapes: Shapes) -> int:
     return int(CONTEXT + max(walked, at_once, tuning, ALONE * of.distinct))
 
 
-def _stored(section: Compression, of: _Sizes) -> int:
+def _stored(section: Compression, of: _ValueCounts) -> int:
     """Return the bytes of the state: integers and scales, or pruned floats."""
     quantize = section.quantize
     if quantize.leaves_float:
@@ -269,7 +269,7 @@ def _stored(section: Compression, of: _Sizes) -> int:
     return stored
 
 
-def _rounding(section: Compression, of: _Sizes, stored: int, speed: MachineSpeed) -> float:
+def _rounding(section: Compression, of: _ValueCounts, stored: int, speed: MachineSpeed) -> float:
     """Seconds of rounding beside matrix products, and of writing and reading the state."""
     quantize = section.quantize
     operations = 0.0 if quantize.leaves_float else of.linear * count_operations(quantize.weights)

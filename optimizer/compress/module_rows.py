@@ -15,7 +15,7 @@ FILE = "modules.json"
 
 
 @dataclass(frozen=True)
-class Row:
+class ModuleRow:
     """One weighted module; values that were not measured are None.
 
     weight_error, output_error: relative (Frobenius norm of the weight, L2 of the output over
@@ -31,7 +31,7 @@ class Row:
     range: list[float] | None = None
     note: str = ""
 
-    def explained(self, why: str) -> Row:
+    def explained(self, why: str) -> ModuleRow:
         """The row with `why` added to its note."""
         return replace(self, note=join_remarks(self.note, why))
 
@@ -59,13 +59,13 @@ def round_significant(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def write(rows: Sequence[Row], folder: Path) -> None:
+def write(rows: Sequence[ModuleRow], folder: Path) -> None:
     """Write the rows to modules.json in `folder`."""
     document: list[dict[str, Any]] = [asdict(row) for row in rows]
     text = json.dumps(document, indent=1, ensure_ascii=False)
     (folder / FILE).write_text(text, encoding="utf-8")
 
 
-def read(folder: Path) -> list[Row]:
+def read(folder: Path) -> list[ModuleRow]:
     """Read the rows of modules.json in `folder`."""
-    return [Row(**row) for row in json.loads((folder / FILE).read_text(encoding="utf-8"))]
+    return [ModuleRow(**row) for row in json.loads((folder / FILE).read_text(encoding="utf-8"))]

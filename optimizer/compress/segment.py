@@ -23,9 +23,9 @@ from optimizer.compress.apply.activations.activation_ranges import (
 )
 from optimizer.compress.apply.activations.folding import Folded
 from optimizer.compress.apply.weights import bias_correction, rounding
-from optimizer.compress.apply.weights.rounding import Inputs, Rounded
+from optimizer.compress.apply.weights.rounding import QuantizedInputs, RoundedWeights
 from optimizer.compress.methods.weights.rtn import measure_relative_error
-from optimizer.compress.module_rows import Row, join_remarks, label, round_significant
+from optimizer.compress.module_rows import ModuleRow, join_remarks, label, round_significant
 from optimizer.compress.simulate import (
     QuantConvolution,
     QuantLinear,
@@ -48,7 +48,7 @@ MEASURED = 2048  # tokens over which a module's output error and saturation are 
 
 def compress(
     group: BlockGroup, quantize: Quantize, scratch: Path
-) -> tuple[CompressedState, list[Row], dict[str, Tensor]]:
+) -> tuple[CompressedState, list[ModuleRow], dict[str, Tensor]]:
     """Compress a segment; returns its state, report rows, and {bias: correction}, all on the CPU.
 
     Smoothing changes the blocks' float weights.
@@ -66,7 +66,7 @@ def compress(
         if activations is not None and quantize.static_activations:
             covered = choose_ranges(group, activations, folded.factors)
     covered |= choose_cache_ranges(group)
-    inputs = Inputs(mode, covered, folded.factors)
+    inputs = QuantizedInputs(mode, covered, folded.factors)
     chosen = rounding.compress_weights(group, inputs, quantize, scratch)
     replaced, notes = folded.replaced, folded.notes
     for method in quantize.of_kind("block-tuning") if group.schemes else ():
@@ -104,20 +104,20 @@ def compress_uncalibrated(
     tensors: Mapping[str, Tensor],
     quantize: Quantize,
     device: torch.device = CPU,
-) -> tuple[CompressedState, list[Row]]:
+) -> tuple[CompressedState, list[ModuleRow]]:
     """Prune and round every weight without calibration or measurements, one per thread in memory
     at a time, on a GPU one at a time; returns (state, report rows)."""
     mode = quantize.activations.mode if quantize.activations else None
 
-    def one(name: str) -> tuple[Rounded, Row]:
-        part, scheme = Rounded(), schemes.get(name)
+    def one(name: str) -> tuple[RoundedWeights, ModuleRow]:
+        part, scheme = RoundedWeights(), schemes.get(name)
         values = tensors[weight_name(name)].to(device)
         rounding.compress_alone(part, (name, values), scheme, sparsity.get(name), quantize)
         error = round_significant(measure_relative_error(values, _values(part.all[name])))
         words = label(scheme, mode, sparsity.get(name))
-        return part, Row(name, words, weight_error=error, note=part.remarks[name])
+        return part, ModuleRow(name, words, weight_error=error, note=part.remarks[name])
 
-    whole, rows = Rounded(), []
+    whole, rows = RoundedWeights(), []
     names = dict.fromkeys([*schemes, *sparsity])
     for part, row in threads.map_in_threads(one, names) if device == CPU else map(one, names):
         whole.update(part.on_cpu())
@@ -136,7 +136,7 @@ def _values(q: QTensor | Tensor) -> Tensor:
 
 
 def _integer_biases(
-    inputs: Inputs, chosen: Rounded, quantized: Mapping[str, QuantLinear]
+    inputs: QuantizedInputs, chosen: RoundedWeights, quantized: Mapping[str, QuantLinear]
 ) -> dict[str, Tensor]:
     """Round the biases of quantized convolutions to integer steps; returns {bias: new value}."""
     biases: dict[str, Tensor] = {}
@@ -150,18 +150,18 @@ def _integer_biases(
 
 
 def _quantized_modules(
-    group: BlockGroup, inputs: Inputs, chosen: Rounded, folded: Folded
-) -> tuple[dict[str, QuantLinear], dict[str, Row]]:
+    group: BlockGroup, inputs: QuantizedInputs, chosen: RoundedWeights, folded: Folded
+) -> tuple[dict[str, QuantLinear], dict[str, ModuleRow]]:
     """Return {module: its quantized replacement}, and {module: report row without measurements}."""
     quantized: dict[str, QuantLinear] = {}
-    rows: dict[str, Row] = {}
+    rows: dict[str, ModuleRow] = {}
     every = chosen.all
     for name in group.modules:
         linear = group.linear(name)
         q, covered = every[name], inputs.ranges.get(name)
         quantized[name] = inputs.quantized(name, linear, q)
         error = measure_relative_error(inputs.weight(name, linear), _values(q))
-        rows[name] = Row(
+        rows[name] = ModuleRow(
             name,
             label(group.schemes.get(name), inputs.mode, group.sparsity.get(name)),
             weight_error=round_significant(error),
@@ -171,7 +171,7 @@ def _quantized_modules(
     return quantized, rows
 
 
-class _Measure:
+class _RunningError:
     """Running error of one quantized module over real tokens, against its float module on the same
     input."""
 
@@ -203,10 +203,10 @@ class _Measure:
 
 def _measure(
     group: BlockGroup, quantized: Mapping[str, QuantLinear], ranges: Mapping[str, Range]
-) -> dict[str, _Measure]:
+) -> dict[str, _RunningError]:
     """Move the stream through the quantized blocks; returns {module: its measured error}."""
     measures = {
-        name: _Measure(cast(nn.Linear, group.model.get_submodule(name)), q)
+        name: _RunningError(cast(nn.Linear, group.model.get_submodule(name)), q)
         for name, q in quantized.items()
     }
 

@@ -40,11 +40,11 @@ from optimizer.compress.apply.weights.rounding import ALONE
 from optimizer.compress.data import calibration
 from optimizer.compress.data.calibration import Windows
 from optimizer.compress.estimate import estimate, estimate_device_memory
-from optimizer.compress.module_rows import Row
+from optimizer.compress.module_rows import ModuleRow
 from optimizer.compress.selection import Selection, select
 from optimizer.compress.walk import blocks as walk
 from optimizer.compress.walk import consumed, precision, products
-from optimizer.compress.walk.activation_buffer import Budget, Buffer
+from optimizer.compress.walk.activation_buffer import Buffer, BufferBudget
 from optimizer.compress.walk.blocks import BlockGroup
 from optimizer.compress.walk.capture import Batch, capture
 from optimizer.compress.walk.deal import Deal
@@ -130,7 +130,7 @@ def _device(section: Compression, source: Path) -> torch.device:
 
 
 @dataclass(frozen=True)
-class _Job:
+class _Walk:
     """Inputs of the walk over the blocks.
 
     source: folder of load or reduce
@@ -176,7 +176,7 @@ def compress(
     own, tuning_only = _generated_windows(opened, windows.train, section, progress)
     tuning_only += calibration.make_tuning_batches(section, source)
     train = [*windows.train, *own]
-    parts = _walk(_Job(source, section, selection, train, progress, len(windows.train)), opened)
+    parts = _walk(_Walk(source, section, selection, train, progress, len(windows.train)), opened)
     if quantize.model_tuning:
         windows = Windows(train + tuning_only, windows.held_out)
         parts.insert(0, _tune(opened, windows, section, parts, progress))
@@ -225,7 +225,7 @@ def _generated_windows(
     return one, other
 
 
-def _walk(job: _Job, source: ModelSource) -> list[Path]:
+def _walk(job: _Walk, source: ModelSource) -> list[Path]:
     """Compress every segment that is not under `progress` yet; returns all their folders."""
     sums = Deal.of(len(job.batches), job.section.compress.partial_sums).sizes
     count = min(processes.count_of(job.section), len(sums))
@@ -238,7 +238,7 @@ def _walk(job: _Job, source: ModelSource) -> list[Path]:
     return processes.list_finished(job.progress)
 
 
-def _share(these: Processes, job: _Job, device: str) -> None:
+def _share(these: Processes, job: _Walk, device: str) -> None:
     """Walk with this process's share of the batches, on a GPU of its own. device: cpu or cuda"""
     chosen, own = job.section.compress, torch.device(device)
     with ExitStack() as stack:
@@ -253,11 +253,11 @@ def _share(these: Processes, job: _Job, device: str) -> None:
         _walk_blocks(job, _transformed(opened, job.section.quantize), these)
 
 
-def _walk_blocks(job: _Job, source: ModelSource, these: Processes) -> None:
+def _walk_blocks(job: _Walk, source: ModelSource, these: Processes) -> None:
     """Capture the stream at the first block, and compress every segment not yet in progress/."""
     selection, progress, chosen = job.selection, job.progress, job.section.compress
     folder = _own_folder(progress, these)
-    budget = Budget(chosen.memory_bytes // these.count)
+    budget = BufferBudget(chosen.memory_bytes // these.count)
     hidden = Buffer(budget, folder / "hidden")
     reference = Buffer(budget, folder / "reference") if job.section.float_reference else None
     deal = Deal.of(len(job.batches), chosen.partial_sums, these)
@@ -296,7 +296,13 @@ def _own_folder(progress: Path, these: Processes) -> Path:
 
 
 def _segment(
-    job: _Job, source: ModelSource, stream: walk.Stream, uses: range, folder: Path, *, last: bool
+    job: _Walk,
+    source: ModelSource,
+    stream: walk.CalibrationStream,
+    uses: range,
+    folder: Path,
+    *,
+    last: bool,
 ) -> None:
     """Compress the blocks of some uses, and write the result into the folder."""
     quantize, selection, these = job.section.quantize, job.selection, stream.deal.processes
@@ -367,7 +373,7 @@ def _has_wide_layers(source: ModelSource, selection: Selection) -> bool:
     return any(weight.numel() > ALONE for weight in weights)
 
 
-def _blocks(stream: walk.Stream, group: range, selection: Selection) -> tuple[str, ...]:
+def _blocks(stream: walk.CalibrationStream, group: range, selection: Selection) -> tuple[str, ...]:
     if not stream.uses:
         return selection.blocks[group.start : group.stop]
     return tuple(dict.fromkeys(stream.uses[0][use].block for use in group))
@@ -376,8 +382,8 @@ def _blocks(stream: walk.Stream, group: range, selection: Selection) -> tuple[st
 def _write_segment(
     folder: Path,
     part: CompressedState,
-    rows: Sequence[Row],
-    stream: walk.Stream | None,
+    rows: Sequence[ModuleRow],
+    stream: walk.CalibrationStream | None,
     corrections: Mapping[str, Tensor] = MappingProxyType({}),
     these: Processes = ONE,
 ) -> None:
@@ -399,14 +405,14 @@ def _write_segment(
         finish(partial, folder)
 
 
-def _stream_entries(stream: walk.Stream) -> Iterator[tuple[str, Tensor]]:
+def _stream_entries(stream: walk.CalibrationStream) -> Iterator[tuple[str, Tensor]]:
     """Yield {number among all batches, ".reference" for the float model's: hidden states}."""
     for suffix, states in (("", stream.hidden), (".reference", stream.float_reference or ())):
         for i, hidden in zip(stream.deal.own, states, strict=False):
             yield f"{i:06d}{suffix}", hidden
 
 
-def _load_stream(folder: Path, stream: walk.Stream) -> None:
+def _load_stream(folder: Path, stream: walk.CalibrationStream) -> None:
     """Read this process's share, whichever processes wrote it."""
     from safetensors import safe_open
 
@@ -437,7 +443,7 @@ def _assemble(done: Sequence[Path], source: ModelSource, selection: Selection, o
     bias_correction.write(_chain([bias_correction.read(folder) for folder in done]), out)
     # as in the chains, the first takes precedence
     rows = {row.module: row for folder in reversed(done) for row in module_rows.read(folder)}
-    rows |= {n.module: Row(n.module, "float", note=n.why) for n in selection.notes}
+    rows |= {n.module: ModuleRow(n.module, "float", note=n.why) for n in selection.notes}
     for note in (n for part in parts for n in part.notes):
         rows[note.module] = rows[note.module].explained(note.why)
     names = [name for name, _ in source.model.named_modules() if name in rows]

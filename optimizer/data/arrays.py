@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from optimizer.foundation.errors import DataError
 from optimizer.foundation.reading import reading
-from optimizer.harness.inputs.tensors import ONLY, Row
+from optimizer.harness.inputs.tensors import ONLY, TensorRow
 
 ALL = "*"
 """Column of field `arrays` that stands for every column without another field."""
@@ -92,7 +92,7 @@ def list_columns(field: str, columns: Mapping[str, str], present: Sequence[str])
     return [field] if field != ALL else [name for name in present if name not in others]
 
 
-def read_row(values: Mapping[str, Any], where: str, *, alone: bool) -> Row:
+def read_row(values: Mapping[str, Any], where: str, *, alone: bool) -> TensorRow:
     """Return the arrays of a row.
 
     values: {input: value}
@@ -114,4 +114,4 @@ def read_row(values: Mapping[str, Any], where: str, *, alone: bool) -> Row:
                 accepted="numbers, or nested lists of equal length",
             )
         arrays[ONLY if alone else name] = array
-    return Row(arrays)
+    return TensorRow(arrays)

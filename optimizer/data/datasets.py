@@ -258,7 +258,7 @@ def _fingerprint(spec: DataSpec) -> str:
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _UsableRows:
     """All usable rows of a spec, with its label names in id order.
 
     ordered: False where the names were collected from the values and sorted alphabetically
@@ -269,12 +269,12 @@ class _Rows:
     ordered: bool
 
 
-def _read(spec: DataSpec) -> _Rows:
+def _read(spec: DataSpec) -> _UsableRows:
     return _load(spec.model_dump_json(), spec.base, _fingerprint(spec))
 
 
 @lru_cache(maxsize=16)
-def _load(spec_json: str, base: str, _fingerprint: str) -> _Rows:
+def _load(spec_json: str, base: str, _fingerprint: str) -> _UsableRows:
     """Read all usable rows of a spec, cached so that a stage's key and its run read them once.
 
     spec_json: the spec as JSON
@@ -300,7 +300,7 @@ def _load(spec_json: str, base: str, _fingerprint: str) -> _Rows:
             where=describe_place(spec),
             fix="Check split and columns; a row needs an image, or a non-empty text.",
         )
-    return _Rows(tuple(drop_repeated(parsed, describe_place(spec))), names, names == ordered)
+    return _UsableRows(tuple(drop_repeated(parsed, describe_place(spec))), names, names == ordered)
 
 
 def _parse_rows(

@@ -11,7 +11,7 @@ from optimizer.data.image_truth.poses import Pose
 from optimizer.data.pictures import Picture
 from optimizer.harness.inputs.boxes.boxed_image import Boxed
 from optimizer.harness.inputs.boxes.warp import Box
-from optimizer.harness.inputs.tensors import Row
+from optimizer.harness.inputs.tensors import TensorRow
 
 LATER = (
     *("labels", "scores", "messages", "answers", "arrays"),
@@ -38,7 +38,7 @@ class Sample:
     tags: tuple[int, ...] | None = None  # a tag id per word
     image: Picture | None = None
     messages: tuple[Mapping[str, str], ...] | None = None
-    arrays: Row | None = None  # arrays of the model's inputs
+    arrays: TensorRow | None = None  # arrays of the model's inputs
     objects: tuple[Labelled, ...] | None = None  # of an image; () where there is none
     keypoints: tuple[Pose, ...] | None = None  # of the poses in an image
     mask: Picture | None = None  # a label id for each pixel

@@ -14,10 +14,10 @@ import yaml
 
 from optimizer.deploy import dashboard, image
 from optimizer.deploy.output import Output
-from optimizer.deploy.server import METRICS, PORT, READY, Server
+from optimizer.deploy.server import METRICS, PORT, READY, DeployedServer
 from optimizer.deploy.server import describe_server as serving
 from optimizer.deploy.settings import DeployOptions
-from optimizer.deploy.source import Source
+from optimizer.deploy.source import BundleSource
 
 FILE = "compose.yaml"
 PROMETHEUS, GRAFANA = 9090, 3000  # their default ports
@@ -28,7 +28,7 @@ BOARDS = "/etc/grafana/dashboards"
 DATASOURCES, PROVIDERS = (f"provisioning/{kind}" for kind in ("datasources", "dashboards"))
 
 
-def write(source: Source, settings: DeployOptions, out: Path) -> Output:
+def write(source: BundleSource, settings: DeployOptions, out: Path) -> Output:
     """Write compose.yaml, the configuration of the three services, and the image's files."""
     server = serving(source, settings)
     image.write(source, out, PORT)
@@ -47,7 +47,9 @@ def write(source: Source, settings: DeployOptions, out: Path) -> Output:
     return Output([f"docker compose -f OUT/{FILE} up -d --build", ask], server.document)
 
 
-def build_compose(source: Source, settings: DeployOptions, server: Server) -> dict[str, Any]:
+def build_compose(
+    source: BundleSource, settings: DeployOptions, server: DeployedServer
+) -> dict[str, Any]:
     """Return compose.yaml as a document."""
     check = f"import urllib.request; urllib.request.urlopen('http://127.0.0.1:{PORT}{READY}')"
     served: dict[str, Any] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from optimizer.deploy.source import Source
+from optimizer.deploy.source import BundleSource
 
 DATASOURCE = "prometheus"  # uid of the datasource that compose.py provisions
 SCHEMA = 41  # version of the document, Grafana 12's; later ones migrate it
@@ -117,7 +117,7 @@ GENERATION = (
 )
 
 
-def build_dashboard(source: Source) -> dict[str, Any]:
+def build_dashboard(source: BundleSource) -> dict[str, Any]:
     """Return the dashboard of a bundle's server as Grafana's JSON document."""
     panels = (*ALL_MODELS, *(GENERATION if source.generates else ()))
     return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from optimizer.deploy.source import Source
+from optimizer.deploy.source import BundleSource
 
 REQUIREMENTS = ("requirements.txt", "requirements-serve.txt")
 USER = 65534  # nobody
@@ -28,7 +28,7 @@ CMD ["serve", "--host", "0.0.0.0", "--insecure"]
 """
 
 
-def write(source: Source, out: Path, port: int) -> None:
+def write(source: BundleSource, out: Path, port: int) -> None:
     """Write Dockerfile and bundle/ for `docker build OUT`.
 
     pip requires a hash of every package if any line of the requirement files has a hash.

@@ -17,17 +17,17 @@ import yaml
 from optimizer.deploy import image
 from optimizer.deploy.kubernetes import Document, build_container, build_pod, labels, name, scrape
 from optimizer.deploy.output import Output
-from optimizer.deploy.server import PORT, Server
+from optimizer.deploy.server import PORT, DeployedServer
 from optimizer.deploy.server import describe_server as serving
 from optimizer.deploy.settings import DeployOptions, check_scaling
-from optimizer.deploy.source import Source
+from optimizer.deploy.source import BundleSource
 
 FILE = "kserve.yaml"
 FORMAT = "optimize-bundle"  # model format that links the two objects
 PROTOCOL = "v2"
 
 
-def write(source: Source, settings: DeployOptions, out: Path) -> Output:
+def write(source: BundleSource, settings: DeployOptions, out: Path) -> Output:
     """Write kserve.yaml, Dockerfile and bundle/. Raises RecipeError for conflicting options."""
     name(source, settings)
     check_scaling(settings)
@@ -40,7 +40,9 @@ def write(source: Source, settings: DeployOptions, out: Path) -> Output:
     return Output([*built, f"kubectl apply -f OUT/{FILE}"], server.document)
 
 
-def build_manifests(source: Source, settings: DeployOptions, server: Server) -> Iterator[Document]:
+def build_manifests(
+    source: BundleSource, settings: DeployOptions, server: DeployedServer
+) -> Iterator[Document]:
     """Yield the ServingRuntime (container, volumes) and the InferenceService (the other fields)."""
     named = name(source, settings)
     metadata = {"name": named, "labels": labels(source, settings)}

@@ -16,10 +16,10 @@ import yaml
 
 from optimizer.deploy import image
 from optimizer.deploy.output import Output
-from optimizer.deploy.server import LIVE, METRICS, PORT, READY, Server
+from optimizer.deploy.server import LIVE, METRICS, PORT, READY, DeployedServer
 from optimizer.deploy.server import describe_server as serving
 from optimizer.deploy.settings import DeployOptions, check_scaling
-from optimizer.deploy.source import Source
+from optimizer.deploy.source import BundleSource
 from optimizer.foundation.errors import RecipeError
 
 NAME = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")  # name of a Service, RFC 1035
@@ -28,7 +28,7 @@ FILE = "kubernetes.yaml"
 Document = dict[str, Any]
 
 
-def write(source: Source, settings: DeployOptions, out: Path) -> Output:
+def write(source: BundleSource, settings: DeployOptions, out: Path) -> Output:
     """Write kubernetes.yaml, Dockerfile and bundle/. Raises RecipeError for conflicting options."""
     scaler = _scaler(source, settings)  # checks options before the server is started and measured
     server = serving(source, settings)
@@ -41,7 +41,7 @@ def write(source: Source, settings: DeployOptions, out: Path) -> Output:
 
 
 def build_manifests(
-    source: Source, settings: DeployOptions, server: Server, scaler: Document | None
+    source: BundleSource, settings: DeployOptions, server: DeployedServer, scaler: Document | None
 ) -> Iterator[Document]:
     """Yield Deployment, Service, `scaler` if given, and a disruption budget if replicas > 1."""
     yield _deployment(source, settings, server, scaled=scaler is not None)
@@ -54,7 +54,7 @@ def build_manifests(
         yield _object("policy/v1", "PodDisruptionBudget", source, settings, budget)
 
 
-def name(source: Source, settings: DeployOptions) -> str:
+def name(source: BundleSource, settings: DeployOptions) -> str:
     """Return the objects' name: --name, else the bundle's. Raises RecipeError if it is invalid."""
     chosen = settings.name or source.name
     if not NAME.fullmatch(chosen):
@@ -67,13 +67,13 @@ def name(source: Source, settings: DeployOptions) -> str:
     return chosen
 
 
-def labels(source: Source, settings: DeployOptions) -> dict[str, str]:
+def labels(source: BundleSource, settings: DeployOptions) -> dict[str, str]:
     """Return the labels of all objects: the name, and the version if it is a valid label value."""
     version = {"app.kubernetes.io/version": source.version}
     return _selector(source, settings) | (version if VALUE.fullmatch(source.version) else {})
 
 
-def build_container(server: Server, settings: DeployOptions) -> Document:
+def build_container(server: DeployedServer, settings: DeployOptions) -> Document:
     """Return the server's container: unprivileged, with a read-only root file system."""
     take: Document = {"requests": {"cpu": str(server.cpu), "memory": f"{server.memory}Mi"}}
     if server.gpus:
@@ -97,7 +97,7 @@ def build_container(server: Server, settings: DeployOptions) -> Document:
     }
 
 
-def build_pod(server: Server, settings: DeployOptions) -> Document:
+def build_pod(server: DeployedServer, settings: DeployOptions) -> Document:
     """Return the pod's spec without the field `containers`."""
     return {
         "terminationGracePeriodSeconds": (settings.endpoint_seconds or 0) + server.drain + 1,
@@ -121,7 +121,7 @@ def scrape() -> dict[str, str]:
 
 
 def _deployment(
-    source: Source, settings: DeployOptions, server: Server, *, scaled: bool
+    source: BundleSource, settings: DeployOptions, server: DeployedServer, *, scaled: bool
 ) -> Document:
     """Return the Deployment. scaled: True leaves the number of replicas to the autoscaler"""
     selector = _selector(source, settings)
@@ -141,13 +141,13 @@ def _deployment(
     return _object("apps/v1", "Deployment", source, settings, spec)
 
 
-def _service(source: Source, settings: DeployOptions) -> Document:
+def _service(source: BundleSource, settings: DeployOptions) -> Document:
     ports = [{"name": "http", "port": PORT, "targetPort": "http"}]
     spec = {"selector": _selector(source, settings), "ports": ports}
     return _object("v1", "Service", source, settings, spec)
 
 
-def _scaler(source: Source, settings: DeployOptions) -> Document | None:
+def _scaler(source: BundleSource, settings: DeployOptions) -> Document | None:
     """Return the autoscaler: an HPA by processor time, or a KEDA ScaledObject by waiting requests.
 
     None without --max-replicas.
@@ -177,7 +177,7 @@ def _scaler(source: Source, settings: DeployOptions) -> Document | None:
     return _object("keda.sh/v1alpha1", "ScaledObject", source, settings, spec)
 
 
-def _trigger(source: Source, settings: DeployOptions) -> dict[str, str]:
+def _trigger(source: BundleSource, settings: DeployOptions) -> dict[str, str]:
     """Return the KEDA trigger; KEDA compares the query's value per replica with the threshold."""
     metric = "nv_inference_pending_request_count"
     return {
@@ -187,12 +187,12 @@ def _trigger(source: Source, settings: DeployOptions) -> dict[str, str]:
     }
 
 
-def _selector(source: Source, settings: DeployOptions) -> dict[str, str]:
+def _selector(source: BundleSource, settings: DeployOptions) -> dict[str, str]:
     return {"app.kubernetes.io/name": name(source, settings)}
 
 
 def _object(
-    version: str, kind: str, source: Source, settings: DeployOptions, spec: Document
+    version: str, kind: str, source: BundleSource, settings: DeployOptions, spec: Document
 ) -> Document:
     metadata = {"name": name(source, settings), "labels": labels(source, settings)}
     return {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec}

@@ -13,7 +13,7 @@ STATUS = "/proc/{}/status"
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredServer:
     """Measurements of a server after warm-up.
 
     engine: target of the engine that the server ran.
@@ -33,7 +33,7 @@ class Measured:
         return self.peak + self.cache
 
 
-def measure(folder: Path, arguments: Sequence[str]) -> Measured:
+def measure(folder: Path, arguments: Sequence[str]) -> MeasuredServer:
     """Run the server of the bundle in `folder` with options of `serve`, and return measurements.
 
     Raises the errors of `run_server`, and MachineError if the system does not report peak memory.
@@ -42,7 +42,7 @@ def measure(folder: Path, arguments: Sequence[str]) -> Measured:
         peak = _peak(server.process)
     line = server.warmed_up
     longest = line.get("context", 0) * line.get("full_step_ms", 0.0) / 1000
-    return Measured(str(line["engine"]), peak, line.get("cache_mib", 0) << 20, longest)
+    return MeasuredServer(str(line["engine"]), peak, line.get("cache_mib", 0) << 20, longest)
 
 
 def _peak(process: int) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from optimizer.deploy import compose, kserve, kubernetes, ray, triton, vllm
 from optimizer.deploy.output import Output
 from optimizer.deploy.settings import DeployOptions
-from optimizer.deploy.source import Source
+from optimizer.deploy.source import BundleSource
 from optimizer.foundation.errors import RecipeError, join, suggest
 
 SERVER = "harness/commands/serve.py"
@@ -29,12 +29,12 @@ class Platform:
 
     name: str
     needs: str
-    write: Callable[[Source, DeployOptions, Path], Output]
+    write: Callable[[BundleSource, DeployOptions, Path], Output]
     takes: tuple[str, ...] = ()
     required: tuple[str, ...] = ()
-    write_vllm: Callable[[Source, DeployOptions, Path], Output] | None = None
+    write_vllm: Callable[[BundleSource, DeployOptions, Path], Output] | None = None
 
-    def writer(self, source: Source) -> Callable[[Source, DeployOptions, Path], Output]:
+    def writer(self, source: BundleSource) -> Callable[[BundleSource, DeployOptions, Path], Output]:
         """Return `write`, or `write_vllm` for a bundle that vLLM serves.
 
         Raises RecipeError for such a bundle if the platform does not start vLLM.

@@ -17,10 +17,10 @@ from typing import Any
 import yaml
 
 from optimizer.deploy.output import Output
-from optimizer.deploy.server import PORT, Server
+from optimizer.deploy.server import PORT, DeployedServer
 from optimizer.deploy.server import describe_server as serving
 from optimizer.deploy.settings import DeployOptions
-from optimizer.deploy.source import Source
+from optimizer.deploy.source import BundleSource
 from optimizer.harness.server.options import CONNECTIONS
 
 FILE = "serve.yaml"
@@ -39,7 +39,7 @@ ENV PYTHONPATH=/application
 """
 
 
-def write(source: Source, settings: DeployOptions, out: Path) -> Output:
+def write(source: BundleSource, settings: DeployOptions, out: Path) -> Output:
     """Write serve.yaml, application.py, Dockerfile and bundle/. Raises the errors of `serving`."""
     server = serving(source, settings)
     source.copy(out / "bundle")
@@ -51,7 +51,7 @@ def write(source: Source, settings: DeployOptions, out: Path) -> Output:
     return Output([f"PYTHONPATH=OUT serve run OUT/{FILE}", build], server.document)
 
 
-def config(source: Source, settings: DeployOptions, server: Server) -> dict[str, Any]:
+def config(source: BundleSource, settings: DeployOptions, server: DeployedServer) -> dict[str, Any]:
     """Return serve.yaml as a document; it listens on 127.0.0.1."""
     name = settings.name or source.name
     actor: dict[str, Any] = {"num_cpus": server.cpu, "memory": server.memory << 20}

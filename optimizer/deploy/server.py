@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
-from optimizer.deploy.measured import Measured, measure
+from optimizer.deploy.measured import MeasuredServer, measure
 from optimizer.deploy.settings import DeployOptions, parse_serve_options
-from optimizer.deploy.source import Source
+from optimizer.deploy.source import BundleSource
 from optimizer.foundation.errors import RecipeError
 from optimizer.harness.runtimes import table
 from optimizer.harness.server.options import choose_settings
@@ -20,7 +20,7 @@ LIVE, READY, METRICS = "/healthz", "/readyz", "/metrics"
 
 
 @dataclass(frozen=True)
-class Server:
+class DeployedServer:
     """Options and resources of one server of the bundle.
 
     options: options of `serve`, without --host and --port
@@ -36,7 +36,7 @@ class Server:
     cpu: int
     gpus: int
     drain: int
-    measured: Measured | None
+    measured: MeasuredServer | None
 
     @property
     def arguments(self) -> tuple[str, ...]:
@@ -60,7 +60,7 @@ class Server:
         return {**figures, **shown, "drain_seconds": self.drain}
 
 
-def describe_server(source: Source, settings: DeployOptions) -> Server:
+def describe_server(source: BundleSource, settings: DeployOptions) -> DeployedServer:
     """Return the server to deploy. It is started and measured on this machine if --memory-mib, or
     for text generation --drain-seconds, was not given.
 
@@ -93,10 +93,10 @@ def describe_server(source: Source, settings: DeployOptions) -> Server:
         longest = 0.0 if measured is None else measured.longest
         drain = ceil(serve.timeout + longest + serve.client_seconds)
     gpus = 0 if engine["device"] == "cpu" else 1
-    return Server(options, memory, cpu, gpus, drain, measured)
+    return DeployedServer(options, memory, cpu, gpus, drain, measured)
 
 
-def _engine(source: Source, measured: Measured | None) -> Mapping[str, Any]:
+def _engine(source: BundleSource, measured: MeasuredServer | None) -> Mapping[str, Any]:
     """Return the manifest's entry of the measured engine, or of the first engine."""
     engines: list[dict[str, Any]] = source.manifest["engines"]
     names = [measured.engine] if measured else [engines[0]["target"]]

@@ -64,7 +64,7 @@ class DeployOptions:
         return parse_serve_options(self.arguments)
 
 
-class _Parser(argparse.ArgumentParser):
+class _ServeOptionsParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise RecipeError(
             message, where="command line, after --", fix="See `optimize serve BUNDLE --help`."
@@ -73,7 +73,7 @@ class _Parser(argparse.ArgumentParser):
 
 def parse_serve_options(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse options of `optimize serve`. Raises RecipeError for unknown and REFUSED options."""
-    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser = _ServeOptionsParser(add_help=False, allow_abbrev=False)
     options.add_options(parser)
     parser.add_argument("--runtime")
     parser.add_argument("--threads", type=bounds.whole(0, bounds.THREADS))

@@ -15,7 +15,7 @@ from optimizer.harness.runtimes.table import VLLM
 
 
 @dataclass(frozen=True)
-class Source:
+class BundleSource:
     """Bundle in a local folder: its verified manifest and its contract."""
 
     folder: Path
@@ -53,7 +53,7 @@ class Source:
             shutil.copyfile(self.folder / name, target)
 
 
-def read(folder: Path, needed: str) -> Source:
+def read(folder: Path, needed: str) -> BundleSource:
     """Return the bundle in `folder`, after verifying its files.
 
     needed: file of the harness that the platform starts.
@@ -74,7 +74,7 @@ def read(folder: Path, needed: str) -> Source:
             where=str(folder),
             fix="Package the model again with this version: optimize RECIPE.",
         )
-    source = Source(folder, manifest, contract)
+    source = BundleSource(folder, manifest, contract)
     if manifest.get("runnable") is False and source.for_vllm is None:
         raise InputError(
             "the harness runs none of its engines", where=str(folder), accepted="runnable bundles"

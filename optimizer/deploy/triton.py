@@ -17,7 +17,7 @@ import numpy as np
 
 from optimizer.deploy.output import Output
 from optimizer.deploy.settings import DeployOptions, list_changed_options
-from optimizer.deploy.source import Source
+from optimizer.deploy.source import BundleSource
 from optimizer.foundation.errors import RecipeError
 from optimizer.harness import tasks
 from optimizer.harness.server.inference import ANSWER
@@ -46,7 +46,7 @@ CMD ["tritonserver", "--model-repository=/models"]
 Column = tuple[str, str, Sequence[int]]
 
 
-def write(source: Source, settings: DeployOptions, out: Path) -> Output:
+def write(source: BundleSource, settings: DeployOptions, out: Path) -> Output:
     """Write models/ and Dockerfile. Raises RecipeError for options of `serve` except --rows."""
     others = list_changed_options(settings.arguments, ("rows",))
     if others:
@@ -71,12 +71,12 @@ def write(source: Source, settings: DeployOptions, out: Path) -> Output:
     return Output([f"tritonserver --model-repository=OUT/{MODELS}", build])
 
 
-def name_version_folder(source: Source) -> str:
+def name_version_folder(source: BundleSource) -> str:
     """Return the bundle's version if Triton accepts it, else "1"; config.pbtxt records it."""
     return source.version if VERSION.fullmatch(source.version) else "1"
 
 
-def list_columns(source: Source) -> tuple[list[Column], list[Column]]:
+def list_columns(source: BundleSource) -> tuple[list[Column], list[Column]]:
     """Return the inputs and the outputs as (name, dtype, shape of one row), as our server has."""
     task = tasks.look_up(source.contract)
     inputs: list[Column] = [(n, "object", ()) for n in task.fields(source.contract)]
@@ -84,7 +84,7 @@ def list_columns(source: Source) -> tuple[list[Column], list[Column]]:
     return inputs, [*outputs, (ANSWER, "object", ())]
 
 
-def build_config(source: Source, rows: int) -> str:
+def build_config(source: BundleSource, rows: int) -> str:
     """Return the text of config.pbtxt.
 
     rows: maximum rows per batch.

@@ -18,9 +18,9 @@ import yaml
 
 from optimizer.deploy import kubernetes as plain
 from optimizer.deploy.output import Output
-from optimizer.deploy.server import ANY, METRICS, PORT, Server
+from optimizer.deploy.server import ANY, METRICS, PORT, DeployedServer
 from optimizer.deploy.settings import DeployOptions
-from optimizer.deploy.source import Source
+from optimizer.deploy.source import BundleSource
 from optimizer.foundation.errors import RecipeError
 from optimizer.harness.commands.vllm_server import END
 from optimizer.harness.runtimes import vllm
@@ -44,12 +44,12 @@ CMD ["serve", "--host", "0.0.0.0", "--insecure"]
 """
 
 
-def kubernetes(source: Source, settings: DeployOptions, out: Path) -> Output:
+def kubernetes(source: BundleSource, settings: DeployOptions, out: Path) -> Output:
     """Write the Kubernetes files. Raises RecipeError for options that do not apply."""
     _check(settings)
     needed = _needed(source)
     drain = int(END) if settings.drain_seconds is None else settings.drain_seconds
-    server = Server((), settings.memory_mib or 0, settings.cpu or 0, needed, drain, None)
+    server = DeployedServer((), settings.memory_mib or 0, settings.cpu or 0, needed, drain, None)
     documents = list(plain.build_manifests(source, settings, server, None))
     pod = documents[0]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
@@ -77,7 +77,7 @@ def kubernetes(source: Source, settings: DeployOptions, out: Path) -> Output:
     return Output([*built, f"kubectl apply -f OUT/{plain.FILE}"], _document(source, needed))
 
 
-def ray(source: Source, settings: DeployOptions, out: Path) -> Output:
+def ray(source: BundleSource, settings: DeployOptions, out: Path) -> Output:
     """Write the files of Ray Serve LLM. Raises RecipeError for options that do not apply."""
     _check(settings)
     source.copy(out / "bundle")
@@ -88,7 +88,7 @@ def ray(source: Source, settings: DeployOptions, out: Path) -> Output:
     return Output([build, "serve run OUT/serve.yaml"], _document(source, _needed(source)))
 
 
-def ray_config(source: Source, settings: DeployOptions) -> dict[str, Any]:
+def ray_config(source: BundleSource, settings: DeployOptions) -> dict[str, Any]:
     """Return serve.yaml as a document; it listens on 127.0.0.1."""
     name = settings.name or source.name
     options = vllm.list_engine_options(_fit(source)).items()
@@ -124,21 +124,21 @@ def _check(settings: DeployOptions) -> None:
         )
 
 
-def _engine(source: Source) -> dict[str, Any]:
+def _engine(source: BundleSource) -> dict[str, Any]:
     engine = source.for_vllm
     assert engine is not None
     return engine
 
 
-def _fit(source: Source) -> dict[str, Any]:
+def _fit(source: BundleSource) -> dict[str, Any]:
     fit: dict[str, Any] = _engine(source)["fit"]
     return fit
 
 
-def _needed(source: Source) -> int:
+def _needed(source: BundleSource) -> int:
     return vllm.count_processes(_fit(source))
 
 
-def _document(source: Source, needed: int) -> dict[str, Any]:
+def _document(source: BundleSource, needed: int) -> dict[str, Any]:
     """Return the entry `server` of deploy.json. needed: GPUs of one server"""
     return {"measured": None, "gpus": needed, "fit": _fit(source)}

@@ -6,17 +6,21 @@ from collections.abc import Iterable, Mapping
 
 import onnx_ir as ir
 
-from optimizer.export.names import Module, Use
+from optimizer.export.names import ModuleInGraph, OperatorInput
 from optimizer.export.scopes import module_of
 from optimizer.foundation.errors import OptimizeError
 from optimizer.model.architectures.operands import find_attention
 
 
-def find(model: ir.Model, modules: Mapping[str, Module], operands: Iterable[str]) -> dict[str, Use]:
-    """Find the tensor of every operand, and the operator that reads it. Returns {operand: Use}.
+def find(
+    model: ir.Model, modules: Mapping[str, ModuleInGraph], operands: Iterable[str]
+) -> dict[str, OperatorInput]:
+    """Find the tensor of every operand, and the operator that reads it.
 
     modules: linear modules of names.json
     operands: names of the identities around the products (model/architectures/operands.py)
+
+    Returns {operand: OperatorInput}.
     Raises OptimizeError for an operand that is not one tensor with one reader.
     """
     nodes = {str(n.name): n for n in model.graph}
@@ -37,7 +41,7 @@ def find(model: ir.Model, modules: Mapping[str, Module], operands: Iterable[str]
                 where="export",
                 fix="Use quantize.activations.attention: float, and report the architecture.",
             )
-        uses[name] = Use(str(readers[0].name), str(tensors[0].name))
+        uses[name] = OperatorInput(str(readers[0].name), str(tensors[0].name))
     return uses
 
 

@@ -14,16 +14,16 @@ import onnx_ir as ir
 from torch import Tensor
 
 from optimizer.export.interface import build_interface
-from optimizer.export.names import Use
+from optimizer.export.names import OperatorInput
 from optimizer.export.scopes import MODULE
-from optimizer.export.weights import Stored, Values
+from optimizer.export.weights import StoredInitializer, Values
 from optimizer.model.graph.record import CONV, LINEAR, Graph, Node, resolve
 
 IR_VERSION = 10
-Marks = dict[str, tuple[Use, ...]]
+Marks = dict[str, tuple[OperatorInput, ...]]
 
 
-class _Writer:
+class _GraphWriter:
     """Builder of an ONNX graph from a `Graph`, node by node; see build_float_graph."""
 
     def __init__(self, graph: Graph, values: Values, contract: Mapping[str, Any]) -> None:
@@ -38,7 +38,7 @@ class _Writer:
         self.nodes: list[ir.Node] = []
         self.same: dict[str, str] = {}  # {output of a mark: its input}
         self.mark_of: dict[str, str] = {}  # {output of a mark: its name}
-        self.uses: dict[str, list[Use]] = {}  # {mark: operators that read its output}
+        self.uses: dict[str, list[OperatorInput]] = {}  # {mark: operators that read its output}
         self.ports = ports
         self.taken = {*graph.inputs, *graph.constants, *(n.name for n in graph.nodes)}
         self.taken |= {n for node in graph.nodes for n in node.outputs}
@@ -47,7 +47,7 @@ class _Writer:
         """Return the initializer of a parameter, made on first use."""
         if name not in self.initializers:
             shape = self.graph.parameters[name]
-            stored = Stored(self.values, name, ir.DataType.FLOAT, shape, transposed)
+            stored = StoredInitializer(self.values, name, ir.DataType.FLOAT, shape, transposed)
             self._constant(name, stored)
         return self.initializers[name]
 
@@ -112,7 +112,7 @@ class _Writer:
         self._write(node)
         for mark in dict.fromkeys(self.mark_of[n] for n in node.inputs if n in self.mark_of):
             tensor = next(self.same[n] for n in node.inputs if self.mark_of.get(n) == mark)
-            self.uses[mark].append(Use(str(self.nodes[count].name), tensor))
+            self.uses[mark].append(OperatorInput(str(self.nodes[count].name), tensor))
 
     def _write(self, node: Node) -> None:
         """Append a Linear as MatMul and Add, a convolution as Conv, others as they are; a mark (an
@@ -179,7 +179,7 @@ def build_float_graph(
 
     values: {parameter: its value}, read when the model is written
     """
-    writer = _Writer(graph, values, contract)
+    writer = _GraphWriter(graph, values, contract)
     for node in graph.nodes:
         writer.write(node)
     return writer.model(), {mark: tuple(uses) for mark, uses in writer.uses.items()}

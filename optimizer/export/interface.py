@@ -17,7 +17,7 @@ from optimizer.harness.inputs.kv_cache import PARTS, past_name, present_name
 
 
 @dataclass(frozen=True)
-class Port:
+class InterfacePort:
     """One input or output; each of `axes` is a size, or the name of a dynamic axis."""
 
     name: str
@@ -29,8 +29,8 @@ class Port:
 class Interface:
     """Inputs and outputs in order; a decoder's last 2 * layers of each are the KV cache."""
 
-    inputs: tuple[Port, ...]
-    outputs: tuple[Port, ...]
+    inputs: tuple[InterfacePort, ...]
+    outputs: tuple[InterfacePort, ...]
     layers: int = 0
 
 
@@ -50,9 +50,11 @@ def build_interface(
     count = int(cache["layers"]) if layers is None else layers
     for name, axis, ports in ((past_name, "past", inputs), (present_name, "total", outputs)):
         shape = ("batch", int(cache["kv_heads"]), axis, int(cache["head_dim"]))
-        ports += [Port(name(i, part), float_type, shape) for i in range(count) for part in PARTS]
+        ports += [
+            InterfacePort(name(i, part), float_type, shape) for i in range(count) for part in PARTS
+        ]
     return Interface(tuple(inputs), tuple(outputs), count)
 
 
-def _port(entry: Mapping[str, Any]) -> Port:
-    return Port(entry["name"], entry["dtype"], tuple(entry["axes"]))
+def _port(entry: Mapping[str, Any]) -> InterfacePort:
+    return InterfacePort(entry["name"], entry["dtype"], tuple(entry["axes"]))

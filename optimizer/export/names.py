@@ -44,7 +44,7 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Use:
+class OperatorInput:
     """The names of an operator and of a tensor that it reads."""
 
     node: str
@@ -52,7 +52,7 @@ class Use:
 
 
 @dataclass(frozen=True)
-class Module:
+class ModuleInGraph:
     """A linear module's weight in the graph and the operators that multiply by it.
 
     Fields as in names.json; `node`, `op` and `input` describe the first operator.
@@ -65,7 +65,7 @@ class Module:
     op: str
     input: str
     site: str
-    also: tuple[Use, ...] = ()
+    also: tuple[OperatorInput, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -81,12 +81,12 @@ class Lookup:
 class Names:
     """Pairing of a checkpoint with a graph, the content of names.json."""
 
-    modules: Mapping[str, Module]
+    modules: Mapping[str, ModuleInGraph]
     parameters: Mapping[str, str]
     folded: tuple[str, ...] = field(default=())
     lookups: Mapping[str, Lookup] = field(default_factory=dict)
-    summands: Mapping[str, tuple[Use, ...]] = field(default_factory=dict)
-    operands: Mapping[str, Use] = field(default_factory=dict)
+    summands: Mapping[str, tuple[OperatorInput, ...]] = field(default_factory=dict)
+    operands: Mapping[str, OperatorInput] = field(default_factory=dict)
 
     @property
     def parameter_of(self) -> dict[str, str]:
@@ -110,7 +110,7 @@ class Names:
 def from_dict(document: Mapping[str, Any]) -> Names:
     """Read the content of a names.json."""
     modules = {
-        name: Module(**{**m, "also": tuple(Use(**u) for u in m["also"])})
+        name: ModuleInGraph(**{**m, "also": tuple(OperatorInput(**u) for u in m["also"])})
         for name, m in document["modules"].items()
     }
     lookups = {
@@ -118,10 +118,10 @@ def from_dict(document: Mapping[str, Any]) -> Names:
         for name, entry in document["lookups"].items()
     }
     summands = {
-        name: tuple(Use(**use) for use in uses)
+        name: tuple(OperatorInput(**use) for use in uses)
         for name, uses in document.get("summands", {}).items()
     }
-    operands = {name: Use(**use) for name, use in document.get("operands", {}).items()}
+    operands = {name: OperatorInput(**use) for name, use in document.get("operands", {}).items()}
     folded = tuple(document["folded"])
     return Names(modules, document["parameters"], folded, lookups, summands, operands)
 
@@ -301,7 +301,9 @@ def _sharing(paired: Mapping[str, tuple[ir.Value, bool]], weight: str) -> bool:
     return sum(v is paired[weight][0] for v, _ in paired.values()) > 1
 
 
-def _module(module: str, weight: str, value: ir.Value, transposed: bool, shared: bool) -> Module:
+def _module(
+    module: str, weight: str, value: ir.Value, transposed: bool, shared: bool
+) -> ModuleInGraph:
     """Build the record of the linear layer `module`, whose weight is the initializer `value`.
     shared: the initializer holds several parameters, so only operators traced in `module` count
     """
@@ -321,8 +323,8 @@ def _module(module: str, weight: str, value: ir.Value, transposed: bool, shared:
             where="export",
             fix=f"Add {module} to quantize.keep_float, and report the architecture.",
         )
-    read_by = [Use(str(n.name), _name(n.inputs[0])) for n in uses]
-    return Module(
+    read_by = [OperatorInput(str(n.name), _name(n.inputs[0])) for n in uses]
+    return ModuleInGraph(
         parameter=weight,
         initializer=_name(value),
         layout="KN" if transposed else "NK",
@@ -334,7 +336,7 @@ def _module(module: str, weight: str, value: ir.Value, transposed: bool, shared:
     )
 
 
-def _convolution(module: str, weight: str, value: ir.Value) -> Module:
+def _convolution(module: str, weight: str, value: ir.Value) -> ModuleInGraph:
     """Build the record of a convolution; OptimizeError unless a single Conv reads its weight."""
     uses = [n for n, i in value.uses() if n.op_type == "Conv" and i == 1]
     if len(uses) != 1:
@@ -345,7 +347,7 @@ def _convolution(module: str, weight: str, value: ir.Value) -> Module:
             fix=f"Add {module} to quantize.keep_float, and report the architecture.",
         )
     node = uses[0]
-    return Module(
+    return ModuleInGraph(
         weight,
         _name(value),
         "OIHW",
@@ -357,8 +359,10 @@ def _convolution(module: str, weight: str, value: ir.Value) -> Module:
 
 
 def find_residual_adds(
-    model: ir.Model, modules: Mapping[str, Module], summands: Mapping[str, tuple[str, Summand]]
-) -> dict[str, tuple[Use, ...]]:
+    model: ir.Model,
+    modules: Mapping[str, ModuleInGraph],
+    summands: Mapping[str, tuple[str, Summand]],
+) -> dict[str, tuple[OperatorInput, ...]]:
     """Find the operators that read the tensors which the identities `summands` stand for.
 
     Returns {identity: each reader with the tensor}. By its record, the readers are the residual
@@ -383,7 +387,7 @@ def find_residual_adds(
                 where="export",
                 fix=f"Add {block}.* to quantize.keep_float, and report the architecture.",
             )
-        uses[name] = tuple(Use(str(reader.name), _name(tensor)) for reader in readers)
+        uses[name] = tuple(OperatorInput(str(reader.name), _name(tensor)) for reader in readers)
     return uses
 
 

@@ -17,7 +17,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
-from optimizer.export.interface import Interface, Port
+from optimizer.export.interface import Interface, InterfacePort
 
 SIZES = {"batch": 2, "sequence": 3, "past": 5, "total": 8}
 """Sizes of the traced example: all different, none 0 or 1, which torch.export makes constants."""
@@ -92,7 +92,7 @@ def export(model: nn.Module, ports: Interface, longest: int, opset: int) -> ir.M
     return program.model
 
 
-def _example(port: Port) -> Tensor:
+def _example(port: InterfacePort) -> Tensor:
     size = [SIZES[a] if isinstance(a, str) else a for a in port.axes]
     return torch.ones(size, dtype=getattr(torch, port.dtype))
 

@@ -151,7 +151,7 @@ def hide(model: ir.Model, values: Mapping[str, Tensor]) -> Iterator[None]:
             assert value.dtype is not None
             assert value.shape is not None
             shape = tuple(value.shape.numpy())
-            value.const_value = Stored(values, str(value.name), value.dtype, shape)
+            value.const_value = StoredInitializer(values, str(value.name), value.dtype, shape)
             graph.register_initializer(value)
 
 
@@ -169,7 +169,7 @@ def read_rows(
         yield rows.float()
 
 
-class Stored(ir.LazyTensor):
+class StoredInitializer(ir.LazyTensor):
     """Initializer whose value is read from the checkpoint when the graph is written.
     shape: shape in the checkpoint
     transposed: True where the graph stores it as [K, N]
@@ -203,10 +203,12 @@ class Stored(ir.LazyTensor):
         for rows in read_rows(self.values, str(self.name), self.transposed):
             file.write(rows.to(kind[self.dtype]).contiguous().numpy().data)
 
-    def of(self, name: str) -> Stored:
+    def of(self, name: str) -> StoredInitializer:
         """Return an initializer of the parameter `name` with this one's shape, type and layout."""
-        return Stored(self.values, name, self.dtype, self.whole, self.transposed)
+        return StoredInitializer(self.values, name, self.dtype, self.whole, self.transposed)
 
-    def transpose(self) -> Stored:
+    def transpose(self) -> StoredInitializer:
         """Return the initializer of the same parameter, transposed."""
-        return Stored(self.values, str(self.name), self.dtype, self.whole, not self.transposed)
+        return StoredInitializer(
+            self.values, str(self.name), self.dtype, self.whole, not self.transposed
+        )

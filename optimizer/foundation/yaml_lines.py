@@ -32,12 +32,12 @@ TAGS = {f"tag:yaml.org,2002:{t}" for t in ("map", "seq", "str", "int", "float", 
 WORD, MERGE = "tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"
 
 
-class Loader(yaml.SafeLoader):
+class YamlLoader(yaml.SafeLoader):
     """YAML loader that reads 1e-3 as a number, as YAML 1.2 does; in YAML 1.1 it is a string, for
     lack of a point."""
 
 
-Loader.add_implicit_resolver(
+YamlLoader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"),
     list("-+0123456789"),
@@ -101,7 +101,7 @@ def _compose(text: str, where: str, numbered: bool) -> yaml.Node | None:
 
     try:
         _count(text, at)
-        node: yaml.Node | None = yaml.compose(text, Loader=Loader)
+        node: yaml.Node | None = yaml.compose(text, Loader=YamlLoader)
     except yaml.YAMLError as e:
         mark = getattr(e, "problem_mark", None)
         problem = getattr(e, "problem", None) or " ".join(str(e).split())
@@ -114,7 +114,7 @@ def _compose(text: str, where: str, numbered: bool) -> yaml.Node | None:
 def _count(text: str, at: Any) -> None:
     """Refuse a document with too many YAML events or levels, before any value is built."""
     depth = 0
-    for count, event in enumerate(yaml.parse(text, Loader=Loader)):
+    for count, event in enumerate(yaml.parse(text, Loader=YamlLoader)):
         depth += isinstance(event, yaml.CollectionStartEvent)
         depth -= isinstance(event, yaml.CollectionEndEvent)
         if depth > DEPTH:
@@ -214,7 +214,7 @@ def _kind(tag: str) -> str:
 def _construct(node: yaml.Node, where: str) -> Any:
     """Return the value of a node. Each alias gets a copy, so that changing one leaves the
     others."""
-    loader = Loader("")
+    loader = YamlLoader("")
     try:
         return json.loads(json.dumps(loader.construct_document(node)))
     except (yaml.YAMLError, ValueError) as e:  # e.g. a merge key of a value that is not a mapping

@@ -68,7 +68,7 @@ FLOAT = "float32"
 
 
 @dataclass(frozen=True)
-class Quantized:
+class QuantizedVectors:
     """Quantized and shortened forms in which vectors may be requested.
 
     Each form's search quality was judged when the bundle was made.
@@ -98,7 +98,7 @@ class Quantized:
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerAfterPooling:
     """One layer after the pooling.
 
     kind: "dense", "layer_norm" or "normalize", as described above
@@ -155,11 +155,11 @@ class EmbeddingSettings:
     prompts: Mapping[str, str] = field(default_factory=dict)
     prompt: str | None = None
     include_prompt: bool = True
-    layers: tuple[Layer, ...] = ()
+    layers: tuple[LayerAfterPooling, ...] = ()
     file: str | None = None
     dimensions: int | None = None
     similarity: str | None = None
-    quantized: Quantized | None = None
+    quantized: QuantizedVectors | None = None
 
     def __post_init__(self) -> None:
         named = self.prompt is None or self.prompt in self.all_prompts
@@ -184,7 +184,7 @@ class EmbeddingSettings:
         """Number of parameters of all layers."""
         return sum(prod(shape) for layer in self.layers for shape in layer.shapes)
 
-    def parameters(self, values: Any) -> Iterator[tuple[Layer, list[Any]]]:
+    def parameters(self, values: Any) -> Iterator[tuple[LayerAfterPooling, list[Any]]]:
         """Yield (layer, its parameter arrays) in order. values: all parameters, float32, one
         axis"""
         at = 0
@@ -204,9 +204,9 @@ class EmbeddingSettings:
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> EmbeddingSettings:
         """Parse the section `embedding` of a contract."""
-        layers = tuple(Layer(**layer) for layer in document.get("layers", ()))
+        layers = tuple(LayerAfterPooling(**layer) for layer in document.get("layers", ()))
         forms = document.get("quantized")
         if forms is not None:
             ranges = {n: (tuple(r[0]), tuple(r[1])) for n, r in forms.get("ranges", {}).items()}
-            forms = Quantized(tuple(forms["types"]), tuple(forms["dimensions"]), ranges)
+            forms = QuantizedVectors(tuple(forms["types"]), tuple(forms["dimensions"]), ranges)
         return cls(**{**document, "layers": layers, "quantized": forms})

@@ -30,8 +30,8 @@ from optimizer.foundation.process.quiet import quiet
 from optimizer.foundation.reading import reading
 from optimizer.load.providers import gguf_file, gguf_header
 from optimizer.load.quantized.parts import QuantizedWeight
-from optimizer.load.weights import Weights
-from optimizer.model.checkpoint.checkpoint import Entry, Tensors, read_json
+from optimizer.load.weights import SourceWeights
+from optimizer.model.checkpoint.checkpoint import TensorPlace, Tensors, read_json
 from optimizer.model.checkpoint.model import build_skeleton_from_config, choose_auto_class
 from optimizer.recipe.schema import Model
 
@@ -45,7 +45,7 @@ def check(
     folder: Path,
     section: Model,
     written: Mapping[str, Tensor],
-    pairing: Weights | None = None,
+    pairing: SourceWeights | None = None,
     computed: Collection[str] = (),
 ) -> None:
     """Raise OptimizeError naming the first parameter that is missing or differs; that is a fault
@@ -81,11 +81,11 @@ def check(
             )
 
 
-def in_pieces(pairing: Weights) -> bool:
+def in_pieces(pairing: SourceWeights) -> bool:
     """Return True for a model above IN_MEMORY bytes in float32 whose source is unquantized
     safetensors."""
     sizes = [4 * shape.numel() for shape in (torch.Size(s) for _, s in pairing.specs().values())]
-    entries = all(isinstance(e, Entry) for e in pairing.stored.values())
+    entries = all(isinstance(e, TensorPlace) for e in pairing.stored.values())
     return entries and sum(sizes) > IN_MEMORY
 
 
@@ -116,9 +116,9 @@ def _load_source(folder: Path, section: Model, dtype: Any) -> Any:
         )
 
 
-def _load_two_blocks(folder: Path, section: Model, pairing: Weights) -> Any:
+def _load_two_blocks(folder: Path, section: Model, pairing: SourceWeights) -> Any:
     """Load a model cut to two blocks. Its parameters are views of the mapped files."""
-    entries = ((n, e) for n, e in pairing.stored.items() if isinstance(e, Entry))
+    entries = ((n, e) for n, e in pairing.stored.items() if isinstance(e, TensorPlace))
     stored = {name: entry for name, entry in entries if is_in_two_blocks(name)}
     largest = max(stored.values(), key=lambda e: prod(e.shape))
     tensors = {name: _read_by_library(entry, name) for name, entry in stored.items()}
@@ -183,20 +183,20 @@ def _as_stored(written: Mapping[str, Tensor], name: str) -> Tensor:
     return written.stored(name) if isinstance(written, Tensors) else written[name]
 
 
-def _same_file(entry: Entry | Tensor, written: Mapping[str, Tensor], name: str) -> bool:
+def _same_file(entry: TensorPlace | Tensor, written: Mapping[str, Tensor], name: str) -> bool:
     """Return True where load linked the source's file (linked.py), so that both are the same
     bytes."""
-    if not isinstance(entry, Entry) or not isinstance(written, Tensors):
+    if not isinstance(entry, TensorPlace) or not isinstance(written, Tensors):
         return False
     ours = written.entry(name)
     return entry.begin == ours.begin and entry.file.samefile(ours.file)
 
 
-def _read_by_library(entry: Entry | Tensor, name: str) -> Tensor:
+def _read_by_library(entry: TensorPlace | Tensor, name: str) -> Tensor:
     """Read one tensor; opening its file for each keeps earlier tensors from staying mapped."""
     from safetensors import safe_open
 
-    assert isinstance(entry, Entry), "in_pieces saw to it"
+    assert isinstance(entry, TensorPlace), "in_pieces saw to it"
     with safe_open(entry.file, "pt") as f:
         tensor: Tensor = f.get_tensor(name)
     return tensor

@@ -14,14 +14,14 @@ import stat
 from pathlib import Path
 
 from optimizer.foundation import atomic
-from optimizer.load.weights import Weights
-from optimizer.model.checkpoint.checkpoint import Entry, read_header
+from optimizer.load.weights import SourceWeights
+from optimizer.model.checkpoint.checkpoint import TensorPlace, read_header
 
 INDEX = "model.safetensors.index.json"
 WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 
-def link(pairing: Weights, checkpoint: Path) -> bool:
+def link(pairing: SourceWeights, checkpoint: Path) -> bool:
     """Put the source's safetensors files into `checkpoint` if they are what would be written: every
     tensor under its parameter's name and dtype. Returns False, with nothing left there, where they
     are not, or cannot be linked or cloned.
@@ -31,9 +31,9 @@ def link(pairing: Weights, checkpoint: Path) -> bool:
     if pairing.unused or any(name != p for p, name in pairing.source_names.items()):
         return False
     entries = pairing.stored.values()
-    files = sorted({e.file for e in entries if isinstance(e, Entry)})
+    files = sorted({e.file for e in entries if isinstance(e, TensorPlace)})
     as_stored = all(
-        isinstance(e, Entry) and e.dtype == spec[0]
+        isinstance(e, TensorPlace) and e.dtype == spec[0]
         for e, spec in zip(
             (pairing.stored[p] for p in pairing.source_names), pairing.specs().values(), strict=True
         )

@@ -26,7 +26,7 @@ from optimizer.load.quantized import folder as quantized
 from optimizer.load.quantized.parts import QuantizedWeight
 from optimizer.load.source import shard_files
 from optimizer.model.architectures.families import FAMILIES
-from optimizer.model.checkpoint.checkpoint import GET_AGAIN, Entry, read_entry, read_header
+from optimizer.model.checkpoint.checkpoint import GET_AGAIN, TensorPlace, read_entry, read_header
 from optimizer.model.checkpoint.model import (
     STORED_TRANSPOSED,
     find_tied_names,
@@ -35,7 +35,7 @@ from optimizer.model.checkpoint.model import (
 from optimizer.recipe.schema import Model
 
 PIECE = 1 << 22  # values checked at once
-Stored = Entry | Tensor | QuantizedWeight
+Stored = TensorPlace | Tensor | QuantizedWeight
 NUMBER = re.compile(r"\.\d+\.")
 HARMLESS = frozenset({"position_ids", "inv_freq", "masked_bias", "pooler"})
 """Parts of the names of tensors that many checkpoints carry beside the task's model: buffers that
@@ -44,7 +44,7 @@ LEGACY = ((".gamma", ".weight"), (".beta", ".bias"))
 
 
 @dataclass(frozen=True)
-class Weights:
+class SourceWeights:
     """The stored tensors of a source, paired with the model's parameters."""
 
     stored: Mapping[str, Stored]  # by name in the file
@@ -196,7 +196,7 @@ def _read_pickles(files: list[Path]) -> dict[str, Tensor]:
     return tensors
 
 
-def match(stored: Mapping[str, Stored], model: nn.Module, section: Model) -> Weights:
+def match(stored: Mapping[str, Stored], model: nn.Module, section: Model) -> SourceWeights:
     """Pair every parameter of the skeleton `model` with a stored tensor, by name and shape.
 
     The files may hold either name of a tied parameter, or both with equal values. Raises
@@ -236,7 +236,7 @@ def match(stored: Mapping[str, Stored], model: nn.Module, section: Model) -> Wei
     _check_kinds(stored, source_names, shapes, model)
     unused = tuple(sorted(n for n in stored if n not in used))
     _check_no_block_unused(stored, unused, used, model)
-    return Weights(stored, {p: source_names[p] for p in shapes}, unused)
+    return SourceWeights(stored, {p: source_names[p] for p in shapes}, unused)
 
 
 def _add_renamed(
@@ -285,7 +285,7 @@ def _check_no_block_unused(
             )
 
 
-def find_useless(pairing: Weights, model: nn.Module) -> list[str]:
+def find_useless(pairing: SourceWeights, model: nn.Module) -> list[str]:
     """Names of tensors that the model has no place for, without those that transformers ignores by
     name too, and HARMLESS ones."""
     ignored = tuple(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())
@@ -307,7 +307,7 @@ def _is_inside(name: str, model: nn.Module) -> bool:
     return name.startswith(f"{getattr(model, 'base_model_prefix', '')}.")
 
 
-def check_unused(pairing: Weights, model: nn.Module, section: Model) -> None:
+def check_unused(pairing: SourceWeights, model: nn.Module, section: Model) -> None:
     """Raise CheckpointError for tensors of find_useless that the recipe does not name, and for a
     pattern of the recipe that matches no tensor."""
     wrong = [
@@ -340,7 +340,7 @@ def check_unused(pairing: Weights, model: nn.Module, section: Model) -> None:
 
 def _place(stored: Mapping[str, Any]) -> str:
     """Return where stored tensors lie, for messages: their file, or the folder of their files."""
-    files = {str(entry.file) for entry in stored.values() if isinstance(entry, Entry)}
+    files = {str(entry.file) for entry in stored.values() if isinstance(entry, TensorPlace)}
     folders = {str(Path(file).parent) for file in files}
     return next(iter(files if len(files) == 1 else folders), "checkpoint")
 
@@ -353,7 +353,7 @@ def read_values(entry: Stored) -> Tensor:
     """Return the tensor of an entry: read from its file, de-quantized, or the entry itself."""
     if isinstance(entry, QuantizedWeight):
         return entry.dequantize()
-    return read_entry(entry) if isinstance(entry, Entry) else entry
+    return read_entry(entry) if isinstance(entry, TensorPlace) else entry
 
 
 def _check_kinds(

@@ -23,7 +23,7 @@ FULL = {"rows": "full_batch_ms", "slots": "full_step_ms"}  # fields of the log l
 
 
 @dataclass
-class TunedServer:
+class ServerUnderTest:
     """Server of one bundle, and the load test that measures it.
 
     lines: texts, or paths of images (see inputs.choose_inputs)
@@ -89,7 +89,7 @@ def list_arguments(settings: Values) -> list[str]:
     ]
 
 
-def tune(server: TunedServer) -> dict[str, Any]:
+def tune(server: ServerUnderTest) -> dict[str, Any]:
     """Search for the best settings. Returns {"serve": best settings, "verdict", "highest_rate",
     "trials": [{settings, met, missed}], "overload": {rate, kept}, "objectives", "machine"}; verdict
     "fail": no settings met the objectives at any rate; "inconclusive": none did, and runs of some
@@ -125,7 +125,7 @@ def _verdict(best: TuningTrial, trials: Sequence[TuningTrial]) -> Verdict:
 
 
 def _longest_wait(
-    server: TunedServer, settings: Values, rate: float, limit: float
+    server: ServerUnderTest, settings: Values, rate: float, limit: float
 ) -> tuple[float | None, bool]:
     """Return (result of `longest_wait`, True), or (None, False) if it fails. limit: seconds."""
     try:

@@ -22,7 +22,7 @@ ROOT = Path("/sys/class/powercap")
 
 
 @dataclass(frozen=True)
-class Counter:
+class EnergyCounter:
     """Energy counter of one device.
 
     microjoules: function that reads the counter
@@ -34,7 +34,7 @@ class Counter:
     range: int
 
 
-Counters = tuple[Sequence[Counter], str]
+Counters = tuple[Sequence[EnergyCounter], str]
 """(counters, why there is none; "" where there is)."""
 
 
@@ -84,7 +84,7 @@ def find_packages(root: Path) -> Counters:
     root: folder of powercap
     """
     counters, why = (
-        dict[str, Counter](),
+        dict[str, EnergyCounter](),
         f"no {root}/*/energy_uj of a processor's package can be read",
     )
     try:
@@ -92,7 +92,7 @@ def find_packages(root: Path) -> Counters:
             name = (zone / "name").read_text().strip()
             if name.startswith("package"):
                 most = int((zone / "max_energy_range_uj").read_text())
-                counters[name] = Counter(name, _reader(zone / "energy_uj"), most)
+                counters[name] = EnergyCounter(name, _reader(zone / "energy_uj"), most)
                 counters[name].microjoules()
     except (OSError, ValueError) as e:
         return [], f"{why} ({e})"
@@ -116,7 +116,7 @@ def find_gpus(nvml: Any = None) -> Counters:
         if count != 1:
             return [], f"NVML counts {count} GPUs, and the energy of one is read"
         handle = nvml.nvmlDeviceGetHandleByIndex(0)
-        gpu = Counter(
+        gpu = EnergyCounter(
             "gpu", lambda: 1000 * nvml.nvmlDeviceGetTotalEnergyConsumption(handle), 1 << 64
         )
         gpu.microjoules()

@@ -44,7 +44,7 @@ ACCEPTED = (
 
 
 @dataclass(frozen=True)
-class Range:
+class ProfiledRange:
     """Named range of one thread, in the profile's unit of time."""
 
     start: float
@@ -53,7 +53,7 @@ class Range:
 
 
 @dataclass(frozen=True)
-class Launch:
+class ProfiledLaunch:
     """Kernel on a GPU, or operator on a processor, in the profile's unit of time.
 
     start: start of its launch
@@ -133,7 +133,7 @@ def _read_nsight(file: Path) -> Times:
         )
         launches = defaultdict(list)
         for thread, start, duration in launched:
-            launches[thread].append(Launch(start, duration))
+            launches[thread].append(ProfiledLaunch(start, duration))
         ranges = defaultdict(list)
         if {RANGES, STRINGS} <= tables:
             for thread, start, end, name in base.execute(
@@ -141,7 +141,7 @@ def _read_nsight(file: Path) -> Times:
                 f"LEFT JOIN {STRINGS} s ON s.id = n.textId "
                 f"WHERE n.eventType IN {NESTED} AND n.end IS NOT NULL"
             ):
-                ranges[thread].append(Range(start, end, name or ""))
+                ranges[thread].append(ProfiledRange(start, end, name or ""))
     return _sum_by_module(launches, ranges)
 
 
@@ -154,7 +154,7 @@ def _read_torch(events: Iterable[Any]) -> Times:
         of_kind[str(event.get("cat"))].append(event)
     ranges = defaultdict(list)
     for e in of_kind["user_annotation"]:
-        ranges[e["tid"]].append(Range(e["ts"], e["ts"] + e["dur"], e["name"]))
+        ranges[e["tid"]].append(ProfiledRange(e["ts"], e["ts"] + e["dur"], e["name"]))
     launches = defaultdict(list)
     starts = {
         e["args"].get("correlation"): (e["tid"], e["ts"])
@@ -163,13 +163,13 @@ def _read_torch(events: Iterable[Any]) -> Times:
     }
     for e in of_kind["kernel"]:
         thread, start = starts.get(e["args"].get("correlation"), (None, e["ts"]))
-        launches[thread].append(Launch(start, e["dur"]))
+        launches[thread].append(ProfiledLaunch(start, e["dur"]))
     if not of_kind["kernel"]:
         ends: dict[Any, float] = {}
         for e in sorted(of_kind["cpu_op"], key=lambda e: (e["ts"], -e["dur"])):
             if e["ts"] >= ends.get(e["tid"], 0.0):
                 ends[e["tid"]] = e["ts"] + e["dur"]
-                launches[e["tid"]].append(Launch(e["ts"], e["dur"]))
+                launches[e["tid"]].append(ProfiledLaunch(e["ts"], e["dur"]))
     return _sum_by_module(launches, ranges)
 
 
@@ -193,7 +193,7 @@ def _read_onnx_runtime(events: Iterable[Any]) -> Times:
 
 
 def _sum_by_module(
-    launches: Mapping[Any, Sequence[Launch]], ranges: Mapping[Any, Sequence[Range]]
+    launches: Mapping[Any, Sequence[ProfiledLaunch]], ranges: Mapping[Any, Sequence[ProfiledRange]]
 ) -> Times:
     """Return {module: durations of its kernels}; "" for kernels outside all modules' ranges.
 
@@ -202,7 +202,7 @@ def _sum_by_module(
     times = defaultdict(list)
     for thread, of_thread in launches.items():
         later = sorted(ranges.get(thread, ()), key=lambda r: (-r.start, r.end))
-        opened: list[Range] = []
+        opened: list[ProfiledRange] = []
         for launch in sorted(of_thread, key=lambda one: one.start):
             while later and later[-1].start <= launch.start:
                 opened.append(later.pop())

@@ -15,13 +15,13 @@ from typing import Any
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.measure import roofline
 from optimizer.measure.ort_profile import kernels, module_of, node_of
-from optimizer.measure.roofline import Rates
+from optimizer.measure.roofline import MachineRates
 
 WARMUP, ROUNDS = 5, 30
 
 
 def measure(
-    runner: OrtRunner, arrays: Mapping[str, Any], rates: Rates | None = None
+    runner: OrtRunner, arrays: Mapping[str, Any], rates: MachineRates | None = None
 ) -> dict[str, Any]:
     """Profile a batch by module in ONNX Runtime.
 
@@ -57,7 +57,7 @@ def _ratio(least: float | None, ms: float) -> float | None:
 
 
 def _least(
-    runner: OrtRunner, arrays: Mapping[str, Any], rates: Rates, nodes: list[str]
+    runner: OrtRunner, arrays: Mapping[str, Any], rates: MachineRates, nodes: list[str]
 ) -> dict[str, float | None]:
     """Return {module: ms that its kernels take at least, by the roofline}.
 

@@ -63,7 +63,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Rates:
+class MachineRates:
     """Rates of this machine.
 
     float32, int8: operations per second of a large product; one multiplication and addition is two
@@ -85,7 +85,7 @@ class Rates:
         return 1000 * max(work.operations / rate, work.bytes / bandwidth)
 
 
-def measure(threads: int) -> Rates:
+def measure(threads: int) -> MachineRates:
     """Measure the rates of this machine: the shortest of several rounds, in about 5 seconds."""
     with make_temporary_folder("rates") as folder:
         arrays = graph.write(folder / "rates.onnx")
@@ -95,7 +95,7 @@ def measure(threads: int) -> Rates:
     for event in events:
         name = module_of(node_of(event))
         seconds[name] = min(seconds[name], max(event["dur"], 1) / 1e6)
-    return Rates(
+    return MachineRates(
         graph.OPERATIONS / seconds[graph.FLOAT],
         graph.OPERATIONS / seconds[graph.INT8],
         {size: size / seconds[f"add {size}"] for size in graph.BYTES},

@@ -43,7 +43,7 @@ from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.harness.trust import signature
 from optimizer.measure import module_times, roofline
 from optimizer.measure.energy import Meter
-from optimizer.measure.roofline import Rates
+from optimizer.measure.roofline import MachineRates
 from optimizer.publish.documents import sign
 from optimizer.store import digest_file
 from optimizer.timing.stopping_rules import PrecisionRule
@@ -112,7 +112,7 @@ def measure(
     return {**document, "bundle": named, **engine}
 
 
-def measure_rates(runner: OrtRunner) -> Rates | None:
+def measure_rates(runner: OrtRunner) -> MachineRates | None:
     """Measure the roofline of a runner's processor with its threads; None on another device."""
     if runner.provider != "cpu":
         return None

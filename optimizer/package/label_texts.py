@@ -31,13 +31,13 @@ from optimizer.harness.inputs.text import TEXT
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
 from optimizer.model.checkpoint.model import load_torch_model
 from optimizer.model.checkpoint.tower_model import LABELS
-from optimizer.store import LabelTexts
+from optimizer.store import LabelModelSteps
 
 PACKAGES = ("onnxruntime", *TEXT.requires)
 """Packages that the harness imports for it."""
 
 
-def add(bundle: Path, texts: LabelTexts[Path], source: Path) -> None:
+def add(bundle: Path, texts: LabelModelSteps[Path], source: Path) -> None:
     """Copy the files into `bundle`. Raises GateError where they give a label of the recipe another
     vector than the image's model holds.
 
@@ -55,7 +55,7 @@ def add(bundle: Path, texts: LabelTexts[Path], source: Path) -> None:
     _compare(bundle, [f"{FOLDER}/{file.name}" for file in graphs], texts, source)
 
 
-def _compare(bundle: Path, files: list[str], texts: LabelTexts[Path], source: Path) -> None:
+def _compare(bundle: Path, files: list[str], texts: LabelModelSteps[Path], source: Path) -> None:
     """Compare the bundle's vectors of the recipe's labels with those in the image's model.
 
     files: names of the bundle's files of the model of texts

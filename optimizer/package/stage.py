@@ -44,7 +44,7 @@ from optimizer.recipe.schema import Packaging, Recipe, TargetSection
 from optimizer.store import (
     Built,
     Estimate,
-    LabelTexts,
+    LabelModelSteps,
     Shapes,
     Stage,
     digest_file,
@@ -87,7 +87,7 @@ def run(
     source: Path,
     state: Path,  # noqa: ARG001
     built: Sequence[Built[Path]],
-    texts: LabelTexts[Path] | Path | None = None,
+    texts: LabelModelSteps[Path] | Path | None = None,
     *,
     out: Path,
 ) -> None:
@@ -120,7 +120,7 @@ def run(
             )
     licences = _add_licences(bundle, source)
     _add_harness(bundle, section.recipe.model.task)
-    others = label_texts.PACKAGES if isinstance(texts, LabelTexts) else ()
+    others = label_texts.PACKAGES if isinstance(texts, LabelModelSteps) else ()
     if section.recipe.texts is not None:
         others = section.recipe.texts.target.harness_packages
     (bundle / "requirements.txt").write_text(
@@ -333,7 +333,9 @@ def _add_tokenizer(bundle: Path, source: Path) -> None:
             shutil.copyfile(source / "checkpoint" / name, folder / name)
 
 
-def _add_texts(bundle: Path, texts: LabelTexts[Path] | Path | None, source: Path) -> dict[str, Any]:
+def _add_texts(
+    bundle: Path, texts: LabelModelSteps[Path] | Path | None, source: Path
+) -> dict[str, Any]:
     """Add the second model of a bundle that has one.
 
     Returns {"texts": its content digest} if it is a bundle itself, else {}.
@@ -342,9 +344,9 @@ def _add_texts(bundle: Path, texts: LabelTexts[Path] | Path | None, source: Path
         or None
     source: folder of load of the image model
     """
-    if isinstance(texts, LabelTexts):
+    if isinstance(texts, LabelModelSteps):
         label_texts.add(bundle, texts, source)
-    if isinstance(texts, LabelTexts) or texts is None:
+    if isinstance(texts, LabelModelSteps) or texts is None:
         return {}
     shutil.copytree(texts / "bundle", bundle / TEXTS)
     return {"texts": read_manifest(bundle / TEXTS)["content_digest"]}

@@ -48,7 +48,7 @@ STORE = re.compile(f"(?P<store>s3|gs|az)://(?P<name>{BUCKET}{PREFIX}){TAG}{DIGES
 
 
 @dataclass(frozen=True)
-class Address:
+class BundleAddress:
     """Address of a published bundle, parsed; "" or None stands for a missing part.
 
     host: HOST[:PORT] of a registry, or URI of an MLflow server.
@@ -78,14 +78,14 @@ def is_address(text: str) -> bool:
     return "://" in text or text.startswith(("oci-layout:", "mlflow:"))
 
 
-def parse(text: str) -> Address:
+def parse(text: str) -> BundleAddress:
     """Parse an address. Raises RecipeError for invalid text, and for a user or a password in it."""
     refuse_credentials(text, "address", CREDENTIALS)
     for pattern in (REGISTRY, HUB, MLFLOW, LAYOUT, STORE):
         if match := pattern.fullmatch(text):
             parts: dict[str, Any] = match.groupdict(default="")
             folder = Path(parts.pop("folder")) if "folder" in parts else None
-            return Address(**parts, folder=folder)
+            return BundleAddress(**parts, folder=folder)
     if "?" in text or "@" in text.replace("@sha256:", ""):
         raise _report_credentials("address", CREDENTIALS)
     hint = "A name has lower-case letters only." if text.startswith("oci://") else ""

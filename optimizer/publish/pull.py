@@ -20,7 +20,7 @@ from optimizer.harness.bundle.manifest import REPORT, read_manifest
 from optimizer.harness.bundle.signed import check_age
 from optimizer.harness.errors import BundleError
 from optimizer.harness.trust import verify
-from optimizer.publish.address import Address
+from optimizer.publish.address import BundleAddress
 from optimizer.publish.attachments import ATTACHMENTS, PROVENANCE, SBOM, SIGNATURE, attachment_path
 from optimizer.publish.documents.signatures import find_attachments, find_signature
 from optimizer.publish.model_pack import read_layers
@@ -44,7 +44,7 @@ class Pulled:
     key: str
 
 
-def resolve(place: Releases, address: Address) -> bytes:
+def resolve(place: Releases, address: BundleAddress) -> bytes:
     """Return the bytes of the ModelPack manifest at an address, by its digest, else by its tag.
 
     Raises RecipeError for a missing manifest or reference, BundleError for another digest.
@@ -72,7 +72,7 @@ def resolve(place: Releases, address: Address) -> bytes:
 
 def pull(
     place: Releases,
-    address: Address,
+    address: BundleAddress,
     into: Path | None,
     key: Path | None = None,
     at_least: str | None = None,
@@ -123,7 +123,7 @@ def pull(
     return Pulled(final, digest, received, names, hint)
 
 
-def _default_folder(place: Releases, layers: dict[str, Json], address: Address) -> Path:
+def _default_folder(place: Releases, layers: dict[str, Json], address: BundleAddress) -> Path:
     """Return artifacts/NAME/VERSION, with name and version from the bundle's manifest.json."""
     layer = layers[verify.MANIFEST]
     manifest = parse_document(fetch_small(place, layer, str(address)), str(address))
@@ -134,7 +134,7 @@ def _default_folder(place: Releases, layers: dict[str, Json], address: Address) 
     return Path("artifacts") / name / version
 
 
-def pull_description(place: Releases, address: Address, folder: Path) -> None:
+def pull_description(place: Releases, address: BundleAddress, folder: Path) -> None:
     """Fetch only manifest.json and report.json into `folder`, each compared with its digest."""
     layers = read_layers(resolve(place, address), str(address))
     for name in (verify.MANIFEST, REPORT):

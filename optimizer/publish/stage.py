@@ -19,14 +19,14 @@ from optimizer.foundation.errors import RecipeError
 from optimizer.foundation.progress import say
 from optimizer.harness.bundle.manifest import read_manifest
 from optimizer.harness.errors import ExplainedError
-from optimizer.publish.address import Address, parse
+from optimizer.publish.address import BundleAddress, parse
 from optimizer.publish.hubs.folders import Folders
 from optimizer.publish.push import Receipt, push
-from optimizer.publish.registries.layout import Layout
+from optimizer.publish.registries.layout import OciLayout
 from optimizer.publish.registries.place import Json, Place
 from optimizer.publish.registries.places import check_installed
 
-OpenPlace = Callable[[str], AbstractContextManager[tuple[Address, Place | Folders]]]
+OpenPlace = Callable[[str], AbstractContextManager[tuple[BundleAddress, Place | Folders]]]
 """Function that opens the place at an address, as a context manager."""
 NOTE = ".published.json"  # suffix, after the name of the bundle's folder
 
@@ -61,19 +61,19 @@ class Published:
         return f"not published: {self.error} {self.fix}"
 
 
-def check(addresses: Sequence[str]) -> list[Address]:
+def check(addresses: Sequence[str]) -> list[BundleAddress]:
     """Return the recipe's addresses, parsed and checked without a network.
 
     Raises RecipeError for text that is not an address, has a digest, comes twice, or is a folder of
     something else; MachineError for a missing package.
     """
-    parsed: list[Address] = []
+    parsed: list[BundleAddress] = []
     for i, text in enumerate(addresses):
         field = f"publish.{i}"
         try:
             address = parse(text)
             if address.folder is not None:
-                Layout(address.folder)
+                OciLayout(address.folder)
             check_installed(address)
         except ExplainedError as e:
             where = field if e.where in ("", "address") else f"{field}: {e.where}"
@@ -90,7 +90,7 @@ def check(addresses: Sequence[str]) -> list[Address]:
     return parsed
 
 
-def describe_tag(address: Address, version: str, open_place: OpenPlace) -> str:
+def describe_tag(address: BundleAddress, version: str, open_place: OpenPlace) -> str:
     """Return a sentence for `optimize plan`: the digest that the tag names, or the error there."""
     tag = address.tag or version
     try:
@@ -105,7 +105,7 @@ def describe_tag(address: Address, version: str, open_place: OpenPlace) -> str:
 
 
 def publish(
-    addresses: Sequence[Address], bundle: Path, open_place: OpenPlace
+    addresses: Sequence[BundleAddress], bundle: Path, open_place: OpenPlace
 ) -> tuple[Published, ...]:
     """Publish the folder `bundle` and its attachments; return one result per address."""
     version = str(read_manifest(bundle)["version"])

@@ -28,8 +28,8 @@ from optimizer.recipe.serving import Serve, Slo
 from optimizer.recipe.stage_sections import (
     Compress,
     Compression,
+    FailedTarget,
     Latencies,
-    LeftOut,
     QuantizationAware,
     Recovery,
     Reduction,
@@ -119,7 +119,7 @@ class Packaging(Section):
     name: str
     recipe: Recipe
     package: Package
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[FailedTarget, ...] = ()
 
 
 def _quantize(before: dict[str, Any]) -> Quantize:

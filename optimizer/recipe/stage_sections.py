@@ -284,7 +284,7 @@ class Validation(Section):
     )
 
 
-class LeftOut(Section):
+class FailedTarget(Section):
     """Target with `on_fail: drop` that failed in a stage.
 
     target: index in recipe.targets

@@ -26,7 +26,7 @@ from optimizer.model.architectures.family_record import Family
 from optimizer.recipe.schema import Reduction
 from optimizer.reduce.learn.estimate import LIBRARIES, RATE
 from optimizer.reduce.structure.latency_table import CANDIDATES
-from optimizer.reduce.structure.sizes import Model, Sizes, solve
+from optimizer.reduce.structure.sizes import SizeChoices, Sizes, solve
 from optimizer.reduce.structure.structure import list_multiples
 from optimizer.store import Estimate, Shapes
 
@@ -70,7 +70,7 @@ def predict_shapes(section: Reduction, reference: Shapes) -> Shapes:
     each += reference[f"{first}{ffn.down}.weight"][0]
     own = sum(prod(s) for n, s in reference.items() if n.startswith(first))
     total, chosen = sum(map(prod, reference.values())), section.reduce
-    model = Model(
+    model = SizeChoices(
         full=Sizes(len(blocks), count, 1),
         each_ffn=each,
         each_heads=0,

@@ -22,7 +22,7 @@ from optimizer.recipe.schema import Reduction
 from optimizer.reduce import predicted, student
 from optimizer.reduce.structure import depth, hidden, latency_table, nearest, width
 from optimizer.reduce.structure.gradients import measure_gradients
-from optimizer.reduce.structure.layout import Layout, open_layout
+from optimizer.reduce.structure.layout import ReducedCheckpoint, open_layout
 from optimizer.reduce.structure.sizes import Sizes
 from optimizer.reduce.structure.write import REDUCED, write
 from optimizer.store import Estimate, Shapes, Stage
@@ -67,7 +67,7 @@ def run(section: Reduction, source: Path, latencies: Path | None = None, *, out:
     walked = precision.decide(section.compress, layout.source, progress, "reduce")
     layout = replace(layout, section=section.model_copy(update={"compress": walked}))
     batches = calibration.make_batches(section, source)
-    measured: list[nearest.Measured] = []
+    measured: list[nearest.MeasuredSizes] = []
     if candidates:
         chosen = candidates[0]
         if len(candidates) > 1:
@@ -81,17 +81,19 @@ def run(section: Reduction, source: Path, latencies: Path | None = None, *, out:
     shutil.rmtree(progress)
 
 
-def _cut(layout: Layout, sizes: Sizes, batches: Sequence[Batch], progress: Path, out: Path) -> None:
+def _cut(
+    layout: ReducedCheckpoint, sizes: Sizes, batches: Sequence[Batch], progress: Path, out: Path
+) -> None:
     say(f"reduce: {sizes}")
     _write(replace(layout, chosen=sizes), batches, progress, out)
 
 
 def _write(
-    layout: Layout,
+    layout: ReducedCheckpoint,
     batches: Sequence[Batch],
     progress: Path,
     out: Path,
-    measured: Sequence[nearest.Measured] = (),
+    measured: Sequence[nearest.MeasuredSizes] = (),
 ) -> None:
     """Choose blocks and units on the batches, and write the smaller model."""
     section = layout.section
@@ -126,7 +128,7 @@ def _say_candidates(candidates: Sequence[Sizes], *, compared: bool) -> None:
     say(f"reduce: these sizes meet the latency goal: {several}; {how}")
 
 
-def _say(layout: Layout) -> None:
+def _say(layout: ReducedCheckpoint) -> None:
     model, kept = layout.model, layout.goal
     share = model.in_blocks(kept) / model.in_blocks(model.full)
     parts = [f"{kept.blocks} of {model.full.blocks} blocks"]

@@ -11,7 +11,7 @@ from optimizer.load_test import tuned_server
 from optimizer.package.report import plots
 from optimizer.package.report.plots import Point
 from optimizer.package.report.templating import environment
-from optimizer.package.report.view import Card, Paragraph, Table, badge, line
+from optimizer.package.report.view import Card, Paragraph, ReportTable, badge, line
 from optimizer.search import server_settings
 from optimizer.search.expectation import kendall_tau
 from optimizer.search.search import Result
@@ -243,7 +243,7 @@ def _plot(result: Result) -> Card | None:
 def _table(result: Result) -> Card:
     rows = tuple(tuple(line(entry) for entry in _entries(t, result)) for t in _in_order(result))
     heads = _heads(result)
-    return Card("Trials", tables=(Table("Trials", heads, rows, tuple(range(2, len(heads)))),))
+    return Card("Trials", tables=(ReportTable("Trials", heads, rows, tuple(range(2, len(heads)))),))
 
 
 def _lost(result: Result) -> Card:
@@ -258,7 +258,7 @@ def _lost(result: Result) -> Card:
     rows = tuple((line(name), line(why)) for name, why in reasons)
     if not rows:
         return Card("Reasons", paragraphs=(Paragraph(line("Every candidate keeps the margin.")),))
-    return Card("Reasons", tables=(Table("Reasons", ("form", "reason"), rows),))
+    return Card("Reasons", tables=(ReportTable("Reasons", ("form", "reason"), rows),))
 
 
 def _slower(trial: Trial, winner: Trial) -> str:
@@ -301,7 +301,9 @@ def _modules(result: Result) -> Card | None:
         "candidate. Profiling slows small kernels: the ratio of whole times above is measured "
         "without it."
     )
-    return Card("Time by module", hint, tables=(Table("Time by module", heads, rows, (1, 2)),))
+    return Card(
+        "Time by module", hint, tables=(ReportTable("Time by module", heads, rows, (1, 2)),)
+    )
 
 
 def _settings(result: Result) -> Card | None:
@@ -320,7 +322,7 @@ def _settings(result: Result) -> Card | None:
         for trial in trials
     )
     heads = ("settings", "highest rate that met slo", "lowest that was not shown to")
-    return Card("Server", tables=(Table("Requests a second", heads, rows, (1, 2)),))
+    return Card("Server", tables=(ReportTable("Requests a second", heads, rows, (1, 2)),))
 
 
 def _errors(result: Result, document: dict[str, Any]) -> Card:

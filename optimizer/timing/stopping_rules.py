@@ -10,7 +10,7 @@ of them faster in all rounds alike. (Kalibera and Jones 2013, ISMM, section 5: r
 highest level that varies.)
 
 Several looks at the data err more often than one: at a ratio of exactly 1, each look has its own
-chance of an interval that misses 1. So the looks share the error probability alpha. Look
+chance of an interval that misses 1. So the looks share the error probability alpha. InterimInterval
 k = 1, 2, ... comes after first * 2^(k - 1) rounds, with an interval that misses the quantile with
 probability at most
 
@@ -189,7 +189,7 @@ def confidence_of(look: int, single: bool = False) -> float:
 
 
 @dataclass(frozen=True)
-class Look:
+class InterimInterval:
     """Interval at one interim test. rounds: rounds, or openings of a ratio, so far"""
 
     rounds: int
@@ -220,7 +220,7 @@ class SequentialTest:
         self._first = question.first(iterations, None if self._single else confidence_of(1))
         self._started = clock()
         self._samples: Sequence[float] = ()
-        self.looks: list[Look] = []
+        self.looks: list[InterimInterval] = []
 
     def more(self, samples: Sequence[float]) -> int:
         """Return the number of further rounds to run.
@@ -234,7 +234,7 @@ class SequentialTest:
         if done == self._next:
             confidence = confidence_of(len(self.looks) + 1, self._single)
             interval = self.question.interval(samples, confidence)
-            self.looks.append(Look(done, confidence, interval))
+            self.looks.append(InterimInterval(done, confidence, interval))
         if self.decided or (self._single and self.looks):
             return 0
         left = (self._next - done) * self.question.rounds

@@ -31,7 +31,7 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
 @dataclass(frozen=True)
-class Comparison:
+class DriftResult:
     """Result of the test.
 
     distance: distance of the two histograms, 0 to 1
@@ -56,7 +56,7 @@ def compare(
     alpha: float,
     least: float,
     seed: int = 0,
-) -> Comparison:
+) -> DriftResult:
     """Test if two histograms {bin: number of observations}, neither empty, differ.
 
     ordered: True where bins are numbers, False where they are names
@@ -80,7 +80,7 @@ def compare(
     elif critical > least or sizes.min() < fewest(alpha, least):
         verdict = "inconclusive"
     needed = None if sizes[1] < fewest(alpha, least) else _needed(critical, sizes, least)
-    return Comparison(distance, p, critical, verdict, needed and max(needed, fewest(alpha, least)))
+    return DriftResult(distance, p, critical, verdict, needed and max(needed, fewest(alpha, least)))
 
 
 def fewest(alpha: float, least: float) -> int:

@@ -29,7 +29,7 @@ from optimizer.validate.adapted import AdaptedMaterials
 from optimizer.validate.gates import Gate
 from optimizer.validate.ledger import hops, ledger, trace
 from optimizer.validate.ledger.breach import BUDGET, write_breach
-from optimizer.validate.ledger.entry import Entry, Outputs, make_entry
+from optimizer.validate.ledger.entry import HopOutputs, LedgerEntry, make_entry
 from optimizer.validate.ledger.laws.decoder import generation_laws
 from optimizer.validate.materials import Materials
 from optimizer.validate.quality import generation_quality
@@ -38,7 +38,7 @@ from optimizer.validate.quality.evaluation import FIRST, Rows
 
 
 def judge(
-    m: Materials, data: Rows, device: str, entries: list[Entry], report: dict[str, Any]
+    m: Materials, data: Rows, device: str, entries: list[LedgerEntry], report: dict[str, Any]
 ) -> list[Gate]:
     """Judge every adapter of the recipe and return its gates.
 
@@ -80,12 +80,12 @@ def make_materials(m: Materials, name: str) -> AdaptedMaterials:
     return AdaptedMaterials(**values, plain=m, adapter=name)
 
 
-def _entries(m: AdaptedMaterials) -> Iterator[Entry]:
+def _entries(m: AdaptedMaterials) -> Iterator[LedgerEntry]:
     for hop in (adapter, compress, lower, engine, generation_laws.harness):
         yield ledger.run_hop(hop, m)
 
 
-def adapter(m: Materials) -> Entry:
+def adapter(m: Materials) -> LedgerEntry:
     """Hop `adapter`: compare the float model with the adapter as this project applies it with
     peft's own model, and require that the adapter changes the outputs by more than rounding does.
     """
@@ -106,10 +106,10 @@ def adapter(m: Materials) -> Entry:
             f"the adapter changes the outputs by {moved.worst:.2g} (relative L2), which rounding "
             "does as well: it is not trained, or not applied"
         )
-    return make_entry("adapter", "peft", Outputs(results, m.float_traces, spread), problems)
+    return make_entry("adapter", "peft", HopOutputs(results, m.float_traces, spread), problems)
 
 
-def compress(m: Materials) -> Entry:
+def compress(m: Materials) -> LedgerEntry:
     """Hop `compress` with an adapter: compare the compressed state with the float model, both with
     the adapter. The limit is the recipe's quantization budget."""
     budget = m.section.validate_.quantization_budget
@@ -125,7 +125,9 @@ def compress(m: Materials) -> Entry:
             f"{BUDGET} {moved} (relative L2); validate.quantization_budget is {allowed}"
         )
     why = "validate.quantization_budget, chosen in the recipe"
-    return Entry("compress", "float torch", budget, measured, not problems, why, tuple(problems))
+    return LedgerEntry(
+        "compress", "float torch", budget, measured, not problems, why, tuple(problems)
+    )
 
 
 def _keeps_inputs(m: Materials, parameter: str) -> bool:
@@ -134,16 +136,16 @@ def _keeps_inputs(m: Materials, parameter: str) -> bool:
     return parameter.endswith(".bias") or parameter in m.state.pruned_floats or parameter == head
 
 
-def lower(m: Materials) -> Entry:
+def lower(m: Materials) -> LedgerEntry:
     """Hop `lower` with an adapter: compare the lowered graph, which reads the adapter's matrices as
     inputs, with the compressed state in torch with the same adapter."""
     path = m.model / "model.onnx"
     traces = m.samples.with_continuations([*m.simulated_traces, *m.simulated_extremes], path)
     spread = m.correct.graph_outputs("state", m.precision)
-    return make_entry("lower", "state in torch", Outputs(m.lowered_outputs, traces, spread), [])
+    return make_entry("lower", "state in torch", HopOutputs(m.lowered_outputs, traces, spread), [])
 
 
-def engine(m: Materials) -> Entry:
+def engine(m: Materials) -> LedgerEntry:
     """Hop `engine` with an adapter: compare the lowered graph in the runtime's own kernels with the
     compressed state in torch, both with the adapter."""
     path = m.model / "model.onnx"
@@ -151,7 +153,7 @@ def engine(m: Materials) -> Entry:
         start, spread = "state in torch, inputs quantized as in kernels", m.correct.kernel_outputs()
         quantized = m.samples.with_continuations(m.kernel_traces, path)
         results = target_runner.run_fused(m, quantized)
-        entry = make_entry("engine", start, Outputs(results, quantized, spread), [])
+        entry = make_entry("engine", start, HopOutputs(results, quantized, spread), [])
         if entry.ok:
             return entry
     traces = m.samples.with_continuations([*m.simulated_traces, *m.simulated_extremes], path)
@@ -162,4 +164,4 @@ def engine(m: Materials) -> Entry:
         else m.correct.graph_outputs("state", m.section.target.computes_in)
     )
     results = target_runner.run_fused(m, traces)
-    return make_entry("engine", "lowered graph", Outputs(results, lowered, spread), [])
+    return make_entry("engine", "lowered graph", HopOutputs(results, lowered, spread), [])

@@ -22,7 +22,7 @@ from optimizer.validate.ledger.distance import Array
 Cache = dict[str, Array]
 
 
-class Decoder(Protocol):
+class CachedDecoder(Protocol):
     """A decoder that runs one step at a time with an explicit KV cache. `step` returns the logits
     (batch, sequence, vocabulary) float32 of the new tokens, and a KV cache that includes them.
 
@@ -90,13 +90,13 @@ def read_cache(transformers_cache: Any) -> Cache:
     return dict(zip(names, flat, strict=True))
 
 
-def compute_logits(system: Decoder, ids: Array) -> Array:
+def compute_logits(system: CachedDecoder, ids: Array) -> Array:
     """Compute the logits (tokens, vocabulary) of one text `ids` (tokens,) in a single step."""
     logits: Array = system.step(ids[None], np.ones((1, len(ids)), np.int64), None)[0][0]
     return logits
 
 
-def generate_greedily(system: Decoder, prompts: Array, new: int) -> Array:
+def generate_greedily(system: CachedDecoder, prompts: Array, new: int) -> Array:
     """Generate `new` tokens per prompt, each the likeliest one, and return them (batch, new).
 
     prompts: token ids (batch, tokens), all of one length

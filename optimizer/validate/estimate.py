@@ -50,7 +50,7 @@ from optimizer.validate.ledger.inputs import LEDGER_TEXTS, select_inputs
 from optimizer.validate.quality.perplexity import AHEAD
 from optimizer.validate.timing.predicted import (
     REFERENCE,
-    Encoder,
+    EncoderSizes,
     Prediction,
     predict_batches,
     predict_generation,
@@ -192,7 +192,7 @@ def _encoder_seconds(section: Validation, shapes: Shapes) -> tuple[float, Predic
     settings, speed = section.validate_, machine_speed.measure()
     images = "image" in settings.data.columns
     each = (count_positions(shapes) or ASSUMED) if images else 0
-    model = Encoder.of(shapes)
+    model = EncoderSizes.of(shapes)
     judged = [settings.data, *(s.data for s in settings.also.values())]
     if section.embeddings is not None:
         judged += [section.embeddings.queries, section.embeddings.documents]

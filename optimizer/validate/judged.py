@@ -30,7 +30,7 @@ from optimizer.harness import tasks
 from optimizer.harness.bundle import replay
 from optimizer.harness.contract import adapter_file
 from optimizer.harness.inputs.boxes.boxed_image import Boxed
-from optimizer.harness.inputs.tensors import Row
+from optimizer.harness.inputs.tensors import TensorRow
 from optimizer.harness.runtimes import table
 from optimizer.harness.trust.verify import digest_judged_settings
 from optimizer.store import digest_file
@@ -156,7 +156,7 @@ def _sample(m: RunArtifacts, rows: Sequence[Sample]) -> list[dict[str, Any]]:
 
 def _plain(value: Any) -> Any:
     """Convert an input to JSON: a text, the bytes of an image's file, or arrays."""
-    if isinstance(value, Row):
+    if isinstance(value, TensorRow):
         return {"arrays": {name: array.tolist() for name, array in value.items()}}
     if isinstance(value, Path):
         value = value.read_bytes()

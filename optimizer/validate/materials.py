@@ -37,7 +37,7 @@ from optimizer.validate.ledger import depth as depths
 from optimizer.validate.ledger import inputs, trace
 from optimizer.validate.ledger.distance import Distance, measure_distance, merge
 from optimizer.validate.ledger.limits import monte_carlo, rounding_limits
-from optimizer.validate.ledger.limits.correct_runs import CorrectRuns, Samples, TorchModel
+from optimizer.validate.ledger.limits.correct_runs import CorrectRuns, LedgerSamples, TorchModel
 from optimizer.validate.ledger.limits.rounding_limits import Rounding
 from optimizer.validate.ledger.pieces import pieces
 from optimizer.validate.ledger.trace import Trace
@@ -199,9 +199,9 @@ class Materials(RunArtifacts):
         return list(threads.map_in_threads(lambda b: self._traced(model, b), batches, cores()))
 
     @cached_property
-    def samples(self) -> Samples:
+    def samples(self) -> LedgerSamples:
         """The batches, with the sample on which graphs are cut and correct runs are made."""
-        return Samples(
+        return LedgerSamples(
             self.batches,
             self.extremes,
             self.sampled,

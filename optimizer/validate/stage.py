@@ -67,7 +67,7 @@ from optimizer.validate.data import check_windows, list_specs, read_data
 from optimizer.validate.estimate import estimate
 from optimizer.validate.gates import Gate
 from optimizer.validate.ledger import ledger
-from optimizer.validate.ledger.entry import Entry
+from optimizer.validate.ledger.entry import LedgerEntry
 from optimizer.validate.ledger.inputs import select_inputs
 from optimizer.validate.ledger.laws.reduce import structure_laws, training_laws
 from optimizer.validate.ledger.onnx_file import nodes
@@ -319,7 +319,7 @@ def _calibration(m: Materials) -> dict[str, Any]:
     return {name: None if c is None else c.as_dict() for name, c in counted.items()}
 
 
-def _ledger_gate(entries: Sequence[Entry]) -> Gate:
+def _ledger_gate(entries: Sequence[LedgerEntry]) -> Gate:
     bad = next((e for e in entries if e.ok is False), None)
     if bad is None:
         skipped = [e.hop for e in entries if e.ok is None]

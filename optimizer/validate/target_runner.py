@@ -84,7 +84,7 @@ def open_candidate(m: RunArtifacts, device: str) -> Any:
 def open_lowered(m: RunArtifacts, device: str) -> OrtRunner:
     """Open the lowered model in ONNX Runtime on `device`. A decoder whose steps a GPU replays from
     a captured graph keeps its steps in the same buffers."""
-    kind = pieces.Graph if tasks.look_up(m.contract).generates else OrtRunner
+    kind = pieces.GraphRunner if tasks.look_up(m.contract).generates else OrtRunner
     threads, fixed = m.section.target.intra_op_threads, _replays_graphs(m)
     runner = kind(m.model / "model.onnx", device=device, threads=threads, fixed=fixed)
     return runner.adapted(m.matrices)
@@ -261,7 +261,7 @@ def open_decoder(m: RunArtifacts, *, fuse: bool) -> Any:
     if fuse and _engine_runs(m):
         return open_engine(m, threads=1, exact_cache=True)
     model, fixed = m.model / "model.onnx", fuse and _replays_graphs(m)
-    graph = pieces.Graph(model, threads=1, fuse=fuse, mapped=not fuse, fixed=fixed)
+    graph = pieces.GraphRunner(model, threads=1, fuse=fuse, mapped=not fuse, fixed=fixed)
     return graph.adapted(m.matrices)
 
 
@@ -278,7 +278,7 @@ def open_proven(m: RunArtifacts) -> Runner:
     if _engine_runs(m):
         return open_engine(m)
     threads = m.section.target.intra_op_threads
-    return pieces.Graph(m.model / "model.onnx", threads=threads).adapted(m.matrices)
+    return pieces.GraphRunner(m.model / "model.onnx", threads=threads).adapted(m.matrices)
 
 
 def repeats_proven_bits(m: RunArtifacts, device: str) -> bool:

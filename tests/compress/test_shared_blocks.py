@@ -53,8 +53,8 @@ def test_the_simulated_model_stays_close(loaded_albert: Path, tmp_path: Path) ->
 
 
 def test_uses_of_one_block_stay_in_one_segment() -> None:
-    def uses(names: str) -> list[walk.Use]:
-        return [walk.Use(n, (), {}) for n in names]
+    def uses(names: str) -> list[walk.BlockUse]:
+        return [walk.BlockUse(n, (), {}) for n in names]
 
     assert walk.split_segments(uses("abc")) == [range(1), range(1, 2), range(2, 3)]
     assert walk.split_segments(uses("aabb")) == [range(2), range(2, 4)]

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from optimizer.deploy import server as servers
-from optimizer.deploy.measured import Measured, measure
+from optimizer.deploy.measured import MeasuredServer, measure
 from optimizer.harness.commands.command_line import _parser as parser
 from optimizer.harness.server.http.request import OPEN
 from tests.deploy.conftest import deployed, run
@@ -114,9 +114,9 @@ def test_memory_is_what_the_server_took_here_and_processors_are_its_threads(
 def test_of_texts_that_are_continued_the_cache_and_the_longest_count(
     decoder_bundle: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def measured(folder: Path, arguments: tuple[str, ...]) -> Measured:
+    def measured(folder: Path, arguments: tuple[str, ...]) -> MeasuredServer:
         assert arguments == ("--slots", "4")
-        return Measured("onnxruntime-cpu", 100 << 20, 50 << 20, 200.0)
+        return MeasuredServer("onnxruntime-cpu", 100 << 20, 50 << 20, 200.0)
 
     monkeypatch.setattr(servers, "measure", measured)
     words = (*NEEDED, "--to", "kubernetes", "--out", tmp_path / "out", "--", "--slots", "4")

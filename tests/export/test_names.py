@@ -81,7 +81,7 @@ def test_a_module_used_twice_lists_every_use() -> None:
     ir.convenience.replace_all_uses_with(model.graph.initializers["c.weight"], kept)
     del model.graph.initializers["c.weight"]
     found = paired(model, a=A).modules["a"]
-    assert (found.node, found.also) == ("a/MatMul", (names.Use("c/MatMul", "y"),))
+    assert (found.node, found.also) == ("a/MatMul", (names.OperatorInput("c/MatMul", "y"),))
 
 
 def test_a_weight_that_is_also_an_embedding_is_found_behind_its_transpose() -> None:

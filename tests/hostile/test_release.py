@@ -19,10 +19,10 @@ from click.testing import CliRunner, Result
 from optimizer import cli
 from optimizer.foundation.errors import MachineError, RecipeError, explain_system_error
 from optimizer.harness.errors import BundleError
-from optimizer.publish.address import Address
+from optimizer.publish.address import BundleAddress
 from optimizer.publish.environments.environments import promote
 from optimizer.publish.push import push
-from optimizer.publish.registries.layout import Layout
+from optimizer.publish.registries.layout import OciLayout
 from tests.conftest import write_tiny_recipe
 from tests.package.bundles import small_bundle
 from tests.publish.servers.keys import write_keys
@@ -189,12 +189,12 @@ def test_nothing_is_overwritten_that_was_not_asked_for(bundle: Path, tmp_path: P
 def test_a_promotion_moves_no_version_and_a_publish_no_environment(
     bundle: Path, tmp_path: Path
 ) -> None:
-    place = Layout(tmp_path / "layout")
+    place = OciLayout(tmp_path / "layout")
     first = push(bundle, place, "1")
     other = small_bundle.make(tmp_path / "other") / "bundle"
     small_bundle.edited(other, lambda m: m.update(version="2", licence="mit"))
     second = push(other, place, "2")
-    at = Address("1", "", folder=tmp_path / "layout")
+    at = BundleAddress("1", "", folder=tmp_path / "layout")
     for version in ("2", "1", "7"):
         with pytest.raises(RecipeError, match="version") if version != "7" else _allowed():
             promote(place, at, version, compared=False)
@@ -204,7 +204,7 @@ def test_a_promotion_moves_no_version_and_a_publish_no_environment(
             push(other, place, tag, replace=True)
     tags = place.resolve_tags()
     assert (tags["1"], tags["2"], tags["production"]) == (first.digest, second.digest, first.digest)
-    promote(place, Address("2", "", folder=tmp_path / "layout"), "production", compared=False)
+    promote(place, BundleAddress("2", "", folder=tmp_path / "layout"), "production", compared=False)
 
 
 def _allowed() -> Any:
@@ -227,7 +227,7 @@ def test_a_mask_of_nothing_leaves_nothing_that_others_may_write(
 
 
 def test_an_index_is_measured_before_it_is_read(tmp_path: Path) -> None:
-    place = Layout(tmp_path)
+    place = OciLayout(tmp_path)
     with place.lock(), (tmp_path / "index.json").open("wb") as f:
         f.truncate(3 << 30)
     with pytest.raises(BundleError, match="3,221,225,472 bytes"):

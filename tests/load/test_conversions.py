@@ -31,7 +31,7 @@ ROTARY = "rotary_embeddings.inv_freq"
 OF_BLOCK = "encoder.layer.{}.attention.self." + ROTARY
 
 
-def matched(folder: Path, task: Task) -> weights.Weights:
+def matched(folder: Path, task: Task) -> weights.SourceWeights:
     section = Model(source=str(folder), task=task)
     model = build_skeleton_from_config(AutoConfig.from_pretrained(folder), task)
     return weights.match(weights.find(folder, section), model, section)

@@ -314,7 +314,7 @@ def judged(llama: Path, load: Load, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def check(written: dict[str, torch.Tensor], names: dict[str, str]) -> None:
         stored = {n: checkpoint.tensors.stored(n) for n in checkpoint.tensors}
-        other_pairing = weights.Weights(pairing.stored, {**pairing.source_names, **names}, ())
+        other_pairing = weights.SourceWeights(pairing.stored, {**pairing.source_names, **names}, ())
         faithful.check(llama, section, {**stored, **written}, other_pairing)
 
     check({}, {})

@@ -35,12 +35,12 @@ def test_one_value_that_changed_is_seen(load: Load, bert: Path) -> None:
 def test_the_stage_itself_checks_what_it_wrote(
     load: Load, bert: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = weights.Weights.read
+    honest = weights.SourceWeights.read
 
-    def swapped(self: weights.Weights, name: str) -> torch.Tensor:
+    def swapped(self: weights.SourceWeights, name: str) -> torch.Tensor:
         return honest(self, name).flip(0)
 
-    monkeypatch.setattr(weights.Weights, "read", swapped)
+    monkeypatch.setattr(weights.SourceWeights, "read", swapped)
     with pytest.raises(OptimizeError, match="other values than transformers reads"):
         load(bert)
     assert stage.STAGE.name == "load"

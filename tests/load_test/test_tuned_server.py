@@ -16,13 +16,13 @@ from optimizer.harness.server.options import Settings, choose_settings
 from optimizer.load_test import tuned_server
 from optimizer.load_test.highest_rate import PRECISION, HighestRate
 from optimizer.load_test.measure import Objectives, Schedule
-from optimizer.load_test.tuned_server import TunedServer, list_arguments
+from optimizer.load_test.tuned_server import ServerUnderTest, list_arguments
 from optimizer.recipe.serving import Serve
 from tests.harness.server.serving import parsed
 from tests.package.bundles import small_bundle
 
 
-class Server(TunedServer):
+class Server(ServerUnderTest):
     """Best with 16 rows; under overload answers keep 100 ms where requests wait for 20 ms at most.
     met: True where some rate meets the objectives."""
 
@@ -82,7 +82,7 @@ def test_without_an_objective_there_is_nothing_to_tune_for(tmp_path: Path) -> No
 
 def test_a_bundle_is_served_with_the_settings_that_are_tried(tmp_path: Path) -> None:
     bundle = small_bundle.make(tmp_path) / "bundle"
-    server = TunedServer(
+    server = ServerUnderTest(
         bundle, [], Schedule(0.5), Objectives({"latency": 1e-6}), tokens=1, patience=20.0
     )
     assert server.start() == {"rows": 8, "delay_ms": 0, "workers": 1}

@@ -18,7 +18,7 @@ from optimizer.harness.errors import BundleError
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.measure import module_times, table
 from optimizer.measure.energy import Meter
-from optimizer.measure.roofline import Rates
+from optimizer.measure.roofline import MachineRates
 from optimizer.traffic import buckets
 from tests.measure.products import write_products
 from tests.package.bundles import small_bundle
@@ -64,7 +64,7 @@ def test_kernels_are_those_of_the_modules_after_which_their_nodes_are_named(tmp_
     with a module; by the rates below they take at least 16.8 and 1.3 ms."""
     write_products(tmp_path / "model.onnx")
     with OrtRunner(tmp_path / "model.onnx", threads=1) as runner:
-        rates = Rates(float32=1e9, int8=1e12, bandwidth={1 << 16: 1e12, 1 << 20: 1e8})
+        rates = MachineRates(float32=1e9, int8=1e12, bandwidth={1 << 16: 1e12, 1 << 20: 1e8})
         times = module_times.measure(runner, {"x": np.ones((64, 256), np.float32)}, rates)
     assert {one["module"] for one in times["modules"]} == {"layer.0.dense", "layer.1", ""}
     shares = [one["share"] for one in times["modules"]]

@@ -14,10 +14,10 @@ from optimizer.harness import tasks
 from optimizer.harness.contract import read
 from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.harness.runtimes.ort.run import OrtRunner
-from optimizer.publish.address import Address
+from optimizer.publish.address import BundleAddress
 from optimizer.publish.pull import pull
 from optimizer.publish.push import push
-from optimizer.publish.registries.layout import Layout
+from optimizer.publish.registries.layout import OciLayout
 from tests.conftest import sentences
 from tests.package.bundles import small_bundle
 
@@ -128,9 +128,9 @@ def test_the_other_commands_run_there_too(
 def test_what_was_published_and_pulled_answers_alike(
     python: Path, bundle: Path, tmp_path: Path
 ) -> None:
-    at = Address("1", "", folder=tmp_path / "layout")
-    push(bundle, Layout(tmp_path / "layout"), "1")
-    pulled = pull(Layout(tmp_path / "layout"), at, tmp_path / "pulled").folder
+    at = BundleAddress("1", "", folder=tmp_path / "layout")
+    push(bundle, OciLayout(tmp_path / "layout"), "1")
+    pulled = pull(OciLayout(tmp_path / "layout"), at, tmp_path / "pulled").folder
     here, there = (
         run(python, at, "-m", "harness", "predict", "--json", *TEXTS) for at in (bundle, pulled)
     )

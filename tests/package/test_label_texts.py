@@ -28,7 +28,7 @@ from optimizer.model.checkpoint.model import load_torch_model
 from optimizer.package import label_texts
 from optimizer.recipe.answers import ZeroShot
 from optimizer.recipe.schema import Export, Model
-from optimizer.store import LabelTexts
+from optimizer.store import LabelModelSteps
 from tests.load.test_pairs import LABELS, PICTURES, PIXELS, ZERO_SHOT, write
 
 REQUESTS: tuple[str | None, ...] = (
@@ -60,7 +60,9 @@ def folder(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("graph", "bundle"):
         (root / name).mkdir()
     export(Export(), root / "texts", out=root / "graph")
-    label_texts.add(root / "bundle", LabelTexts(root / "texts", root / "graph"), root / "images")
+    label_texts.add(
+        root / "bundle", LabelModelSteps(root / "texts", root / "graph"), root / "images"
+    )
     return root
 
 
@@ -149,7 +151,7 @@ def test_a_bundle_that_reads_labels_otherwise_is_refused(
     section[setting] = section[setting] * wrong if setting == "scale" else wrong
     (images / "contract.json").write_text(json.dumps(document))
     with pytest.raises(GateError, match="away from transformers'"):
-        label_texts.add(tmp_path, LabelTexts(folder / "texts", folder / "graph"), images)
+        label_texts.add(tmp_path, LabelModelSteps(folder / "texts", folder / "graph"), images)
 
 
 def test_a_contract_without_the_vector_of_images_takes_no_labels(folder: Path) -> None:

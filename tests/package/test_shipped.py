@@ -18,7 +18,7 @@ from optimizer.package import stage
 from optimizer.publish.address import parse
 from optimizer.publish.pull import pull
 from optimizer.publish.push import push
-from optimizer.publish.registries.layout import Layout
+from optimizer.publish.registries.layout import OciLayout
 from optimizer.recipe.schema import Recipe
 from tests.harness import small_model
 from tests.package.bundles import small_bundle, web_bundle
@@ -189,7 +189,7 @@ def test_what_was_not_judged_is_refused_by_check_and_publish_though_the_manifest
     done = python(copy, "-m", "harness", "check")
     assert (done.returncode, line in done.stdout) == (2, True)
     with pytest.raises(BundleError, match="the one judged has"):
-        push(copy, Layout(tmp_path / "layout"), "1")
+        push(copy, OciLayout(tmp_path / "layout"), "1")
 
 
 def test_a_bundle_that_was_published_with_what_was_not_judged_is_not_pulled(
@@ -197,7 +197,7 @@ def test_a_bundle_that_was_published_with_what_was_not_judged_is_not_pulled(
 ) -> None:
     copy = Path(shutil.copytree(bundle, tmp_path / "copy"))
     other_pooling(copy)
-    layout = Layout(tmp_path / "layout")
+    layout = OciLayout(tmp_path / "layout")
     with monkeypatch.context() as published_unseen:
         published_unseen.setattr(verify, "list_unjudged", lambda *_: [])
         push(copy, layout, "1")

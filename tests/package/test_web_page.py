@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from benchmarks.measure import chromium
 from optimizer.foundation.errors import MachineError, OptimizeError
 from optimizer.harness.bundle.bundle import Bundle
-from optimizer.harness.commands.web import Server, find_pages
+from optimizer.harness.commands.web import PageServer, find_pages
 from optimizer.lower.web import npm
 from optimizer.lower.web.build import FOLDERS
 from optimizer.package import web_page
@@ -230,7 +230,7 @@ def test_chromium_answers_as_the_harness_does(
     made: Path, page: chromium.Chromium, threads: int
 ) -> None:
     expected = predicted(made, TEXTS)
-    with Server(find_pages(made)) as server:
+    with PageServer(find_pages(made)) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         page.open(f"{server.address}?threads={threads}")
         page.evaluate("page.complete")
@@ -250,7 +250,7 @@ def test_chromium_answers_as_the_harness_does(
 def test_the_page_shows_answer_times_and_the_float_beside(
     made: Path, page: chromium.Chromium
 ) -> None:
-    with Server(find_pages(made)) as server:
+    with PageServer(find_pages(made)) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         page.open(server.address)
         page.evaluate("page.complete")
@@ -275,7 +275,7 @@ def test_a_page_whose_check_fails_says_so_and_stays_shut(
     _output(document)
     (bundle / "web" / "bundle.json").write_text(json.dumps(document))
     files = {p.relative_to(bundle).as_posix(): p for p in bundle.rglob("*") if p.is_file()}
-    with Server(files) as server:
+    with PageServer(files) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         page.open(server.address)
         state = page.evaluate("document.documentElement.dataset.state")

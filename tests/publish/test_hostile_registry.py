@@ -16,7 +16,7 @@ from optimizer.cli import main
 from optimizer.foundation.buckets.blob import Blob, digest_of
 from optimizer.foundation.errors import MachineError
 from optimizer.harness.errors import BundleError
-from optimizer.publish.address import Address
+from optimizer.publish.address import BundleAddress
 from optimizer.publish.attachments import SIGNATURE, attachment_path
 from optimizer.publish.documents.sign import sign
 from optimizer.publish.environments.environments import promote
@@ -95,7 +95,7 @@ def test_a_document_of_another_shape_is_refused_in_a_sentence(
     private, public = write_keys(tmp_path)
     sign(bundle, private, attachment_path(bundle, SIGNATURE))
     receipt = push(bundle, server.client(), "1")
-    at = Address("1", "", host=server.host, name="models/tiny")
+    at = BundleAddress("1", "", host=server.host, name="models/tiny")
     promote(server.client(), at, "production", compared=False)
     what = receipt.digest.replace(":", "-") if what == "referrers" else what
     kind, data = server.manifests[what]
@@ -223,8 +223,8 @@ def test_junk_does_not_hide_a_signature(
     assert large == 0
 
 
-def _at(server: oci_server.Server) -> Address:
-    return Address("1", "", host=server.host, name="models/tiny")
+def _at(server: oci_server.Server) -> BundleAddress:
+    return BundleAddress("1", "", host=server.host, name="models/tiny")
 
 
 def _nothing() -> Any:

@@ -15,7 +15,7 @@ from optimizer.publish.attachments import SIGNATURE, attachment_path
 from optimizer.publish.documents.sign import sign
 from optimizer.publish.pull import pull
 from optimizer.publish.push import push
-from optimizer.publish.registries.layout import Layout
+from optimizer.publish.registries.layout import OciLayout
 from tests import killing
 from tests.package.bundles import small_bundle
 from tests.publish.registries.test_registry import address, contents
@@ -74,14 +74,14 @@ def test_a_push_to_a_layout_that_is_killed_leaves_the_tag_on_a_whole_bundle(
     versions: tuple[Path, Path, Path], tmp_path: Path, count: int
 ) -> None:
     old, new, public = versions
-    whole = Layout(tmp_path / "whole")
+    whole = OciLayout(tmp_path / "whole")
     first = push(old, whole, "1").digest
     work = lambda at: push(new, at, "1", replace=True)  # noqa: E731
     again = Path(shutil.copytree(whole.folder, tmp_path / "again"))
-    made = killing.calls(partial(work, Layout(again)), str(again))
+    made = killing.calls(partial(work, OciLayout(again)), str(again))
     for instant in instants(made, count):
         folder = Path(shutil.copytree(whole.folder, tmp_path / f"layout {instant}"))
-        layout = Layout(folder)
+        layout = OciLayout(folder)
         assert killing.wait(killing.start(partial(work, layout), instant, str(folder))) == -9
         data: Any = layout.read_manifest("1")
         into = tmp_path / f"pulled {instant}"
@@ -92,9 +92,9 @@ def test_a_push_to_a_layout_that_is_killed_leaves_the_tag_on_a_whole_bundle(
 
 
 def address_of(folder: Path) -> Any:
-    from optimizer.publish.address import Address
+    from optimizer.publish.address import BundleAddress
 
-    return Address("1", "", folder=folder)
+    return BundleAddress("1", "", folder=folder)
 
 
 @pytest.mark.parametrize("count", FEW_AND_MANY)
@@ -102,7 +102,7 @@ def test_a_pull_that_is_killed_leaves_nothing_or_the_bundle_and_the_next_one_goe
     versions: tuple[Path, Path, Path], tmp_path: Path, count: int
 ) -> None:
     bundle, _, public = versions
-    layout = Layout(tmp_path / "layout")
+    layout = OciLayout(tmp_path / "layout")
     whole = push(bundle, layout, "1").sent
     at = address_of(layout.folder)
     saved = 0

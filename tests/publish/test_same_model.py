@@ -16,13 +16,13 @@ from optimizer.foundation.buckets.blob import digest_of
 from optimizer.foundation.errors import MachineError, RecipeError
 from optimizer.harness.bundle.manifest import read_manifest
 from optimizer.harness.errors import BundleError
-from optimizer.publish.address import Address
+from optimizer.publish.address import BundleAddress
 from optimizer.publish.attachments import SIGNATURE, attachment_path
 from optimizer.publish.documents.sign import sign
 from optimizer.publish.pull import pull
 from optimizer.publish.push import push
 from optimizer.publish.registries import index as indexes
-from optimizer.publish.registries.layout import Layout
+from optimizer.publish.registries.layout import OciLayout
 from optimizer.publish.same_model import list_differences
 from tests.package.bundles import small_bundle
 from tests.publish.servers.keys import write_keys
@@ -71,7 +71,7 @@ def test_a_checkpoint_that_was_trained_again_in_another_folder_is_the_same_model
 
 
 def test_another_model_is_published_only_with_the_option(bundle: Path, tmp_path: Path) -> None:
-    place, at = Layout(tmp_path / "layout"), f"oci-layout:{tmp_path / 'layout'}"
+    place, at = OciLayout(tmp_path / "layout"), f"oci-layout:{tmp_path / 'layout'}"
     push(bundle, place, "1")
     other = changed(bundle, "2", another)
     refused = optimize("publish", other, at)
@@ -85,7 +85,7 @@ def test_another_model_is_published_only_with_the_option(bundle: Path, tmp_path:
 
 
 def test_a_promotion_says_first_that_the_models_differ(bundle: Path, tmp_path: Path) -> None:
-    place, at = Layout(tmp_path / "layout"), f"oci-layout:{tmp_path / 'layout'}"
+    place, at = OciLayout(tmp_path / "layout"), f"oci-layout:{tmp_path / 'layout'}"
     push(bundle, place, "1")
     push(changed(bundle, "2", another), place, "2", new_model=True)
     assert optimize("promote", f"{at}:1", "--to", "production").exit_code == 0
@@ -101,13 +101,13 @@ def test_a_copy_without_what_was_attached_says_how_to_copy_it(bundle: Path, tmp_
     private, public = write_keys(tmp_path)
     sign(bundle, private, attachment_path(bundle, SIGNATURE))
     folder = tmp_path / "copy"
-    push(bundle, Layout(folder), "1")
+    push(bundle, OciLayout(folder), "1")
     index = json.loads((folder / "index.json").read_bytes())
     fallback = [tag for tag in indexes.resolve_tags(index) if tag != "1"]
     (folder / "index.json").write_bytes(indexes.remove_tags(index, fallback))
-    at = Address("1", "", folder=folder)
+    at = BundleAddress("1", "", folder=folder)
     with pytest.raises(BundleError, match="a copy that lost them") as refused:
-        pull(Layout(folder), at, tmp_path / "pulled", public)
+        pull(OciLayout(folder), at, tmp_path / "pulled", public)
     assert f"oras cp -r ORIGINAL --to-oci-layout {folder}:1" in refused.value.fix
     assert not (tmp_path / "pulled").exists()
 
@@ -117,16 +117,18 @@ def test_a_signature_is_found_in_an_index_whose_types_another_client_dropped(
 ) -> None:
     private, public = write_keys(tmp_path)
     sign(bundle, private, attachment_path(bundle, SIGNATURE))
-    place = Layout(tmp_path / "layout")
+    place = OciLayout(tmp_path / "layout")
     push(bundle, place, "1")
     listed = place.referrers
     bare = [{k: e[k] for k in ("mediaType", "digest", "size")} for e in listed(digest(place))]
     place.referrers = lambda _: bare  # type: ignore[method-assign]
-    pulled = pull(place, Address("1", "", folder=tmp_path / "layout"), tmp_path / "to", public)
+    pulled = pull(
+        place, BundleAddress("1", "", folder=tmp_path / "layout"), tmp_path / "to", public
+    )
     assert pulled.key
 
 
-def digest(place: Layout) -> str:
+def digest(place: OciLayout) -> str:
     data = place.read_manifest("1")
     assert data is not None
     return digest_of(data)
@@ -135,12 +137,12 @@ def digest(place: Layout) -> str:
 def test_a_place_that_does_not_list_is_published_to(
     bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(_: Layout) -> list[str]:
+    def refuse(_: OciLayout) -> list[str]:
         raise MachineError("listing is not allowed")
 
-    place = Layout(tmp_path / "layout")
+    place = OciLayout(tmp_path / "layout")
     push(bundle, place, "1")
-    monkeypatch.setattr(Layout, "tags", refuse)
+    monkeypatch.setattr(OciLayout, "tags", refuse)
     push(changed(bundle, "2", another), place, "2")
     with pytest.raises(RecipeError, match="names another bundle"):
         push(bundle, place, "2")

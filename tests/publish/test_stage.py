@@ -24,7 +24,7 @@ from optimizer.foundation.errors import MachineError, RecipeError
 from optimizer.publish import stage
 from optimizer.publish.attachments import SIGNATURE, attachment_path
 from optimizer.publish.documents.sign import sign
-from optimizer.publish.registries.layout import Layout
+from optimizer.publish.registries.layout import OciLayout
 from optimizer.recipe import file as recipe_file
 from optimizer.recipe.schema import Recipe
 from optimizer.store import Built, Step, Store
@@ -39,7 +39,7 @@ OPENED = partial(open_place, access=Access(Path("/nonexistent"), False, None))
 @pytest.fixture
 def run(
     packaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., outcome.Result]:
+) -> Callable[..., outcome.RunResult]:
     """Publish to this list at the end of a run with a packaged bundle that passed."""
     recipe = small_bundle.recipe(tmp_path / "recipe", (small_bundle.ORT,))
     bundle = json.loads((packaged / "bundle/manifest.json").read_bytes())
@@ -58,7 +58,7 @@ def run(
 
     monkeypatch.setattr(pipeline, "run", packaged_run)
 
-    def ended(*addresses: str, until: str = "publish") -> outcome.Result:
+    def ended(*addresses: str, until: str = "publish") -> outcome.RunResult:
         listed = recipe.model_copy(update={"publish": addresses})
         work = tmp_path / "store", tmp_path / "artifacts"
         return outcome.finish(listed, *work, until=until, remeasure=False, open_place=OPENED)
@@ -67,13 +67,13 @@ def run(
 
 
 def test_a_bundle_that_passed_is_published_with_its_signature_and_noted(
-    run: Callable[..., outcome.Result], tmp_path: Path
+    run: Callable[..., outcome.RunResult], tmp_path: Path
 ) -> None:
     one, two = (f"oci-layout:{tmp_path / name}" for name in ("one", "two"))
     made = run(one, f"{two}:stable")
     assert (made.exit_code, made.bundle) == (0, tmp_path / "artifacts" / "tiny" / "1")
-    digest = digest_of(Layout(tmp_path / "one").read_manifest("1") or b"")
-    assert digest_of(Layout(tmp_path / "two").read_manifest("stable") or b"") == digest
+    digest = digest_of(OciLayout(tmp_path / "one").read_manifest("1") or b"")
+    assert digest_of(OciLayout(tmp_path / "two").read_manifest("stable") or b"") == digest
     published = made.as_dict()["published"]
     assert [p["address"] for p in published] == [f"{one}:1@{digest}", f"{two}:stable@{digest}"]
     note = json.loads((tmp_path / "artifacts/tiny/1.published.json").read_bytes())
@@ -87,7 +87,9 @@ def test_a_bundle_that_passed_is_published_with_its_signature_and_noted(
     assert again.receipt.sent == signature.stat().st_size
 
 
-def test_every_run_asks_what_is_there(run: Callable[..., outcome.Result], tmp_path: Path) -> None:
+def test_every_run_asks_what_is_there(
+    run: Callable[..., outcome.RunResult], tmp_path: Path
+) -> None:
     at = f"oci-layout:{tmp_path / 'layout'}"
     first = run(at).published[0].receipt
     second = run(at).published[0].receipt
@@ -99,7 +101,7 @@ def test_every_run_asks_what_is_there(run: Callable[..., outcome.Result], tmp_pa
 
 
 def test_nothing_is_published_before_that_stage(
-    run: Callable[..., outcome.Result], tmp_path: Path
+    run: Callable[..., outcome.RunResult], tmp_path: Path
 ) -> None:
     made = run(f"oci-layout:{tmp_path / 'layout'}", until="package")
     assert (made.exit_code, made.published) == (0, ())
@@ -107,7 +109,7 @@ def test_nothing_is_published_before_that_stage(
 
 
 def test_a_place_that_does_not_answer_is_exit_5_and_the_others_are_served(
-    run: Callable[..., outcome.Result], tmp_path: Path
+    run: Callable[..., outcome.RunResult], tmp_path: Path
 ) -> None:
     made = run(NOWHERE, f"oci-layout:{tmp_path / 'layout'}")
     assert (made.exit_code, made.verdict) == (5, "pass")
@@ -119,15 +121,15 @@ def test_a_place_that_does_not_answer_is_exit_5_and_the_others_are_served(
 
 
 def test_another_bundle_under_the_tag_is_left_there(
-    run: Callable[..., outcome.Result], bundle: Path, tmp_path: Path
+    run: Callable[..., outcome.RunResult], bundle: Path, tmp_path: Path
 ) -> None:
     at = f"oci-layout:{tmp_path / 'layout'}"
     small_bundle.edited(bundle, lambda m: m.update(licence="mit"))
     assert optimize("publish", bundle, f"{at}:1").exit_code == 0
-    before = Layout(tmp_path / "layout").read_manifest("1")
+    before = OciLayout(tmp_path / "layout").read_manifest("1")
     made = run(at)
     assert (made.exit_code, "names another bundle" in made.text) == (2, True)
-    assert Layout(tmp_path / "layout").read_manifest("1") == before
+    assert OciLayout(tmp_path / "layout").read_manifest("1") == before
 
 
 REFUSED: dict[str, tuple[list[str], type[Exception], str]] = {

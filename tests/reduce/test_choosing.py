@@ -15,7 +15,7 @@ from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
 from optimizer.model.checkpoint.model import load_torch_model
 from optimizer.reduce.structure import depth, width
-from optimizer.reduce.structure.sizes import Model, Sizes, solve
+from optimizer.reduce.structure.sizes import SizeChoices, Sizes, solve
 from tests.conftest import sentences
 from tests.reduce.smaller import copied, loaded, reduced, section
 from tests.validate.ledger.laws.reduce.test_structure_laws import hop
@@ -86,7 +86,7 @@ def test_killed_in_a_block_it_resumes_to_the_same_bytes(
     with pytest.raises(KeyboardInterrupt):
         reduced(reference, tmp_path / "again", **options)
     monkeypatch.setattr(width, "_keep", kept)
-    monkeypatch.setattr(depth._Search, "_round", lambda *_: pytest.fail("blocks chosen again"))
+    monkeypatch.setattr(depth._DepthSearch, "_round", lambda *_: pytest.fail("blocks chosen again"))
     assert contents(reduced(reference, tmp_path / "again", **options)) == whole
 
 
@@ -150,7 +150,7 @@ def test_the_solver_finds_the_least_cut_of_all_candidates() -> None:
     from optimizer.recipe.reduce import Goal
 
     full = Sizes(8, 64, 4)
-    model = Model(full, 96, 3000, 500, 9999, range(1, 9), range(8, 65, 8), (1, 2, 4))
+    model = SizeChoices(full, 96, 3000, 500, 9999, range(1, 9), range(8, 65, 8), (1, 2, 4))
     for keep in (0.3, 0.55, 0.8, 1.0):
         best = solve(Goal(keep=keep), model)
         within = [

@@ -31,7 +31,7 @@ from optimizer.recipe.schema import (
 )
 from optimizer.reduce import stage
 from optimizer.reduce.learn import recover
-from optimizer.validate.ledger.entry import Entry
+from optimizer.validate.ledger.entry import LedgerEntry
 from optimizer.validate.ledger.laws.reduce import student_laws, training_laws
 from optimizer.validate.ledger.ledger import run_hop
 from optimizer.validate.materials import Materials
@@ -86,7 +86,7 @@ class Run:
         self.learned.mkdir()
         recover.run(self.section, self.reference, self.smaller, self.learned)
 
-    def hop(self, hop: Callable[[Materials], Entry], smaller: Path) -> Entry:
+    def hop(self, hop: Callable[[Materials], LedgerEntry], smaller: Path) -> LedgerEntry:
         metric: Any = "perplexity" if self.task == "text-generation" else "cosine"
         validation = Validation(
             validate=Validate(data=self.data, metric=metric, max_drop=0.1),

@@ -11,7 +11,7 @@ import pytest
 from optimizer.data.sample import Sample
 from optimizer.foundation.errors import RecipeError
 from optimizer.harness import tasks
-from optimizer.harness.inputs.tensors import Row
+from optimizer.harness.inputs.tensors import TensorRow
 from optimizer.recipe import file as recipe_file
 from optimizer.recipe.schema import Recipe
 from optimizer.search import candidates
@@ -148,7 +148,7 @@ def test_texts_that_differ_in_case_or_white_space_are_on_one_side() -> None:
 
 
 def test_rows_of_arrays_are_split_by_their_values() -> None:
-    rows = [Sample(arrays=Row({"x": np.full(2, i % 10)}), label=i) for i in range(40)]
+    rows = [Sample(arrays=TensorRow({"x": np.full(2, i % 10)}), label=i) for i in range(40)]
     held_out = split.select_rows("held_out", rows, tasks.find_task("text-classification"))
     assert len(held_out) == 20
     assert len({r.arrays for r in held_out}) == 5

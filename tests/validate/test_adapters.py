@@ -27,7 +27,7 @@ from optimizer.recipe.schema import DataSpec, Model
 from optimizer.validate import adapters
 from optimizer.validate.adapted import AdaptedMaterials
 from optimizer.validate.data import check_windows, read_data
-from optimizer.validate.ledger.entry import Entry
+from optimizer.validate.ledger.entry import LedgerEntry
 from optimizer.validate.materials import Materials
 from tests.conftest import write_rows
 from tests.decoders import write_tiny_decoder
@@ -136,7 +136,7 @@ def test_an_adapter_is_judged_on_its_own_texts_of_which_another_may_share_some(
     section = run.section.model_copy(update={"adapters": own})
     m = replace(run, section=section).materials()
     rows = read_data(section, m.source, m.contract)
-    entries, report = list[Entry](), dict[str, Any]()
+    entries, report = list[LedgerEntry](), dict[str, Any]()
     gates = adapters.judge(m, rows, "cpu", entries, report)
     assert {g.name for g in gates} == {f"adapter.{n}.quality.perplexity" for n in own}
     assert [(e.hop, e.ok) for e in entries] == [("rows sql", True), ("rows law", True)]

@@ -12,7 +12,7 @@ from optimizer.harness.runtimes.machine import describe_machine
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.recipe.schema import TensorRTTarget
 from optimizer.validate.ledger.distance import Distance
-from optimizer.validate.ledger.entry import Entry
+from optimizer.validate.ledger.entry import LedgerEntry
 from optimizer.validate.ledger.hops import UNCUT
 from optimizer.validate.ledger.limits.spread import compare_runs
 from optimizer.validate.stage import _ledger_gate
@@ -68,7 +68,7 @@ def test_an_engine_that_does_not_fit_here_is_not_run_and_the_column_is_named(
 
 def test_a_hop_whose_pieces_cannot_be_run_alone_says_so_and_so_does_the_gate() -> None:
     same = Distance(0.0, 0.0, 1.0, 0.0)
-    whole = Entry("engine", "lowered graph", 1.0, same, True, UNCUT, unproven=UNCUT)
+    whole = LedgerEntry("engine", "lowered graph", 1.0, same, True, UNCUT, unproven=UNCUT)
     assert whole.as_dict()["unproven"] == UNCUT
     assert "engine: judged end to end only" in _ledger_gate([whole]).message
     assert "end to end" not in _ledger_gate([replace(whole, unproven="")]).message
@@ -76,7 +76,7 @@ def test_a_hop_whose_pieces_cannot_be_run_alone_says_so_and_so_does_the_gate() -
 
 def test_a_gate_says_the_beginning_of_much_that_could_not_be_judged_and_the_report_all() -> None:
     same, much = Distance(0.0, 0.0, 1.0, 0.0), "; ".join(f"row {i} of a weight" for i in range(300))
-    entry = Entry("compress", "source torch", 1.0, same, True, "", unproven=much)
+    entry = LedgerEntry("compress", "source torch", 1.0, same, True, "", unproven=much)
     message = _ledger_gate([entry]).message
     assert entry.as_dict()["unproven"] == much
     assert "row 0 of a weight; row 1" in message

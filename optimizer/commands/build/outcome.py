@@ -32,7 +32,7 @@ EXIT_CODES = {"pass": 0, "fail": GateError.exit_code, "inconclusive": Inconclusi
 
 
 @dataclass(frozen=True)
-class Result:
+class RunResult:
     """Result of a run, as shown to the user.
 
     exit_code: exit code of the worst verdict of the bundle's targets, or of the first failed
@@ -119,7 +119,7 @@ def finish(
     remeasure: bool,
     open_place: OpenPlace | None = None,
     predicted: Mapping[str, float] | None = None,
-) -> Result:
+) -> RunResult:
     """Run the recipe, put its result where the user looks for it, and describe it.
 
     Passed: the bundle at artifacts/<name>/<version>/, then published to the recipe's addresses. Not
@@ -136,7 +136,7 @@ def finish(
     outcome = pipeline.run(recipe, store)
     steps = tuple(store.log)
     if not outcome.built:
-        return Result(0, None, None, None, steps, {}, "")
+        return RunResult(0, None, None, None, steps, {}, "")
 
     from optimizer.package.report import page as html
     from optimizer.package.report.summary import summarize
@@ -164,7 +164,7 @@ def finish(
     code = next((p.error.exit_code for p in published if p.error), EXIT_CODES[verdict])
     summary = summarize(document)
     example = "" if bundle is None else _example(recipe, document["manifest"])
-    return Result(code, verdict, bundle, report, steps, document, summary, published, example)
+    return RunResult(code, verdict, bundle, report, steps, document, summary, published, example)
 
 
 def _example(recipe: Recipe, manifest: Mapping[str, Any]) -> str:

@@ -20,7 +20,7 @@ from optimizer.foundation.errors import (
 from optimizer.shared_store import Root, options
 
 if TYPE_CHECKING:
-    from optimizer.commands.build.outcome import Result
+    from optimizer.commands.build.outcome import RunResult
     from optimizer.commands.release.publish import Access
 
 
@@ -29,7 +29,7 @@ ERRORS = (CheckpointError, DataError, InconclusiveError, MachineError, RecipeErr
 
 
 @dataclass(frozen=True)
-class Request:
+class RunRequest:
     """Command line of a run.
 
     lock: lock that the recipe must agree with, or None
@@ -50,7 +50,7 @@ class Request:
     access: Access | None = None
 
 
-def carry_out(request: Request) -> Result:
+def carry_out(request: RunRequest) -> RunResult:
     """Read and check the recipe, compare its needs with this machine, run it; return the result."""
     from optimizer import checks, pipeline
     from optimizer.commands.build import predictions, room
@@ -85,7 +85,7 @@ def carry_out(request: Request) -> Result:
             )
 
 
-def _compute_portably(request: Request, last: str) -> None:
+def _compute_portably(request: RunRequest, last: str) -> None:
     """Make the steps up to stage `last` in a child process with portable kernels; this process then
     finds them in the store. Raises the child's error."""
     from optimizer.harness.process.child import run_python

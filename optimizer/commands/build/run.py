@@ -61,10 +61,10 @@ def run(
       optimize run recipes/minilm-int8.yaml --locked
       optimize run recipes/minilm-int8.yaml --set quantize.activations.range=mse
     """
-    from optimizer.commands.build.request import Request, carry_out
+    from optimizer.commands.build.request import RunRequest, carry_out
 
     document = carry_out(
-        Request(
+        RunRequest(
             *(recipe, overrides, store, artifacts, lock, until, ignore_estimate, remeasure),
             portable_kernels=obj["portable_kernels"],
             access=access,

@@ -15,7 +15,7 @@ from optimizer.foundation.progress import show
 from optimizer.shared_store import Root
 
 if TYPE_CHECKING:
-    from optimizer.commands.build.outcome import Result
+    from optimizer.commands.build.outcome import RunResult
     from optimizer.commands.build.step_outputs import Ended
     from optimizer.harness.errors import ExplainedError
 
@@ -78,7 +78,7 @@ def step(
       optimize step recipes/minilm-int8.yaml --outputs out --outputs-to github
     """
     from optimizer.commands.build import step_outputs
-    from optimizer.commands.build.request import Request, carry_out
+    from optimizer.commands.build.request import RunRequest, carry_out
     from optimizer.harness.errors import ExplainedError
 
     step_outputs.remove(outputs)
@@ -94,7 +94,7 @@ def step(
     ended: Ended
     try:
         step_outputs.check_value("--artifacts", str(artifacts))
-        request = Request(
+        request = RunRequest(
             *(recipe, overrides, store, artifacts, lock), until="publish", access=access
         )
         ended = _describe_result(carry_out(request))
@@ -110,7 +110,7 @@ def step(
     raise SystemExit(ended.exit_code)
 
 
-def _describe_result(result: Result) -> Ended:
+def _describe_result(result: RunResult) -> Ended:
     from optimizer.commands.build.step_outputs import Ended
 
     digest = str(result.document["manifest"]["digest"]) if result.bundle else ""

@@ -15,7 +15,7 @@ from optimizer.harness.tasks.embeddings import image_text_embedding
 from optimizer.package.report.cards import generation
 from optimizer.package.report.comparison import (
     SYSTEMS,
-    Row,
+    TableRow,
     baseline,
     divide,
     get_part,
@@ -183,10 +183,10 @@ def _runs_here(runs: Sequence[Document], fits: Sequence[Document]) -> str:
     return f"yes, by {runs[0]['target']}{how}{also}"
 
 
-def _unmeasured(row: Row) -> str:
+def _unmeasured(row: TableRow) -> str:
     return f"{row.before.text}: {row.before.note}"
 
 
-def _entry(row: Row, name: str) -> str:
+def _entry(row: TableRow, name: str) -> str:
     entry = getattr(row, name)
     return f"{entry.text} ({entry.note})" if entry.note else str(entry.text)

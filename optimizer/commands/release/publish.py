@@ -17,7 +17,7 @@ from optimizer.foundation.progress import show
 from optimizer.harness.shown import escape_line
 
 if TYPE_CHECKING:
-    from optimizer.publish.address import Address
+    from optimizer.publish.address import BundleAddress
     from optimizer.publish.hubs.folders import Folders
     from optimizer.publish.registries.place import Place
 
@@ -198,7 +198,7 @@ def versions(obj: dict[str, bool], address: str, access: Access) -> None:
 
 
 @contextmanager
-def open_place(address: str, access: Access) -> Iterator[tuple[Address, Place | Folders]]:
+def open_place(address: str, access: Access) -> Iterator[tuple[BundleAddress, Place | Folders]]:
     """Yield the parsed address and the client of its place, which is closed at the end."""
     from optimizer.publish.address import parse
     from optimizer.publish.registries.places import make_place

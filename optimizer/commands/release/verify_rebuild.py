@@ -35,7 +35,7 @@ def verify_rebuild(obj: dict[str, bool], bundle: Path, recipe: Path, work: Path 
     Example:
       optimize verify-rebuild artifacts/minilm-int8/1 recipes/minilm-int8.yaml
     """
-    from optimizer.commands.build.request import Request, carry_out
+    from optimizer.commands.build.request import RunRequest, carry_out
     from optimizer.foundation.errors import GateError, RecipeError
     from optimizer.harness.bundle.manifest import read_manifest, refuse_damage
     from optimizer.harness.process.temporary import make_temporary_folder
@@ -58,7 +58,7 @@ def verify_rebuild(obj: dict[str, bool], bundle: Path, recipe: Path, work: Path 
                 fix="Give a new folder: --work FOLDER.",
             )
         places = folder / "store", folder / "artifacts"
-        result = carry_out(Request(recipe, overrides, *places, ignore_estimate=True))
+        result = carry_out(RunRequest(recipe, overrides, *places, ignore_estimate=True))
         if result.bundle is None:
             raise GateError(
                 f"the bundle was not made: {result.verdict}. {result.text}", where=str(recipe)

@@ -48,7 +48,7 @@ def tune_serving(obj: dict[str, bool], /, bundle: Path, out: Path | None, **opti
     limits = {kind: options[name] for kind, name in LIMITS.items() if options[name] is not None}
     if not limits:
         raise click.UsageError("Give an objective, such as --p99-ms 50.")
-    server = tuned_server.TunedServer(
+    server = tuned_server.ServerUnderTest(
         bundle,
         read_lines(options["texts_file"]),
         Schedule(options["seconds"], burst=options["burst"]),

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 
-class Budget:
+class BufferBudget:
     """Bytes that several buffers may hold in memory together."""
 
     def __init__(self, bytes_: int) -> None:
@@ -31,7 +31,7 @@ class Budget:
 class Buffer(Sequence[Tensor]):
     """List of float32 tensors on the CPU; tensors beyond the budget go to files in `folder`."""
 
-    def __init__(self, budget: Budget, folder: Path) -> None:
+    def __init__(self, budget: BufferBudget, folder: Path) -> None:
         self.budget, self._folder = budget, folder
         self._tensors: list[Tensor | None] = []  # None: in its file
         self._shapes: list[torch.Size] = []

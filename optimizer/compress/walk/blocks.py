@@ -33,7 +33,7 @@ Hook = Callable[[str, Tensor, Tensor], None]
 
 
 @dataclass(frozen=True)
-class Use:
+class BlockUse:
     """One application of a block.
 
     args, kwargs: arguments without the hidden states
@@ -59,7 +59,7 @@ class Use:
 
 
 @dataclass
-class Stream:
+class CalibrationStream:
     """Calibration data on its way through the model, one entry per batch of this process, in memory
     or on disk.
 
@@ -75,7 +75,7 @@ class Stream:
 
     hidden: Buffer | list[Tensor]
     real: list[Tensor]
-    uses: list[list[Use]]
+    uses: list[list[BlockUse]]
     float_reference: Buffer | list[Tensor] | None = None
     float: Literal["fp32", "bf16"] = "fp32"
     consumed: list[Consumed] = field(default_factory=list)
@@ -123,7 +123,7 @@ def _values(out: Any) -> Iterable[Any]:
     return out.values() if isinstance(out, Mapping) else out if isinstance(out, tuple) else ()
 
 
-def split_segments(uses: Sequence[Use]) -> list[range]:
+def split_segments(uses: Sequence[BlockUse]) -> list[range]:
     """Smallest groups of consecutive uses such that each block lies in one group."""
     last = {use.block: i for i, use in enumerate(uses)}
     groups: list[range] = []
@@ -150,7 +150,7 @@ class BlockGroup:
 
     model: nn.Module
     family: Family
-    stream: Stream
+    stream: CalibrationStream
     segment: range
     blocks: tuple[str, ...]
     schemes: Mapping[str, Scheme]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from optimizer.compress.walk.activation_buffer import Buffer
-from optimizer.compress.walk.blocks import Stream, Use, get_hidden
+from optimizer.compress.walk.blocks import BlockUse, CalibrationStream, get_hidden
 from optimizer.compress.walk.consumed import count_batch
 from optimizer.compress.walk.model_source import ModelSource
 from optimizer.foundation.errors import CheckpointError
@@ -32,7 +32,7 @@ def capture(
     batches: Sequence[Batch],
     hidden: Buffer | None = None,
     float_reference: Buffer | None = None,
-) -> Stream:
+) -> CalibrationStream:
     """Make the stream at the input of the first block.
 
     hidden: empty buffer for the stream; None: a list
@@ -42,7 +42,7 @@ def capture(
     read by rows.
     """
     states: Buffer | list[Tensor] = [] if hidden is None else hidden
-    stream = Stream(states, [], [], float_reference, device=source.device)
+    stream = CalibrationStream(states, [], [], float_reference, device=source.device)
     if not batches:
         return stream
     model, tensors = source.model, source.tensors
@@ -88,7 +88,7 @@ def _filled_names(source: ModelSource, blocks: Sequence[str], lookup: str) -> li
 
 def _record_graph(
     model: GraphModel, blocks: Sequence[str], batch: Batch
-) -> tuple[Tensor, list[Use]]:
+) -> tuple[Tensor, list[BlockUse]]:
     """Compute the tensors that a graph's parts read, running none of them. Returns as _record."""
     with torch.no_grad():
         (first, *others), *later = model.arguments(batch)
@@ -97,7 +97,7 @@ def _record_graph(
         tuple(once.setdefault(id(value), _compact(value)) for value in read)
         for read in (others, *later)
     ]
-    return first, [Use(n, a, {}) for n, a in zip(blocks, arguments, strict=True)]
+    return first, [BlockUse(n, a, {}) for n, a in zip(blocks, arguments, strict=True)]
 
 
 def _real(kind: InputKind, batch: Batch, states: Tensor) -> Tensor:
@@ -137,9 +137,9 @@ def _looked_up(model: nn.Module, lookup: str, tensors: Any) -> Iterator[None]:
 
 def _record(
     source: ModelSource, blocks: Sequence[str], batch: Batch, outputs: dict[str, Any]
-) -> tuple[Tensor, list[Use]]:
+) -> tuple[Tensor, list[BlockUse]]:
     """Run the model with its blocks replaced by functions that record their arguments and return
-    stand-ins; returns (input of the first block, one Use per call of a block).
+    stand-ins; returns (input of the first block, one BlockUse per call of a block).
 
     The first block is computed once, because the stand-ins have the structure of its output. Blocks
     of an uneven family (Family.uneven) return other shapes than they read, so each of them is
@@ -148,7 +148,7 @@ def _record(
 
     outputs: {block: its output on the first batch}, filled on the first call and read on later ones
     """
-    uses: list[Use] = []
+    uses: list[BlockUse] = []
     first: list[Tensor] = []
     uneven = source.family.uneven
     outputs = outputs if uneven else {}
@@ -172,7 +172,7 @@ def _record(
             kept = {k: once(v) for k, v in kwargs.items() if k != "hidden_states"}
             # blocks give zeros there, so that what reaches the next one was added between
             added = _compact(hidden) if source.family.added_between and uses else None
-            uses.append(Use(name, tuple(map(once, args[1:])), kept, not args, added))
+            uses.append(BlockUse(name, tuple(map(once, args[1:])), kept, not args, added))
             output = outputs[like]
             if uneven:
                 shape = get_hidden(output).shape

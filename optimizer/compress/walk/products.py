@@ -31,7 +31,7 @@ Seconds = Mapping[str, list[float]]
 
 
 @dataclass(frozen=True)
-class Products:
+class ProductSettings:
     """The precision, fp32 or bf16, and the timing; without timing, `seconds` is empty."""
 
     precision: str
@@ -58,13 +58,13 @@ def bf16_is_faster(seconds: Seconds) -> bool:
     return max(seconds["bf16"]) < min(seconds["fp32"])
 
 
-def read_choice(progress: Path) -> Products | None:
+def read_choice(progress: Path) -> ProductSettings | None:
     """The choice that an earlier run stored in the folder `progress`, or None."""
     file = progress / FILE
-    return Products(**read_json(file)) if file.is_file() else None
+    return ProductSettings(**read_json(file)) if file.is_file() else None
 
 
-def store_choice(products: Products, progress: Path, what: str) -> None:
+def store_choice(products: ProductSettings, progress: Path, what: str) -> None:
     """Store the choice in `progress`, and print the fastest run of each type.
 
     what: name of the timed product
@@ -83,7 +83,7 @@ def choose(
     progress: Path,
     step: str,
     device: torch.device = CPU,
-) -> Products:
+) -> ProductSettings:
     """Choose the precision for linears: an earlier run's choice in `progress`, else by timing.
 
     precision: fp32, bf16, or auto: timed
@@ -92,7 +92,7 @@ def choose(
     device: device of the products
     """
     if precision != "auto":
-        return Products(precision, {})
+        return ProductSettings(precision, {})
     earlier = read_choice(progress)
     if earlier is not None:
         return earlier
@@ -106,6 +106,6 @@ def choose(
         wait_for_device(device)
 
     seconds = time_in_turns(multiply)
-    products = Products("bf16" if bf16_is_faster(seconds) else "fp32", seconds)
+    products = ProductSettings("bf16" if bf16_is_faster(seconds) else "fp32", seconds)
     store_choice(products, progress, f"{step}: the widest product of {ROWS} tokens")
     return products

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from optimizer.export.interface import Interface
 from optimizer.export.scopes import module_of
-from optimizer.export.weights import Stored
+from optimizer.export.weights import StoredInitializer
 from optimizer.harness.inputs.kv_cache import PAST, PRESENT
 
 TRACED = 3
@@ -141,7 +141,7 @@ class Numbers:
 
 
 @dataclass
-class Answer:
+class BlockOutput:
     """Value of the third block that is also an output of the model.
 
     An output's name and type differ from those of other blocks' values, which hides that the blocks
@@ -168,7 +168,7 @@ class Answer:
         value.name, value.type, value.shape = self.name, self.type, self.shape
 
 
-def _answers(model: ir.Model, numbers: Numbers) -> list[Answer]:
+def _answers(model: ir.Model, numbers: Numbers) -> list[BlockOutput]:
     """List the outputs of the graph that its third block computes, and that the last of all blocks
     computes once it is grown. Those of the KV cache, one per block, are left out."""
     by_name = {str(n.name): n for n in model.graph}
@@ -185,7 +185,7 @@ def _answers(model: ir.Model, numbers: Numbers) -> list[Answer]:
         if before is None or len(before.outputs) != len(node.outputs):
             continue  # the check of the template fails
         like = before.outputs[node.outputs.index(value)]
-        answers.append(Answer(value, like, numbers.shift(str(like.name), 1)))
+        answers.append(BlockOutput(value, like, numbers.shift(str(like.name), 1)))
     return answers
 
 
@@ -235,7 +235,7 @@ def _follows(before: ir.Node, node: ir.Node, numbers: Numbers) -> list[bool] | N
     moving = [a is not b for a, b in pairs]
     leaves = [v for (_, v), moves in zip(pairs, moving, strict=True) if moves and v is not None]
     stored = [v.const_value for v in leaves if v.is_initializer()]
-    return moving if all(isinstance(t, Stored) for t in stored) else None
+    return moving if all(isinstance(t, StoredInitializer) for t in stored) else None
 
 
 def _leaks(node: ir.Node, numbers: Numbers) -> bool:
@@ -292,7 +292,7 @@ def _next_leaf(model: ir.Model, like: ir.Value, name: str) -> ir.Value:
     if like.is_graph_input():
         return leaf
     tensor = like.const_value
-    assert isinstance(tensor, Stored)
+    assert isinstance(tensor, StoredInitializer)
     leaf.const_value = tensor.of(name)
     model.graph.register_initializer(leaf)
     return leaf

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from optimizer.export.weights import Stored
+from optimizer.export.weights import StoredInitializer
 
 
 def transpose_weights(model: ir.Model) -> None:
@@ -65,7 +65,7 @@ def _store_transposed(weight: ir.Value) -> None:
     """Replace an initializer's value by its transpose, computed when it is written."""
     tensor = weight.const_value
     assert tensor is not None
-    if isinstance(tensor, Stored):
+    if isinstance(tensor, StoredInitializer):
         weight.const_value = tensor.transpose()
     else:
         weight.const_value = ir.tensor(np.ascontiguousarray(tensor.numpy().T), name=weight.name)

@@ -41,7 +41,7 @@ CODE = re.compile(r"<Code>(\w{1,60})</Code>|status code: (\d{3})")
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredBytes:
     """Bytes of an object, and its version for a conditional write."""
 
     data: bytes
@@ -53,7 +53,7 @@ NO_VERSION: dict[str, str] = {"e_tag": '"0x0"', "version": "1"}
 
 
 @dataclass(frozen=True)
-class Store:
+class BucketKind:
     """Kind of object store.
 
     connect: function (bucket, prefix) -> client of obstore.
@@ -66,7 +66,7 @@ class Store:
     fix: str
 
 
-class Objects:
+class BucketObjects:
     """Objects below a prefix of a bucket; names are relative to it, e.g. "index.json".
 
     Reads follow writes at once, as S3, Google and Azure promise. Errors: MachineError for a store
@@ -82,17 +82,17 @@ class Objects:
         self._bucket, self._prefix = bucket, prefix
         self._connected: Any = None
 
-    def read(self, name: str) -> Stored | None:
+    def read(self, name: str) -> StoredBytes | None:
         """Read an object; None for a missing one. Raises BundleError above LARGEST_READ bytes."""
         import obstore
 
-        def read() -> Stored:
+        def read() -> StoredBytes:
             result = obstore.get(self._client(), name)
             meta = result.meta
             if meta["size"] > LARGEST_READ:
                 raise build_size_error(meta["size"], f"{self.where}/{name}")
             version = {"e_tag": meta["e_tag"] or "", "version": meta["version"] or ""}
-            return Stored(bytes(result.bytes()), {k: v for k, v in version.items() if v})
+            return StoredBytes(bytes(result.bytes()), {k: v for k, v in version.items() if v})
 
         return self._request(read)
 
@@ -318,20 +318,20 @@ def _connect_az(container: str, prefix: str) -> Any:
 
 
 STORES = {
-    "s3": Store(
+    "s3": BucketKind(
         ("obstore", "botocore"),
         _connect_s3,
         "Check `aws sts get-caller-identity`. Needed are s3:GetObject, s3:PutObject and "
         "s3:ListBucket; to prune, s3:DeleteObject.",
         "the bucket's region, AWS_REGION and AWS_ENDPOINT_URL",
     ),
-    "gs": Store(
+    "gs": BucketKind(
         ("obstore",),
         _connect_gs,
         "Needed is the role Storage Object User; see `gcloud auth application-default login`.",
         "GOOGLE_APPLICATION_CREDENTIALS",
     ),
-    "az": Store(
+    "az": BucketKind(
         ("obstore",),
         _connect_az,
         "Needed is the role Storage Blob Data Contributor; see `az login`.",

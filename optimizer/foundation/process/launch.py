@@ -158,7 +158,7 @@ def launch(function: Callable[..., object], group: Group, folder: Path, *argumen
     for name in (MEETING, FAILURE):
         (folder / name).unlink(missing_ok=True)
     threads = max(1, torch.get_num_threads() // group.count)
-    what = _Launch(function, arguments, group, threads, folder.resolve(), os.getpid())
+    what = _ProcessStart(function, arguments, group, threads, folder.resolve(), os.getpid())
     context = start_processes(
         _process,
         (what,),
@@ -179,7 +179,7 @@ def launch(function: Callable[..., object], group: Group, folder: Path, *argumen
 
 
 @dataclass(frozen=True)
-class _Launch:
+class _ProcessStart:
     """Function that each new process runs.
 
     parent: id of the process that starts them
@@ -193,7 +193,7 @@ class _Launch:
     parent: int
 
 
-def _process(rank: int, what: _Launch) -> None:
+def _process(rank: int, what: _ProcessStart) -> None:
     """Run the function in one of the new processes. A failure is recorded in the launch's folder
     before the process ends."""
     end_by_signal(what.parent)

@@ -109,7 +109,7 @@ Decision = Fit | Rebuild | FallBack | Refuse
 
 
 @dataclass(frozen=True)
-class Verdict:
+class EngineVerdict:
     """Verdict about one engine on this machine.
 
     index: place in the manifest's engines
@@ -132,7 +132,7 @@ class Verdict:
 
 
 def decide(
-    manifest: Mapping[str, Any], rows: Sequence[Verdict], runtime: str | None = None
+    manifest: Mapping[str, Any], rows: Sequence[EngineVerdict], runtime: str | None = None
 ) -> Decision:
     """Choose the first engine that runs on this machine.
 
@@ -164,7 +164,7 @@ def judge_engines(
     runtime: str | None = None,
     failed: Mapping[int, str] | None = None,
     unopened: Mapping[int, str] | None = None,
-) -> list[Verdict]:
+) -> list[EngineVerdict]:
     """Judge each engine of a manifest on a machine; return the verdicts in the manifest's order.
 
     damaged: files of the bundle whose digest differs from the manifest
@@ -184,7 +184,9 @@ def judge_engines(
     return rows
 
 
-def _judge(index: int, engine: Mapping[str, Any], context: FitContext, unopened: str) -> Verdict:
+def _judge(
+    index: int, engine: Mapping[str, Any], context: FitContext, unopened: str
+) -> EngineVerdict:
     """Return the verdict about one engine.
 
     unopened: reason why its shipped file did not open; "" if it was not tried
@@ -205,9 +207,9 @@ def _judge(index: int, engine: Mapping[str, Any], context: FitContext, unopened:
     text = f"{column}: {why}"
     if other:
         text = f"{text}, and it cannot be built here: {other}: {cannot}"
-        return Verdict(index, engine["target"], None, (column, other), text)
+        return EngineVerdict(index, engine["target"], None, (column, other), text)
     text = f"{text}; it is built here from the portable ONNX"
-    return Verdict(index, engine["target"], "build", (column,), text)
+    return EngineVerdict(index, engine["target"], "build", (column,), text)
 
 
 def find_objection(context: FitContext) -> str:
@@ -232,5 +234,5 @@ def _row(
     column: str,
     why: str,
     install: str = "",
-) -> Verdict:
-    return Verdict(index, engine["target"], how, (column,), f"{column}: {why}", install)
+) -> EngineVerdict:
+    return EngineVerdict(index, engine["target"], how, (column,), f"{column}: {why}", install)

@@ -15,7 +15,7 @@ from pathlib import Path
 from starlette.types import Receive, Scope, Send
 
 from ..errors import HarnessError
-from ..server.versions.loader import Loader
+from ..server.versions.loader import BundleLoader
 from .command_line import parse_arguments
 from .opening import make_opener
 from .serve import application, choose_hosts, say
@@ -33,7 +33,7 @@ class Application:
     def __init__(self, folder: Path, options: Sequence[str] = ()) -> None:
         args = parse_arguments(["serve", "--bundle", str(folder), *options])
         self._app, self._tracer = application(args, choose_hosts(args, loopback=False))
-        self._loader = Loader(make_opener(args, _warn), args, self._app.versions, say)
+        self._loader = BundleLoader(make_opener(args, _warn), args, self._app.versions, say)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":

@@ -313,9 +313,9 @@ def describe_options(command: str) -> str:
 
 def web(folder: Path, args: argparse.Namespace) -> int:
     """Serve the bundle's page until interrupted; return the exit code."""
-    from .web import Server, find_pages
+    from .web import PageServer, find_pages
 
-    with Server(find_pages(folder), args.port) as server:
+    with PageServer(find_pages(folder), args.port) as server:
         print(json.dumps({"address": server.address}) if args.json else server.address, flush=True)
         try:
             server.serve_forever()
@@ -331,7 +331,7 @@ def _render_verdict(row: dict[str, Any]) -> list[str]:
     return lines + ([f"         {row['install']}"] if row["install"] else [])
 
 
-class _Parser(argparse.ArgumentParser):
+class _CommandParser(argparse.ArgumentParser):
     """Parser that raises InputError. subcommands: {name: parser}"""
 
     subcommands: Mapping[str, argparse.ArgumentParser]
@@ -360,8 +360,8 @@ def _add_embedding(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _parser(program: str) -> _Parser:
-    parser = _Parser(
+def _parser(program: str) -> _CommandParser:
+    parser = _CommandParser(
         prog=program,
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -17,7 +17,7 @@ from ..trust.verify import parse as parse_json
 if TYPE_CHECKING:
     from ..bundle.bundle import Bundle
     from ..contract import Contract
-    from ..inputs.lines import Source
+    from ..inputs.lines import ByteStream
     from ..tasks.answering import Query
     from ..tasks.task import Task
 
@@ -157,7 +157,7 @@ def read_queries(args: argparse.Namespace, noun: str) -> Iterator[list[Query]]:
     from ..tasks.answering import WINDOW, Query
 
     most = WINDOW * args.batch_size
-    source = cast("Source", sys.stdin.buffer)
+    source = cast("ByteStream", sys.stdin.buffer)
     for i, pair in enumerate(args.pair):
         check_text(pair, f"--pair {i + 1}")
     texts = [*args.texts, *args.text]

@@ -19,10 +19,10 @@ from ..server.http.app import App
 from ..server.http.hosts import Hosts
 from ..server.http.listening import refuse_exposed, resolve_addresses
 from ..server.http.request import Security
-from ..server.http.server import Server
+from ..server.http.server import HttpServer
 from ..server.observe.tracing import Tracer, start_tracer
 from ..server.options import CONNECTIONS, check_installed
-from ..server.versions.loader import Loader, OpenBundle
+from ..server.versions.loader import BundleLoader, OpenBundle
 from ..shown import escape_lines
 from ..trust.plain_file import read_secret
 from .ask import ask
@@ -64,13 +64,13 @@ def run(open_bundle: OpenBundle, args: argparse.Namespace) -> int:
 
 async def _serve(open_bundle: OpenBundle, app: App, args: argparse.Namespace) -> None:
     loop, ending = asyncio.get_running_loop(), asyncio.Event()
-    server = Server(app, args.client_seconds, CONNECTIONS, args.client_connections)
+    server = HttpServer(app, args.client_seconds, CONNECTIONS, args.client_connections)
     await server.start(args.host, args.port)
     grpc = await _grpc(app, args)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ending.set)
     say(level="info", event="listening", host=args.host, port=server.port)
-    loader = Loader(open_bundle, args, app.versions, say)
+    loader = BundleLoader(open_bundle, args, app.versions, say)
     try:
         await _start(loader, ending)
         app.load = partial(_load, loader)
@@ -92,7 +92,7 @@ async def _serve(open_bundle: OpenBundle, app: App, args: argparse.Namespace) ->
     say(level="info", event="ended")
 
 
-async def _start(loader: Loader, ending: asyncio.Event) -> None:
+async def _start(loader: BundleLoader, ending: asyncio.Event) -> None:
     """Open and warm up the bundles; end the process with exit code 0 if `ending` is set meanwhile.
 
     The thread that opens a bundle or runs its model cannot be interrupted, and Python would wait
@@ -109,7 +109,7 @@ async def _start(loader: Loader, ending: asyncio.Event) -> None:
     await starting
 
 
-async def _load(loader: Loader, name: str) -> None:
+async def _load(loader: BundleLoader, name: str) -> None:
     await loader.load(name)
     _freeze_loaded_objects()
 

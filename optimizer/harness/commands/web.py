@@ -74,7 +74,7 @@ def _read_by_the_page(folder: Path) -> set[str]:
         raise BundleError(f"cannot be read ({e})", where=str(folder / INDEX), fix=AGAIN) from None
 
 
-class Server(ThreadingHTTPServer):
+class PageServer(ThreadingHTTPServer):
     """HTTP server of a bundle's page on 127.0.0.1.
 
     files: {name: path}, from `find_pages`
@@ -114,7 +114,7 @@ class Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: Server
+    server: PageServer
     timeout = IDLE
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "harness", ""

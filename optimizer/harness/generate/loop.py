@@ -20,7 +20,7 @@ from ..runtimes.decoder import Decoder, DecoderRunner, pieces
 from ..tasks.text_generation import Prompt, arrays, build_step_arrays, tokenize_prompt
 from .options import Options
 from .prompt_lookup import PromptLookup, generate_row
-from .row import Piece, Row, Rules
+from .row import Piece, RowState, Rules
 
 BATCH = 8  # prompts per batch
 PREFILL = 512  # tokens of one prompt per run, which bounds the logits to (1, 512, vocabulary)
@@ -132,11 +132,11 @@ def _stream(
     drawn = range(len(prompts)) if numbers is None else numbers
     if lookup is not None:
         for i, prompt in enumerate(prompts):
-            row = Row.start(rules, prompt, i, drawn[i])
+            row = RowState.start(rules, prompt, i, drawn[i])
             yield from generate_row(lookup, row, prompt, PREFILL)
         return
     for group in batches(contract, [len(p) for p in prompts], options, batch_size):
-        rows = [Row.start(rules, prompts[i], i, drawn[i]) for i in group]
+        rows = [RowState.start(rules, prompts[i], i, drawn[i]) for i in group]
         yield from _batch(contract, runner, [prompts[i] for i in group], rows)
 
 
@@ -169,7 +169,7 @@ def _batch(
     contract: Contract,
     runner: DecoderRunner,
     prompts: list[list[int]],
-    rows: list[Row],
+    rows: list[RowState],
 ) -> Iterator[Piece]:
     """Generate the rows of one batch until all have ended; yield a piece per row and step.
 

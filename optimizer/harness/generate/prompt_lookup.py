@@ -30,7 +30,7 @@ from ..contract import Contract
 from ..errors import MachineError
 from ..inputs.batch import Array
 from ..runtimes.slots import Slots
-from .row import Piece, Row
+from .row import Piece, RowState
 
 Chosen = TypeVar("Chosen")
 
@@ -53,7 +53,7 @@ class PromptLookup:
     seconds: Mapping[int, float]
 
 
-class Seen:
+class SeenTokens:
     """Tokens of a text, and an index of the token that last followed each run of 1 to 3 tokens."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
@@ -92,7 +92,7 @@ class Guesses:
     """
 
     def __init__(self, tokens: Sequence[int], seconds: Mapping[int, float]) -> None:
-        self._seen, self.seconds, self._newest = Seen(tokens), seconds, tokens[-1]
+        self._seen, self.seconds, self._newest = SeenTokens(tokens), seconds, tokens[-1]
         self._length = 0
         self._right = dict.fromkeys(NEWEST, 0.0)
         self._wrong = dict.fromkeys(NEWEST, 0.0)
@@ -137,7 +137,7 @@ class Guesses:
 
 
 def generate_row(
-    lookup: PromptLookup, row: Row, prompt: Sequence[int], piece: int
+    lookup: PromptLookup, row: RowState, prompt: Sequence[int], piece: int
 ) -> Iterator[Piece]:
     """Generate the text of one prompt and yield its pieces.
 

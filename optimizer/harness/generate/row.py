@@ -70,7 +70,7 @@ class Rules:
 
 
 @dataclass
-class Row:
+class RowState:
     """State of one prompt.
 
     number: number of the prompt, Piece.row.
@@ -89,7 +89,7 @@ class Row:
     finish: str | None = None
 
     @classmethod
-    def start(cls, rules: Rules, prompt: Sequence[int], number: int, drawn: int) -> Row:
+    def start(cls, rules: Rules, prompt: Sequence[int], number: int, drawn: int) -> RowState:
         """Start a row.
 
         number: number of the prompt, Piece.row.

@@ -21,21 +21,21 @@ READ = 1 << 20  # maximum bytes per read; a pipe returns what is available
 MARK = b"\xef\xbb\xbf"
 
 
-class Source(Protocol):
+class ByteStream(Protocol):
     """Binary stream whose read1 returns available bytes at once, and b"" at the end."""
 
     def read1(self, size: int, /) -> bytes: ...
 
 
 @dataclass(frozen=True)
-class Line:
+class InputLine:
     """One line of the stream. number: line number, starting at 1."""
 
     number: int
     text: str
 
 
-def read_windows(source: Source, most: int) -> Iterator[list[Line]]:
+def read_windows(source: ByteStream, most: int) -> Iterator[list[InputLine]]:
     """Yield lists of lines in order, each as soon as its lines have been read.
 
     most: maximum lines per list. Lists are not filled up: the lines of one read are passed on, so
@@ -78,13 +78,13 @@ def read_lines(path: Path) -> list[str]:
             raise
 
 
-def _decode(raw: Sequence[bytes], number: int) -> Iterator[list[Line]]:
+def _decode(raw: Sequence[bytes], number: int) -> Iterator[list[InputLine]]:
     """Yield the lines as one list; if a line is not UTF-8, the lines before it, then raise."""
-    lines: list[Line] = []
+    lines: list[InputLine] = []
     for i, line in enumerate(raw, number):
         line = line.removeprefix(MARK) if i == 1 else line
         try:
-            lines.append(Line(i, line.removesuffix(b"\r").decode()))
+            lines.append(InputLine(i, line.removesuffix(b"\r").decode()))
         except UnicodeDecodeError as e:
             if lines:
                 yield lines

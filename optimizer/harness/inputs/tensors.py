@@ -30,7 +30,7 @@ TIMED = 8  # default rows for timing
 LARGEST = 1 << 30  # maximum bytes of a file
 
 
-class Row(Mapping[str, Any]):
+class TensorRow(Mapping[str, Any]):
     """Arrays of one row by name. Rows with the same types, shapes and values are equal.
 
     sha256: digest of names, types, shapes and values
@@ -57,7 +57,7 @@ class Row(Mapping[str, Any]):
         return hash(self.sha256)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Row) and self.sha256 == other.sha256
+        return isinstance(other, TensorRow) and self.sha256 == other.sha256
 
 
 def encode(
@@ -205,7 +205,7 @@ def encode_sent(text: str) -> str:
     return json.dumps(np.asarray(row).tolist())
 
 
-def draw_noise(contract: Contract) -> list[Row]:
+def draw_noise(contract: Contract) -> list[TensorRow]:
     """Return rows of noise for timing: floats normally distributed, whole numbers 0 or 1."""
     rng = np.random.default_rng(0)
 
@@ -215,7 +215,7 @@ def draw_noise(contract: Contract) -> list[Row]:
             return rng.standard_normal(shape).astype(spec.dtype)
         return rng.integers(0, 2, shape).astype(spec.dtype)
 
-    return [Row({s.name: array(s) for s in contract.inputs}) for _ in range(TIMED)]
+    return [TensorRow({s.name: array(s) for s in contract.inputs}) for _ in range(TIMED)]
 
 
 TENSORS = InputKind(

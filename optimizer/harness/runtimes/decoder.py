@@ -37,7 +37,7 @@ class Decoder(Protocol):
         """Add tokens as `step`; return the logits (batch, vocabulary) of each row's newest."""
 
 
-class _Steps(Protocol):
+class _StepDecoder(Protocol):
     """Interface of a decoder that returns the logits of all new tokens."""
 
     def step(self, arrays: Mapping[str, Array]) -> Array: ...
@@ -47,7 +47,7 @@ class LastOfStep:
     """Mixin that implements `last` by `step`, for models that always compute the logits of all
     tokens."""
 
-    def last(self: _Steps, arrays: Mapping[str, Array]) -> Array:
+    def last(self: _StepDecoder, arrays: Mapping[str, Array]) -> Array:
         """Add tokens as `step`; return the logits (batch, vocabulary) of each row's newest."""
         logits: Array = self.step(arrays)[:, -1]
         return logits

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-from .trt.products import PRODUCTS, Product
+from .trt.products import PRODUCTS, TensorRtProduct
 
 TENSORRT, RTX = PRODUCTS["tensorrt"].distributions, PRODUCTS["tensorrt-rtx"].distributions
 RTX_PLUGIN = tuple(f"onnxruntime-ep-nv-tensorrt-rtx{cuda}" for cuda in ("", "-cu13", "-cu12"))
@@ -36,7 +36,7 @@ class Runtime:
 
     name: str
     required: Mapping[str, Groups] = field(default_factory=dict)
-    product: Product | None = None
+    product: TensorRtProduct | None = None
     served_by: str = ""
     devices: str = ""
     reentrant: tuple[str, ...] = ()

@@ -43,7 +43,7 @@ class Event:
     logprobs: Logprobs | None = None
 
 
-class Answers:
+class TokenStream:
     """Stream of the tokens of a request.
 
     `async for event in answers` yields an Event per token until all texts are complete, and raises
@@ -60,7 +60,7 @@ class Answers:
         self.queued = 0.0  # seconds from submission to the slot of the text that got one last
         self.submitted, self._begun, self._ended = submitted, float("inf"), 0.0
 
-    def __aiter__(self) -> Answers:
+    def __aiter__(self) -> TokenStream:
         return self
 
     async def __anext__(self) -> Event:

@@ -20,7 +20,7 @@ from ..inputs.kind import Encoded
 from ..process.closing import Closing
 from ..tasks.text_generation import NO_PAIRS
 from .inference import build_column, read_inputs
-from .model import PROMPT, Answer, Inputs, Model, client_failure
+from .model import PROMPT, Answer, RequestLimits, ServedModel, client_failure
 from .refusals import RequestError
 from .scheduling.decoding import ADAPTER
 from .tensors import Array
@@ -56,10 +56,10 @@ class Embedded(Closing):
     def __init__(self, folder: Path, rows: int, cache: Path | None = None) -> None:
         self._bundle, self._rows = Bundle(folder, cache=cache), rows
         self._tensors = dict(self._bundle.task.tensors(self._bundle.contract))
-        self._model: Model | None = None
+        self._model: ServedModel | None = None
         self.sharing = "alone"
         if not self._bundle.task.generates:
-            self._model = Model(self._bundle, Inputs(BATCH))
+            self._model = ServedModel(self._bundle, RequestLimits(BATCH))
             warm_up(self._model, rows, "exact")
             self.sharing = self._model.sharing
 
@@ -83,7 +83,7 @@ class Embedded(Closing):
     def close(self) -> None:
         self._bundle.close()
 
-    def _encode(self, model: Model, request: EmbeddedRequest) -> list[Encoded] | RequestError:
+    def _encode(self, model: ServedModel, request: EmbeddedRequest) -> list[Encoded] | RequestError:
         try:
             _check(request)
             inputs, pairs = read_inputs(model.task.inputs, request.inputs, (), BATCH)
@@ -91,7 +91,7 @@ class Embedded(Closing):
         except RequestError as e:
             return e
 
-    def _run(self, model: Model, rows: Sequence[Encoded]) -> dict[int, Answer | Exception]:
+    def _run(self, model: ServedModel, rows: Sequence[Encoded]) -> dict[int, Answer | Exception]:
         groups: dict[Any, list[Encoded]] = {}
         for row in rows:
             groups.setdefault(model.bucket(row)[0], []).append(row)

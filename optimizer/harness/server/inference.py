@@ -24,9 +24,9 @@ from .model import PROMPT, TENSORS, as_json
 from .model_config import model_config
 from .options import ANSWER as LARGEST
 from .refusals import ModelError, RequestError, TooLargeError, UnknownError
-from .request import HIT, MISS, Place, Request, Result
+from .request import HIT, MISS, QueuePlace, Request, Result
 from .scheduling.decoding import ADAPTER, OPTIONS, Decoding, join_completion
-from .scheduling.engine import Engine
+from .scheduling.engine import BatchEngine
 from .tensors import Array, InferRequest, datatype
 from .text_model import TextModel
 from .warm_up.sharing import ALONE
@@ -51,7 +51,7 @@ class Service:
     """
 
     def __init__(
-        self, engine: Engine | Decoding, version: str, timeout: float, largest: int = LARGEST
+        self, engine: BatchEngine | Decoding, version: str, timeout: float, largest: int = LARGEST
     ) -> None:
         self.engine, self.version, self.timeout, self.largest = engine, version, timeout, largest
         model = engine.model
@@ -67,7 +67,7 @@ class Service:
         self.digest = ""  # digest of the bundle, in the keys of the cache
         self.on_answer: Observer | None = None
 
-    def admit(self, client: str) -> Place | None:
+    def admit(self, client: str) -> QueuePlace | None:
         """Admit a request before its body is parsed; return its place in the queue.
 
         Returns None for text generation, and if a cache may answer without the engine. Raises

@@ -29,7 +29,7 @@ Answer = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Inputs:
+class RequestLimits:
     """Limits of a request.
 
     rows: maximum inputs, or rows of raw tensors
@@ -41,7 +41,7 @@ class Inputs:
     full: int | None = None
 
 
-class Model:
+class ServedModel:
     """An open bundle that answers batches.
 
     limits: limits of a request
@@ -52,7 +52,7 @@ class Model:
     reentrant: True if several batches may run at once
     """
 
-    def __init__(self, bundle: Bundle, limits: Inputs, sharing: str = "alone") -> None:
+    def __init__(self, bundle: Bundle, limits: RequestLimits, sharing: str = "alone") -> None:
         self.name, self.version = str(bundle.manifest["name"]), str(bundle.manifest["version"])
         self.contract, self.task = bundle.contract, bundle.task
         self.target, self.device = str(bundle.engine["target"]), str(bundle.engine["device"])

@@ -62,7 +62,7 @@ class Result:
 
 
 @dataclass(eq=False)
-class Place:
+class QueuePlace:
     """Place in the queue of a request that was admitted before its body is read. The caller closes
     it.
 
@@ -72,7 +72,7 @@ class Place:
     """
 
     client: str
-    leave: Callable[[Place], None]
+    leave: Callable[[QueuePlace], None]
     open: bool = True
 
     def close(self) -> None:
@@ -107,7 +107,7 @@ class Request:
     deadline: float = math.inf
     last: float = math.inf
     priority: int = 0
-    place: Place | None = None
+    place: QueuePlace | None = None
     model: str = ""
     version: str = ""
     metrics: Metrics | None = None

@@ -19,7 +19,7 @@ from optimizer.foundation.errors import CheckpointError
 from optimizer.harness import tasks
 from optimizer.load import source
 from optimizer.load.weights import Stored, read_values
-from optimizer.model.checkpoint.checkpoint import Entry, read_entry, read_header, read_json
+from optimizer.model.checkpoint.checkpoint import TensorPlace, read_entry, read_header, read_json
 from optimizer.recipe.schema import Model
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -67,7 +67,7 @@ class Adapter:
         return "" if same else f"; it names {self.base} as its model"
 
     @property
-    def header(self) -> Mapping[str, Entry]:
+    def header(self) -> Mapping[str, TensorPlace]:
         """{name: tensor} of its weights. Raises CheckpointError for weights that are missing, or
         only a pickle."""
         file = self.folder / WEIGHTS
@@ -81,7 +81,7 @@ class Adapter:
         return read_header(file)
 
     @property
-    def replaced(self) -> Mapping[str, Entry]:
+    def replaced(self) -> Mapping[str, TensorPlace]:
         """{parameter: tensor} of what it replaces whole, such as a classifier."""
         ends = (".weight", ".bias")
         return {
@@ -166,14 +166,14 @@ def check_trained(one: Adapter, where: str, base: Mapping[str, Stored]) -> None:
     )
 
 
-def _is_equal(entry: Entry, own: Stored | None) -> bool:
+def _is_equal(entry: TensorPlace, own: Stored | None) -> bool:
     """Compare a tensor that an adapter replaces whole with the model's."""
     if own is None or tuple(own.shape) != entry.shape:
         return False
     return torch.equal(read_entry(entry).float(), read_values(own).float())
 
 
-def _are_norms(entry: Entry, weight: Stored | None) -> bool:
+def _are_norms(entry: TensorPlace, weight: Stored | None) -> bool:
     """Return True for the norms of a weight's rows, within the rounding of a sum of n squares, at
     most n / 2 + 2 units (Higham, Accuracy and Stability of Numerical Algorithms, 2002, section
     3.1), and of the coarser of both types."""

@@ -25,7 +25,7 @@ from optimizer.load.adapters import adapter as adapter_files
 from optimizer.load.adapters.adapter import PREFIX, Adapter
 from optimizer.load.quantized import folder as quantized
 from optimizer.load.source import Source
-from optimizer.model.checkpoint.checkpoint import Entry, read_entry
+from optimizer.model.checkpoint.checkpoint import TensorPlace, read_entry
 from optimizer.model.checkpoint.model import choose_auto_class
 from optimizer.recipe.schema import Model
 
@@ -169,7 +169,9 @@ def _trained_on(adapter: Adapter) -> str:
     return f"; this one names {adapter.base}" if adapter.base else ""
 
 
-def check_all_read(peft: Any, wrapped: Any, header: Mapping[str, Entry], adapter: Adapter) -> None:
+def check_all_read(
+    peft: Any, wrapped: Any, header: Mapping[str, TensorPlace], adapter: Adapter
+) -> None:
     """Raise CheckpointError unless peft holds every tensor of the adapter's file, with its values,
     and no other for the adapter; it skips others with a warning at most."""
     with quiet():
@@ -193,7 +195,7 @@ def check_all_read(peft: Any, wrapped: Any, header: Mapping[str, Entry], adapter
         )
 
 
-def _equal(tensor: Tensor, entry: Entry) -> bool:
+def _equal(tensor: Tensor, entry: TensorPlace) -> bool:
     """Compare a tensor with the file's; NaN equals NaN, which merging refuses with its reason."""
     stored = read_entry(entry).to(tensor.dtype)
     return tensor.shape == stored.shape and torch.equal(tensor.nan_to_num(), stored.nan_to_num())

@@ -15,7 +15,7 @@ from optimizer.foundation.errors import CheckpointError, RecipeError, suggest
 from optimizer.harness.contract import DTYPES
 from optimizer.load.onnx_model.draft import Draft
 from optimizer.load.onnx_model.passes import PARAMETERS
-from optimizer.model.graph.drawn import Port, draw
+from optimizer.model.graph.drawn import DrawnInput, draw
 from optimizer.recipe.schema import Model
 
 Array = NDArray[Any]
@@ -31,7 +31,7 @@ ROWS = 8  # of the drawn batch; fewer give a limit that is too wide to show much
 class Ports:
     """All inputs. single: True for a file that takes batches of one row only"""
 
-    inputs: tuple[Port, ...]
+    inputs: tuple[DrawnInput, ...]
     single: bool
 
     def draw(self, rows: int, seed: int = 0) -> dict[str, Array]:
@@ -71,7 +71,7 @@ def read(model: onnx.ModelProto, draft: Draft, section: Model, path: Path) -> Po
         firsts.setdefault(dims[0].dim_value if dims[0].HasField("dim_value") else None, name)
         shape = [_size(name, i, dim, section, path, used) for i, dim in enumerate(dims[1:], 1)]
         low, high = _range(name, dtype, draft, section)
-        ports.append(Port(name, dtype, tuple(shape), low, high))
+        ports.append(DrawnInput(name, dtype, tuple(shape), low, high))
     unknown = sorted({*section.axes} - used) or sorted({*section.ranges} - {*draft.inputs})
     if unknown:
         place = "axes" if unknown[0] in section.axes else "ranges"

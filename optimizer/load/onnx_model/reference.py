@@ -29,7 +29,7 @@ from optimizer.load.onnx_model.ports import ROWS, Ports
 from optimizer.model.checkpoint.model import materialize
 from optimizer.model.graph import parts
 from optimizer.model.graph.module import GraphModel, NodeError, in_onnx_runtime
-from optimizer.model.graph.needs import PartNeeds, Rounded, measure
+from optimizer.model.graph.needs import PartNeeds, RandomlyRoundedRuns, measure
 from optimizer.model.graph.record import BODY, Graph, Node
 
 Answers = dict[str, Array]
@@ -107,7 +107,7 @@ def runnable(
 
 def needs(
     graph: Graph, tensors: Mapping[str, Any], ports: Ports
-) -> tuple[tuple[PartNeeds, ...], Rounded]:
+) -> tuple[tuple[PartNeeds, ...], RandomlyRoundedRuns]:
     """Measure the memory and operations of the graph's parts on drawn rows, and the seconds of the
     correct runs that set the limits."""
     inputs = {n: torch.from_numpy(a) for n, a in ports.draw(ROWS).items()}

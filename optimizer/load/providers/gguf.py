@@ -23,10 +23,10 @@ from optimizer.load import faithful
 from optimizer.load.config import config_fields
 from optimizer.load.generation import GENERATION_CONFIG
 from optimizer.load.providers import gguf_file, gguf_header
-from optimizer.load.providers.gguf_header import Header
+from optimizer.load.providers.gguf_header import GgufHeader
 from optimizer.load.providers.provider import Loaded, Provider
 from optimizer.load.tokenizer.tokenizer import FILES
-from optimizer.load.weights import Stored, Weights
+from optimizer.load.weights import SourceWeights, Stored
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
 from optimizer.model.checkpoint.model import choose_auto_class
 from optimizer.recipe.schema import Model
@@ -41,7 +41,7 @@ DIGITS_ALONE = ("smollm", "starcoder", "refact", "command-r", "codeshell")
 AS_GPT2 = ("gpt-2", "default")
 
 
-def find_file(folder: Path, section: Model) -> tuple[Path, Header]:
+def find_file(folder: Path, section: Model) -> tuple[Path, GgufHeader]:
     """The GGUF file and its header, which is checked. Raises CheckpointError for a missing file or
     a wrong header, MachineError for a missing package."""
     name = str(section.gguf_file)
@@ -74,7 +74,7 @@ def config(folder: Path, section: Model) -> Any:
     return model_config
 
 
-def _check_sizes(header: Header, file: Path) -> None:
+def _check_sizes(header: GgufHeader, file: Path) -> None:
     """Raise CheckpointError for a size that is missing or larger than the file's tensors allow,
     before transformers builds a model of it."""
     tensors, values = len(header.tensors), sum(header.tensors.values())
@@ -92,7 +92,7 @@ def _check_sizes(header: Header, file: Path) -> None:
             )
 
 
-def _metadata(header: Header) -> dict[str, str]:
+def _metadata(header: GgufHeader) -> dict[str, str]:
     """Return {key: value} of the metadata fields of the licence and the tokenizer, where they
     exist."""
     keys = (LICENCE, "tokenizer.ggml.pre", "tokenizer.ggml.model")
@@ -129,7 +129,7 @@ def read(section: Model, folder: Path, model_config: Any, out: Path) -> Loaded:
     return Loaded(out, weights, metadata.get(LICENCE, ""))
 
 
-def verify(section: Model, folder: Path, pairing: Weights, out: Path) -> None:
+def verify(section: Model, folder: Path, pairing: SourceWeights, out: Path) -> None:
     """Raise OptimizeError naming the first parameter that differs when the file is read again.
     Empties `pairing` first, so that memory holds one copy."""
     cast(dict[str, Stored], pairing.stored).clear()

@@ -38,7 +38,7 @@ FIX = "Use the float checkpoint it was made from, or get the file again."
 
 
 @dataclass(frozen=True)
-class Header:
+class GgufHeader:
     """Header of a GGUF file.
 
     fields: metadata by key, without arrays of strings
@@ -49,7 +49,7 @@ class Header:
     tensors: Mapping[str, int]
 
 
-def read(file: Path) -> Header:
+def read(file: Path) -> GgufHeader:
     """Raise CheckpointError for a header that is cut off, or declares more than the file can hold
     or any model has."""
     with reading(file, fix=FIX), file.open("rb") as content:
@@ -65,7 +65,7 @@ class _Reader:
         self._order = "<"
         self._elements = 0
 
-    def read(self) -> Header:
+    def read(self) -> GgufHeader:
         """Read the header, comparing each count with the bytes that remain."""
         magic, version = self._read_bytes(4, "the magic"), self._read_bytes(4, "the version")
         if magic != b"GGUF":
@@ -81,7 +81,7 @@ class _Reader:
         for _ in range(fields):
             key = self._read_string("the name of a metadata field", KEY).decode("utf-8", "replace")
             values[key] = self._read_value(self._read_integer("I", key), f"{key!a:.100}")
-        return Header(values, self._read_tensors(tensors))
+        return GgufHeader(values, self._read_tensors(tensors))
 
     def _read_value(self, kind: int, key: str) -> Any:
         """Value of a field; None for an array of strings."""

@@ -21,7 +21,7 @@ from optimizer.load.config.model_type import CONFIG
 from optimizer.load.providers.provider import Loaded, Provider
 from optimizer.load.quantized import folder as quantized
 from optimizer.load.sentence import logit_score
-from optimizer.load.weights import Weights
+from optimizer.load.weights import SourceWeights
 from optimizer.model.checkpoint.checkpoint import open_checkpoint, read_json
 from optimizer.model.checkpoint.model import build_skeleton_from_config, find_tied_names
 from optimizer.recipe.schema import Model
@@ -87,11 +87,11 @@ def _files(folder: Path, config: Any, scratch: Path) -> Path:
     return files
 
 
-def verify(section: Model, folder: Path, pairing: Weights, out: Path) -> None:
+def verify(section: Model, folder: Path, pairing: SourceWeights, out: Path) -> None:
     """Raise OptimizeError naming the first written parameter that differs from the source, the
     classifier's weight left out: score_comparison.py compares its scores."""
     names = {p: n for p, n in pairing.source_names.items() if n != SCORE}
-    rest = Weights({n: pairing.stored[n] for n in names.values()}, names, pairing.unused)
+    rest = SourceWeights({n: pairing.stored[n] for n in names.values()}, names, pairing.unused)
     with make_temporary_folder("load") as scratch:
         checkpoint, files = open_checkpoint(out), _link(folder, scratch)
         (files / CONFIG).symlink_to((checkpoint.folder / CONFIG).resolve())  # as `read` made it

@@ -25,7 +25,7 @@ from optimizer.load import faithful, weights
 from optimizer.load.config.model_folder import model_folder
 from optimizer.load.preparation import Described
 from optimizer.load.providers.provider import Loaded, Provider
-from optimizer.load.weights import Weights
+from optimizer.load.weights import SourceWeights
 from optimizer.model.architectures.towers import PAIRS, TOWERS, Tower, find_tower
 from optimizer.model.checkpoint.checkpoint import open_checkpoint, read_json
 from optimizer.model.checkpoint.tower_model import LABELS
@@ -174,7 +174,7 @@ def _encode_labels(section: Model, folder: Path, tower: Tower) -> tuple[Tensor, 
     return scaled.contiguous(), shift.expand(len(texts)).contiguous()
 
 
-def verify(section: Model, folder: Path, pairing: Weights, out: Path) -> None:
+def verify(section: Model, folder: Path, pairing: SourceWeights, out: Path) -> None:
     """Raise OptimizeError naming the first written parameter that differs from the source."""
     with make_temporary_folder("load") as scratch:
         for file in folder.iterdir():

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from optimizer.load.weights import Stored, Weights
+from optimizer.load.weights import SourceWeights, Stored
 from optimizer.recipe.schema import Model
 
 
@@ -33,4 +33,4 @@ class Provider:
     name: str
     takes: Callable[[Model, Path], bool]
     read: Callable[[Model, Path, Any, Path], Loaded]
-    verify: Callable[[Model, Path, Weights, Path], None]
+    verify: Callable[[Model, Path, SourceWeights, Path], None]

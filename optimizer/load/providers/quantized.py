@@ -9,7 +9,7 @@ from typing import Any
 from optimizer.load import weights
 from optimizer.load.providers.provider import Loaded, Provider
 from optimizer.load.quantized import folder as integers
-from optimizer.load.weights import Weights
+from optimizer.load.weights import SourceWeights
 from optimizer.recipe.schema import Model
 
 
@@ -26,7 +26,7 @@ def read(section: Model, folder: Path, config: Any, scratch: Path) -> Loaded:
     return Loaded(folder, weights.find(folder, section))
 
 
-def verify(section: Model, folder: Path, pairing: Weights, out: Path) -> None:
+def verify(section: Model, folder: Path, pairing: SourceWeights, out: Path) -> None:
     """Write the integers to out/quantized; LedgerError where the checkpoint's floats differ."""
     del section
     integers.write_state(folder, pairing.source_names, out)

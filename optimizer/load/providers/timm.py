@@ -23,8 +23,8 @@ from optimizer.load import weights
 from optimizer.load.config import config_fields
 from optimizer.load.config.image_processor import FILES
 from optimizer.load.providers.provider import Loaded, Provider
-from optimizer.load.providers.timm_architectures import COVERED, Architecture, find_architecture
-from optimizer.load.weights import Stored, Weights
+from optimizer.load.providers.timm_architectures import COVERED, TimmArchitecture, find_architecture
+from optimizer.load.weights import SourceWeights, Stored
 from optimizer.model.checkpoint.checkpoint import open_checkpoint, read_json
 from optimizer.recipe.schema import Model
 
@@ -84,7 +84,7 @@ def _label_names(raw: Mapping[str, Any], file: Path) -> list[str]:
     )
 
 
-def _record(raw: Mapping[str, Any], file: Path) -> Architecture:
+def _record(raw: Mapping[str, Any], file: Path) -> TimmArchitecture:
     """Look up the architecture of timm's config.json `raw`; CheckpointError if not covered."""
     name = str(raw.get("architecture") or "")
     record = find_architecture(name)
@@ -100,7 +100,7 @@ def _record(raw: Mapping[str, Any], file: Path) -> Architecture:
 
 
 def _check_arguments(
-    raw: Mapping[str, Any], record: Architecture, image: Mapping[str, Any], file: Path
+    raw: Mapping[str, Any], record: TimmArchitecture, image: Mapping[str, Any], file: Path
 ) -> None:
     """Raise CheckpointError for model_args, global_pool or an input size that make the model differ
     from the one that the architecture's name stands for."""
@@ -228,7 +228,7 @@ def _rows(tensor: Tensor, parts: int) -> list[Stored]:
     return [rows.contiguous() for rows in tensor.chunk(parts)]
 
 
-def verify(section: Model, folder: Path, pairing: Weights, out: Path) -> None:
+def verify(section: Model, folder: Path, pairing: SourceWeights, out: Path) -> None:
     """Raise OptimizeError for a tensor whose written rows, joined again, differ from the source's;
     tensors that the task does not use are skipped."""
     record = _record(read_json(folder / "config.json"), folder / "config.json")

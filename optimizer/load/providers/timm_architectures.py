@@ -20,7 +20,7 @@ _QKV = tuple(f"attention.{n}_proj" for n in "qkv")
 
 
 @dataclass(frozen=True)
-class Architecture:
+class TimmArchitecture:
     """An architecture of timm as a model of transformers.
 
     names: (pattern of a name in timm, its names in transformers); the first full match applies, and
@@ -39,7 +39,7 @@ class Architecture:
         return ()
 
 
-def _vit(size: str, patch: int, side: int) -> Architecture:
+def _vit(size: str, patch: int, side: int) -> TimmArchitecture:
     width, depth = {"tiny": (192, 12), "small": (384, 12), "base": (768, 12), "large": (1024, 24)}[
         size
     ]
@@ -54,10 +54,10 @@ def _vit(size: str, patch: int, side: int) -> Architecture:
         "patch_size": patch,
         "layer_norm_eps": 1e-6,
     }
-    return Architecture(fields, "token", _VIT)
+    return TimmArchitecture(fields, "token", _VIT)
 
 
-def _resnet(depth: int) -> Architecture:
+def _resnet(depth: int) -> TimmArchitecture:
     basic = depth in (18, 34)
     fields = {
         "model_type": "resnet",
@@ -74,10 +74,10 @@ def _resnet(depth: int) -> Architecture:
             152: [3, 8, 36, 3],
         }[depth],
     }
-    return Architecture(fields, "avg", _RESNET)
+    return TimmArchitecture(fields, "avg", _RESNET)
 
 
-def _convnext(size: str) -> Architecture:
+def _convnext(size: str) -> TimmArchitecture:
     width, third = {"tiny": (96, 9), "small": (96, 27), "base": (128, 27), "large": (192, 27)}[size]
     fields = {
         "model_type": "convnext",
@@ -86,7 +86,7 @@ def _convnext(size: str) -> Architecture:
         "depths": [3, 3, third, 3],
         "layer_norm_eps": 1e-6,
     }
-    return Architecture(fields, "avg", _CONVNEXT)
+    return TimmArchitecture(fields, "avg", _CONVNEXT)
 
 
 # (width, depth, side) of tf_efficientnet_b0 to b7
@@ -97,7 +97,7 @@ _EFFICIENTNETS = (
 _REPEATS, _STRIDES = (1, 2, 2, 3, 3, 4, 1), (1, 2, 2, 2, 1, 2, 1)
 
 
-def _efficientnet(size: int) -> Architecture:
+def _efficientnet(size: int) -> TimmArchitecture:
     """EfficientNet for its nominal image size, which decides the padding of convolutions of stride
     2. transformers pads all sides equally in the blocks that depthwise_padding lists."""
     width, depth, side = _EFFICIENTNETS[size]
@@ -119,7 +119,7 @@ def _efficientnet(size: int) -> Architecture:
         "depthwise_padding": alike,
         "num_hidden_layers": 4 * sum(repeats),
     }
-    return Architecture(fields, "avg", _efficientnet_names(repeats))
+    return TimmArchitecture(fields, "avg", _efficientnet_names(repeats))
 
 
 def _efficientnet_names(repeats: Sequence[int]) -> tuple[tuple[str, tuple[str, ...]], ...]:
@@ -193,8 +193,8 @@ COVERED = (
 )
 
 
-def find_architecture(name: str) -> Architecture | None:
-    """The Architecture of timm's name `name`; None for a name that is not in COVERED."""
+def find_architecture(name: str) -> TimmArchitecture | None:
+    """The TimmArchitecture of timm's name `name`; None for a name that is not in COVERED."""
     if match := re.fullmatch(rf"(?:vit|deit)_{SIZES}_patch(\d{{1,2}})_(\d{{2,4}})", name):
         return _vit(match[1], int(match[2]), int(match[3]))
     if match := re.fullmatch(r"resnet(18|26|34|50|101|152)", name):

@@ -9,7 +9,7 @@ from optimizer.harness.process.temporary import make_temporary_folder
 from optimizer.load import conversions, faithful, weights
 from optimizer.load.config.model_type import complete_config
 from optimizer.load.providers.provider import Loaded, Provider
-from optimizer.load.weights import Weights
+from optimizer.load.weights import SourceWeights
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
 from optimizer.recipe.schema import Model
 
@@ -27,7 +27,7 @@ def read(section: Model, folder: Path, config: Any, scratch: Path) -> Loaded:
     return Loaded(files, conversions.read_converted(stored, section, files, config))
 
 
-def verify(section: Model, folder: Path, pairing: Weights, out: Path) -> None:
+def verify(section: Model, folder: Path, pairing: SourceWeights, out: Path) -> None:
     """Raise OptimizeError naming the first written parameter that differs from the source."""
     with make_temporary_folder("load") as scratch:
         files = complete_config(folder, section.model_type, scratch)

@@ -24,21 +24,23 @@ from optimizer.foundation.errors import CheckpointError
 from optimizer.foundation.qtensor import Granularity, QTensor, Scheme
 from optimizer.load.quantized.module import (
     SCALES,
-    Module,
+    QuantizedModule,
     check_grouping,
     find_modules,
     number,
     select_other_entries,
     to_signed,
 )
-from optimizer.load.quantized.parts import Quantized, QuantizedWeight
-from optimizer.model.checkpoint.checkpoint import Entry
+from optimizer.load.quantized.parts import QuantizedTensors, QuantizedWeight
+from optimizer.model.checkpoint.checkpoint import TensorPlace
 
 PARTS = ("qweight", "qzeros", "scales")
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
-def read(folder: Path, config: Mapping[str, Any], entries: Mapping[str, Entry]) -> Quantized:
+def read(
+    folder: Path, config: Mapping[str, Any], entries: Mapping[str, TensorPlace]
+) -> QuantizedTensors:
     """The folder's weights. Raises CheckpointError as folder.py lists."""
     where = f"{folder / 'config.json'}: quantization_config"
     version = str(config.get("version") or config.get("format") or "gemm").lower()
@@ -66,11 +68,11 @@ def read(folder: Path, config: Mapping[str, Any], entries: Mapping[str, Entry]) 
         )
         for name, module in quantized.items()
     }
-    return Quantized(folder, "awq", weights, select_other_entries(entries, quantized))
+    return QuantizedTensors(folder, "awq", weights, select_other_entries(entries, quantized))
 
 
 def _shape_and_reader(
-    module: Module, group_size: int, symmetric: bool
+    module: QuantizedModule, group_size: int, symmetric: bool
 ) -> tuple[tuple[int, int], Any]:
     inputs, words = module.entry("qweight", torch.int32).shape
     groups = module.entry("scales", *SCALES).shape[0]
@@ -83,7 +85,7 @@ def _shape_and_reader(
     return (8 * words, inputs), partial(_read, module, scheme)
 
 
-def _read(module: Module, scheme: Scheme) -> QTensor:
+def _read(module: QuantizedModule, scheme: Scheme) -> QTensor:
     integers = _unpack(module.tensor("qweight"))
     zero = _unpack(module.tensor("qzeros")) if "qzeros" in module.tensors else None
     if scheme.symmetric and zero is not None and zero.any():

@@ -38,14 +38,19 @@ from optimizer.foundation.rounding import float4, float8
 from optimizer.foundation.state import STATIC, Activations, Range
 from optimizer.load.quantized.module import (
     SCALES,
-    Module,
+    QuantizedModule,
     check_grouping,
     find_modules,
     select_other_entries,
     to_signed,
 )
-from optimizer.load.quantized.parts import ACCEPTED, FLOAT_INSTEAD, Quantized, QuantizedWeight
-from optimizer.model.checkpoint.checkpoint import Entry
+from optimizer.load.quantized.parts import (
+    ACCEPTED,
+    FLOAT_INSTEAD,
+    QuantizedTensors,
+    QuantizedWeight,
+)
+from optimizer.model.checkpoint.checkpoint import TensorPlace
 
 INPUT = ("input_scale", "input_zero_point", "input_global_scale")
 PACKED = ("weight_packed", "weight_shape", "weight_scale", "weight_zero_point", "weight_g_idx")
@@ -57,7 +62,9 @@ WHOLE = (torch.int8, torch.float8_e4m3fn)  # types of weights that are not packe
 Group = Mapping[str, Any]
 
 
-def read(folder: Path, config: Mapping[str, Any], entries: Mapping[str, Entry]) -> Quantized:
+def read(
+    folder: Path, config: Mapping[str, Any], entries: Mapping[str, TensorPlace]
+) -> QuantizedTensors:
     """The folder's weights. Raises CheckpointError as folder.py lists."""
     where = f"{folder / 'config.json'}: quantization_config"
     of_float8 = any(e.dtype == torch.float8_e4m3fn for e in entries.values())  # `find` takes them
@@ -87,7 +94,7 @@ def read(folder: Path, config: Mapping[str, Any], entries: Mapping[str, Entry]) 
             accepted="one of the two",
             fix=FLOAT_INSTEAD,
         )
-    return Quantized(
+    return QuantizedTensors(
         folder,
         "compressed-tensors",
         weights,
@@ -142,7 +149,7 @@ def _config_groups(config: Mapping[str, Any], where: str, accepted: tuple[str, .
     return groups
 
 
-def _group_of(module: Module, groups: list[Group]) -> Group:
+def _group_of(module: QuantizedModule, groups: list[Group]) -> Group:
     """The group that targets the module by name, by pattern, or by class and shape."""
     name = module.name
     for group in groups:
@@ -164,7 +171,7 @@ def _group_of(module: Module, groups: list[Group]) -> Group:
     )
 
 
-def _fits(module: Module, group: Group) -> bool:
+def _fits(module: QuantizedModule, group: Group) -> bool:
     try:
         _scheme(module, group)
     except CheckpointError:
@@ -172,7 +179,7 @@ def _fits(module: Module, group: Group) -> bool:
     return True
 
 
-def _scheme(module: Module, group: Group) -> tuple[Scheme, tuple[int, int]]:
+def _scheme(module: QuantizedModule, group: Group) -> tuple[Scheme, tuple[int, int]]:
     """The weight's scheme and shape. Raises CheckpointError when headers disagree."""
     weights = group["weights"]
     bits, strategy = int(weights.get("num_bits", 8)), weights.get("strategy")
@@ -204,7 +211,9 @@ def _scheme(module: Module, group: Group) -> tuple[Scheme, tuple[int, int]]:
     return scheme, shape
 
 
-def _float8_scheme(module: Module, weights: Group, strategy: str) -> tuple[Scheme, tuple[int, int]]:
+def _float8_scheme(
+    module: QuantizedModule, weights: Group, strategy: str
+) -> tuple[Scheme, tuple[int, int]]:
     bits, symmetric = weights.get("num_bits"), weights.get("symmetric", True)
     size = weights.get("block_structure")
     block = strategy == "block" and size == [BLOCK, BLOCK]
@@ -223,7 +232,9 @@ def _float8_scheme(module: Module, weights: Group, strategy: str) -> tuple[Schem
     return scheme, (out, inputs)
 
 
-def _float4_scheme(module: Module, weights: Group, strategy: str) -> tuple[Scheme, tuple[int, int]]:
+def _float4_scheme(
+    module: QuantizedModule, weights: Group, strategy: str
+) -> tuple[Scheme, tuple[int, int]]:
     if (strategy, weights.get("group_size")) != ("tensor_group", float4.GROUP):
         raise module.wrong(f"weights of type float4, strategy {strategy}", accepted="NVFP4")
     out, half = module.entry("weight_packed", torch.uint8).shape
@@ -234,7 +245,7 @@ def _float4_scheme(module: Module, weights: Group, strategy: str) -> tuple[Schem
     return scheme, (out, 2 * half)
 
 
-def _shape(module: Module, bits: int) -> tuple[int, int]:
+def _shape(module: QuantizedModule, bits: int) -> tuple[int, int]:
     if "weight_packed" not in module.tensors:
         if bits != 8:
             raise module.wrong(f"int8 weights, but the config has {bits} bits", accepted="8")
@@ -248,7 +259,7 @@ def _shape(module: Module, bits: int) -> tuple[int, int]:
     return out, inputs
 
 
-def _activations(module: Module, group: Group) -> Activations:
+def _activations(module: QuantizedModule, group: Group) -> Activations:
     """Mode of the inputs, None for float. Raises CheckpointError for another one."""
     inputs = group.get("input_activations")
     if inputs is None:
@@ -278,7 +289,7 @@ def _activations(module: Module, group: Group) -> Activations:
     )
 
 
-def _range(module: Module, inputs: Group) -> Range:
+def _range(module: QuantizedModule, inputs: Group) -> Range:
     """The activation range, whose integers are round(x / scale) + zero point, -128..127."""
     if inputs.get("num_bits") == 4:
         module.entry("input_global_scale", torch.float32)
@@ -303,7 +314,7 @@ def _range(module: Module, inputs: Group) -> Range:
     return interval
 
 
-def _read(module: Module, scheme: Scheme, shape: tuple[int, int]) -> QTensor:
+def _read(module: QuantizedModule, scheme: Scheme, shape: tuple[int, int]) -> QTensor:
     bits, (out, inputs) = scheme.bits, shape
     if scheme.type == "float4":
         scale = module.tensor("weight_scale").float() / module.tensor(GLOBAL)
@@ -325,7 +336,7 @@ def _read(module: Module, scheme: Scheme, shape: tuple[int, int]) -> QTensor:
     return module.qtensor(integers, scale, _zero_point(module, scheme, scale), scheme)
 
 
-def _zero_point(module: Module, scheme: Scheme, scale: Tensor) -> Tensor | None:
+def _zero_point(module: QuantizedModule, scheme: Scheme, scale: Tensor) -> Tensor | None:
     if "weight_zero_point" not in module.tensors:
         return None
     zero = module.tensor("weight_zero_point")

@@ -34,12 +34,22 @@ from optimizer.foundation.errors import CheckpointError, LedgerError
 from optimizer.foundation.qtensor import QTensor
 from optimizer.foundation.state import CompressedState, Note, input_name
 from optimizer.load.quantized import awq, compressed_tensors, gptq
-from optimizer.load.quantized.parts import ACCEPTED, FLOAT_INSTEAD, Quantized, QuantizedWeight
+from optimizer.load.quantized.parts import (
+    ACCEPTED,
+    FLOAT_INSTEAD,
+    QuantizedTensors,
+    QuantizedWeight,
+)
 from optimizer.load.source import shard_files
 from optimizer.model.architectures.families import FAMILIES
-from optimizer.model.checkpoint.checkpoint import Entry, open_checkpoint, read_header, read_json
+from optimizer.model.checkpoint.checkpoint import (
+    TensorPlace,
+    open_checkpoint,
+    read_header,
+    read_json,
+)
 
-Reader = Callable[[Path, Mapping[str, Any], Mapping[str, Entry]], Quantized]
+Reader = Callable[[Path, Mapping[str, Any], Mapping[str, TensorPlace]], QuantizedTensors]
 READERS: dict[str, Reader] = {
     "gptq": gptq.read,
     "awq": awq.read,
@@ -48,8 +58,8 @@ READERS: dict[str, Reader] = {
 """{quant_method of config.json: reader}."""
 
 
-def find(folder: Path, *, float8: bool = False) -> Quantized | None:
-    """The Quantized record of a folder, from its headers alone; None for a folder of float weights.
+def find(folder: Path, *, float8: bool = False) -> QuantizedTensors | None:
+    """QuantizedTensors of a folder, from its headers alone; None for a folder of float weights.
     Raises CheckpointError as listed above.
 
     float8: read FP8 tensors too, to read back a folder that was just written; its KV cache's scales
@@ -78,7 +88,7 @@ def find(folder: Path, *, float8: bool = False) -> Quantized | None:
     return checkpoint
 
 
-def state(checkpoint: Quantized, names: Mapping[str, str]) -> CompressedState:
+def state(checkpoint: QuantizedTensors, names: Mapping[str, str]) -> CompressedState:
     """The weights as integers, read one by one. names: {parameter of the model: name in the files}.
     Raises CheckpointError for a quantized weight that `names` lacks or that is not a linear's."""
     paired = {p: n for p, n in names.items() if n in checkpoint.weights}
@@ -95,14 +105,14 @@ def state(checkpoint: Quantized, names: Mapping[str, str]) -> CompressedState:
     module_of = {n.removesuffix(".weight"): p.removesuffix(".weight") for p, n in paired.items()}
     why = "its input is float in the checkpoint"
     return CompressedState(
-        weights=_Weights(checkpoint.weights, paired),
+        weights=_FolderWeights(checkpoint.weights, paired),
         ranges={input_name(module_of[m]): r for m, r in checkpoint.ranges.items()},
         activations=checkpoint.activations,
         notes=tuple(Note(module_of[m], "weight-only", why) for m in sorted(checkpoint.weight_only)),
     )
 
 
-class _Weights(Mapping[str, QTensor]):
+class _FolderWeights(Mapping[str, QTensor]):
     def __init__(self, weights: Mapping[str, QuantizedWeight], names: Mapping[str, str]) -> None:
         self._weights, self._names = weights, names
 
@@ -157,7 +167,7 @@ def _quantization_config(folder: Path) -> dict[str, Any]:
     return {}
 
 
-def _entries(folder: Path, float8: bool) -> dict[str, Entry]:
+def _entries(folder: Path, float8: bool) -> dict[str, TensorPlace]:
     """Return {tensor: entry} of the folder's safetensors files, or of its shard index if there is
     one."""
     index = folder / "model.safetensors.index.json"
@@ -171,7 +181,7 @@ def _entries(folder: Path, float8: bool) -> dict[str, Entry]:
                 f"{missing[0]!r} is listed in {index.name} but not in its file", where=str(folder)
             )
         return {name: headers[file][name] for name, file in listed.items()}
-    entries: dict[str, Entry] = {}
+    entries: dict[str, TensorPlace] = {}
     for file in sorted(folder.glob("*.safetensors")):
         entries.update(read_header(file, float8=float8))
     if not entries:

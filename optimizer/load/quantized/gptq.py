@@ -29,21 +29,23 @@ from optimizer.foundation.packing import unpack32
 from optimizer.foundation.qtensor import Granularity, QTensor, Scheme
 from optimizer.load.quantized.module import (
     SCALES,
-    Module,
+    QuantizedModule,
     check_grouping,
     find_modules,
     number,
     select_other_entries,
     to_signed,
 )
-from optimizer.load.quantized.parts import Quantized, QuantizedWeight
-from optimizer.model.checkpoint.checkpoint import Entry
+from optimizer.load.quantized.parts import QuantizedTensors, QuantizedWeight
+from optimizer.model.checkpoint.checkpoint import TensorPlace
 
 PARTS = ("qweight", "qzeros", "scales", "g_idx")
 OFFSET = {"gptq": 1, "gptq_v2": 0}
 
 
-def read(folder: Path, config: Mapping[str, Any], entries: Mapping[str, Entry]) -> Quantized:
+def read(
+    folder: Path, config: Mapping[str, Any], entries: Mapping[str, TensorPlace]
+) -> QuantizedTensors:
     """The folder's weights. Raises CheckpointError as folder.py lists."""
     layout = str(config.get("checkpoint_format") or config.get("format") or "gptq")
     if layout not in OFFSET:
@@ -60,11 +62,11 @@ def read(folder: Path, config: Mapping[str, Any], entries: Mapping[str, Entry]) 
         )
         for name, module in quantized.items()
     }
-    return Quantized(folder, "gptq", weights, select_other_entries(entries, quantized))
+    return QuantizedTensors(folder, "gptq", weights, select_other_entries(entries, quantized))
 
 
 def _shape_and_reader(
-    module: Module, config: Mapping[str, Any], offset: int
+    module: QuantizedModule, config: Mapping[str, Any], offset: int
 ) -> tuple[tuple[int, int], Any]:
     """The weight's shape, checked against the headers, and the function that reads it."""
     bits = _bits(module, number(config, "bits", default=4))
@@ -85,7 +87,7 @@ def _shape_and_reader(
     return (out, inputs), partial(_read, module, scheme, inputs, offset, by_module)
 
 
-def _bits(module: Module, configured: int) -> int:
+def _bits(module: QuantizedModule, configured: int) -> int:
     """The config's bits, 4 or 8; the other number where only that fits the shapes of the module."""
     words, out = module.entry("qweight").shape
     zeros = module.entry("qzeros").shape[-1]
@@ -99,7 +101,9 @@ def _bits(module: Module, configured: int) -> int:
     )
 
 
-def _read(module: Module, scheme: Scheme, inputs: int, offset: int, by_module: bool) -> QTensor:
+def _read(
+    module: QuantizedModule, scheme: Scheme, inputs: int, offset: int, by_module: bool
+) -> QTensor:
     bits = scheme.bits
     if "g_idx" in module.tensors:
         groups = module.tensors["scales"].shape[0]

@@ -12,17 +12,17 @@ from torch import Tensor
 from optimizer.foundation.errors import CheckpointError
 from optimizer.foundation.qtensor import QTensor, Scheme, divides, is_on_scale_grid
 from optimizer.load.quantized.parts import FLOAT_INSTEAD
-from optimizer.model.checkpoint.checkpoint import GET_AGAIN, Entry, read_entry
+from optimizer.model.checkpoint.checkpoint import GET_AGAIN, TensorPlace, read_entry
 
 SCALES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 @dataclass(frozen=True)
-class Module:
+class QuantizedModule:
     """A module of a quantized checkpoint, e.g. a linear layer, with its packed tensors."""
 
     name: str
-    tensors: Mapping[str, Entry]  # by the last part of their names
+    tensors: Mapping[str, TensorPlace]  # by the last part of their names
 
     @property
     def where(self) -> str:
@@ -33,7 +33,7 @@ class Module:
     ) -> CheckpointError:
         return CheckpointError(problem, where=self.where, accepted=accepted, fix=fix)
 
-    def entry(self, name: str, *dtypes: torch.dtype) -> Entry:
+    def entry(self, name: str, *dtypes: torch.dtype) -> TensorPlace:
         """Entry of tensor `name`. Raises CheckpointError where it is missing or not in `dtypes`."""
         if name not in self.tensors:
             have = ", ".join(sorted(self.tensors))
@@ -72,26 +72,28 @@ class Module:
 
 
 def find_modules(
-    entries: Mapping[str, Entry], mark: str, parts: tuple[str, ...]
-) -> dict[str, Module]:
+    entries: Mapping[str, TensorPlace], mark: str, parts: tuple[str, ...]
+) -> dict[str, QuantizedModule]:
     """Return {name: module} for each tensor `<name>.<mark>`, with the tensors `<name>.<part>`."""
     names = sorted(n.removesuffix(f".{mark}") for n in entries if n.endswith(f".{mark}"))
     return {
-        name: Module(name, {p: entries[f"{name}.{p}"] for p in parts if f"{name}.{p}" in entries})
+        name: QuantizedModule(
+            name, {p: entries[f"{name}.{p}"] for p in parts if f"{name}.{p}" in entries}
+        )
         for name in names
     }
 
 
 def select_other_entries(
-    entries: Mapping[str, Entry], taken: Mapping[str, Module]
-) -> dict[str, Entry]:
+    entries: Mapping[str, TensorPlace], taken: Mapping[str, QuantizedModule]
+) -> dict[str, TensorPlace]:
     """The entries that do not belong to a module of `taken`."""
     used = {f"{m.name}.{part}" for m in taken.values() for part in m.tensors}
     return {name: entry for name, entry in entries.items() if name not in used}
 
 
 def check_grouping(
-    module: Module, inputs: int, groups: int, group_size: int | None
+    module: QuantizedModule, inputs: int, groups: int, group_size: int | None
 ) -> tuple[str, int | None]:
     """Return ("group", inputs per group) or ("channel", None), for `groups` scales per row.
     group_size: the config's, -1 for one group, None for unknown. Raises CheckpointError for another

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from optimizer.foundation.qtensor import QTensor
 from optimizer.foundation.state import Activations, Range
-from optimizer.model.checkpoint.checkpoint import Entry
+from optimizer.model.checkpoint.checkpoint import TensorPlace
 
 ACCEPTED = "gptq, awq (gemm), compressed-tensors (pack-quantized, int-quantized)"
 FLOAT_INSTEAD = "Use the float checkpoint it was made from."
@@ -31,7 +31,7 @@ class QuantizedWeight:
 
 
 @dataclass(frozen=True)
-class Quantized:
+class QuantizedTensors:
     """Tensors of a quantized folder, by their names in its files.
 
     A quantized weight is named `<module>.weight`, whatever its packed tensors are called.
@@ -40,12 +40,12 @@ class Quantized:
     folder: Path
     method: str  # "gptq" | "awq" | "compressed-tensors"
     weights: Mapping[str, QuantizedWeight]
-    floats: Mapping[str, Entry]  # all other tensors
+    floats: Mapping[str, TensorPlace]  # all other tensors
     activations: Activations = None
     ranges: Mapping[str, Range] = field(default_factory=dict)  # static activation range by module
     weight_only: tuple[str, ...] = ()  # modules with float inputs in a folder that quantizes inputs
 
     @property
-    def stored(self) -> dict[str, Entry | QuantizedWeight]:
+    def stored(self) -> dict[str, TensorPlace | QuantizedWeight]:
         """Every parameter by its name in the files."""
         return {**self.floats, **self.weights}

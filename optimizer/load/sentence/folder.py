@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from optimizer.foundation.errors import CheckpointError
 from optimizer.harness import tasks
 from optimizer.harness.contract import POOLINGS
-from optimizer.harness.embedding_settings import SIMILARITIES, EmbeddingSettings, Layer
+from optimizer.harness.embedding_settings import SIMILARITIES, EmbeddingSettings, LayerAfterPooling
 from optimizer.harness.sparse_settings import ACTIVATIONS as WEIGHED
 from optimizer.harness.sparse_settings import POOLINGS as POOLED
 from optimizer.harness.sparse_settings import SparseSettings
@@ -65,7 +65,7 @@ Arrays = list[NDArray[np.float32]]
 
 
 @dataclass(frozen=True)
-class Reading:
+class FolderSettings:
     """Settings of a folder. pooling, normalize and sparse are None where it has none.
 
     values: parameters of the layers, in the order of `settings`
@@ -116,7 +116,7 @@ def check_plain_texts(folder: Path, task: Task) -> None:
     )
 
 
-def read(root: Path, section: Model, width: int) -> Reading:
+def read(root: Path, section: Model, width: int) -> FolderSettings:
     """The reading of a folder; of one without modules.json, such as the Transformer module's own,
     only the lower-casing.
 
@@ -128,10 +128,12 @@ def read(root: Path, section: Model, width: int) -> Reading:
         return _read_sparse(root, section)
     if not is_sentence_folder(root):
         file = locate_config(root)
-        return Reading(lower_case=file.is_file() and bool(read_json(file).get("do_lower_case")))
+        return FolderSettings(
+            lower_case=file.is_file() and bool(read_json(file).get("do_lower_case"))
+        )
     pooling: str | tuple[str, ...] | None = None
     include_prompt, lower_case = True, False
-    layers, arrays, unread = list[Layer](), Arrays(), list[str]()
+    layers, arrays, unread = list[LayerAfterPooling](), Arrays(), list[str]()
     for module in read_modules(root):
         folder, kind = locate_module(root, module), str(module.get("type", "")).rpartition(".")[2]
         file = locate_config(folder) if kind == "Transformer" else folder / "config.json"
@@ -165,7 +167,7 @@ def read(root: Path, section: Model, width: int) -> Reading:
     normalize = bool(layers) and layers[-1].kind == "normalize"
     kept = tuple(layers[:-1] if normalize else layers)
     file_name = LAYERS if arrays else None
-    return Reading(
+    return FolderSettings(
         pooling=pooling,
         normalize=normalize,
         settings=replace(settings, include_prompt=include_prompt, layers=kept, file=file_name),
@@ -191,7 +193,7 @@ def _modes(config: Mapping[str, Any], file: Path) -> str | tuple[str, ...]:
     return str(modes[0]) if len(modes) == 1 else tuple(modes)
 
 
-def _read_sparse(root: Path, section: Model) -> Reading:
+def _read_sparse(root: Path, section: Model) -> FolderSettings:
     """The reading of a folder of SparseEncoder, or of a masked language model alone, which
     SparseEncoder pools by its defaults. Raises CheckpointError for other modules and values."""
     modules = read_modules(root) if is_sentence_folder(root) else []
@@ -231,7 +233,7 @@ def _read_sparse(root: Path, section: Model) -> Reading:
             pooling=stored.get("pooling_strategy", pooling.pooling),
             activation=stored.get("activation_function", pooling.activation),
         )
-    return Reading(
+    return FolderSettings(
         settings=replace(settings, similarity=settings.similarity or "dot"),
         lower_case=bool(config.get("do_lower_case")),
         unread=tuple(dict.fromkeys([*unread, *more])),
@@ -280,7 +282,7 @@ def _check(fits: bool, file: Path, key: str, value: object, accepted: str) -> No
 
 def _dense(
     config: Mapping[str, Any], folder: Path, section: Model, width: int
-) -> tuple[Layer, Arrays]:
+) -> tuple[LayerAfterPooling, Arrays]:
     file = folder / "config.json"
     path = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
     name = path.rpartition(".")[2]
@@ -291,7 +293,7 @@ def _dense(
     _check(inputs == width, file, "in_features", inputs, f"{width}, the width before it")
     whole = isinstance(outputs, int) and 0 < outputs <= 1 << 16
     _check(whole, file, "out_features", outputs, "1 to 65536")
-    layer = Layer(
+    layer = LayerAfterPooling(
         "dense",
         width,
         int(str(outputs)),
@@ -306,22 +308,24 @@ def _dense(
 
 def _layer_norm(
     config: Mapping[str, Any], folder: Path, section: Model, width: int
-) -> tuple[Layer, Arrays]:
+) -> tuple[LayerAfterPooling, Arrays]:
     size = config.get("dimension")
     accepted = f"{width}, the width before it"
     _check(size == width, folder / "config.json", "dimension", size, accepted)
-    layer = Layer("layer_norm", width)
+    layer = LayerAfterPooling("layer_norm", width)
     names = ("norm.weight", "norm.bias")
     return layer, _tensors(folder, section, dict(zip(names, layer.shapes, strict=True)))
 
 
 def _normalize(
     _config: Mapping[str, Any], _folder: Path, _section: Model, _width: int
-) -> tuple[Layer, Arrays]:
-    return Layer("normalize"), []
+) -> tuple[LayerAfterPooling, Arrays]:
+    return LayerAfterPooling("normalize"), []
 
 
-LAYER_READERS: Mapping[str, Callable[[Mapping[str, Any], Path, Model, int], tuple[Layer, Arrays]]]
+LAYER_READERS: Mapping[
+    str, Callable[[Mapping[str, Any], Path, Model, int], tuple[LayerAfterPooling, Arrays]]
+]
 LAYER_READERS = {"Dense": _dense, "LayerNorm": _layer_norm, "Normalize": _normalize}
 """(config, folder, section, width before it) -> (layer, parameters), by a module's class."""
 
@@ -330,7 +334,7 @@ def _tensors(folder: Path, section: Model, shapes: Mapping[str, Sequence[int]]) 
     """The tensors of a module's folder in float32, in the order of `shapes`. Raises CheckpointError
     for one that is missing, of another shape, or not finite."""
     stored = weights.find(folder, section)
-    pairing = weights.Weights(stored, {n: n for n in shapes if n in stored}, ())
+    pairing = weights.SourceWeights(stored, {n: n for n in shapes if n in stored}, ())
     for name, shape in shapes.items():
         size = tuple(stored[name].shape) if name in stored else None
         if size != tuple(shape):

@@ -37,7 +37,7 @@ from optimizer.harness.contract import Contract
 from optimizer.load import source
 from optimizer.load.preparation import Described
 from optimizer.load.sentence import folder, library
-from optimizer.load.sentence.folder import Reading
+from optimizer.load.sentence.folder import FolderSettings
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
 from optimizer.model.checkpoint.model import load_torch_model
 from optimizer.recipe.schema import Model
@@ -105,7 +105,7 @@ def is_compared(section: Model) -> bool:
     return folder_of_library and library.is_installed()
 
 
-def _refuse_unread(d: Described, reading: Reading, why: str) -> None:
+def _refuse_unread(d: Described, reading: FolderSettings, why: str) -> None:
     if reading.unread:
         raise CheckpointError(
             f"{len(reading.unread)} settings are not read here: {'; '.join(reading.unread[:3])}",
@@ -199,7 +199,7 @@ def _theirs(d: Described, questions: Sequence[Question]) -> list[Vectors]:
 
 def _refuse(
     d: Described,
-    reading: Reading,
+    reading: FolderSettings,
     prompt: str | None,
     text: str,
     mine: Vectors,

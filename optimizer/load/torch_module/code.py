@@ -114,7 +114,7 @@ def _imports(module: str, file: Path) -> list[str]:
     return [name for name in names if name]
 
 
-class _Loader(SourceFileLoader):
+class _SourceLoader(SourceFileLoader):
     """Loader that neither reads nor writes compiled files, which could be older than the source."""
 
     def path_stats(self, path: Any) -> Any:
@@ -134,7 +134,7 @@ class _Finder:
         place = self.base.joinpath(*name.split("."))
         if file is not None:
             below = [str(place)] if file.name == "__init__.py" else None
-            loader = _Loader(name, str(file))
+            loader = _SourceLoader(name, str(file))
             return spec_from_file_location(
                 name, file, loader=loader, submodule_search_locations=below
             )

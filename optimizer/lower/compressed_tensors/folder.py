@@ -25,7 +25,12 @@ from optimizer.load.quantized.parts import QuantizedWeight
 from optimizer.lower.compressed_tensors import config, serving_engines
 from optimizer.lower.compressed_tensors import tensors as format_
 from optimizer.lower.compressed_tensors.tensors import DTYPES, FloatType
-from optimizer.model.checkpoint.checkpoint import Checkpoint, Entry, open_checkpoint, read_entry
+from optimizer.model.checkpoint.checkpoint import (
+    Checkpoint,
+    TensorPlace,
+    open_checkpoint,
+    read_entry,
+)
 from optimizer.recipe.schema import CompressedTensorsTarget
 from optimizer.store import Estimate, Shapes
 
@@ -70,7 +75,9 @@ def verify(folder: Path, checkpoint: Checkpoint, state: CompressedState, float: 
             expected = _as_stored(format_.expand_to_rows(state.weights[name]), DTYPES[float])
             same = format_.are_equal(entry.read(), expected)
         else:
-            same = isinstance(entry, Entry) and _same_float(entry, checkpoint, state, name, float)
+            same = isinstance(entry, TensorPlace) and _same_float(
+                entry, checkpoint, state, name, float
+            )
         if not same:
             raise LedgerError(
                 f"{name} reads back from {folder.name} with other values than the compressed "
@@ -80,7 +87,7 @@ def verify(folder: Path, checkpoint: Checkpoint, state: CompressedState, float: 
             )
     for name, value in format_.collect_cache_scales(state).items():
         entry = stored.get(name)
-        if not isinstance(entry, Entry) or not torch.equal(
+        if not isinstance(entry, TensorPlace) or not torch.equal(
             read_entry(entry), value.to(DTYPES[float])
         ):
             raise LedgerError(
@@ -106,7 +113,7 @@ def verify(folder: Path, checkpoint: Checkpoint, state: CompressedState, float: 
 
 
 def _same_float(
-    entry: Entry, checkpoint: Checkpoint, state: CompressedState, name: str, float: FloatType
+    entry: TensorPlace, checkpoint: Checkpoint, state: CompressedState, name: str, float: FloatType
 ) -> bool:
     """Test that an entry of the folder holds the float value of the parameter `name`, rounded."""
     is_float = name in state.weights and name == format_.find_embedding(checkpoint)

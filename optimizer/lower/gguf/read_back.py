@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from optimizer.lower.gguf import architectures, vocabulary
-from optimizer.lower.gguf.tensors import Model
+from optimizer.lower.gguf.tensors import GgufModel
 from optimizer.lower.gguf.vocabulary import Vocabulary
 
 
-def describe_differences(file: Path, model: Model, words: Vocabulary) -> Iterator[str]:
+def describe_differences(file: Path, model: GgufModel, words: Vocabulary) -> Iterator[str]:
     """Describe each difference between file and model in a sentence."""
     from gguf import GGUFReader, dequantize
 

@@ -34,7 +34,7 @@ DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
-class Entry:
+class GgufTensor:
     """Tensor of the file.
 
     parameter: name in the checkpoint
@@ -52,7 +52,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Model:
+class GgufModel:
     """Model to write: its checkpoint and the state of the compress stage.
     config: config.json with transformers' defaults
     float: "fp32", "fp16" or "bf16"
@@ -63,7 +63,7 @@ class Model:
     config: Mapping[str, Any]
     float: str
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[GgufTensor]:
         """Yield the tensors of the GGUF file in the checkpoint's order.
 
         Raises RecipeError for a weight that no GGUF type (Q4_0, Q8_0, ...) holds, OptimizeError for
@@ -85,9 +85,9 @@ class Model:
             shape = self._shape(parameter)
             kind = self._kind(parameter, place, shape)
             heads = architectures.count_heads(self.config, module) if rotated else 0
-            yield Entry(parameter, f"{place}.{last}", kind, shape, heads)
+            yield GgufTensor(parameter, f"{place}.{last}", kind, shape, heads)
 
-    def bytes_of(self, entry: Entry) -> Bytes:
+    def bytes_of(self, entry: GgufTensor) -> Bytes:
         """Encode one tensor, uint8 (..., bytes of a row). Raises OptimizeError for a value that its
         type does not hold."""
         rows = order_rows(entry.shape[0], entry.heads)
@@ -103,7 +103,7 @@ class Model:
         raw: Bytes = stored[torch.from_numpy(rows)].contiguous().view(torch.uint8).numpy()
         return raw
 
-    def value(self, entry: Entry) -> Tensor:
+    def value(self, entry: GgufTensor) -> Tensor:
         """Return the values that the file holds of a parameter, float32, rows in the checkpoint's
         order."""
         if entry.kind in blocks.TYPES:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from optimizer.lower.onnx.examine import Inputs, evaluate
+from optimizer.lower.onnx.examine import DecoderExamples, evaluate
 
 HIDDEN = -1e30  # upper bound of a mask's value at hidden columns, or half of its type's lowest
 NOT_CAUSAL = "its mask is not causal with padding, up to the whole context"
@@ -22,7 +22,7 @@ def is_causal(model: ir.Model, mask: ir.Value, context: int) -> bool:
     continued = np.pad(pads, ((0, 0), (0, 2)), constant_values=1)
     longest = np.ones((1, context), int)
     for past, padding in ((0, pads), (2, continued), (context - 1, longest)):
-        inputs = Inputs(model, padding, past)
+        inputs = DecoderExamples(model, padding, past)
         bias = np.broadcast_to(evaluate(model, mask, inputs), inputs.causal.shape)
         hidden = max(HIDDEN, float(np.finfo(bias.dtype).min) / 2)
         seen, real = inputs.causal, inputs.padding[:, None, past:, None].astype(bool)

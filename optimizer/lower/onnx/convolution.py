@@ -27,7 +27,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from optimizer.export.names import Names, Use
+from optimizer.export.names import Names, OperatorInput
 from optimizer.foundation.errors import OptimizeError
 from optimizer.foundation.qtensor import QTensor
 from optimizer.foundation.state import Range
@@ -116,7 +116,7 @@ def lower_summands(
             reader.replace_input_with(place, handed_on)
 
 
-def _reader(surgeon: Surgeon, name: str, use: Use) -> tuple[ir.Node, int]:
+def _reader(surgeon: Surgeon, name: str, use: OperatorInput) -> tuple[ir.Node, int]:
     """Return (operator of `use`, index of the operator's input that reads the tensor of `use`)."""
     node = surgeon.nodes[use.node]
     places = [i for i, v in enumerate(node.inputs) if v is not None and v.name == use.input]

@@ -55,7 +55,7 @@ def take_over(old: ir.Value, new: ir.Value) -> None:
 
 
 @dataclass(frozen=True)
-class Inputs:
+class DecoderExamples:
     """Example inputs of a decoder whose KV cache has `past` columns.
     padding: attention_mask [batch, past + sequence]
     positions: [batch, sequence], by default counted from the padding
@@ -97,7 +97,7 @@ class Inputs:
         return arrays
 
 
-def evaluate(model: ir.Model, value: ir.Value, inputs: Inputs) -> Array:
+def evaluate(model: ir.Model, value: ir.Value, inputs: DecoderExamples) -> Array:
     """Evaluate `value` on these inputs; only operators that it depends on run."""
     names = [str(v.name) for v in model.graph.inputs]
     piece = ir.convenience.extract(model.graph, names, [str(value.name)])

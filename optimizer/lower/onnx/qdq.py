@@ -25,7 +25,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from torch import Tensor
 
-from optimizer.export.names import Module, Names
+from optimizer.export.names import ModuleInGraph, Names
 from optimizer.export.scopes import MODULE
 from optimizer.foundation import packing
 from optimizer.foundation.errors import OptimizeError
@@ -69,7 +69,7 @@ class Surgeon:
         self.nodes = {str(n.name): n for n in self.model.graph}
         self._taken: dict[str, int] = {}
 
-    def products(self, module: Module) -> list[ir.Node]:
+    def products(self, module: ModuleInGraph) -> list[ir.Node]:
         """Operators that multiply by the module's weight; OptimizeError for a missing one."""
         names = [module.node, *(use.node for use in module.also)]
         missing = [n for n in names if n not in self.nodes]
@@ -253,7 +253,7 @@ def apply_factor(surgeon: Surgeon, product: ir.Node, name: str, factor: Tensor |
 
 def find_quantized_modules(
     model: ir.Model, names: Names, weights: Collection[str]
-) -> dict[str, Module]:
+) -> dict[str, ModuleInGraph]:
     """Return {name: module} of the modules whose weight is in `weights`, in graph order.
     Raises OptimizeError for a weight that no module of names.json holds.
     """

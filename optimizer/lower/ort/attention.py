@@ -48,7 +48,7 @@ from optimizer.lower.onnx.attention_pattern import (
 )
 from optimizer.lower.onnx.causal_mask import NOT_CAUSAL, is_causal
 from optimizer.lower.onnx.examine import (
-    Inputs,
+    DecoderExamples,
     add_initializer,
     evaluate,
     find_maker,
@@ -64,7 +64,7 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class _Layer:
+class _AttentionLayer:
     """Attention of one layer, as recognised.
 
     q, k, v: (value, True if its heads are an axis, False if flat)
@@ -104,7 +104,7 @@ def fuse(model: ir.Model, context: int) -> Fused:
     return Fused(tuple(done), left)
 
 
-def _recognise(fusion: _Fusion, index: int) -> _Layer:
+def _recognise(fusion: _Fusion, index: int) -> _AttentionLayer:
     """Recognise the attention of layer `index` by cases 1 to 5; raises OtherPattern."""
     attention = recognise(fusion.inputs, fusion.outputs, index)
     merged = find_user(attention.weighted.outputs[0], "Transpose", perm=(0, 2, 1, 3))
@@ -119,7 +119,7 @@ def _recognise(fusion: _Fusion, index: int) -> _Layer:
         fusion.check_rotary(*rotary)
     q, k, v = (_flat(x) for x in (query, new_key, attention.appended[1]))
     module = module_of(attention.softmax)
-    return _Layer(
+    return _AttentionLayer(
         module, index, q, k, v, attention.repeats, attention.scale, attention.mask, rotary, output
     )
 
@@ -234,7 +234,7 @@ class _Fusion:
 
     def _table(self, value: ir.Value, positions: Array) -> Array:
         """Evaluate a value [1, 1, positions, head width] to [positions, head width]."""
-        inputs = Inputs(self.model, np.ones((1, len(positions)), int), 0, positions[None])
+        inputs = DecoderExamples(self.model, np.ones((1, len(positions)), int), 0, positions[None])
         table = evaluate(self.model, value, inputs)
         return table.reshape(len(positions), table.shape[-1])
 
@@ -243,7 +243,7 @@ class _Fusion:
             self._shared[name] = add_initializer(self.model.graph, name, array)
         return self._shared[name]
 
-    def rewrite(self, layer: _Layer) -> None:
+    def rewrite(self, layer: _AttentionLayer) -> None:
         """Replace the layer by GroupQueryAttention; outputs keep their names."""
         kv_heads, before = self._kv_heads(layer.index), layer.output
         pasts = [self.inputs[past_name(layer.index, n)] for n in PARTS]

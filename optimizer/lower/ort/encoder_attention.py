@@ -38,7 +38,7 @@ FORWARD, KEYS = (0, 2, 1, 3), (0, 2, 3, 1)
 
 
 @dataclass(frozen=True)
-class _Attention:
+class _EncoderAttention:
     """Attention of one layer.
 
     operands: flat q, k and v
@@ -86,7 +86,7 @@ def fuse(model: ir.Model, *, biased: bool = False) -> tuple[str, ...]:
     return tuple(done)
 
 
-def _recognise(softmax: ir.Node, flat: Mapping[str, ir.Shape]) -> _Attention:
+def _recognise(softmax: ir.Node, flat: Mapping[str, ir.Shape]) -> _EncoderAttention:
     """Recognise cases 1, 2 and 4, or raise OtherPattern.
 
     flat: {value with three axes: shape}
@@ -111,7 +111,7 @@ def _recognise(softmax: ir.Node, flat: Mapping[str, ir.Shape]) -> _Attention:
     together = target[1:] if target is not None else None
     if not (split == keys == values) or together != [positions, heads * width]:
         raise OtherPattern(f"{merged.name} lays heads out in another way than side by side")
-    return _Attention((q, k, v), heads, heads * width, scale, added, merged)
+    return _EncoderAttention((q, k, v), heads, heads * width, scale, added, merged)
 
 
 def _scores(value: ir.Value | None) -> tuple[float, ir.Node, tuple[ir.Value, ...]]:
@@ -195,7 +195,7 @@ def _is_true(value: ir.Value | None) -> bool:
 
 def _rewrite(
     model: ir.Model,
-    attention: _Attention,
+    attention: _EncoderAttention,
     name: str,
     module: str,
     biases: dict[tuple[ir.Value, ...], ir.Value],
@@ -221,7 +221,7 @@ def _rewrite(
     return node.outputs[0]
 
 
-def _bias(model: ir.Model, attention: _Attention, label: str) -> ir.Value:
+def _bias(model: ir.Model, attention: _EncoderAttention, label: str) -> ir.Value:
     """Return the sum of the values added, with a row per query, as the operator requires (masks
     have one row for all queries).
 

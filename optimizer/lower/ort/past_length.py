@@ -21,7 +21,13 @@ import onnx_ir as ir
 
 from optimizer.export.scopes import MODULE
 from optimizer.harness.inputs.kv_cache import is_past
-from optimizer.lower.onnx.examine import Inputs, add_initializer, evaluate, read_constant, take_over
+from optimizer.lower.onnx.examine import (
+    DecoderExamples,
+    add_initializer,
+    evaluate,
+    read_constant,
+    take_over,
+)
 
 LENGTHS = 5  # index of GroupQueryAttention's input with each row's last column
 EXAMPLE = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [0, 1, 1, 1, 0]])  # padding on either side
@@ -65,13 +71,13 @@ def _keeps_new_columns(model: ir.Model, node: ir.Node, length: ir.Value) -> bool
     ends, axes, *steps = [read_constant(v) for v in node.inputs[2:5]]
     if ends is None or ends[0] < np.iinfo(np.int32).max or axes != [1] or steps not in ([], [[1]]):
         return False
-    together = evaluate(model, node.inputs[0], Inputs(model, EXAMPLE, 0))
+    together = evaluate(model, node.inputs[0], DecoderExamples(model, EXAMPLE, 0))
     if together.shape != EXAMPLE.shape:
         return False
     ends_at = [int(np.flatnonzero(row)[-1]) + 1 for row in EXAMPLE]
     return all(
         np.array_equal(
-            evaluate(model, node.inputs[0], Inputs(model, EXAMPLE[[i], :end], 0))[0],
+            evaluate(model, node.inputs[0], DecoderExamples(model, EXAMPLE[[i], :end], 0))[0],
             together[i, :end],
         )
         for i, end in enumerate(ends_at)

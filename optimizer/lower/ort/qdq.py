@@ -29,7 +29,7 @@ import numpy as np
 import onnx_ir as ir
 
 from optimizer.export.check import FLOAT_TYPES
-from optimizer.export.names import Module, Names
+from optimizer.export.names import ModuleInGraph, Names
 from optimizer.foundation.qtensor import QTensor
 from optimizer.foundation.state import CompressedState, Range
 from optimizer.lower.onnx import attention_operands, convolution, lookup
@@ -90,7 +90,12 @@ def lower(
 
 
 def _static(
-    surgeon: Surgeon, name: str, module: Module, q: QTensor, products: Products, covered: Range
+    surgeon: Surgeon,
+    name: str,
+    module: ModuleInGraph,
+    q: QTensor,
+    products: Products,
+    covered: Range,
 ) -> str:
     """Lower case 1; return the module's activation for lowering.json."""
     for copy, (product, x) in enumerate(products):
@@ -121,7 +126,7 @@ def _static(
 
 
 def _weight_only(
-    surgeon: Surgeon, name: str, module: Module, q: QTensor, products: Products
+    surgeon: Surgeon, name: str, module: ModuleInGraph, q: QTensor, products: Products
 ) -> str:
     """Lower case 3; return the module's activation for lowering.json."""
     unsigned = q.zero_point is not None
@@ -132,7 +137,9 @@ def _weight_only(
     return "float"
 
 
-def _per_token(surgeon: Surgeon, name: str, module: Module, q: QTensor, products: Products) -> str:
+def _per_token(
+    surgeon: Surgeon, name: str, module: ModuleInGraph, q: QTensor, products: Products
+) -> str:
     """Lower case 2; return the module's activation for lowering.json."""
     integers, scale, _, _ = add_weight(surgeon, module.parameter, q)
     zero = surgeon.constant("row_zero_point", np.array(ROW_ZERO_POINT, np.uint8))

@@ -50,7 +50,7 @@ Ranks = Mapping[str, int]  # {value other than an initializer: rank}
 
 
 @dataclass(frozen=True)
-class _Attention:
+class _SequenceFirstAttention:
     """Attention of one layer.
 
     splits, turned: Reshapes and Transposes of q, k and v
@@ -101,7 +101,7 @@ def is_sequence_first(product: ir.Node) -> bool:
     return SWAPPED in product.metadata_props
 
 
-def _attentions(model: ir.Model) -> Iterable[_Attention]:
+def _attentions(model: ir.Model) -> Iterable[_SequenceFirstAttention]:
     for softmax in model.graph:
         if softmax.op_type == "Softmax":
             try:
@@ -110,7 +110,7 @@ def _attentions(model: ir.Model) -> Iterable[_Attention]:
                 continue
 
 
-def _recognise(softmax: ir.Node) -> _Attention:
+def _recognise(softmax: ir.Node) -> _SequenceFirstAttention:
     """Recognise cases 1 to 3, or raise OtherPattern."""
     axis = softmax.attributes.get("axis")
     if axis is not None and axis.as_int() not in (-1, 3):
@@ -134,7 +134,7 @@ def _recognise(softmax: ir.Node) -> _Attention:
             raise OtherPattern(f"{node.name} turns something other than a split")
         _keeps_two(split, 4)
         splits.append(split)
-    return _Attention(tuple(splits), turned, back, merged)
+    return _SequenceFirstAttention(tuple(splits), turned, back, merged)
 
 
 def _product(value: ir.Value | None) -> ir.Node:
@@ -168,7 +168,7 @@ def _keeps_two(reshape: ir.Node, rank: int) -> None:
         raise OtherPattern(f"{reshape.name} splits or joins more than the last axes")
 
 
-def _grow(attentions: Iterable[_Attention], ranks: Ranks) -> _Region:
+def _grow(attentions: Iterable[_SequenceFirstAttention], ranks: Ranks) -> _Region:
     """Collect the attentions' inputs and outputs, and token-wise operators between them."""
     region = _Region()
     splits = {s: None for a in attentions for s in a.splits}
@@ -246,7 +246,9 @@ def _looks_up(node: ir.Node, ranks: Ranks) -> bool:
     )
 
 
-def _rewrite(model: ir.Model, attentions: Iterable[_Attention], region: _Region) -> None:
+def _rewrite(
+    model: ir.Model, attentions: Iterable[_SequenceFirstAttention], region: _Region
+) -> None:
     """Put the sequence before the batch in all values of the region, in place."""
     inside = {*region.nodes, *(s for a in attentions for s in a.splits)}
     turned: dict[ir.Value, ir.Value] = {}

@@ -8,7 +8,12 @@ from optimizer.harness.inputs.image import IMAGE
 from optimizer.harness.inputs.text import TEXT
 from optimizer.model.architectures.family_record import Family
 from optimizer.model.architectures.linear_blocks import SmoothPair
-from optimizer.model.architectures.residual_blocks import BatchNorms, Chain, Pair, Summand
+from optimizer.model.architectures.residual_blocks import (
+    BatchNorms,
+    Chain,
+    ConvolutionAndNorm,
+    Summand,
+)
 
 _QKV = ("query", "key", "value")
 
@@ -94,7 +99,7 @@ _EFFICIENTNET_LITE = Family(
     smooth=(),
     inputs=IMAGE.name,
     any_size=True,
-    batch_norms=BatchNorms((Pair(padding="padding"),), epsilon=1e-3),
+    batch_norms=BatchNorms((ConvolutionAndNorm(padding="padding"),), epsilon=1e-3),
     summands=(
         Summand("residual", "project.convolution"),
         Summand("shortcut", "expand.convolution", input=True),
@@ -145,11 +150,11 @@ _EFFICIENTNET = Family(
     any_size=True,
     batch_norms=BatchNorms(
         (
-            Pair("convolution", "batchnorm", "padding"),
-            Pair("expand_conv", "expand_bn"),
-            Pair("depthwise_conv", "depthwise_norm", "depthwise_conv_pad"),
-            Pair("project_conv", "project_bn"),
-            Pair("top_conv", "top_bn"),
+            ConvolutionAndNorm("convolution", "batchnorm", "padding"),
+            ConvolutionAndNorm("expand_conv", "expand_bn"),
+            ConvolutionAndNorm("depthwise_conv", "depthwise_norm", "depthwise_conv_pad"),
+            ConvolutionAndNorm("project_conv", "project_bn"),
+            ConvolutionAndNorm("top_conv", "top_bn"),
         ),
         epsilon=1e-3,
         epsilon_of="batch_norm_eps",
@@ -275,7 +280,7 @@ _SEGFORMER = Family(
     pre_norm=True,
     inputs=IMAGE.name,
     any_size=True,
-    batch_norms=BatchNorms((Pair("linear_fuse", "batch_norm"),)),
+    batch_norms=BatchNorms((ConvolutionAndNorm("linear_fuse", "batch_norm"),)),
 )
 
 # The decoder begins with zeros and not with what the encoder gives, so the model without its heads

@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Pair:
+class ConvolutionAndNorm:
     """Names of a convolution and of the norm that alone reads its output, in one module."""
 
     convolution: str = "convolution"
@@ -21,7 +21,7 @@ class BatchNorms:
     """BatchNorms that are folded into the convolutions before them. Padding modules before the
     convolutions are folded too (checkpoint/batch_norms.py)."""
 
-    pairs: tuple[Pair, ...] = (Pair(),)
+    pairs: tuple[ConvolutionAndNorm, ...] = (ConvolutionAndNorm(),)
     epsilon: float = 1e-5  # unless the config has the field `epsilon_of`
     epsilon_of: str = ""
     same: str = ""  # the config's flag for TensorFlow's padding, which depends on the image's size

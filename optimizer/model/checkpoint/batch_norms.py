@@ -23,7 +23,7 @@ from optimizer.foundation.conv_geometry import (
     split_padding,
 )
 from optimizer.foundation.errors import CheckpointError
-from optimizer.model.architectures.residual_blocks import BatchNorms, Pair
+from optimizer.model.architectures.residual_blocks import BatchNorms, ConvolutionAndNorm
 
 PARTS = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 FROZEN = "FrozenBatchNorm2d"
@@ -75,7 +75,7 @@ def fold_skeleton(model: nn.Module, norms: BatchNorms, same: bool = False) -> No
 
 def find_pairs(
     model: nn.Module, norms: BatchNorms
-) -> Iterator[tuple[str, nn.Module, Pair, nn.Conv2d, nn.Module]]:
+) -> Iterator[tuple[str, nn.Module, ConvolutionAndNorm, nn.Conv2d, nn.Module]]:
     """Yield (name of a module, module, pair, convolution, norm) for every convolution and norm of
     `norms.pairs` in the model."""
     for path, parent in model.named_modules():
@@ -87,7 +87,7 @@ def find_pairs(
                 yield path, parent, pair, convolution, norm
 
 
-def _sides(parent: nn.Module, pair: Pair, convolution: nn.Conv2d) -> ExtraPadding:
+def _sides(parent: nn.Module, pair: ConvolutionAndNorm, convolution: nn.Conv2d) -> ExtraPadding:
     """Return the padding per side beyond the convolution's own. A word such as "same" becomes
     numbers, and a ZeroPad2d before the convolution becomes an identity, both in place. Raises
     CheckpointError for negative padding."""

@@ -45,7 +45,7 @@ GET_AGAIN = "Get the file again: the download was cut short or the file was chan
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorPlace:
     """Place of a tensor in a safetensors file: file, offsets, dtype and shape."""
 
     file: Path
@@ -55,7 +55,7 @@ class Entry:
     end: int
 
 
-def read_header(file: Path, *, float8: bool = False) -> dict[str, Entry]:
+def read_header(file: Path, *, float8: bool = False) -> dict[str, TensorPlace]:
     """Return {name: entry} of a safetensors file, without reading any tensor.
 
     float8: True: accept FP8 tensors, whose values need scales from other tensors
@@ -106,7 +106,7 @@ def _entry(
     data: int,
     size: int,
     dtypes: Mapping[str, torch.dtype],
-) -> Entry:
+) -> TensorPlace:
     """Build the entry of a tensor from its fields in a header.
 
     e: dtype, shape and data_offsets, as the header states them
@@ -143,10 +143,10 @@ def _entry(
         raise ValueError(
             f"tensor {name!r}: offsets {begin}..{end} do not hold {e['dtype']} {shape}"
         )
-    return Entry(file, dtype, shape, data + begin, data + end)
+    return TensorPlace(file, dtype, shape, data + begin, data + end)
 
 
-def read_entry(entry: Entry) -> Tensor:
+def read_entry(entry: TensorPlace) -> Tensor:
     """Read the tensor at `entry` as stored, into new memory."""
     raw = bytearray(entry.end - entry.begin)
     with entry.file.open("rb") as f:
@@ -165,7 +165,7 @@ class Tensors(Mapping[str, Tensor]):
         returned as (out, in)
     """
 
-    def __init__(self, entries: Mapping[str, Entry], transposed: Iterable[str] = ()) -> None:
+    def __init__(self, entries: Mapping[str, TensorPlace], transposed: Iterable[str] = ()) -> None:
         self._entries = dict(entries)
         self._transposed = frozenset(transposed)
 
@@ -236,7 +236,7 @@ class Tensors(Mapping[str, Tensor]):
         """Names of tensors whose values are computed from several tensors of the files."""
         return frozenset()
 
-    def entry(self, name: str) -> Entry:
+    def entry(self, name: str) -> TensorPlace:
         """Return the place of a tensor in its file."""
         return self._entries[name]
 
@@ -246,7 +246,7 @@ class FoldedTensors(Tensors):
     convolutions have a bias."""
 
     def __init__(
-        self, entries: Mapping[str, Entry], transposed: Iterable[str], norms: BatchNorms
+        self, entries: Mapping[str, TensorPlace], transposed: Iterable[str], norms: BatchNorms
     ) -> None:
         super().__init__(entries, transposed)
         self._epsilon = norms.epsilon
@@ -311,7 +311,7 @@ def open_checkpoint(load_folder: Path) -> Checkpoint:
     """Open the load stage's folder. Raises CheckpointError when a file is missing or damaged."""
     folder = load_folder / "checkpoint"
     config = read_json(folder / "config.json")
-    entries: dict[str, Entry] = {}
+    entries: dict[str, TensorPlace] = {}
     for file in sorted(folder.glob("*.safetensors")):
         entries.update(read_header(file))
     if not entries:

@@ -13,7 +13,7 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Port:
+class DrawnInput:
     """Input of a graph, and the values that may be drawn for it.
 
     shape: sizes of the axes after the first, which is the batch
@@ -27,21 +27,21 @@ class Port:
     high: float | None = None
 
 
-def of_contract(contract: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[Port, ...]:
+def of_contract(contract: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[DrawnInput, ...]:
     """List the inputs in a contract, with the value ranges in the checkpoint's config.json."""
     return tuple(
-        Port(i["name"], i["dtype"], tuple(i["axes"][1:]), *config["ranges"][i["name"]])
+        DrawnInput(i["name"], i["dtype"], tuple(i["axes"][1:]), *config["ranges"][i["name"]])
         for i in contract["inputs"]
     )
 
 
-def draw(ports: Sequence[Port], rows: int, seed: int = 0) -> dict[str, Array]:
+def draw(ports: Sequence[DrawnInput], rows: int, seed: int = 0) -> dict[str, Array]:
     """Draw {input: array of `rows` rows}; one seed always gives the same arrays."""
     rng = np.random.default_rng(seed)
     return {p.name: _drawn(rng, p, rows) for p in ports}
 
 
-def _drawn(rng: np.random.Generator, port: Port, rows: int) -> Array:
+def _drawn(rng: np.random.Generator, port: DrawnInput, rows: int) -> Array:
     shape = (rows, *port.shape)
     if port.low is None or port.high is None:
         return rng.standard_normal(shape).astype(port.dtype)

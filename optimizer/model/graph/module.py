@@ -23,7 +23,7 @@ from optimizer.foundation.conv_geometry import NO_EXTRA, PaddedConvolution
 from optimizer.harness.errors import HarnessError
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.model.graph.operators import OPERATORS
-from optimizer.model.graph.parts import Part, split
+from optimizer.model.graph.parts import GraphPart, split
 from optimizer.model.graph.record import BODY, CONV, LINEAR, PARTS, Graph, Node, resolve
 
 FAILURES = (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError)
@@ -139,7 +139,7 @@ class PartModule(nn.Module):
     body: module of the whole graph, which keeps the weights under its own names
     """
 
-    def __init__(self, body: Body, part: Part) -> None:
+    def __init__(self, body: Body, part: GraphPart) -> None:
         super().__init__()
         self.__dict__["body"] = body  # not as a module inside this one
         self.part = part
@@ -269,7 +269,7 @@ def in_onnx_runtime(node: Node, file: Path, arguments: list[Any]) -> tuple[Tenso
     return tuple(r * 1.0 if r.is_floating_point() else r for r in results)
 
 
-class _Operator(OrtRunner):
+class _OperatorSession(OrtRunner):
     """ONNX Runtime session of one operator. Shapes of inputs are not checked, so that an axis may
     be empty."""
 
@@ -279,4 +279,4 @@ class _Operator(OrtRunner):
 
 @lru_cache(maxsize=256)
 def _runner(file: Path, _modified: int) -> OrtRunner:
-    return _Operator(file, threads=1, fuse=False)
+    return _OperatorSession(file, threads=1, fuse=False)

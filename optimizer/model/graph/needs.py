@@ -18,7 +18,7 @@ from optimizer.foundation.process import resident, threads
 from optimizer.foundation.rounding.random_rounding import Arithmetic, RandomRounding
 from optimizer.foundation.rounding.tolerance import RUNS
 from optimizer.model.graph.module import GraphModel, PartModule
-from optimizer.model.graph.parts import Part
+from optimizer.model.graph.parts import GraphPart
 from optimizer.model.graph.record import BODY, CONV, LINEAR, PARTS, Graph, Node
 from optimizer.store import CompressedShapes, Shapes
 
@@ -52,7 +52,7 @@ class PartNeeds:
 
 
 @dataclass(frozen=True)
-class Rounded:
+class RandomlyRoundedRuns:
     """Processor time of runs in which every operation is rounded at random, on one thread. The
     ledger derives its tolerances from such runs (foundation/rounding/random_rounding.py).
 
@@ -85,7 +85,7 @@ class GraphShapes(dict[str, tuple[int, ...]]):
         shapes: Mapping[str, tuple[int, ...]],
         parts: tuple[PartNeeds, ...],
         modules: tuple[str, ...],
-        rounded: Rounded,
+        rounded: RandomlyRoundedRuns,
         libraries: int,
         opened: int,
     ) -> None:
@@ -116,7 +116,7 @@ def graph_of(shapes: Shapes) -> GraphShapes | None:
 
 def measure(
     model: GraphModel, inputs: Mapping[str, Tensor]
-) -> tuple[tuple[PartNeeds, ...], Rounded]:
+) -> tuple[tuple[PartNeeds, ...], RandomlyRoundedRuns]:
     """Run a model on one thread; return (needs of its parts, time of randomly rounded runs).
 
     model: model with its weights
@@ -128,7 +128,7 @@ def measure(
     return needs
 
 
-def _rounded(model: GraphModel, inputs: Mapping[str, Tensor]) -> Rounded:
+def _rounded(model: GraphModel, inputs: Mapping[str, Tensor]) -> RandomlyRoundedRuns:
     rows, seconds = len(next(iter(inputs.values()))), list[float]()
     with resident.sampled() as sizes:
         for count in (1, 1, rows):  # the first one draws the random numbers
@@ -138,7 +138,7 @@ def _rounded(model: GraphModel, inputs: Mapping[str, Tensor]) -> Rounded:
                 model(**some)
             seconds.append(time.thread_time() - before)
     row = max(seconds[2] - seconds[1], 0.0) / max(rows - 1, 1)
-    return Rounded(max(seconds[1] - row, 0.0), row, max(sizes) - sizes[0])
+    return RandomlyRoundedRuns(max(seconds[1] - row, 0.0), row, max(sizes) - sizes[0])
 
 
 def _measure(model: GraphModel, inputs: Mapping[str, Tensor]) -> tuple[PartNeeds, ...]:
@@ -190,7 +190,7 @@ def _of_part(
     positions: {linear layer or convolution: rows of its input as a matrix}
     seconds: processor time of the part per row
     """
-    part: Part = module.part
+    part: GraphPart = module.part
     nodes = [graph.nodes[i] for i in part.nodes]
     entering = part.reads[:1]
     modules = [n.module for n in nodes if n.module in positions]

@@ -22,7 +22,7 @@ SIZES = ("Shape", "Size")
 
 
 @dataclass(frozen=True)
-class Part:
+class GraphPart:
     """Operators of a graph that are computed together.
 
     nodes: their indices, in the order in which they run
@@ -64,7 +64,7 @@ def starts(graph: Graph, sizes: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(chosen)
 
 
-def split(graph: Graph) -> tuple[Part, tuple[Part, ...]]:
+def split(graph: Graph) -> tuple[GraphPart, tuple[GraphPart, ...]]:
     """Split a graph; return (the nodes that are computed before the parts, the parts)."""
     inside = _inside(graph)
     before = sorted({*range(len(graph.nodes))} - {*inside})
@@ -75,15 +75,15 @@ def split(graph: Graph) -> tuple[Part, tuple[Part, ...]]:
         if i in graph.starts:
             groups.append([])
         groups[-1].append(i)
-    parts: list[Part] = []
+    parts: list[GraphPart] = []
     for group in reversed(groups):
         gives = parts[-1].reads[:1] if parts else _answer(graph, group)
         reads = _reads(graph, group, gives)
         carried = [name for name in reads if name not in outer or name in entering]
         ordered = tuple(dict.fromkeys([*carried, *reads]))
-        parts.append(Part(tuple(group), ordered, gives, _paths(graph, group)))
+        parts.append(GraphPart(tuple(group), ordered, gives, _paths(graph, group)))
     needed = dict.fromkeys(name for part in parts for name in part.reads if name in outer)
-    first = Part(tuple(before), tuple(graph.inputs), tuple(needed), _paths(graph, before))
+    first = GraphPart(tuple(before), tuple(graph.inputs), tuple(needed), _paths(graph, before))
     return first, tuple(parts[::-1])
 
 

@@ -38,7 +38,7 @@ SYSTEMS = {
 
 
 @dataclass(frozen=True)
-class Entry:
+class TableEntry:
     """Entry of a table: text of a number, and a note below it, such as an interval or a reason."""
 
     text: str
@@ -46,13 +46,13 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """Row of the comparison: entries of float, of the candidate, and of the change."""
 
     name: str
-    before: Entry
-    after: Entry
-    change: Entry = Entry("")
+    before: TableEntry
+    after: TableEntry
+    change: TableEntry = TableEntry("")
 
     @property
     def unmeasured(self) -> bool:
@@ -124,22 +124,22 @@ def baseline(cell: Document, target: str) -> str | None:
     return others[0] if others else None
 
 
-def build_cell(value: Any, write: Writer, bounds: Any = None) -> Entry:
+def build_cell(value: Any, write: Writer, bounds: Any = None) -> TableEntry:
     """Return a cell: `value` written by `write`, and its interval `bounds` as the note."""
-    return Entry(write(value), interval(bounds, write, unit=False))
+    return TableEntry(write(value), interval(bounds, write, unit=False))
 
 
-def quality_rows(report: Document) -> list[Row]:
+def quality_rows(report: Document) -> list[TableRow]:
     """Return rows on the metric (not perplexity) and cosine; one with the reason if unmeasured."""
     quality = get_part(report, "quality")
     if not quality.get("metric"):
-        gap = Entry(NOT_MEASURED, explain_missing(report, "quality"))
-        return [Row("Quality", gap, gap)]
+        gap = TableEntry(NOT_MEASURED, explain_missing(report, "quality"))
+        return [TableRow("Quality", gap, gap)]
     metric = str(quality["metric"])
     value, differ = level(metric), change(metric)
     before, after, moved = (get_part(quality, k) for k in ("baseline", "candidate", "difference"))
     rows = [
-        Row(
+        TableRow(
             title(metric),
             build_cell(before.get("value"), value, before.get("interval")),
             build_cell(after.get("value"), value, after.get("interval")),
@@ -149,17 +149,17 @@ def quality_rows(report: Document) -> list[Row]:
     cosine = get_part(quality, "cosine")
     if cosine and metric != "cosine":
         write = level("cosine")
-        lowest = Entry(write(cosine.get("mean")), f"lowest {write(cosine.get('min'))}")
-        rows.append(Row("Cosine to float", Entry(""), lowest))
+        lowest = TableEntry(write(cosine.get("mean")), f"lowest {write(cosine.get('min'))}")
+        rows.append(TableRow("Cosine to float", TableEntry(""), lowest))
     return rows
 
 
-def latency_rows(report: Document) -> list[Row]:
+def latency_rows(report: Document) -> list[TableRow]:
     """Return rows on p50 and p99 of each batch x sequence; one with the reason if unmeasured."""
     cells = get_parts(get_part(report, "speed"), "cells")
     if not cells:
-        gap = Entry(NOT_MEASURED, explain_missing(report, "speed"))
-        return [Row("Latency", gap, gap)]
+        gap = TableEntry(NOT_MEASURED, explain_missing(report, "speed"))
+        return [TableRow("Latency", gap, gap)]
     rows = []
     for cell in cells:
         first = baseline(cell, str(report.get("target", "")))
@@ -170,11 +170,11 @@ def latency_rows(report: Document) -> list[Row]:
         for p in ("p50", "p99"):
             before, after = (build_cell(e.get(p), ms, e.get(f"{p}_interval")) for e in ends)
             ratio = get_part(cell, "ratio")
-            moved = Entry(times(divide(ends[1].get(p), ends[0].get(p))))
+            moved = TableEntry(times(divide(ends[1].get(p), ends[0].get(p))))
             if p == "p50" and "median" in ratio:
                 moved = build_cell(ratio["median"], times, ratio.get("interval"))
             name = f"{p}, batch {plain(cell.get('batch'))}{format_length(cell)}"
-            rows.append(Row(name, before, after, moved))
+            rows.append(TableRow(name, before, after, moved))
     return rows
 
 
@@ -196,16 +196,18 @@ def divide(after: Any, before: Any) -> float | None:
     return a / b if a is not None and b else None
 
 
-def size_rows(report: Document) -> list[Row]:
+def size_rows(report: Document) -> list[TableRow]:
     """Return one row on the size of the model file and one on peak memory."""
     speed = get_part(report, "speed")
     rows = []
     for key, name in (("size", "Model file"), ("peak_memory", "Peak memory")):
         holder = get_part(speed, key) or get_part(report, key)
         before, after = _pair(holder, str(report.get("target", "")))
-        moved = Entry(times(divide(after, before)))
+        moved = TableEntry(times(divide(after, before)))
         gap = "" if holder else explain_missing(report, key if speed else "speed")
-        rows.append(Row(name, Entry(size(before), gap), Entry(size(after), gap), moved))
+        rows.append(
+            TableRow(name, TableEntry(size(before), gap), TableEntry(size(after), gap), moved)
+        )
     return rows
 
 

@@ -36,10 +36,10 @@ from optimizer.package.report.view import (
     Card,
     Page,
     Paragraph,
+    ReportTable,
     Span,
-    Table,
     TargetPart,
-    Verdict,
+    TargetVerdict,
     badge,
     line,
 )
@@ -90,11 +90,11 @@ def _millions(count: Any) -> str:
     return whole(count) if number is None or number < 1e6 else f"{number / 1e6:.1f} million"
 
 
-def _verdict(report: Document, recipe: Any, number: int) -> Verdict:
+def _verdict(report: Document, recipe: Any, number: int) -> TargetVerdict:
     """Return the verdict of target `number`, with the gates that did not pass."""
     verdict = str(report.get("verdict"))
     failing = [g for g in sort_gates(report) if g.get("verdict") != "pass"]
-    return Verdict(
+    return TargetVerdict(
         target=str(report.get("target")),
         href=f"#{_anchor(number)}",
         badge=badge(verdict),
@@ -184,7 +184,7 @@ def _machines(reports: list[Document]) -> list[tuple[str, Any]]:
     return rows
 
 
-def _files(title: str, listed: Document) -> Table:
+def _files(title: str, listed: Document) -> ReportTable:
     body = tuple(
         (
             line(Span(name, "code")),
@@ -194,4 +194,6 @@ def _files(title: str, listed: Document) -> Table:
         for name, file in listed.items()
         if isinstance(file, Mapping)
     )
-    return Table(title, ("File", "Size", "SHA-256"), body, (1,), fold=f"{title} ({len(body)})")
+    return ReportTable(
+        title, ("File", "Size", "SHA-256"), body, (1,), fold=f"{title} ({len(body)})"
+    )

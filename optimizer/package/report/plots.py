@@ -57,7 +57,7 @@ class Dot:
 
 
 @dataclass(frozen=True)
-class Label:
+class ChartText:
     """Text at a position of a chart."""
 
     shape: ClassVar[str] = "label"
@@ -67,7 +67,7 @@ class Label:
     style: str = ""
 
 
-Shape = Rect | Stroke | Dot | Label
+Shape = Rect | Stroke | Dot | ChartText
 
 
 @dataclass(frozen=True)
@@ -121,19 +121,19 @@ def _span(start: float, end: float) -> str:
     return f"{98.4 * max(b - a, 0.0):.2f}%"
 
 
-def _label(fraction: float, y: float, text: str, style: str = "") -> Label:
+def _label(fraction: float, y: float, text: str, style: str = "") -> ChartText:
     """Return text at a position, aligned inwards near the edges."""
     anchor = "" if fraction < 0.3 else "end" if fraction > 0.7 else "mid"
-    return Label(text, _at(fraction), y, f"{style} {anchor}".strip())
+    return ChartText(text, _at(fraction), y, f"{style} {anchor}".strip())
 
 
 def _row(
     y: float, left: str, right: str, style: str = "soft", most: int = 30
-) -> tuple[Label, Label]:
+) -> tuple[ChartText, ChartText]:
     """Return the two texts above a bar; `left` is cut to at most `most` characters for a phone."""
     room = max(most - max(len(right) - 18, 0), 12)
     shown = left if len(left) <= room else left[: room - 1] + "…"
-    return Label(shown, "0.8%", y, "strong"), Label(right, "99.2%", y, f"end {style}")
+    return ChartText(shown, "0.8%", y, "strong"), ChartText(right, "99.2%", y, f"end {style}")
 
 
 def _vertical(fraction: float, top: float, bottom: float, style: str) -> Stroke:
@@ -303,7 +303,7 @@ def columns(values: Sequence[tuple[str, float]], title: str, worst: int) -> Char
     for tick in _ticks(most)[1:]:
         y = floor - height * tick / most
         shapes.append(_horizontal(GUTTER, 1, y, "axis"))
-        shapes.append(Label(f"{tick:g}", _at(GUTTER - 0.01), y + 4, "end soft"))
+        shapes.append(ChartText(f"{tick:g}", _at(GUTTER - 0.01), y + 4, "end soft"))
     for i, (name, v) in enumerate(values):
         tall = height * max(v, 0.0) / most
         style = "over" if i in marked else "fine faint"
@@ -342,7 +342,7 @@ def curve(points: Sequence[tuple[float, float]], best: float, title: str) -> Cha
         shapes.append(Stroke(_at(x1), _at(x2), y1, y2, "candidate whisker"))
     for end in (known[0], min(known, key=lambda p: p[1])):
         x, y = place(end)
-        shapes.append(Label(f"{end[1]:.3g}", _at(GUTTER - 0.01), y + 4, "end soft"))
+        shapes.append(ChartText(f"{end[1]:.3g}", _at(GUTTER - 0.01), y + 4, "end soft"))
     kept = next((p for p in known if p[0] == best), known[-1])
     x, y = place(kept)
     shapes += [Dot(_at(x), y, 5.5, "candidate"), _label(x, floor + 16, f"step {best:g}", "soft")]
@@ -370,9 +370,9 @@ def pareto(points: Sequence[Point], margin: float, title: str, unit: str) -> Cha
     shapes: list[Shape] = [
         _horizontal(GUTTER, 1, floor + 8, "axis"),
         _horizontal(GUTTER, 1, down(margin), "limit"),
-        Label("margin", _at(GUTTER - 0.01), down(margin) + 4, "end soft"),
+        ChartText("margin", _at(GUTTER - 0.01), down(margin) + 4, "end soft"),
         _horizontal(GUTTER, 1, down(0.0), "rule"),
-        Label("0", _at(GUTTER - 0.01), down(0.0) + 4, "end soft"),
+        ChartText("0", _at(GUTTER - 0.01), down(0.0) + 4, "end soft"),
     ]
     ends_of_axis = ((value, f"{value:.3g} {unit}") for value in (left, right))
     shapes += [_label(across(value), floor + 24, text, "soft") for value, text in ends_of_axis]
@@ -408,7 +408,7 @@ def _blocks(names: Sequence[str], width: float, floor: float) -> list[Shape]:
             marks.append(_vertical(GUTTER + start * width, floor, floor + 6, "axis"))
         if numbers[start] and k % every == 0:
             x = _at(GUTTER + (start + end) / 2 * width)
-            marks.append(Label(numbers[start], x, floor + 18, "mid soft"))
+            marks.append(ChartText(numbers[start], x, floor + 18, "mid soft"))
     if any(numbers):
-        marks.append(Label("block", _at((1 + GUTTER) / 2), floor + 35, "mid soft"))
+        marks.append(ChartText("block", _at((1 + GUTTER) / 2), floor + 35, "mid soft"))
     return marks

@@ -8,8 +8,8 @@ from optimizer.package.report.cards import generation
 from optimizer.package.report.cards.timed_sizes import gain_rows
 from optimizer.package.report.comparison import (
     Document,
-    Entry,
-    Row,
+    TableEntry,
+    TableRow,
     get_part,
     latency_rows,
     quality_rows,
@@ -18,13 +18,13 @@ from optimizer.package.report.comparison import (
 from optimizer.package.report.figures import times, whole
 
 
-def build_rows(report: Document) -> list[Row]:
+def build_rows(report: Document) -> list[TableRow]:
     """Return rows float | quantized | change: quality, latency per batch x sequence, size, memory;
     for a reduced model also its speedup and parameters."""
     return [*_answering(report), *gain_rows(report), *_smaller(report)]
 
 
-def _answering(report: Document) -> list[Row]:
+def _answering(report: Document) -> list[TableRow]:
     if generation.is_generation(report):
         speed = generation.latency_rows(report) or latency_rows(report)
         others = [
@@ -40,7 +40,7 @@ def _answering(report: Document) -> list[Row]:
     return [*quality_rows(report), *others, *latency_rows(report), *size_rows(report)]
 
 
-def _smaller(report: Document) -> list[Row]:
+def _smaller(report: Document) -> list[TableRow]:
     """Return one row on the parameters of a reduced model; [] for other models."""
     reduced = get_part(report, "reduced")
     if not reduced:
@@ -51,8 +51,12 @@ def _smaller(report: Document) -> list[Row]:
     sizes = [(names[kind], pair) for kind, pair in reduced["sizes"].items() if pair[0] != pair[1]]
     there = ", ".join(f"{pair[0]} {name}" for name, pair in sizes)
     kept = ", ".join(f"{pair[1]} {name}" for name, pair in sizes)
-    ratio = Entry(times(after / before))
-    return [Row("Parameters", Entry(whole(before), there), Entry(whole(after), kept), ratio)]
+    ratio = TableEntry(times(after / before))
+    return [
+        TableRow(
+            "Parameters", TableEntry(whole(before), there), TableEntry(whole(after), kept), ratio
+        )
+    ]
 
 
 def list_further_reports(report: Document) -> dict[str, Document]:

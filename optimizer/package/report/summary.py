@@ -9,7 +9,7 @@ from typing import Any
 from optimizer.package.report.cards.vectors import describe_forms
 from optimizer.package.report.comparison import (
     Document,
-    Entry,
+    TableEntry,
     get_parts,
     name_candidate,
     paired_note,
@@ -67,7 +67,7 @@ def _target(report: Document, name: str) -> list[str]:
     return lines + _wrapped(describe_forms(report), "") + _wrapped(paired_note(report), "")
 
 
-def _note(entry: Entry) -> str:
+def _note(entry: TableEntry) -> str:
     return f"({entry.note})" if entry.note else ""
 
 

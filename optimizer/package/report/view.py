@@ -33,7 +33,7 @@ class Paragraph:
 
 
 @dataclass(frozen=True)
-class Table:
+class ReportTable:
     """Table whose first column heads its rows; the second of two cells spans a wider table.
 
     numbers: right-aligned columns
@@ -61,11 +61,11 @@ class Card:
     legend: tuple[str, ...] = ()
     paragraphs: tuple[Paragraph, ...] = ()
     notes: tuple[Paragraph, ...] = ()
-    tables: tuple[Table, ...] = ()
+    tables: tuple[ReportTable, ...] = ()
 
 
 @dataclass(frozen=True)
-class Verdict:
+class TargetVerdict:
     """Verdict of a target, and the gates that did not pass."""
 
     target: str
@@ -98,11 +98,11 @@ class Page:
     name: str
     verdict: str
     lead: str
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[TargetVerdict, ...]
     targets: tuple[TargetPart, ...]
     provenance: tuple[tuple[str, str], ...]
     bundled: bool
-    files: tuple[Table, ...]
+    files: tuple[ReportTable, ...]
     recipe: str
 
 

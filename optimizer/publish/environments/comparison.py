@@ -27,7 +27,7 @@ FIRST = "validate"
 
 
 @dataclass(frozen=True)
-class Comparison:
+class MetricComparison:
     """Result of the test of one target and metric.
 
     verdict: "pass" if the new bundle is worse by less than the margin
@@ -49,7 +49,7 @@ def compare(
     old_reports: Sequence[Mapping[str, Any]],
     new_manifest: Mapping[str, Any],
     new_reports: Sequence[Mapping[str, Any]],
-) -> tuple[Comparison, ...]:
+) -> tuple[MetricComparison, ...]:
     """Compare each target and metric that both bundles have.
 
     The examples of two reports are the same if their data sets have the same digest.
@@ -79,7 +79,7 @@ def _sections(report: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 def _compare(
     target: str, use: str, old: Mapping[str, Any], new: Mapping[str, Any], same_rows: bool
-) -> Comparison:
+) -> MetricComparison:
     """Compare two sections of quality. use: of their data set, as in _sections"""
     metric = str(new["metric"])
     where = f"{target}, {metric}" if use == FIRST else f"{target}, {use}, {metric}"
@@ -92,9 +92,11 @@ def _compare(
             why = f"the results for each example cannot be read ({type(e).__name__}: {e})"
     if decision is None:
         message = f"{where}: cannot be told: {why}"
-        return Comparison(target, metric, "inconclusive", message)
+        return MetricComparison(target, metric, "inconclusive", message)
     message = f"{where}: {describe_decision(decision, UNITS.get(b['kind'], ''))}"
-    return Comparison(target, metric, decision.verdict, message, decision.drop, decision.interval)
+    return MetricComparison(
+        target, metric, decision.verdict, message, decision.drop, decision.interval
+    )
 
 
 def describe_decision(decision: Decision, unit: str) -> str:

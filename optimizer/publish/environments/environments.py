@@ -20,9 +20,9 @@ from optimizer.foundation.buckets.blob import digest_of
 from optimizer.foundation.errors import GateError, InconclusiveError, RecipeError
 from optimizer.harness.errors import BundleError
 from optimizer.harness.trust import verify
-from optimizer.publish.address import Address
+from optimizer.publish.address import BundleAddress
 from optimizer.publish.documents.signatures import find_signature
-from optimizer.publish.environments.comparison import Comparison, compare
+from optimizer.publish.environments.comparison import MetricComparison, compare
 from optimizer.publish.environments.history import SUFFIX, history_manifest, parse_digests
 from optimizer.publish.hubs.folders import Folders
 from optimizer.publish.model_pack import read_layers
@@ -43,7 +43,7 @@ class Move:
     environment: str
     before: str
     after: str
-    comparisons: tuple[Comparison, ...] = ()
+    comparisons: tuple[MetricComparison, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Release:
 
 def promote(
     place: Releases,
-    address: Address,
+    address: BundleAddress,
     environment: str,
     *,
     key: Path | None = None,
@@ -94,7 +94,7 @@ def promote(
     before = "" if current is None else digest_of(current)
     if before == candidate.digest:
         return Move(environment, before, before)
-    comparisons: tuple[Comparison, ...] = ()
+    comparisons: tuple[MetricComparison, ...] = ()
     if there is not None and compared:
         comparisons = compare(there.manifest, there.reports, candidate.manifest, candidate.reports)
         _check_comparisons(comparisons, str(address), environment)
@@ -200,7 +200,9 @@ def _check_model(there: Release, candidate: Release, where: str, environment: st
         )
 
 
-def _check_comparisons(comparisons: tuple[Comparison, ...], where: str, environment: str) -> None:
+def _check_comparisons(
+    comparisons: tuple[MetricComparison, ...], where: str, environment: str
+) -> None:
     skip = "To promote it without this comparison: --without-comparison."
     for comparison in comparisons:
         if comparison.verdict == "fail":

@@ -18,7 +18,7 @@ from optimizer.publish.registries.index import list_referenced_digests
 from optimizer.publish.registries.place import Place, fallback_tag, is_fallback_tag, parse_document
 
 
-class Prunable(Place, Protocol):
+class PrunablePlace(Place, Protocol):
     """Place without garbage collection of its own: a layout or an object store."""
 
     def lock(self) -> AbstractContextManager[None]:
@@ -38,7 +38,7 @@ class Prunable(Place, Protocol):
 
 
 @dataclass(frozen=True)
-class Pruned:
+class PruneResult:
     """Result of a prune.
 
     versions, kept: tags of the versions that were removed and that stay.
@@ -51,7 +51,7 @@ class Pruned:
     size: int
 
 
-def prune(place: Prunable, keep: int, *, delete: bool = False) -> Pruned:
+def prune(place: PrunablePlace, keep: int, *, delete: bool = False) -> PruneResult:
     """Return the versions to remove from a registry, and remove them if `delete`.
 
     The last `keep` versions stay, and those that an environment (such as production) serves or may
@@ -66,7 +66,7 @@ def prune(place: Prunable, keep: int, *, delete: bool = False) -> Pruned:
     return pruned
 
 
-def _choose(place: Prunable, keep: int) -> tuple[Pruned, set[str], list[str]]:
+def _choose(place: PrunablePlace, keep: int) -> tuple[PruneResult, set[str], list[str]]:
     """Return the result of a prune, and the tags and blobs to remove, referrers' included."""
     tagged = place.resolve_tags()
     versions, environments = _split_tags(tagged)
@@ -81,7 +81,7 @@ def _choose(place: Prunable, keep: int) -> tuple[Pruned, set[str], list[str]]:
     reachable = _reachable(place, {*named, *(d for t, d in tagged.items() if t in stays)})
     blobs = {digest: size for digest, size in place.blobs().items() if digest not in reachable}
     gone = tuple(v for v in versions if v not in kept)
-    pruned = Pruned(gone, tuple(kept), len(blobs), sum(blobs.values()))
+    pruned = PruneResult(gone, tuple(kept), len(blobs), sum(blobs.values()))
     return pruned, {t for t in tagged if t not in stays}, sorted(blobs)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from optimizer.harness import tasks
-from optimizer.package.report.comparison import Entry, name_candidate, paired_note
+from optimizer.package.report.comparison import TableEntry, name_candidate, paired_note
 from optimizer.package.report.rows import build_rows
 from optimizer.publish.documents.sbom import SPDX, data_spec
 
@@ -130,7 +130,7 @@ def _figures(report: Document, recipe: Document) -> str:
     return "\n".join([*lines, "", notes.rstrip()])
 
 
-def _write(entry: Entry) -> str:
+def _write(entry: TableEntry) -> str:
     note = f" ({_escape(entry.note)})" if entry.note else ""
     return f"{_escape(entry.text)}{note}"
 

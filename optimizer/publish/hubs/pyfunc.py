@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 
-class Answers:
+class PyfuncModel:
     """Model object for MLflow; folder: folder of the bundle."""
 
     def __init__(self, folder: Path) -> None:
@@ -72,6 +72,6 @@ def import_harness(folder: Path) -> str:
     return name
 
 
-def _load_pyfunc(data_path: str) -> Answers:
+def _load_pyfunc(data_path: str) -> PyfuncModel:
     """Open the published bundle at a path. mlflow.pyfunc.load_model calls this function by name."""
-    return Answers(Path(data_path))
+    return PyfuncModel(Path(data_path))

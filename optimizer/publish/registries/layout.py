@@ -36,7 +36,7 @@ from optimizer.publish.registries.place import (
 from optimizer.store import digest_file
 
 
-class Layout:
+class OciLayout:
     """Place in a folder, which is made at the first write."""
 
     def __init__(self, folder: Path) -> None:

@@ -24,7 +24,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from optimizer.foundation.buckets.blob import Blob, digest_of
-from optimizer.foundation.buckets.objects import Objects
+from optimizer.foundation.buckets.objects import BucketObjects
 from optimizer.foundation.errors import MachineError
 from optimizer.harness.errors import BundleError
 from optimizer.publish.registries import index as indexes
@@ -57,7 +57,7 @@ class ObjectStore:
 
     def __init__(
         self,
-        objects: Objects,
+        objects: BucketObjects,
         sleep: Callable[[float], None] = time.sleep,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:

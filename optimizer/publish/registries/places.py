@@ -6,15 +6,15 @@ from functools import partial
 from pathlib import Path
 
 from optimizer.foundation.buckets import objects
-from optimizer.foundation.buckets.objects import STORES, Objects
+from optimizer.foundation.buckets.objects import STORES, BucketObjects
 from optimizer.foundation.errors import RecipeError
-from optimizer.publish.address import Address, refuse_credentials
-from optimizer.publish.environments.prune import Prunable
+from optimizer.publish.address import BundleAddress, refuse_credentials
+from optimizer.publish.environments.prune import PrunablePlace
 from optimizer.publish.hubs.folders import Folders
 from optimizer.publish.hubs.hub import Hub
 from optimizer.publish.hubs.mlflow import RegisteredModel
 from optimizer.publish.registries.credentials import read_basic
-from optimizer.publish.registries.layout import Layout
+from optimizer.publish.registries.layout import OciLayout
 from optimizer.publish.registries.object_store import ObjectStore
 from optimizer.publish.registries.place import Place
 from optimizer.publish.registries.registry import Registry
@@ -24,13 +24,13 @@ PACKAGES = {**{name: store.packages for name, store in STORES.items()}, "mlflow"
 """{scheme of an address: packages that reach it}; the extra of that name installs them."""
 
 
-def check_installed(address: Address) -> None:
+def check_installed(address: BundleAddress) -> None:
     """Raises MachineError for a missing package that the address needs."""
     objects.check_installed(PACKAGES.get(address.store, ()), address.store, str(address))
 
 
 def make_place(
-    address: Address,
+    address: BundleAddress,
     docker: Path | None,
     *,
     plain: bool = False,
@@ -58,10 +58,10 @@ def make_place(
     return Registry(Transport(address.host, basic, plain, token_services), address.name)
 
 
-def make_prunable(address: Address) -> Prunable:
+def make_prunable(address: BundleAddress) -> PrunablePlace:
     """Make the client of a layout or an object store. Raises RecipeError for a registry or hub."""
     if address.folder is not None:
-        return Layout(address.folder)
+        return OciLayout(address.folder)
     if address.store not in STORES:
         raise RecipeError(
             "registries and hubs remove old versions by their own retention",
@@ -70,4 +70,4 @@ def make_prunable(address: Address) -> Prunable:
         )
     check_installed(address)
     bucket, _, prefix = address.name.partition("/")
-    return ObjectStore(Objects(address.store, bucket, prefix))
+    return ObjectStore(BucketObjects(address.store, bucket, prefix))

@@ -29,7 +29,7 @@ from optimizer.publish.registries.place import (
     parse_document,
     parse_referrers,
 )
-from optimizer.publish.registries.transport import Answer, Sink, Transport
+from optimizer.publish.registries.transport import RegistryResponse, Sink, Transport
 
 ROUNDS = 5
 """Maximum writes of an index of referrers when other writers replace it."""
@@ -165,7 +165,7 @@ class Registry:
     def close(self) -> None:
         self.transport.close()
 
-    def _put(self, data: bytes, reference: str) -> Answer:
+    def _put(self, data: bytes, reference: str) -> RegistryResponse:
         answer = self.transport.request(
             "PUT",
             f"{self.root}/manifests/{reference}",
@@ -174,7 +174,7 @@ class Registry:
         )
         return self._check_status(answer, 201)
 
-    def _check_status(self, answer: Answer, *accepted: int) -> Answer:
+    def _check_status(self, answer: RegistryResponse, *accepted: int) -> RegistryResponse:
         """Return the answer. Raises MachineError for a status that is not in `accepted`."""
         if answer.status in accepted:
             return answer

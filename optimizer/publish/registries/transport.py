@@ -42,7 +42,7 @@ Body = Path | bytes | None
 
 
 @dataclass(frozen=True)
-class Answer:
+class RegistryResponse:
     """Answer to a request: headers by lower-case name; data is empty if written to a file."""
 
     status: int
@@ -117,7 +117,7 @@ class Transport:
         headers: Mapping[str, str] | None = None,
         body: Body = None,
         into: Sink | None = None,
-    ) -> Answer:
+    ) -> RegistryResponse:
         """Send a request, with retries after temporary failures.
 
         url: absolute URL, or path on the registry.
@@ -159,7 +159,7 @@ class Transport:
 
     def _send_authorized(
         self, method: str, url: str, headers: Mapping[str, str], body: Body, into: Sink | None
-    ) -> Answer:
+    ) -> RegistryResponse:
         answer = self._follow_redirects(method, url, headers, body, into)
         if answer.status != 401:
             return answer
@@ -171,7 +171,7 @@ class Transport:
             raise self._forbidden(answer)
         return answer
 
-    def _forbidden(self, answer: Answer) -> MachineError:
+    def _forbidden(self, answer: RegistryResponse) -> MachineError:
         return MachineError(
             f"not allowed ({answer.problem()})", where=self.host, fix=f"docker login {self.host}"
         )
@@ -218,7 +218,7 @@ class Transport:
 
     def _follow_redirects(
         self, method: str, url: str, headers: Mapping[str, str], body: Body, into: Sink | None
-    ) -> Answer:
+    ) -> RegistryResponse:
         for _ in range(MOST_REDIRECTS):
             authorization = self._authorization if url.startswith(f"{self.base}/") else None
             added = {"Authorization": authorization} if authorization else {}
@@ -233,7 +233,7 @@ class Transport:
 
     def _send_once(
         self, method: str, url: str, headers: Mapping[str, str], body: Body, into: Sink | None
-    ) -> Answer:
+    ) -> RegistryResponse:
         """Send one request without retries and return its answer.
 
         into: file for the body of status 200 or 206; None: the answer's `data`
@@ -268,7 +268,7 @@ class Transport:
                             f"the answer is above {LARGEST_ANSWER:,} bytes", where=self.host
                         )
         fields = {name.lower(): value for name, value in response.getheaders()}
-        return Answer(response.status, fields, bytes(data))
+        return RegistryResponse(response.status, fields, bytes(data))
 
     def resolve_url(self, base: str, reference: str) -> str:
         """Resolve a URL of the registry relative to `base`. Raises MachineError if invalid."""

@@ -28,7 +28,7 @@ from optimizer.harness.inputs.text import encode, load_tokenizer
 from optimizer.recipe.recover import Learning
 from optimizer.recipe.schema import DataSpec
 from optimizer.reduce.learn import rate_search, width_maps
-from optimizer.reduce.learn.pair import Batch, Pair
+from optimizer.reduce.learn.pair import Batch, TeacherAndStudent
 from optimizer.reduce.learn.processes import count_of
 from optimizer.reduce.learn.training import Curve, TrainingOptions, train
 from optimizer.reduce.methods.batch_order import choose_batch
@@ -38,7 +38,7 @@ LOGITS = 1 << 26  # maximum logits at once, which are the largest tensors of a s
 
 
 @dataclass(frozen=True)
-class Texts:
+class TrainingTexts:
     """Texts for training or for held-out losses, encoded on demand.
 
     rows: data rows (datasets.Sample), or windows of token ids
@@ -87,8 +87,8 @@ class Texts:
 class Split(NamedTuple):
     """Texts to train on, and held-out texts for measuring losses. No row is in both."""
 
-    learned: Texts
-    held_out: Texts
+    learned: TrainingTexts
+    held_out: TrainingTexts
 
 
 def draw_texts(section: Learning, spec: DataSpec, contract: Contract, checkpoint: Path) -> Split:
@@ -122,8 +122,8 @@ def draw_texts(section: Learning, spec: DataSpec, contract: Contract, checkpoint
     parts = order[section.held_out :].tolist(), order[: section.held_out].tolist()
     learned, held_out = ([rows[i] for i in sorted(part)] for part in parts)
     return Split(
-        Texts(learned, contract, tokenizer, length),
-        Texts(held_out, contract, tokenizer, length),
+        TrainingTexts(learned, contract, tokenizer, length),
+        TrainingTexts(held_out, contract, tokenizer, length),
     )
 
 
@@ -147,7 +147,7 @@ class Distilled:
 
 
 def distill(
-    pair: Pair,
+    pair: TeacherAndStudent,
     section: Learning,
     split: Split,
     folder: Path,
@@ -214,13 +214,13 @@ def distill(
     return Distilled(values, curve, start, end, rate, tried)
 
 
-def _batches_of_steps(learned: Texts, section: Learning) -> Iterator[Batch]:
+def _batches_of_steps(learned: TrainingTexts, section: Learning) -> Iterator[Batch]:
     for step in itertools.count():
         indices = choose_batch(step, learned.lengths, section.batch_size, section.seed)
         yield learned.batch(indices)
 
 
-def _options(section: Learning, pair: Pair, keep_seconds: float) -> TrainingOptions:
+def _options(section: Learning, pair: TeacherAndStudent, keep_seconds: float) -> TrainingOptions:
     return TrainingOptions(
         section.steps,
         0.0 if section.learning_rate == "auto" else section.learning_rate,
@@ -261,12 +261,14 @@ def is_judged_by_output(section: Learning) -> bool:
     return section.losses.output > 0 and section.losses.labels == 0
 
 
-def measure_losses(pair: Pair, section: Learning, held_out: Texts) -> dict[str, float]:
+def measure_losses(
+    pair: TeacherAndStudent, section: Learning, held_out: TrainingTexts
+) -> dict[str, float]:
     """Return {loss: mean over all held-out texts} of the student with its present weights."""
     return _mean(pair, section, _batches(held_out, section))
 
 
-def _batches(held_out: Texts, section: Learning) -> list[tuple[Batch, Tensor | None]]:
+def _batches(held_out: TrainingTexts, section: Learning) -> list[tuple[Batch, Tensor | None]]:
     """Return [(batch, label ids or None)] of all held-out texts; each batch has texts of similar
     length."""
     order = sorted(range(len(held_out.rows)), key=lambda i: (held_out.lengths[i], i))
@@ -275,7 +277,7 @@ def _batches(held_out: Texts, section: Learning) -> list[tuple[Batch, Tensor | N
     return [(held_out.batch(part), held_out.labels(part)) for part in parts]
 
 
-def choose_rows_at_once(pair: Pair, section: Learning) -> int:
+def choose_rows_at_once(pair: TeacherAndStudent, section: Learning) -> int:
     """Return the maximum number of rows of a batch whose gradients are computed together."""
     if not pair.task.generates:
         return section.batch_size
@@ -284,7 +286,7 @@ def choose_rows_at_once(pair: Pair, section: Learning) -> int:
 
 @torch.no_grad()
 def _mean(
-    pair: Pair,
+    pair: TeacherAndStudent,
     section: Learning,
     judged: Sequence[tuple[Batch, Tensor | None]],
     processes: Processes = ALONE,

@@ -89,7 +89,7 @@ def pair_evenly(student: int, teacher: int) -> Pairing:
 
 
 @dataclass(frozen=True)
-class Pair:
+class TeacherAndStudent:
     """A teacher and its student, both complete models in eval mode.
 
     family, prefix: architecture of the student, and prefix of its base model's names
@@ -164,7 +164,7 @@ class Pair:
         """Device of both models; batches are moved to it."""
         return next(self.student.parameters()).device
 
-    def to(self, device: torch.device) -> Pair:
+    def to(self, device: torch.device) -> TeacherAndStudent:
         """Move both models to a device, in place, and return the pair."""
         for model in (self.teacher, self.student):
             model.to(device)
@@ -291,7 +291,9 @@ def _in_float32(answer: Any) -> Any:
     return answer
 
 
-def open_pair(teacher: Path, student: Path, kept: Kept | None, weights: LossWeights) -> Pair:
+def open_pair(
+    teacher: Path, student: Path, kept: Kept | None, weights: LossWeights
+) -> TeacherAndStudent:
     """Open the teacher and the student from folders in the layout of load.
 
     kept: parts of the teacher that the student has; None: the student was not cut from the teacher,
@@ -315,4 +317,4 @@ def open_pair(teacher: Path, student: Path, kept: Kept | None, weights: LossWeig
         heads = int(config.num_attention_heads)
         groups = getattr(config, "num_key_value_heads", None) or heads
         pairing = pair_kept(kept, blocks, heads // int(groups))
-    return Pair(models[0], models[1], architecture, prefix, contract, pairing)
+    return TeacherAndStudent(models[0], models[1], architecture, prefix, contract, pairing)

@@ -29,7 +29,7 @@ import torch
 from optimizer.compress import module_rows
 from optimizer.compress.apply.weights import bias_correction
 from optimizer.compress.methods.weights.rtn import measure_relative_error
-from optimizer.compress.module_rows import Row, round_significant
+from optimizer.compress.module_rows import ModuleRow, round_significant
 from optimizer.foundation import state
 from optimizer.foundation.process.launch import Processes
 from optimizer.foundation.process.torch_device import CPU
@@ -38,7 +38,7 @@ from optimizer.model.checkpoint.checkpoint import open_checkpoint
 from optimizer.recipe.schema import QuantizationAware
 from optimizer.reduce.learn.distill import Distilled, distill
 from optimizer.reduce.learn.estimate import estimate_training
-from optimizer.reduce.learn.pair import Pair, open_pair
+from optimizer.reduce.learn.pair import TeacherAndStudent, open_pair
 from optimizer.reduce.learn.processes import choose_device, count_of, launch
 from optimizer.reduce.learn.recover import (
     FINISHED,
@@ -114,7 +114,7 @@ def opened(
     base: Path,
     start: CompressedState,
     device: torch.device = CPU,
-) -> tuple[Pair, Trained]:
+) -> tuple[TeacherAndStudent, Trained]:
     """Open the float reference and a trainable model of `base` with the compressed state `start`;
     return (pair of both, trainable model)."""
     pair = open_pair(reference, base, read_kept(base), section.qat.losses).to(device)
@@ -136,7 +136,7 @@ def opened(
     return pair, model
 
 
-def _rows(model: Trained, base: Path, compressed: Path) -> list[Row]:
+def _rows(model: Trained, base: Path, compressed: Path) -> list[ModuleRow]:
     """Return the rows of modules.json from compress, without its measurements of modules that were
     trained."""
     tensors = open_checkpoint(base).tensors

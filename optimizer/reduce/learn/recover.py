@@ -22,7 +22,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from optimizer.compress.walk.products import Products
+from optimizer.compress.walk.products import ProductSettings
 from optimizer.foundation.process.launch import Processes
 from optimizer.harness import contract as contracts
 from optimizer.model.checkpoint.checkpoint import read_json
@@ -74,7 +74,7 @@ def run(section: Recovery, reference: Path, smaller: Path, out: Path) -> None:
 
 def learn(
     processes: Processes, section: Recovery, reference: Path, smaller: Path, progress: Path
-) -> tuple[Distilled, Products]:
+) -> tuple[Distilled, ProductSettings]:
     """Train, with checkpoints in `progress`; returns the result and the chosen type of products."""
     split = draw_learned_texts(section.recover, section.data, reference, progress)
     pair = open_pair(reference, smaller, read_kept(smaller), section.recover.losses)

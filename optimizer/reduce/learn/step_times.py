@@ -8,24 +8,24 @@ from pathlib import Path
 import torch
 
 from optimizer.compress.walk import products
-from optimizer.compress.walk.products import Products, Seconds
+from optimizer.compress.walk.products import ProductSettings, Seconds
 from optimizer.foundation.process.launch import ALONE, Processes
 from optimizer.recipe.recover import LossWeights, Recover
-from optimizer.reduce.learn.distill import Texts, choose_rows_at_once
-from optimizer.reduce.learn.pair import Pair
+from optimizer.reduce.learn.distill import TrainingTexts, choose_rows_at_once
+from optimizer.reduce.learn.pair import TeacherAndStudent
 from optimizer.reduce.methods.batch_order import choose_batch
 
-Timing = Callable[[Recover, Pair, Texts, Processes], Seconds]
+Timing = Callable[[Recover, TeacherAndStudent, TrainingTexts, Processes], Seconds]
 
 
 def choose_products(
     section: Recover,
-    pair: Pair,
-    learned: Texts,
+    pair: TeacherAndStudent,
+    learned: TrainingTexts,
     progress: Path,
     processes: Processes = ALONE,
     timing: Timing | None = None,
-) -> Products:
+) -> ProductSettings:
     """Choose the float type of a training's matrix products by timing its steps in each type.
 
     progress: folder that keeps the choice for a resumed run
@@ -34,22 +34,22 @@ def choose_products(
     All processes call this together and get the same result.
     """
     if section.precision != "auto":
-        return Products(section.precision, {})
+        return ProductSettings(section.precision, {})
     if pair.device.type == "cuda" and not torch.cuda.is_bf16_supported():
-        return Products("fp32", {})
+        return ProductSettings("fp32", {})
     earlier = products.read_choice(progress)
     if earlier is not None:
         return earlier
     seconds = (timing or time_steps)(section, pair, learned, processes)
     (faster,) = processes.of_first([float(products.bf16_is_faster(seconds))])
-    chosen = Products("bf16" if faster else "fp32", seconds)
+    chosen = ProductSettings("bf16" if faster else "fp32", seconds)
     if processes.first:
         products.store_choice(chosen, progress, f"{section.step}: a step")
     return chosen
 
 
 def time_steps(
-    section: Recover, pair: Pair, learned: Texts, processes: Processes = ALONE
+    section: Recover, pair: TeacherAndStudent, learned: TrainingTexts, processes: Processes = ALONE
 ) -> Seconds:
     """Time training steps on this process's share of the first batch; return {precision: seconds
     per step}. Parameters keep their values."""

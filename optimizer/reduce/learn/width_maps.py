@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from optimizer.recipe.recover import LossWeights
-from optimizer.reduce.learn.pair import Batch, Pair
+from optimizer.reduce.learn.pair import Batch, TeacherAndStudent
 from optimizer.reduce.methods.principal import Sums, find_components
 
 TOKENS = 8  # tokens per dimension of the teacher, enough to separate its directions
@@ -23,7 +23,7 @@ STATES = LossWeights(output=0, hidden=1)
 
 
 @torch.no_grad()
-def fit_initial_maps(pair: Pair, batches: Iterator[Batch]) -> nn.ModuleList:
+def fit_initial_maps(pair: TeacherAndStudent, batches: Iterator[Batch]) -> nn.ModuleList:
     """Fit one linear map per block of the student, from its hidden states to the teacher's.
 
     batches: texts to fit on, read until there are enough tokens

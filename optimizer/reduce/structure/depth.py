@@ -23,21 +23,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from optimizer.compress.walk.activation_buffer import Budget, Buffer
-from optimizer.compress.walk.blocks import Stream
+from optimizer.compress.walk.activation_buffer import Buffer, BufferBudget
+from optimizer.compress.walk.blocks import CalibrationStream
 from optimizer.compress.walk.capture import Batch
 from optimizer.foundation.progress import bar, say
 from optimizer.reduce.methods.block_influence import measure_influence
 from optimizer.reduce.structure import outputs
-from optimizer.reduce.structure.layout import Layout
-from optimizer.reduce.structure.outputs import Outputs
+from optimizer.reduce.structure.layout import ReducedCheckpoint
+from optimizer.reduce.structure.outputs import LayersOutsideBlocks
 from optimizer.reduce.structure.states import open_stream, pass_through, record_entering
 
 FILE = "blocks.json"
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class RemovedBlock:
     """A removed block.
 
     value: its influence or, with `measured`, the divergence of the answers without it and the
@@ -48,7 +48,9 @@ class LeftOut:
     value: float
 
 
-def choose(layout: Layout, batches: Sequence[Batch], progress: Path) -> list[LeftOut]:
+def choose(
+    layout: ReducedCheckpoint, batches: Sequence[Batch], progress: Path
+) -> list[RemovedBlock]:
     """Choose the blocks to remove; return them in the order of choice, [] where the goal keeps
     all."""
     count = len(layout.blocks) - layout.goal.blocks
@@ -56,7 +58,7 @@ def choose(layout: Layout, batches: Sequence[Batch], progress: Path) -> list[Lef
         return []
     some = sample_texts(batches, layout.section.reduce.depth_samples)
     stream = open_stream(layout, layout.blocks, some, progress / "states")
-    search = _Search(layout, some, stream, progress)
+    search = _DepthSearch(layout, some, stream, progress)
     if layout.section.reduce.depth_importance == "influence":
         return search.by_influence(count)
     return search.measured(count)
@@ -75,15 +77,15 @@ def sample_texts(batches: Sequence[Batch], count: int) -> list[Batch]:
 
 
 @dataclass
-class _Search:
+class _DepthSearch:
     """Search for the blocks to remove."""
 
-    layout: Layout
+    layout: ReducedCheckpoint
     batches: Sequence[Batch]
-    stream: Stream  # before the first block, with the uses of all blocks
+    stream: CalibrationStream  # before the first block, with the uses of all blocks
     progress: Path
 
-    def by_influence(self, count: int) -> list[LeftOut]:
+    def by_influence(self, count: int) -> list[RemovedBlock]:
         """Return the `count` blocks that change their hidden states least, the least influential
         first."""
         stream = self.stream
@@ -95,9 +97,9 @@ class _Search:
             befores, afters = (torch.cat(r) for r in zip(*rows, strict=True))
             scores[stream.uses[0][use].block] = measure_influence(befores, afters)
         order = sorted(scores, key=lambda block: scores[block])[:count]
-        return [LeftOut(block, scores[block]) for block in order]
+        return [RemovedBlock(block, scores[block]) for block in order]
 
-    def measured(self, count: int) -> list[LeftOut]:
+    def measured(self, count: int) -> list[RemovedBlock]:
         """Remove `count` blocks one after another, each time the one whose removal changes the
         answers least."""
         file = self.progress / FILE
@@ -112,9 +114,11 @@ class _Search:
                 self._round(model, reference, done, f"{len(done['gone']) + 1} of {count}")
                 file.with_suffix(".partial").write_text(json.dumps(done))
                 file.with_suffix(".partial").rename(file)
-        return [LeftOut(block, value) for block, value in done["gone"]]
+        return [RemovedBlock(block, value) for block, value in done["gone"]]
 
-    def _round(self, model: Outputs, reference: Buffer, done: dict[str, Any], which: str) -> None:
+    def _round(
+        self, model: LayersOutsideBlocks, reference: Buffer, done: dict[str, Any], which: str
+    ) -> None:
         gone, added = [block for block, _ in done["gone"]], done["added"]
         total = done["gone"][-1][1] if gone else 0.0
         kept = [[use for use in uses if use.block not in gone] for uses in self.stream.uses]
@@ -134,7 +138,7 @@ class _Search:
         block = min(fresh, key=lambda b: fresh[b])
         done["gone"].append((block, fresh[block]))
 
-    def _without(self, stream: Stream, states: Sequence[Buffer], block: str) -> Buffer:
+    def _without(self, stream: CalibrationStream, states: Sequence[Buffer], block: str) -> Buffer:
         """Compute the output of the last block for every batch, without `block` and the blocks
         removed before."""
         names = [use.block for use in stream.uses[0]]
@@ -145,7 +149,7 @@ class _Search:
             hidden.append(before)
         return pass_through(self.layout, stream, hidden, first + 1)
 
-    def _divergence(self, model: Outputs, reference: Buffer, hidden: Buffer) -> float:
+    def _divergence(self, model: LayersOutsideBlocks, reference: Buffer, hidden: Buffer) -> float:
         distances: list[Tensor] = []
         for i, batch in enumerate(self.batches):
             real = self.stream.real[i]
@@ -154,11 +158,11 @@ class _Search:
             distances.append(model.distance(reference[i], answers, real))
         return float(torch.cat(distances).mean())
 
-    def _answers(self, model: Outputs) -> Buffer:
+    def _answers(self, model: LayersOutsideBlocks) -> Buffer:
         """Compute the answers of the model before any removal, kept in files because logits are
         large."""
         states = record_entering(self.layout, self.stream, self.progress / "states")
-        answers = Buffer(Budget(0), self.progress / "answers")
+        answers = Buffer(BufferBudget(0), self.progress / "answers")
         with torch.no_grad():
             for i, batch in enumerate(self.batches):
                 answers.append(model.answers(batch, self.stream.real[i], states[-1][i]))

@@ -17,21 +17,21 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from optimizer.compress.walk.activation_buffer import Buffer
-from optimizer.compress.walk.blocks import Stream, Use, observed
+from optimizer.compress.walk.blocks import BlockUse, CalibrationStream, observed
 from optimizer.compress.walk.capture import Batch
 from optimizer.foundation.atomic import finish
 from optimizer.foundation.progress import bar
 from optimizer.model.checkpoint.model import materialize, release
 from optimizer.reduce.structure import outputs
-from optimizer.reduce.structure.layout import Layout
+from optimizer.reduce.structure.layout import ReducedCheckpoint
 from optimizer.reduce.structure.states import open_stream, record_entering
 from optimizer.reduce.structure.stored import stored
-from optimizer.reduce.structure.structure import Part
+from optimizer.reduce.structure.structure import BlockUnits
 from optimizer.reduce.structure.width import list_thinned
 
 
 def measure_gradients(
-    layout: Layout, blocks: Sequence[str], batches: Sequence[Batch], progress: Path
+    layout: ReducedCheckpoint, blocks: Sequence[str], batches: Sequence[Batch], progress: Path
 ) -> Mapping[str, Tensor]:
     """Return {layer that reads units: (texts, units)}. A value is the gradient, for one text, of
     the log-likelihood of an answer drawn from the model, by the mask of one unit.
@@ -50,7 +50,9 @@ def measure_gradients(
     return ChainMap(*parts)  # read only: mappings are enough
 
 
-def _swept(layout: Layout, blocks: Sequence[str], batches: Sequence[Batch], out: Path) -> None:
+def _swept(
+    layout: ReducedCheckpoint, blocks: Sequence[str], batches: Sequence[Batch], out: Path
+) -> None:
     """Run the forward and the backward sweep; write out/<number of its first use>.safetensors per
     block."""
     scratch = out.with_suffix(".states")
@@ -82,7 +84,11 @@ def _swept(layout: Layout, blocks: Sequence[str], batches: Sequence[Batch], out:
 
 
 def _behind_the_blocks(
-    layout: Layout, stream: Stream, batches: Sequence[Batch], last: Buffer, scratch: Path
+    layout: ReducedCheckpoint,
+    stream: CalibrationStream,
+    batches: Sequence[Batch],
+    last: Buffer,
+    scratch: Path,
 ) -> Buffer:
     """Return the gradient of the log-likelihood by the output of the last block, one tensor per
     batch.
@@ -110,7 +116,11 @@ def _behind_the_blocks(
 
 
 def _through(
-    layout: Layout, use: Use, parts: Sequence[Part], hidden: Tensor, gradient: Tensor
+    layout: ReducedCheckpoint,
+    use: BlockUse,
+    parts: Sequence[BlockUnits],
+    hidden: Tensor,
+    gradient: Tensor,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Take the gradient back through one use of a block; return (gradient by its input, {layer:
     gradients by the masks of its units, (texts, units)}).

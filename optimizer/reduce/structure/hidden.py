@@ -32,7 +32,7 @@ from optimizer.model.architectures.families import FAMILIES
 from optimizer.model.checkpoint.model import materialize, release
 from optimizer.recipe.schema import Reduction
 from optimizer.reduce.structure import structure
-from optimizer.reduce.structure.layout import BlockChoice, Layout, open_layout
+from optimizer.reduce.structure.layout import BlockChoice, ReducedCheckpoint, open_layout
 from optimizer.reduce.structure.states import apply_use, open_stream
 from optimizer.reduce.structure.structure import count_values
 from optimizer.reduce.structure.width import select_best
@@ -56,12 +56,12 @@ def run(section: Reduction, source: Path, progress: Path, out: Path) -> None:
     write(layout, choices, (), out, select_best(scores, count))
 
 
-def width(layout: Layout) -> int:
+def width(layout: ReducedCheckpoint) -> int:
     """Return the number of channels of the hidden states."""
     return int(layout.config.hidden_size)
 
 
-def find_goal(layout: Layout) -> int:
+def find_goal(layout: ReducedCheckpoint) -> int:
     """Return the largest number of channels within the goal. Raises RecipeError where the
     architecture allows no other number, or even the smallest is too large."""
     family = layout.family
@@ -105,7 +105,7 @@ def find_goal(layout: Layout) -> int:
     return max(fits)
 
 
-def _numbers(layout: Layout) -> list[int]:
+def _numbers(layout: ReducedCheckpoint) -> list[int]:
     """Return the numbers of channels that the config can describe."""
     full, attention = width(layout), layout.family.attention
     numbers = structure.list_multiples(full, layout.section.reduce.multiple_of)
@@ -114,7 +114,7 @@ def _numbers(layout: Layout) -> list[int]:
     return [n for n in numbers if n % heads == 0]
 
 
-def by_magnitude(layout: Layout) -> Tensor:
+def by_magnitude(layout: ReducedCheckpoint) -> Tensor:
     """Return the sum of the squares of all weights of each channel, (channels,)."""
     scores = torch.zeros(width(layout), dtype=torch.float64)
     for name in layout.shapes:
@@ -126,7 +126,7 @@ def by_magnitude(layout: Layout) -> Tensor:
 
 
 @torch.no_grad()
-def by_activations(layout: Layout, batches: Sequence[Batch], progress: Path) -> Tensor:
+def by_activations(layout: ReducedCheckpoint, batches: Sequence[Batch], progress: Path) -> Tensor:
     """Return the importance of each channel by activations, (channels,), with the module's formula.
     The head counts as a layer that reads the output of the last norm."""
     family, model, tensors = layout.family, layout.source.model, layout.source.tensors

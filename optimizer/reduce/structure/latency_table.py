@@ -47,7 +47,7 @@ from optimizer.foundation.errors import RecipeError
 from optimizer.model.checkpoint.checkpoint import read_json
 from optimizer.recipe.reduce import Reduce
 from optimizer.reduce.structure.sizes import (
-    Model,
+    SizeChoices,
     Sizes,
     cut,
     drop_smaller,
@@ -66,7 +66,7 @@ Interval = tuple[float | None, float | None]
 
 
 @dataclass(frozen=True)
-class Timed:
+class TimedSize:
     """A timed size.
 
     ratio: median over rounds of this size's time / the time of the model in unreduced/
@@ -84,15 +84,15 @@ class Timed:
         return asdict(self)
 
 
-def read_timed(document: dict[str, Any]) -> Timed:
-    """Build a Timed from the dict that as_dict returned."""
+def read_timed(document: dict[str, Any]) -> TimedSize:
+    """Build a TimedSize from the dict that as_dict returned."""
     low, high = document["interval"]
     sizes = Sizes(**document["sizes"])
-    return Timed(sizes, document["ratio"], (low, high), document["runs"], document["p50"])
+    return TimedSize(sizes, document["ratio"], (low, high), document["runs"], document["p50"])
 
 
 @dataclass(frozen=True)
-class Table:
+class LatencyTable:
     """Table of timed sizes.
 
     full: sizes of the unreduced model
@@ -102,8 +102,8 @@ class Table:
     """
 
     full: Sizes
-    entries: tuple[Timed, ...]
-    known: tuple[Timed, ...] = ()
+    entries: tuple[TimedSize, ...]
+    known: tuple[TimedSize, ...] = ()
     whole: float = 1.0
 
     def ratio(self, sizes: Sizes) -> float:
@@ -170,7 +170,7 @@ def _rising(values: Sequence[float]) -> list[float]:
     ]
 
 
-def list_grid(model: Model) -> tuple[Sizes, ...]:
+def list_grid(model: SizeChoices) -> tuple[Sizes, ...]:
     """List the sizes to time for the table. In each, one of neurons, heads and blocks is reduced
     and the others are full; the last one is the smallest model."""
     full, options = model.full, {"ffn": model.ffn, "heads": model.heads, "blocks": model.blocks}
@@ -187,8 +187,8 @@ def _nearest(numbers: Sequence[int], wished: float) -> int:
 
 
 def choose(
-    table: Table, model: Model, section: Reduce, confirm: Callable[[Sizes], Timed]
-) -> tuple[list[Sizes], list[tuple[float, Timed]]]:
+    table: LatencyTable, model: SizeChoices, section: Reduce, confirm: Callable[[Sizes], TimedSize]
+) -> tuple[list[Sizes], list[tuple[float, TimedSize]]]:
     """Choose candidate sizes that meet goal.latency_gain and time them; return (candidates,
     [(predicted ratio, timed size)]).
 
@@ -205,7 +205,7 @@ def choose(
     assert gain is not None
     assert least is not None
     _refuse_unreachable(table, model, gain, least)
-    tried: dict[Sizes, tuple[float, Timed]] = {}
+    tried: dict[Sizes, tuple[float, TimedSize]] = {}
     places = _spread(find_largest(model, table.faster(gain)) or [model.smallest])
     for place in places:
         for _ in range(ATTEMPTS // len(places)):
@@ -230,7 +230,9 @@ def _spread(sizes: Sequence[Sizes]) -> list[tuple[int, int]]:
     return [(sizes[0].blocks, sizes[0].heads), *some]
 
 
-def _next(table: Table, model: Model, gain: float, place: tuple[int, int]) -> Sizes | None:
+def _next(
+    table: LatencyTable, model: SizeChoices, gain: float, place: tuple[int, int]
+) -> Sizes | None:
     """Return the sizes with the most neurons that are predicted to reach the gain. If there are
     none, return the smallest model's sizes where they have the same (blocks, heads), else None.
 
@@ -241,8 +243,8 @@ def _next(table: Table, model: Model, gain: float, place: tuple[int, int]) -> Si
     return smallest if sizes is None and place == (smallest.blocks, smallest.heads) else sizes
 
 
-def _candidates(tried: Sequence[Timed], model: Model, least: float) -> list[Sizes]:
-    def cut_of(known: Timed) -> float:
+def _candidates(tried: Sequence[TimedSize], model: SizeChoices, least: float) -> list[Sizes]:
+    def cut_of(known: TimedSize) -> float:
         return cut(known.sizes, model.full)
 
     sure = sorted((known for known in tried if is_surely_reached(known, least)), key=cut_of)
@@ -253,14 +255,14 @@ def _candidates(tried: Sequence[Timed], model: Model, least: float) -> list[Size
     return [best.sizes]
 
 
-def is_surely_reached(known: Timed, gain: float) -> bool:
+def is_surely_reached(known: TimedSize, gain: float) -> bool:
     """Return True where the interval of the ratio lies below 1 / gain; False without an
     interval."""
     high = known.interval[1]
     return high is not None and high < 1 / gain
 
 
-def _refuse_unreachable(table: Table, model: Model, gain: float, least: float) -> None:
+def _refuse_unreachable(table: LatencyTable, model: SizeChoices, gain: float, least: float) -> None:
     smallest = next((t for t in table.entries if t.sizes == model.smallest), None)
     if smallest is None or smallest.ratio > 1 / least:
         best = 1.0 if smallest is None else 1 / smallest.ratio
@@ -273,7 +275,7 @@ def _refuse_unreachable(table: Table, model: Model, gain: float, least: float) -
         )
 
 
-def refuse_reached(whole: Timed, section: Reduce) -> None:
+def refuse_reached(whole: TimedSize, section: Reduce) -> None:
     """Raise RecipeError where the unreduced model, quantized for the target, surely reaches the
     goal.
 

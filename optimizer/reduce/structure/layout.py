@@ -16,7 +16,7 @@ from optimizer.model.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from optimizer.recipe.schema import Reduction
 from optimizer.reduce.structure import sizes, structure
 from optimizer.reduce.structure.sizes import Sizes
-from optimizer.reduce.structure.structure import Kind, Part
+from optimizer.reduce.structure.structure import BlockUnits, Kind
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class BlockChoice:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ReducedCheckpoint:
     """A checkpoint in the layout of load, and the section of the recipe that reduces it.
 
     folder: folder of the checkpoint
@@ -73,7 +73,7 @@ class Layout:
         """Size of an attention head."""
         return structure.get_head_size(self.config)
 
-    def parts(self, block: str) -> tuple[Part, ...]:
+    def parts(self, block: str) -> tuple[BlockUnits, ...]:
         """Return the removable parts of a block."""
         return structure.list_parts(block, self.family, self.head_size, self.shapes)
 
@@ -84,7 +84,7 @@ class Layout:
         return structure.list_kinds(self.section.reduce, self.family)
 
     @cached_property
-    def model(self) -> sizes.Model:
+    def model(self) -> sizes.SizeChoices:
         """Sizes of the model, and the numbers that may be chosen."""
         first = {p.kind: p for p in self.parts(self.blocks[0])}
         ffn, heads = first.get("ffn"), first.get("heads")
@@ -98,7 +98,7 @@ class Layout:
         each = {kind: part.weights(self.shapes) for kind, part in first.items()}
         some = self.section.reduce
         widths = structure.list_multiples(full.ffn, some.multiple_of)
-        return sizes.Model(
+        return sizes.SizeChoices(
             full=full,
             each_ffn=each.get("ffn", 0),
             each_heads=each.get("heads", 0),
@@ -120,7 +120,7 @@ class Layout:
         assert goal is not None
         return sizes.solve(goal, self.model)
 
-    def _groups(self, heads: Part) -> tuple[int, ...]:
+    def _groups(self, heads: BlockUnits) -> tuple[int, ...]:
         """Return the numbers of key/value heads that the config can describe."""
         known = self.family.attention
         assert known is not None
@@ -129,7 +129,7 @@ class Layout:
         return tuple(n for n in range(1, heads.count + 1) if divided % (n * each) == 0)
 
 
-def open_layout(section: Reduction, folder: Path, chosen: Sizes | None = None) -> Layout:
+def open_layout(section: Reduction, folder: Path, chosen: Sizes | None = None) -> ReducedCheckpoint:
     """Open a folder of load. Raises CheckpointError for another folder."""
     source = open_source(section.task, folder)
-    return Layout(folder, section, open_checkpoint(folder), source, chosen)
+    return ReducedCheckpoint(folder, section, open_checkpoint(folder), source, chosen)

@@ -24,12 +24,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from optimizer.compress.walk.activation_buffer import Budget, Buffer
+from optimizer.compress.walk.activation_buffer import Buffer, BufferBudget
 from optimizer.compress.walk.capture import Batch
 from optimizer.foundation.errors import CheckpointError
 from optimizer.foundation.progress import say
 from optimizer.reduce.structure import outputs
-from optimizer.reduce.structure.layout import Layout, open_layout
+from optimizer.reduce.structure.layout import ReducedCheckpoint, open_layout
 from optimizer.reduce.structure.sizes import Sizes
 from optimizer.reduce.structure.states import open_stream, pass_through
 
@@ -41,7 +41,7 @@ Cut = Callable[[Sizes, Sequence[Batch], Path, Path], object]
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredSizes:
     """Candidate sizes and their distance from the reference on each text, in nats or as 1 -
     cosine."""
 
@@ -54,12 +54,12 @@ class Measured:
 
 
 def choose(
-    layout: Layout,
+    layout: ReducedCheckpoint,
     candidates: Sequence[Sizes],
     batches: Sequence[Batch],
     cut: Cut,
     progress: Path,
-) -> tuple[Sizes, list[Measured]]:
+) -> tuple[Sizes, list[MeasuredSizes]]:
     """Make each candidate, measure its distance from the reference, and return (nearest candidate,
     distances of all).
 
@@ -98,13 +98,13 @@ def choose(
         file.with_suffix(".partial").rename(file)
         shutil.rmtree(folder)
     measured = [
-        Measured(sizes, torch.tensor(distances, dtype=torch.float64))
+        MeasuredSizes(sizes, torch.tensor(distances, dtype=torch.float64))
         for sizes, distances in zip(candidates, done, strict=True)
     ]
     return choose_nearest(measured), measured
 
 
-def choose_nearest(measured: Sequence[Measured]) -> Sizes:
+def choose_nearest(measured: Sequence[MeasuredSizes]) -> Sizes:
     """Return the first candidate whose distance exceeds the smallest by at most the standard error
     of the difference (the one-standard-error rule of Breiman et al. 1984, section 3.4.3)."""
     best = min(measured, key=lambda m: float(m.distances.mean()))
@@ -133,13 +133,13 @@ def split_texts(batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:
 
 
 def _behind_the_blocks(
-    layout: Layout, batches: Sequence[Batch], folder: Path
+    layout: ReducedCheckpoint, batches: Sequence[Batch], folder: Path
 ) -> tuple[Buffer, Sequence[Tensor]]:
     """Return (output of the last block, in files; mask of real tokens of each batch)."""
     shutil.rmtree(folder, ignore_errors=True)
     stream = open_stream(layout, layout.blocks, batches, folder)
     assert isinstance(stream.hidden, Buffer)
-    kept = Buffer(Budget(0), folder / "kept")
+    kept = Buffer(BufferBudget(0), folder / "kept")
     for hidden in pass_through(layout, stream, stream.hidden):
         kept.append(hidden)
     stream.hidden.free()
@@ -147,7 +147,7 @@ def _behind_the_blocks(
 
 
 def _distances(
-    layout: Layout,
+    layout: ReducedCheckpoint,
     batches: Sequence[Batch],
     real: Sequence[Tensor],
     hidden: tuple[Buffer, Buffer],

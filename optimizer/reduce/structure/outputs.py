@@ -21,17 +21,17 @@ from optimizer.harness.contract import Contract
 from optimizer.model.checkpoint.model import materialize, release
 from optimizer.reduce.methods.divergence import add_absence, kullback_leibler, measure_angle
 from optimizer.reduce.methods.losses import pool
-from optimizer.reduce.structure.layout import Layout
+from optimizer.reduce.structure.layout import ReducedCheckpoint
 
 
 @dataclass(frozen=True)
-class Outputs:
+class LayersOutsideBlocks:
     """The layers of a model outside its blocks, with weights inside the context of `open_outputs`.
 
     beside: values that a block returns besides the hidden states; None: it returns only these
     """
 
-    layout: Layout
+    layout: ReducedCheckpoint
     contract: Contract
     beside: tuple[Any, ...] | None
 
@@ -123,7 +123,7 @@ class Outputs:
 
 
 @contextmanager
-def open_outputs(layout: Layout, batch: Batch) -> Iterator[Outputs]:
+def open_outputs(layout: ReducedCheckpoint, batch: Batch) -> Iterator[LayersOutsideBlocks]:
     """Load the weights outside the blocks and yield the layers there; the weights are released at
     the end.
 
@@ -135,12 +135,12 @@ def open_outputs(layout: Layout, batch: Batch) -> Iterator[Outputs]:
         materialize(model, name, tensors)
     try:
         contract = contracts.read(layout.folder / "contract.json")
-        yield Outputs(layout, contract, _values_beside(layout, batch))
+        yield LayersOutsideBlocks(layout, contract, _values_beside(layout, batch))
     finally:
         release(model)
 
 
-def _values_beside(layout: Layout, batch: Batch) -> tuple[Any, ...] | None:
+def _values_beside(layout: ReducedCheckpoint, batch: Batch) -> tuple[Any, ...] | None:
     """Run the first block on one text; return the values that it returns besides the hidden states,
     None if it returns only these."""
     outputs: list[Any] = []
@@ -149,12 +149,12 @@ def _values_beside(layout: Layout, batch: Batch) -> tuple[Any, ...] | None:
 
     def look(*args: Any, **kwargs: Any) -> Any:
         outputs.append(run(*args, **kwargs))
-        raise _Seen
+        raise _FirstBlockDone
 
     materialize(layout.source.model, layout.blocks[0], layout.source.tensors)
     first.forward = look
     try:
-        with torch.no_grad(), suppress(_Seen):
+        with torch.no_grad(), suppress(_FirstBlockDone):
             layout.source.base(**{name: t[:1] for name, t in batch.items()})
     finally:
         del first.forward
@@ -162,12 +162,14 @@ def _values_beside(layout: Layout, batch: Batch) -> tuple[Any, ...] | None:
     return outputs[0][1:] if isinstance(outputs[0], tuple) else None
 
 
-class _Seen(Exception):
+class _FirstBlockDone(Exception):
     """Raised once the first block has run, to skip the others."""
 
 
 @contextmanager
-def _injected(layout: Layout, hidden: Tensor, beside: tuple[Any, ...] | None) -> Iterator[None]:
+def _injected(
+    layout: ReducedCheckpoint, hidden: Tensor, beside: tuple[Any, ...] | None
+) -> Iterator[None]:
     """Inside, make every block return `hidden`, together with the values in `beside` unless that is
     None."""
     blocks: Sequence[Any] = [layout.source.model.get_submodule(name) for name in layout.blocks]

@@ -28,7 +28,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Model:
+class SizeChoices:
     """Sizes of a model, and the sizes that may be chosen for it.
 
     full: sizes of the unreduced model
@@ -61,7 +61,7 @@ class Model:
         return self.outside + self.in_blocks(sizes)
 
 
-def solve(goal: Goal, model: Model) -> Sizes:
+def solve(goal: Goal, model: SizeChoices) -> Sizes:
     """Find the sizes within the goal with the least and most even cut: the smallest sum of squared
     logarithms of the shares kept. Shares multiply, so their logarithms add up; the square keeps the
     cuts even. (latency_table.py handles a latency gain.)
@@ -87,7 +87,7 @@ def solve(goal: Goal, model: Model) -> Sizes:
     return best
 
 
-def _deep(depth: int, model: Model) -> Sizes:
+def _deep(depth: int, model: SizeChoices) -> Sizes:
     if depth not in model.blocks:
         raise RecipeError(
             f"{depth} blocks, and the model has {model.full.blocks}",
@@ -97,7 +97,7 @@ def _deep(depth: int, model: Model) -> Sizes:
     return Sizes(depth, model.full.ffn, model.full.heads)
 
 
-def find_least_cut(model: Model, fits: Callable[[Sizes], bool]) -> Sizes | None:
+def find_least_cut(model: SizeChoices, fits: Callable[[Sizes], bool]) -> Sizes | None:
     """Return the sizes with the least cut that fit; None where none fit.
 
     fits: predicate on sizes; if it is True for sizes, it is True for all smaller ones
@@ -105,7 +105,7 @@ def find_least_cut(model: Model, fits: Callable[[Sizes], bool]) -> Sizes | None:
     return min(_fitting(fits, model), key=lambda s: cut(s, model.full), default=None)
 
 
-def find_largest(model: Model, fits: Callable[[Sizes], bool]) -> list[Sizes]:
+def find_largest(model: SizeChoices, fits: Callable[[Sizes], bool]) -> list[Sizes]:
     """Return the sizes that fit while no larger ones do, the least cut first."""
     return sorted(drop_smaller(_fitting(fits, model)), key=lambda s: cut(s, model.full))
 
@@ -121,7 +121,7 @@ def drop_smaller(sizes: Iterable[Sizes]) -> list[Sizes]:
 
 
 def find_widest(
-    model: Model, fits: Callable[[Sizes], bool], blocks: int, heads: int
+    model: SizeChoices, fits: Callable[[Sizes], bool], blocks: int, heads: int
 ) -> Sizes | None:
     """Return the sizes with the most neurons that fit, for given numbers of blocks and heads; None
     where none fit."""
@@ -131,7 +131,7 @@ def find_widest(
     return sizes[fitting - 1] if fitting else None
 
 
-def _fitting(fits: Callable[[Sizes], bool], model: Model) -> Iterator[Sizes]:
+def _fitting(fits: Callable[[Sizes], bool], model: SizeChoices) -> Iterator[Sizes]:
     """Yield the sizes with the most neurons that fit, for each number of blocks and heads."""
     for blocks, heads in product(model.blocks, model.heads):
         sizes = find_widest(model, fits, blocks, heads)

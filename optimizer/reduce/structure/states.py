@@ -8,29 +8,29 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from optimizer.compress.walk.activation_buffer import Budget, Buffer
-from optimizer.compress.walk.blocks import Stream, Use
+from optimizer.compress.walk.activation_buffer import Buffer, BufferBudget
+from optimizer.compress.walk.blocks import BlockUse, CalibrationStream
 from optimizer.compress.walk.capture import Batch, capture
 from optimizer.foundation.progress import bar
 from optimizer.model.checkpoint.model import materialize, release
-from optimizer.reduce.structure.layout import Layout
+from optimizer.reduce.structure.layout import ReducedCheckpoint
 
 
 def open_stream(
-    layout: Layout,
+    layout: ReducedCheckpoint,
     blocks: Sequence[str],
     batches: Sequence[Batch],
     folder: Path,
     *,
     reference: bool = False,
-) -> Stream:
+) -> CalibrationStream:
     """Open the stream of hidden states before the first block.
 
     blocks: blocks whose uses the stream keeps
     folder: folder for states that exceed the budget
     reference: True for a second stream of the float model
     """
-    budget = Budget(layout.section.compress.memory_bytes)
+    budget = BufferBudget(layout.section.compress.memory_bytes)
     hidden = Buffer(budget, folder / "hidden")
     second = Buffer(budget, folder / "reference") if reference else None
     stream = capture(layout.source, layout.blocks, batches, hidden, second)
@@ -39,7 +39,9 @@ def open_stream(
     return stream
 
 
-def record_entering(layout: Layout, stream: Stream, folder: Path) -> list[Buffer]:
+def record_entering(
+    layout: ReducedCheckpoint, stream: CalibrationStream, folder: Path
+) -> list[Buffer]:
     """Return the hidden states that enter each use of a block, one tensor per batch. The last item
     is the output of the last use.
 
@@ -60,7 +62,9 @@ def record_entering(layout: Layout, stream: Stream, folder: Path) -> list[Buffer
     return states
 
 
-def pass_through(layout: Layout, stream: Stream, hidden: Buffer, first: int = 0) -> Buffer:
+def pass_through(
+    layout: ReducedCheckpoint, stream: CalibrationStream, hidden: Buffer, first: int = 0
+) -> Buffer:
     """Run the uses of blocks from number `first` on. `hidden`, the input of that use, is
     overwritten with the last use's output and returned."""
     for use in range(first, len(stream.uses[0])):
@@ -72,7 +76,9 @@ def pass_through(layout: Layout, stream: Stream, hidden: Buffer, first: int = 0)
     return hidden
 
 
-def apply_use(layout: Layout, stream: Stream, use: Use, hidden: Tensor) -> Tensor:
+def apply_use(
+    layout: ReducedCheckpoint, stream: CalibrationStream, use: BlockUse, hidden: Tensor
+) -> Tensor:
     """Return the output of one use of a block, whose weights are in memory."""
     with torch.no_grad(), stream.products:
         return use.apply(layout.source.model, hidden).float()

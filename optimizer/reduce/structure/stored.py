@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Stored(Mapping[str, Tensor]):
+class StoredTensors(Mapping[str, Tensor]):
     """Tensors of a file by name, read on each access.
 
     names: names of the tensors
@@ -36,7 +36,7 @@ class Stored(Mapping[str, Tensor]):
         return len(self.names)
 
 
-def stored(file: Path) -> Stored:
+def stored(file: Path) -> StoredTensors:
     """Open a file as a mapping from all of its names to tensors."""
     with safe_open(file, "pt") as f:
-        return Stored(file, tuple(f.keys()))
+        return StoredTensors(file, tuple(f.keys()))

@@ -19,7 +19,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Rows:
+class UnitRows:
     """Rows of a linear layer that compute units. The rows consist of `parts` equal slices, and each
     unit has `each` adjacent rows in every slice."""
 
@@ -37,7 +37,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Part:
+class BlockUnits:
     """Units of one kind in one block: neurons, or key/value heads with their query heads. Names are
     the checkpoint's.
 
@@ -49,7 +49,7 @@ class Part:
 
     kind: Kind
     count: int
-    rows: tuple[Rows, ...]
+    rows: tuple[UnitRows, ...]
     down: str
     width: int
 
@@ -84,22 +84,24 @@ def count_values(shapes: Shapes, name: str) -> int:
     return int(torch.Size(shapes[name]).numel()) if name in shapes else 0
 
 
-def list_parts(block: str, family: Family, head_size: int, shapes: Shapes) -> tuple[Part, ...]:
+def list_parts(
+    block: str, family: Family, head_size: int, shapes: Shapes
+) -> tuple[BlockUnits, ...]:
     """Return the removable parts of a block, in the order of computation."""
-    parts: list[Part] = []
+    parts: list[BlockUnits] = []
     if (heads := family.attention) is not None:
         groups = shapes[f"{block}.{heads.key}.weight"][0] // head_size
         each = shapes[f"{block}.{heads.query}.weight"][0] // groups
         rows = (
-            Rows(f"{block}.{heads.query}", each),
-            Rows(f"{block}.{heads.key}", head_size),
-            Rows(f"{block}.{heads.value}", head_size),
+            UnitRows(f"{block}.{heads.query}", each),
+            UnitRows(f"{block}.{heads.key}", head_size),
+            UnitRows(f"{block}.{heads.value}", head_size),
         )
-        parts.append(Part("heads", groups, rows, f"{block}.{heads.output}", each))
+        parts.append(BlockUnits("heads", groups, rows, f"{block}.{heads.output}", each))
     if (ffn := family.feed_forward) is not None:
         count = shapes[f"{block}.{ffn.down}.weight"][1]
-        up = tuple(Rows(f"{block}.{name}", parts=ffn.parts) for name in ffn.up)
-        parts.append(Part("ffn", count, up, f"{block}.{ffn.down}", 1))
+        up = tuple(UnitRows(f"{block}.{name}", parts=ffn.parts) for name in ffn.up)
+        parts.append(BlockUnits("ffn", count, up, f"{block}.{ffn.down}", 1))
     return tuple(parts)
 
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from optimizer.compress.walk.blocks import (
     BlockGroup,
-    Stream,
+    CalibrationStream,
     advance,
     advance_float_reference,
     observed,
@@ -39,11 +39,11 @@ from optimizer.foundation.process import freed_memory
 from optimizer.foundation.progress import bar, say
 from optimizer.model.checkpoint.model import materialize, release
 from optimizer.reduce.methods import activations, fisher, least_squares, magnitude, second_order
-from optimizer.reduce.structure.layout import BlockChoice, Layout
+from optimizer.reduce.structure.layout import BlockChoice, ReducedCheckpoint
 from optimizer.reduce.structure.moments import Moments
 from optimizer.reduce.structure.states import open_stream
-from optimizer.reduce.structure.stored import Stored, stored
-from optimizer.reduce.structure.structure import Kind, Part
+from optimizer.reduce.structure.stored import StoredTensors, stored
+from optimizer.reduce.structure.structure import BlockUnits, Kind
 
 STREAM, CHOICE = "stream.safetensors", "choice.safetensors"
 Gradients = Mapping[str, Tensor]
@@ -51,7 +51,7 @@ Gradients = Mapping[str, Tensor]
 
 
 def choose(
-    layout: Layout,
+    layout: ReducedCheckpoint,
     blocks: Sequence[str],
     batches: Sequence[Batch],
     gradients: Gradients,
@@ -84,17 +84,17 @@ def choose(
     return [choice for folder in folders for choice in _read(folder)]
 
 
-def list_thinned(layout: Layout, block: str) -> list[Part]:
+def list_thinned(layout: ReducedCheckpoint, block: str) -> list[BlockUnits]:
     """Return the parts of a block that lose units."""
     return [p for p in layout.parts(block) if keep(layout, p.kind) < p.count]
 
 
-def keep(layout: Layout, kind: Kind) -> int:
+def keep(layout: ReducedCheckpoint, kind: Kind) -> int:
     """Return the number of units of a kind that stay in each block."""
     return layout.goal.ffn if kind == "ffn" else layout.goal.heads
 
 
-def _by_weights(layout: Layout, block: str) -> BlockChoice:
+def _by_weights(layout: ReducedCheckpoint, block: str) -> BlockChoice:
     units: dict[Kind, Tensor] = {}
     for part in list_thinned(layout, block):
         scores = by_magnitude(layout, part)
@@ -102,7 +102,7 @@ def _by_weights(layout: Layout, block: str) -> BlockChoice:
     return BlockChoice(block, units, {})
 
 
-def by_magnitude(layout: Layout, part: Part) -> Tensor:
+def by_magnitude(layout: ReducedCheckpoint, part: BlockUnits) -> Tensor:
     """Return the importance of each unit of `part` by its weights, (units,)."""
     tensors = layout.checkpoint.tensors
     rows = [w for r in part.rows for w in tensors[f"{r.linear}.weight"].chunk(r.parts)]
@@ -122,8 +122,8 @@ class _Walk:
     thin: {weight or bias of a layer that reads units: its values, zero for the removed units}
     """
 
-    layout: Layout
-    stream: Stream
+    layout: ReducedCheckpoint
+    stream: CalibrationStream
     segment: range
     gradients: Gradients
     thin: dict[str, Tensor] = field(default_factory=dict)
@@ -165,7 +165,7 @@ class _Walk:
             self.thin[name][:, columns] = kept
         return BlockChoice(block, units, changed)
 
-    def _moments(self, group: BlockGroup, part: Part) -> Moments:
+    def _moments(self, group: BlockGroup, part: BlockUnits) -> Moments:
         adjusts = self.layout.section.reduce.importance != "activations"
         sums = Moments.empty(part.count * part.width, products=adjusts)
         for i in range(len(self.stream.hidden)):
@@ -179,7 +179,9 @@ class _Walk:
                     sums.add(x, floats[use] if adjusts else None)
         return sums
 
-    def _inputs(self, group: BlockGroup, part: Part, batch: int, hidden: Tensor) -> list[Tensor]:
+    def _inputs(
+        self, group: BlockGroup, part: BlockUnits, batch: int, hidden: Tensor
+    ) -> list[Tensor]:
         """Return the inputs (tokens, in) of the layer that reads the part's units, once per use of
         the block."""
         inputs: list[Tensor] = []
@@ -197,7 +199,7 @@ class _Walk:
         return inputs
 
     def _choice(
-        self, part: Part, layer: nn.Linear, sums: Moments
+        self, part: BlockUnits, layer: nn.Linear, sums: Moments
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return (units that stay, {parameter of `layer`: adjusted values}), where `layer` reads
         the units. A bias corrects the mean output, so weights with a bias are fitted to centered
@@ -237,7 +239,7 @@ class _Walk:
                 parameter.data = before[name]
 
 
-def _keep(folder: Path, choices: Sequence[BlockChoice], stream: Stream | None) -> None:
+def _keep(folder: Path, choices: Sequence[BlockChoice], stream: CalibrationStream | None) -> None:
     """Write the choices atomically, with the streams that the next block starts from."""
     partial = folder.with_suffix(".partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -271,12 +273,12 @@ def _read(folder: Path) -> list[BlockChoice]:
         units = {
             cast(Kind, kind): file[f"{block}|{kind}"] for kind in names if kind in ("ffn", "heads")
         }
-        adjusted = Stored(file.file, tuple(n for n in names if n not in units), f"{block}|")
+        adjusted = StoredTensors(file.file, tuple(n for n in names if n not in units), f"{block}|")
         choices.append(BlockChoice(block, units, adjusted))
     return choices
 
 
-def _load_stream(folder: Path, stream: Stream) -> None:
+def _load_stream(folder: Path, stream: CalibrationStream) -> None:
     reference: Any = stream.float_reference
     with safe_open(folder / STREAM, "pt") as f:
         for i in range(len(stream.hidden)):

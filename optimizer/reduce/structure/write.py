@@ -37,8 +37,8 @@ from optimizer.foundation import safetensors_stream
 from optimizer.foundation.errors import CheckpointError
 from optimizer.model.checkpoint.checkpoint import open_checkpoint, read_json
 from optimizer.model.checkpoint.model import build_skeleton, list_parameter_shapes
-from optimizer.reduce.structure.depth import LeftOut
-from optimizer.reduce.structure.layout import BlockChoice, Layout
+from optimizer.reduce.structure.depth import RemovedBlock
+from optimizer.reduce.structure.layout import BlockChoice, ReducedCheckpoint
 from optimizer.reduce.structure.sizes import Sizes
 from optimizer.reduce.structure.structure import find_channel_axis
 
@@ -72,9 +72,9 @@ class Smaller:
     channels: kept channels of the hidden states, where blocks keep their units; None: all
     """
 
-    layout: Layout
+    layout: ReducedCheckpoint
     choices: Sequence[BlockChoice]
-    left_out: Sequence[LeftOut]
+    left_out: Sequence[RemovedBlock]
     channels: Tensor | None = None
 
     @cached_property
@@ -176,9 +176,9 @@ class Smaller:
 
 
 def write(
-    layout: Layout,
+    layout: ReducedCheckpoint,
     choices: Sequence[BlockChoice],
-    left_out: Sequence[LeftOut],
+    left_out: Sequence[RemovedBlock],
     out: Path,
     channels: Tensor | None = None,
     compared: Sequence[Mapping[str, Any]] = (),
@@ -271,7 +271,7 @@ def document(smaller: Smaller) -> dict[str, Any]:
     }
 
 
-def _check_built(layout: Layout, out: Path) -> None:
+def _check_built(layout: ReducedCheckpoint, out: Path) -> None:
     """Check that transformers builds from the config the stored tensors, by name and shape."""
     written = open_checkpoint(out)
     expected = list_parameter_shapes(build_skeleton(written, layout.section.task))

@@ -31,7 +31,7 @@ from optimizer.store import Stage
 from optimizer.timing.stopping_rules import RatioQuestion, SequentialTest, confidence_of
 from optimizer.validate.target_runner import open_onnx
 from optimizer.validate.timing.batch_timing import BatchTimer, list_cells, make_graph_system
-from optimizer.validate.timing.cells import CANDIDATE, CellTimer, Comparison
+from optimizer.validate.timing.cells import CANDIDATE, CellTimer, TimingComparison
 from optimizer.validate.timing.generation_timing import GenerationTimer
 from optimizer.validate.timing.openings import Openings
 
@@ -68,7 +68,7 @@ def run(section: Race, base: Path, models: tuple[Path, ...], out: Path) -> None:
     )
     question = RatioQuestion.share_rounds(1.0, latency.iterations)
     rule = SequentialTest(question, latency.iterations, section.seconds)
-    turns = Comparison(timer, rule, BEST if BEST in section.targets else RECIPE)
+    turns = TimingComparison(timer, rule, BEST if BEST in section.targets else RECIPE)
     with closing(runners):
         runners.open()
         systems: dict[str, Any] = {name: runners.runner(name) for name in section.targets}

@@ -24,7 +24,7 @@ def run(section: Slo, packaged: Path, out: Path) -> None:
 
     packaged: folder of stage package
     """
-    server = tuned_server.TunedServer(
+    server = tuned_server.ServerUnderTest(
         packaged / "bundle",
         [row.text for row in read_samples(section.data)] if section.data else [],
         Schedule(section.seconds, burst=section.burst),

@@ -28,10 +28,10 @@ from optimizer.foundation.state import PER_TOKEN, STATIC, Activations, owner_of,
 from optimizer.lower.compressed_tensors import tensors as format_
 from optimizer.model.checkpoint.model import choose_auto_class, join_outputs, load_torch_model
 from optimizer.validate.formats import modules
-from optimizer.validate.formats.transformers_runner import Runner, translate_errors
+from optimizer.validate.formats.transformers_runner import TransformersRunner, translate_errors
 from optimizer.validate.ledger import trace
 from optimizer.validate.ledger.distance import Distance
-from optimizer.validate.ledger.entry import Entry, Outputs, make_entry
+from optimizer.validate.ledger.entry import HopOutputs, LedgerEntry, make_entry
 from optimizer.validate.ledger.ledger import STATE_HOPS, Hop
 from optimizer.validate.materials import Materials
 
@@ -50,7 +50,7 @@ def hops(_m: Materials) -> tuple[Hop, ...]:
     return (*STATE_HOPS, lower, engine, harness)
 
 
-def lower(m: Materials) -> Entry:
+def lower(m: Materials) -> LedgerEntry:
     """Hop `lower`: compare every value of the folder, as the compressed-tensors package reads it,
     with the compressed state."""
     with translate_errors("the compressed-tensors package", TARGET):
@@ -58,10 +58,10 @@ def lower(m: Materials) -> Entry:
     why = "the same integers times the same scales give the same bits"
     same = Distance(0.0, 0.0, 1.0, 0.0)
     measured = None if problems else same
-    return Entry("lower", "state in torch", 0.0, measured, not problems, why, tuple(problems))
+    return LedgerEntry("lower", "state in torch", 0.0, measured, not problems, why, tuple(problems))
 
 
-def engine(m: Materials) -> Entry:
+def engine(m: Materials) -> LedgerEntry:
     """Hop `engine`: compare the outputs of the model that transformers loads from the folder, and
     of each quantized module in it, with the compressed state in torch."""
     outputs = m.compared
@@ -78,25 +78,25 @@ def engine(m: Materials) -> Entry:
         problems += [p.problem for p in sorted(parts, key=lambda p: -p.ratio) if not p.fine]
         fine = not problems and bool(np.isfinite(measured.worst))
         why = INT8_TOKENS
-        return Entry(
+        return LedgerEntry(
             "engine", start, None, measured, fine, why, tuple(problems), why, pieces=tuple(parts)
         )
     spread = m.correct.graph_outputs("state", "fp32")
-    entry = make_entry("engine", start, Outputs(results, expected, spread), problems, parts)
+    entry = make_entry("engine", start, HopOutputs(results, expected, spread), problems, parts)
     entry = replace(entry, why=f"{entry.why}; {ELSEWHERE}")
     return entry.with_unproven(ELSEWHERE, m.not_judged_alone)
 
 
-def harness(_m: Materials) -> Entry:
+def harness(_m: Materials) -> LedgerEntry:
     """Hop `harness`: an entry that reports that the harness does not run the folder. It is the last
     hop, after which the ledger frees the models."""
     why = "transformers and vLLM run the folder, the harness does not"
-    return Entry("harness", "torch", None, None, None, why)
+    return LedgerEntry("harness", "torch", None, None, None, why)
 
 
-def open_runner(m: Materials, _device: str) -> Runner:
+def open_runner(m: Materials, _device: str) -> TransformersRunner:
     """Open the folder in transformers on the CPU, as the candidate of the quality gates."""
-    return Runner(_load(m)[0], _folder(m), m)
+    return TransformersRunner(_load(m)[0], _folder(m), m)
 
 
 def _folder(m: Materials) -> Path:
@@ -163,7 +163,7 @@ def _scale_as_stored(q: QTensor, dtype: torch.dtype) -> QTensor:
     return replace(q, scale=q.scale.to(dtype).float())
 
 
-class _Tensors:
+class _FolderTensors:
     """Tensors of the folder by name, read one by one."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
@@ -241,7 +241,7 @@ def _weights(m: Materials) -> Iterator[str]:
     groups = list(config.config_groups.values())
     dtype, lowered = format_.DTYPES[m.precision], set(m.lowering["modules"])
     with ExitStack() as stack:
-        tensors = _Tensors(_folder(m), stack)
+        tensors = _FolderTensors(_folder(m), stack)
         for name, q in m.state.weights.items():
             module = owner_of(name)
             if module in m.lowering["decoded"]:
@@ -274,7 +274,7 @@ def _floats(m: Materials) -> Iterator[str]:
     decoded = {weight_name(module) for module in m.lowering["decoded"]}
     head = format_.find_untied_head(m.checkpoint, state)
     with ExitStack() as stack:
-        tensors = _Tensors(_folder(m), stack)
+        tensors = _FolderTensors(_folder(m), stack)
         for name in [*m.checkpoint.tensors, *([head] if head else [])]:
             if name in state.weights and name not in decoded:
                 continue
@@ -303,7 +303,7 @@ def _caches(m: Materials) -> Iterator[str]:
     elif scheme and _words(scheme) != (8, "float", "tensor", None, False):
         yield "the folder's config and the state have different schemes of the KV cache"
     with ExitStack() as stack:
-        tensors = _Tensors(_folder(m), stack)
+        tensors = _FolderTensors(_folder(m), stack)
         for name, value in expected.items():
             scale = value.to(format_.DTYPES[m.precision])
             if name not in tensors or not torch.equal(tensors[name], scale):
@@ -316,7 +316,7 @@ def _ranges(m: Materials) -> Iterator[str]:
     if m.state.activations not in STATIC:
         return
     with ExitStack() as stack:
-        tensors = _Tensors(_folder(m), stack)
+        tensors = _FolderTensors(_folder(m), stack)
         for module in m.lowering["modules"]:
             covered = m.state.range_of(module)
             if covered is None or m.state.activations_of(module) is None:

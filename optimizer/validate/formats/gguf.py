@@ -23,10 +23,10 @@ from optimizer.foundation.state import owner_of
 from optimizer.load.providers import gguf_file, gguf_header
 from optimizer.lower.gguf import folder, read_back
 from optimizer.model.checkpoint.model import choose_auto_class, load_torch_model
-from optimizer.validate.formats.transformers_runner import Runner, translate_errors
+from optimizer.validate.formats.transformers_runner import TransformersRunner, translate_errors
 from optimizer.validate.ledger import trace
 from optimizer.validate.ledger.distance import Distance
-from optimizer.validate.ledger.entry import Entry, Outputs, make_entry
+from optimizer.validate.ledger.entry import HopOutputs, LedgerEntry, make_entry
 from optimizer.validate.ledger.ledger import STATE_HOPS, Hop
 from optimizer.validate.materials import Materials
 
@@ -47,7 +47,7 @@ def hops(_m: Materials) -> tuple[Hop, ...]:
     return (*STATE_HOPS, lower, engine, harness)
 
 
-def lower(m: Materials) -> Entry:
+def lower(m: Materials) -> LedgerEntry:
     """Hop `lower`: compare each tensor and key of the file, as the gguf package reads it, with the
     expected one. Asymmetric weights may differ from the state by the rounding of their minimum to
     fp16; everything else must be equal."""
@@ -64,10 +64,12 @@ def lower(m: Materials) -> Entry:
     if error:
         why = f"{why}; a minimum of Q4_1, up to 15 steps, is rounded to fp16"
     measured = None if problems else Distance(error, error, 1.0, error)
-    return Entry("lower", "state in torch", limit, measured, not problems, why, tuple(problems))
+    return LedgerEntry(
+        "lower", "state in torch", limit, measured, not problems, why, tuple(problems)
+    )
 
 
-def engine(m: Materials) -> Entry:
+def engine(m: Materials) -> LedgerEntry:
     """Hop `engine`: compare the outputs of the model that transformers loads from the file with the
     compressed state in torch."""
     with translate_errors("transformers", TARGET):
@@ -77,20 +79,20 @@ def engine(m: Materials) -> Entry:
     expected = [trace.trace_run(stored, batch, m.compared, ()) for batch in m.batches]
     spread = m.correct.graph_outputs("state", "fp32")
     start = "state in torch, values as stored"
-    entry = make_entry("engine", start, Outputs(results, expected, spread), problems)
+    entry = make_entry("engine", start, HopOutputs(results, expected, spread), problems)
     return replace(entry, why=f"{entry.why}; {ELSEWHERE}", unproven=ELSEWHERE)
 
 
-def harness(_m: Materials) -> Entry:
+def harness(_m: Materials) -> LedgerEntry:
     """Hop `harness`: an entry that reports that the harness does not run the file. It is the last
     hop, after which the ledger frees the models."""
     why = "llama.cpp runs the file, the harness does not"
-    return Entry("harness", "torch", None, None, None, why)
+    return LedgerEntry("harness", "torch", None, None, None, why)
 
 
-def open_runner(m: Materials, _device: str) -> Runner:
+def open_runner(m: Materials, _device: str) -> TransformersRunner:
     """Open the file in transformers on the CPU, as the candidate of the quality gates."""
-    return Runner(_load(m)[0], _file(m), m)
+    return TransformersRunner(_load(m)[0], _file(m), m)
 
 
 def _file(m: Materials) -> Path:

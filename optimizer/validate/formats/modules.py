@@ -1,6 +1,6 @@
 """Judge each quantized linear module of a model that transformers runs, on its own inputs.
 
-    model of transformers, state in torch, batches -> [Piece]
+    model of transformers, state in torch, batches -> [JudgedPiece]
 
 One integer that rounding moves across a tie changes a complete model's output by more than a wrong
 scale of the inputs may. A module alone, with the input that transformers gives it, returns what the
@@ -23,8 +23,8 @@ from optimizer.compress.walk.blocks import select_real_rows
 from optimizer.foundation.state import PER_TOKEN
 from optimizer.harness.inputs.batch import Batch
 from optimizer.validate.ledger import trace
-from optimizer.validate.ledger.pieces.pieces import WORST, Element, Piece, find_furthest
-from optimizer.validate.ledger.pieces.roundoff import UNIT, Product
+from optimizer.validate.ledger.pieces.pieces import WORST, Element, JudgedPiece, find_furthest
+from optimizer.validate.ledger.pieces.roundoff import UNIT, ModuleProduct
 
 NEAR = 8 * UNIT["fp32"]
 """Relative change of a value over its scale by rounding: of the largest value's quotient, its
@@ -38,8 +38,8 @@ vLLM."""
 
 def judge(
     model: nn.Module, state: nn.Module, modules: Collection[str], batches: Sequence[Batch]
-) -> list[Piece]:
-    """Return a Piece for each of `modules`, judged in float32 on the inputs that it gets in
+) -> list[JudgedPiece]:
+    """Return a JudgedPiece for each of `modules`, judged in float32 on the inputs that it gets in
     `model`.
 
     model: the model that transformers loaded
@@ -64,7 +64,7 @@ def judge(
                 hooks.callback(model.get_submodule(name).register_forward_hook(receive).remove)
             trace.run(model, batch, ())
     return [
-        Piece(
+        JudgedPiece(
             name,
             "product",
             each[0][0] if each else 0.0,
@@ -85,9 +85,9 @@ def _worst(far: list[tuple[float, Element]]) -> list[tuple[float, Element]]:
     return sorted(far, key=lambda f: -f[0])[:WORST]
 
 
-def _product(linear: QuantLinear) -> Product:
+def _product(linear: QuantLinear) -> ModuleProduct:
     bias = None if linear.bias is None else linear.bias.numpy()
-    return Product(linear.weight.detach().numpy(), bias, "fp32")
+    return ModuleProduct(linear.weight.detach().numpy(), bias, "fp32")
 
 
 def _compare(linear: QuantLinear, x: Tensor, output: Tensor) -> list[tuple[float, Element]]:

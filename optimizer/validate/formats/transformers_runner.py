@@ -35,7 +35,7 @@ def translate_errors(reader: str, target: str) -> Iterator[None]:
         ) from e
 
 
-class Runner:
+class TransformersRunner:
     """Runner of a transformers model with the inputs and outputs of an ONNX graph: a decoder's KV
     cache is an input and an output.
 

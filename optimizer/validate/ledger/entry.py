@@ -1,6 +1,6 @@
 """Record the result of one hop.
 
-hop, outputs, problems, pieces -> Entry -> report.json, read by `optimize explain`
+hop, outputs, problems, pieces -> LedgerEntry -> report.json, read by `optimize explain`
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from optimizer.foundation import atomic
 from optimizer.validate.ledger.breach import CORRECT_RUNS, write_breach
 from optimizer.validate.ledger.distance import WHOLE, Distance
 from optimizer.validate.ledger.limits.spread import Alone, Spread, compare_runs, judge_alone
-from optimizer.validate.ledger.pieces.pieces import Piece
+from optimizer.validate.ledger.pieces.pieces import JudgedPiece
 from optimizer.validate.ledger.trace import Trace
 
 ALL, WORST = "all examples together", "worst example"
@@ -44,7 +44,7 @@ def find_unlimited_example(entry: Mapping[str, Any]) -> float | None:
     """Return the distance of the worst example where it exceeds the limit of all examples together;
     else None.
 
-    entry: result of Entry.as_dict
+    entry: result of LedgerEntry.as_dict
     """
     measured, limit = entry.get("measured") or {}, entry.get("tolerance")
     worst = measured.get("worst_example")
@@ -54,7 +54,7 @@ def find_unlimited_example(entry: Mapping[str, Any]) -> float | None:
 
 
 @dataclass(frozen=True)
-class Entry:
+class LedgerEntry:
     """Result of one hop. Of several outputs, tolerance and measured.worst are those of the output
     nearest to its limit, or furthest beyond."""
 
@@ -66,7 +66,7 @@ class Entry:
     why: str  # origin of the limit, or the reason for not running
     problems: tuple[str, ...] = ()  # sentences with the checkpoint's names, worst first
     unproven: str = ""  # parts that a hop which is ok could not judge
-    pieces: tuple[Piece, ...] = ()  # the parts of a graph that were judged alone
+    pieces: tuple[JudgedPiece, ...] = ()  # the parts of a graph that were judged alone
     spread: Mapping[str, Any] | None = None  # distances of correct runs and their limits
 
     @property
@@ -79,7 +79,7 @@ class Entry:
         """`unproven`, shortened to a line of text; the report has all of it."""
         return shorten(self.unproven, LINE, placeholder=" ...: see optimize explain")
 
-    def with_unproven(self, *unproven: str) -> Entry:
+    def with_unproven(self, *unproven: str) -> LedgerEntry:
         """Return a copy with more sentences on parts that could not be judged; "" adds none."""
         return replace(self, unproven="; ".join(filter(None, (self.unproven, *unproven))))
 
@@ -102,15 +102,15 @@ class Entry:
         atomic.write(file, json.dumps(FIELDS.dump_python(self)).encode())
 
     @staticmethod
-    def read(file: Path) -> Entry:
+    def read(file: Path) -> LedgerEntry:
         return FIELDS.validate_python(json.loads(file.read_text("utf-8")))
 
 
-FIELDS = TypeAdapter(Entry)
+FIELDS = TypeAdapter(LedgerEntry)
 
 
 @dataclass(frozen=True)
-class Outputs:
+class HopOutputs:
     """Outputs of a hop, the expected ones, and the limits of their distance."""
 
     results: Sequence[Mapping[str, Any]]  # the hop's own
@@ -119,8 +119,12 @@ class Outputs:
 
 
 def make_entry(
-    hop: str, start: str, answers: Outputs, problems: Sequence[str], parts: Sequence[Piece] = ()
-) -> Entry:
+    hop: str,
+    start: str,
+    answers: HopOutputs,
+    problems: Sequence[str],
+    parts: Sequence[JudgedPiece] = (),
+) -> LedgerEntry:
     """Make the entry of a hop whose outputs may differ as far as correct runs do. It is ok where
     `problems` is empty and every output and piece is within its limit.
 
@@ -146,7 +150,7 @@ def make_entry(
         for shown in [write_breach(far, limit)]
     ]
     unlimited = [_unlimited(spread.limits, judged=bool(parts)), _unlimited_parts(parts)]
-    return Entry(
+    return LedgerEntry(
         hop,
         start,
         spread.limits[name],
@@ -160,7 +164,7 @@ def make_entry(
     )
 
 
-def _judge_alone(answers: Outputs, names: Sequence[str]) -> dict[str, Alone]:
+def _judge_alone(answers: HopOutputs, names: Sequence[str]) -> dict[str, Alone]:
     """Judge each output of `names`, all beyond the limit of the sample, by correct runs of the
     examples that exceed it. Return {output: its examples} up to the first output that fails."""
     alone: dict[str, Alone] = {}
@@ -199,7 +203,7 @@ def _unlimited(limits: Mapping[str, float], judged: bool) -> str:
     return f"{', '.join(names)} from end to end: {apart}, so {rest}" if names else ""
 
 
-def _unlimited_parts(parts: Sequence[Piece]) -> str:
+def _unlimited_parts(parts: Sequence[JudgedPiece]) -> str:
     """Name, in a sentence, the pieces with limits so wide that zeros would pass; "" for none."""
     names = [part.module for part in parts if part.accepts_zeros]
     apart = "correct runs differ by as much as the size of their results, so nothing limits them"

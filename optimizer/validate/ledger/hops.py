@@ -1,4 +1,4 @@
-"""The hops of the ledger that all targets share, one function each: Materials -> Entry.
+"""The hops of the ledger that all targets share, one function each: Materials -> LedgerEntry.
 
 ledger.py lists what each hop compares. Limits come from limits/ (outputs, rounding methods) and
 pieces/ (parts of a graph).
@@ -40,7 +40,7 @@ from optimizer.validate import target_runner
 from optimizer.validate.ledger import bisect, trace
 from optimizer.validate.ledger.breach import BUDGET, write_breach
 from optimizer.validate.ledger.distance import Distance, measure_distance
-from optimizer.validate.ledger.entry import Entry, Outputs, make_entry
+from optimizer.validate.ledger.entry import HopOutputs, LedgerEntry, make_entry
 from optimizer.validate.ledger.laws import (
     answer_laws,
     batch_norm_laws,
@@ -74,7 +74,7 @@ HIDDEN = (
 )
 
 
-def load(m: Materials) -> Entry:
+def load(m: Materials) -> LedgerEntry:
     """Hop `load`: compare our model with transformers' own, and parameters with the file."""
     from safetensors import safe_open
 
@@ -104,10 +104,10 @@ def load(m: Materials) -> Entry:
     why = "the same operators on the same values give the same bits"
     start = "ONNX Runtime on original/model.onnx" if of_file else "transformers"
     if measured.worst == 0:
-        return Entry("load", start, 0.0, measured, not problems, why, tuple(problems))
+        return LedgerEntry("load", start, 0.0, measured, not problems, why, tuple(problems))
     # on some processors the bits depend on the address of the values
     spread = m.correct.source_outputs()
-    return make_entry("load", start, Outputs(results, m.float_traces, spread), problems)
+    return make_entry("load", start, HopOutputs(results, m.float_traces, spread), problems)
 
 
 def _original_outputs(m: Materials) -> list[dict[str, Any]]:
@@ -148,7 +148,7 @@ def load_transformers_model(m: Materials) -> nn.Module:
     return model.eval().requires_grad_(False)
 
 
-def fold(m: Materials) -> Entry:
+def fold(m: Materials) -> LedgerEntry:
     """Hop `fold`: compare the float model with replaced parameters with the source, whose outputs
     it must keep. Corrected biases and learned norm weights change them and have separate laws."""
     quantize = m.section.quantize
@@ -174,13 +174,13 @@ def fold(m: Materials) -> Entry:
     if not others:
         same = Distance(0.0, 0.0, 1.0, 0.0)
         why = "nothing was folded"
-        return Entry("fold", "source torch", 0.0, same, not problems, why, tuple(problems))
+        return LedgerEntry("fold", "source torch", 0.0, same, not problems, why, tuple(problems))
     folded = load_torch_model(m.checkpoint, m.task, others, m.mapped)
     results = [trace.run(folded, b, m.outputs) for b in m.batches]
     return make_entry(
         "fold",
         "source torch",
-        Outputs(results, m.float_traces, m.correct.source_outputs()),
+        HopOutputs(results, m.float_traces, m.correct.source_outputs()),
         problems,
     )
 
@@ -197,7 +197,7 @@ def _corrected(m: Materials) -> list[str]:
     ]
 
 
-def compress(m: Materials) -> Entry:
+def compress(m: Materials) -> LedgerEntry:
     """Hop `compress`: compare the state, de-quantized in torch, with the source by the recipe's
     budget, and check the laws of a state."""
     activations = m.section.quantize.activations
@@ -237,7 +237,7 @@ def compress(m: Materials) -> Entry:
         )
     why = "validate.quantization_budget, chosen in the recipe"
     unproven = f"not judged: {'; '.join(unjudged)}" if unjudged else ""
-    return Entry(
+    return LedgerEntry(
         "compress", "source torch", budget, measured, not problems, why, tuple(problems), unproven
     )
 
@@ -307,7 +307,7 @@ def _unfolded(m: Materials, name: str, q: QTensor) -> Tensor:
     return q.dequantize() if factor is None else q.dequantize() * factor
 
 
-def export(m: Materials) -> Entry:
+def export(m: Materials) -> LedgerEntry:
     """Hop `export`: compare the float graph with torch, end to end and piece by piece, and every
     parameter by value."""
     path = m.graph / "model.onnx"
@@ -325,8 +325,8 @@ def export(m: Materials) -> Entry:
             parts += pieces.judge_between(graph, at, sample, limits, work, pieces.AS_WRITTEN)
     with _modules_named(parts):
         results = m.in_files(pieces.run_graph(path, traces, m.compared, pieces.FUSED_FLOAT))
-    spread = m.correct.graph_outputs("folded", m.precision)
-    entry = make_entry("export", "float torch", Outputs(results, traces, spread), problems, parts)
+    answers = HopOutputs(results, traces, m.correct.graph_outputs("folded", m.precision))
+    entry = make_entry("export", "float torch", answers, problems, parts)
     return entry.with_unproven(m.not_judged_alone, m.untested_sizes)
 
 
@@ -337,7 +337,7 @@ def _judged_edges(m: Materials, edges: Sequence[cut.Edge]) -> list[cut.Edge]:
 
 
 @contextmanager
-def _modules_named(parts: Sequence[pieces.Piece]) -> Iterator[None]:
+def _modules_named(parts: Sequence[pieces.JudgedPiece]) -> Iterator[None]:
     """Convert a HarnessError of a graph that does not run, such as one with positions outside of
     their table, to a LedgerError that names the pieces beyond their limits first."""
     try:
@@ -347,7 +347,7 @@ def _modules_named(parts: Sequence[pieces.Piece]) -> Iterator[None]:
         raise LedgerError("; ".join([*off, str(e)])) from e
 
 
-def lower(m: Materials) -> Entry:
+def lower(m: Materials) -> LedgerEntry:
     """Hop `lower`: compare the lowered graph, operators as written, with the state in torch."""
     path = m.model / "model.onnx"
     graph = m.lowered_graph
@@ -376,12 +376,12 @@ def lower(m: Materials) -> Entry:
             parts += pieces.judge_between(graph, at, sample, limits, work, pieces.AS_WRITTEN)
     spread = m.correct.graph_outputs("state", m.precision)
     with _modules_named(parts):
-        answers = Outputs(m.lowered_outputs, traces, spread)
+        answers = HopOutputs(m.lowered_outputs, traces, spread)
     entry = make_entry("lower", "state in torch", answers, problems, parts)
     return entry.with_unproven(m.not_judged_alone, m.untested_sizes)
 
 
-def engine(m: Materials) -> Entry:
+def engine(m: Materials) -> LedgerEntry:
     """Hop `engine`: compare the engine with the lowered graph, and check its inspection."""
     inspected, target = m.inspected.get("inspected") or {}, m.section.target
     fallbacks = [] if target.allow_precision_fallback else inspected.get("wider", [])
@@ -393,14 +393,14 @@ def engine(m: Materials) -> Entry:
     if reason:
         problems += _padding_problems(m)
         ok = False if problems else None
-        return Entry("engine", "lowered graph", None, None, ok, reason, tuple(problems))
+        return LedgerEntry("engine", "lowered graph", None, None, ok, reason, tuple(problems))
     path = m.model / "model.onnx"
     traces = m.samples.with_continuations([*m.simulated_traces, *m.simulated_extremes], path)
     lowered = [replace(t, result=o) for t, o in zip(traces, m.lowered_outputs, strict=True)]
     if target.device != "cpu":
-        spread = m.correct.graph_outputs("state", m.precision)
         results = target_runner.run_engine(m, traces)
-        entry = make_entry("engine", "lowered graph", Outputs(results, lowered, spread), problems)
+        answers = HopOutputs(results, lowered, m.correct.graph_outputs("state", m.precision))
+        entry = make_entry("engine", "lowered graph", answers, problems)
         return replace(entry, why=f"{entry.why}; {UNCUT}").with_unproven(UNCUT, m.untested_sizes)
     graph, opener = m.lowered_graph, target_runner.make_piece_opener(m)
     with m.work_folder() as work:
@@ -412,17 +412,17 @@ def engine(m: Materials) -> Entry:
     if not m.kernel_blocks:
         results = target_runner.run_fused(m, traces)
         spread = m.correct.graph_outputs("state", target.computes_in)
-        answers = Outputs(results, lowered, spread)
+        answers = HopOutputs(results, lowered, spread)
         entry = make_entry("engine", "lowered graph", answers, problems, parts)
         coarser = COARSER if target.computes_in != m.precision else ""
         return entry.with_unproven(coarser, m.not_judged_alone, m.untested_sizes)
     quantized = m.samples.with_continuations(m.kernel_traces, path)
     results = target_runner.run_fused(m, quantized)
     start, spread = "state in torch, inputs quantized as in kernels", m.correct.kernel_outputs()
-    entry = make_entry("engine", start, Outputs(results, quantized, spread), problems, parts)
+    entry = make_entry("engine", start, HopOutputs(results, quantized, spread), problems, parts)
     if not entry.ok:  # kernels of another processor may quantize otherwise, or not at all
         results, spread = target_runner.run_fused(m, traces), m.correct.kernel_quantization()
-        answers = Outputs(results, lowered, spread)
+        answers = HopOutputs(results, lowered, spread)
         entry = make_entry("engine", "lowered graph", answers, problems, parts)
     why = f"{entry.why}; {HIDDEN}"
     return replace(entry, why=why).with_unproven(m.not_judged_alone, m.untested_sizes)
@@ -438,11 +438,11 @@ def _padding_problems(m: Materials) -> list[str]:
     lowered = [replace(t, result=o) for t, o in zip(traces, m.lowered_outputs, strict=True)]
     results = target_runner.run_engine(m, traces, padded)
     spread = m.correct.graph_outputs("state", m.precision)
-    entry = make_entry("engine", "lowered graph", Outputs(results, lowered, spread), [])
+    entry = make_entry("engine", "lowered graph", HopOutputs(results, lowered, spread), [])
     return [f"padded to the engine's sizes, {problem}" for problem in entry.problems]
 
 
-def harness(m: Materials) -> Entry:
+def harness(m: Materials) -> LedgerEntry:
     """Hop `harness`: compare a bundle's way from inputs to answers with transformers and torch."""
     folder = m.bundle or m.source
     served = contracts.read(folder / "contract.json")
@@ -475,7 +475,7 @@ def harness(m: Materials) -> Entry:
         times = write_breach(ratio, 1.0)[0]
         problems.append(f"an answer is {times} times as far off as rounding allows")
     why = "pooling and normalization in float32, bounded element by element"
-    entry = Entry("harness", "torch", None, measured, not problems, why, tuple(problems))
+    entry = LedgerEntry("harness", "torch", None, measured, not problems, why, tuple(problems))
     explains = answering in (answer_laws, tensor_laws)
     unjudged = answering.explain_unjudged(m.contract.task) if explains else ""
     return entry.with_unproven(unjudged, m.untested_sizes)

@@ -1,6 +1,6 @@
 """Run the hops of the ledger: each step of a model against the step before it, on the same inputs.
 
-    Materials -> [Entry], one per hop
+    Materials -> [LedgerEntry], one per hop
 
     origin     the graph of a torch module or of   against the module or the file itself, at load
                an ONNX file in float16
@@ -40,13 +40,13 @@ from optimizer.harness import tasks
 from optimizer.targets.missing_packages import explain_unjudged
 from optimizer.validate.ledger import hops
 from optimizer.validate.ledger.breach import write_breach
-from optimizer.validate.ledger.entry import Entry
+from optimizer.validate.ledger.entry import LedgerEntry
 from optimizer.validate.ledger.laws.decoder import cache_laws, generation_laws
 from optimizer.validate.ledger.laws.reduce import structure_laws, student_laws, training_laws
 from optimizer.validate.ledger.onnx_file import origin
 from optimizer.validate.materials import Materials
 
-Hop = Callable[[Materials], Entry]
+Hop = Callable[[Materials], LedgerEntry]
 STATE_HOPS: tuple[Hop, ...] = (hops.load, hops.fold, hops.compress)
 HOPS: tuple[Hop, ...] = (*STATE_HOPS, hops.export, hops.lower, hops.engine, hops.harness)
 DECODER_HOPS: tuple[Hop, ...] = (
@@ -76,7 +76,7 @@ LAST_USED = {
 """{hop: large attributes of Materials that no later hop reads}."""
 
 
-def run(materials: Materials, passed: Path | None = None) -> list[Entry]:
+def run(materials: Materials, passed: Path | None = None) -> list[LedgerEntry]:
     """Run every hop in order, also after one that failed, and return their entries.
 
     passed: folder in which the entries of passed hops are kept, so that a killed run resumes
@@ -90,7 +90,7 @@ def run(materials: Materials, passed: Path | None = None) -> list[Entry]:
         for i, hop in enumerate(bar(list_hops(materials), "ledger")):
             file = passed / f"{i}-{hop.__name__}.json" if passed else None
             if file and file.is_file():
-                entries.append(Entry.read(file))
+                entries.append(LedgerEntry.read(file))
                 say(f"ledger: hop {hop.__name__} passed before this run was stopped; not run again")
             else:
                 with overdue(f"ledger: hop {hop.__name__}"):
@@ -145,14 +145,14 @@ def graph_hops(materials: Materials) -> tuple[Hop, ...]:
     return DECODER_HOPS if tasks.look_up(materials.contract).generates else HOPS
 
 
-def make_unjudged_entry(materials: Materials) -> Entry:
+def make_unjudged_entry(materials: Materials) -> LedgerEntry:
     """Make the entry, with its reason, of a target that has no hops or cannot be judged here."""
     section = materials.section.target
     why = explain_unjudged(section) or f"no hop here judges models lowered for {section.runtime}"
-    return Entry("lower", "state in torch", None, None, None, why)
+    return LedgerEntry("lower", "state in torch", None, None, None, why)
 
 
-def run_hop(hop: Hop, materials: Materials) -> Entry:
+def run_hop(hop: Hop, materials: Materials) -> LedgerEntry:
     """Run one hop and return its entry. A hop that raises OptimizeError gets a failed entry.
 
     Raises MachineError, an OptimizeError whose cause is this machine and not the model."""
@@ -161,10 +161,10 @@ def run_hop(hop: Hop, materials: Materials) -> Entry:
     except (MachineError, harness.MachineError):
         raise
     except (OptimizeError, harness.HarnessError) as e:
-        return Entry(hop.__name__, "", None, None, False, "it could not be run", (str(e),))
+        return LedgerEntry(hop.__name__, "", None, None, False, "it could not be run", (str(e),))
 
 
-def check(entries: Sequence[Entry]) -> None:
+def check(entries: Sequence[LedgerEntry]) -> None:
     """Raise LedgerError that names the first hop beyond its limit; return where there is none."""
     for entry in entries:
         if entry.ok is False:
@@ -175,7 +175,7 @@ def check(entries: Sequence[Entry]) -> None:
             )
 
 
-def _accepted(entry: Entry) -> str:
+def _accepted(entry: LedgerEntry) -> str:
     if entry.tolerance is None or entry.reached is None:
         return ""
     _, limit = write_breach(entry.reached, entry.tolerance)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from optimizer.validate.decoder import Decoder, generate_greedily
+from optimizer.validate.decoder import CachedDecoder, generate_greedily
 from optimizer.validate.ledger.distance import Array
 from optimizer.validate.quality import significance
 
@@ -19,7 +19,7 @@ PROMPTS, PROMPT, NEW = 16, 32, 32
 
 
 def measure(
-    windows: Sequence[Array], baseline: Decoder, candidate: Decoder, confidence: float
+    windows: Sequence[Array], baseline: CachedDecoder, candidate: CachedDecoder, confidence: float
 ) -> dict[str, Any]:
     """Measure the report's quality.divergence: the length of the start that greedy generation by
     both systems has in common. Prompts are the starts of PROMPTS windows, evenly spaced. Returns

@@ -20,7 +20,7 @@ from optimizer.data.datasets import Sample
 from optimizer.validate import judged, target_runner
 from optimizer.validate.decoder import OnnxDecoder, compute_logits
 from optimizer.validate.ledger.distance import Distance
-from optimizer.validate.ledger.entry import Entry
+from optimizer.validate.ledger.entry import LedgerEntry
 from optimizer.validate.quality import answers, perplexity
 from optimizer.validate.quality.perplexity import Ids, Scores
 from optimizer.validate.quality.quality import Answers
@@ -101,15 +101,15 @@ class EngineRows:
                     again = perplexity.measure_nll(compute_logits(system, windows[i]), windows[i])
                     self._identical(again == scores.candidate[i], f"window {i}", name)
 
-    def entry(self) -> Entry:
+    def entry(self) -> LedgerEntry:
         """Make the entry of hop `rows`: failed where there are problems, not run where this machine
         cannot repeat the bits of the candidate."""
         start, problems = "engine", tuple(self.problems)
         if problems:
-            return Entry("rows", start, None, None, False, WHY, problems)
+            return LedgerEntry("rows", start, None, None, False, WHY, problems)
         if target_runner.repeats_proven_bits(self.m, self.device):
-            return Entry("rows", start, 0.0, SAME, True, WHY)
-        return Entry("rows", start, None, None, None, NOT_AGAIN)
+            return LedgerEntry("rows", start, 0.0, SAME, True, WHY)
+        return LedgerEntry("rows", start, None, None, None, NOT_AGAIN)
 
     def _identical(self, alike: bool, where: str, name: str) -> None:
         if not alike:

@@ -105,7 +105,7 @@ def time_cells(
             below_1, least = RatioQuestion.share_rounds(1.0, latency.iterations), latency.iterations
             gated = latency.must_beat_float
             rule = budget.test(below_1, least) if gated else SequentialTest(below_1, least, None)
-            compared = Comparison(timer, rule, baseline)
+            compared = TimingComparison(timer, rule, baseline)
             measured = timer.time(systems, cell, baseline, compared.more, compared.opening)
             ratio = timer.ratio(measured["cells"][0])
             ratio |= compared.as_dict()
@@ -132,7 +132,7 @@ def _fastest(timer: CellTimer, systems: Mapping[str, Any], names: Sequence[str],
     return min(names, key=lambda n: float(measured["systems"][n][timer.percentiles]["p50"]))
 
 
-class Comparison:
+class TimingComparison:
     """Decides how many rounds to run until it is known if the candidate's time / another system's
     is below a limit.
 

@@ -39,7 +39,7 @@ from optimizer.validate.ledger.breach import write_breach
 from optimizer.validate.run_artifacts import RunArtifacts
 from optimizer.validate.target_runner import float_baselines, open_onnx
 from optimizer.validate.timing.batch_timing import BatchTimer, list_cells, make_graph_system
-from optimizer.validate.timing.cells import CANDIDATE, CellTimer, Comparison, MoreRounds
+from optimizer.validate.timing.cells import CANDIDATE, CellTimer, MoreRounds, TimingComparison
 from optimizer.validate.timing.generation_timing import GenerationTimer, OwnCache
 from optimizer.validate.timing.openings import Openings
 from optimizer.validate.timing.speed_gates import describe_undecided
@@ -103,7 +103,9 @@ class GainCell:
         else:
             timer = BatchTimer(self.texts, self.latency, threads, openings)
             systems = {n: make_graph_system(openings.runner(n), contract, encoder) for n in models}
-        compared = Comparison(timer, rule, UNREDUCED) if isinstance(rule, SequentialTest) else None
+        compared = (
+            TimingComparison(timer, rule, UNREDUCED) if isinstance(rule, SequentialTest) else None
+        )
         more = compared.more if compared else _more(rule, timer)
         opening = compared.opening if compared else 0
         with closing(openings):

@@ -39,7 +39,7 @@ as likely (docs/decisions/0059)."""
 
 
 @dataclass(frozen=True)
-class Timed:
+class PredictedTimes:
     """Predicted times of one cell, in seconds.
 
     rounds: {system: one round}; the float baseline that the candidate is compared with comes first
@@ -86,7 +86,7 @@ NOTHING = Prediction(0.0, 0.0, 0, 0)
 
 
 @dataclass(frozen=True)
-class Encoder:
+class EncoderSizes:
     """Sizes of an encoder, in values.
 
     linear: all its matrices and filters but the widest ones, which are embeddings
@@ -102,7 +102,7 @@ class Encoder:
     blocks: int
 
     @classmethod
-    def of(cls, shapes: Shapes) -> Encoder:
+    def of(cls, shapes: Shapes) -> EncoderSizes:
         inside = {n: s for n, s in shapes.items() if len(s) in (2, 4) and BLOCK.search(n)}
         return cls(
             linear=sum(map(math.prod, inside.values())),
@@ -129,7 +129,7 @@ class Encoder:
 
 
 def predict_batches(
-    section: Validation, shapes: Shapes, model: Encoder, each: int, speed: MachineSpeed
+    section: Validation, shapes: Shapes, model: EncoderSizes, each: int, speed: MachineSpeed
 ) -> Prediction:
     """Predict the timing of a model that answers a batch in one forward pass.
 
@@ -148,7 +148,7 @@ def predict_batches(
             model.forward(speed, batch * length, length, rate, threads)
             for rate in (speed.products, integers)
         )
-        cells.append(Timed({BASELINE: floats, CANDIDATE: ours}, beside=EAGER * floats))
+        cells.append(PredictedTimes({BASELINE: floats, CANDIDATE: ours}, beside=EAGER * floats))
     opening = _opening(section, shapes, speed)
     processes = speed.interpret(TORCH + 2 * RUNTIME)
     return predict(latency, cells, opening, WARMUP).with_beside(processes)
@@ -175,7 +175,7 @@ def predict_generation(section: Validation, shapes: Shapes, speed: MachineSpeed)
         return prompt * multiplied + latency.new_tokens * token
 
     cells = [
-        Timed({name: time(*cell, *system) for name, system in systems.items()})
+        PredictedTimes({name: time(*cell, *system) for name, system in systems.items()})
         for cell in itertools.product(latency.batch, latency.sequence)
     ]
     opening = _opening(section, shapes, speed)
@@ -199,7 +199,11 @@ def _opening(section: Validation, shapes: Shapes, speed: MachineSpeed) -> float:
 
 
 def predict(
-    latency: Latency, cells: Sequence[Timed], opening: float, warmup: int, per_round: int = 1
+    latency: Latency,
+    cells: Sequence[PredictedTimes],
+    opening: float,
+    warmup: int,
+    per_round: int = 1,
 ) -> Prediction:
     """Predict the timing of `cells`.
 

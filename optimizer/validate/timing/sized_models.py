@@ -22,14 +22,16 @@ from optimizer.foundation.errors import MachineError
 from optimizer.lower.build import run as build
 from optimizer.lower.stage import run as lower
 from optimizer.recipe.schema import Compression, Latencies
-from optimizer.reduce.structure.depth import LeftOut
-from optimizer.reduce.structure.layout import BlockChoice, Layout
+from optimizer.reduce.structure.depth import RemovedBlock
+from optimizer.reduce.structure.layout import BlockChoice, ReducedCheckpoint
 from optimizer.reduce.structure.sizes import Sizes
 from optimizer.reduce.structure.write import write
 from optimizer.validate.timing.latency_gain import ModelFolders
 
 
-def make_model(section: Latencies, layout: Layout, sizes: Sizes, out: Path) -> ModelFolders:
+def make_model(
+    section: Latencies, layout: ReducedCheckpoint, sizes: Sizes, out: Path
+) -> ModelFolders:
     """Make the model of given sizes, as the target runs it, in a new folder `out`.
 
     layout: layout of the reference
@@ -92,7 +94,7 @@ def list_model_folders(folder: Path) -> ModelFolders:
     return ModelFolders(folder / "base", folder / "model")
 
 
-def write_first_units(layout: Layout, sizes: Sizes, out: Path) -> None:
+def write_first_units(layout: ReducedCheckpoint, sizes: Sizes, out: Path) -> None:
     """Write the checkpoint of the first blocks with the first of their units."""
     counts = {"ffn": sizes.ffn, "heads": sizes.heads}
     choices = []
@@ -100,4 +102,4 @@ def write_first_units(layout: Layout, sizes: Sizes, out: Path) -> None:
         parts = layout.parts(block)
         units = {p.kind: torch.arange(counts[p.kind]) for p in parts if counts[p.kind] < p.count}
         choices.append(BlockChoice(block, units, {}))
-    write(layout, choices, [LeftOut(b, 0.0) for b in layout.blocks[sizes.blocks :]], out)
+    write(layout, choices, [RemovedBlock(b, 0.0) for b in layout.blocks[sizes.blocks :]], out)

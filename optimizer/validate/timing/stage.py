@@ -36,9 +36,15 @@ from optimizer.lower.build import files as build_files
 from optimizer.lower.stage import STAGE as LOWER
 from optimizer.recipe.schema import Latencies
 from optimizer.reduce.structure import latency_table
-from optimizer.reduce.structure.latency_table import ATTEMPTS, TABLE, UNREDUCED, Table, Timed
-from optimizer.reduce.structure.layout import Layout, open_layout
-from optimizer.reduce.structure.sizes import Model, Sizes
+from optimizer.reduce.structure.latency_table import (
+    ATTEMPTS,
+    TABLE,
+    UNREDUCED,
+    LatencyTable,
+    TimedSize,
+)
+from optimizer.reduce.structure.layout import ReducedCheckpoint, open_layout
+from optimizer.reduce.structure.sizes import SizeChoices, Sizes
 from optimizer.reduce.structure.write import write_document
 from optimizer.store import Estimate, Shapes, Stage
 from optimizer.timing.stopping_rules import PrecisionRule, StoppingRule
@@ -85,7 +91,7 @@ def measure(section: Latencies, reference: Path, out: Path, compare: Compare) ->
         latency_table.refuse_reached(full, section.reduce)
     sizes = latency_table.list_grid(model)
     entries = tuple(timer.time_for_table(s) for s in bar(sizes, "latencies"))
-    table = Table(model.full, entries, whole=full.ratio if full else 1.0)
+    table = LatencyTable(model.full, entries, whole=full.ratio if full else 1.0)
     for entry in ((full,) if full else ()) + entries:
         say(f"latencies: {entry.sizes}: {1 / entry.ratio:.2f} times as fast")
     candidates, confirmed = latency_table.choose(table, model, section.reduce, timer.confirm)
@@ -150,7 +156,7 @@ def _compared_with(section: Latencies, unreduced: ModelFolders, progress: Path) 
     return ModelFolders(unreduced.source, folder)
 
 
-def _quantizable(model: Model, section: Latencies) -> Model:
+def _quantizable(model: SizeChoices, section: Latencies) -> SizeChoices:
     """Copy of `model` with only the numbers of neurons that the weights' group sizes divide."""
     quantize = section.compression.quantize
     weights = [quantize.weights, *(rule.weights for rule in quantize.layers)]
@@ -170,21 +176,21 @@ class SizeTimer:
     """
 
     section: Latencies
-    layout: Layout
+    layout: ReducedCheckpoint
     unreduced: ModelFolders
     beside: ModelFolders
     progress: Path
     compare: Compare
 
-    def time_for_table(self, sizes: Sizes) -> Timed:
+    def time_for_table(self, sizes: Sizes) -> TimedSize:
         """Time sizes for the table."""
         return self._time(sizes, "table", SIZES)
 
-    def confirm(self, sizes: Sizes) -> Timed:
+    def confirm(self, sizes: Sizes) -> TimedSize:
         """Time sizes that were chosen from the table, also where the table timed them."""
         return self._time(sizes, "confirmed", ATTEMPTS)
 
-    def _time(self, sizes: Sizes, purpose: str, shared: int) -> Timed:
+    def _time(self, sizes: Sizes, purpose: str, shared: int) -> TimedSize:
         """Time sizes until their ratio is known to within reduce.gain_tolerance, or an equal share
         of latency.max_seconds is spent.
 
@@ -202,7 +208,7 @@ class SizeTimer:
         share, seconds = self.section.reduce.gain_tolerance, self.section.latency.max_seconds
         measured = self.compare(self.beside, model, PrecisionRule(share, seconds / shared))
         low, high = measured["interval"]
-        timed = Timed(sizes, measured["ratio"], (low, high), measured["runs"], measured["p50"])
+        timed = TimedSize(sizes, measured["ratio"], (low, high), measured["runs"], measured["p50"])
         write_document(file, timed.as_dict())
         shutil.rmtree(folder, ignore_errors=True)
         return timed

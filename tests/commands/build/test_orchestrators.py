@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.publish.registries.layout import Layout
+from optimizer.publish.registries.layout import OciLayout
 from tests.conftest import write_tiny_recipe
 
 ROOT = Path(__file__).parents[3]
@@ -101,7 +101,7 @@ def test_kubeflow_pipelines_runs_both_steps_and_publishes_what_passed(
     }
     (bundle,) = document["artifacts"]["bundle"]["artifacts"]
     assert bundle["metadata"].get("digest", "") == digest
-    assert (Layout(layout).read_manifest("1") is not None) is passed is bool(digest)
+    assert (OciLayout(layout).read_manifest("1") is not None) is passed is bool(digest)
     assert ("verdict is" in done.stdout) is not passed
     assert "pipelineInfo" in (root / "pipeline.yaml").read_text()
 
@@ -129,7 +129,7 @@ def test_metaflow_runs_the_flow(recipe: Path, tmp_path: Path) -> None:
     home = {"USERNAME": "test", "METAFLOW_HOME": str(tmp_path / "metaflow")}
     done = run([*flow, *arguments, f"file://{layout}:1"], tmp_path, **home)
     assert done.returncode == 0, done.stdout[-3000:]
-    assert Layout(layout).read_manifest("1") is not None
+    assert OciLayout(layout).read_manifest("1") is not None
     assert (tmp_path / "work/outputs/digest").read_text() in done.stdout
 
 
@@ -146,4 +146,4 @@ def test_airflow_runs_the_dag(recipe: Path, tmp_path: Path) -> None:
         more = ["--conf", conf] if "test" in words else []
         done = run([airflow, *words, *more], tmp_path, **home)
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert Layout(layout).read_manifest("1") is not None, done.stdout[-3000:]
+    assert OciLayout(layout).read_manifest("1") is not None, done.stdout[-3000:]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from optimizer import pipeline
-from optimizer.commands.build.outcome import Result, finish
+from optimizer.commands.build.outcome import RunResult, finish
 from optimizer.commands.bundle import look
 from optimizer.harness.errors import BundleError
 from optimizer.pipeline import Built
@@ -20,7 +20,7 @@ from tests.package.bundles import small_bundle
 
 def test_a_failed_run_says_that_the_bundle_beside_it_is_not_its_own(tmp_path: Path) -> None:
     report = tmp_path / "1.failed" / "report.html"
-    failed = Result(3, "fail", None, report, (), {}, "")
+    failed = RunResult(3, "fail", None, report, (), {}, "")
     assert "earlier" not in failed.text
     (tmp_path / "1").mkdir()
     assert f"{tmp_path / '1'} is the bundle of an earlier run" in failed.text
@@ -40,7 +40,7 @@ def test_a_run_without_a_bundle_says_what_to_do_next(
     gate: str, verdict: str, quality: dict[str, object], said: str, tmp_path: Path
 ) -> None:
     report = {"gates": [{"name": gate, "verdict": verdict}], "quality": quality}
-    ended = Result(4, "inconclusive", None, tmp_path / "r.html", (), {"reports": [report]}, "")
+    ended = RunResult(4, "inconclusive", None, tmp_path / "r.html", (), {"reports": [report]}, "")
     assert ("Next:" in ended.text) is bool(said)
     assert said in ended.text
 
@@ -61,7 +61,7 @@ def validated(folder: Path, target: str, ok: bool) -> Step:
     return Step("validate", "key", folder)
 
 
-def result(tmp_path: Path, rule: str, monkeypatch: pytest.MonkeyPatch) -> Result:
+def result(tmp_path: Path, rule: str, monkeypatch: pytest.MonkeyPatch) -> RunResult:
     """Of a recipe for two targets, the second of which fails and has this on_fail."""
     rtx = f"{{runtime: tensorrt-rtx, on_missing: defer, on_fail: {rule}}}"
     recipe = small_bundle.recipe(tmp_path / "recipe", (small_bundle.ORT, rtx))
@@ -130,7 +130,7 @@ def test_inspect_opens_no_file_outside_the_bundle(tmp_path: Path) -> None:
 def test_a_row_of_the_users_data_is_the_example_of_what_comes_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Result, "runnable", True)
+    monkeypatch.setattr(RunResult, "runnable", True)
     made = result(tmp_path, "drop", monkeypatch)
     (line,) = [x.strip() for x in made.text.splitlines() if "optimize predict" in x]
     *_, text = shlex.split(line)

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from optimizer.cli import main
 from optimizer.commands.bundle import look
 from optimizer.publish.push import push
-from optimizer.publish.registries.layout import Layout
+from optimizer.publish.registries.layout import OciLayout
 from tests.package.bundles import small_bundle
 from tests.publish.environments.test_environments import quality, version
 from tests.publish.servers import oci_server
@@ -35,7 +35,7 @@ def test_a_published_bundle_differs_as_its_folder_does_and_no_model_is_fetched(
 ) -> None:
     with oci_server.serving() as server:
         push(two[0], server.client(), "1")
-        push(two[1], Layout(tmp_path / "layout"), "2")
+        push(two[1], OciLayout(tmp_path / "layout"), "2")
         server.log.clear()
         at = f"oci://{server.host}/models/tiny:1", f"oci-layout:{tmp_path / 'layout'}:2"
         published = json.loads(optimize("diff", "--json", *at).stdout)
@@ -127,6 +127,6 @@ def test_a_table_is_as_wide_as_the_terminal(two: tuple[Path, Path]) -> None:
 def test_a_tag_that_is_not_there_names_those_that_are(
     two: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    push(two[0], Layout(tmp_path / "layout"), "1")
+    push(two[0], OciLayout(tmp_path / "layout"), "1")
     result = optimize("diff", two[0], f"oci-layout:{tmp_path / 'layout'}:7")
     assert (result.exit_code, "Accepted: 1" in result.stderr) == (2, True)

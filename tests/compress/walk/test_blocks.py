@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from optimizer.compress.apply.weights.rounding import Inputs, measure_hessian
+from optimizer.compress.apply.weights.rounding import QuantizedInputs, measure_hessian
 from optimizer.compress.walk import blocks as walk
 from optimizer.compress.walk.capture import _compact, capture
 from optimizer.compress.walk.model_source import ModelSource, open_source
@@ -184,7 +184,7 @@ def test_the_statistic_counts_the_first_token_of_every_text_as_it_is_told(
     group = group_of(loaded, [padded, padded])
     stream = group.stream
     asked = GptqOptions(first_token=first_token, token_limit=1e9)
-    hessian, _ = measure_hessian(group, QKV[0], Inputs(), asked)
+    hessian, _ = measure_hessian(group, QKV[0], QuantizedInputs(), asked)
     texts = [
         x[real] for x, real in zip(stream.hidden[0], padded["attention_mask"].bool(), strict=True)
     ]
@@ -197,9 +197,9 @@ def test_a_statistic_summed_in_parts_is_whole(
     walked: walk.BlockGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = GptqOptions(token_limit=1e9)
-    whole, _ = measure_hessian(walked, QKV[0], Inputs(), asked)
+    whole, _ = measure_hessian(walked, QKV[0], QuantizedInputs(), asked)
     monkeypatch.setattr("optimizer.compress.apply.weights.rounding.PART", 12)
-    parts, _ = measure_hessian(walked, QKV[0], Inputs(), asked)
+    parts, _ = measure_hessian(walked, QKV[0], QuantizedInputs(), asked)
     assert torch.allclose(parts, whole, rtol=1e-4, atol=1e-4)
 
 
@@ -210,7 +210,7 @@ def test_what_earlier_errors_ask_of_a_weight_may_be_summed_before_or_after_its_p
     x = walked.stream.hidden[0][PADDED["attention_mask"].bool()]
     floats = [x + 0.1 * torch.randn(x.shape, generator=torch.Generator().manual_seed(0))]
     factor = torch.linspace(0.5, 2.0, x.shape[1]) if factored else torch.ones(x.shape[1])
-    inputs = Inputs(factors={QKV[0]: factor} if factored else {})
+    inputs = QuantizedInputs(factors={QKV[0]: factor} if factored else {})
     weight = inputs.weight(QKV[0], walked.linear(QKV[0]))
     asked = GptqOptions(first_token=0.0, token_limit=1e9)
     (_, drift), (_, pull) = (

@@ -36,7 +36,7 @@ INT8 = {"method": "smoothquant", "bias_correction": True, "activations": Activat
 def fork(function: Callable[..., object], group: Group, folder: Path, *arguments: Any) -> None:
     """`launch`, with forks of this process, which has imported everything."""
     (folder / launches.MEETING).unlink(missing_ok=True)
-    what = launches._Launch(function, arguments, group, 1, folder, os.getpid())
+    what = launches._ProcessStart(function, arguments, group, 1, folder, os.getpid())
     ranks = range(group.count)
     children = [killing.start(partial(launches._process, rank, what)) for rank in ranks]
     codes = [killing.wait(child) for child in children]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from optimizer.compress.walk import products
-from optimizer.compress.walk.products import Products
+from optimizer.compress.walk.products import ProductSettings
 
 
 @pytest.mark.parametrize(
@@ -30,12 +30,12 @@ def test_both_are_computed_in_turn_and_the_first_warms_up() -> None:
 def test_a_walk_that_goes_on_computes_as_it_did(tmp_path: Path) -> None:
     first = products.choose("auto", (64, 64), tmp_path, "compress")
     assert set(first.seconds) == set(products.TYPES)
-    other = Products("bf16" if first.precision == "fp32" else "fp32", first.seconds)
+    other = ProductSettings("bf16" if first.precision == "fp32" else "fp32", first.seconds)
     products.store_choice(other, tmp_path, "compress: a product")
     assert products.choose("auto", (64, 64), tmp_path, "compress") == other
 
 
 def test_what_the_recipe_says_is_not_timed(tmp_path: Path) -> None:
     for precision in ("fp32", "bf16"):
-        assert products.choose(precision, (64, 64), tmp_path, "x") == Products(precision, {})
+        assert products.choose(precision, (64, 64), tmp_path, "x") == ProductSettings(precision, {})
     assert not list(tmp_path.iterdir())

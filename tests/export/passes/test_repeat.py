@@ -12,7 +12,7 @@ from optimizer.export import stage
 from optimizer.export.interface import Interface
 from optimizer.export.passes import repeat
 from optimizer.export.scopes import MODULE
-from optimizer.export.weights import Stored, Values
+from optimizer.export.weights import StoredInitializer, Values
 from optimizer.harness.contract import Contract, TensorSpec, TokenizerSpec
 from optimizer.model.checkpoint.model import build_skeleton_from_config
 from optimizer.recipe.schema import Export
@@ -57,7 +57,7 @@ def chain(faulty: str = "") -> ir.Model:
     held, nodes, last = [], [], x
     for i in range(3):
         weight = ir.val(f"layers.{i}.w", ir.DataType.FLOAT, [2, 2])
-        weight.const_value = Stored(values, f"layers.{i}.w", ir.DataType.FLOAT, (2, 2))
+        weight.const_value = StoredInitializer(values, f"layers.{i}.w", ir.DataType.FLOAT, (2, 2))
         op = "Add" if faulty == "operator" and i == 2 else "MatMul"
         read = x if faulty == "input" and i == 2 else last
         node = ir.node(op, [read, weight], name=f"layers.{i}/{op}")

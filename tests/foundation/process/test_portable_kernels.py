@@ -142,7 +142,7 @@ def test_what_the_other_process_ends_with_is_said_once(
 ) -> None:
     recipe = write_tiny_recipe(tmp_path / "recipe", tmp_path / "model")
     (tmp_path / "model").mkdir()
-    asked = request.Request(recipe, (), tmp_path / "store", tmp_path / "artifacts")
+    asked = request.RunRequest(recipe, (), tmp_path / "store", tmp_path / "artifacts")
     with pytest.raises(CheckpointError) as caught:
         request._compute_portably(asked, "compress")
     assert str(tmp_path / "model") in str(caught.value)

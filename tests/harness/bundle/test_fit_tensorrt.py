@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from optimizer.harness.bundle.fit import FITS, Rebuild, Verdict, decide, judge_engines
+from optimizer.harness.bundle.fit import FITS, EngineVerdict, Rebuild, decide, judge_engines
 from optimizer.harness.runtimes.machine import Gpu, Machine
 
 ENGINE, MODEL = "engines/trt/model.engine", "model/trt/model.onnx"
@@ -63,7 +63,7 @@ class Row:
             "fit": fit,
         }
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> EngineVerdict:
         packages = {"cuda-bindings": "13.0"} if self.cuda else {}
         packages |= {"tensorrt-cu13": self.installed} if self.installed else {}
         gpu = Gpu(self.gpu, GPUS[self.gpu], self.driver) if self.gpu else None
@@ -108,7 +108,7 @@ def rows() -> Iterator[Row]:
 
 
 @pytest.fixture(scope="module")
-def table() -> dict[Row, Verdict]:
+def table() -> dict[Row, EngineVerdict]:
     return {row: row.verdict() for row in rows()}
 
 
@@ -149,7 +149,7 @@ def objections(r: Row) -> tuple[list[str], list[str], list[str]]:
     return first, second, third
 
 
-def test_every_row_of_the_table(table: dict[Row, Verdict]) -> None:
+def test_every_row_of_the_table(table: dict[Row, EngineVerdict]) -> None:
     for row, made in table.items():
         impossible, unloadable, unbuildable = objections(row)
         if impossible:
@@ -167,7 +167,7 @@ def test_every_row_of_the_table(table: dict[Row, Verdict]) -> None:
 
 
 def test_the_reason_begins_with_the_column_and_a_column_that_decided_never_goes_with_loading(
-    table: dict[Row, Verdict],
+    table: dict[Row, EngineVerdict],
 ) -> None:
     def seen(row: Row, column: str) -> tuple[Any, ...]:
         return tuple(getattr(row, f) for f in FIELDS[column])
@@ -189,7 +189,7 @@ BETTER = {
 
 
 @pytest.mark.parametrize("field", BETTER)
-def test_a_better_machine_never_has_less(field: str, table: dict[Row, Verdict]) -> None:
+def test_a_better_machine_never_has_less(field: str, table: dict[Row, EngineVerdict]) -> None:
     """Nor does a better file: refuse < build < load."""
     rank = {None: 0, "build": 1, "load": 2}
     gains = 0
@@ -200,7 +200,7 @@ def test_a_better_machine_never_has_less(field: str, table: dict[Row, Verdict]) 
     assert gains
 
 
-def test_wider_compatibility_never_has_less(table: dict[Row, Verdict]) -> None:
+def test_wider_compatibility_never_has_less(table: dict[Row, EngineVerdict]) -> None:
     order = ("none", "same_compute_capability", "ampere_plus")
     for row, made in table.items():
         if made.how == "load":
@@ -210,7 +210,7 @@ def test_wider_compatibility_never_has_less(table: dict[Row, Verdict]) -> None:
 
 
 def test_installing_what_is_named_and_fits_is_enough_for_a_missing_package(
-    table: dict[Row, Verdict],
+    table: dict[Row, EngineVerdict],
 ) -> None:
     for row, made in table.items():
         if made.decided == ("package",) and row.gpu and row.installed in (None, "10.13.3.9"):

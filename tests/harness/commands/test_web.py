@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from optimizer.harness.__main__ import main
-from optimizer.harness.commands.web import Server, find_pages
+from optimizer.harness.commands.web import PageServer, find_pages
 from optimizer.harness.errors import BundleError, MachineError
 from tests.package.bundles import web_bundle
 
@@ -27,8 +27,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(made: Path) -> Iterator[Server]:
-    with Server(find_pages(made)) as running:
+def server(made: Path) -> Iterator[PageServer]:
+    with PageServer(find_pages(made)) as running:
         thread = threading.Thread(target=running.serve_forever)
         thread.start()
         yield running
@@ -36,7 +36,7 @@ def server(made: Path) -> Iterator[Server]:
         thread.join()
 
 
-def answer(server: Server, path: str, method: str = "GET", **headers: str) -> HTTPResponse:
+def answer(server: PageServer, path: str, method: str = "GET", **headers: str) -> HTTPResponse:
     connection = HTTPConnection(*server.server_address[:2])
     connection.putrequest(method, path, skip_host="Host" in headers)
     for name, value in headers.items():
@@ -60,7 +60,7 @@ def answer(server: Server, path: str, method: str = "GET", **headers: str) -> HT
     ],
 )
 def test_files_are_served_by_their_names_and_types(
-    server: Server, made: Path, name: str, kind: str
+    server: PageServer, made: Path, name: str, kind: str
 ) -> None:
     response = answer(server, f"/{name}")
     file = made / (f"{name}index.html" if name.endswith("/") else name)
@@ -68,7 +68,9 @@ def test_files_are_served_by_their_names_and_types(
     assert response.data == file.read_bytes()  # type: ignore[attr-defined]
 
 
-def test_the_page_may_load_from_here_alone_and_its_wasm_may_have_threads(server: Server) -> None:
+def test_the_page_may_load_from_here_alone_and_its_wasm_may_have_threads(
+    server: PageServer,
+) -> None:
     headers = answer(server, "/web/").headers
     assert "default-src 'none'" in headers["Content-Security-Policy"]
     assert "connect-src 'self'" in headers["Content-Security-Policy"]
@@ -90,25 +92,25 @@ def test_the_page_may_load_from_here_alone_and_its_wasm_may_have_threads(server:
         "/web",
     ],
 )
-def test_nothing_else_is_served(server: Server, path: str) -> None:
+def test_nothing_else_is_served(server: PageServer, path: str) -> None:
     response = answer(server, path)
     assert response.status == (302 if path == "/web" else 404)
     assert response.data == b""  # type: ignore[attr-defined]
 
 
-def test_a_name_that_was_made_to_point_here_is_refused(server: Server) -> None:
+def test_a_name_that_was_made_to_point_here_is_refused(server: PageServer) -> None:
     assert answer(server, "/web/", Host="attacker.example").status == 421
     assert answer(server, "/web/", Host=f"localhost:{server.server_port}").status == 200
 
 
-def test_nothing_is_received(server: Server) -> None:
+def test_nothing_is_received(server: PageServer) -> None:
     assert answer(server, "/web/", "POST").status == 501
     assert answer(server, "/web/", "PUT").status == 501
 
 
 @pytest.mark.parametrize(("error", "shown"), [(ConnectionResetError, False), (ValueError, True)])
 def test_a_browser_that_goes_away_is_no_error(
-    server: Server, capsys: pytest.CaptureFixture[str], error: type[Exception], shown: bool
+    server: PageServer, capsys: pytest.CaptureFixture[str], error: type[Exception], shown: bool
 ) -> None:
     try:
         raise error
@@ -117,7 +119,7 @@ def test_a_browser_that_goes_away_is_no_error(
     assert (error.__name__ in capsys.readouterr().err) == shown
 
 
-def test_only_this_machine_is_listened_to(server: Server) -> None:
+def test_only_this_machine_is_listened_to(server: PageServer) -> None:
     assert server.server_address[0] == "127.0.0.1"
 
 
@@ -155,9 +157,9 @@ def test_a_bundle_without_a_page_says_which_target_makes_one(
     assert "onnxruntime-web" in capsys.readouterr().err
 
 
-def test_a_port_in_use_is_named(server: Server) -> None:
+def test_a_port_in_use_is_named(server: PageServer) -> None:
     with pytest.raises(MachineError, match=f"port {server.server_port}"):
-        Server({}, server.server_port)
+        PageServer({}, server.server_port)
 
 
 def test_the_command_says_where_the_page_is(made: Path) -> None:

@@ -129,23 +129,23 @@ def test_a_wrong_guess_leaves_nothing_behind(decoder_bundle: Path) -> None:
 
 class TestSeen:
     def test_what_followed_the_newest_tokens_last_is_guessed(self) -> None:
-        seen = lookup.Seen([1, 2, 3, 4, 5, 9, 1, 2, 3, 7, 8, 6, 1, 2, 3])
+        seen = lookup.SeenTokens([1, 2, 3, 4, 5, 9, 1, 2, 3, 7, 8, 6, 1, 2, 3])
         assert seen.match_length() == 3
         assert seen.guess(3, 4) == [7, 8, 6, 1]
 
     def test_a_longer_run_is_found_before_a_shorter_one(self) -> None:
-        seen = lookup.Seen([1, 2, 3, 4, 8, 2, 3, 5, 1, 2, 3])
+        seen = lookup.SeenTokens([1, 2, 3, 4, 8, 2, 3, 5, 1, 2, 3])
         assert (seen.match_length(), seen.guess(3, 1)) == (3, [4])
-        seen = lookup.Seen([8, 2, 3, 5, 1, 2, 3])
+        seen = lookup.SeenTokens([8, 2, 3, 5, 1, 2, 3])
         assert (seen.match_length(), seen.guess(2, 1)) == (2, [5])
-        assert lookup.Seen([8, 3, 5, 1, 2, 3]).match_length() == 1
+        assert lookup.SeenTokens([8, 3, 5, 1, 2, 3]).match_length() == 1
 
     def test_beyond_the_newest_token_a_period_goes_on(self) -> None:
-        assert lookup.Seen([1, 2, 7, 1, 2, 7, 1, 2]).guess(2, 5) == [7, 1, 2, 7, 1]
+        assert lookup.SeenTokens([1, 2, 7, 1, 2, 7, 1, 2]).guess(2, 5) == [7, 1, 2, 7, 1]
 
     def test_tokens_that_never_stood_before_are_not_known(self) -> None:
-        assert lookup.Seen([1, 2, 3]).match_length() == 0
-        assert lookup.Seen([4]).match_length() == 0
+        assert lookup.SeenTokens([1, 2, 3]).match_length() == 0
+        assert lookup.SeenTokens([4]).match_length() == 0
 
 
 CHEAP = {2: 1.0, 4: 1.1, 8: 1.3}  # as where a row more costs little

@@ -11,7 +11,7 @@ import pytest
 
 from optimizer.harness.contract import Contract, TensorSpec
 from optimizer.harness.inputs import tensors
-from optimizer.harness.inputs.tensors import Row
+from optimizer.harness.inputs.tensors import TensorRow
 
 CONTRACT = Contract(
     task="tensors",
@@ -61,5 +61,9 @@ def test_a_command_line_names_json_or_a_file(tmp_path: Path) -> None:
 
 
 def test_equal_rows_are_one_key() -> None:
-    rows = [Row(RIGHT), Row(dict(reversed(RIGHT.items()))), Row({**RIGHT, "x": [1, 2.6]})]
+    rows = [
+        TensorRow(RIGHT),
+        TensorRow(dict(reversed(RIGHT.items()))),
+        TensorRow({**RIGHT, "x": [1, 2.6]}),
+    ]
     assert len(set(rows)) == 2

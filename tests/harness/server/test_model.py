@@ -10,14 +10,14 @@ import pytest
 
 from optimizer.harness import tasks
 from optimizer.harness.bundle.bundle import Bundle
-from optimizer.harness.server.model import Inputs, Model
+from optimizer.harness.server.model import RequestLimits, ServedModel
 
 
 @pytest.mark.parametrize(("length", "most"), [(32, 2), (8, 8), (10, 6)])
 def test_raw_rows_run_in_parts_of_as_many_positions_as_the_longest_texts_have(
     length: int, most: int, made: Path
 ) -> None:
-    model, parts = Model(Bundle(made), Inputs(20, 2)), list[int]()
+    model, parts = ServedModel(Bundle(made), RequestLimits(20, 2)), list[int]()
     assert tasks.longest(model.contract) == 32
     infer = model.predictor.infer
 

@@ -19,7 +19,7 @@ from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.errors import BundleError, InputError
 from optimizer.harness.inputs.text import load_tokenizer
-from optimizer.harness.server.model import Inputs, Model
+from optimizer.harness.server.model import RequestLimits, ServedModel
 from optimizer.harness.server.refusals import TooLargeError
 from optimizer.harness.tasks.answering import Predictor, Query, answer
 from optimizer.model.checkpoint.model import join_outputs
@@ -127,7 +127,7 @@ def test_a_server_reads_windows_as_rows_and_limits_them(predictor: Predictor) ->
         threads=1,
         reentrant=True,
     )
-    model, pairs = Model(bundle, Inputs(8)), [CONTEXT, "so good"]
+    model, pairs = ServedModel(bundle, RequestLimits(8)), [CONTEXT, "so good"]
     rows = model.encode([QUESTION, QUESTION], pairs)
     parts = [part for row in rows for part in row.parts]
     merged = model.merge(rows, [answer for part in parts for answer in model.run([part])])

@@ -156,7 +156,7 @@ def test_a_wrong_scale_of_one_weight_is_named_by_its_node(
 
 def test_an_input_of_another_type_is_caught_at_the_harness(run: tuple[Path, Path, Store]) -> None:
     with Bundle(run[1]) as bundle:
-        served, rows = bundle.contract, [tensors.Row({"": np.ones((3, 16, 16), np.int64)})]
+        served, rows = bundle.contract, [tensors.TensorRow({"": np.ones((3, 16, 16), np.int64)})]
     document = served.to_json()
     document["inputs"][0]["dtype"] = "int64"
     other = type(served).from_json(document)
@@ -199,7 +199,7 @@ def test_answers_of_a_task_of_another_package_are_compared_with_each_row_alone(
     images = np.random.default_rng(9).standard_normal((4, 3, 16, 16)).astype(np.float32)
     with Bundle(run[1]) as bundle:
         served = type(bundle.contract).from_json(bundle.contract.to_json() | {"task": name})
-        rows = [tensors.Row({"images": image}) for image in images]
+        rows = [tensors.TensorRow({"images": image}) for image in images]
         found = tensor_laws.compare_with_alone(served, None, bundle.runner, rows)
     assert bool(found) == bool(problem)
     assert all(problem in sentence for sentence in found)
@@ -223,6 +223,8 @@ def test_a_task_of_another_package_that_fails_is_named_with_its_line(
     install(tmp_path, monkeypatch, name, returned)
     with Bundle(run[1]) as bundle:
         served = type(bundle.contract).from_json(bundle.contract.to_json() | {"task": name})
-        rows = [tensors.Row({"images": np.full((3, 16, 16), i, np.float32)}) for i in range(3)]
+        rows = [
+            tensors.TensorRow({"images": np.full((3, 16, 16), i, np.float32)}) for i in range(3)
+        ]
         with pytest.raises(BundleError, match=message):
             tensor_laws.compare_with_alone(served, None, bundle.runner, rows)

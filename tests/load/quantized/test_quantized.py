@@ -25,7 +25,7 @@ from optimizer.foundation.qtensor import Scheme
 from optimizer.foundation.state import Note
 from optimizer.load.quantized import folder as quantized
 from optimizer.lower.compressed_tensors import tensors as compressed_tensors
-from optimizer.model.checkpoint.checkpoint import Entry, read_entry
+from optimizer.model.checkpoint.checkpoint import TensorPlace, read_entry
 from tests.load.quantized import packers
 from tests.load.quantized.packers import coded, linears, named, put
 
@@ -35,7 +35,7 @@ quick = settings(max_examples=40, deadline=None)
 shapes = st.tuples(st.integers(1, 4), st.integers(1, 4), st.sampled_from([16, 32, 64]))
 
 
-def found(folder: Path) -> quantized.Quantized:
+def found(folder: Path) -> quantized.QuantizedTensors:
     result = quantized.find(folder)
     assert result is not None
     return result
@@ -151,7 +151,7 @@ def test_tensors_that_are_not_coded_stay_what_they_are(tmp_path: Path) -> None:
     stored = found(put(tmp_path, AWQ, tensors)).stored
     assert list(stored) == ["a.bias", "a.weight"]
     entry = stored["a.bias"]
-    assert isinstance(entry, Entry)
+    assert isinstance(entry, TensorPlace)
     assert torch.equal(read_entry(entry), bias)
     assert stored["a.weight"].shape == (8, 32)
     assert stored["a.weight"].dtype.is_floating_point
@@ -308,7 +308,7 @@ def test_what_we_write_is_read_back(tiny_llama: Path, tmp_path: Path) -> None:
 # the load folder of a quantized source
 
 
-def loaded(result: quantized.Quantized, folder: Path, out: Path) -> dict[str, str]:
+def loaded(result: quantized.QuantizedTensors, folder: Path, out: Path) -> dict[str, str]:
     """Write the load stage's files: every stored tensor, under a name without "model."."""
     names = {n.removeprefix("model."): n for n in result.stored}
     (out / "checkpoint").mkdir(parents=True)

@@ -205,7 +205,10 @@ def test_an_add_reads_the_integers_of_a_convolution_but_behind_a_max_pool_of_flo
     state = replace(state, ranges={input_name(n): r for n, r in ranges.items()})
     parameters = {f"conv.{p}": t.detach() for p, t in module.named_parameters()}
     paired = names.pair(model, parameters, ["conv"], state.weights)
-    summands = {"shortcut": (names.Use("add", "v"),), "pooled": (names.Use("before", x.name),)}
+    summands = {
+        "shortcut": (names.OperatorInput("add", "v"),),
+        "pooled": (names.OperatorInput("before", x.name),),
+    }
     ort_qdq.lower(model, replace(paired, summands=summands), state)
     assert len([n for n in model.graph if n.op_type == "QuantizeLinear"]) == quantizers
     found = graph_constants.read_input_quantizations(

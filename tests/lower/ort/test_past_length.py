@@ -4,7 +4,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from optimizer.lower.onnx.examine import Inputs, evaluate
+from optimizer.lower.onnx.examine import DecoderExamples, evaluate
 from optimizer.lower.ort import attention, past_length
 from tests.lower.decoder_graphs import CONTEXT, answers, text
 from tests.lower.ort.test_attention import Decoders
@@ -21,7 +21,9 @@ def opt(decoders: Decoders) -> ir.Model:
 def positions(model: ir.Model, mask: np.ndarray, past: int) -> list[list[int]]:
     """Of each row's new tokens."""
     learned = next(n for n in model.graph if str(n.name).endswith("embed_positions/Add"))
-    rows: list[list[int]] = evaluate(model, learned.inputs[0], Inputs(model, mask, past)).tolist()  # type: ignore[arg-type]
+    rows: list[list[int]] = evaluate(
+        model, learned.inputs[0], DecoderExamples(model, mask, past)
+    ).tolist()  # type: ignore[arg-type]
     return rows
 
 

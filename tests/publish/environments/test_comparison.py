@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from optimizer.publish.environments import comparison as comparisons
-from optimizer.publish.environments.comparison import Comparison, compare
+from optimizer.publish.environments.comparison import MetricComparison, compare
 from optimizer.validate.quality import quality
 from optimizer.validate.quality.metrics import (
     Metric,
@@ -59,7 +59,7 @@ def judged(name: str, old: float, new: float) -> tuple[Decision, dict[str, Any]]
     return quality.judge(name, metric(name, old, new), EXAMPLES, MARGIN, CONFIDENCE, None)
 
 
-def compared(old: dict[str, Any], new: dict[str, Any]) -> Comparison:
+def compared(old: dict[str, Any], new: dict[str, Any]) -> MetricComparison:
     manifest = {"calibration": {"validate": "digest"}}
     reports = ([json.loads(json.dumps({"target": "t", "quality": q}))] for q in (old, new))
     (comparison,) = compare(manifest, next(reports), manifest, next(reports))

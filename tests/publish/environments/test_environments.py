@@ -20,7 +20,7 @@ from optimizer.foundation.buckets.blob import digest_of
 from optimizer.foundation.errors import GateError, InconclusiveError, RecipeError
 from optimizer.harness.errors import BundleError
 from optimizer.package import manifest as manifests
-from optimizer.publish.address import Address
+from optimizer.publish.address import BundleAddress
 from optimizer.publish.attachments import SIGNATURE, attachment_path
 from optimizer.publish.documents.sign import sign
 from optimizer.publish.environments import environments
@@ -28,7 +28,7 @@ from optimizer.publish.environments.comparison import compare
 from optimizer.publish.environments.environments import promote, rollback
 from optimizer.publish.hubs.folders import Folders
 from optimizer.publish.push import push
-from optimizer.publish.registries.layout import Layout
+from optimizer.publish.registries.layout import OciLayout
 from optimizer.publish.registries.place import Place, Releases
 from tests import killing
 from tests.publish.servers import hub_server, oci_server, s3_server
@@ -59,16 +59,16 @@ def version(bundle: Path, name: str, section: dict[str, Any] | None) -> Path:
 @contextmanager
 def published(
     kind: str, folders: list[Path], work: Path
-) -> Iterator[tuple[Place | Folders, list[Address]]]:
+) -> Iterator[tuple[Place | Folders, list[BundleAddress]]]:
     """Return a place with versions 1, 2, ..., and their addresses."""
     tags = [str(i + 1) for i in range(len(folders))]
     servers = {"hub": hub_server.serving, "s3": s3_server.serving}
     with servers.get(kind, oci_server.serving)() as server:
         folder = work / "layout"
-        place = Layout(folder) if kind == "layout" else server.client()
+        place = OciLayout(folder) if kind == "layout" else server.client()
         for tag, bundle in zip(tags, folders, strict=True):
             push(bundle, place, tag)
-        yield place, [Address(tag, "", folder=folder) for tag in tags]
+        yield place, [BundleAddress(tag, "", folder=folder) for tag in tags]
 
 
 def named(place: Releases, tag: str) -> str:
@@ -173,7 +173,7 @@ def test_a_required_signature_is_verified_without_fetching_the_model(
         place = server.client()
         for tag, folder in zip("12", folders, strict=True):
             push(folder, place, tag)
-        one, two = (Address(tag, "", host=server.host, name="models/tiny") for tag in "12")
+        one, two = (BundleAddress(tag, "", host=server.host, name="models/tiny") for tag in "12")
         with pytest.raises(BundleError, match="no signature"):
             promote(place, one, "production", key=public)
         with pytest.raises(BundleError, match="is of the key"):
@@ -196,7 +196,7 @@ def test_of_eight_promotions_at_once_one_wins_and_seven_say_why(
         before = named(place, "production")
         reader, writer = os.pipe()
 
-        def work(address: Address) -> None:
+        def work(address: BundleAddress) -> None:
             """Read the environment, wait until all have, then move it."""
             data = place.read_manifest(address.tag) or b""
             os.read(reader, 1)

@@ -281,9 +281,9 @@ def test_a_manifest_of_something_else_is_refused(
 def test_the_digest_is_that_of_any_other_registry(
     bundle: Path, tmp_path: Path, server: hub_server.Server
 ) -> None:
-    from optimizer.publish.registries.layout import Layout
+    from optimizer.publish.registries.layout import OciLayout
 
-    layout = Layout(tmp_path / "layout")
+    layout = OciLayout(tmp_path / "layout")
     assert push(bundle, server.client(), "1").digest == push(bundle, layout, "1").digest
     place: Folders = server.client()
     data = place.read_manifest("1") or b""

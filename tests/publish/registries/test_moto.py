@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from optimizer.foundation.buckets.blob import Blob, digest_of
-from optimizer.foundation.buckets.objects import Objects
+from optimizer.foundation.buckets.objects import BucketObjects
 from optimizer.harness.errors import BundleError
 from optimizer.publish.attachments import SIGNATURE, attachment_path
 from optimizer.publish.documents.sign import sign
@@ -49,7 +49,9 @@ def store(tmp_path: Path) -> Iterator[ObjectStore]:
         bucket = urllib.request.Request(f"{endpoint}/{s3_server.BUCKET}", method="PUT")
         urllib.request.urlopen(bucket).close()
         with s3_server.environment(endpoint):
-            place = ObjectStore(Objects("s3", s3_server.BUCKET, "models/tiny", part_size=5 << 20))
+            place = ObjectStore(
+                BucketObjects("s3", s3_server.BUCKET, "models/tiny", part_size=5 << 20)
+            )
             yield place
             place.close()
 

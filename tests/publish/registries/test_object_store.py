@@ -15,15 +15,15 @@ from click.testing import CliRunner, Result
 from optimizer.cli import main
 from optimizer.foundation.buckets import objects
 from optimizer.foundation.buckets.blob import Blob, digest_of
-from optimizer.foundation.buckets.objects import Objects
+from optimizer.foundation.buckets.objects import BucketObjects
 from optimizer.foundation.errors import MachineError, RecipeError
 from optimizer.harness.errors import BundleError
-from optimizer.publish.address import Address, parse
+from optimizer.publish.address import BundleAddress, parse
 from optimizer.publish.environments.environments import promote, rollback
 from optimizer.publish.environments.prune import prune
 from optimizer.publish.pull import pull
 from optimizer.publish.push import push
-from optimizer.publish.registries.layout import Layout
+from optimizer.publish.registries.layout import OciLayout
 from optimizer.publish.registries.object_store import MARK_LAPSES, ObjectStore
 from tests import killing
 from tests.publish.environments.test_environments import version
@@ -35,7 +35,7 @@ AT = "s3://releases/models/tiny"
 FEW_AND_MANY = [2, pytest.param(30, marks=pytest.mark.slow)]
 
 
-def at(tag: str) -> Address:
+def at(tag: str) -> BundleAddress:
     return parse(f"{AT}:{tag}")
 
 
@@ -52,7 +52,7 @@ def named(place: ObjectStore, tag: str) -> str:
 class Overtaken:
     """Objects whose given write of the index comes after that of another writer."""
 
-    def __init__(self, objects: Objects, other: Callable[[], object], turn: int) -> None:
+    def __init__(self, objects: BucketObjects, other: Callable[[], object], turn: int) -> None:
         self._objects, self._other, self._turns = objects, other, turn
 
     def __getattr__(self, name: str) -> object:
@@ -218,8 +218,8 @@ def test_what_is_copied_to_a_disk_is_a_layout(
         file = tmp_path / "disk" / Path(key).relative_to("models/tiny")
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(data)
-    layout = Layout(tmp_path / "disk")
-    folder = pull(layout, Address("1", "", folder=layout.folder), tmp_path / "x").folder
+    layout = OciLayout(tmp_path / "disk")
+    folder = pull(layout, BundleAddress("1", "", folder=layout.folder), tmp_path / "x").folder
     assert contents(folder) == contents(bundle)
 
 

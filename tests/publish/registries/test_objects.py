@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from optimizer.foundation.buckets.blob import Blob, digest_of
-from optimizer.foundation.buckets.objects import NO_VERSION, Objects
+from optimizer.foundation.buckets.objects import NO_VERSION, BucketObjects
 from optimizer.foundation.errors import MachineError
 from optimizer.harness.errors import BundleError
 from optimizer.publish.address import parse
@@ -76,9 +76,9 @@ SERVERS = {
 
 
 @contextmanager
-def opened(kind: str, folder: Path) -> Iterator[Objects]:
+def opened(kind: str, folder: Path) -> Iterator[BucketObjects]:
     with SERVERS[kind](folder):
-        yield Objects(kind, "releases", PREFIX, PART)
+        yield BucketObjects(kind, "releases", PREFIX, PART)
 
 
 def without(reason: str, missing: bool) -> list[pytest.MarkDecorator]:
@@ -96,12 +96,12 @@ KINDS = [
 
 
 @pytest.fixture(params=KINDS)
-def objects(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Objects]:
+def objects(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BucketObjects]:
     with opened(request.param, tmp_path) as store:
         yield store
 
 
-def test_a_write_happens_only_while_the_object_is_what_was_read(objects: Objects) -> None:
+def test_a_write_happens_only_while_the_object_is_what_was_read(objects: BucketObjects) -> None:
     assert objects.read("index.json") is None
     assert not objects.write("index.json", b"no", NO_VERSION)
     assert objects.write("index.json", b"one", None)
@@ -123,7 +123,7 @@ def test_a_write_happens_only_while_the_object_is_what_was_read(objects: Objects
 
 @pytest.mark.parametrize("size", [0, 1000, 3 * PART, 3 * PART + 1])
 def test_what_is_put_comes_back_from_any_byte_on(
-    objects: Objects, tmp_path: Path, size: int
+    objects: BucketObjects, tmp_path: Path, size: int
 ) -> None:
     content = random.Random(size).randbytes(size)
     file = tmp_path / "file"
@@ -143,7 +143,7 @@ def test_what_is_put_comes_back_from_any_byte_on(
 
 @pytest.mark.parametrize("size", [1000, 2 * PART + 1])
 def test_a_file_that_is_not_what_its_digest_says_does_not_appear(
-    objects: Objects, tmp_path: Path, size: int
+    objects: BucketObjects, tmp_path: Path, size: int
 ) -> None:
     file = tmp_path / "file"
     file.write_bytes(bytes(size))
@@ -171,6 +171,6 @@ def test_published_promoted_rolled_back_and_pruned(bundle: Path, tmp_path: Path,
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_missing_bucket_is_reported(kind: str, tmp_path: Path) -> None:
     with opened(kind, tmp_path):
-        objects = Objects(kind, "nowhere", PREFIX)
+        objects = BucketObjects(kind, "nowhere", PREFIX)
         with pytest.raises(MachineError, match="there is no such"):
             objects.write("index.json", b"", None)

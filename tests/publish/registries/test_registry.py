@@ -20,14 +20,14 @@ from optimizer.cli import main
 from optimizer.foundation.buckets.blob import digest_of
 from optimizer.foundation.errors import MachineError, RecipeError
 from optimizer.harness.errors import BundleError
-from optimizer.publish.address import Address, parse
+from optimizer.publish.address import BundleAddress, parse
 from optimizer.publish.attachments import SIGNATURE, attachment_path
 from optimizer.publish.documents.attest import attest
 from optimizer.publish.documents.sign import sign
 from optimizer.publish.hubs.folders import Folders
 from optimizer.publish.pull import pull
 from optimizer.publish.push import push
-from optimizer.publish.registries.layout import Layout
+from optimizer.publish.registries.layout import OciLayout
 from optimizer.publish.registries.place import Place
 from optimizer.publish.registries.places import make_place
 from tests import killing
@@ -45,8 +45,8 @@ def server() -> Iterator[oci_server.Server]:
         yield running
 
 
-def address(server: oci_server.Server, tag: str = "1", digest: str = "") -> Address:
-    return Address(tag, digest, host=server.host, name="models/tiny")
+def address(server: oci_server.Server, tag: str = "1", digest: str = "") -> BundleAddress:
+    return BundleAddress(tag, digest, host=server.host, name="models/tiny")
 
 
 def registry(server: oci_server.Server, docker: Path = Path("/nonexistent")) -> Place:
@@ -54,11 +54,11 @@ def registry(server: oci_server.Server, docker: Path = Path("/nonexistent")) -> 
 
 
 @contextmanager
-def places(kind: str, folder: Path) -> Iterator[tuple[Place | Folders, Address]]:
+def places(kind: str, folder: Path) -> Iterator[tuple[Place | Folders, BundleAddress]]:
     """Yield a registry in this process without and with a referrers API, a layout, a model hub, an
     object store, and Debian's registry."""
     if kind == "layout":
-        at = Address("1", "", folder=folder / "layout")
+        at = BundleAddress("1", "", folder=folder / "layout")
         yield make_place(at, folder), at
     elif kind == "hub":
         with hub_server.serving() as hub:
@@ -68,7 +68,7 @@ def places(kind: str, folder: Path) -> Iterator[tuple[Place | Folders, Address]]
             yield store.client(), parse("s3://releases/models/tiny:1")
     elif kind == "docker-registry":
         with docker_registry(folder) as host:
-            at = Address("1", "", host=host, name="models/tiny")
+            at = BundleAddress("1", "", host=host, name="models/tiny")
             with closing(make_place(at, folder)) as place:
                 yield place, at
     else:
@@ -272,7 +272,7 @@ def test_a_tag_that_was_set_back_to_an_older_signed_version_is_refused(
 
 
 def test_what_was_pulled_answers_by_its_own_harness(whole_bundle: Path, tmp_path: Path) -> None:
-    layout = Address("1", "", folder=tmp_path / "layout")
+    layout = BundleAddress("1", "", folder=tmp_path / "layout")
     push(whole_bundle, make_place(layout, tmp_path), "1")
     folder = pull(make_place(layout, tmp_path), layout, tmp_path / "pulled").folder
     here, there = (
@@ -512,17 +512,17 @@ def test_a_file_address_is_a_layout() -> None:
 def test_a_folder_that_is_not_a_layout_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RecipeError, match="not an OCI layout"):
-        Layout(tmp_path)
+        OciLayout(tmp_path)
 
 
 def test_a_file_is_not_a_layout(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RecipeError, match="not an OCI layout"):
-        Layout(tmp_path / "file")
+        OciLayout(tmp_path / "file")
 
 
 def test_writers_at_once_lose_nothing(bundle: Path, tmp_path: Path) -> None:
-    layout = Layout(tmp_path / "layout")
+    layout = OciLayout(tmp_path / "layout")
     tags = [f"t{i}" for i in range(4)]
     works = [lambda tag=tag: push(bundle, layout, tag) for tag in tags]
     children = [killing.start(work) for work in works]
@@ -535,7 +535,7 @@ def test_writers_at_once_lose_nothing(bundle: Path, tmp_path: Path) -> None:
 
 
 def test_an_index_of_referrers_keeps_what_others_wrote(tmp_path: Path, bundle: Path) -> None:
-    layout = Layout(tmp_path / "layout")
+    layout = OciLayout(tmp_path / "layout")
     for name in ("one", "two"):
         private, _ = write_keys(tmp_path, name)
         sign(bundle, private, attachment_path(bundle, SIGNATURE))

@@ -22,7 +22,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from optimizer.foundation.buckets.objects import Objects
+from optimizer.foundation.buckets.objects import BucketObjects
 from optimizer.publish.registries.object_store import ObjectStore
 from tests.publish.servers.loopback import QuietHandler, answering, url
 
@@ -57,7 +57,7 @@ class Server(ThreadingHTTPServer):
     def client(self, **options: Any) -> ObjectStore:
         """Return a store below the prefix models/tiny."""
         if options or not self.clients:
-            self.clients.append(ObjectStore(Objects("s3", BUCKET, "models/tiny", **options)))
+            self.clients.append(ObjectStore(BucketObjects("s3", BUCKET, "models/tiny", **options)))
         return ObjectStore(self.clients[-1].objects)  # a connection costs more than a publish
 
     def sent(self) -> list[str]:
@@ -226,7 +226,7 @@ def environment(endpoint: str) -> Iterator[None]:
 
 def with_store(work: Callable[[ObjectStore], object]) -> None:
     """Do the work with the store in the environment variables."""
-    work(ObjectStore(Objects("s3", BUCKET, "models/tiny")))
+    work(ObjectStore(BucketObjects("s3", BUCKET, "models/tiny")))
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from optimizer.recipe.recover import LossWeights, Recover
 from optimizer.recipe.schema import DataSpec, Model
 from optimizer.reduce.learn import distill as distillation
 from optimizer.reduce.learn.distill import Distilled, distill, draw_texts
-from optimizer.reduce.learn.pair import Kept, Pair, open_pair
+from optimizer.reduce.learn.pair import Kept, TeacherAndStudent, open_pair
 from optimizer.reduce.learn.recover import read_kept
 from tests.conftest import write_rows, write_tiny_bert
 from tests.decoders import write_tiny_decoder
@@ -56,7 +56,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> DataSpec:
     )
 
 
-def damaged(pair: Pair) -> Pair:
+def damaged(pair: TeacherAndStudent) -> TeacherAndStudent:
     """The student with a quarter of its neurons silenced."""
     with torch.no_grad():
         for name, p in pair.student.named_parameters():
@@ -74,7 +74,7 @@ def learn(
     keep_seconds: float = 60.0,
     products: torch.dtype = torch.float32,
     **changes: Any,
-) -> tuple[Pair, Distilled]:
+) -> tuple[TeacherAndStudent, Distilled]:
     section = SECTION.model_copy(update=changes)
     pair = damaged(open_pair(source, source, WHOLE, section.losses))
     sets = draw_texts(section, rows, pair.contract, source / "checkpoint")
@@ -144,14 +144,14 @@ def test_a_killed_distillation_resumes_to_the_same_bits(
     bert: Path, rows: DataSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, whole = learn(bert, rows, tmp_path / "whole")
-    original, count = Pair.losses, iter(range(10_000))
+    original, count = TeacherAndStudent.losses, iter(range(10_000))
 
     def dies(*args: Any) -> Any:
         if next(count) == 41:  # somewhere after a measurement
             raise Killed
         return original(*args)
 
-    monkeypatch.setattr(Pair, "losses", dies)
+    monkeypatch.setattr(TeacherAndStudent, "losses", dies)
     with pytest.raises(Killed):
         learn(bert, rows, tmp_path / "killed", keep_seconds=0)
     monkeypatch.undo()

@@ -27,7 +27,7 @@ from optimizer.recipe.schema import (
 )
 from optimizer.reduce.learn import qat
 from optimizer.validate.ledger import hops
-from optimizer.validate.ledger.entry import Entry
+from optimizer.validate.ledger.entry import LedgerEntry
 from optimizer.validate.ledger.laws.reduce import training_laws
 from optimizer.validate.ledger.ledger import run_hop
 from optimizer.validate.materials import Materials
@@ -57,7 +57,7 @@ class Run:
         self.learned.mkdir()
         qat.run(self.section, reference, reference, self.compressed, self.learned)
 
-    def hop(self, hop: Callable[[Materials], Entry], learned: Path) -> Entry:
+    def hop(self, hop: Callable[[Materials], LedgerEntry], learned: Path) -> LedgerEntry:
         validation = Validation(
             validate=Validate(data=self.section.data, metric="cosine", max_drop=0.1),
             quantize=Quantize(**OPTIONS),

@@ -23,7 +23,7 @@ from optimizer.recipe.schema import (
     Validation,
 )
 from optimizer.reduce.learn import recover
-from optimizer.validate.ledger.entry import Entry
+from optimizer.validate.ledger.entry import LedgerEntry
 from optimizer.validate.ledger.laws.reduce.training_laws import recover as hop_recover
 from optimizer.validate.ledger.ledger import run_hop
 from optimizer.validate.materials import Materials
@@ -51,7 +51,7 @@ class Run:
         self.learned.mkdir()
         recover.run(self.section, self.reference, self.smaller, self.learned)
 
-    def hop(self, learned: Path) -> Entry:
+    def hop(self, learned: Path) -> LedgerEntry:
         generates = self.section.task == "text-generation"
         metric: Any = "perplexity" if generates else "cosine"
         validation = Validation(

@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 import torch
 
-from optimizer.compress.walk.products import TIMED, TYPES, Products
+from optimizer.compress.walk.products import TIMED, TYPES, ProductSettings
 from optimizer.foundation.process.launch import Processes
 from optimizer.harness import contract as contracts
 from optimizer.recipe.recover import Recover
 from optimizer.recipe.schema import DataSpec
 from optimizer.reduce.learn import step_times
-from optimizer.reduce.learn.distill import Texts, draw_texts
-from optimizer.reduce.learn.pair import Pair, open_pair
+from optimizer.reduce.learn.distill import TrainingTexts, draw_texts
+from optimizer.reduce.learn.pair import TeacherAndStudent, open_pair
 from tests.conftest import write_rows
 from tests.reduce.smaller import loaded
 
 SECTION = Recover(samples=24, held_out=8, sequence_length=16, batch_size=8)
-Learned = tuple[Pair, Texts]
+Learned = tuple[TeacherAndStudent, TrainingTexts]
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,9 @@ def test_a_precision_of_the_recipe_is_not_timed(learned: Learned, tmp_path: Path
     pair, rows = learned
     for precision in ("fp32", "bf16"):
         section = SECTION.model_copy(update={"precision": precision})
-        assert step_times.choose_products(section, pair, rows, tmp_path) == Products(precision, {})
+        assert step_times.choose_products(section, pair, rows, tmp_path) == ProductSettings(
+            precision, {}
+        )
     assert not list(tmp_path.iterdir())
 
 

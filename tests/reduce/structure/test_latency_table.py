@@ -9,8 +9,14 @@ import pytest
 
 from optimizer.foundation.errors import RecipeError
 from optimizer.recipe.reduce import Goal, Reduce
-from optimizer.reduce.structure.latency_table import Table, Timed, choose, list_grid, refuse_reached
-from optimizer.reduce.structure.sizes import Model, Sizes, cut
+from optimizer.reduce.structure.latency_table import (
+    LatencyTable,
+    TimedSize,
+    choose,
+    list_grid,
+    refuse_reached,
+)
+from optimizer.reduce.structure.sizes import SizeChoices, Sizes, cut
 
 FULL = Sizes(6, 1536, 8)
 OUTSIDE = 0.1
@@ -18,8 +24,8 @@ Law = Callable[[Sizes], float]
 """Sizes -> their time over the whole model's."""
 
 
-def model(blocks: bool = True, heads: bool = True) -> Model:
-    return Model(
+def model(blocks: bool = True, heads: bool = True) -> SizeChoices:
+    return SizeChoices(
         full=FULL,
         each_ffn=768,
         each_heads=100_000,
@@ -37,13 +43,13 @@ def linear(sizes: Sizes) -> float:
     return OUTSIDE + (1 - OUTSIDE) * sizes.blocks / FULL.blocks * block
 
 
-def timed(sizes: Sizes, law: Law = linear, width: float = 0.002) -> Timed:
+def timed(sizes: Sizes, law: Law = linear, width: float = 0.002) -> TimedSize:
     ratio = law(sizes)
-    return Timed(sizes, ratio, (ratio - width / 2, ratio + width / 2))
+    return TimedSize(sizes, ratio, (ratio - width / 2, ratio + width / 2))
 
 
-def table(of: Model, law: Law = linear) -> Table:
-    return Table(of.full, tuple(timed(sizes, law) for sizes in list_grid(of)))
+def table(of: SizeChoices, law: Law = linear) -> LatencyTable:
+    return LatencyTable(of.full, tuple(timed(sizes, law) for sizes in list_grid(of)))
 
 
 def asks(gain: float) -> Reduce:
@@ -144,7 +150,7 @@ def test_a_gain_over_float_needs_less_where_quantization_gives_the_rest() -> Non
 
 def test_nothing_is_left_out_where_quantization_alone_reaches_the_goal() -> None:
     with pytest.raises(RecipeError, match=r"already 2\.00 times as fast .* Remove reduce"):
-        refuse_reached(Timed(FULL, 0.5, (0.49, 0.51)), asks(1.9))
+        refuse_reached(TimedSize(FULL, 0.5, (0.49, 0.51)), asks(1.9))
 
 
 @pytest.mark.parametrize("interval", [(0.48, 0.53), (None, None)])
@@ -152,7 +158,7 @@ def test_what_may_be_noise_is_no_reason_to_leave_reduce_out(
     interval: tuple[float | None, float | None],
 ) -> None:
     """(1 / 1.9 is 0.526.)"""
-    refuse_reached(Timed(FULL, 0.5, interval), asks(1.9))
+    refuse_reached(TimedSize(FULL, 0.5, interval), asks(1.9))
 
 
 @pytest.mark.parametrize("floor", [0.0, 0.9])
@@ -161,7 +167,7 @@ def test_no_more_is_built_than_a_few_where_none_is_sure(floor: float) -> None:
     fastest."""
     of = model()
     (sizes,), confirmed = choose(
-        table(of), of, asks(1.6), lambda s: Timed(s, max(floor, linear(s)), (None, None))
+        table(of), of, asks(1.6), lambda s: TimedSize(s, max(floor, linear(s)), (None, None))
     )
     tried = [known for _, known in confirmed]
     fast = [known.sizes for known in tried if known.ratio <= 1 / 1.52]

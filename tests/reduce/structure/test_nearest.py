@@ -20,7 +20,7 @@ from optimizer.model.checkpoint.model import load_torch_model
 from optimizer.reduce import stage
 from optimizer.reduce.methods.divergence import kullback_leibler, measure_angle
 from optimizer.reduce.structure import latency_table, nearest, width
-from optimizer.reduce.structure.nearest import Measured, split_texts
+from optimizer.reduce.structure.nearest import MeasuredSizes, split_texts
 from optimizer.reduce.structure.sizes import Sizes
 from tests.reduce.smaller import copied, loaded, section
 
@@ -213,9 +213,9 @@ def test_what_chance_tells_apart_does_not_decide() -> None:
     """The first, which takes the least away, unless the other is surely nearer."""
     noise = torch.randn(64, generator=torch.Generator().manual_seed(0)).double()
     noise -= noise.mean()
-    first, near, far = (Measured(Sizes(n, 8, 0), torch.zeros(64).double()) for n in (1, 2, 3))
-    alike = Measured(near.sizes, near.distances - 0.1 + noise)  # standard error 0.12
-    nearer = Measured(far.sizes, far.distances - 0.2 + noise)
+    first, near, far = (MeasuredSizes(Sizes(n, 8, 0), torch.zeros(64).double()) for n in (1, 2, 3))
+    alike = MeasuredSizes(near.sizes, near.distances - 0.1 + noise)  # standard error 0.12
+    nearer = MeasuredSizes(far.sizes, far.distances - 0.2 + noise)
     assert nearest.choose_nearest([first, alike]) == first.sizes
     assert nearest.choose_nearest([first, nearer]) == nearer.sizes
 

@@ -15,7 +15,7 @@ from optimizer.compress import simulate
 from optimizer.recipe.schema import CompressedTensorsTarget
 from optimizer.validate.formats import compressed_tensors
 from optimizer.validate.ledger import hops, ledger
-from optimizer.validate.ledger.entry import Entry
+from optimizer.validate.ledger.entry import LedgerEntry
 from optimizer.validate.stage import STAGE as VALIDATE
 from tests.validate import decoder_runs as decoders
 from tests.validate.runs import SCHEMES, Run, make, recipe
@@ -241,7 +241,7 @@ def test_a_module_that_the_config_does_not_name_is_a_problem(
     assert "encoder.layer.0.output.dense" in entry.problems[0]
 
 
-def reconfigured(run: Run, **inputs: Any) -> Entry:
+def reconfigured(run: Run, **inputs: Any) -> LedgerEntry:
     """The lower hop of a folder whose config says something else of the inputs."""
     file = run.folder("model") / "model" / "config.json"
     document = json.loads(file.read_text())

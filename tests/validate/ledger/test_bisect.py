@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from optimizer.validate.ledger import bisect, hops
-from optimizer.validate.ledger.entry import Entry
+from optimizer.validate.ledger.entry import LedgerEntry
 from tests.validate.ledger.faults import mutations as m
 from tests.validate.ledger.faults.mutations import OUTPUT, QUERY
 from tests.validate.runs import Run
@@ -32,7 +32,7 @@ def test_nothing_bad_is_nothing_found() -> None:
     assert bisect.find_first_bad([], lambda part: True) is None
 
 
-def bad(entry: Entry) -> list[str]:
+def bad(entry: LedgerEntry) -> list[str]:
     return [p.module for p in entry.pieces if not p.fine]
 
 

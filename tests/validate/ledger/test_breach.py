@@ -9,7 +9,7 @@ import pytest
 from optimizer.validate import gates
 from optimizer.validate.gates import Gate
 from optimizer.validate.ledger.breach import write_breach
-from optimizer.validate.ledger.pieces.pieces import Element, Piece
+from optimizer.validate.ledger.pieces.pieces import Element, JudgedPiece
 from optimizer.validate.quality.significance import Decision
 from optimizer.validate.timing import speed_gates
 
@@ -57,7 +57,7 @@ def test_a_gate_that_did_not_fail_ends_as_before() -> None:
 
 def test_a_piece_barely_beyond_its_limit_is_not_once_as_far_off() -> None:
     element = Element(0, 3, 1.0, 1.0 + NEAR * 1e-3, 1e-3)
-    problem = Piece("dense", "arithmetic", NEAR, "", (element,)).problem
+    problem = JudgedPiece("dense", "arithmetic", NEAR, "", (element,)).problem
     assert "1.000001 times" in problem
     *_, off, allowed = numbers(problem)
     assert off > allowed

@@ -15,28 +15,28 @@ from optimizer.foundation.errors import InputError
 from optimizer.validate.ledger import explain
 from optimizer.validate.ledger.breach import BUDGET, CORRECT_RUNS
 from optimizer.validate.ledger.distance import Distance
-from optimizer.validate.ledger.entry import Entry
+from optimizer.validate.ledger.entry import LedgerEntry
 from optimizer.validate.ledger.limits.spread import Spread
-from optimizer.validate.ledger.pieces.pieces import Element, Piece
+from optimizer.validate.ledger.pieces.pieces import Element, JudgedPiece
 
 QUERY, OUTPUT = "encoder.layer.0.attention.self.query", "encoder.layer.1.output.dense"
 COUNTS = {"elements": 640, "near_ties": 9, "flips": 2, "flips_allowed": 7, "wrong": 0}
-QUANTIZER = Piece(QUERY, "quantizer", 0.1, "ties", counts=COUNTS)
-ARITHMETIC = Piece(QUERY, "arithmetic", 0.5, "exact sums", (Element(4, 7, 1.5, 1.25, 0.5),))
-BETWEEN = Piece(f"{OUTPUT}:input", "between", 0.9, "1e-06, the limit that correct runs set")
+QUANTIZER = JudgedPiece(QUERY, "quantizer", 0.1, "ties", counts=COUNTS)
+ARITHMETIC = JudgedPiece(QUERY, "arithmetic", 0.5, "exact sums", (Element(4, 7, 1.5, 1.25, 0.5),))
+BETWEEN = JudgedPiece(f"{OUTPUT}:input", "between", 0.9, "1e-06, the limit that correct runs set")
 FAR = f"logits: an example is 0.1503 from torch, 0.1500 {CORRECT_RUNS}"
 
 
-def entry(*pieces: Piece, ok: bool = False, problems: tuple[str, ...] = ()) -> Entry:
+def entry(*pieces: JudgedPiece, ok: bool = False, problems: tuple[str, ...] = ()) -> LedgerEntry:
     """An entry of hop lower."""
     bad = tuple(p.problem for p in pieces if not p.fine)
     spread = Spread(4, 2.0**-24, {"logits": 0.04}, {"logits": 0.15}).as_dict({"logits": 0.1503})
     measured = Distance(0.1, 0.2, 0.9, 0.1503)
-    made = Entry("lower", "torch", 0.15, measured, ok, "measured", (*problems, *bad))
+    made = LedgerEntry("lower", "torch", 0.15, measured, ok, "measured", (*problems, *bad))
     return replace(made, pieces=pieces, spread=spread)
 
 
-def report(*entries: Entry) -> dict[str, Any]:
+def report(*entries: LedgerEntry) -> dict[str, Any]:
     row = {"module": QUERY, "scheme": "W8 channel", "note": "smoothed"}
     machine = {"cpu": "A processor", "cores": 2, "torch_capability": "AVX512", "threads": 1}
     document = {
@@ -49,12 +49,12 @@ def report(*entries: Entry) -> dict[str, Any]:
     return dict(json.loads(json.dumps(document)))
 
 
-def written(folder: Path, *entries: Entry) -> Path:
+def written(folder: Path, *entries: LedgerEntry) -> Path:
     (folder / "report.json").write_text(json.dumps(report(*entries)))
     return folder / "report.json"
 
 
-def facts(folder: Path, *entries: Entry, module: str | None = None) -> dict[str, Any]:
+def facts(folder: Path, *entries: LedgerEntry, module: str | None = None) -> dict[str, Any]:
     found = explain.explain(written(folder, *entries), module)
     assert explain.render_text(found)
     target: dict[str, Any] = found["targets"][0]
@@ -76,7 +76,7 @@ KINDS = {
     "the distance, no piece judged": (entry(problems=(FAR,)), "unclear"),
     "the budget": (entry(problems=(f"{BUDGET} 0.3 (relative L2); more",)), "budget"),
     "a graph that does not run": (
-        Entry("lower", "", None, None, False, "not run", ("bad file",)), "unrun"),
+        LedgerEntry("lower", "", None, None, False, "not run", ("bad file",)), "unrun"),
 }  # fmt: skip
 
 
@@ -119,7 +119,7 @@ def test_the_text_has_both_pieces_the_elements_the_limits_and_the_processor(
 
 
 def test_the_budget_is_of_all_examples_and_a_worse_one_is_named_beside_it(tmp_path: Path) -> None:
-    spent = Entry("compress", "torch", 0.2, Distance(0.073, 0.6, 0.9, 0.31), True, "chosen")
+    spent = LedgerEntry("compress", "torch", 0.2, Distance(0.073, 0.6, 0.9, 0.31), True, "chosen")
     text = explain.render_text(explain.explain(written(tmp_path, spent), None))
     assert "all examples together 0.073 from torch, limit 0.20; chosen" in text
     assert "worst example is 0.31, which has no limit of its own" in text

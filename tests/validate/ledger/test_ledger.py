@@ -13,7 +13,7 @@ from optimizer.foundation.errors import LedgerError
 from optimizer.harness import errors as harness_errors
 from optimizer.lower.onnx.graph_constants import read_input_quantizations
 from optimizer.validate.ledger import hops, ledger
-from optimizer.validate.ledger.entry import Entry
+from optimizer.validate.ledger.entry import LedgerEntry
 from optimizer.validate.materials import Materials
 from tests.conftest import write_tiny_bert
 from tests.validate.ledger.faults.mutations import OUTPUT, values
@@ -22,7 +22,7 @@ from tests.validate.runs import SCHEMES, Run, for_tensorrt, hops_from, make, rec
 HOPS = [hop.__name__ for hop in ledger.HOPS]
 
 
-def assert_clean(entries: list[Entry]) -> None:
+def assert_clean(entries: list[LedgerEntry]) -> None:
     assert [e.hop for e in entries] == HOPS
     assert [(e.hop, e.problems) for e in entries if e.ok is not True] == []
     ledger.check(entries)
@@ -53,7 +53,7 @@ def test_every_entry_is_plain_json_and_what_no_later_hop_reads_is_dropped(
     for entry in entries:
         json.dumps(entry.as_dict(), allow_nan=False)
         (file,) = tmp_path.glob(f"*-{entry.hop}.json")
-        assert Entry.read(file) == entry
+        assert LedgerEntry.read(file) == entry
     known = set(dir(materials))
     for names in ledger.LAST_USED.values():
         assert set(names) <= known
@@ -67,11 +67,11 @@ def test_hops_that_passed_before_a_kill_are_not_run_again(
     ran = []
 
     def hop(name: str, ok: bool | None) -> ledger.Hop:
-        def run(_: Materials) -> Entry:
+        def run(_: Materials) -> LedgerEntry:
             ran.append(name)
             if name == "lower" and ran.count(name) == 1:
                 raise KeyboardInterrupt
-            return Entry(name, "", None, None, ok, "")
+            return LedgerEntry(name, "", None, None, ok, "")
 
         run.__name__ = name
         return run

@@ -11,7 +11,7 @@ import pytest
 from optimizer.data.datasets import read_samples
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.validate import stage, target_runner
-from optimizer.validate.ledger.entry import Entry
+from optimizer.validate.ledger.entry import LedgerEntry
 from optimizer.validate.ledger.pieces import pieces
 from optimizer.validate.materials import Materials
 from optimizer.validate.quality import answers, engine_rows, evaluation, perplexity
@@ -22,7 +22,7 @@ from tests.validate.runs import Run
 Fault = Callable[[pytest.MonkeyPatch], None]
 
 
-def rows_entry(run: Run) -> Entry:
+def rows_entry(run: Run) -> LedgerEntry:
     """Hop `rows` of a run."""
     m: Materials = run.materials()
     settings = m.section.validate_
@@ -46,7 +46,7 @@ def run(request: pytest.FixtureRequest) -> Run:
     return made
 
 
-class FloatGraph(pieces.Graph):
+class FloatGraph(pieces.GraphRunner):
     """The float graph under the name of the lowered model."""
 
     def __init__(self, m: Materials) -> None:
@@ -56,7 +56,7 @@ class FloatGraph(pieces.Graph):
 
 def reads_the_float_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     def lowered(m: Materials, device: str) -> OrtRunner:
-        return pieces.Graph(m.graph / "model.onnx", device=device, threads=1)
+        return pieces.GraphRunner(m.graph / "model.onnx", device=device, threads=1)
 
     monkeypatch.setattr(target_runner, "open_lowered", lowered)
 

@@ -12,9 +12,9 @@ from optimizer.timing.stopping_rules import OPENINGS, RatioQuestion
 from optimizer.validate.timing.cells import CANDIDATE
 from optimizer.validate.timing.predicted import (
     SPREAD,
-    Encoder,
+    EncoderSizes,
+    PredictedTimes,
     Prediction,
-    Timed,
     predict,
     predict_generation,
 )
@@ -26,7 +26,7 @@ INSTANT = 1e18
 
 def ratio(value: float, **latency: Any) -> Prediction:
     """Prediction of a cell whose float round takes a second, with openings of ten."""
-    cells = [Timed({"float": 1.0, CANDIDATE: value})]
+    cells = [PredictedTimes({"float": 1.0, CANDIDATE: value})]
     return predict(Latency(**{"max_seconds": 600_000, "iterations": 6, **latency}), cells, 10, 1)
 
 
@@ -56,12 +56,12 @@ def test_openings_end_where_the_next_look_would_exceed_the_time() -> None:
 def test_without_a_gate_there_is_one_look_and_without_float_none() -> None:
     assert ratio(1.0, must_beat_float=False).openings == OPENINGS
     latency = Latency(iterations=6, must_beat_float=False, time_float=False)
-    assert predict(latency, [Timed({CANDIDATE: 2.0})], 10, 1) == Prediction(24, 24, 0, 0)
+    assert predict(latency, [PredictedTimes({CANDIDATE: 2.0})], 10, 1) == Prediction(24, 24, 0, 0)
 
 
 def test_a_system_that_is_only_shown_takes_no_more_time_than_the_others() -> None:
-    assert Timed({"float": 1.0, CANDIDATE: 0.5}, beside=0.7).round == 2.2
-    assert Timed({"float": 1.0, CANDIDATE: 0.5}, beside=9.0).round == 3.0
+    assert PredictedTimes({"float": 1.0, CANDIDATE: 0.5}, beside=0.7).round == 2.2
+    assert PredictedTimes({"float": 1.0, CANDIDATE: 0.5}, beside=9.0).round == 3.0
 
 
 def test_the_spread_is_that_of_two_speeds_3_percent_apart() -> None:
@@ -72,8 +72,8 @@ def test_the_spread_is_that_of_two_speeds_3_percent_apart() -> None:
 def test_an_encoder_multiplies_by_the_matrices_in_its_blocks() -> None:
     shapes = {"embeddings.weight": (1000, 8)}
     shapes |= {f"layer.{i}.{n}.weight": (8, 16) for i in range(3) for n in "ab"}
-    model = Encoder.of(shapes)
-    assert model == Encoder(linear=6 * 128, wide=6 * 24, modules=6, hidden=8, blocks=3)
+    model = EncoderSizes.of(shapes)
+    assert model == EncoderSizes(linear=6 * 128, wide=6 * 24, modules=6, hidden=8, blocks=3)
     speed = MachineSpeed(INSTANT, INSTANT, INSTANT, INSTANT, INSTANT, INSTANT, threads=1)
     assert model.forward(speed, 10, 5, 128.0, 2) == pytest.approx(10 * 6 / 2)
 

@@ -17,7 +17,7 @@ from optimizer.data import arrays
 from optimizer.data.tables import NPZ
 from optimizer.foundation.errors import DataError
 from optimizer.harness import tasks
-from optimizer.harness.inputs.tensors import Row
+from optimizer.harness.inputs.tensors import TensorRow
 from optimizer.harness.tasks import tensors
 from optimizer.load import source
 from optimizer.load.onnx_model import files, stage
@@ -99,7 +99,7 @@ def look_at_rows(file: Path, folder: Path, recipe_folder: Path, model: ModelFact
     columns, metric = _columns(rows, file, model)
     label = columns.get("label")
     unlabelled = [{n: a for n, a in row.items() if n != label} for row in rows]
-    keys = [[Row(row).sha256] for row in unlabelled]
+    keys = [[TensorRow(row).sha256] for row in unlabelled]
     parts = split_rows(keys, [None] * len(rows), len(rows))
     named = {}
     for part, at in parts.items():

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from torch import Tensor
 
 from optimizer.compress.apply.activations.folding import explain_bad_input
-from optimizer.compress.methods.activations.activation_ranges import Histogram, get_chooser
+from optimizer.compress.methods.activations.activation_ranges import MagnitudeHistogram, get_chooser
 from optimizer.compress.walk import blocks as walk
 from optimizer.compress.walk.blocks import BlockGroup
 from optimizer.foundation.state import Range
@@ -38,7 +38,7 @@ def choose_ranges(
     probabilities = {name for name in leader.values() if is_probabilities(name)}
     measured = [name for name in dict.fromkeys(leader.values()) if name not in probabilities]
 
-    def measure(histograms: Mapping[str, Histogram], part: range) -> None:
+    def measure(histograms: Mapping[str, MagnitudeHistogram], part: range) -> None:
         def hook(name: str, rows: Tensor, _real: Tensor) -> None:
             try:
                 histograms[name].update(rows * factors[name] if name in factors else rows)
@@ -47,7 +47,7 @@ def choose_ranges(
 
         walk.observe(group, hook, measured, part)
 
-    histograms = group.stream.deal.sum(lambda: {n: Histogram() for n in measured}, measure)
+    histograms = group.stream.deal.sum(lambda: {n: MagnitudeHistogram() for n in measured}, measure)
     choose, of_operand = make_range_chooser(activations), make_range_chooser(OF_OPERANDS)
     chosen = {
         name: (of_operand if find_attention(name) else choose)(histogram)
@@ -60,7 +60,7 @@ def choose_ranges(
 def choose_cache_ranges(group: BlockGroup) -> dict[str, Range]:
     """Choose {keys or values of a KV cache: range}, which covers all of them."""
 
-    def measure(histograms: Mapping[str, Histogram], part: range) -> None:
+    def measure(histograms: Mapping[str, MagnitudeHistogram], part: range) -> None:
         def hook(name: str, rows: Tensor, _real: Tensor) -> None:
             try:
                 histograms[name].extend(rows)
@@ -71,11 +71,13 @@ def choose_cache_ranges(group: BlockGroup) -> dict[str, Range]:
 
     if not group.caches:
         return {}
-    histograms = group.stream.deal.sum(lambda: {n: Histogram() for n in group.caches}, measure)
+    histograms = group.stream.deal.sum(
+        lambda: {n: MagnitudeHistogram() for n in group.caches}, measure
+    )
     choose = make_range_chooser(OF_CACHES)
     return {name: choose(histogram) for name, histogram in histograms.items()}
 
 
-def make_range_chooser(activations: Activations) -> Callable[[Histogram], Range]:
-    """Return the function that chooses a Range from a Histogram, by the recipe's method."""
+def make_range_chooser(activations: Activations) -> Callable[[MagnitudeHistogram], Range]:
+    """Return the recipe's function from the MagnitudeHistogram of a tensor to its Range."""
     return get_chooser(activations.range, activations.percentile, activations.is_symmetric)

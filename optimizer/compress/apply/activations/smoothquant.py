@@ -25,7 +25,7 @@ from optimizer.compress.apply.activations.folding import (
     group_shared_heads,
 )
 from optimizer.compress.methods.activations import smoothquant
-from optimizer.compress.methods.activations.activation_ranges import Channels, Histogram
+from optimizer.compress.methods.activations.activation_ranges import Channels, MagnitudeHistogram
 from optimizer.compress.methods.weights.rtn import rtn
 from optimizer.compress.simulate import fake_quantize, fake_quantize_per_token
 from optimizer.compress.walk import blocks as walk
@@ -158,7 +158,7 @@ def _activation_quantizer(activations: Activations) -> smoothquant.Quantizer:
     choose = make_range_chooser(activations)
 
     def quantize_rows(x: Tensor) -> Tensor:
-        histogram = Histogram()
+        histogram = MagnitudeHistogram()
         histogram.update(x)
         return fake_quantize(x, choose(histogram))
 

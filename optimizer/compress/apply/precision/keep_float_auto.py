@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from optimizer.compress.apply.activations.activation_ranges import make_range_chooser
 from optimizer.compress.apply.activations.folding import explain_bad_input
-from optimizer.compress.apply.weights.rounding import Inputs
+from optimizer.compress.apply.weights.rounding import QuantizedInputs
 from optimizer.compress.data.calibration import split_batches
-from optimizer.compress.methods.activations.activation_ranges import Histogram
+from optimizer.compress.methods.activations.activation_ranges import MagnitudeHistogram
 from optimizer.compress.methods.precision.keep_float_auto import (
     FloatModules,
     RelativeError,
@@ -169,7 +169,7 @@ class Network:
         ranges = (
             self._ranges(make_range_chooser(activations)) if activations and self._static else {}
         )
-        inputs = Inputs(activations.mode if activations else None, ranges)
+        inputs = QuantizedInputs(activations.mode if activations else None, ranges)
         linears = self._source.linears(schemes)
         modules: dict[str, nn.Module] = {
             name: inputs.quantized(name, linear, rtn(inputs.weight(name, linear), schemes[name]))
@@ -177,10 +177,10 @@ class Network:
         }
         return modules | {n: QuantInput(ranges[n]) for n in self._summands(schemes)}
 
-    def _ranges(self, choose: Callable[[Histogram], Range]) -> dict[str, Range]:
+    def _ranges(self, choose: Callable[[MagnitudeHistogram], Range]) -> dict[str, Range]:
         """Return {module or summand: range of its input in the float model}."""
         schemes, model = self._selection.quantized, self._source.model
-        histograms = {name: Histogram() for name in (*schemes, *self._summands(schemes))}
+        histograms = {name: MagnitudeHistogram() for name in (*schemes, *self._summands(schemes))}
         for batch in self._inputs:
             real = self._real(batch)
 

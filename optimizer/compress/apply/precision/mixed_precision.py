@@ -31,7 +31,7 @@ from optimizer.compress.methods.precision.sensitivity import (
 )
 from optimizer.compress.selection import Selection
 from optimizer.compress.walk import blocks as walk
-from optimizer.compress.walk.activation_buffer import Budget, Buffer
+from optimizer.compress.walk.activation_buffer import Buffer, BufferBudget
 from optimizer.compress.walk.blocks import BlockGroup
 from optimizer.compress.walk.capture import Batch, capture
 from optimizer.compress.walk.model_source import ModelSource
@@ -130,7 +130,7 @@ def _slopes(
     """Return {module: gradients at its output, (tokens, out) for each window}."""
     options = section.quantize.allocate
     assert options is not None
-    budget = Budget(section.compress.memory_bytes)
+    budget = BufferBudget(section.compress.memory_bytes)
     kept = {n: Buffer(budget, scratch / str(i)) for i, n in enumerate(selection.choices)}
     with source.filled():
         visit_output_gradients(
@@ -152,7 +152,7 @@ def _measure_costs(
     scratch: Path,
 ) -> Sensitivity:
     """Walk the float blocks for the inputs, and predict the cost of each choice."""
-    hidden = Buffer(Budget(section.compress.memory_bytes), scratch / "hidden")
+    hidden = Buffer(BufferBudget(section.compress.memory_bytes), scratch / "hidden")
     stream, model = capture(source, selection.blocks, windows, hidden), source.model
     stream.float = section.compress.decided
     leader: dict[str, str] = {}

@@ -13,11 +13,11 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from optimizer.compress.apply.weights.rounding import Inputs
+from optimizer.compress.apply.weights.rounding import QuantizedInputs
 from optimizer.compress.methods.weights import straight_through
 from optimizer.compress.methods.weights.autoround import (
     Block,
-    Samples,
+    BlockSamples,
     learn_rounding,
 )
 from optimizer.compress.methods.weights.tuned import Tuned
@@ -32,7 +32,7 @@ from optimizer.recipe.compression.quantize import Quantize
 
 
 def learn(
-    group: BlockGroup, start: Mapping[str, QTensor], inputs: Inputs, quantize: Quantize
+    group: BlockGroup, start: Mapping[str, QTensor], inputs: QuantizedInputs, quantize: Quantize
 ) -> tuple[Tuned, str]:
     """Learn a segment's rounding towards its float output, held by group.stream.float_reference.
 
@@ -48,7 +48,7 @@ def learn(
     norm_weights = {} if inputs.mode else _norm_weights(group)
     padded = group.family.inputs not in (IMAGE.name, TENSORS.name)
     real = stream.real if padded else None
-    samples = Samples(stream.hidden, stream.float_reference, real, stream.device)
+    samples = BlockSamples(stream.hidden, stream.float_reference, real, stream.device)
     try:
         with _quantized_inputs(group, inputs):
             tuned = learn_rounding(
@@ -73,7 +73,7 @@ def learn(
 
 
 @contextmanager
-def _quantized_inputs(group: BlockGroup, inputs: Inputs) -> Iterator[None]:
+def _quantized_inputs(group: BlockGroup, inputs: QuantizedInputs) -> Iterator[None]:
     """Inside, fake-quantize the inputs of modules and of identities before residual adds."""
     quantized = [*group.schemes, *group.summands] if inputs.mode else []
     handles = [
@@ -87,7 +87,9 @@ def _quantized_inputs(group: BlockGroup, inputs: Inputs) -> Iterator[None]:
             handle.remove()
 
 
-def _quantizer(inputs: Inputs, name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], Tensor]:
+def _quantizer(
+    inputs: QuantizedInputs, name: str
+) -> Callable[[nn.Module, tuple[Tensor, ...]], Tensor]:
     """Return a function that fake-quantizes the input of module `name`, with gradients."""
     factor = inputs.factors.get(name)
     covered = None if inputs.mode == "token" else inputs.ranges[name]

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from optimizer.compress.apply.weights.rounding import FloatWeight, prune_and_round
 from optimizer.compress.methods.weights.rtn import measure_relative_error
-from optimizer.compress.module_rows import Row, label, round_significant
+from optimizer.compress.module_rows import ModuleRow, label, round_significant
 from optimizer.compress.selection import Selection
-from optimizer.compress.walk.blocks import Stream
+from optimizer.compress.walk.blocks import CalibrationStream
 from optimizer.compress.walk.model_source import ModelSource
 from optimizer.foundation.errors import CheckpointError
 from optimizer.foundation.process import threads
@@ -33,17 +33,17 @@ ROWS = 8192  # rows of the vocabulary rounded together by H, whose factorization
 NEAREST_ROWS = 1024  # rows rounded together to nearest
 
 
-class _Moments:
+class _HeadMoments:
     """Running H (features, features) = x^T x of the inputs of the head."""
 
     def __init__(self, features: int, device: torch.device) -> None:
         self.sum = torch.zeros(features, features, dtype=torch.float64, device=device)
 
-    def merge(self, later: _Moments) -> None:
+    def merge(self, later: _HeadMoments) -> None:
         self.sum += later.sum
 
 
-def write_moments(source: ModelSource, stream: Stream, file: Path) -> None:
+def write_moments(source: ModelSource, stream: CalibrationStream, file: Path) -> None:
     """Write H (features, features), the sum of x^T x over the inputs of the head. Of several
     processes, which call this together, the first writes.
 
@@ -58,7 +58,7 @@ def write_moments(source: ModelSource, stream: Stream, file: Path) -> None:
         source.fill(norm)
     reads = cast(nn.Linear, model.get_submodule(head)).in_features
 
-    def measure(sums: Mapping[str, _Moments], part: range) -> None:
+    def measure(sums: Mapping[str, _HeadMoments], part: range) -> None:
         for i in range(len(stream.hidden))[part.start : part.stop]:
             x = stream.hidden[i].to(source.device)[stream.real[i].to(source.device)]
             x = model.get_submodule(norm)(x) if norm else x
@@ -73,7 +73,7 @@ def write_moments(source: ModelSource, stream: Stream, file: Path) -> None:
                 sums[head].sum += (x.T @ x).double()
 
     with torch.no_grad():
-        sums = stream.deal.sum(lambda: {head: _Moments(reads, source.device)}, measure)
+        sums = stream.deal.sum(lambda: {head: _HeadMoments(reads, source.device)}, measure)
     if norm:
         source.empty(norm)
     if stream.deal.processes.first:
@@ -87,7 +87,7 @@ def compress(
     selection: Selection,
     moments: Path,
     at_once: int = ROWS,
-) -> tuple[CompressedState, list[Row]]:
+) -> tuple[CompressedState, list[ModuleRow]]:
     """Quantize a decoder's head and embedding (selection.outside); returns (state, report rows).
 
     moments: file of `write_moments`; the head is rounded to nearest where the file is missing
@@ -98,7 +98,7 @@ def compress(
     weights: dict[str, QTensor] = {}
     rows, notes = [], []
     mode = quantize.activations.mode if quantize.activations else None
-    nearest: dict[tuple[str, Scheme], _Rounded] = {}  # a tied table is rounded once
+    nearest: dict[tuple[str, Scheme], _RoundedHead] = {}  # a tied table is rounded once
     for name, scheme in selection.outside.items():
         own, tied = f"{name}.weight", f"{source.embedding}.weight"
         table = own if own in {*source.tensors} else tied
@@ -111,7 +111,9 @@ def compress(
             rounded = nearest[table, scheme]
         weights[own] = rounded.q
         rows.append(
-            Row(name, label(scheme, None), round_significant(rounded.error), note=rounded.remark)
+            ModuleRow(
+                name, label(scheme, None), round_significant(rounded.error), note=rounded.remark
+            )
         )
         if mode is not None:
             notes.append(Note(name, "weight-only", "outside the blocks the input stays float"))
@@ -127,7 +129,7 @@ def needs_hessian(quantize: Quantize, selection: Selection, head: str) -> bool:
 
 
 @dataclass(frozen=True)
-class _Rounded:
+class _RoundedHead:
     """The integers, the relative error of their values, and the method's note."""
 
     q: QTensor
@@ -142,7 +144,7 @@ def _round(
     quantize: Quantize,
     at_once: int,
     H: Tensor | None = None,
-) -> _Rounded:
+) -> _RoundedHead:
     """Round a table (module, parameter), by the recipe's method with H, else to nearest."""
     (name, table), tensors = named, cast(Any, source.tensors)  # with rows
     method = NEAREST if H is None else quantize.rounding
@@ -168,4 +170,4 @@ def _round(
     q = stack(parts(), count)
     total = sum(square for *_, square in measured)
     squares = sum(error * error * square for _, error, square in measured)
-    return _Rounded(q, (squares / total) ** 0.5 if total else 0.0, measured[-1][0])
+    return _RoundedHead(q, (squares / total) ** 0.5 if total else 0.0, measured[-1][0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from optimizer.compress import module_rows
-from optimizer.compress.module_rows import Row, label
+from optimizer.compress.module_rows import ModuleRow, label
 from optimizer.foundation import state
 from optimizer.foundation.errors import RecipeError
 
@@ -24,7 +24,7 @@ def take(source: Path, out: Path) -> None:
     state.write(state.read(quantized), out)
     kept = state.read(out)
     rows = [
-        Row(name.removesuffix(".weight"), label(q.scheme, kept.activations), note="kept")
+        ModuleRow(name.removesuffix(".weight"), label(q.scheme, kept.activations), note="kept")
         for name, q in kept.weights.items()
     ]
     module_rows.write(rows, out)

@@ -23,7 +23,7 @@ from optimizer.compress.methods.weights.tuned import Tuned
 from optimizer.compress.module_rows import join_remarks
 from optimizer.compress.simulate import QuantLinear
 from optimizer.compress.walk import blocks as walk
-from optimizer.compress.walk.activation_buffer import Budget, Buffer
+from optimizer.compress.walk.activation_buffer import Buffer, BufferBudget
 from optimizer.compress.walk.blocks import BlockGroup
 from optimizer.foundation.errors import CheckpointError
 from optimizer.foundation.process import freed_memory
@@ -69,7 +69,7 @@ class FloatWeight:
 
 
 @dataclass(frozen=True)
-class Inputs:
+class QuantizedInputs:
     """Quantization of modules' inputs.
 
     mode: quantize.activations of the recipe, None for float inputs
@@ -96,7 +96,7 @@ class Inputs:
 
 
 @dataclass
-class Rounded:
+class RoundedWeights:
     """Results of rounding.
 
     weights: {module: quantized weight}
@@ -113,16 +113,16 @@ class Rounded:
         """{module: quantized weight, or pruned float weight}."""
         return {**self.weights, **self.floats}
 
-    def update(self, other: Rounded) -> None:
+    def update(self, other: RoundedWeights) -> None:
         """Add the results of other modules."""
         self.weights |= other.weights
         self.floats |= other.floats
         self.remarks |= other.remarks
 
-    def on_cpu(self) -> Rounded:
+    def on_cpu(self) -> RoundedWeights:
         """The same results on the CPU."""
         weights = {name: q.to(CPU) for name, q in self.weights.items()}
-        return Rounded(weights, {n: w.cpu() for n, w in self.floats.items()}, self.remarks)
+        return RoundedWeights(weights, {n: w.cpu() for n, w in self.floats.items()}, self.remarks)
 
     def tune(self, tuned: Tuned, remark: str) -> None:
         """Replace the weights of tuned modules, and add `remark` to each of them."""
@@ -205,8 +205,8 @@ def _errors_located(name: str, moments: Tensor | None) -> Iterator[None]:
 
 
 def compress_weights(
-    group: BlockGroup, inputs: Inputs, quantize: Quantize, scratch: Path
-) -> Rounded:
+    group: BlockGroup, inputs: QuantizedInputs, quantize: Quantize, scratch: Path
+) -> RoundedWeights:
     """Prune and round all weights of a segment; the float reference, if there is one, moves past
     it.
 
@@ -226,7 +226,7 @@ def compress_weights(
     float_inputs: Mapping[str, Buffer] = {}
     if aims_at_float:
         float_inputs = _float_inputs(group, set(leader.values()), scratch)
-    results = Rounded()
+    results = RoundedWeights()
     with ExitStack() as swaps:
         for first in dict.fromkeys(leader.values()):
             linears = {n: group.linear(n) for n in leader if leader[n] == first}
@@ -246,9 +246,11 @@ def uses_float_target(quantize: Quantize, sparsity: Sparsity | None) -> bool:
     return quantize.aims_at_float(quantize.block_rounding)
 
 
-def _compress_each(group: BlockGroup, inputs: Inputs, quantize: Quantize) -> Rounded:
+def _compress_each(
+    group: BlockGroup, inputs: QuantizedInputs, quantize: Quantize
+) -> RoundedWeights:
     """Compress every weight without its inputs."""
-    results = Rounded()
+    results = RoundedWeights()
     for name in group.modules:
         values = inputs.weight(name, group.linear(name))
         scheme, sparsity = group.schemes.get(name), group.sparsity.get(name)
@@ -257,7 +259,7 @@ def _compress_each(group: BlockGroup, inputs: Inputs, quantize: Quantize) -> Rou
 
 
 def compress_alone(
-    results: Rounded,
+    results: RoundedWeights,
     named: tuple[str, Tensor],
     scheme: Scheme | None,
     sparsity: Sparsity | None,
@@ -283,16 +285,16 @@ def compress_alone(
 def _compress_sharing(
     group: BlockGroup,
     linears: Mapping[str, nn.Linear],
-    inputs: Inputs,
+    inputs: QuantizedInputs,
     quantize: Quantize,
     float_inputs: Iterable[Tensor] | None,
-) -> Rounded:
+) -> RoundedWeights:
     """Compress modules that read one tensor, with one H.
 
     float_inputs: their input in the float model, batch by batch, where the method corrects the
         difference
     """
-    part, (first, linear) = Rounded(), next(iter(linears.items()))
+    part, (first, linear) = RoundedWeights(), next(iter(linears.items()))
     # x^T (x W^T) is then smaller than x^T x, and less work
     tall = len(linears) == 1 and 2 * linear.out_features <= linear.in_features
     narrow = inputs.weight(first, linear) if tall else None
@@ -345,20 +347,20 @@ def _unstack(q: QTensor, rows: Sequence[int]) -> list[QTensor]:
 def _float_inputs(group: BlockGroup, leaders: Iterable[str], scratch: Path) -> dict[str, Buffer]:
     """Return {leader: its input in the float model, batch by batch}; the float reference moves past
     the segment."""
-    budget = Budget(group.stream.spare)
+    budget = BufferBudget(group.stream.spare)
     kept = {n: Buffer(budget, scratch / str(i)) for i, n in enumerate(sorted(leaders))}
     walk.advance_float_reference(group, lambda name, rows, _real: kept[name].append(rows), kept)
     return kept
 
 
-class _Products:
+class _RunningProducts:
     """Running H (in, in), on and above its diagonal, and P (in, columns); 0 columns: without P."""
 
     def __init__(self, features: int, columns: int, device: torch.device) -> None:
         self.H = torch.zeros(features, features, device=device)
         self.P = torch.zeros(features, columns, device=device)
 
-    def merge(self, later: _Products) -> None:
+    def merge(self, later: _RunningProducts) -> None:
         self.H += later.H
         self.P += later.P
 
@@ -366,7 +368,7 @@ class _Products:
 def measure_hessian(
     group: BlockGroup,
     leader: str,
-    inputs: Inputs,
+    inputs: QuantizedInputs,
     options: HessianOptions,
     float_inputs: Iterable[Tensor] | None = None,
     weight: Tensor | None = None,
@@ -386,7 +388,7 @@ def measure_hessian(
     columns = columns if float_inputs is not None else 0
     targets: Iterator[Tensor] = iter(float_inputs or ())
 
-    def measure(sums: Mapping[str, _Products], part: range) -> None:
+    def measure(sums: Mapping[str, _RunningProducts], part: range) -> None:
         H, P = sums[leader].H, sums[leader].P
 
         def hook(_name: str, rows: Tensor, real: Tensor) -> None:
@@ -405,8 +407,8 @@ def measure_hessian(
 
         walk.observe_one(group, hook, leader, part)
 
-    def start() -> dict[str, _Products]:
-        return {leader: _Products(linear.in_features, columns, device)}
+    def start() -> dict[str, _RunningProducts]:
+        return {leader: _RunningProducts(linear.in_features, columns, device)}
 
     products = group.stream.deal.sum(start, measure)[leader]
     H = products.H

@@ -8,7 +8,7 @@ from torch import nn
 
 from optimizer.compress.data.calibration import Windows, split_batches
 from optimizer.compress.methods.precision.language_model import LanguageModel
-from optimizer.compress.methods.weights.scale_tuning import Training, tune_scales
+from optimizer.compress.methods.weights.scale_tuning import TuningSettings, tune_scales
 from optimizer.compress.methods.weights.tuned import Tuned
 from optimizer.compress.walk.model_source import ModelSource
 from optimizer.compress.walk.products import TYPES
@@ -43,7 +43,7 @@ def tune(
                 split_batches(windows.train),
                 windows.held_out,
                 options,
-                Training(dtype=TYPES[section.compress.decided]),
+                TuningSettings(dtype=TYPES[section.compress.decided]),
             )
     except ValueError as e:
         raise CheckpointError(

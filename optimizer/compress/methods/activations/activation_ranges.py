@@ -1,8 +1,9 @@
 """Activation statistics in constant memory, and the static ranges chosen from them.
 
-`Histogram` counts |x| of each sign in bins whose width is a power of two. It starts with the width
-that the first values need and doubles it when a larger one arrives, adding neighbouring bins.
-Because floor(floor(x / w) / 2) == floor(x / 2w), the counts are a function of the values alone:
+`MagnitudeHistogram` counts |x| of each sign in bins whose width is a power of two. It starts with
+the width that the first values need and doubles it when a larger one arrives, adding neighbouring
+bins. Because floor(floor(x / w) / 2) == floor(x / 2w), the counts are a function of the values
+alone:
 
  1. order, batching and merging never change a histogram, bit for bit;
  2. every bin is exact, also after the range grew.
@@ -41,7 +42,7 @@ CHUNK = 1 << 20  # values binned at a time: bounds the temporaries
 
 
 @dataclass
-class Histogram:
+class MagnitudeHistogram:
     """Histogram of |x|, apart for negative and other values, with exact minimum and maximum.
 
     Bin i counts i * width <= |x| < (i + 1) * width, width = 2 ** exponent.
@@ -90,7 +91,7 @@ class Histogram:
         self.low, self.high = min(self.low, low), max(self.high, high)
         self._grow(_exponent_for(self.absmax))
 
-    def merge(self, other: Histogram) -> None:
+    def merge(self, other: MagnitudeHistogram) -> None:
         """Add the counts of `other`."""
         self.low, self.high = min(self.low, other.low), max(self.high, other.high)
         self._grow(other.exponent)
@@ -155,12 +156,12 @@ class Channels:
         return (self._sum / max(self.count, 1)).float()
 
 
-def minmax(h: Histogram, symmetric: bool) -> Range:
+def minmax(h: MagnitudeHistogram, symmetric: bool) -> Range:
     """Return the range of all values, without clipping; one outlier sets the step for all."""
     return Range.symmetric(h.absmax) if symmetric else Range(h.low, h.high)
 
 
-def percentile(h: Histogram, symmetric: bool, percent: float) -> Range:
+def percentile(h: MagnitudeHistogram, symmetric: bool, percent: float) -> Range:
     """The range between percentiles of the values, each the outer edge of its bin."""
     if symmetric:
         return Range.symmetric(min(_magnitude(h.magnitudes, percent / 100, h.width), h.absmax))
@@ -178,7 +179,7 @@ def _magnitude(counts: Tensor, share: float, width: float) -> float:
     return (int(torch.searchsorted(cumulative, torch.tensor(rank))) + 1) * width
 
 
-def mse(h: Histogram, symmetric: bool, candidates: int = 64) -> Range:
+def mse(h: MagnitudeHistogram, symmetric: bool, candidates: int = 64) -> Range:
     """The clipped range with the least mean squared error of its 256 integers.
 
     Values are taken as uniform inside a bin, so the error is an integral with a closed form,
@@ -199,7 +200,7 @@ def mse(h: Histogram, symmetric: bool, candidates: int = 64) -> Range:
     return Range(low, high)
 
 
-def _squared_error_of(h: Histogram) -> Callable[[float, float], float]:
+def _squared_error_of(h: MagnitudeHistogram) -> Callable[[float, float], float]:
     """The function (low, high) -> sum of squared errors of the 256 integers from low to high."""
     width, signed = 4 * h.width, h.counts.reshape(2, -1, 4).sum(2)
     used = min(int(h.absmax / width) + 1, signed.shape[1])
@@ -220,7 +221,7 @@ def _squared_error(x: Tensor, low: float, high: float) -> Tensor:
     return step**3 * (q / 12 + (u - q) ** 3 / 3)
 
 
-def entropy(h: Histogram, symmetric: bool) -> Range:
+def entropy(h: MagnitudeHistogram, symmetric: bool) -> Range:
     """The clipped range whose 128-level quantization loses the least information on the values.
 
     As published: for each clip, the reference is the histogram up to it with all values beyond
@@ -237,12 +238,12 @@ def entropy(h: Histogram, symmetric: bool) -> Range:
     return clip_range(h, symmetric, h.absmax if best == used else best * width)
 
 
-def clip_range(h: Histogram, symmetric: bool, limit: float) -> Range:
+def clip_range(h: MagnitudeHistogram, symmetric: bool, limit: float) -> Range:
     """The range of the values of magnitude up to `limit`, or Range.symmetric(limit)."""
     return Range.symmetric(limit) if symmetric else Range(max(h.low, -limit), min(h.high, limit))
 
 
-def _magnitudes(h: Histogram) -> tuple[Tensor, float, int]:
+def _magnitudes(h: MagnitudeHistogram) -> tuple[Tensor, float, int]:
     """Return (counts of |x| in ENTROPY_BINS wider bins, their width, number of bins in use)."""
     counts = h.magnitudes.reshape(ENTROPY_BINS, -1).sum(1).double()
     width = h.width * (BINS // ENTROPY_BINS)
@@ -264,8 +265,10 @@ def _divergence(counts: Tensor, top: int) -> float:
     return float((p[seen] * (p[seen] / q[seen]).log()).sum())
 
 
-def get_chooser(method: str, percent: float, symmetric: bool) -> Callable[[Histogram], Range]:
-    """Return the function that chooses a Range from a Histogram.
+def get_chooser(
+    method: str, percent: float, symmetric: bool
+) -> Callable[[MagnitudeHistogram], Range]:
+    """Return the function that chooses a Range from a MagnitudeHistogram.
 
     method: name as in the recipe (activations.range)
     percent: share of the values inside the range, in percent, for method percentile
@@ -282,7 +285,7 @@ def is_searched(method: str) -> bool:
     return method in ("mse", "entropy")
 
 
-def compute_excess_loss(method: str, h: Histogram, other: Range, best: Range) -> float:
+def compute_excess_loss(method: str, h: MagnitudeHistogram, other: Range, best: Range) -> float:
     """Root of the excess of a searched method's loss at `other` over the loss at `best`, or 0.
 
     The loss is the relative squared error, or the divergence in nats. Near its minimum it grows as
@@ -301,12 +304,12 @@ def compute_excess_loss(method: str, h: Histogram, other: Range, best: Range) ->
     return math.sqrt(max(divergence(other) - divergence(best), 0))
 
 
-def _square(h: Histogram) -> float:
+def _square(h: MagnitudeHistogram) -> float:
     """Sum of squares, each value taken as the middle of its bin."""
     return float((h.magnitudes * ((torch.arange(BINS) + 0.5) * h.width) ** 2).sum())
 
 
-def list_neighbours(method: str, h: Histogram, chosen: Range) -> list[Range]:
+def list_neighbours(method: str, h: MagnitudeHistogram, chosen: Range) -> list[Range]:
     """The 9 ranges around and including `chosen`: each end one search step in, kept, or out."""
     _, width, used = _magnitudes(h)
     stride = max(1, used // ENTROPY_CLIPS) * width

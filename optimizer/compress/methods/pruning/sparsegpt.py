@@ -40,7 +40,7 @@ SOME = 16  # steps of conjugate gradients while the support still changes
 
 
 @dataclass(frozen=True)
-class Pruned:
+class PrunedMatrix:
     """Values (out, in) float32, 0 where mask (out, in) is False, and the damping that was
     needed."""
 
@@ -57,7 +57,7 @@ def sparsegpt(
     *,
     P: Tensor | None = None,
     in_place: bool = False,
-) -> Pruned:
+) -> PrunedMatrix:
     """Prune W (out, in); returns values, mask and the damping that was needed.
 
     H: (in, in), see compress/methods/weights/hessian.py
@@ -89,7 +89,7 @@ def sparsegpt(
         for one, t in zip(swept, T.split(rows, 1), strict=True)
     ]
     values, mask = (torch.cat([part[i] for part in parts])[:, back] for i in (0, 1))
-    return Pruned(values, mask, factor.damping)
+    return PrunedMatrix(values, mask, factor.damping)
 
 
 def _improve(

@@ -32,14 +32,14 @@ from optimizer.foundation.sections.method_options import AutoroundOptions
 
 Weighted = nn.Linear | nn.Conv2d
 CHECKS = 2  # measurements of the loss on all samples, after the start
-FOUR_BITS = 7  # the largest integer that Rates.scales is for
+FOUR_BITS = 7  # the largest integer that StepSizes.scales is for
 # Start of a latent between its integer (0) and the exact value (1). At 1 the first step would undo
 # every rounding of the start that is not to nearest.
 OFFSET = 0.5
 
 
 @dataclass(frozen=True)
-class Samples:
+class BlockSamples:
     """Training data of a block, one entry per batch.
 
     hidden, target: (batch, sequence, features); any shape where real is None
@@ -67,7 +67,7 @@ class Samples:
 
 
 @dataclass(frozen=True)
-class Rates:
+class StepSizes:
     """Sizes of the first step; all shrink linearly to 0.
 
     integers: step of latents, in integers; None: 1 / number of steps
@@ -106,10 +106,10 @@ class Block:
 def learn_rounding(
     block: Block,
     start: Mapping[str, QTensor],
-    samples: Samples,
+    samples: BlockSamples,
     options: AutoroundOptions,
     *,
-    rates: Rates = Rates(),
+    rates: StepSizes = StepSizes(),
     dtype: torch.dtype = torch.bfloat16,
 ) -> Tuned:
     """Learn integers and scales of a block's modules, from `start` on.
@@ -212,7 +212,7 @@ def _order(batches: int, steps: int, seed: int) -> list[int]:
 
 
 def _deviation(
-    run: Callable[[int, Tensor], Tensor], samples: Samples, i: int, dtype: torch.dtype
+    run: Callable[[int, Tensor], Tensor], samples: BlockSamples, i: int, dtype: torch.dtype
 ) -> Tensor:
     """Error of the block on batch i, float32."""
     hidden = samples.hidden[i].to(samples.device)
@@ -222,7 +222,7 @@ def _deviation(
 
 
 def _gradients(
-    run: Callable[[int, Tensor], Tensor], samples: Samples, i: int, dtype: torch.dtype
+    run: Callable[[int, Tensor], Tensor], samples: BlockSamples, i: int, dtype: torch.dtype
 ) -> None:
     """Backpropagate the mean squared error of batch i; only signs are used."""
     with torch.enable_grad():
@@ -231,7 +231,7 @@ def _gradients(
             torch.autograd.backward([error])
 
 
-def _loss(run: Callable[[int, Tensor], Tensor], samples: Samples, dtype: torch.dtype) -> float:
+def _loss(run: Callable[[int, Tensor], Tensor], samples: BlockSamples, dtype: torch.dtype) -> float:
     """Squared error over the target's energy, on all samples."""
     error = energy = 0.0
     with torch.no_grad():

@@ -26,7 +26,7 @@ from torch import Tensor
 from optimizer.compress.methods.pruning.support import solve_least_squares
 from optimizer.compress.methods.weights.factorization import PART, factorize, permute
 from optimizer.compress.methods.weights.hessian import aim_at_float, order_inputs
-from optimizer.compress.methods.weights.refine import Bounds, refine
+from optimizer.compress.methods.weights.refine import DescentBounds, refine
 from optimizer.compress.methods.weights.rtn import search_scales
 from optimizer.foundation.qtensor import QTensor, Scheme, absmax_scale, stack, to_scale_grid
 from optimizer.foundation.sections.method_options import GptqOptions
@@ -38,7 +38,7 @@ SWEEPS = 2  # of refine.py; 0 is GPTQ as published
 
 
 @dataclass(frozen=True)
-class Rounded:
+class RoundedMatrix:
     """The integers, and the damping that was needed, as a share of the mean of H's diagonal."""
 
     q: QTensor
@@ -53,7 +53,7 @@ def gptq(
     *,
     P: Tensor | None = None,
     in_place: bool = False,
-) -> Rounded:
+) -> RoundedMatrix:
     """Quantize W (out, in); returns the integers, and the damping that was needed.
 
     H: (in, in), see hessian.py
@@ -76,7 +76,7 @@ def gptq_on_support(
     mask: Tensor,
     options: GptqOptions = DEFAULTS,
     P: Tensor | None = None,
-) -> Rounded:
+) -> RoundedMatrix:
     """Quantize W (out, in) by gptq, with weights fixed at 0 where `mask` (out, in) is False.
 
     H (in, in) and P (in, out) are overwritten. Raises ValueError as gptq.
@@ -91,7 +91,7 @@ def _quantize(
     options: GptqOptions,
     P: Tensor | None,
     mask: Tensor | None,
-) -> Rounded:
+) -> RoundedMatrix:
     """Quantize W (out, in), with weights fixed at 0 where `mask` is False; None: no mask."""
     out, inputs = W.shape
     W = W.float()
@@ -114,14 +114,14 @@ def _quantize(
     for w, t, m in zip(W.split(rows), T.split(rows, 1), masks, strict=False):
         cover, ratio = absmax_scale(w, scheme)[0].abs()[:, group_order], options.max_scale_ratio
         limits = to_scale_grid(cover / ratio), to_scale_grid(cover * ratio)
-        bounds.append(Bounds(limits, m))
+        bounds.append(DescentBounds(limits, m))
         first.append(_feed_errors_back(t, Hinv, scheme, bounds[-1]))
     D = factor.restore()
     parts = []
     for t, bound in zip(T.split(rows, 1), bounds, strict=True):
         q = first.pop(0)
         parts.append(refine(q, t.T, D, bound, sweeps=SWEEPS, block=BLOCK))
-    return Rounded(_in_stored_order(stack(parts, out), order, group_order), factor.damping)
+    return RoundedMatrix(_in_stored_order(stack(parts, out), order, group_order), factor.damping)
 
 
 def rows_at_once(W: Tensor) -> int:
@@ -130,7 +130,7 @@ def rows_at_once(W: Tensor) -> int:
     return max(1, VALUES // W.shape[1]) if W.device.type == "cpu" else len(W)
 
 
-def _feed_errors_back(T: Tensor, Hinv: Tensor, scheme: Scheme, bounds: Bounds) -> QTensor:
+def _feed_errors_back(T: Tensor, Hinv: Tensor, scheme: Scheme, bounds: DescentBounds) -> QTensor:
     """Quantize T (in, out) input after input, each group's scale within bounds.scale (out, groups).
 
     Hinv: (in, in), read on and above the diagonal

@@ -19,7 +19,7 @@ from optimizer.foundation.qtensor import QTensor, to_scale_grid
 
 
 @dataclass(frozen=True)
-class Bounds:
+class DescentBounds:
     """Bounds of the descent.
 
     scale: (least, largest) magnitudes, (out, groups) each, also for one scale per tensor
@@ -34,7 +34,7 @@ def refine(
     q: QTensor,
     T: Tensor,
     H: Tensor,
-    bounds: Bounds = Bounds(),
+    bounds: DescentBounds = DescentBounds(),
     *,
     sweeps: int,
     block: int = 128,
@@ -71,7 +71,7 @@ def refine(
                 part = slice(start, min(start + block, group.stop))
                 rest = slice(part.stop, group.stop)
                 before = values[part].clone()
-                at = _Part(H[part, part], new, zero[g], None if mask is None else mask[part])
+                at = _GroupPart(H[part, part], new, zero[g], None if mask is None else mask[part])
                 integers[part] = _better_integers(values[part], G[part], at, q)
                 values[part] = (integers[part] - zero[g]) * new
                 G[rest].addmm_(H[rest, part], values[part] - before)
@@ -106,7 +106,7 @@ def _better_scale(levels: Tensor, scale: Tensor, G: Tensor, H: Tensor, q: QTenso
 
 
 @dataclass(frozen=True)
-class _Part:
+class _GroupPart:
     """Part of a group: H (inputs, inputs), scale and zero (out,), mask (inputs, out)."""
 
     H: Tensor
@@ -115,7 +115,7 @@ class _Part:
     mask: Tensor | None
 
 
-def _better_integers(values: Tensor, G: Tensor, at: _Part, q: QTensor) -> Tensor:
+def _better_integers(values: Tensor, G: Tensor, at: _GroupPart, q: QTensor) -> Tensor:
     """Integers (inputs, out) of a part of a group, each in turn the best given all others."""
     G, integers = G.clone(), torch.empty_like(values)
     for i in range(len(values)):

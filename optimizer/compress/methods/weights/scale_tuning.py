@@ -34,7 +34,7 @@ BETAS, EPSILON = (0.9, 0.95), 1e-15
 
 
 @dataclass(frozen=True)
-class Rates:
+class LearningRates:
     """Adam's learning rates: relative for scales, in units of the mean magnitude for norm_weights.
     Both decay linearly to 0."""
 
@@ -43,10 +43,10 @@ class Rates:
 
 
 @dataclass(frozen=True)
-class Training:
+class TuningSettings:
     """Learning rates, and the type of the products."""
 
-    rates: Rates = Rates()
+    rates: LearningRates = LearningRates()
     dtype: torch.dtype = torch.bfloat16
 
 
@@ -56,7 +56,7 @@ def tune_scales(
     batches: Sequence[Batch],
     held_out: Sequence[Batch],
     options: ScaleTuningOptions,
-    training: Training = Training(),
+    training: TuningSettings = TuningSettings(),
 ) -> Tuned:
     """Tune scales and norm weights, from `start` on.
 
@@ -189,7 +189,7 @@ class _KL(torch.autograd.Function):
 
 
 def _adam(
-    scales: Mapping[str, _Scales], norm_weights: Mapping[str, nn.Parameter], rates: Rates
+    scales: Mapping[str, _Scales], norm_weights: Mapping[str, nn.Parameter], rates: LearningRates
 ) -> torch.optim.Adam:
     """Adam with a learning rate per parameter."""
     groups: list[dict[str, Any]] = [

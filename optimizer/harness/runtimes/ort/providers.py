@@ -55,7 +55,7 @@ COMPUTES = frozenset(
 
 
 @dataclass(frozen=True)
-class Provider:
+class ExecutionProvider:
     """Execution provider of ONNX Runtime.
 
     name: name in ONNX Runtime
@@ -89,8 +89,8 @@ CUDA_LIBRARIES = (
     "device: cpu."
 )
 PROVIDERS = {
-    "cpu": Provider("CPUExecutionProvider", "cpu"),
-    "cuda": Provider(
+    "cpu": ExecutionProvider("CPUExecutionProvider", "cpu"),
+    "cuda": ExecutionProvider(
         "CUDAExecutionProvider",
         "cuda",
         fix=GPU_BUILD,
@@ -98,14 +98,14 @@ PROVIDERS = {
         graph="enable_cuda_graph",
         options=(("use_tf32", "0"),),
     ),
-    "tensorrt": Provider(
+    "tensorrt": ExecutionProvider(
         "TensorrtExecutionProvider",
         "cuda",
         fix=GPU_BUILD,
         libraries="Install TensorRT: pip install tensorrt, or leave provider out to use CUDA.",
         after=("cuda",),
     ),
-    "tensorrt-rtx": Provider(
+    "tensorrt-rtx": ExecutionProvider(
         "NvTensorRTRTXExecutionProvider",
         "cuda",
         fix="pip install onnxruntime onnxruntime-ep-nv-tensorrt-rtx (not beside onnxruntime-gpu).",
@@ -143,8 +143,8 @@ def advise(name: str, message: str) -> str:
     return find_provider(name).libraries
 
 
-def find_provider(name: str) -> Provider:
-    """Return the Provider of a name in PROVIDERS. Raises InputError for an unknown name."""
+def find_provider(name: str) -> ExecutionProvider:
+    """Find the ExecutionProvider of a name in PROVIDERS. Raises InputError for other names."""
     if name not in PROVIDERS:
         raise InputError(
             f"unknown device {name!r}", where="onnxruntime", accepted=", ".join(PROVIDERS)
@@ -178,7 +178,7 @@ def start(ort: Any, name: str, options: Any, *, graphs: bool) -> list[Any]:
     return [(row.name, settings), *later]
 
 
-def _plugin_devices(ort: Any, name: str, row: Provider) -> list[Any]:
+def _plugin_devices(ort: Any, name: str, row: ExecutionProvider) -> list[Any]:
     """Return the plugin's devices; its library is registered once per process."""
     try:
         plugin = importlib.import_module(row.plugin)

@@ -24,7 +24,7 @@ CAPABILITIES = {0x01: "75", 0x02: "80", 0x04: "86", 0x08: "89", 0x10: "120", 0x2
 
 
 @dataclass(frozen=True)
-class Header:
+class EngineHeader:
     """Header of an engine.
 
     length: bytes of the file.
@@ -37,7 +37,7 @@ class Header:
     compute_capabilities: tuple[str, ...]
 
 
-def read_header(path: Path) -> Header:
+def read_header(path: Path) -> EngineHeader:
     """Parse and check the header of an engine file, without deserializing the engine.
 
     Raises BundleError if the file is not an engine, or has another length than the header states.
@@ -46,7 +46,7 @@ def read_header(path: Path) -> Header:
         data = f.read(SIZE)
     if len(data) < SIZE or data[:4] != MAGIC:
         raise BundleError("it is not a TensorRT-RTX engine", where=str(path))
-    header = Header(
+    header = EngineHeader(
         length=int.from_bytes(data[16:24], "little"),
         version=".".join(map(str, data[24:28])),
         compute_capabilities=tuple(c for bit, c in CAPABILITIES.items() if data[32] & bit),

@@ -52,7 +52,7 @@ class BuildOptions:
 
 
 @dataclass(frozen=True)
-class Product:
+class TensorRtProduct:
     """Product of the TensorRT family.
 
     module: Python module
@@ -89,7 +89,7 @@ class Product:
 
 
 PRODUCTS = {
-    "tensorrt-rtx": Product(
+    "tensorrt-rtx": TensorRtProduct(
         module="tensorrt_rtx",
         distributions=("tensorrt-rtx",),
         versions=("1.7", "2"),
@@ -104,7 +104,7 @@ PRODUCTS = {
         driver_minimum="580",
         slow_phase="Determining refit engines",
     ),
-    "tensorrt": Product(
+    "tensorrt": TensorRtProduct(
         module="tensorrt",
         distributions=("tensorrt", "tensorrt-cu13", "tensorrt-cu12"),
         versions=("10.3", "12"),

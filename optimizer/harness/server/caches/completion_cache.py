@@ -15,14 +15,14 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from ...errors import InputError
-from ..answers import Answers, Event
+from ..answers import Event, TokenStream
 from ..http.openai_request import Question, TextRequest
 from ..observe.metrics import TextMetrics
 from ..request import HIT, MISS, Times
 from ..text_model import TextModel
 from . import pairs
 from .cache import Cache, cache_key
-from .encoder import Encoder
+from .encoder import QuestionEncoder
 from .false_hits import FalseHitLimit, choose_threshold
 from .semantic import SemanticCache
 
@@ -43,7 +43,7 @@ class SemanticLookup:
     """Semantic cache and the encoder of its questions, shared by all models of a server."""
 
     cache: SemanticCache
-    encoder: Encoder
+    encoder: QuestionEncoder
 
 
 def open_semantic_cache(
@@ -78,7 +78,7 @@ def open_semantic_cache(
             accepted=f"{', '.join(needs)} together, or none of them",
         )
     labelled = pairs.read(args.semantic_pairs)
-    encoder = Encoder(open_bundle(args.semantic_encoder, stack))
+    encoder = QuestionEncoder(open_bundle(args.semantic_encoder, stack))
     stack.callback(encoder.close)
     vectors = {t: encoder.embed(t) for p in labelled for t in (p.text, p.other)}
     whole = {text: vector for text, vector in vectors.items() if vector is not None}
@@ -92,7 +92,7 @@ def open_semantic_cache(
 
 
 class ReplayedStream:
-    """Stream of cached tokens, with the interface of Answers."""
+    """Stream of cached tokens, with the interface of TokenStream."""
 
     queued = 0.0
     times: Times | None = None
@@ -121,7 +121,9 @@ class RecordingStream:
     keep: function that receives all events once every text is complete
     """
 
-    def __init__(self, answers: Answers, texts: int, keep: Callable[[list[Event]], None]) -> None:
+    def __init__(
+        self, answers: TokenStream, texts: int, keep: Callable[[list[Event]], None]
+    ) -> None:
         self._answers, self._left, self._keep = answers, texts, keep
         self._events = list[Event]()
 
@@ -149,7 +151,7 @@ class RecordingStream:
         self._answers.close()
 
 
-Events = Answers | RecordingStream | ReplayedStream
+Events = TokenStream | RecordingStream | ReplayedStream
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,7 @@ class CompletionCache:
     metrics: TextMetrics
 
     async def answers(
-        self, request: TextRequest, control: frozenset[str], begin: Callable[[], Answers]
+        self, request: TextRequest, control: frozenset[str], begin: Callable[[], TokenStream]
     ) -> tuple[Events, dict[str, str]]:
         """Answer a request from a cache, else by starting its generation.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...errors import InputError
-from ..model import Inputs, Model
+from ..model import RequestLimits, ServedModel
 from ..refusals import RequestError
 from .false_hits import Vectors
 
@@ -20,14 +20,14 @@ FIELD = "embedding"
 WAITING = 64  # maximum texts in the encoder's queue; beyond it the cache is skipped
 
 
-class Encoder:
+class QuestionEncoder:
     """Embedding bundle that runs in its own thread.
 
     Raises InputError for a bundle of another task.
     """
 
     def __init__(self, bundle: Bundle) -> None:
-        self._model = Model(bundle, Inputs(1))
+        self._model = ServedModel(bundle, RequestLimits(1))
         fields = self._model.task.tensors(self._model.contract)
         if FIELD not in fields or self._model.contract.input_kind != "text":
             raise InputError(

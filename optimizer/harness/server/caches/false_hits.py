@@ -30,7 +30,7 @@ HALVINGS = 60  # bisection steps, down to the last bit of a double
 
 
 @dataclass(frozen=True)
-class Pair:
+class QuestionPair:
     """Two questions with a label.
 
     same: True if one answer is right for both
@@ -101,7 +101,10 @@ def min_questions(terms: FalseHitLimit) -> int:
 
 
 def choose_threshold(
-    pairs: Sequence[Pair], vectors: dict[str, Vectors], terms: FalseHitLimit, where: str = ""
+    pairs: Sequence[QuestionPair],
+    vectors: dict[str, Vectors],
+    terms: FalseHitLimit,
+    where: str = "",
 ) -> ChosenThreshold:
     """Choose the least similarity threshold whose false-hit rate is shown to be within the limit.
 
@@ -177,7 +180,7 @@ def _binomial_cdf(count: int, examples: int, rate: float) -> float:
     return float(np.exp(ways + k * math.log(rate) + (examples - k) * math.log1p(-rate)).sum())
 
 
-def _answers(pairs: Sequence[Pair], where: str) -> dict[str, int]:
+def _answers(pairs: Sequence[QuestionPair], where: str) -> dict[str, int]:
     """Number the answers of all texts: {text: number}, equal for texts labelled the same.
 
     Labels are transitive. Raises InputError for pairs that contradict each other.
@@ -208,5 +211,5 @@ def _matrix(texts: Sequence[str], vectors: dict[str, Vectors]) -> Vectors:
     return np.stack([vectors[text] for text in texts])
 
 
-def _find_line(pairs: Sequence[Pair], text: str) -> int:
+def _find_line(pairs: Sequence[QuestionPair], text: str) -> int:
     return next(pair.line for pair in pairs if text in (pair.text, pair.other))

@@ -12,20 +12,20 @@ from typing import Any
 from ...bounds import LINE, TEXT
 from ...errors import InputError
 from ...trust.plain_file import read as read_regular
-from .false_hits import Pair
+from .false_hits import QuestionPair
 
 LARGEST = 64 << 20  # maximum bytes of the file
 FIELDS = ("text", "text_pair", "same")
 FORM = '{"text": "...", "text_pair": "...", "same": true or false} on each line'
 
 
-def read(file: Path) -> list[Pair]:
+def read(file: Path) -> list[QuestionPair]:
     """Read the pairs of a file. Raises InputError naming the first line that is not a pair."""
     lines = enumerate(read_regular(file, LARGEST).splitlines(), 1)
     return [_pair(line, f"{file}, line {i}", i) for i, line in lines if line.strip()]
 
 
-def _pair(line: bytes, where: str, number: int) -> Pair:
+def _pair(line: bytes, where: str, number: int) -> QuestionPair:
     """Parse one line of the file `where`. Raises InputError naming the line by `number`."""
     try:
         value: Any = json.loads(line.decode()) if len(line) <= LINE else None
@@ -43,4 +43,4 @@ def _pair(line: bytes, where: str, number: int) -> Pair:
             )
     if not isinstance(same, bool):
         raise InputError("'same' is not true or false", where=where, accepted=FORM)
-    return Pair(number, text, other, same)
+    return QuestionPair(number, text, other, same)

@@ -68,7 +68,7 @@ class _Frame:
 
 
 @dataclass(frozen=True)
-class _Entry:
+class _CachedAnswer:
     frame: bytes
     value: Any
     bytes: int
@@ -85,7 +85,7 @@ class SemanticCache:
     def __init__(self, most: int, entries: int, threshold: float) -> None:
         self.most, self.entries, self.threshold, self.bytes = most, entries, threshold, 0
         self._frames: dict[bytes, _Frame] = {}
-        self._entries: OrderedDict[int, _Entry] = OrderedDict()
+        self._entries: OrderedDict[int, _CachedAnswer] = OrderedDict()
         self._next = 0
 
     def __len__(self) -> int:
@@ -130,7 +130,7 @@ class SemanticCache:
         if questions is None:
             self._frames[frame] = questions = _Frame(owner, np.zeros((1, len(vector)), np.float32))
         questions.add(self._next, vector)
-        self._entries[self._next] = _Entry(frame, value, taken)
+        self._entries[self._next] = _CachedAnswer(frame, value, taken)
         self._next += 1
         self.bytes += taken
         if len(questions.keys) > self.entries:

@@ -82,15 +82,15 @@ METHODS = (
 STREAM = "ModelStreamInfer"
 
 
-class Method(NamedTuple):
+class GrpcMethod(NamedTuple):
     """Message classes of a gRPC method: of its request and of its response."""
 
     request: Any
     response: Any
 
 
-def methods() -> dict[str, Method]:
-    """Build the message classes of all gRPC methods: {method: Method}."""
+def methods() -> dict[str, GrpcMethod]:
+    """Build the message classes of all gRPC methods: {method: GrpcMethod}."""
     from google.protobuf import (  # type: ignore[import-untyped]
         descriptor_pool,
         message_factory,
@@ -104,7 +104,7 @@ def methods() -> dict[str, Method]:
     def message_class(name: str) -> Any:
         return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{PACKAGE}.{name}"))
 
-    return {name: Method(*map(message_class, pair)) for name, pair in names.items()}
+    return {name: GrpcMethod(*map(message_class, pair)) for name, pair in names.items()}
 
 
 def _file() -> Any:

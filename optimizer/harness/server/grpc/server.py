@@ -16,7 +16,7 @@ from ..model_config import number_enumerations
 from ..refusals import OverloadError, RequestError, SlowClientError, TokenError
 from ..request import Request
 from .messages import METHODS, PACKAGE, SERVICE, STREAM, methods
-from .stream import Stream
+from .stream import GrpcStream
 from .tensors import build_response, client_of_call, parse, read_request
 
 PACKAGES = {"grpc": "grpcio", "google.protobuf": "protobuf"}
@@ -153,7 +153,7 @@ class GrpcServer:
         del requests  # the context reads them one at a time
         metadata = _metadata(context)
         kinds = self._methods[STREAM]
-        stream = Stream(self._app, kinds, context, metadata, self._ending)
+        stream = GrpcStream(self._app, kinds, context, metadata, self._ending)
         try:
             with ExitStack() as place:
                 if not self._has_token(metadata):

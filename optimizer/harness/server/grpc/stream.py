@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ..refusals import RequestError
 from ..request import Result
 from ..scheduling.decoding import Decoding
-from .messages import STREAM, Method
+from .messages import STREAM, GrpcMethod
 from .tensors import build_response, client_of_call, parse, read_request
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ FINAL = "triton_final_response"
 STRICT = "triton_grpc_error"
 
 
-class Stream:
+class GrpcStream:
     """One call of ModelStreamInfer.
 
     kinds: classes of its messages
@@ -44,7 +44,7 @@ class Stream:
     def __init__(
         self,
         app: App,
-        kinds: Method,
+        kinds: GrpcMethod,
         context: Any,
         metadata: Mapping[str, str],
         ending: asyncio.Event,

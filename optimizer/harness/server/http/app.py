@@ -37,7 +37,7 @@ from ..request import Request
 from ..versions.versions import Versions
 from ..worker_threads import WorkerThreads
 from . import openai, openai_texts, openapi, v2_http
-from .request import Bodies, Document, HttpRequest, Security, Stream
+from .request import Bodies, Document, EventStream, HttpRequest, Security
 from .retrieval import embed, embed_sparse, rerank
 from .v2_http import Load
 
@@ -109,10 +109,10 @@ class App:
                 response = await self._answer(request, scope)
             response.headers[ID] = request.id
             request.status = response.status_code
-            if not isinstance(response, Stream):
+            if not isinstance(response, EventStream):
                 request.end = time.monotonic()
             await response(scope, receive, send)
-            if isinstance(response, Stream) and not response.complete:
+            if isinstance(response, EventStream) and not response.complete:
                 raise ClientDisconnect
         except ClientDisconnect:
             self.count_failure(None, request)

@@ -14,7 +14,7 @@ BACKLOG = 2048  # connections that wait to be accepted, as uvicorn has it
 
 
 @dataclass(frozen=True)
-class Address:
+class HostAddress:
     """One address of a host.
 
     family, address: as in Python's socket module
@@ -31,7 +31,7 @@ class Address:
         return is_loopback(str(self.address[0]).partition("%")[0])
 
 
-def resolve_addresses(host: str, port: int) -> list[Address]:
+def resolve_addresses(host: str, port: int) -> list[HostAddress]:
     """Resolve a host to all of its addresses. Raises InputError if it has none."""
     try:
         resolved = socket.getaddrinfo(
@@ -42,10 +42,10 @@ def resolve_addresses(host: str, port: int) -> list[Address]:
             host, "it is neither an address nor a name that this machine resolves"
         ) from None
     unique = dict.fromkeys((family, address) for family, *_, address in resolved)
-    return [Address(host, port, family, address) for family, address in unique]
+    return [HostAddress(host, port, family, address) for family, address in unique]
 
 
-def open_sockets(hosts: list[Address]) -> list[socket.socket]:
+def open_sockets(hosts: list[HostAddress]) -> list[socket.socket]:
     """Open a listening socket for each address; with port 0, all on the same free port.
 
     Raises MachineError for a port that is in use or not allowed, and InputError for addresses that
@@ -94,7 +94,7 @@ def _report_no_address(host: str, why: str) -> InputError:
     )
 
 
-def _report_no_listener(one: Address, error: OSError) -> MachineError:
+def _report_no_listener(one: HostAddress, error: OSError) -> MachineError:
     where, other = f"{one.host}:{one.port}", "Give another --port, or 0 for any that is free."
     if error.errno == errno.EADDRINUSE:
         return MachineError(

@@ -18,7 +18,7 @@ UNFINISHED = "�"  # decoded form of an incomplete character
 
 
 @dataclass
-class Writer:
+class AnswerWriter:
     """Writer of the answer to one request, whole or as a stream.
 
     model: name of the model

@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from ..answers import Answers, Event
+from ..answers import Event, TokenStream
 from ..caches.completion_cache import HEADER, Events
 from ..inference import Service
 from ..refusals import RequestError, UnknownError
@@ -16,9 +16,9 @@ from ..request import Result
 from ..scheduling.decoding import Decoding
 from ..worker_threads import LARGE
 from . import openai
-from .openai_answer import Writer, event_line
+from .openai_answer import AnswerWriter, event_line
 from .openai_request import TextRequest, read
-from .request import Document, HttpRequest, Stream, cache_control
+from .request import Document, EventStream, HttpRequest, cache_control
 
 
 async def answer(
@@ -41,9 +41,9 @@ async def answer(
     reading = engine.worker_threads.run(client, partial(read, body, engine.model, chat=chat))
     generation = await request.while_connected(reading)
     name = generation.prompts.adapter or engine.model.name
-    writer = Writer(generation, name, engine.model.encoder)
+    writer = AnswerWriter(generation, name, engine.model.encoder)
 
-    def begin() -> Answers:
+    def begin() -> TokenStream:
         return engine.begin(generation.prompts, request)
 
     headers: dict[str, str] = {}
@@ -65,7 +65,7 @@ async def answer(
         request.result = result
         engine.metrics.success.add()
         headers["cache-control"] = "no-store"
-        return Stream(_stream_parts(answers, first, writer, result), headers=headers)
+        return EventStream(_stream_parts(answers, first, writer, result), headers=headers)
     events = await request.while_connected(_collect(answers, first))
     work = partial(_write_document, writer, events)
     if generation.logprob_bytes > LARGE:
@@ -77,7 +77,7 @@ async def answer(
     return request.finish(response, result)
 
 
-def _write_document(writer: Writer, events: Sequence[Event]) -> Response:
+def _write_document(writer: AnswerWriter, events: Sequence[Event]) -> Response:
     return Document(writer.document(events))
 
 
@@ -89,7 +89,7 @@ async def _collect(answers: Events, first: Event) -> list[Event]:
 
 
 async def _stream_parts(
-    answers: Events, first: Event, writer: Writer, result: Result
+    answers: Events, first: Event, writer: AnswerWriter, result: Result
 ) -> AsyncGenerator[bytes]:
     """Yield the bytes of a streamed answer.
 

@@ -235,7 +235,7 @@ class Document(JSONResponse):
         return write_json(content)
 
 
-class Stream(StreamingResponse):
+class EventStream(StreamingResponse):
     """Response of server-sent events, sent as they are generated.
 
     complete: True once all events were sent

@@ -25,7 +25,7 @@ REFUSAL = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nconnection:
 
 
 @dataclass(frozen=True)
-class Bounds:
+class ConnectionLimits:
     """Limits of every connection of a server.
 
     seconds: maximum seconds to receive a head, to receive a body, and to read PART bytes of an
@@ -38,9 +38,9 @@ class Bounds:
 
 
 class Protocol(H11Protocol):
-    """One HTTP connection. Server makes a subclass with its bounds."""
+    """One HTTP connection. HttpServer makes a subclass with its bounds."""
 
-    bounds: ClassVar[Bounds]
+    bounds: ClassVar[ConnectionLimits]
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -144,7 +144,7 @@ class Protocol(H11Protocol):
             self._unread = self.loop.call_later(self.bounds.seconds, self._await_reader, size)
 
 
-class Server:
+class HttpServer:
     """HTTP server of an ASGI application.
 
     seconds: maximum seconds to receive a request, to read a part of the answer, and between two
@@ -154,7 +154,7 @@ class Server:
     """
 
     def __init__(self, app: Any, seconds: float, most: int, of_client: int) -> None:
-        bounds = Bounds(seconds, Connections(most, of_client))
+        bounds = ConnectionLimits(seconds, Connections(most, of_client))
         config = uvicorn.Config(
             app,
             interface="asgi3",

@@ -69,7 +69,7 @@ J = TypeVar("J", bound=BatchJob)
 
 
 @dataclass(eq=False)
-class Batch(Generic[J]):
+class ScheduledBatch(Generic[J]):
     """Decision of `BatchScheduler.schedule`.
 
     expired: accepted jobs that can no longer meet their deadline
@@ -97,7 +97,7 @@ class BatchScheduler(Generic[J]):
         self.standing = False  # rows have waited longer than the target for an interval
         self.draining = False
         self.waiting: FairQueue[J] = FairQueue()
-        self.running: set[Batch[J]] = set()
+        self.running: set[ScheduledBatch[J]] = set()
         self._plan: list[list[J]] = []  # an order that meets all deadlines; empty: any order does
         self._earliest = math.inf  # lower bound of the deadlines of waiting jobs
         self._arriving: Counter[str] = Counter()  # admitted requests that are still read, by client
@@ -159,9 +159,9 @@ class BatchScheduler(Generic[J]):
         if not self._arriving[client]:
             del self._arriving[client]
 
-    def schedule(self, now: float) -> Batch[J]:
+    def schedule(self, now: float) -> ScheduledBatch[J]:
         """Choose the next batch of a free worker. `postprocess` must follow a batch with jobs."""
-        batch = Batch[J]()
+        batch = ScheduledBatch[J]()
         batch.expired = [job for job in self.waiting if now + job.seconds > job.deadline]
         for job in batch.expired:
             self._remove(job)
@@ -180,7 +180,7 @@ class BatchScheduler(Generic[J]):
         self.running.add(batch)
         return batch
 
-    def postprocess(self, now: float, batch: Batch[J]) -> None:
+    def postprocess(self, now: float, batch: ScheduledBatch[J]) -> None:
         """End a batch; its duration corrects later predictions."""
         self.running.remove(batch)
         if batch.predicted > 0:

@@ -1,7 +1,7 @@
 """Engine of text generation: the model's thread, and the requests that wait on the event loop.
 
 Each text of a request is a TextJob; SlotScheduler decides which prompt piece or decode step runs
-next. Tokens come back as events of an Answers stream. Called by inference.py, http/ and grpc/.
+next. Tokens come back as events of a TokenStream. Called by inference.py, http/ and grpc/.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ...generate import Completion, Options, Piece
 from ...generate.grammar import SchemaError
 from ...generate.logprobs import logprobs
 from ...generate.prompt_lookup import LEAST, Guesses, score_in_pairs, verify_step
-from ...generate.row import Row
+from ...generate.row import RowState
 from ...inputs.batch import Array
 from ...process.niceness import give_way
 from ...tasks.text_generation import NO_PAIRS
-from ..answers import Answers, Event, Prompts
+from ..answers import Event, Prompts, TokenStream
 from ..model import client_failure
 from ..observe.metrics import TextMetrics
 from ..refusals import DeadlineError, ModelError, RequestError, UnknownError
@@ -37,7 +37,7 @@ from ..worker_threads import WorkerThreads
 from .engine import RECHECK, client_refusal
 from .fair_queue import Refused
 from .prefix_cache import PrefixCache
-from .slots import GenerationJob, SlotScheduler, Step
+from .slots import GenerationJob, ScheduledStep, SlotScheduler
 
 ADAPTER = "adapter"
 OPTIONS = frozenset(f.name for f in fields(Options))
@@ -57,8 +57,8 @@ class TextJob(GenerationJob):
     """
 
     ids: Sequence[int]
-    row: Row
-    answers: Answers
+    row: RowState
+    answers: TokenStream
     slot: int
     logprobs: int | None
     adapter: str
@@ -120,16 +120,16 @@ class Decoding:
         except Refused as e:
             raise client_refusal(e) from None
 
-    def begin(self, prompts: Prompts, request: Request) -> Answers:
+    def begin(self, prompts: Prompts, request: Request) -> TokenStream:
         """Submit a request; return the stream of its tokens, which the caller closes.
 
         Raises RequestError.
         """
         now, texts = self.clock(), list[TextJob]()
-        answers = Answers(len(prompts.rows) * prompts.n, now, lambda: self.abort(texts))
+        answers = TokenStream(len(prompts.rows) * prompts.n, now, lambda: self.abort(texts))
         for i, ids in enumerate(prompts.rows):
             for j in range(prompts.n):
-                row = Row.start(prompts.rules, ids, i * prompts.n + j, i * prompts.n + j)
+                row = RowState.start(prompts.rules, ids, i * prompts.n + j, i * prompts.n + j)
                 text = TextJob(
                     len(ids),
                     row.room,
@@ -157,7 +157,7 @@ class Decoding:
 
     async def complete(
         self, prompts: Prompts, request: Request
-    ) -> tuple[list[Completion], Answers]:
+    ) -> tuple[list[Completion], TokenStream]:
         """Generate all texts of a request: (their completions in order, the closed stream).
 
         Raises RequestError.
@@ -275,7 +275,7 @@ class Decoding:
                 self.model.slots.close(text.slot)
                 text.has_slot = False
 
-    def _run(self, step: Step[TextJob]) -> list[tuple[TextJob, Event | RequestError]]:
+    def _run(self, step: ScheduledStep[TextJob]) -> list[tuple[TextJob, Event | RequestError]]:
         """Run a prompt piece or a decode step; return (text, its new token or error) of each
         text."""
         texts = step.jobs

@@ -18,13 +18,13 @@ from typing import Any
 from ... import tasks
 from ...inputs.kind import Encoded
 from ...process.niceness import give_way
-from ..model import PROMPT, TENSORS, Answer, Model, client_failure, difference
+from ..model import PROMPT, TENSORS, Answer, ServedModel, client_failure, difference
 from ..observe.metrics import Metrics
 from ..refusals import DeadlineError, DrainingError, OverloadError, RequestError
-from ..request import Place, Request, Result, Times
+from ..request import QueuePlace, Request, Result, Times
 from ..warm_up.sharing import ALONE, EQUAL
 from ..worker_threads import TOKENIZED, WorkerThreads
-from .batching import Batch, BatchJob, BatchLimits, BatchScheduler
+from .batching import BatchJob, BatchLimits, BatchScheduler, ScheduledBatch
 from .fair_queue import Refused
 
 RECHECK = 256  # one shared batch in RECHECK is verified row by row, and numbers 1, 2, 4, 8 ...
@@ -32,7 +32,7 @@ RECHECK = 256  # one shared batch in RECHECK is verified row by row, and numbers
 
 @dataclass(eq=False)
 class RowJob(BatchJob):
-    """Job of an Engine: one encoded row, or raw tensors, that a request waits for.
+    """Job of a BatchEngine: one encoded row, or raw tensors, that a request waits for.
 
     It holds the future of its answer, and the times and rows of its batch.
     """
@@ -44,7 +44,7 @@ class RowJob(BatchJob):
     batch: int = field(default=0, init=False)
 
 
-class Engine:
+class BatchEngine:
     """Engine of one model, with one thread per worker of the scheduler. Made on the event loop.
 
     say: function that logs one line
@@ -53,7 +53,7 @@ class Engine:
 
     def __init__(
         self,
-        model: Model,
+        model: ServedModel,
         scheduler: BatchScheduler[RowJob],
         metrics: Metrics,
         say: Callable[..., None],
@@ -155,7 +155,7 @@ class Engine:
             await self._finish([job], request, place)
         return _result([job])
 
-    def admit(self, client: str) -> Place:
+    def admit(self, client: str) -> QueuePlace:
         """Admit a request before it is read; return its place in the queue.
 
         Raises RequestError if every request of this client would be refused now.
@@ -165,9 +165,9 @@ class Engine:
                 self._scheduler.admit(self.clock(), client)
         except Refused as e:
             raise client_refusal(e) from None
-        return Place(client, self.leave)
+        return QueuePlace(client, self.leave)
 
-    def leave(self, place: Place) -> None:
+    def leave(self, place: QueuePlace) -> None:
         """Give a place up, unless its request has been submitted."""
         with self._ready:
             if place.open:
@@ -175,7 +175,7 @@ class Engine:
                 self._scheduler.leave(place.client)
 
     @contextmanager
-    def _placed(self, request: Request) -> Iterator[Place]:
+    def _placed(self, request: Request) -> Iterator[QueuePlace]:
         place = request.place
         if place is None or not place.open or place.leave != self.leave:
             place = self.admit(request.client)
@@ -196,7 +196,7 @@ class Engine:
         for thread in self._threads:
             await asyncio.to_thread(thread.join)
 
-    async def _finish(self, jobs: Sequence[RowJob], request: Request, place: Place) -> None:
+    async def _finish(self, jobs: Sequence[RowJob], request: Request, place: QueuePlace) -> None:
         """Submit the jobs of a request, and wait until all are answered. Raises RequestError."""
         with self._ready:
             place.open = False
@@ -282,7 +282,7 @@ class Engine:
         return alone
 
     def _deliver(
-        self, batch: Batch[RowJob], answers: Sequence[Any], start: float, end: float
+        self, batch: ScheduledBatch[RowJob], answers: Sequence[Any], start: float, end: float
     ) -> None:
         """Count a batch and hand its answers to the requests that wait; on the event loop."""
         metrics = self.metrics

@@ -81,7 +81,7 @@ J = TypeVar("J", bound=GenerationJob)
 
 
 @dataclass
-class Step(Generic[J]):
+class ScheduledStep(Generic[J]):
     """Decision of `SlotScheduler.schedule`; neither prefill nor decode where nothing is to run.
 
     prefill: job and the tokens start..stop of its prompt to read
@@ -171,9 +171,9 @@ class SlotScheduler(Generic[J]):
         for job, cost in zip(jobs, costs, strict=True):
             self.waiting.push(now, job, cost)
 
-    def schedule(self, now: float) -> Step[J]:
+    def schedule(self, now: float) -> ScheduledStep[J]:
         """Choose the next step of a free worker; `postprocess` must follow."""
-        step = Step[J](aborted=self._aborted)
+        step = ScheduledStep[J](aborted=self._aborted)
         self._aborted = []
         self._expire(now, step)
         if self.prefilling is None and self.active < self.limits.slots and self.waiting:
@@ -263,7 +263,7 @@ class SlotScheduler(Generic[J]):
         if self.waiting:
             self.waiting.refuse_overload(client, wait, self.limits.wait)
 
-    def _expire(self, now: float, step: Step[J]) -> None:
+    def _expire(self, now: float, step: ScheduledStep[J]) -> None:
         late = [j for j in self.waiting if now + self._costs.prefill(j.prompt) > j.first]
         for job in late:
             self.waiting.remove(job)

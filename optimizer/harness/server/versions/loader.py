@@ -24,7 +24,7 @@ from ..refusals import DrainingError, RequestError
 from ..scheduling.decoding import Decoding
 from ..warm_up.start import start_service
 from .mirror import Mirror
-from .trial import Terms, Trial
+from .trial import Terms, VersionTrial
 from .versions import Served, Versions
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ OpenBundle = Callable[[Path | None, ExitStack], "Bundle"]
 stack. Raises HarnessError, and OSError for files that cannot be read."""
 
 
-class Loader:
+class BundleLoader:
     """Opens, reloads and closes the bundles of a server.
 
     open_bundle: function that opens a bundle
@@ -132,7 +132,7 @@ class Loader:
             self._versions.promote(new)
             self._leave(old)
             return
-        mirror = Mirror(old, new, Trial(_terms(old, self._args)), lambda: self._end(mirror))
+        mirror = Mirror(old, new, VersionTrial(_terms(old, self._args)), lambda: self._end(mirror))
         self._mirrors[old.name] = mirror
         mirror.start()
         self._versions.set_share(new, trial)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..refusals import DeadlineError, DrainingError, OverloadError, RequestError
 from ..request import Request
-from .trial import Trial, answers_differ
+from .trial import VersionTrial, answers_differ
 
 if TYPE_CHECKING:
     from .versions import Served
@@ -31,7 +31,9 @@ class Mirror:
     ended: function that is called once, when the trial is over
     """
 
-    def __init__(self, old: Served, new: Served, trial: Trial, ended: Callable[[], None]) -> None:
+    def __init__(
+        self, old: Served, new: Served, trial: VersionTrial, ended: Callable[[], None]
+    ) -> None:
         self.old, self.new, self.trial, self._ended = old, new, trial, ended
         self.tasks = set[asyncio.Task[None]]()
 

@@ -36,7 +36,7 @@ class Terms:
     cosine: float
 
 
-class Trial:
+class VersionTrial:
     """Test of a new version while examples arrive; `verdict` is "inconclusive" until decided."""
 
     def __init__(self, terms: Terms) -> None:

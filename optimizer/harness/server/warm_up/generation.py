@@ -28,7 +28,7 @@ from ...tasks.text_generation import arrays, build_step_arrays
 from ..scheduling.prefix_cache import PrefixCache
 from ..scheduling.slots import cut_pieces
 from ..text_model import TextModel
-from .latency_model import Line, fit_line
+from .latency_model import LatencyLine, fit_line
 from .sharing import ALONE, EQUAL, PADDED
 from .warm_up import SENTENCES, Progress, silent
 
@@ -56,8 +56,8 @@ class Measurement:
     difference: float
     steady: bool
     piece: int
-    read: Line
-    step: Line
+    read: LatencyLine
+    step: LatencyLine
     compared: int
     guess_seconds: Mapping[int, float]
 
@@ -260,9 +260,9 @@ def _same(ours: Sequence[Sequence[Array]], theirs: Sequence[Sequence[Array]]) ->
 
 def _costs(
     model: TextModel, texts: Sequence[Sequence[int]], guesses: int, clock: Callable[[], float]
-) -> tuple[Line, Line]:
+) -> tuple[LatencyLine, LatencyLine]:
     """Measure steps; return (seconds of a prompt piece by tokens, seconds of a decode step by
-    texts), a fitted Line each."""
+    texts), a fitted LatencyLine each."""
     slots, room = model.slots, model.context - 2 * REPEATS - guesses
     ids = list(texts[-1]) * (1 + 4 * SMALLEST // len(texts[-1]))
     reads = []
@@ -296,7 +296,7 @@ def _costs(
     return fit_line(reads), fit_line(steps)
 
 
-def _piece(model: TextModel, read: Line, step: Line) -> int:
+def _piece(model: TextModel, read: LatencyLine, step: LatencyLine) -> int:
     """Return the tokens per prompt piece.
 
     This is the largest power of two that takes at most the time of STALL decode steps of all slots,

@@ -13,7 +13,7 @@ ENOUGH = 1.0  # seconds of a shape's runs after which no further one is timed
 
 
 @dataclass(frozen=True)
-class Line:
+class LatencyLine:
     """Seconds of a batch of one length: fixed + per_row * rows, both at least 0."""
 
     fixed: float
@@ -25,14 +25,14 @@ class Line:
 
 @dataclass(frozen=True)
 class LatencyModel:
-    """Seconds of a batch by length and rows: a Line for each measured length, ascending.
+    """Seconds of a batch by length and rows: a LatencyLine for each measured length, ascending.
 
     Between two lengths it interpolates linearly; below the smallest it is constant, above the
     largest proportional to the length.
     """
 
     lengths: tuple[int, ...]
-    lines: tuple[Line, ...]
+    lines: tuple[LatencyLine, ...]
 
     def seconds(self, length: int, rows: int) -> float:
         """Predict the seconds of a batch; never less for more rows."""
@@ -46,8 +46,8 @@ class LatencyModel:
         return below + (above - below) * (length - low) / (high - low)
 
 
-def fit_line(seconds: Sequence[tuple[int, float]]) -> Line:
-    """Fit a Line through (rows, seconds) by least squares, with both parts at least 0.
+def fit_line(seconds: Sequence[tuple[int, float]]) -> LatencyLine:
+    """Fit a LatencyLine through (rows, seconds) by least squares, with both parts at least 0.
 
     A batch then never costs more than its rows alone, and more rows never cost less. Raises
     ValueError without a measurement.
@@ -59,13 +59,13 @@ def fit_line(seconds: Sequence[tuple[int, float]]) -> Line:
     mean_time = sum(time for _, time in seconds) / count
     spread = sum((rows - mean_rows) ** 2 for rows, _ in seconds)
     if spread == 0:
-        return Line(0.0, mean_time / mean_rows)
+        return LatencyLine(0.0, mean_time / mean_rows)
     slope = sum((rows - mean_rows) * (t - mean_time) for rows, t in seconds) / spread
     slope = max(slope, 0.0)
     fixed = mean_time - slope * mean_rows
     if fixed < 0:  # then through the origin
-        return Line(0.0, sum(r * t for r, t in seconds) / sum(r * r for r, _ in seconds))
-    return Line(fixed, slope)
+        return LatencyLine(0.0, sum(r * t for r, t in seconds) / sum(r * r for r, _ in seconds))
+    return LatencyLine(fixed, slope)
 
 
 def measure_latency(

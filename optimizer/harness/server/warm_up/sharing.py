@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...inputs.kind import Encoded
-from ..model import Answer, Model, difference
+from ..model import Answer, ServedModel, difference
 
 ALONE, EQUAL, PADDED = "alone", "equal", "padded"
 LONG = 128  # tokens from which any batch has more rows of a matrix than the tile of a kernel
@@ -22,7 +22,7 @@ LONG = 128  # tokens from which any batch has more rows of a matrix than the til
 class Sharing:
     """Result of `measure_sharing`.
 
-    how: value for Model.sharing
+    how: value for ServedModel.sharing
     batches: number of batches compared
     difference: largest difference between a row's answer in a batch and its answer alone
     """
@@ -43,7 +43,7 @@ def sizes(tokens: int, rows: int) -> list[int]:
 
 
 def measure_sharing(
-    model: Model,
+    model: ServedModel,
     groups: Mapping[int, Sequence[Encoded]],
     padded: bool,
     progress: Callable[[int], None],
@@ -79,7 +79,7 @@ def measure_sharing(
 
 
 def _measure_difference(
-    model: Model, batch: Sequence[Encoded], alone: Mapping[int, Answer | Exception]
+    model: ServedModel, batch: Sequence[Encoded], alone: Mapping[int, Answer | Exception]
 ) -> float:
     """Return the largest difference between rows' answers in a batch and their answers alone."""
     answers = zip(batch, model.run(list(batch)), strict=True)

@@ -19,12 +19,12 @@ from ...generate.loop import PREFILL
 from ...process import memory
 from ...runtimes.ort.run import cores
 from ..inference import Service
-from ..model import Inputs, Model
+from ..model import RequestLimits, ServedModel
 from ..observe.metrics import Metrics, TextMetrics
 from ..options import Settings, choose_settings
 from ..scheduling.batching import BatchLimits, BatchScheduler
 from ..scheduling.decoding import Decoding
-from ..scheduling.engine import Engine
+from ..scheduling.engine import BatchEngine
 from ..scheduling.prefix_cache import PrefixCache
 from ..scheduling.slots import SlotCosts, SlotLimits, SlotScheduler
 from ..text_model import Room, TextModel
@@ -80,7 +80,7 @@ async def start_service(
                 where=f"--{option.replace('_', '-')}",
                 accepted="models for text-generation",
             )
-    model = Model(bundle, Inputs(args.max_texts, settings.rows))
+    model = ServedModel(bundle, RequestLimits(args.max_texts, settings.rows))
     if settings.workers > 1 and not model.reentrant:
         settings = _one_worker(settings, model, args, say)
     engine = await _start_batching(model, settings, args, say, off_loop)
@@ -98,7 +98,7 @@ def _progress(name: str, say: Callable[..., None]) -> Progress:
 
 
 def _one_worker(
-    settings: Settings, model: Model, args: argparse.Namespace, say: Callable[..., None]
+    settings: Settings, model: ServedModel, args: argparse.Namespace, say: Callable[..., None]
 ) -> Settings:
     """Reduce the workers to 1, for an engine that runs one batch at a time.
 
@@ -160,12 +160,12 @@ async def _start_generation(
 
 
 async def _start_batching(
-    model: Model,
+    model: ServedModel,
     settings: Settings,
     args: argparse.Namespace,
     say: Callable[..., None],
     off_loop: Callable[..., Awaitable[Any]],
-) -> Engine:
+) -> BatchEngine:
     progress = _progress(model.name, say)
     costs, sharing = await off_loop(warm_up, model, settings.rows, args.batching, progress)
     rows = 1 if model.sharing == "alone" else settings.rows
@@ -191,4 +191,4 @@ async def _start_batching(
     )
     labels = {"model": model.name, "version": model.version}
     metrics = Metrics(labels, tasks.longest(model.contract))
-    return Engine(model, BatchScheduler(limits, costs.seconds), metrics, say, args.model_nice)
+    return BatchEngine(model, BatchScheduler(limits, costs.seconds), metrics, say, args.model_nice)

@@ -9,7 +9,7 @@ from functools import partial
 from ... import tasks
 from ...errors import BundleError
 from ...inputs.kind import Encoded
-from ..model import Model
+from ..model import ServedModel
 from .latency_model import REPEATS, LatencyModel, measure_latency
 from .sharing import ALONE, PADDED, Sharing, measure_sharing, sizes
 
@@ -31,7 +31,7 @@ def silent(step: str, number: int, of: int, seconds: float | None) -> None:
     """Report no progress."""
 
 
-class Steps:
+class WarmUpProgress:
     """Progress of a warm-up, whose steps each run one kind and length.
 
     tokens: {(kind, length): tokens that the step runs}, in order
@@ -58,7 +58,7 @@ class Steps:
         self._progress(f"{kind}: length {length}", at + 1, len(keys), seconds)
 
 
-def lengths_of(model: Model) -> list[int]:
+def lengths_of(model: ServedModel) -> list[int]:
     """List the lengths to time: of images 1, of texts those of `lengths`."""
     texts, own = model.contract.texts, lengths(tasks.longest(model.contract))
     return own if texts is None else [*own, *lengths(texts.text.max_length)]
@@ -73,7 +73,7 @@ def lengths(longest: int) -> list[int]:
     return [*some, longest]
 
 
-def rows_of(model: Model, length: int, count: int) -> list[Encoded]:
+def rows_of(model: ServedModel, length: int, count: int) -> list[Encoded]:
     """Encode `count` different inputs of `length` tokens; images: the neutral inputs of `bench`."""
     kind, encoder = model.task.inputs, model.predictor.encoder
     if not kind.size and length == 1:
@@ -89,9 +89,9 @@ def rows_of(model: Model, length: int, count: int) -> list[Encoded]:
 
 
 def warm_up(
-    model: Model, rows: int, sharing: str, progress: Progress = silent
+    model: ServedModel, rows: int, sharing: str, progress: Progress = silent
 ) -> tuple[LatencyModel, Sharing]:
-    """Measure the model and set Model.sharing; return (latency of batches, measured sharing).
+    """Measure the model and set ServedModel.sharing; return (latency of batches, measured sharing).
 
     rows: maximum rows per batch
     sharing: "exact", share batches if no answer changes; "padded", always; "alone", never
@@ -107,7 +107,7 @@ def warm_up(
     counts = sorted({1, max(1, rows // 2), rows})
     runs[TIME] = dict.fromkeys(groups, REPEATS * sum(counts))
     tokens = {(kind, n): n * count for kind, many in runs.items() for n, count in many.items()}
-    steps = Steps(tokens, progress)
+    steps = WarmUpProgress(tokens, progress)
     for length, group in groups.items():
         steps.start(CHECK, length)
         _self_check(model, group[0])
@@ -124,7 +124,7 @@ def warm_up(
     return costs, how
 
 
-def _self_check(model: Model, row: Encoded) -> None:
+def _self_check(model: ServedModel, row: Encoded) -> None:
     """Raise BundleError if a row is not answered, or gets another answer in a second run."""
     answer = model.run([row])[0]
     if isinstance(answer, Exception):

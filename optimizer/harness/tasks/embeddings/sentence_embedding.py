@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...embedding_settings import FLOAT, Layer
+from ...embedding_settings import FLOAT, LayerAfterPooling
 from ...errors import BundleError, InputError
 from ...inputs.batch import Array, Batch
 from ...inputs.text import TEXT
@@ -118,7 +118,7 @@ def _apply_layers(contract: Contract, vectors: Array) -> Array:
     return vectors
 
 
-def _dense(layer: Layer, vectors: Array, arrays: list[Array]) -> Array:
+def _dense(layer: LayerAfterPooling, vectors: Array, arrays: list[Array]) -> Array:
     weight = arrays[0]
     out = np.stack([weight @ row for row in vectors])
     if layer.bias:
@@ -130,7 +130,7 @@ def _dense(layer: Layer, vectors: Array, arrays: list[Array]) -> Array:
     return np.asarray(out)
 
 
-def _layer_norm(_: Layer, vectors: Array, arrays: list[Array]) -> Array:
+def _layer_norm(_: LayerAfterPooling, vectors: Array, arrays: list[Array]) -> Array:
     """Compute torch.nn.LayerNorm, in float64 and rounded once."""
     weight, bias = arrays
     x = vectors.astype(np.float64)
@@ -139,7 +139,7 @@ def _layer_norm(_: Layer, vectors: Array, arrays: list[Array]) -> Array:
     return np.asarray((x / deviation * weight + bias).astype(np.float32))
 
 
-LAYERS: Mapping[str, Callable[[Layer, Array, list[Array]], Array]] = {
+LAYERS: Mapping[str, Callable[[LayerAfterPooling, Array, list[Array]], Array]] = {
     "dense": _dense,
     "layer_norm": _layer_norm,
     "normalize": lambda _layer, vectors, _arrays: normalize(vectors),

@@ -7,8 +7,8 @@ from typing import Any
 from optimizer.package.report import plots
 from optimizer.package.report.comparison import (
     Document,
-    Entry,
-    Row,
+    TableEntry,
+    TableRow,
     baseline,
     build_cell,
     divide,
@@ -26,7 +26,7 @@ from optimizer.package.report.figures import (
     plain,
     times,
 )
-from optimizer.package.report.view import Card, Table, line
+from optimizer.package.report.view import Card, ReportTable, line
 
 
 def is_generation(report: Document) -> bool:
@@ -47,13 +47,13 @@ def _minus(value: Any) -> Any:
     return value if number is None else -number
 
 
-def quality_rows(report: Document) -> list[Row]:
+def quality_rows(report: Document) -> list[TableRow]:
     """Return rows on perplexity and on agreement of predictions and generated text."""
     section = get_part(report, "quality")
     before, after = get_part(section, "baseline"), get_part(section, "candidate")
     value, bounds = cost(report)
     rows = [
-        Row(
+        TableRow(
             "Perplexity",
             build_cell(before.get("value"), plain, before.get("interval")),
             build_cell(after.get("value"), plain, after.get("interval")),
@@ -68,17 +68,17 @@ def quality_rows(report: Document) -> list[Row]:
         figure = get_part(section, key)
         if figure:
             entry = build_cell(figure.get("value"), write, figure.get("interval"))
-            rows.append(Row(name, Entry(""), entry))
+            rows.append(TableRow(name, TableEntry(""), entry))
     common = get_part(section, "divergence")
     if common:
-        entry = Entry(
+        entry = TableEntry(
             f"{plain(common.get('mean'))} tokens", f"of {plain(common.get('new_tokens'))} written"
         )
-        rows.append(Row("Same text, on average", Entry(""), entry))
+        rows.append(TableRow("Same text, on average", TableEntry(""), entry))
     return rows
 
 
-def latency_rows(report: Document) -> list[Row]:
+def latency_rows(report: Document) -> list[TableRow]:
     """Return rows per batch x prompt: first token, next token, tokens per second."""
     rows = []
     for cell in get_parts(get_part(report, "speed"), "cells"):
@@ -91,25 +91,25 @@ def latency_rows(report: Document) -> list[Row]:
         ):
             for p in percentiles:
                 before, after = (get_part(s, key) for s in both)
-                moved = Entry(times(divide(after.get(p), before.get(p))))
+                moved = TableEntry(times(divide(after.get(p), before.get(p))))
                 known = get_part(get_part(cell, "ratio"), key)
                 if p == "p50" and "median" in known:
                     moved = build_cell(known["median"], times, known.get("interval"))
                 a, b = (build_cell(e.get(p), ms, e.get(f"{p}_interval")) for e in (before, after))
-                rows.append(Row(f"{name} {p}, {where}", a, b, moved))
+                rows.append(TableRow(f"{name} {p}, {where}", a, b, moved))
         rates = [s.get("tokens_per_second") for s in both]
         rows.append(
-            Row(
+            TableRow(
                 f"Tokens/s, {where}",
-                Entry(plain(rates[0])),
-                Entry(plain(rates[1])),
-                Entry(times(divide(rates[1], rates[0]))),
+                TableEntry(plain(rates[0])),
+                TableEntry(plain(rates[1])),
+                TableEntry(times(divide(rates[1], rates[0]))),
             )
         )
     return rows
 
 
-def agreement(section: Document) -> tuple[Table, ...]:
+def agreement(section: Document) -> tuple[ReportTable, ...]:
     """Return one folded table of KL, equal next tokens and equal texts; () if not measured."""
     body: list[tuple[str, str, str]] = []
     figures: list[tuple[str, str, Writer]] = [
@@ -134,7 +134,7 @@ def agreement(section: Document) -> tuple[Table, ...]:
         body.append(("Greedy texts alike to the end", percent(common.get("identical")), ""))
     title = "Agreement with float"
     lines = tuple(tuple(line(text) for text in row) for row in body)
-    return (Table(title, (title, "", "Interval"), lines, (1, 2), fold=title),) if body else ()
+    return (ReportTable(title, (title, "", "Interval"), lines, (1, 2), fold=title),) if body else ()
 
 
 def latency(report: Document, recipe: Any) -> tuple[Card, ...]:
@@ -167,5 +167,5 @@ def _latency(cell: Document, target: str, recipe: Any) -> Card:
         f"interleaved rounds; {plain(cell.get('new_tokens'))} tokens were written in "
         "each, and the table has the time from one to the next.",
         plots.latency(drawn, f"First token, {where}"),
-        tables=(Table(title, heads, tuple(body), tuple(range(1, 7)), stacked=True),),
+        tables=(ReportTable(title, heads, tuple(body), tuple(range(1, 7)), stacked=True),),
     )

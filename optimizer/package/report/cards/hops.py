@@ -13,8 +13,8 @@ from optimizer.package.report.view import (
     Card,
     Line,
     Paragraph,
+    ReportTable,
     Span,
-    Table,
     figures,
     line,
     not_drawn,
@@ -45,7 +45,7 @@ def ledger(report: Document) -> Card:
     ran = [h for h in hops if not _not_run(h)]
     lost = [str(h.get("hop")) for h in ran if finite(_distance(h)) is None]
     heads = ("Hop", "Distance", "Limit", "Judged over", "Largest difference", "Lowest cosine")
-    table = Table(
+    table = ReportTable(
         "Ledger",
         heads,
         tuple(_row(h) for h in hops),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from optimizer.package.report import plots
 from optimizer.package.report.comparison import Document, get_part, get_parts
 from optimizer.package.report.figures import NOT_MEASURED, finite
-from optimizer.package.report.view import Card, Line, Paragraph, Table, line
+from optimizer.package.report.view import Card, Line, Paragraph, ReportTable, line
 
 TITLES = {"recover": "Recovery of the smaller model", "qat": "Quantization-aware training"}
 
@@ -33,7 +33,7 @@ def _card(training: Document) -> Card:
         "were kept.",
         plots.curve(points, best, title),
         paragraphs=(Paragraph(line(f"Stopped early: {stopped}"), "hint"),) if stopped else (),
-        tables=(Table("Losses on held-out texts", ("", "Before", "After"), body, (1, 2)),),
+        tables=(ReportTable("Losses on held-out texts", ("", "Before", "After"), body, (1, 2)),),
     )
 
 

@@ -10,8 +10,8 @@ from optimizer.package.report.comparison import (
     SYSTEMS,
     TORCH,
     Document,
-    Entry,
-    Row,
+    TableEntry,
+    TableRow,
     baseline,
     explain_missing,
     format_length,
@@ -40,8 +40,8 @@ from optimizer.package.report.view import (
     Card,
     Line,
     Paragraph,
+    ReportTable,
     Span,
-    Table,
     badge,
     figure,
     figures,
@@ -76,16 +76,16 @@ def comparison(report: Document, recipe: Any) -> Card:
     title = f"Float against {name}"
     heads = ("", "Float", name[0].upper() + name[1:], "Change")
     body = tuple(_compared(row) for row in build_rows(report))
-    return Card(title, hint, tables=(Table(title, heads, body, (1, 2, 3), stacked=True),))
+    return Card(title, hint, tables=(ReportTable(title, heads, body, (1, 2, 3), stacked=True),))
 
 
-def _compared(row: Row) -> tuple[Line, ...]:
+def _compared(row: TableRow) -> tuple[Line, ...]:
     if row.unmeasured:
         return line(row.name), line(figure(row.before.text), ": ", row.before.note)
     return line(row.name), *(_write(e) for e in (row.before, row.after, row.change))
 
 
-def _write(entry: Entry) -> Line:
+def _write(entry: TableEntry) -> Line:
     return line(figure(entry.text), *small(entry.note))
 
 
@@ -147,12 +147,12 @@ def _rows_judged(report: Document, place: str, name: str) -> list[str]:
     return sentences
 
 
-def _cosines(section: Document) -> tuple[Table, ...]:
+def _cosines(section: Document) -> tuple[ReportTable, ...]:
     cosine, write = get_part(section, "cosine"), level("cosine")
     shown = [k for k in ("mean", "p01", "min") if k in cosine]
     body = tuple((line(k), *figures(write(cosine.get(k)))) for k in shown)
     title = "Cosine to float"
-    return (Table(title, (title, ""), body, (1,), fold=title),) if body else ()
+    return (ReportTable(title, (title, ""), body, (1,), fold=title),) if body else ()
 
 
 def _cells(report: Document) -> list[tuple[str, Document]]:
@@ -190,7 +190,9 @@ def _latency(where: str, cell: Document, target: str, recipe: Any) -> Card:
     if first != TORCH and torch in systems:  # too slow for the scale of the others
         hint += f" {torch} is in the table."
     drawn = {n: e for n, e in systems.items() if first == TORCH or n != torch}
-    table = Table(title, ("", *percentiles), body, (1, 2, 3, 4), stacked=True, fold=AS_A_TABLE)
+    table = ReportTable(
+        title, ("", *percentiles), body, (1, 2, 3, 4), stacked=True, fold=AS_A_TABLE
+    )
     return Card(
         title,
         hint,
@@ -221,7 +223,7 @@ def _stages(where: str, cell: Document, report: Document, recipe: Any) -> Card:
     drawn = {n: {k: finite(v) or 0.0 for k, v in s.items()} for n, s in timings.items()}
     lost = [f"{n} {k}" for n, s in timings.items() for k in names if finite(s.get(k)) is None]
     label = f"Stages, {where}"
-    table = Table(
+    table = ReportTable(
         label,
         ("", *names),
         tuple((line(n), *figures(*(ms(s.get(k)) for k in names))) for n, s in timings.items()),
@@ -255,7 +257,7 @@ def gates(report: Document) -> Card:
     hint = "Requirements of the recipe, failures first. Measured is what the sentence below a "
     hint += "gate's name states, with its interval, all of which must keep Limit for a pass."
     heads = ("Gate", "", "Measured", "Limit")
-    return Card(title, hint, tables=(Table(title, heads, tuple(body), (2, 3), stacked=True),))
+    return Card(title, hint, tables=(ReportTable(title, heads, tuple(body), (2, 3), stacked=True),))
 
 
 def modules(report: Document) -> Card:
@@ -277,7 +279,7 @@ def modules(report: Document) -> Card:
     if floats:
         hint += f" {floats} without a figure are in the table."
     heads = ("Module", "Output error", "Weight error", "Saturation")
-    table = Table(
+    table = ReportTable(
         title,
         heads,
         tuple(_module(m) for m in entries),

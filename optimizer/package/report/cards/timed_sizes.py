@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from optimizer.package.report.comparison import Document, Entry, Row, divide, get_part, get_parts
+from optimizer.package.report.comparison import (
+    Document,
+    TableEntry,
+    TableRow,
+    divide,
+    get_part,
+    get_parts,
+)
 from optimizer.package.report.figures import NOT_MEASURED, finite, interval, ms, plain, times, whole
-from optimizer.package.report.view import Card, Line, Table, figures, line
+from optimizer.package.report.view import Card, Line, ReportTable, figures, line
 
 SIZES = {"blocks": "Blocks", "ffn": "Neurons", "heads": "Key/value heads"}
 
 
-def gain_rows(report: Document) -> list[Row]:
+def gain_rows(report: Document) -> list[TableRow]:
     """Return one row on the speedup over the unreduced model; [] if it was not timed."""
     gain = get_part(get_part(report, "speed"), "gain")
     if not gain:
@@ -21,11 +28,11 @@ def gain_rows(report: Document) -> list[Row]:
     note = f"{_bounds(gain) or NOT_MEASURED}; goal {plain(gain.get('goal'))}"
     length = plain(gain.get("sequence", gain.get("prompt")))
     return [
-        Row(
+        TableRow(
             f"Gain, batch {plain(gain.get('batch'))} × {length}",
-            Entry(ms(p50.get("unreduced")), f"whole, {_precision(gain)}"),
-            Entry(ms(p50.get("candidate"))),
-            Entry(f"{times(reached)} as fast", note),
+            TableEntry(ms(p50.get("unreduced")), f"whole, {_precision(gain)}"),
+            TableEntry(ms(p50.get("candidate"))),
+            TableEntry(f"{times(reached)} as fast", note),
         )
     ]
 
@@ -74,7 +81,7 @@ def sizes(report: Document) -> tuple[Card, ...]:
         )
     title = "Speed of smaller models"
     numbers = tuple(range(len(kinds) + 4))
-    return (Card(title, hint, tables=(Table(title, heads, tuple(body), numbers),)),)
+    return (Card(title, hint, tables=(ReportTable(title, heads, tuple(body), numbers),)),)
 
 
 def _distance(reduced: Document, sizes: Document) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from optimizer.package.report.comparison import Document, get_part, get_parts
 from optimizer.package.report.figures import interval, level, size, whole
-from optimizer.package.report.view import Card, Line, Table, figure, figures, line, small
+from optimizer.package.report.view import Card, Line, ReportTable, figure, figures, line, small
 
 
 def build_cards(report: Document) -> tuple[Card, ...]:
@@ -33,7 +33,7 @@ def build_cards(report: Document) -> tuple[Card, ...]:
     body = [first, *(_form(form) for form in get_parts(section, "forms"))]
     heads = ("Vector", "Bytes", f"Recall@{k}", "nDCG@10", "Recall, not rescored", "nDCG")
     title = "Search with these vectors"
-    return (Card(title, hint, tables=(Table(title, heads, tuple(body), (1, 2, 3, 4, 5)),)),)
+    return (Card(title, hint, tables=(ReportTable(title, heads, tuple(body), (1, 2, 3, 4, 5)),)),)
 
 
 def _form(form: Document) -> tuple[Line, ...]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from optimizer.harness.contract import Contract
-from optimizer.harness.embedding_settings import Layer
+from optimizer.harness.embedding_settings import LayerAfterPooling
 from optimizer.validate.ledger.pieces.roundoff import UNIT, bound_deviations
 
 U = UNIT["fp32"]
@@ -48,7 +48,7 @@ def compute_vectors(source: Contract, hidden: Tensor, mask: Tensor) -> Bounded:
         tensors = [torch.from_numpy(a).double() for a in arrays]
         value, bound = LAYERS[layer.kind](layer, value, bound, tensors)
     if source.normalize:
-        value, bound = _normalize(Layer("normalize"), value, bound, [])
+        value, bound = _normalize(LayerAfterPooling("normalize"), value, bound, [])
     return value[:, : settings.dimensions], bound[:, : settings.dimensions]
 
 
@@ -103,7 +103,9 @@ def _product(value: Tensor, bound: Tensor, weight: Tensor) -> Bounded:
     return value @ weight.T, bound @ weight.abs().T + wide * U * size
 
 
-def _dense(layer: Layer, value: Tensor, bound: Tensor, tensors: list[Tensor]) -> Bounded:
+def _dense(
+    layer: LayerAfterPooling, value: Tensor, bound: Tensor, tensors: list[Tensor]
+) -> Bounded:
     out, error = _product(value, bound, tensors[0])
     if layer.bias:
         out = out + tensors[1]
@@ -119,7 +121,9 @@ def _dense(layer: Layer, value: Tensor, bound: Tensor, tensors: list[Tensor]) ->
     return out, error * (1 + 8 * U)  # roundings of values that already have an error
 
 
-def _layer_norm(layer: Layer, value: Tensor, bound: Tensor, tensors: list[Tensor]) -> Bounded:
+def _layer_norm(
+    layer: LayerAfterPooling, value: Tensor, bound: Tensor, tensors: list[Tensor]
+) -> Bounded:
     weight, bias = tensors
     out = functional.layer_norm(value, (layer.inputs,), weight, bias)
     scaled = functional.layer_norm(value, (layer.inputs,))
@@ -129,7 +133,9 @@ def _layer_norm(layer: Layer, value: Tensor, bound: Tensor, tensors: list[Tensor
     return out, weight.abs() * moved / deviation * (1 + 1e-3) + U * out.abs()
 
 
-def _normalize(_: Layer, value: Tensor, bound: Tensor, _tensors: list[Tensor]) -> Bounded:
+def _normalize(
+    _: LayerAfterPooling, value: Tensor, bound: Tensor, _tensors: list[Tensor]
+) -> Bounded:
     norm = value.norm(dim=1, keepdim=True)
     # the norm has its terms' errors and a sum of squares' own; division rounds once more
     terms = bound_deviations(len(value), value.shape[-1]) * value.shape[-1] ** 0.5 + 3
@@ -138,7 +144,7 @@ def _normalize(_: Layer, value: Tensor, bound: Tensor, _tensors: list[Tensor]) -
     return value, bound / norm + value.abs() * relative
 
 
-LAYERS: Mapping[str, Callable[[Layer, Tensor, Tensor, list[Tensor]], Bounded]] = {
+LAYERS: Mapping[str, Callable[[LayerAfterPooling, Tensor, Tensor, list[Tensor]], Bounded]] = {
     "dense": _dense,
     "layer_norm": _layer_norm,
     "normalize": _normalize,

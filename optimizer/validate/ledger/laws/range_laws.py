@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from optimizer.compress.methods.activations.activation_ranges import (
-    Histogram,
+    MagnitudeHistogram,
     clip_range,
     compute_excess_loss,
     get_chooser,
@@ -102,7 +102,7 @@ class RangeLaw:
             self._choose = get_chooser(method.range, method.percentile, method.is_symmetric)
             self._only_ends = method.range == "minmax"
         self._readers = SharedInputs(state, self.modules)
-        self._seen = [{m: Histogram() for m in self.modules} for _ in range(4)]
+        self._seen = [{m: MagnitudeHistogram() for m in self.modules} for _ in range(4)]
         self._channels = {kind: _ChannelEnds() for kind in (COMMON, FLOAT)}
         self._doubtful: tuple[str, ...] = ()
         self._complete = False  # the float inputs of doubtful modules, on all batches
@@ -143,7 +143,7 @@ class RangeLaw:
         self._complete = True
         return self._doubtful
 
-    def _moved(self, measure: _Measure) -> float:
+    def _moved(self, measure: _RangeDistance) -> float:
         """Return the limit: the upper tolerance bound of the distances between ranges chosen on
         float and on quantized inputs, over all tensors."""
         moved = []
@@ -176,7 +176,7 @@ class RangeLaw:
         beyond = torch.stack([stored.low - common[0], common[1] - stored.high])
         return bool((beyond.flatten().sort().values <= 2 * moved + resolution).all())
 
-    def _moved_alone(self, measure: _Measure, module: str) -> float:
+    def _moved_alone(self, measure: _RangeDistance, module: str) -> float:
         """Return the distance that the range of `module` may have from the range of the finished
         model's inputs: twice the distance of the float model's, over all batches; 0 before those
         inputs are known."""
@@ -188,7 +188,7 @@ class RangeLaw:
         return 2 * measure.far(finished, measure.choose(floats), measure.choose(finished))
 
     def _beyond(
-        self, measure: _Measure, bound: float, ranges: Mapping[str, Range]
+        self, measure: _RangeDistance, bound: float, ranges: Mapping[str, Range]
     ) -> list[tuple[float, str, str]]:
         """Return (distance over its limit, module, problem) of each range beyond its limit.
 
@@ -242,7 +242,7 @@ class _ChannelEnds:
 
 
 @dataclass(frozen=True)
-class _Measure:
+class _RangeDistance:
     """A way to measure the distance of two ranges on one histogram.
 
     unit: unit of the distance in messages
@@ -252,43 +252,47 @@ class _Measure:
     """
 
     unit: str  # words behind the distance in a message
-    choose: Callable[[Histogram], Range]  # range whose movement by quantized inputs sets the limit
-    far: Callable[[Histogram, Range, Range], float]  # distance of a range to the chosen one
-    resolution: Callable[[Histogram, Range], float]  # smallest distance that counts
+    choose: Callable[
+        [MagnitudeHistogram], Range
+    ]  # range whose movement by quantized inputs sets the limit
+    far: Callable[
+        [MagnitudeHistogram, Range, Range], float
+    ]  # distance of a range to the chosen one
+    resolution: Callable[[MagnitudeHistogram, Range], float]  # smallest distance that counts
 
 
-def _measures(method: Activations) -> tuple[_Measure, ...]:
+def _measures(method: Activations) -> tuple[_RangeDistance, ...]:
     """List the distances that judge a method: that of the ends, or for a searched range that of the
     loss. The entropy loss reads magnitudes only, so its ends are also compared with the observed
     ends, as far as the range's own limit allows."""
     name = method.range
     choose = get_chooser(name, method.percentile, method.is_symmetric)
 
-    def ends(_: Histogram, stored: Range, best: Range) -> float:
+    def ends(_: MagnitudeHistogram, stored: Range, best: Range) -> float:
         return _apart(stored, best)
 
-    def beside(histogram: Histogram, best: Range) -> float:
+    def beside(histogram: MagnitudeHistogram, best: Range) -> float:
         others = list_neighbours(name, histogram, best)
         return max(compute_excess_loss(name, histogram, other, best) for other in others)
 
-    def seen(histogram: Histogram) -> Range:
+    def seen(histogram: MagnitudeHistogram) -> Range:
         return minmax(histogram, method.is_symmetric)
 
-    def cut(histogram: Histogram, stored: Range, _: Range) -> float:
+    def cut(histogram: MagnitudeHistogram, stored: Range, _: Range) -> float:
         limit = max(-stored.low, stored.high)
         return _apart(stored, clip_range(histogram, method.is_symmetric, limit))
 
     loss = partial(compute_excess_loss, name)
     if not is_searched(name):
-        return (_Measure("of its width", choose, ends, _resolution),)
+        return (_RangeDistance("of its width", choose, ends, _resolution),)
     if name == "mse":
         words = "(root of the share by which the squared error is larger)"
-        return (_Measure(words, choose, loss, beside),)
-    nats = _Measure("(root of the nats lost)", choose, loss, beside)
-    return nats, _Measure("of its width", seen, cut, _resolution)
+        return (_RangeDistance(words, choose, loss, beside),)
+    nats = _RangeDistance("(root of the nats lost)", choose, loss, beside)
+    return nats, _RangeDistance("of its width", seen, cut, _resolution)
 
 
-def _resolution(histogram: Histogram, chosen: Range) -> float:
+def _resolution(histogram: MagnitudeHistogram, chosen: Range) -> float:
     """Return the width of a histogram bin plus that of an integer step, as a share of the range's
     width."""
     return histogram.width / _width(chosen) + 1 / 255

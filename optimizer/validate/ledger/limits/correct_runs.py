@@ -1,6 +1,6 @@
 """Limits from correct runs of this model on a sample of the ledger's inputs and its longest text.
 
-    Samples, models -> CorrectRuns -> Spread: {output: limit}
+    LedgerSamples, models -> CorrectRuns -> Spread: {output: limit}
 
 Every limit on a distance end to end, or between two linear modules, is one of these. The runs of
 one model in one arithmetic are made once, and stay on disk: monte_carlo.py makes them, spread.py
@@ -34,7 +34,7 @@ NEAR_TOKENS = 32  # likeliest tokens, among which rounding may change the choice
 
 
 @dataclass(frozen=True)
-class Samples:
+class LedgerSamples:
     """The ledger's batches, and the sample on which graphs are cut and correct runs are made."""
 
     batches: Sequence[Batch]  # the usual batches
@@ -102,7 +102,7 @@ class TorchModel:
 
 
 @dataclass(frozen=True)
-class _Compared:
+class _ComparedTrace:
     """A trace of the sample, and the place in a run of the outputs that are compared with it."""
 
     trace: Trace
@@ -120,7 +120,7 @@ class CorrectRuns:
 
     def __init__(
         self,
-        samples: Samples,
+        samples: LedgerSamples,
         models: Mapping[str, TorchModel],
         arithmetic: Callable[..., Arithmetic],
     ) -> None:
@@ -224,7 +224,7 @@ class CorrectRuns:
     def _traces_from_the_start(self) -> list[Trace]:
         return [p.trace for p in self._parts("state") if not p.past]
 
-    def _parts(self, kind: str, *, extremes: bool = True) -> list[_Compared]:
+    def _parts(self, kind: str, *, extremes: bool = True) -> list[_ComparedTrace]:
         """List the parts of runs to compare.
 
         extremes: True to include the longest text, which graphs run end to end only
@@ -235,8 +235,8 @@ class CorrectRuns:
         if extremes:
             chosen += model.extremes()[-1:]
         chosen, cuts = self._samples.continuations(chosen, model.graph)
-        complete = [_Compared(t, i, 0) for i, t in enumerate(chosen)]
-        return complete + [_Compared(chosen[i].continued(past), i, past) for i, past in cuts]
+        complete = [_ComparedTrace(t, i, 0) for i, t in enumerate(chosen)]
+        return complete + [_ComparedTrace(chosen[i].continued(past), i, past) for i, past in cuts]
 
     def _runs(self, kind: str, arithmetic: Arithmetic) -> list[list[Mapping[str, Array]]]:
         key = (kind, _describe(arithmetic))
@@ -311,7 +311,7 @@ def _seeds(key: tuple[str, Arithmetic | str], count: int) -> range:
     return range(first, first + count)
 
 
-def _select(run: Run, parts: Sequence[_Compared]) -> list[Mapping[str, Array]]:
+def _select(run: Run, parts: Sequence[_ComparedTrace]) -> list[Mapping[str, Array]]:
     """Return {output: array} of each part: the tokens from number `past` on; of a KV cache all
     tokens."""
     return [_from_token(run[p.batch], p.past) for p in parts]

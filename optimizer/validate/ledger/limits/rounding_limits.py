@@ -141,7 +141,7 @@ def gptq(quantize: Quantize, _calibrate: Calibrate | None, _bits: int) -> Method
 
 def autoround(quantize: Quantize, _calibrate: Calibrate | None, bits: int) -> MethodLimits:
     """Bounds of AutoRound: steps against the sign of a gradient, which shrink linearly to 0."""
-    count, rates = quantize.autoround.steps, rounding_learned.Rates()
+    count, rates = quantize.autoround.steps, rounding_learned.StepSizes()
     steps = (count + 1) / 2
     # the latent starts between the weight and the nearest integer, moves, and is rounded
     latent = (1 - rounding_learned.OFFSET) / 2 + steps * (rates.integers or 1 / count)
@@ -152,7 +152,7 @@ def autoround(quantize: Quantize, _calibrate: Calibrate | None, bits: int) -> Me
 
 def scale_tuning(quantize: Quantize, calibrate: Calibrate | None, _bits: int) -> MethodLimits:
     """Bounds of scale tuning: Adam moves by at most its rate (Kingma and Ba 2015, section 2.1)."""
-    options, rates = quantize.scale_tuning, scales_tuned.Rates()
+    options, rates = quantize.scale_tuning, scales_tuned.LearningRates()
     windows = options.generated + options.samples
     windows += 0 if calibrate is None else calibrate.samples + calibrate.generated
     per_epoch = math.ceil(windows / options.batch_size)

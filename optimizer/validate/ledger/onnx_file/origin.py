@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 
 from optimizer.validate.ledger.distance import Distance
-from optimizer.validate.ledger.entry import MEASURED, Entry
+from optimizer.validate.ledger.entry import MEASURED, LedgerEntry
 from optimizer.validate.ledger.limits.spread import Spread
 from optimizer.validate.materials import Materials
 
@@ -23,7 +23,7 @@ def has_origin(m: Materials) -> bool:
     return (m.source / FILE).is_file()
 
 
-def origin(m: Materials) -> Entry:
+def origin(m: Materials) -> LedgerEntry:
     """Hop `origin`: report the comparison of `load`, for the output nearest to its limit."""
     document = json.loads((m.source / FILE).read_text(encoding="utf-8"))
     outputs = document["outputs"]
@@ -34,7 +34,7 @@ def origin(m: Materials) -> Entry:
     nearest = max(outputs, key=lambda name: worst[name] / limits[name])
     of = outputs[nearest]
     measured = Distance(of["relative_l2"], of["max_abs"], of["cosine"], of["worst_example"])
-    return Entry(
+    return LedgerEntry(
         "origin",
         document["name"],
         limits[nearest],

@@ -22,7 +22,7 @@ from optimizer.model.architectures.operands import find_attention
 from optimizer.validate.ledger.distance import Array
 from optimizer.validate.ledger.pieces.pieces import Linear
 from optimizer.validate.ledger.pieces.quantizer import Quantizer
-from optimizer.validate.ledger.pieces.roundoff import UNIT, Product, Rows
+from optimizer.validate.ledger.pieces.roundoff import UNIT, MatrixRows, ModuleProduct
 from optimizer.validate.materials import Materials
 
 
@@ -54,11 +54,11 @@ def read_float_graph(m: Materials) -> Callable[[str], Linear]:
     float."""
 
     def linear(module: str) -> Linear:
-        def product() -> Product:
+        def product() -> ModuleProduct:
             weight = _stored(m.folded_parameters[f"{module}.weight"].flatten(1), m.precision)
             bias = m.folded_bias(module)
             stored = None if bias is None else _stored(bias, m.precision)
-            return Product(weight, stored, m.precision, filters=m.filters(module))
+            return ModuleProduct(weight, stored, m.precision, filters=m.filters(module))
 
         return Linear(None, product)
 
@@ -88,14 +88,14 @@ def _quantized(m: Materials, module: str, fused: bool) -> Linear:
     mode, factor = m.state.activations_of(module), m.state.factor_of(module)
     coarse = m.precision != "fp32"
 
-    def values() -> tuple[Rows, Array | None]:
+    def values() -> tuple[MatrixRows, Array | None]:
         return Dequantized(m.state.weight_of(module)), compute_stored_bias(m, module)
 
-    def weight_only() -> Product:
+    def weight_only() -> ModuleProduct:
         weight = Dequantized(m.state.weight_of(module), factor)
         block = m.kernel_blocks.get(module, 0) if fused and not coarse else 0
         rounded = (1 + (factor is not None)) * coarse
-        return Product(
+        return ModuleProduct(
             weight,
             compute_stored_bias(m, module),
             m.precision,
@@ -107,7 +107,9 @@ def _quantized(m: Materials, module: str, fused: bool) -> Linear:
     if mode is None:
         return Linear(None, weight_only)
     if mode == "token":
-        return Linear(per_token(factor), lambda: Product(*values(), m.precision, integer=True))
+        return Linear(
+            per_token(factor), lambda: ModuleProduct(*values(), m.precision, integer=True)
+        )
     quantizer = _static(m, module, fused)
     float_kernels = (m.inspected.get("inspected") or {}).get("wider", [])
     integer = fused and not coarse and module not in float_kernels
@@ -116,7 +118,7 @@ def _quantized(m: Materials, module: str, fused: bool) -> Linear:
         filters = replace(filters, padding=(0, 0), extra_padding=NO_EXTRA)
     return Linear(
         quantizer,
-        lambda: Product(
+        lambda: ModuleProduct(
             *values(),
             m.precision,
             # ORT fuses an integer Conv only before another quantizer, which no piece has
@@ -137,7 +139,7 @@ def _static(m: Materials, module: str, fused: bool) -> Quantizer:
     return quantizer
 
 
-def _no_product() -> Product:
+def _no_product() -> ModuleProduct:
     raise ValueError("inputs of a residual add are not multiplied")
 
 

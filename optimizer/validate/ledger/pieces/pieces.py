@@ -1,6 +1,6 @@
 """Run a graph's pieces on the tensors that torch computed at the cuts, and judge each alone.
 
-    graph, edges, traces, references -> [Piece]
+    graph, edges, traces, references -> [JudgedPiece]
 
     quantizer    float input -> integers, integer by integer (quantizer.py)
     arithmetic   the same integers -> output, element by element (roundoff.py)
@@ -36,7 +36,7 @@ from optimizer.validate.ledger.breach import write_breach
 from optimizer.validate.ledger.distance import WHOLE, Array
 from optimizer.validate.ledger.pieces import layout, quantizer, roundoff
 from optimizer.validate.ledger.pieces.quantizer import Judgement, Quantizer, ReferenceIntegers
-from optimizer.validate.ledger.pieces.roundoff import Product
+from optimizer.validate.ledger.pieces.roundoff import ModuleProduct
 from optimizer.validate.ledger.trace import Trace
 
 WORST = 3  # elements that a piece names
@@ -64,7 +64,7 @@ class Element:
 
 
 @dataclass(frozen=True)
-class Piece:
+class JudgedPiece:
     """One part of a graph that was judged alone, with its distance from the reference."""
 
     module: str
@@ -118,10 +118,10 @@ class Linear:
     """Reference of a linear module of a graph: its quantizer and its product."""
 
     quantizer: Quantizer | None  # reference of its input; None where that stays float
-    read: Callable[[], Product]  # function that reads its product's weight
+    read: Callable[[], ModuleProduct]  # function that reads its product's weight
 
     @property
-    def product(self) -> Product:
+    def product(self) -> ModuleProduct:
         return self.read()
 
 
@@ -139,7 +139,7 @@ class Opener:
     behind_quantizers: bool = False
 
 
-class Graph(OrtRunner):
+class GraphRunner(OrtRunner):
     """Runner of a graph or a piece of one, whose KV cache may be empty. It raises an error of ONNX
     Runtime during a run as HarnessError, so a damaged graph fails its hop and not the complete
     proof."""
@@ -156,11 +156,11 @@ class Graph(OrtRunner):
             super().run_bound(binding, graph)
 
 
-AS_WRITTEN = Opener(lambda model: Graph(model, threads=1, fuse=False, mapped=True))
+AS_WRITTEN = Opener(lambda model: GraphRunner(model, threads=1, fuse=False, mapped=True))
 """In ONNX Runtime, operator by operator as the file has them."""
-FUSED = Opener(lambda model: Graph(model, threads=1, fuse=True))
+FUSED = Opener(lambda model: GraphRunner(model, threads=1, fuse=True))
 """In ONNX Runtime's fused kernels."""
-FUSED_FLOAT = Opener(lambda model: Graph(model, threads=1, fuse=True, mapped=True))
+FUSED_FLOAT = Opener(lambda model: GraphRunner(model, threads=1, fuse=True, mapped=True))
 """In ONNX Runtime's fused kernels, for a float graph, whose weights are left in their file."""
 
 
@@ -203,9 +203,9 @@ def judge_quantizers(
     linear: Callable[[str], Linear],
     work: Path,
     opener: Opener,
-) -> list[Piece]:
-    """Run the quantizers of a graph alone and return a Piece for each quantized tensor, named after
-    the first module that reads it.
+) -> list[JudgedPiece]:
+    """Run the quantizers of a graph alone and return a JudgedPiece for each quantized tensor, named
+    after the first module that reads it.
 
     model: the graph
     at: edges of the modules to judge
@@ -255,11 +255,11 @@ def _integer(at: tuple[int, int], integers: Array, reference: ReferenceIntegers)
     return Element(at[0], at[1], real, float(integers[at]), delta)
 
 
-def _quantizer_piece(module: str, judged: list[Judgement], worst: Element | None) -> Piece:
+def _quantizer_piece(module: str, judged: list[Judgement], worst: Element | None) -> JudgedPiece:
     whole = quantizer.merge(judged)
     limit = "every integer the reference's, but one step beside rounding ties"
     at = () if worst is None else (worst,)
-    return Piece(module, "quantizer", whole.ratio, limit, at, whole.counts)
+    return JudgedPiece(module, "quantizer", whole.ratio, limit, at, whole.counts)
 
 
 def _inputs(
@@ -315,8 +315,8 @@ def judge_products(
     linear: Callable[[str], Linear],
     work: Path,
     opener: Opener,
-) -> list[Piece]:
-    """Run the linear modules of a graph alone and return a Piece for each: `arithmetic` from
+) -> list[JudgedPiece]:
+    """Run the linear modules of a graph alone and return a JudgedPiece for each: `arithmetic` from
     integers to the output, or `product` where the input stays float. The arguments are those of
     judge_quantizers."""
     keys = {id(edge): key for edge, key in number_uses(at)}
@@ -373,7 +373,7 @@ def _multiply(
 
 
 def find_furthest(
-    x: roundoff.Floats, output: Array, product: Product, inputs: roundoff.Floats | None = None
+    x: roundoff.Floats, output: Array, product: ModuleProduct, inputs: roundoff.Floats | None = None
 ) -> list[tuple[float, Element]]:
     """Return (|error| / bound, element) of the WORST elements of an output.
 
@@ -397,11 +397,11 @@ def find_furthest(
     return sorted(far, key=lambda f: -f[0])[:WORST]
 
 
-def _product_piece(module: str, far: list[tuple[float, Element]], linear: Linear) -> Piece:
+def _product_piece(module: str, far: list[tuple[float, Element]], linear: Linear) -> JudgedPiece:
     far = sorted(far, key=lambda f: -f[0])[:WORST]
     name = "product" if linear.quantizer is None else "arithmetic"
     elements = tuple(e for _, e in far)
-    return Piece(module, name, far[0][0] if far else 0.0, linear.product.limit, elements)
+    return JudgedPiece(module, name, far[0][0] if far else 0.0, linear.product.limit, elements)
 
 
 def judge_between(
@@ -411,9 +411,9 @@ def judge_between(
     limits: Mapping[str, float],
     work: Path,
     opener: Opener,
-) -> list[Piece]:
+) -> list[JudgedPiece]:
     """Run the operators before each linear module and before each output, a decoder's KV cache
-    included, on torch's outputs of linear modules, and return a Piece for each.
+    included, on torch's outputs of linear modules, and return a JudgedPiece for each.
 
     limits: {"<module>:input:<use>" or name of an output: limit of the distance}
 
@@ -445,7 +445,7 @@ def judge_between(
             for label, of_trace in each.items():
                 apart.setdefault(label, []).extend(of_trace)
     return [
-        Piece(
+        JudgedPiece(
             label.removesuffix(":0"),
             "between",
             max(compare_lengths(each), default=0.0) / limits[label],

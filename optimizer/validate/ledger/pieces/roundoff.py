@@ -41,7 +41,7 @@ def bound_deviations(sums: int, terms: int) -> float:
     return math.sqrt(2 * math.log(2 * max(sums, 1) * max(terms, 1) / MISSED))
 
 
-class Rows(Protocol):
+class MatrixRows(Protocol):
     """A matrix (out, in) that is read by slices of rows: an array, or one computed on demand."""
 
     @property
@@ -51,10 +51,10 @@ class Rows(Protocol):
 
 
 @dataclass(frozen=True)
-class Product:
+class ModuleProduct:
     """A product y = x weight^T + bias of a module, with the roundings that its kernel makes."""
 
-    weight: Rows  # (out, in), exact
+    weight: MatrixRows  # (out, in), exact
     bias: Array | None  # (out,) as stored, or None
     out: str  # type of the product and the result
     integer: bool = False  # sums are of integers, so exact, and only the epilogue rounds
@@ -96,7 +96,7 @@ class Product:
         return f"{sums} of {self.weight.shape[1]}{more}, result in {self.out}: bound per element"
 
 
-def compute_parts(x: Floats, product: Product) -> Iterator[tuple[slice, Floats, Floats]]:
+def compute_parts(x: Floats, product: ModuleProduct) -> Iterator[tuple[slice, Floats, Floats]]:
     """Yield (slice of outputs, exact result, bound) for a few outputs at a time; results and bounds
     are (tokens, outputs) float64.
 
@@ -126,7 +126,11 @@ def compute_ratio(value: Floats, exact: Floats, bound: Floats) -> Floats:
 
 
 def _bound(
-    x: Floats, product: Product, sums: tuple[Floats, Floats], wide: float, coarse: Floats | None
+    x: Floats,
+    product: ModuleProduct,
+    sums: tuple[Floats, Floats],
+    wide: float,
+    coarse: Floats | None,
 ) -> Floats:
     """Compute the bound (tokens, outputs) of the error of a product.
 

@@ -139,7 +139,9 @@ def precision(images: Sequence[Found], ious: int, added: tuple[float, float] = (
     counts = _right(images)
     rarest = int(np.argmin(np.where(counts.any(0), counts.sum(0), np.inf)))
     labels = [
-        _Label(images, int(label), counts[:, label], ious, added if label == rarest else (0, 0))
+        _LabelObjects(
+            images, int(label), counts[:, label], ious, added if label == rarest else (0, 0)
+        )
         for label in np.flatnonzero(counts.any(0))
     ]
 
@@ -160,7 +162,7 @@ def _right(images: Sequence[Found]) -> Floats:
     ).astype(np.float64)
 
 
-class _Label:
+class _LabelObjects:
     """The objects of one label in all images, the most probable first."""
 
     def __init__(

@@ -28,7 +28,7 @@ def corrected_bias(hidden: Tensor, covered: Range) -> Tensor:
     model.block = Block()
     q = QuantLinear(torch.eye(4), torch.zeros(4), "tensor", covered)
     real = torch.ones(hidden.shape[:2], dtype=torch.bool)
-    stream = walk.Stream([hidden], [real], [[walk.Use("block", (), {})]])
+    stream = walk.CalibrationStream([hidden], [real], [[walk.BlockUse("block", (), {})]])
     group = walk.BlockGroup(model, FAMILIES["bert"], stream, range(1), ("block",), {})
     biases, corrections, _ = correct(group, {"block.linear": q})
     assert torch.equal(corrections["block.linear.bias"], biases["block.linear.bias"])
@@ -52,8 +52,8 @@ def test_of_a_convolution_the_mean_is_that_of_all_places_and_images() -> None:
     q = QuantConvolution(convolution.weight.flatten(1) + 0.25, convolution, None, None)
     model, images = nn.Module(), torch.rand(4, 2, 6, 5)
     model.block = nn.Sequential(convolution)
-    stream = walk.Stream(
-        [images], [torch.ones(4, 1, dtype=torch.bool)], [[walk.Use("block", (), {})]]
+    stream = walk.CalibrationStream(
+        [images], [torch.ones(4, 1, dtype=torch.bool)], [[walk.BlockUse("block", (), {})]]
     )
     group = walk.BlockGroup(model, FAMILIES["resnet"], stream, range(1), ("block",), {})
     biases, _, _ = correct(group, {"block.0": q})

@@ -9,7 +9,7 @@ from torch import Tensor
 from optimizer.compress.methods.activations.activation_ranges import (
     BINS,
     Channels,
-    Histogram,
+    MagnitudeHistogram,
     compute_excess_loss,
     entropy,
     get_chooser,
@@ -26,14 +26,14 @@ from tests.conftest import heavy_tailed
 METHODS = ("minmax", "percentile", "entropy", "mse")
 
 
-def histogram_of(*parts: Tensor) -> Histogram:
-    h = Histogram()
+def histogram_of(*parts: Tensor) -> MagnitudeHistogram:
+    h = MagnitudeHistogram()
     for part in parts:
         h.update(part)
     return h
 
 
-def same(a: Histogram, b: Histogram) -> bool:
+def same(a: MagnitudeHistogram, b: MagnitudeHistogram) -> bool:
     return torch.equal(a.counts, b.counts) and (a.exponent, a.low, a.high) == (
         b.exponent,
         b.low,
@@ -181,7 +181,7 @@ def test_a_range_far_from_the_best_is_worse_than_those_tried_beside_it(
 
 def test_minmax_needs_the_extremes_only() -> None:
     rows = heavy_tailed((64, 32), 3)
-    counted, extended = Histogram(), Histogram()
+    counted, extended = MagnitudeHistogram(), MagnitudeHistogram()
     counted.update(rows)
     extended.extend(rows)
     assert minmax(extended, symmetric=False) == minmax(counted, symmetric=False)

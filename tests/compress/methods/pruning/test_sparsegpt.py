@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from optimizer.compress.methods.pruning.magnitude import magnitude
-from optimizer.compress.methods.pruning.sparsegpt import Pruned, sparsegpt
+from optimizer.compress.methods.pruning.sparsegpt import PrunedMatrix, sparsegpt
 from optimizer.compress.methods.pruning.support import (
     CLOSE,
     rechoose_units,
@@ -85,7 +85,7 @@ def test_with_uncorrelated_inputs_sparsegpt_s_mask_is_wanda_s() -> None:
 def test_more_rounds_never_raise_the_error(pattern: Pattern) -> None:
     weight, hessian = layer(seed=6)
 
-    def error(made: Pruned) -> float:
+    def error(made: PrunedMatrix) -> float:
         return output_error(weight - made.values, damped(hessian))
 
     errors = [

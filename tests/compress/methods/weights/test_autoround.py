@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from optimizer.compress.methods.weights import autoround
 from optimizer.compress.methods.weights.autoround import (
-    Rates,
-    Samples,
+    BlockSamples,
+    StepSizes,
     learn_rounding,
 )
 from optimizer.compress.methods.weights.rtn import rtn
@@ -50,20 +50,20 @@ class Block(nn.Module):
         return made
 
 
-def samples(block: Block, batches: int = 8, seed: int = 0) -> Samples:
+def samples(block: Block, batches: int = 8, seed: int = 0) -> BlockSamples:
     """Inputs of unequal size and correlated, as a model's are; nothing is padding."""
     generator = torch.Generator().manual_seed(seed)
     mix = torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(3)) / WIDTH**0.5
     hidden = [torch.randn(2, 16, WIDTH, generator=generator) @ mix for _ in range(batches)]
     with torch.no_grad():
         target = [block(x) for x in hidden]
-    return Samples(hidden, target, [torch.ones(2, 16, dtype=torch.bool)] * batches)
+    return BlockSamples(hidden, target, [torch.ones(2, 16, dtype=torch.bool)] * batches)
 
 
 def learn(
     block: Block,
     scheme: Scheme,
-    data: Samples,
+    data: BlockSamples,
     *,
     steps: int = 120,
     norm_weights: bool = False,
@@ -92,7 +92,7 @@ def start_of(block: Block, scheme: Scheme) -> dict[str, QTensor]:
     return {n: rtn(getattr(block, n).weight.detach(), scheme) for n in ("up", "down")}
 
 
-def off(block: Block, weights: dict[str, QTensor], data: Samples) -> float:
+def off(block: Block, weights: dict[str, QTensor], data: BlockSamples) -> float:
     """Squared error of the block's output with other weights, over the target's energy."""
     copy = Block()
     copy.up.weight = nn.Parameter(weights["up"].dequantize())
@@ -130,7 +130,7 @@ def test_it_also_helps_on_inputs_it_was_not_given() -> None:
 def test_steps_that_only_do_harm_leave_the_start() -> None:
     block = Block()
     learned = learn(
-        block, SCHEMES[0], samples(block), steps=4, rates=Rates(integers=3.0, scales=1.0)
+        block, SCHEMES[0], samples(block), steps=4, rates=StepSizes(integers=3.0, scales=1.0)
     )
     assert learned.after == learned.before
     assert torch.equal(
@@ -218,7 +218,7 @@ def test_a_convolution_learns_as_the_matrix_of_its_filters() -> None:
     kept = {n: p.detach().clone() for n, p in block.state_dict().items()}
     hidden = [heavy_tailed((2, 8, 6, 5), 40 + i) for i in range(8)]
     with torch.no_grad():
-        data = Samples(hidden, [block(x) for x in hidden])
+        data = BlockSamples(hidden, [block(x) for x in hidden])
     modules = {"depthwise": block.depthwise, "project": block.project}
     weights = {name: module.weight.detach().flatten(1) for name, module in modules.items()}
     start = {name: rtn(weight, Scheme(4)) for name, weight in weights.items()}
@@ -240,6 +240,6 @@ def test_a_convolution_learns_as_the_matrix_of_its_filters() -> None:
 def test_a_scale_moves_what_the_largest_integer_stands_for_no_further_than_in_4_bits(
     bits: int,
 ) -> None:
-    rates, highest = Rates(), 2 ** (bits - 1) - 1
+    rates, highest = StepSizes(), 2 ** (bits - 1) - 1
     assert rates.scale_rate(highest) * highest <= rates.scales * 7 * (1 + 1e-12)
     assert rates.scale_rate(7) == rates.scales

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from optimizer.compress.methods.weights.factorization import Factorization, factorize, permute
-from optimizer.compress.methods.weights.gptq import Rounded, gptq
+from optimizer.compress.methods.weights.gptq import RoundedMatrix, gptq
 from optimizer.compress.methods.weights.hessian import (
     aim_at_float,
     output_error,
@@ -36,7 +36,7 @@ SCHEMES = [
 ]
 
 
-def with_constant(name: str, value: int, *arguments: Any) -> Rounded:
+def with_constant(name: str, value: int, *arguments: Any) -> RoundedMatrix:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(f"optimizer.compress.methods.weights.gptq.{name}", value)
         return gptq(*arguments)

@@ -10,7 +10,11 @@ from torch import Tensor, nn
 
 from optimizer.compress.methods.precision.language_model import Batch, LanguageModel
 from optimizer.compress.methods.weights.rtn import rtn
-from optimizer.compress.methods.weights.scale_tuning import Rates, Training, tune_scales
+from optimizer.compress.methods.weights.scale_tuning import (
+    LearningRates,
+    TuningSettings,
+    tune_scales,
+)
 from optimizer.compress.methods.weights.tuned import Tuned
 from optimizer.foundation.qtensor import Scheme
 from optimizer.foundation.sections.method_options import ScaleTuningOptions
@@ -67,8 +71,8 @@ def tuned(model: Tiny, scheme: Scheme = SCHEMES[0], **changed: Any) -> Tuned:
     start = {name: rtn(m.weight.detach(), scheme) for name, m in linears.items()}
     data = {"batches": batches(12), "held_out": batches(4, seed=1)}
     data |= {name: changed.pop(name) for name in data if name in changed}
-    rates = changed.pop("rates", Rates(4e-3, 4e-3))
-    training = Training(rates, changed.pop("dtype", torch.float32))
+    rates = changed.pop("rates", LearningRates(4e-3, 4e-3))
+    training = TuningSettings(rates, changed.pop("dtype", torch.float32))
     options = ScaleTuningOptions(**{"epochs": 6} | changed)
     whole = LanguageModel(model, model.embedding, linears, norm_weights)
     return tune_scales(whole, start, data["batches"], data["held_out"], options, training)
@@ -112,7 +116,7 @@ def test_the_codes_stay() -> None:
 
 
 def test_steps_that_only_do_harm_leave_the_start() -> None:
-    made = tuned(Tiny(), rates=Rates(2.0, 2.0))
+    made = tuned(Tiny(), rates=LearningRates(2.0, 2.0))
     assert made.after == made.before
     assert all(torch.equal(g, torch.ones(WIDTH)) for g in made.norm_weights.values())
 

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from optimizer.harness.runtimes.openvino.run import OpenVinoRunner
-from optimizer.validate.ledger.entry import Entry
+from optimizer.validate.ledger.entry import LedgerEntry
 from tests.harness.runtimes.extreme_products import EXACT, X, write
 
 OFF = "times as far off as rounding allows"
@@ -32,7 +32,9 @@ def saturate() -> bool:
             return not np.array_equal(runner.infer({"x": X})["y"], EXACT)
 
 
-def misjudged(entries: Iterable[Entry], integers: bool = True) -> list[tuple[str, Sequence[str]]]:
+def misjudged(
+    entries: Iterable[LedgerEntry], integers: bool = True
+) -> list[tuple[str, Sequence[str]]]:
     """Return the wrong verdicts of the ledger on a clean run, by hop.
 
     Every hop holds, except the engine's of a run with `integers` where sums saturate, which is

@@ -16,7 +16,7 @@ from optimizer.harness.server.caches import pairs
 from optimizer.harness.server.caches.false_hits import (
     ChosenThreshold,
     FalseHitLimit,
-    Pair,
+    QuestionPair,
     Vectors,
     choose_threshold,
     min_questions,
@@ -32,9 +32,9 @@ def at(similarity: float) -> Vectors:
     return np.array([similarity, math.sqrt(1 - similarity**2)], np.float32)
 
 
-def asked(similarities: list[float]) -> tuple[list[Pair], dict[str, Vectors]]:
+def asked(similarities: list[float]) -> tuple[list[QuestionPair], dict[str, Vectors]]:
     """As many questions, none of them the entry's."""
-    some = [Pair(i, f"question {i}", ENTRY, False) for i in range(len(similarities))]
+    some = [QuestionPair(i, f"question {i}", ENTRY, False) for i in range(len(similarities))]
     vectors = {p.text: at(s) for p, s in zip(some, similarities, strict=True)}
     return some, {**vectors, ENTRY: at(1.0)}
 
@@ -90,7 +90,7 @@ def known(*labelled: tuple[str, str, bool]) -> ChosenThreshold:
     """With thirty questions that are like nothing, beside these, whose texts are alike by their
     numbers."""
     some, vectors = asked([-1.0] * 30)
-    some += [Pair(100 + i, *pair) for i, pair in enumerate(labelled)]
+    some += [QuestionPair(100 + i, *pair) for i, pair in enumerate(labelled)]
     for text in {t for a, b, _ in labelled for t in (a, b)}:
         vectors[text] = at(float(text.split()[-1]))
     return choose_threshold(some, vectors, TERMS)
@@ -137,7 +137,7 @@ def test_a_line_that_is_no_pair_is_named(tmp_path: Path, line: str) -> None:
     with pytest.raises(InputError, match="line 3"):
         pairs.read(file)
     file.write_text(json.dumps(right))
-    assert pairs.read(file) == [Pair(1, "a", "b", True)]
+    assert pairs.read(file) == [QuestionPair(1, "a", "b", True)]
 
 
 def test_same_is_true_or_false(tmp_path: Path) -> None:

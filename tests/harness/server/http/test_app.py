@@ -17,8 +17,8 @@ from optimizer.harness.server.http.app import App
 from optimizer.harness.server.http.hosts import Hosts
 from optimizer.harness.server.http.request import Security
 from optimizer.harness.server.refusals import OverloadError
-from optimizer.harness.server.request import Place
-from optimizer.harness.server.scheduling.engine import Engine
+from optimizer.harness.server.request import QueuePlace
+from optimizer.harness.server.scheduling.engine import BatchEngine
 from tests.harness.server.serving import Client, Reply, on_server
 
 TEXTS = ["good", "a good film", "bad", "film film film", "a bad film", "good good good bad"]
@@ -329,10 +329,10 @@ def test_each_request_is_admitted_once_and_has_no_place_when_it_has_ended(made: 
 
     async def test(client: Client) -> None:
         service = client.app.first_service()
-        assert isinstance(service.engine, Engine)
-        places, admit = list[Place](), service.engine.admit
+        assert isinstance(service.engine, BatchEngine)
+        places, admit = list[QueuePlace](), service.engine.admit
 
-        def counted(address: str) -> Place:
+        def counted(address: str) -> QueuePlace:
             places.append(admit(address))
             return places[-1]
 

@@ -10,7 +10,7 @@ import pytest
 
 from optimizer.harness.server.http.app import App
 from optimizer.harness.server.http.request import Security
-from optimizer.harness.server.http.server import HEAD, Server
+from optimizer.harness.server.http.server import HEAD, HttpServer
 from optimizer.harness.server.inference import Service
 from optimizer.harness.server.observe.metrics import Metrics
 from optimizer.harness.server.versions.versions import Served
@@ -35,7 +35,7 @@ def on_port(
     test: Callable[[int], Awaitable[None]], app: Any = echo, seconds: float = 5.0, most: int = 10
 ) -> None:
     async def run() -> None:
-        server = Server(app, seconds, most, most)
+        server = HttpServer(app, seconds, most, most)
         await server.start("127.0.0.1", 0)
         try:
             await test(server.port)
@@ -165,7 +165,7 @@ def test_closing_lets_a_request_that_runs_end() -> None:
         await echo(scope, receive, send)
 
     async def run() -> None:
-        server = Server(slow, 5.0, 10, 10)
+        server = HttpServer(slow, 5.0, 10, 10)
         await server.start("127.0.0.1", 0)
         answer = asyncio.create_task(exchanged(server.port, b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"))
         await started.wait()

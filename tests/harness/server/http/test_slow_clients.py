@@ -16,7 +16,7 @@ from starlette.routing import Route
 from optimizer.harness.server.http.app import App
 from optimizer.harness.server.http.connections import RATE, Connections, client_of, seconds_for
 from optimizer.harness.server.http.request import HttpRequest, Security
-from optimizer.harness.server.http.server import Server
+from optimizer.harness.server.http.server import HttpServer
 from tests.harness.server.http.test_server import echo
 
 SECONDS = 0.6
@@ -35,7 +35,7 @@ def on_server(
     seconds: float = SECONDS,
 ) -> None:
     async def run() -> None:
-        server = Server(app, seconds, most, of_client)
+        server = HttpServer(app, seconds, most, of_client)
         await server.start("127.0.0.1", 0)
         try:
             async with asyncio.timeout(30):

@@ -10,7 +10,7 @@ import pytest
 
 from optimizer.harness.bundle.bundle import Bundle
 from optimizer.harness.errors import InputError
-from optimizer.harness.server.model import Model
+from optimizer.harness.server.model import ServedModel
 from optimizer.harness.server.refusals import DrainingError
 from optimizer.harness.server.request import Request
 from optimizer.harness.server.scheduling import engine as engines
@@ -23,7 +23,7 @@ FOREVER = float("inf")
 class Slow:
     """A model that runs when it may; rows by their texts, in the order in which they ran."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: ServedModel) -> None:
         self.run, self.ran, self.go = model.run, list[Any](), threading.Event()
         self.started = threading.Event()
 

@@ -14,10 +14,10 @@ import pytest
 from optimizer.harness.server.scheduling.fair_queue import Refused
 from optimizer.harness.server.scheduling.slots import (
     GenerationJob,
+    ScheduledStep,
     SlotCosts,
     SlotLimits,
     SlotScheduler,
-    Step,
     cut_pieces,
 )
 
@@ -40,7 +40,7 @@ class Simulation:
     expired: dict[GenerationJob, float] = field(default_factory=dict)
     most: int = 0
     tokens: dict[GenerationJob, int] = field(default_factory=dict)
-    turns: list[Step] = field(default_factory=list)
+    turns: list[ScheduledStep] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.scheduler = SlotScheduler(self.limits, COSTS, WHOLE)
@@ -54,7 +54,7 @@ class Simulation:
         self.scheduler.submit(self.now, [job])
         return job
 
-    def turn(self) -> Step:
+    def turn(self) -> ScheduledStep:
         turn = self.scheduler.schedule(self.now)
         self.turns.append(turn)
         self.expired |= dict.fromkeys(turn.expired, self.now)

@@ -14,8 +14,8 @@ from optimizer.harness.bundle.bundle import Bundle
 from optimizer.harness.errors import InputError
 from optimizer.harness.server.http.app import App
 from optimizer.harness.server.http.request import Security
-from optimizer.harness.server.http.server import Server
-from optimizer.harness.server.versions.loader import Loader
+from optimizer.harness.server.http.server import HttpServer
+from optimizer.harness.server.versions.loader import BundleLoader
 from tests.harness.server.serving import Client, parsed
 from tests.package.bundles.small_bundle import edited
 
@@ -66,7 +66,7 @@ async def loading(
     app = App(Security(token=token), say)
     args = parsed("--rows", "2", *words, *(w for b in beside for w in ("--beside", str(b))))
     args.bundle = bundle
-    loader = Loader(opened, args, app.versions, say)
+    loader = BundleLoader(opened, args, app.versions, say)
     try:
         await loader.start()
         app.load = loader.load
@@ -120,7 +120,7 @@ def test_requests_over_a_socket_are_moved_to_a_new_version_and_none_is_lost(
     tensor = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["a good film"]}
 
     async def test(client: Client, app: App) -> None:
-        server = Server(app, 5.0, 50, 50)
+        server = HttpServer(app, 5.0, 50, 50)
         await server.start("127.0.0.1", 0)
         versions, ending = list[str](), asyncio.Event()
 

@@ -11,7 +11,7 @@ from optimizer.harness.server.versions.paired_test import Verdict, judge_exactly
 from optimizer.harness.server.versions.trial import (
     FIRST,
     Terms,
-    Trial,
+    VersionTrial,
     allowed_error,
     answers_differ,
 )
@@ -82,7 +82,7 @@ def test_the_limits_are_those_of_the_gates_test(examples: int) -> None:
 
 
 def test_it_looks_after_each_doubling_alone_and_ends_with_its_verdict() -> None:
-    trial = Trial(Terms(0.2, 0.9, 1.0))
+    trial = VersionTrial(Terms(0.2, 0.9, 1.0))
     verdicts = []
     for _ in range(200):
         trial.add(False)
@@ -97,7 +97,7 @@ def test_it_looks_after_each_doubling_alone_and_ends_with_its_verdict() -> None:
 
 def test_a_trial_that_cannot_decide_ends_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trials, "MOST", 4 * FIRST)
-    trial = Trial(Terms(0.5, 0.999, 1.0))
+    trial = VersionTrial(Terms(0.5, 0.999, 1.0))
     for i in range(4 * FIRST):
         trial.add(i % 2 == 0)
     assert trial.over

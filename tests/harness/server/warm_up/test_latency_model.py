@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optimizer.harness.server.warm_up.latency_model import (
+    LatencyLine,
     LatencyModel,
-    Line,
     fit_line,
     measure_latency,
 )
@@ -28,7 +28,7 @@ def test_a_batch_costs_no_more_than_its_rows_alone_and_no_less_than_fewer_rows(
 
 
 def test_a_length_between_two_lies_between_their_times() -> None:
-    costs = LatencyModel((8, 16), (Line(1.0, 1.0), Line(3.0, 2.0)))
+    costs = LatencyModel((8, 16), (LatencyLine(1.0, 1.0), LatencyLine(3.0, 2.0)))
     assert [costs.seconds(n, 2) for n in (1, 8, 12, 16, 32)] == [3.0, 3.0, 5.0, 7.0, 14.0]
 
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from optimizer.harness.bundle.bundle import Bundle
-from optimizer.harness.server.model import Inputs, Model, difference
+from optimizer.harness.server.model import RequestLimits, ServedModel, difference
 from optimizer.harness.server.warm_up.sharing import sizes
 from optimizer.harness.server.warm_up.warm_up import (
     CHECK,
     COMPARE,
     TIME,
-    Steps,
+    WarmUpProgress,
     lengths,
     rows_of,
     warm_up,
@@ -23,11 +23,11 @@ from optimizer.harness.server.warm_up.warm_up import (
 
 
 @pytest.fixture
-def model(made: Path) -> Model:
-    return Model(Bundle(made), Inputs(8))
+def model(made: Path) -> ServedModel:
+    return ServedModel(Bundle(made), RequestLimits(8))
 
 
-def mixed(model: Model, scale: float) -> None:
+def mixed(model: ServedModel, scale: float) -> None:
     """Let each row depend on its batch, as dynamic quantization per tensor does."""
     infer = model.predictor.infer
 
@@ -39,7 +39,7 @@ def mixed(model: Model, scale: float) -> None:
     model.predictor = replace(model.predictor, infer=mixing)
 
 
-def test_rows_of_equal_length_share_a_batch_where_that_changes_no_bit(model: Model) -> None:
+def test_rows_of_equal_length_share_a_batch_where_that_changes_no_bit(model: ServedModel) -> None:
     _, sharing = warm_up(model, 4, "exact")
     assert (sharing.how, sharing.difference, model.sharing) == ("equal", 0.0, "equal")
     short, long = (rows_of(model, n, 1)[0] for n in (8, 9))
@@ -47,7 +47,7 @@ def test_rows_of_equal_length_share_a_batch_where_that_changes_no_bit(model: Mod
     assert model.bucket(short) == model.bucket(rows_of(model, 8, 2)[1])
 
 
-def test_rows_run_alone_where_a_batch_changes_them(model: Model) -> None:
+def test_rows_run_alone_where_a_batch_changes_them(model: ServedModel) -> None:
     model.contract = replace(model.contract, normalize=False)
     model.predictor = replace(model.predictor, contract=model.contract)
     mixed(model, 1e-3)
@@ -57,7 +57,9 @@ def test_rows_run_alone_where_a_batch_changes_them(model: Model) -> None:
     assert model.bucket(row) != model.bucket(row)
 
 
-def test_padded_rows_share_batches_of_like_length_and_the_difference_is_said(model: Model) -> None:
+def test_padded_rows_share_batches_of_like_length_and_the_difference_is_said(
+    model: ServedModel,
+) -> None:
     model.contract = replace(model.contract, normalize=False)
     model.predictor = replace(model.predictor, contract=model.contract)
     mixed(model, 1e-3)
@@ -68,7 +70,7 @@ def test_padded_rows_share_batches_of_like_length_and_the_difference_is_said(mod
     assert model.bucket(rows_of(model, 9, 1)[0])[1] >= 9
 
 
-def test_texts_to_warm_up_with_have_the_length_and_differ(model: Model) -> None:
+def test_texts_to_warm_up_with_have_the_length_and_differ(model: ServedModel) -> None:
     for length in lengths(32):
         rows = rows_of(model, length, 4)
         assert [row.size for row in rows] == [length] * 4
@@ -97,7 +99,7 @@ def test_long_inputs_are_compared_in_fewer_batches() -> None:
 def test_steps_tell_the_time_left_from_the_tokens_that_were_run() -> None:
     now, told = 0.0, list[tuple[str, int, int, float | None]]()
     tokens = {(CHECK, 8): 16, (CHECK, 32): 64, (COMPARE, 8): 80, (TIME, 8): 40}
-    steps = Steps(tokens, lambda *step: told.append(step), lambda: now)
+    steps = WarmUpProgress(tokens, lambda *step: told.append(step), lambda: now)
     for kind, length in tokens:
         steps.start(kind, length)
         now += 2.0

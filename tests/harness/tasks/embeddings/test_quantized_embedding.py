@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from optimizer.harness.embedding_settings import TYPES, Quantized
+from optimizer.harness.embedding_settings import TYPES, QuantizedVectors
 from optimizer.harness.errors import BundleError
 from optimizer.harness.tasks.embeddings.quantized_embedding import quantize
 
@@ -38,6 +38,6 @@ def test_vectors_are_quantized_as_the_library_does(kind: str, width: int) -> Non
 )
 def test_forms_that_cannot_be_given_are_refused(fields: dict[str, object], words: str) -> None:
     whole = {"types": ("int8",), "dimensions": (2,), "ranges": {"2": ((0.0, 0.0), (1.0, 1.0))}}
-    Quantized(**whole)  # type: ignore[arg-type]
+    QuantizedVectors(**whole)  # type: ignore[arg-type]
     with pytest.raises(BundleError, match=words):
-        Quantized(**{**whole, **fields})  # type: ignore[arg-type]
+        QuantizedVectors(**{**whole, **fields})  # type: ignore[arg-type]

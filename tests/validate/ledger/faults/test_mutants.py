@@ -13,7 +13,7 @@ import torch
 from optimizer.foundation.state import Range
 from optimizer.harness import tasks
 from optimizer.validate.ledger import hops, ledger
-from optimizer.validate.ledger.entry import Entry
+from optimizer.validate.ledger.entry import LedgerEntry
 from optimizer.validate.materials import Materials
 from tests.validate.ledger.faults import mutations as m
 from tests.validate.ledger.faults.mutations import KEY, NORM, OUTPUT, QUERY
@@ -104,7 +104,7 @@ MUTANTS: dict[str, tuple[str, str, m.Edit]] = {
 }  # fmt: skip
 
 
-def assert_caught(materials: Any, planted: str, first: str = "load") -> Entry:
+def assert_caught(materials: Any, planted: str, first: str = "load") -> LedgerEntry:
     """The hops from `first` to the planted one hold, and it does not."""
     names = [hop.__name__ for hop in ledger.HOPS]
     for hop in ledger.HOPS[names.index(first) :]:

@@ -8,7 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from optimizer.compress.methods.activations.activation_ranges import Histogram, get_chooser, minmax
+from optimizer.compress.methods.activations.activation_ranges import (
+    MagnitudeHistogram,
+    get_chooser,
+    minmax,
+)
 from optimizer.foundation.state import CompressedState, Range
 from optimizer.recipe.schema import Activations
 from optimizer.validate.ledger.laws.calibration_laws import (
@@ -44,14 +48,14 @@ def noisy(rows: Tensor, seed: int, by: float = 0.01) -> Tensor:
 
 
 def minmax_of(rows: Tensor) -> Range:
-    histogram = Histogram()
+    histogram = MagnitudeHistogram()
     histogram.extend(rows)
     return minmax(histogram, symmetric=False)
 
 
 @cache
 def chosen(section: Activations, module: int) -> Range:
-    histogram = Histogram()
+    histogram = MagnitudeHistogram()
     histogram.update(noisy(inputs(module), 1000 + module))
     return get_chooser(section.range, section.percentile, section.symmetric)(histogram)
 
@@ -128,7 +132,7 @@ def test_a_range_that_one_token_sets_is_judged_by_its_movement_over_all_batches(
     ranges = {f"layer.{i}:input": chosen(section, i) for i in range(12)}
     outlier = inputs(0).clone()
     outlier[-1] *= 3
-    histogram = Histogram()
+    histogram = MagnitudeHistogram()
     histogram.update(outlier)
     kept = get_chooser(section.range, section.percentile, section.symmetric)(histogram)
     ranges["layer.0:input"] = Range(kept.low * wrong, kept.high * wrong)

@@ -12,7 +12,7 @@ from torch import nn
 
 from optimizer.compress.methods.weights.autoround import (
     Block,
-    Samples,
+    BlockSamples,
     learn_rounding,
 )
 from optimizer.compress.methods.weights.rtn import list_scales, rtn
@@ -130,7 +130,7 @@ def test_learning_what_has_nothing_to_do_with_a_weight_keeps_to_the_limit(scheme
     layer.weight = nn.Parameter(WEIGHT.clone())
     x = heavy_tailed((4, 16, 128), 7)
     target = x @ heavy_tailed((128, 64), 8) * 10
-    data = Samples([x], [target], [torch.ones(4, 16, dtype=torch.bool)])
+    data = BlockSamples([x], [target], [torch.ones(4, 16, dtype=torch.bool)])
     block = Block(lambda _i, x: layer(x), {"layer": layer}, {"layer": WEIGHT}, {})
     options = AutoroundOptions(steps=steps)
     start = rtn(WEIGHT, scheme)

@@ -24,7 +24,7 @@ from optimizer.harness.runtimes.ort.slots import OrtSlots
 from optimizer.harness.tasks import text_generation
 from optimizer.validate.estimate import ARITHMETICS
 from optimizer.validate.ledger import ledger
-from optimizer.validate.ledger.entry import Entry
+from optimizer.validate.ledger.entry import LedgerEntry
 from optimizer.validate.ledger.laws import state_laws
 from optimizer.validate.ledger.limits.resampled import Suspect
 from optimizer.validate.ledger.limits.rounding_limits import Rounding
@@ -51,7 +51,7 @@ def clean(decoder_runs: dict[str, Run]) -> dict[str, Materials]:
     return made
 
 
-def assert_clean(entries: list[Entry]) -> None:
+def assert_clean(entries: list[LedgerEntry]) -> None:
     assert [e.hop for e in entries] == HOPS
     assert [(e.hop, e.problems) for e in entries if e.ok is not True] == []
 
@@ -64,7 +64,7 @@ def damaged(clean: Materials, run: Run) -> Materials:
     return made
 
 
-def caught(materials: Materials, planted: str) -> Entry:
+def caught(materials: Materials, planted: str) -> LedgerEntry:
     """The planted hop fails. Hops before it read other folders, or parts that the fault does not
     reach, except hop cache where the harness's loop is at fault: that one passes."""
     first = "cache" if planted == "harness" else planted

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from ...answer_size import check_answer, predict_field_bytes
 from ...inference import ANSWER, Service
-from ...model import PROMPT, Model
+from ...model import PROMPT, ServedModel
 from ...refusals import RequestError, TooLargeError, UnknownError
 from ...request import Result
 from ...worker_threads import LARGE
@@ -29,7 +29,7 @@ async def answer(service: Service, body: Mapping[str, Any], request: HttpRequest
     body: JSON of the request
     """
     model = service.engine.model
-    if not isinstance(model, Model) or not model.task.weighs:
+    if not isinstance(model, ServedModel) or not model.task.weighs:
         raise UnknownError(
             f"the model's task is {model.task.name}; its path is /v2/models/{service.name}/infer"
         )

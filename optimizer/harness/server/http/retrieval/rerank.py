@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from ...answer_size import ROW, check_answer
 from ...inference import Service
-from ...model import Model
+from ...model import ServedModel
 from ...refusals import RequestError, TooLargeError, UnknownError
 from ...request import Result
 from ...worker_threads import LARGE
@@ -33,7 +33,7 @@ FIELD = "text"  # of a document that is an object
 
 
 @dataclass(frozen=True)
-class Query:
+class RerankQuery:
     """Parsed request to rank documents for a query.
 
     text: query
@@ -63,7 +63,7 @@ async def answer(
     version: version of the API; "" for the path without one
     """
     model = service.engine.model
-    if not isinstance(model, Model) or not model.task.ranks:
+    if not isinstance(model, ServedModel) or not model.task.ranks:
         raise UnknownError(
             f"the model's task is {model.task.name}; its path is /v2/models/{service.name}/infer"
         )
@@ -86,7 +86,7 @@ async def answer(
     return request.finish(work(), result)
 
 
-def read(body: Mapping[str, Any], most: int, longest: int) -> Query:
+def read(body: Mapping[str, Any], most: int, longest: int) -> RerankQuery:
     """Parse the JSON of a request. Raises RequestError naming the field that is not accepted.
 
     most: maximum documents
@@ -119,7 +119,7 @@ def read(body: Mapping[str, Any], most: int, longest: int) -> Query:
     count = fields.get("top_n", len(documents))
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise RequestError("top_n is not a whole number from 1", param="top_n")
-    return Query(
+    return RerankQuery(
         text,
         documents,
         listed,
@@ -152,7 +152,7 @@ def _flag(fields: Mapping[str, Any], name: str, *, default: bool = False) -> boo
     return value
 
 
-def _write(query: Query, result: Result, about: tuple[str, str, str]) -> Response:
+def _write(query: RerankQuery, result: Result, about: tuple[str, str, str]) -> Response:
     """Write an answer, documents ordered by logit.
 
     about: (name of the model, id of the request, version of the API)

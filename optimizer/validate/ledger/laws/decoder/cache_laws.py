@@ -36,7 +36,7 @@ from optimizer.validate import target_runner
 from optimizer.validate.decoder import OnnxDecoder
 from optimizer.validate.ledger.breach import CORRECT_RUNS, write_breach
 from optimizer.validate.ledger.distance import Array, Distance, measure_distance, merge
-from optimizer.validate.ledger.entry import MEASURED, Entry
+from optimizer.validate.ledger.entry import MEASURED, LedgerEntry
 from optimizer.validate.ledger.limits.spread import Spread
 from optimizer.validate.materials import Materials
 
@@ -46,7 +46,7 @@ PLACES = 3  # texts at once
 Pairs = list[tuple[Array, Array]]  # logits of the same tokens, computed in two ways
 
 
-def cache(m: Materials) -> Entry:
+def cache(m: Materials) -> LedgerEntry:
     """Hop `cache`: check laws 1 to 7 on pieces of held-out text."""
     precision = m.section.target.computes_in
     fused = m.correct.token_logits(precision, blocks=bool(m.kernel_blocks))
@@ -64,10 +64,10 @@ def cache(m: Materials) -> Entry:
     )
 
 
-def _entry(spread: Spread, measured: Distance, problems: list[str]) -> Entry:
+def _entry(spread: Spread, measured: Distance, problems: list[str]) -> LedgerEntry:
     limit = spread.limits["logits"]
     report = spread.as_dict({"logits": measured.worst})
-    return Entry(
+    return LedgerEntry(
         "cache", "itself", limit, measured, not problems, MEASURED, tuple(problems), spread=report
     )
 

@@ -45,7 +45,7 @@ from optimizer.validate import target_runner
 from optimizer.validate.decoder import OnnxDecoder, compute_logits
 from optimizer.validate.ledger.breach import CORRECT_RUNS, write_breach
 from optimizer.validate.ledger.distance import Array, Distance
-from optimizer.validate.ledger.entry import Entry
+from optimizer.validate.ledger.entry import LedgerEntry
 from optimizer.validate.ledger.laws import answer_laws, contract_laws
 from optimizer.validate.ledger.laws.contract_laws import STRANGE
 from optimizer.validate.ledger.laws.decoder import sampling_laws, step_laws
@@ -64,7 +64,7 @@ CONVERSATIONS: tuple[list[dict[str, str]], ...] = (
 )
 
 
-def harness(m: Materials) -> Entry:
+def harness(m: Materials) -> LedgerEntry:
     """Hop `harness` of a decoder: check laws 1 to 8."""
     folder = m.bundle or m.source
     served = contracts.read(folder / "contract.json")
@@ -87,7 +87,7 @@ def harness(m: Materials) -> Entry:
     measured = Distance(gap, gap, 1.0, gap)
     why = "the loop adds nothing to the model; only a tie may end differently"
     start = "each text by itself"
-    entry = Entry("harness", start, limit, measured, not problems, why, tuple(problems))
+    entry = LedgerEntry("harness", start, limit, measured, not problems, why, tuple(problems))
     return entry.with_unproven(_unseen(m, long), step_laws.describe_unseen(served.decoder.context))
 
 

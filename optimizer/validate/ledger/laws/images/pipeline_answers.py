@@ -36,7 +36,7 @@ CORNER = 8  # roundoffs of a corner: centre, half of a size, their sum, and the 
 SHADE = 1  # steps of 255 by which a rounded quotient may differ
 
 
-class Outputs(dict[str, Any]):
+class PipelineOutputs(dict[str, Any]):
     """Outputs of a model as transformers' pipelines read them: by name and as attributes."""
 
     __getattr__ = dict.__getitem__
@@ -57,7 +57,7 @@ def detected(
     """
     logits, boxes = values[:, :-CORNERS], values[:, -CORNERS:]
     height, width = _sides(reference, image)
-    outputs = Outputs(
+    outputs = PipelineOutputs(
         logits=torch.from_numpy(np.ascontiguousarray(logits))[None],
         pred_boxes=torch.from_numpy(np.ascontiguousarray(boxes))[None],
         target_size=torch.IntTensor([[height, width]]),
@@ -110,7 +110,7 @@ def segmented(reference: ReferencePipeline, image: Any, logits: Array, _alone: B
     sides = _sides(reference, image)
     tensor = torch.from_numpy(np.ascontiguousarray(logits))[None]
     judge = reference.pipeline.image_processor.post_process_semantic_segmentation
-    expected = judge(Outputs(logits=tensor), target_sizes=[sides])[0].numpy()
+    expected = judge(PipelineOutputs(logits=tensor), target_sizes=[sides])[0].numpy()
     names = list(reference.contract.labels or ())
     wide = torch.nn.functional.interpolate(tensor.double(), sides, mode="bilinear")[0].numpy()
     best = np.sort(wide, 0)
@@ -147,7 +147,9 @@ def measured(reference: ReferencePipeline, image: Any, depths: Array, _alone: Ba
     """
     sides = _sides(reference, image)
     tensor = torch.from_numpy(np.ascontiguousarray(depths))[None]
-    whole = reference.pipeline.postprocess(Outputs(predicted_depth=tensor, target_size=sides))
+    whole = reference.pipeline.postprocess(
+        PipelineOutputs(predicted_depth=tensor, target_size=sides)
+    )
     expected = whole["predicted_depth"].numpy().reshape(sides)
     bound = _interpolated(depths, sides)
 

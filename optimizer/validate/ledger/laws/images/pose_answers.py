@@ -18,7 +18,7 @@ import torch
 
 from optimizer.harness.inputs.batch import Array, Batch
 from optimizer.validate.ledger.laws.answer_fields import Near
-from optimizer.validate.ledger.laws.images.pipeline_answers import Outputs
+from optimizer.validate.ledger.laws.images.pipeline_answers import PipelineOutputs
 from optimizer.validate.ledger.pieces.roundoff import UNIT
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def _places(
     reference: ReferencePipeline, maps: Array, box: tuple[float, ...]
 ) -> tuple[Array, Array]:
     """(places (keypoints, 2), scores (keypoints,)) by transformers."""
-    outputs = Outputs(heatmaps=torch.from_numpy(np.ascontiguousarray(maps))[None])
+    outputs = PipelineOutputs(heatmaps=torch.from_numpy(np.ascontiguousarray(maps))[None])
     boxes = [[list(box)]]
     ((pose,),) = reference.processor.post_process_pose_estimation(outputs, boxes=boxes)
     return pose["keypoints"].numpy(), pose["scores"].numpy()

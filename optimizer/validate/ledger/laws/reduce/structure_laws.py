@@ -40,7 +40,7 @@ from optimizer.model.checkpoint.checkpoint import open_checkpoint, read_json
 from optimizer.model.checkpoint.model import build_skeleton, choose_auto_class
 from optimizer.reduce.structure.write import REDUCED
 from optimizer.validate.ledger import trace
-from optimizer.validate.ledger.entry import Entry
+from optimizer.validate.ledger.entry import LedgerEntry
 from optimizer.validate.ledger.laws.reduce import least_squares_laws
 from optimizer.validate.materials import Materials
 
@@ -49,16 +49,16 @@ START = "reference torch"
 WHY = "kept tensors are the reference's, bit for bit; the task's gates judge the loss in accuracy"
 
 
-def reduce(m: Materials) -> Entry:
+def reduce(m: Materials) -> LedgerEntry:
     """Hop `reduce`: compare the smaller checkpoint with the reference by laws 1 to 5."""
     assert m.smaller is not None
     document = read_json(m.smaller / REDUCED)
     with ExitStack() as files:
-        reference, smaller = (_Tensors(folder, m, files) for folder in (m.reference, m.smaller))
+        reference, smaller = (_StepTensors(folder, m, files) for folder in (m.reference, m.smaller))
         problems = [*_indices(document, reference, m), *_tensors(document, reference, smaller, m)]
         problems = problems or find_unloaded(m)
         if problems:  # the model may not even build
-            return Entry("reduce", START, None, None, False, WHY, tuple(problems))
+            return LedgerEntry("reduce", START, None, None, False, WHY, tuple(problems))
         objectives = {
             name: _objective(name, origin, layer, (reference, smaller), m)
             for name, (origin, layer) in _origins(document, reference, m)
@@ -68,11 +68,15 @@ def reduce(m: Materials) -> Entry:
     before = [trace.trace_run(m.reference_model, b, m.outputs, ()) for b in m.batches]
     after = [trace.run(m.smaller_model, b, m.outputs) for b in m.batches]
     measured = m.output_distance(after, before)
-    return Entry("reduce", START, None, measured, not problems, WHY, tuple(problems))
+    return LedgerEntry("reduce", START, None, measured, not problems, WHY, tuple(problems))
 
 
 def _objective(
-    name: str, origin: str, layer: Mapping[str, Any], files: tuple[_Tensors, _Tensors], m: Materials
+    name: str,
+    origin: str,
+    layer: Mapping[str, Any],
+    files: tuple[_StepTensors, _StepTensors],
+    m: Materials,
 ) -> least_squares_laws.Objective:
     """Make the empty objective of the adjusted weight `name`.
 
@@ -136,7 +140,7 @@ def open_tensors(folder: Path, files: ExitStack) -> dict[str, Any]:
     return tensors
 
 
-class _Tensors:
+class _StepTensors:
     """The tensors of a step's checkpoint, linear weights as (out, in)."""
 
     def __init__(self, folder: Path, m: Materials, files: ExitStack) -> None:
@@ -151,7 +155,7 @@ class _Tensors:
         return tensor.t() if self._family.is_transposed(name) else tensor
 
 
-def _indices(document: Mapping[str, Any], reference: _Tensors, m: Materials) -> Iterator[str]:
+def _indices(document: Mapping[str, Any], reference: _StepTensors, m: Materials) -> Iterator[str]:
     """Law 4: yield sentences on kept indices out of order or range, or of another number than the
     sizes in reduced.json."""
     layers = document["layers"]
@@ -178,7 +182,7 @@ def _indices(document: Mapping[str, Any], reference: _Tensors, m: Materials) -> 
                 yield f"{block}: {len(kept)} {kind} are listed, its sizes say {written}"
 
 
-def _count(kind: str, block: str, reference: _Tensors, m: Materials) -> int:
+def _count(kind: str, block: str, reference: _StepTensors, m: Materials) -> int:
     """Count the units of a block of the reference.
 
     kind: "ffn" for neurons, "heads" for key heads
@@ -196,7 +200,7 @@ def _head_size(m: Materials) -> int:
 
 
 def _tensors(
-    document: Mapping[str, Any], reference: _Tensors, smaller: _Tensors, m: Materials
+    document: Mapping[str, Any], reference: _StepTensors, smaller: _StepTensors, m: Materials
 ) -> Iterator[str]:
     """Laws 1, 3 and 5: yield sentences on tensors that are missing, left over, or other than the
     reference's kept part."""
@@ -228,7 +232,7 @@ def _tensors(
 
 
 def _origins(
-    document: Mapping[str, Any], reference: _Tensors, m: Materials
+    document: Mapping[str, Any], reference: _StepTensors, m: Materials
 ) -> Iterator[tuple[str, tuple[str, Mapping[str, Any]]]]:
     """Yield, for each tensor that the smaller checkpoint must have, (its name, (its name in the
     reference, entry of its layer in reduced.json; {} for none))."""
@@ -242,7 +246,7 @@ def _origins(
             yield f"{layer['block']}.{name.removeprefix(start)}", (name, layer)
 
 
-def _cut(origin: str, layer: Mapping[str, Any], reference: _Tensors, m: Materials) -> Tensor:
+def _cut(origin: str, layer: Mapping[str, Any], reference: _StepTensors, m: Materials) -> Tensor:
     """Cut tensor `origin` of the reference to the units that `layer`, an entry of reduced.json,
     keeps."""
     value = reference[origin]

@@ -23,7 +23,7 @@ from typing import Any
 from optimizer.model.checkpoint.checkpoint import read_json
 from optimizer.validate.ledger import trace
 from optimizer.validate.ledger.distance import Distance
-from optimizer.validate.ledger.entry import Entry
+from optimizer.validate.ledger.entry import LedgerEntry
 from optimizer.validate.ledger.laws.reduce.structure_laws import START, find_unloaded
 from optimizer.validate.materials import Materials
 
@@ -35,14 +35,14 @@ UNPROVEN = (
 STUDENT_SIZES = ("layers", "kv_heads", "head_dim")  # of a decoder's KV cache
 
 
-def reduce(m: Materials) -> Entry:
+def reduce(m: Materials) -> LedgerEntry:
     """Hop `reduce` of a student: compare it, before it is trained, with the reference by laws 1 to
     3."""
     assert m.smaller is not None
     problems = (*_tokens(m.smaller, m), *_contract(m.smaller, m), *find_unloaded(m))
     measured = None if problems else _apart(m)
     unproven = "" if problems else UNPROVEN
-    return Entry("reduce", START, None, measured, not problems, WHY, problems, unproven)
+    return LedgerEntry("reduce", START, None, measured, not problems, WHY, problems, unproven)
 
 
 def _apart(m: Materials) -> Distance | None:

@@ -37,14 +37,19 @@ from optimizer.compress import module_rows
 from optimizer.model.checkpoint.checkpoint import read_json
 from optimizer.recipe.recover import Learning
 from optimizer.recipe.schema import DataSpec
-from optimizer.reduce.learn.distill import Texts, draw_texts, is_judged_by_output, measure_losses
-from optimizer.reduce.learn.pair import Pair, Pairing
+from optimizer.reduce.learn.distill import (
+    TrainingTexts,
+    draw_texts,
+    is_judged_by_output,
+    measure_losses,
+)
+from optimizer.reduce.learn.pair import Pairing, TeacherAndStudent
 from optimizer.reduce.learn.qat import TRAINED
 from optimizer.reduce.learn.recover import RECOVERED
 from optimizer.reduce.student import is_initialized
 from optimizer.validate.ledger import trace
 from optimizer.validate.ledger.breach import write_breach
-from optimizer.validate.ledger.entry import Entry
+from optimizer.validate.ledger.entry import LedgerEntry
 from optimizer.validate.ledger.laws.reduce.structure_laws import open_tensors
 from optimizer.validate.materials import Materials
 
@@ -58,7 +63,7 @@ and a vector, its direction and the cosine of two directions by up to twice as m
 
 
 @dataclass(frozen=True)
-class _Training:
+class _TrainingRun:
     """One training run. Its models are functions, because loading a faulty checkpoint may raise."""
 
     hop: str
@@ -74,13 +79,13 @@ class _Training:
     flips: Callable[[], float] = lambda: 0.0  # median distance of correct runs whose integers flip
 
 
-def recover(m: Materials) -> Entry:
+def recover(m: Materials) -> LedgerEntry:
     """Hop `recover`: compare the smaller checkpoint after training with the one before."""
     recovery = m.section.recovery
     assert recovery is not None
     assert m.smaller is not None
     assert m.untrained is not None
-    learned = _Training(
+    learned = _TrainingRun(
         "recover",
         "smaller torch",
         recovery.recover,
@@ -95,12 +100,12 @@ def recover(m: Materials) -> Entry:
     return _entry(learned, m)
 
 
-def qat(m: Materials) -> Entry:
+def qat(m: Materials) -> LedgerEntry:
     """Hop `qat`: compare the trained checkpoint with the one before training."""
     training = m.section.training
     assert training is not None
     assert m.untrained is not None
-    learned = _Training(
+    learned = _TrainingRun(
         "qat",
         "untrained torch",
         training.qat,
@@ -129,20 +134,20 @@ def collect_figures(m: Materials) -> list[dict[str, Any]]:
     return [{k: v for k, v in training.items() if k != "trained"} for training in trainings]
 
 
-def _entry(learned: _Training, m: Materials) -> Entry:
+def _entry(learned: _TrainingRun, m: Materials) -> LedgerEntry:
     hop, start = learned.hop, learned.start
     document = read_json(learned.after / learned.report)
     problems = [*_tensors(document, learned, m)]
     if problems:
-        return Entry(hop, start, None, None, False, WHY, tuple(problems))
+        return LedgerEntry(hop, start, None, None, False, WHY, tuple(problems))
     before = [trace.trace_run(learned.model_before(), b, m.outputs, ()) for b in m.batches]
     after = [trace.run(learned.model_after(), b, m.outputs) for b in m.batches]
     measured = m.output_distance(after, before)
     problems = [*_loss(document, learned, m)]
-    return Entry(hop, start, None, measured, not problems, WHY, tuple(problems))
+    return LedgerEntry(hop, start, None, measured, not problems, WHY, tuple(problems))
 
 
-def _tensors(document: Mapping[str, Any], learned: _Training, m: Materials) -> Iterator[str]:
+def _tensors(document: Mapping[str, Any], learned: _TrainingRun, m: Materials) -> Iterator[str]:
     """Laws 1 to 3: yield sentences on tensors that are missing, not finite, or changed without
     being trained."""
     embeddings = f"{m.family.prefix(m.task)}{m.family.embeddings}."
@@ -164,14 +169,16 @@ def _tensors(document: Mapping[str, Any], learned: _Training, m: Materials) -> I
                 yield f"{name}: holds NaN or infinity"
 
 
-def _loss(document: Mapping[str, Any], learned: _Training, m: Materials) -> Iterator[str]:
+def _loss(document: Mapping[str, Any], learned: _TrainingRun, m: Materials) -> Iterator[str]:
     """Law 4: sentences on a loss that rose, or that differs from the recorded loss."""
     start, end = document["start"]["output"], document["end"]["output"]
     if is_judged_by_output(learned.section) and end > start:
         yield f"the loss on held-out texts rose from {start:.4g} to {end:.4g}"
     _, held_out = draw_texts(learned.section, learned.data, m.contract, m.reference / "checkpoint")
     prefix, nothing = m.family.prefix(m.task), Pairing((), (), ())
-    pair = Pair(m.reference_model, learned.judged(), m.family, prefix, m.contract, nothing)
+    pair = TeacherAndStudent(
+        m.reference_model, learned.judged(), m.family, prefix, m.contract, nothing
+    )
     weights = {"output": 1.0, "hidden": 0.0, "attention": 0.0, "labels": 0.0}
     only_output = learned.section.losses.model_copy(update=weights)
     section = learned.section.model_copy(update={"losses": only_output})
@@ -204,7 +211,7 @@ def _ranges(m: Materials) -> Iterator[str]:
             yield f"{row.module}: its range is {written}; {row.range} was trained"
 
 
-def _scale(pair: Pair, held_out: Texts) -> float:
+def _scale(pair: TeacherAndStudent, held_out: TrainingTexts) -> float:
     """Factor from a relative distance to the loss: the size of logits in a row, over which
     roundoff spreads evenly (twice the divergence is the variance of the error of logits), else
     1."""

@@ -43,12 +43,12 @@ def temperature_twice_in_the_options(patch: pytest.MonkeyPatch) -> None:
 
 
 def scores_cooled_in_the_loop(patch: pytest.MonkeyPatch) -> None:
-    add = row.Row.add
+    add = row.RowState.add
 
     def cooled(self: Any, scores: Any) -> Any:
         return add(self, scores / np.float32(self.rules.sampling.temperature))
 
-    patch.setattr(row.Row, "add", cooled)
+    patch.setattr(row.RowState, "add", cooled)
 
 
 def top_k_of_one_more(patch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from optimizer.recipe.schema import (
     Validate,
     Validation,
 )
-from optimizer.validate.ledger.entry import Entry
+from optimizer.validate.ledger.entry import LedgerEntry
 from optimizer.validate.ledger.laws.reduce.structure_laws import reduce
 from optimizer.validate.ledger.ledger import run_hop
 from optimizer.validate.materials import Materials
@@ -30,7 +30,7 @@ from tests.reduce.smaller import loaded, reduced, section
 Tensors = dict[str, Tensor]
 
 
-def hop(reference: Path, smaller: Path) -> Entry:
+def hop(reference: Path, smaller: Path) -> LedgerEntry:
     rows = DataSpec(source="json", files=("none.jsonl",))
     document = json.loads((smaller / "reduced.json").read_text())
     keys = ["goal", "methods", *(["importance"] if document["methods"] != ["depth"] else [])]
