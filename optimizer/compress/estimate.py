@@ -207,10 +207,10 @@ def estimate(section: Compression, shapes: Shapes, speed: MachineSpeed | None = 
 def count_sums(section: Compression) -> int:
     """Number of H in memory together, as float32: one; with partial sums, in float64 (awq), the sum
     so far and the next part's, and of several processes those that one measured."""
-    count, parts = count_of(section), section.compress.partial_sums
-    if parts == 1:
+    count, partial_sums = count_of(section), section.compress.partial_sums
+    if partial_sums == 1:
         return 1
-    return 2 * (2 if count == 1 else 2 + -(-parts // count))
+    return 2 * (2 if count == 1 else 2 + -(-partial_sums // count))
 
 
 def estimate_device_memory(section: Compression, shapes: Shapes) -> int:

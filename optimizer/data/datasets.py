@@ -186,29 +186,29 @@ def sort_by_size(rows: Sequence[Sample], task: Task) -> list[Sample]:
 
 
 def encode_batches(
-    rows: Sequence[Sample], contract: Contract, encoder: Any, batch_size: int, length: int
+    rows: Sequence[Sample], contract: Contract, encoder: Any, batch_size: int, sequence_length: int
 ) -> Iterator[Batch]:
     """Yield the model's input arrays for `rows`, in order, in batches of batch_size rows. The
-    harness encodes them. A batch of texts is padded to its longest text, cut to `length` tokens and
-    to the contract's max_length."""
-    length = min(length, tasks.longest(contract))
+    harness encodes them. A batch of texts is padded to its longest text, which is cut to
+    `sequence_length` tokens and to the contract's max_length."""
+    sequence_length = min(sequence_length, tasks.longest(contract))
     sized = bool(tasks.look_up(contract).inputs.size)
     for start in range(0, len(rows), batch_size):
         part = rows[start : start + batch_size]
         inputs = [s.input for s in part]
         pairs = [s.text_pair for s in part]
         batch = encode(contract, encoder, inputs, pairs)
-        if sized and batch.real.shape[1] > length:
-            batch = encode(contract, encoder, inputs, pairs, length)
+        if sized and batch.real.shape[1] > sequence_length:
+            batch = encode(contract, encoder, inputs, pairs, sequence_length)
         if tasks.look_up(contract).fills:  # masks, as the model will read them
             batch = fill_mask.mask_tokens(contract, batch)[0]
         yield batch
 
 
 def cut_windows(
-    rows: Sequence[Sample], tokenizer: Any, contract: Contract, length: int
+    rows: Sequence[Sample], tokenizer: Any, contract: Contract, sequence_length: int
 ) -> list[Window]:
-    """Return windows of exactly `length` token ids, int64, cut from the texts of `rows` in order.
+    """Cut the texts of `rows`, in order, into windows of `sequence_length` token ids each, int64.
 
     The texts are tokenized without special tokens, joined by the first of the contract's eos_ids,
     and cut; a shorter remainder is dropped. Conversations are rendered by the chat template, which
@@ -219,9 +219,9 @@ def cut_windows(
     Raises DataError for less than one window, or a window longer than the model's context.
     """
     about = contract.decoder
-    if not 2 <= length <= about.context:
+    if not 2 <= sequence_length <= about.context:
         raise DataError(
-            f"windows have {length} tokens, but the model takes {about.context}",
+            f"windows have {sequence_length} tokens, but the model takes {about.context}",
             where="sequence_length",
             accepted=f"2..{about.context}",
         )
@@ -229,17 +229,17 @@ def cut_windows(
     ids: list[int] = []
     for row, text in zip(rows, tokenizer.ids([s.text for s in rows]), strict=True):
         ids += ([about.eos_ids[0]] if ids and row.messages is None else []) + text
-    if len(ids) < length:
+    if len(ids) < sequence_length:
         characters = sum(len(s.text) for s in rows)
-        needed = math.ceil(characters * length / max(len(ids), 1))
+        needed = math.ceil(characters * sequence_length / max(len(ids), 1))
         raise DataError(
-            f"{len(rows)} texts have {len(ids)} tokens, but one window needs {length}",
+            f"{len(rows)} texts have {len(ids)} tokens, but one window needs {sequence_length}",
             where=f"{contract.task} data",
             accepted=f"about {needed} characters or more for each window (there are {characters})",
             fix="Use more text, or a smaller sequence_length.",
         )
-    trimmed = np.array(ids[: len(ids) // length * length], dtype=np.int64)
-    return list(trimmed.reshape(-1, length))
+    trimmed = np.array(ids[: len(ids) // sequence_length * sequence_length], dtype=np.int64)
+    return list(trimmed.reshape(-1, sequence_length))
 
 
 def pick_input(row: Sample, task: Task) -> Any:

@@ -33,5 +33,5 @@ class SparseSettings:
         require(self.pooling in POOLINGS, "sparse.pooling", self.pooling, ", ".join(POOLINGS))
         known = self.activation in ACTIVATIONS
         require(known, "sparse.activation", self.activation, ", ".join(ACTIVATIONS))
-        most = self.max_active_dims
-        require(most is None or most > 0, "sparse.max_active_dims", most, "1 or more, or null")
+        dims = self.max_active_dims
+        require(dims is None or dims > 0, "sparse.max_active_dims", dims, "1 or more, or null")

@@ -124,14 +124,14 @@ def _bootstrap(windows: Sequence[Sequence[float]]) -> dict[float, Floats]:
 
 
 def judge_figures(
-    figures: Mapping[str, Any], limits: Mapping[str, float], refusals: float
+    figures: Mapping[str, Any], limits: Mapping[str, float], max_refused: float
 ) -> Verdict:
     """Judge figures of `summarize_run`: pass if the 99th percentile of each kind is in its limit
-    (ms), at most the share `refusals` was refused, and every other request was answered right.
+    (ms), at most the share `max_refused` was refused, and every other request was answered right.
     Inconclusive if the interval of a percentile contains the limit or is unknown (a short run)."""
     if figures["wrong"] or figures["lost"] or not figures["answered"]:
         return "fail"
-    if figures["refused"] > refusals * figures["sent"]:
+    if figures["refused"] > max_refused * figures["sent"]:
         return "fail"
     each = [judge_percentile(figures[kind].get("p99"), limit) for kind, limit in limits.items()]
     return "fail" if "fail" in each else "inconclusive" if "inconclusive" in each else "pass"

@@ -20,12 +20,12 @@ class HttpClient:
     """Implementation of open_loop.Client.
 
     token: bearer token, or ""
-    tokens: maximum new tokens of a generation request
+    new_tokens: maximum new tokens of a generation request
     patience: request timeout in seconds
     """
 
-    def __init__(self, url: str, token: str, tokens: int, patience: float) -> None:
-        self.url, self.tokens = url.rstrip("/"), tokens
+    def __init__(self, url: str, token: str, new_tokens: int, patience: float) -> None:
+        self.url, self.new_tokens = url.rstrip("/"), new_tokens
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._timeout = aiohttp.ClientTimeout(total=patience)
 
@@ -89,7 +89,7 @@ class HttpClient:
     ) -> Reply:
         clock, parts = time.perf_counter, list[str]()
         outcome.sent = clock() - start
-        body = kind.body(model, value, self.tokens)
+        body = kind.body(model, value, self.new_tokens)
         try:
             async with self._session.post(self.url + kind.path(model), json=body) as answer:
                 if kind.streamed and answer.status == 200:

@@ -56,11 +56,11 @@ class Objectives:
     """Objectives of a run.
 
     limits: {kind of time (figures.TIMES): limit of its 99th percentile in ms}
-    refusals: share of requests that may be refused, 0 to 1
+    max_refused: share of requests that may be refused, 0 to 1
     """
 
     limits: Mapping[str, float] = field(default_factory=dict)
-    refusals: float = 0.0
+    max_refused: float = 0.0
 
 
 def measure(
@@ -211,7 +211,7 @@ class _LoadTest:
         replies = await open_loop.send_all(self.client, self.kind, self.model, values, due)
         answers = [self.expected[values[i % len(values)]] for i in range(len(due))]
         run = figures.summarize_run(replies, answers, seconds, self.objectives.limits)
-        verdict = figures.judge_figures(run, self.objectives.limits, self.objectives.refusals)
+        verdict = figures.judge_figures(run, self.objectives.limits, self.objectives.max_refused)
         arrived = str(self.schedule)
         about = {"rate": rate, "seconds": seconds, "arrivals": arrived, "verdict": verdict}
         self.runs.append({**about, **run})

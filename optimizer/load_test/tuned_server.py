@@ -28,7 +28,7 @@ class ServerUnderTest:
 
     lines: texts, or paths of images (see inputs.choose_inputs)
     schedule: arrivals of each run
-    tokens: maximum new tokens of a generation request
+    new_tokens: maximum new tokens of a generation request
     patience: request timeout in seconds
     full: seconds of a full batch, or decode step, of the server that was started last
     most_workers: most workers to try, by the server's log
@@ -38,7 +38,7 @@ class ServerUnderTest:
     lines: Sequence[str]
     schedule: Schedule
     objectives: Objectives
-    tokens: int
+    new_tokens: int
     patience: float
     full: float = field(default=0.0, init=False)
     most_workers: int = field(default=1, init=False)
@@ -65,7 +65,7 @@ class ServerUnderTest:
     def overload(self, settings: Values, rate: float) -> Verdict:
         """Return the verdict at a rate above capacity, where all requests may be refused."""
         say(f"tune-serving: {format_settings(settings)} at {rate:.4g} requests a second")
-        document = self._measure(settings, rate, replace(self.objectives, refusals=1.0))
+        document = self._measure(settings, rate, replace(self.objectives, max_refused=1.0))
         verdict: Verdict = document["verdict"]
         return verdict
 
@@ -75,7 +75,7 @@ class ServerUnderTest:
         with run_server(self.bundle, list_arguments(settings)) as server:
             key = next(FULL[name] for name in FULL if name in settings)
             self.full = server.warmed_up[key] / 1000
-            client = HttpClient(server.url, "", self.tokens, self.patience)
+            client = HttpClient(server.url, "", self.new_tokens, self.patience)
             return measure.measure(client, self.lines, self.schedule, rate, objectives)
 
 

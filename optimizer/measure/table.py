@@ -56,10 +56,12 @@ SYSTEM = "candidate"
 FIGURES = ("p50", "p50_interval", "p99", "p99_interval")
 
 
-def lengths(longest: int) -> list[int]:
-    """Return the default lengths in tokens to time, for a model of at most `longest` tokens."""
+def lengths(max_length: int) -> list[int]:
+    """Return the default lengths in tokens to time, for a model of at most `max_length` tokens."""
     doubled = [SHORTEST << i for i in range(7) if SHORTEST << i <= LONGEST]
-    return [n for n in doubled if n < longest] + [min(longest, LONGEST)] * (longest <= LONGEST)
+    return [n for n in doubled if n < max_length] + [min(max_length, LONGEST)] * (
+        max_length <= LONGEST
+    )
 
 
 def measure(

@@ -345,9 +345,9 @@ class TimeBudget:
     seconds: latency.max_seconds; 0: every question takes its iterations and no more
     """
 
-    def __init__(self, seconds: float, questions: int, clock: Clock = time.monotonic) -> None:
-        self._single = seconds <= 0
-        self._left, self._questions, self._clock = seconds, questions, clock
+    def __init__(self, max_seconds: float, questions: int, clock: Clock = time.monotonic) -> None:
+        self._single = max_seconds <= 0
+        self._left, self._questions, self._clock = max_seconds, questions, clock
         self._started: float | None = None
 
     def test(self, question: Question, iterations: int, warmup: int = 0) -> SequentialTest:

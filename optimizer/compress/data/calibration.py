@@ -31,10 +31,12 @@ def make_batches(section: Compression | Reduction, source: Path) -> list[Batch]:
     contract = contracts.read(source / "contract.json")
     task = tasks.look_up(contract)
     if task.calibration_items == "windows":
-        size, windows = calibrate.batch_size, _windows(calibrate, source)
+        batch_size, windows = calibrate.batch_size, _windows(calibrate, source)
         _check_enough(len(windows), section)
         windows = windows[: calibrate.samples]
-        return [_window_batch(windows[i : i + size]) for i in range(0, len(windows), size)]
+        return [
+            _window_batch(windows[i : i + batch_size]) for i in range(0, len(windows), batch_size)
+        ]
     encoder = task.inputs.open(source / "checkpoint", contract)
     rows = datasets.read_calibration_rows(calibrate, task)
     if not rows:
@@ -120,25 +122,25 @@ class Windows:
     held_out: Sequence[Batch]
 
 
-def split(batches: Sequence[Batch], count: int, where: str) -> Windows:
-    """Hold out the last `count` windows. Raises RecipeError when no others would remain.
+def split(batches: Sequence[Batch], held_out: int, where: str) -> Windows:
+    """Hold out the last `held_out` windows. Raises RecipeError when no others would remain.
 
-    where: place of the count in the recipe
+    where: place of held_out in the recipe
     """
     total = sum(map(_size, batches))
-    if total <= count:
+    if total <= held_out:
         raise RecipeError(
-            f"{count} of {total} windows of text are to be held out, which leaves none",
+            f"{held_out} of {total} windows of text are to be held out, which leaves none",
             where=where,
             fix="Calibrate on more text, or hold out less.",
         )
     train: list[Batch] = []
-    left = total - count
+    left = total - held_out
     for batch in batches:
         if left > 0:
             train.append({name: t[:left] for name, t in batch.items()})
         left -= _size(batch)
-    return Windows(train, split_batches(batches)[-count:])
+    return Windows(train, split_batches(batches)[-held_out:])
 
 
 def split_batches(batches: Sequence[Batch]) -> list[Batch]:
@@ -183,6 +185,6 @@ def generate_windows(
     return windows
 
 
-def batch_windows(windows: Tensor, size: int) -> list[Batch]:
-    """Cut windows (count, length) of token ids into batches of up to `size` windows."""
-    return [_window_batch(part) for part in windows.split(size) if len(part)]
+def batch_windows(windows: Tensor, batch_size: int) -> list[Batch]:
+    """Cut windows (count, length) of token ids into batches of up to `batch_size` windows."""
+    return [_window_batch(part) for part in windows.split(batch_size) if len(part)]

@@ -141,12 +141,12 @@ def _stream(
 
 
 def batches(
-    contract: Contract, lengths: Sequence[int], options: Options, size: int
+    contract: Contract, lengths: Sequence[int], options: Options, batch_size: int
 ) -> Iterator[range]:
     """Yield ranges of prompt numbers; the prompts of a range run as one batch.
 
     lengths: tokens of each prompt.
-    size: maximum prompts per batch.
+    batch_size: maximum prompts per batch.
     The padded batch must fit the context, because some models use columns as positions, and its
     logits must fit LOGITS, because some attention operators cannot prefill a batch in pieces. A
     prompt that does not fit with another runs alone.
@@ -156,7 +156,7 @@ def batches(
     start = 0
     while start < len(lengths):
         stop = start + 1
-        while stop < min(start + size, len(lengths)):
+        while stop < min(start + batch_size, len(lengths)):
             width = max(lengths[start : stop + 1])
             if width > room or width * (stop + 1 - start) > tokens:
                 break

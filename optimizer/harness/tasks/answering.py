@@ -69,14 +69,14 @@ class Predictor:
     infer: Callable[[Mapping[str, Array]], Mapping[str, Array]]
 
 
-def group_by_length(lengths: Sequence[int], size: int) -> list[list[int]]:
-    """Return lists of row numbers, each a batch of at most `size` rows of similar length.
+def group_by_length(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
+    """Return lists of row numbers, each a batch of at most `batch_size` rows of similar length.
 
     Rows within a batch, and batches by their first rows, are in ascending order, so that few
     answers wait for a later batch.
     """
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
-    return sorted(sorted(order[i : i + size]) for i in range(0, len(order), size))
+    return sorted(sorted(order[i : i + batch_size]) for i in range(0, len(order), batch_size))
 
 
 def answer(predictor: Predictor, queries: Sequence[Query], batch_size: int) -> Iterator[Answered]:

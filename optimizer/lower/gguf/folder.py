@@ -57,15 +57,15 @@ def lower(section: GgufTarget, source: Path, state: Path, _graph: Path, out: Pat
     (out / "lowering.json").write_text(text, encoding="utf-8")
 
 
-def read_model(source: Path, state: Path, float: str) -> tuple[GgufModel, Vocabulary]:
+def read_model(source: Path, state: Path, float_type: str) -> tuple[GgufModel, Vocabulary]:
     """Read model and tokenizer from the stages' folders. Raises RecipeError for a tokenizer that
     GGUF cannot hold.
 
-    float: "fp32", "fp16" or "bf16", the type of matrices that stay float
+    float_type: "fp32", "fp16" or "bf16", the type of matrices that stay float
     """
     checkpoint = open_checkpoint(source)
     config = read_complete_config(checkpoint.folder)
-    model = GgufModel(checkpoint, compressed_state.read(state), config, float)
+    model = GgufModel(checkpoint, compressed_state.read(state), config, float_type)
     return model, vocabulary.read(checkpoint.folder, int(config["vocab_size"]))
 
 

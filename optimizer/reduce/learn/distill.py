@@ -272,8 +272,8 @@ def _batches(held_out: TrainingTexts, section: Learning) -> list[tuple[Batch, Te
     """Return [(batch, label ids or None)] of all held-out texts; each batch has texts of similar
     length."""
     order = sorted(range(len(held_out.rows)), key=lambda i: (held_out.lengths[i], i))
-    size = section.batch_size
-    parts = [order[i : i + size] for i in range(0, len(order), size)]
+    batch_size = section.batch_size
+    parts = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
     return [(held_out.batch(part), held_out.labels(part)) for part in parts]
 
 

@@ -292,20 +292,20 @@ def _in_float32(answer: Any) -> Any:
 
 
 def open_pair(
-    teacher: Path, student: Path, kept: Kept | None, weights: LossWeights
+    teacher: Path, student: Path, kept: Kept | None, losses: LossWeights
 ) -> TeacherAndStudent:
     """Open the teacher and the student from folders in the layout of load.
 
     kept: parts of the teacher that the student has; None: the student was not cut from the teacher,
         or has all of the teacher's blocks
-    weights: weights of the losses that will be computed
+    losses: weights of the losses that will be computed
     """
     contract = contracts.read(teacher / "contract.json")
     opened = [open_checkpoint(folder) for folder in (teacher, student)]
     models: list[Any] = [load_torch_model(checkpoint, contract.task) for checkpoint in opened]
     for model in models:
         # only eager attention gives its probabilities, and it keeps one for every pair of tokens
-        if not weights.attention and has_sdpa(model):
+        if not losses.attention and has_sdpa(model):
             model.set_attn_implementation("sdpa")
     architecture = find_family(opened[1].config, contract.task, opened[1].folder)
     prefix = architecture.prefix(contract.task)

@@ -74,9 +74,10 @@ def spread_units(units: Tensor, each: int) -> Tensor:
     return (units[:, None] * each + torch.arange(each)).reshape(-1)
 
 
-def list_multiples(full: int, of: int) -> tuple[int, ...]:
-    """Return the numbers of units that may be kept, ascending: multiples of `of`, and `full`."""
-    return tuple(sorted({*range(of, full + 1, of), full}))
+def list_multiples(full: int, multiple_of: int) -> tuple[int, ...]:
+    """Return the numbers of units that may be kept, ascending: the multiples of `multiple_of` up to
+    `full`, and `full`."""
+    return tuple(sorted({*range(multiple_of, full + 1, multiple_of), full}))
 
 
 def count_values(shapes: Shapes, name: str) -> int:

@@ -204,14 +204,14 @@ class _Walk:
         """Return (units that stay, {parameter of `layer`: adjusted values}), where `layer` reads
         the units. A bias corrects the mean output, so weights with a bias are fitted to centered
         moments."""
-        count, how = keep(self.layout, part.kind), self.layout.section.reduce.importance
+        count, importance = keep(self.layout, part.kind), self.layout.section.reduce.importance
         weight, bias = layer.weight.detach(), layer.bias
-        if how == "activations":
+        if importance == "activations":
             mean = sums.absolute / sums.tokens
             return select_best(activations.measure_importance(mean, weight, part.count), count), {}
         try:
             hessian, cross = sums.products(centered=bias is not None)
-            if how == "fisher":
+            if importance == "fisher":
                 units = fisher.choose(self.gradients[part.down], count)
                 columns = part.columns(units)
                 new = least_squares.solve_factors(weight, hessian, cross, columns)

@@ -113,10 +113,10 @@ def count_labels(contract: Contract, answered: Answers) -> dict[str, int]:
 
 def group_rows(m: RunArtifacts, rows: Sequence[Sample]) -> list[list[int]]:
     """Group rows of similar size into batches and return the row numbers of each."""
-    extent, size = tasks.look_up(m.contract).inputs.extent, m.section.validate_.batch_size
+    extent, batch_size = tasks.look_up(m.contract).inputs.extent, m.section.validate_.batch_size
     sizes = [extent(r.input) + extent(r.text_pair or "") for r in rows]
     order = sorted(range(len(rows)), key=sizes.__getitem__)
-    return [order[start : start + size] for start in range(0, len(order), size)]
+    return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
 
 
 def _infer(
@@ -135,7 +135,7 @@ def _infer(
 
 
 def _answer(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) -> Answers:
-    size = m.section.validate_.batch_size
+    batch_size = m.section.validate_.batch_size
     task = tasks.look_up(m.contract)
     multi_label = m.contract.multi_label
     by_word = task.classifies and task.per_position and all(r.words is not None for r in rows)
@@ -153,8 +153,8 @@ def _answer(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) ->
 
     def encoded() -> Iterator[tuple[Batch, tuple[Sequence[Sample], bool]]]:
         """(batch, (its rows, True where it holds their second texts)) of all rows."""
-        for start in bar(range(0, len(rows), size), label):
-            part = rows[start : start + size]
+        for start in bar(range(0, len(rows), batch_size), label):
+            part = rows[start : start + batch_size]
             second = [r.text_pair for r in part] if task.pairs_together and any(pairs) else None
             first = [r.input for r in part]
             yield tasks.encode(m.contract, m.encoder, first, second), (part, False)
@@ -205,14 +205,14 @@ def _captions(m: RunArtifacts, texts: Sequence[str], by_reference: bool) -> list
 def _filled(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) -> Answers:
     """Mask tokens of each row, and return the log-probabilities of the true tokens and the ids of
     the likeliest ones."""
-    size = m.section.validate_.batch_size
+    batch_size = m.section.validate_.batch_size
     likely: list[Any] = []
     best: list[Any] = []
 
     def masked() -> Iterator[tuple[Batch, tuple[Batch, Any]]]:
         """(masked batch, (batch, masked places)) of all rows."""
-        for start in bar(range(0, len(rows), size), label):
-            texts = [r.text for r in rows[start : start + size]]
+        for start in bar(range(0, len(rows), batch_size), label):
+            texts = [r.text for r in rows[start : start + batch_size]]
             batch = tasks.encode(m.contract, m.encoder, texts)
             inputs, places = fill_mask.mask_tokens(m.contract, batch)
             yield inputs, (batch, places)
@@ -232,7 +232,7 @@ def _in_parts(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) 
     """Answer rows of a task that reads an input in several rows of the model. The answers are the
     logits of all windows of a question with the answer, the evidence for each candidate label, or
     the heatmaps of all boxes. Raises DataError for a row that cannot be answered."""
-    task, size = tasks.look_up(m.contract), m.section.validate_.batch_size
+    task, batch_size = tasks.look_up(m.contract), m.section.validate_.batch_size
     vectors: list[Any] = []
     spans: list[str] = []
     seen: list[Any] = []
@@ -240,13 +240,15 @@ def _in_parts(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) 
 
     def collated() -> Iterator[tuple[Batch, list[tuple[Sample, Encoded]]]]:
         """(batch, the rows that it completes) of all rows."""
-        for start in bar(range(0, len(rows), size), label):
-            chosen = rows[start : start + size]
+        for start in bar(range(0, len(rows), batch_size), label):
+            chosen = rows[start : start + batch_size]
             encoded = encode_parts(m.contract, m.encoder, chosen)
             windows = [part for one in encoded for part in one.parts]
-            for first in range(0, len(windows), size):
-                ended = zip(chosen, encoded, strict=True) if first + size >= len(windows) else ()
-                yield task.inputs.collate(m.contract, windows[first : first + size]), [*ended]
+            for first in range(0, len(windows), batch_size):
+                ended = (
+                    zip(chosen, encoded, strict=True) if first + batch_size >= len(windows) else ()
+                )
+                yield task.inputs.collate(m.contract, windows[first : first + batch_size]), [*ended]
 
     left = deque[tuple[Any, Any, Any]]()
     for batch, ended, outputs in _infer(runner, collated()):

@@ -123,11 +123,11 @@ def _embed(m: RunArtifacts, runner: Any, texts: Sequence[str], prompt: str, labe
     prompt: name of the prompt
     label: text before the progress bar
     """
-    contract, size = m.contract.with_prompt(prompt), m.section.validate_.batch_size
+    contract, batch_size = m.contract.with_prompt(prompt), m.section.validate_.batch_size
     order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
     vectors: list[Any] = [None] * len(texts)
-    for start in bar(range(0, len(order), size), label):
-        part = order[start : start + size]
+    for start in bar(range(0, len(order), batch_size), label):
+        part = order[start : start + batch_size]
         batch = tasks.encode(contract, m.encoder, [texts[i] for i in part])
         for i, row in zip(part, tasks.decode(contract, runner.infer(batch), batch), strict=True):
             vectors[i] = row

@@ -64,13 +64,13 @@ class ModelFolders:
 class GainCell:
     """The first cell of `latency` on one target, in which two models are timed in turns.
 
-    over: precision of the unreduced model, as reduce.gain_over
+    gain_over: precision of the unreduced model, as reduce.gain_over
     """
 
     target: TargetSection
     latency: Latency
     texts: Sequence[str]
-    over: str = "same_form"
+    gain_over: str = "same_form"
 
     def compare(
         self, unreduced: ModelFolders, candidate: ModelFolders, rule: StoppingRule
@@ -125,7 +125,7 @@ class GainCell:
     @property
     def full_target(self) -> TargetSection:
         """Target section with which the unreduced model is opened."""
-        if self.over == "same_form":
+        if self.gain_over == "same_form":
             return self.target
         return next(iter(float_baselines(self.target).values()))
 
@@ -161,10 +161,9 @@ def measure(m: RunArtifacts, texts: Sequence[str], questions: int) -> dict[str, 
     question = RatioQuestion.share_rounds(1 / reduce.least_gain, latency.iterations)
     test = budget.test(question, latency.iterations)
     cell = GainCell(m.section.target, latency, texts, reduce.gain_over)
-    over = reduce.gain_over
     precision = (
         "the same quantization"
-        if over == "same_form"
+        if reduce.gain_over == "same_form"
         else f"float ({cell.full_target.computes_in})"
     )
     say(f"validate: timing the smaller model and the unreduced one in {precision}, in turns")
@@ -172,7 +171,7 @@ def measure(m: RunArtifacts, texts: Sequence[str], questions: int) -> dict[str, 
         ModelFolders(m.reference, m.unreduced), ModelFolders(m.source, m.model), test
     )
     goal = {"goal": reduce.latency_gain, "least": reduce.least_gain}
-    return {**goal, "over": over, "form": precision, **compared}
+    return {**goal, "over": reduce.gain_over, "form": precision, **compared}
 
 
 def read_table(m: RunArtifacts) -> dict[str, Any] | None:

@@ -47,25 +47,26 @@ class FloatModules:
 
 
 def choose_float_modules(
-    errors: Mapping[str, float], measure: Callable[[Sequence[str]], float], most: float
+    errors: Mapping[str, float], measure: Callable[[Sequence[str]], float], max_error: float
 ) -> FloatModules:
-    """Choose the fewest of the most sensitive modules without which the error is at most `most`.
+    """Choose the fewest of the most sensitive modules to keep in float, so that the error of the
+    others together is at most `max_error`.
 
     errors: {module: error of quantizing it alone}
     measure: (modules) -> error of quantizing these together
 
-    The error is taken to fall as more modules stay float; if it does not, the result meets `most`
-    all the same, since nothing quantized means error 0.
+    The error is taken to fall as more modules stay float. If it does not, the result still meets
+    `max_error`: with nothing quantized the error is 0.
     """
     order = sorted(errors, key=lambda name: (-errors[name], name))
     before = measure(order)
-    if before <= most:
+    if before <= max_error:
         return FloatModules((), before, before)
     few, enough, error = 0, len(order), 0.0  # numbers of float modules: too few, enough
     while enough - few > 1:
         middle = (few + enough) // 2
         measured = measure(order[middle:])
-        if measured <= most:
+        if measured <= max_error:
             enough, error = middle, measured
         else:
             few = middle

@@ -40,14 +40,15 @@ def weigh_tokens(rows: Tensor, token_limit: float) -> Tensor:
     return torch.where(length > limit, limit / length, torch.ones_like(length))
 
 
-def weigh_first_tokens(real: Tensor, share: float) -> Tensor:
-    """Factors (tokens, 1), at least 1, after which each text's first token has `share` of its H.
+def weigh_first_tokens(real: Tensor, first_token: float) -> Tensor:
+    """Compute factors (tokens, 1), at least 1, of the rows of inputs. With them each text's first
+    token makes up the share `first_token` of the text's part of H.
 
     real: (texts, sequence) bool, the tokens that are not padding; their rows come text by text
-    share: share of the first token, in squares, all tokens being equally long
+    first_token: share of the first token, in squares, all tokens being equally long
     """
     tokens = real.sum(1)
-    weight = (share / (1 - share) * (tokens - 1)).clamp(min=1).sqrt()
+    weight = (first_token / (1 - first_token) * (tokens - 1)).clamp(min=1).sqrt()
     factors = torch.ones(int(tokens.sum()), 1)
     some = tokens > 0
     factors[(tokens.cumsum(0) - tokens)[some]] = weight[some, None]

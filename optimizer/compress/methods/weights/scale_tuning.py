@@ -67,7 +67,7 @@ def tune_scales(
     `start` does not name exactly the linears, nothing is held out, or a loss is not finite.
     """
     linears, norm_weights = model.linears, model.norm_weights
-    epochs, together, dtype = options.epochs, options.batch_size, training.dtype
+    epochs, batch_size, dtype = options.epochs, options.batch_size, training.dtype
     if set(start) != set(linears):
         raise ValueError(f"start: {sorted(start)}; must name {sorted(linears)}")
     if not held_out:
@@ -75,7 +75,7 @@ def tune_scales(
     see = _HiddenStates(model.features, model.head.detach().to(dtype), dtype)
     teacher, judge = see.answers(batches), see.answers(held_out)
     scales = {name: _Scales(linears[name], q, dtype) for name, q in start.items()}
-    steps = epochs * -(-len(batches) // together)
+    steps = epochs * -(-len(batches) // batch_size)
     generator = torch.Generator().manual_seed(options.seed)
     with borrow_weights(linears, norm_weights):
         for s in scales.values():
@@ -85,7 +85,7 @@ def tune_scales(
         adam = _adam(scales, norm_weights, training.rates)
         shrink = torch.optim.lr_scheduler.LambdaLR(adam, lambda step: 1 - step / steps)
         for _ in range(epochs):
-            for pick in torch.randperm(len(batches), generator=generator).split(together):
+            for pick in torch.randperm(len(batches), generator=generator).split(batch_size):
                 for i in pick.tolist():
                     see.gradients(batches[i], teacher[i], 1 / len(pick))
                 for s in scales.values():

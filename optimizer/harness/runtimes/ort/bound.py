@@ -138,16 +138,16 @@ class BoundSession:
             self._session.release_captured_graph(buffers.graph)
 
 
-def list_profiles(longest: int) -> list[dict[str, tuple[int, int, int]]]:
+def list_profiles(max_length: int) -> list[dict[str, tuple[int, int, int]]]:
     """List the sizes that texts are padded to, as profiles for fitted.FittedRunner.
 
     Sizes are powers of two, so that padding less than doubles the rows, and the tokens of texts of
     at least TOKENS tokens.
 
-    longest: maximum tokens of the model
+    max_length: maximum tokens of the model
     """
     rows = _powers(1, ROWS)
-    tokens = [*_powers(min(TOKENS, longest), longest - 1), longest]
+    tokens = [*_powers(min(TOKENS, max_length), max_length - 1), max_length]
     return [{"batch": (b, b, b), "sequence": (s, s, s)} for b in rows for s in tokens]
 
 

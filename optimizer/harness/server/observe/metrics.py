@@ -171,8 +171,8 @@ class Metrics:
 class TextMetrics(Metrics):
     """Metrics of one model that generates text."""
 
-    def __init__(self, labels: Labels, longest: int = SEQUENCE) -> None:
-        super().__init__(labels, longest)
+    def __init__(self, labels: Labels, context: int = SEQUENCE) -> None:
+        super().__init__(labels, context)
         count, seconds = self._counter, self._histogram
         self.running = count("vllm:num_requests_running", "Texts that are being generated", "gauge")
         self.waiting = count("vllm:num_requests_waiting", "Texts that wait for a slot", "gauge")

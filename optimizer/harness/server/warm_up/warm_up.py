@@ -64,13 +64,13 @@ def lengths_of(model: ServedModel) -> list[int]:
     return own if texts is None else [*own, *lengths(texts.text.max_length)]
 
 
-def lengths(longest: int) -> list[int]:
-    """List the lengths to time: 8, 32, 128 ... and the longest."""
+def lengths(max_length: int) -> list[int]:
+    """List the lengths to time: 8, 32, 128 ... and `max_length`."""
     some, length = list[int](), SHORTEST
-    while length < longest:
+    while length < max_length:
         some.append(length)
         length *= 4
-    return [*some, longest]
+    return [*some, max_length]
 
 
 def rows_of(model: ServedModel, length: int, count: int) -> list[Encoded]:

@@ -46,10 +46,10 @@ def prune(contract: Contract, weights: Array) -> Array:
 
     Of equal weights those with lower ids are kept. weights: (batch, vocabulary)
     """
-    most = contract.splade.max_active_dims
-    if most is None or most >= weights.shape[1]:
+    max_active_dims = contract.splade.max_active_dims
+    if max_active_dims is None or max_active_dims >= weights.shape[1]:
         return weights
-    kept = np.argsort(-weights, axis=1, kind="stable")[:, :most]
+    kept = np.argsort(-weights, axis=1, kind="stable")[:, :max_active_dims]
     pruned = np.zeros_like(weights)
     np.put_along_axis(pruned, kept, np.take_along_axis(weights, kept, 1), 1)
     return pruned
