@@ -1,4 +1,4 @@
-"""Time of three forms of a graph with LoRA adapters on ONNX Runtime, beside the base alone.
+"""Time of three variants of a graph with LoRA adapters on ONNX Runtime, beside the base alone.
 
     OMP_NUM_THREADS=1 python -m benchmarks.decoders.hot_adapters
 
@@ -39,14 +39,14 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 class Graph:
-    """A graph being built. form: base, inputs, left or index."""
+    """A graph being built. variant: base, inputs, left or index."""
 
-    def __init__(self, form: str, seed: int = 0) -> None:
-        self.form, self.random = form, np.random.default_rng(seed)
+    def __init__(self, variant: str, seed: int = 0) -> None:
+        self.variant, self.random = variant, np.random.default_rng(seed)
         self.nodes: list[Any] = []
         self.weights: Arrays = {}
         self.inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["b", "s", WIDTH])]
-        if form == "index":
+        if variant == "index":
             self.inputs.append(helper.make_tensor_value_info("adapter", TensorProto.INT64, ["b"]))
 
     def node(self, op: str, inputs: Sequence[str], output: str, **attributes: Any) -> str:
@@ -60,13 +60,13 @@ class Graph:
         options = {"K": k, "N": n, "bits": 4, "block_size": 32, "accuracy_level": 4}
         parts = (x, f"{name}_w", f"{name}_s")
         y = self.node("MatMulNBits", parts, f"{name}_y", domain="com.microsoft", **options)
-        if self.form == "base":
+        if self.variant == "base":
             return y
-        if self.form == "left":
+        if self.variant == "left":
             return self._left(name, x, y, k, n)
         sides = {f"{name}_A": (k, RANK), f"{name}_B": (RANK, n)}
         for side, shape in sides.items():
-            if self.form == "inputs":
+            if self.variant == "inputs":
                 free = tuple(0 if size == RANK else size for size in shape)
                 axes = ["rank" if size == RANK else size for size in shape]
                 self.weights[side] = np.zeros(free, np.float32)
@@ -95,9 +95,9 @@ class Graph:
         return self.node("Add", (y, again), f"{name}_z")
 
 
-def session(form: str) -> Any:
+def session(variant: str) -> Any:
     """A session of one thread, whose output is called y."""
-    graph, x = Graph(form), "x"
+    graph, x = Graph(variant), "x"
     for block in range(BLOCKS):
         at = {n: (f"{block}_{n}", k, size) for n, k, size in PRODUCTS}
 

@@ -26,7 +26,7 @@ from benchmarks.measure import memory
 from benchmarks.measure.results import RESULTS, ROOT, conditions, table, write
 
 GROUP, SAMPLES, TOKENS = 128, 32, 512  # as scale.recipe has for shapes whose width they divide
-FORM = ("load", "compress", "export", "lower", "build")  # stages of ours that a peer has too
+SHARED = ("load", "compress", "export", "lower", "build")  # stages of ours that a peer has too
 TEXTS = ROOT / "calibration" / "jargon-calibrate.jsonl"
 PEERS = ("onnxruntime-genai rtn", "llm-compressor rtn", "llm-compressor gptq")
 
@@ -80,7 +80,7 @@ def page(result: Mapping[str, Any]) -> str:
         f"{when['when']}, {when['machine'].get('cpu', 'unknown processor')}, load average "
         f"{when['load_average'][0]} to {when['load_average'][1]}. Made by `python -m "
         "benchmarks.decoders.scale_peers`. Ours is the stages "
-        f"{', '.join(FORM)} of results/scale.md: their seconds with one start, the processor "
+        f"{', '.join(SHARED)} of results/scale.md: their seconds with one start, the processor "
         "seconds of a process per stage, the highest memory. The others are one process each. "
         "Memory is anonymous; VmHWM counts mapped files too. None of the rows contains a proof.",
     ]
@@ -111,7 +111,7 @@ def rows_table(rows: Mapping[str, Any]) -> str:
 def ours(measured: Mapping[str, Any]) -> dict[str, Any]:
     """Sum the stages of scale.py that make what a peer makes, started as one process: every stage's
     own time, and one start."""
-    stages = [measured["stages"][name] for name in FORM if name in measured["stages"]]
+    stages = [measured["stages"][name] for name in SHARED if name in measured["stages"]]
     start = min(s["seconds"] - s["stage_seconds"] for s in stages)
     return {
         "exit_code": 0,

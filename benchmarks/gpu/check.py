@@ -114,7 +114,9 @@ def reference(kind: str, model: Path, contract: Path, grid: Mapping[str, Any], o
     np.savez(out, **made)
 
 
-def limit(kind: str, form: str, loaded: Path, state_folder: Path, grid: Mapping[str, Any]) -> float:
+def limit(
+    kind: str, variant: str, loaded: Path, state_folder: Path, grid: Mapping[str, Any]
+) -> float:
     """Measure how far two correct float16 runs may lie apart, as relative L2 of a row.
 
     Uses Monte Carlo arithmetic on the torch model, as the ledger does.
@@ -138,7 +140,7 @@ def limit(kind: str, form: str, loaded: Path, state_folder: Path, grid: Mapping[
     modules = [n.removesuffix(".weight") for n in state.weights]
     modules = [n for n in modules if hasattr(source.get_submodule(n), "in_features")]
     model = simulate_state(source, state)
-    if form == "float":
+    if variant == "float":
         model = load_torch_model(open_checkpoint(loaded), contract.task, overrides=state.replaced)
     outputs = [o.name for o in contract.outputs]
     batch = ids(len(ROWS), min(grid["sequence"])) if kind == "encoder" else stepped(len(ROWS), 0)
@@ -158,10 +160,10 @@ def limit(kind: str, form: str, loaded: Path, state_folder: Path, grid: Mapping[
     return max(found.limits.values())
 
 
-def judge(form: str, prepared: Mapping[str, Any]) -> Judge:
-    """Read the judge of a form. prepared: result of models.prepare."""
-    expected = dict(np.load(prepared["references"][form]))
-    return Judge(expected, prepared["limits"][form], "what correct float16 runs differ by")
+def judge(variant: str, prepared: Mapping[str, Any]) -> Judge:
+    """Read the judge of a variant. prepared: result of models.prepare."""
+    expected = dict(np.load(prepared["references"][variant]))
+    return Judge(expected, prepared["limits"][variant], "what correct float16 runs differ by")
 
 
 def encoder_problem(system: Any, judge: Judge, batch: int, sequence: int) -> str:

@@ -86,8 +86,8 @@ def prepare(kind: str, work: Path, tiny: bool, source: str | None) -> dict[str, 
     Returns {"weights": origin, "checkpoint", "contract", "float" (fp16 graph), "lowered" (quantized
     graph), "cuda" and "cuda-lowered" (the same for ONNX Runtime CUDA): paths, "modules": {module:
     initializer of its integers}, "asked": {module: {"weight", "activation"}}, "shapes",
-    "references": {form: file}, "limits": {form: check.limit}}; for a decoder also "weight_bytes":
-    {form: bytes that a step reads} and "cache_bytes": bytes per token and row.
+    "references": {variant: file}, "limits": {variant: check.limit}}; for a decoder also
+    "weight_bytes": {variant: bytes that a step reads} and "cache_bytes": bytes per token and row.
     """
     from optimizer.compress.stage import STAGE as compress
     from optimizer.export.stage import STAGE as export
@@ -107,15 +107,15 @@ def prepare(kind: str, work: Path, tiny: bool, source: str | None) -> dict[str, 
     model = store.step(lower, target, loaded, state, graph)
     lowering = json.loads((model.path / "lowering.json").read_text(encoding="utf-8"))["modules"]
     contract = loaded.path / "contract.json"
-    forms = {"float": graph.path / "model.onnx", "lowered": model.path / "model.onnx"}
+    variants = {"float": graph.path / "model.onnx", "lowered": model.path / "model.onnx"}
     section = OnnxRuntimeTarget(runtime="onnxruntime", device="cuda")
     states = {"cuda": write_nothing(folder / "nothing")}
     if kind == "decoder":  # the encoder's state has quantized activations, which CUDA lacks
         states["cuda-lowered"] = state.path
-    for form, values in states.items():
-        forms[form] = folder / form / "model.onnx"
-        forms[form].parent.mkdir()
-        lower.run(section, loaded.path, values, graph.path, out=forms[form].parent)
+    for variant, values in states.items():
+        variants[variant] = folder / variant / "model.onnx"
+        variants[variant].parent.mkdir()
+        lower.run(section, loaded.path, values, graph.path, out=variants[variant].parent)
     made = {
         "weights": weights,
         "checkpoint": str(loaded.path / "checkpoint"),
@@ -127,16 +127,16 @@ def prepare(kind: str, work: Path, tiny: bool, source: str | None) -> dict[str, 
         },
         "shapes": target.shapes.model_dump(mode="json"),
         "limits": {
-            form: check.limit(kind, form, loaded.path, values, TINY_GRID if tiny else GRID)
-            for form, values in {**dict.fromkeys(forms, state.path), **states}.items()
+            variant: check.limit(kind, variant, loaded.path, values, TINY_GRID if tiny else GRID)
+            for variant, values in {**dict.fromkeys(variants, state.path), **states}.items()
         },
-        "references": {form: str(work / f"{kind}-{form}.npz") for form in forms},
-        **{form: str(path) for form, path in forms.items()},
+        "references": {variant: str(work / f"{kind}-{variant}.npz") for variant in variants},
+        **{variant: str(path) for variant, path in variants.items()},
     }
-    for form, path in forms.items():
+    for variant, path in variants.items():
         grid = TINY_GRID if tiny else GRID
-        check.reference(kind, path, contract, grid, Path(made["references"][form]))
-    return made | (_sizes(contract, forms) if kind == "decoder" else {})
+        check.reference(kind, path, contract, grid, Path(made["references"][variant]))
+    return made | (_sizes(contract, variants) if kind == "decoder" else {})
 
 
 def write_nothing(folder: Path) -> Path:
@@ -161,7 +161,7 @@ def chosen(kind: str, folder: Path, tiny: bool, source: str | None) -> tuple[str
     return named + extra, f"real: {named}"
 
 
-def _sizes(contract: Path, forms: Mapping[str, Path]) -> dict[str, Any]:
+def _sizes(contract: Path, variants: Mapping[str, Path]) -> dict[str, Any]:
     """Compute the bytes that a step of a decoder reads, with a KV cache in fp16."""
     from benchmarks.decoders.llm_decode import weight_bytes
     from optimizer.harness.contract import read
@@ -169,7 +169,7 @@ def _sizes(contract: Path, forms: Mapping[str, Path]) -> dict[str, Any]:
     spec = read(contract).generation
     assert spec is not None
     return {
-        "weight_bytes": {form: weight_bytes(path) for form, path in forms.items()},
+        "weight_bytes": {variant: weight_bytes(path) for variant, path in variants.items()},
         "cache_bytes": 2 * 2 * spec.layers * spec.kv_heads * spec.head_dim,
     }
 

@@ -40,15 +40,15 @@ class Failed(Exception):
 class Job:
     """Job of a part.
 
-    kind: "encoder" or "decoder"; of a ledger its recipe, of vllm the form, of serve the runtime
+    kind: "encoder" or "decoder"; of a ledger its recipe, of vllm the scheme, of serve the runtime
     system: system to time, or runtime of a ledger
-    form: "float" or "lowered"
+    variant: "float" or "lowered"
     deadline: time.monotonic() at which the part must have ended
     """
 
     kind: str
     system: str
-    form: str
+    variant: str
     work: Path
     answer: Path
     deadline: float
@@ -126,18 +126,18 @@ def build(job: Job) -> Result:
     from optimizer.harness.runtimes.trt.build import builder
 
     made, prepared = {}, job.prepared
-    for form in ("float", "lowered"):
+    for variant in ("float", "lowered"):
         start = time.perf_counter()
         known = builder.build(
-            Path(prepared[form]),
-            engine_path(job, form),
+            Path(prepared[variant]),
+            engine_path(job, variant),
             shapes=spans(prepared["shapes"]),
             product=job.system,
             options=builder.BuildOptions(compute_capabilities=named_gpu(job.system)),
-            modules=prepared["modules"] if form == "lowered" else {},
+            modules=prepared["modules"] if variant == "lowered" else {},
         )
-        asked = prepared["asked"] if form == "lowered" else {}
-        made[form] = {"seconds": time.perf_counter() - start, **told(known, asked)}
+        asked = prepared["asked"] if variant == "lowered" else {}
+        made[variant] = {"seconds": time.perf_counter() - start, **told(known, asked)}
         job.tell("running", made)
     return made
 
@@ -173,15 +173,19 @@ def told(known: Mapping[str, Any], asked: Mapping[str, Any]) -> Result:
     }
 
 
-def engine_path(job: Job, form: str) -> Path:
-    return job.work / f"{job.kind}-{form}-{job.system}.engine"
+def engine_path(job: Job, variant: str) -> Path:
+    return job.work / f"{job.kind}-{variant}-{job.system}.engine"
 
 
 def timed(job: Job) -> Result:
     """Compare answers, then measure latency and throughput, or tokens per second; see speed."""
     prepared, watch = job.prepared, memory.Watch()
-    files = {**prepared, "engine": str(engine_path(job, job.form)), "onnx": prepared[job.form]}
-    judge = check.judge("float" if job.system.startswith("torch") else job.form, prepared)
+    files = {
+        **prepared,
+        "engine": str(engine_path(job, job.variant)),
+        "onnx": prepared[job.variant],
+    }
+    judge = check.judge("float" if job.system.startswith("torch") else job.variant, prepared)
     try:
         opened = systems.SYSTEMS[job.kind, job.system](files, job.rehearse)
     except systems.Refused as e:
@@ -212,7 +216,7 @@ def _bound(job: Job, cells: list[Result]) -> Result | str:
     measured = job.work / "bandwidth.json"
     if not measured.is_file():
         return "not run: the bandwidth was not measured"
-    weights, cache = job.prepared["weight_bytes"][job.form], job.prepared["cache_bytes"]
+    weights, cache = job.prepared["weight_bytes"][job.variant], job.prepared["cache_bytes"]
     speed.bound(cells, weights, cache, json.loads(measured.read_text()))
     return {"weight_bytes": weights, "cache_bytes_per_token": cache}
 
@@ -331,11 +335,11 @@ def read(given: Mapping[str, Any]) -> tuple[Callable[[Job], Result], Job]:
     """Find the function of a job by its part, such as "encoder:tensorrt:lowered"."""
     what, *rest = given["part"].split(":")
     words = [what, *rest] if what in ("encoder", "decoder") else rest or [what]
-    kind, system, form = (*words, "", "")[:3]
+    kind, system, variant = (*words, "", "")[:3]
     return KINDS[what], Job(
         kind,
         system,
-        form or "float",
+        variant or "float",
         Path(given["work"]),
         Path(given["answer"]),
         time.monotonic() + given["seconds"],

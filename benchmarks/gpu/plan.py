@@ -90,13 +90,13 @@ class Here:
     no_cuda: Mapping[str, str] = field(default_factory=dict)
 
 
-def served(kind: str, form: str, system: str = "served") -> Part:
+def served(kind: str, variant: str, system: str = "served") -> Part:
     """A model for ONNX Runtime CUDA, run as a bundle runs it.
 
     system: "served", or "slots" with continuous batching
     """
     needs = ("onnxruntime",)
-    return Part(f"{kind}:{system}:{form}", 14, 40, needs, needs, (f"prepare:{kind}",))
+    return Part(f"{kind}:{system}:{variant}", 14, 40, needs, needs, (f"prepare:{kind}",))
 
 
 def peer(kind: str, system: str, least: int, most: int, *needs: str, gpu: bool = False) -> Part:
@@ -116,9 +116,9 @@ def build(kind: str, product: str, least: int) -> Part:
     )
 
 
-def engine(kind: str, product: str, form: str) -> Part:
+def engine(kind: str, product: str, variant: str) -> Part:
     return Part(
-        f"{kind}:{product}:{form}",
+        f"{kind}:{product}:{variant}",
         10,
         40,
         (PRODUCTS[product].module, TRT),
@@ -128,11 +128,11 @@ def engine(kind: str, product: str, form: str) -> Part:
     )
 
 
-def vllm(form: str, planned: bool = False) -> Part:
-    """vLLM with a folder of one form of serving.FORMS."""
+def vllm(scheme: str, planned: bool = False) -> Part:
+    """vLLM with a folder of one scheme of serving.SCHEMES."""
     needs = ("vllm", "aiohttp", *OURS)
     cuda, after = ("torch",), ("prepare:decoder",)
-    return Part(f"vllm:{form}", 75, 240 if planned else 900, needs, cuda, after, planned=planned)
+    return Part(f"vllm:{scheme}", 75, 240 if planned else 900, needs, cuda, after, planned=planned)
 
 
 def serve(runtime: str, *needs: str) -> Part:
@@ -200,13 +200,13 @@ PARTS = (
     build("decoder", "tensorrt", 25),
     peer("decoder", "torch-eager", 14, 40, "torch", "transformers"),
     peer("decoder", "onnxruntime", 14, 40, "onnxruntime"),
-    *(served("decoder", form) for form in ("cuda", "cuda-lowered")),
+    *(served("decoder", variant) for variant in ("cuda", "cuda-lowered")),
     served("decoder", "cuda-lowered", "slots"),
     *(engine("decoder", p, f) for p in (RTX, "tensorrt") for f in ("float", "lowered")),
     peer("encoder", "torch-compile", 110, 200, "torch", "transformers", gpu=True),
     peer("decoder", "torch-compile", 110, 200, "torch", "transformers", gpu=True),
     vllm("w4a16", planned=True),
-    *(vllm(form) for form in ("w8a8", "fp8", "nvfp4", "w4a4")),
+    *(vllm(scheme) for scheme in ("w8a8", "fp8", "nvfp4", "w4a4")),
     serve("vllm", "vllm"),
     serve("onnxruntime", "starlette", "uvicorn", "h11"),
     *(proof(recipe, runtime) for recipe in BEYOND for runtime in RUNTIMES),

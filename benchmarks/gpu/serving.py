@@ -1,6 +1,6 @@
 """Decoders that answer over HTTP, timed by the load generator of `optimize load`.
 
-    vllm:FORM       vLLM's server with a folder of target `vllm`, in one form of FORMS
+    vllm:SCHEME     vLLM's server with a folder of target `vllm`, in one scheme of SCHEMES
     serve:RUNTIME   `optimize serve` with a bundle of that runtime, which for vllm starts vLLM
 
 Each request has a text of its own, of PROMPT words, and its answer NEW tokens. SIZES requests are
@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.gpu.check import NEW, PROMPT
 from benchmarks.gpu.models import WORDS
 
-FORMS = {
+SCHEMES = {
     "w4a16": "{methods: [rtn], weights: {bits: 4, granularity: group, group_size: 64}}",
     "w8a8": "{methods: [rtn], weights: {bits: 8}, activations: {granularity: token}}",
     "fp8": "{methods: [rtn], weights: {type: float8}, "
@@ -29,7 +29,7 @@ FORMS = {
     "nvfp4": "{methods: [rtn], weights: {type: float4}}",
     "w4a4": "{methods: [rtn], weights: {type: float4}, activations: {type: float4}}",
 }
-"""{form: section `quantize` of its recipe}."""
+"""{scheme: section `quantize` of its recipe}."""
 NAME = "decoder"
 SIZES, ROUNDS = (1, 8, 32), 3
 TINY_SIZES, TINY_ROUNDS, TINY_NEW = (1, 2), 1, 4
@@ -42,7 +42,7 @@ def origin(work: Path) -> dict[str, str]:
     return {"weights": prepared["weights"]}
 
 
-def write_folder(work: Path, form: str) -> tuple[Path, dict[str, Any]]:
+def write_folder(work: Path, scheme: str) -> tuple[Path, dict[str, Any]]:
     """Quantize and lower the model of part prepare:decoder for vLLM. Returns the folder and the
     `fit` of its engine (harness/runtimes/vllm.py)."""
     from optimizer.compress.stage import STAGE as compress
@@ -52,7 +52,7 @@ def write_folder(work: Path, form: str) -> tuple[Path, dict[str, Any]]:
     from optimizer.recipe import file as recipe_file
     from optimizer.store import Store
 
-    changed = [f"quantize={FORMS[form]}", "targets=[{runtime: vllm}]"]
+    changed = [f"quantize={SCHEMES[scheme]}", "targets=[{runtime: vllm}]"]
     recipe = recipe_file.read(work / NAME / "recipe.yaml", changed)
     store, target = Store(work / "store"), recipe.targets[0]
     loaded = store.step(load, recipe.model)
@@ -97,7 +97,7 @@ def changes(runtime: str, rehearse: bool) -> list[str]:
     """
     options = "" if runtime == "vllm" else f", device: {'cpu' if rehearse else 'cuda'}"
     return [
-        f"quantize={FORMS['w4a16']}",
+        f"quantize={SCHEMES['w4a16']}",
         f"targets=[{{runtime: {runtime}{options}}}]",
         "validate.max_drop=100",
         "validate.sequence_length=16",

@@ -34,7 +34,7 @@ from optimizer.validate.quality.quality import wilson
 
 MARGIN, ALPHA = 0.02, 0.05
 ROWS = 800  # of each part
-FORMS = 24
+CANDIDATES = 24
 Outcomes = Any  # int8 (rows,): 1 lost, -1 won, 0 alike
 
 
@@ -52,8 +52,8 @@ def draw(generator: np.random.Generator, together: bool, rows: int = ROWS) -> li
     """Draw the candidates of one search, the fastest first. together: they fail on the same rows"""
     candidates = []
     shared = generator.random((2, rows))
-    for i in range(FORMS):
-        beyond = i < FORMS // 2
+    for i in range(CANDIDATES):
+        beyond = i < CANDIDATES // 2
         low, high = (MARGIN, 1.5 * MARGIN) if beyond else (0.0, 0.8 * MARGIN)
         drop = MARGIN if i == 0 else float(generator.uniform(low, high))
         won = float(generator.uniform(0, 0.02))
@@ -125,7 +125,7 @@ def main() -> None:
     measured = measure(options.searches)
     document = {
         "searches": options.searches,
-        "forms": FORMS,
+        "candidates": CANDIDATES,
         "rows": ROWS,
         "margin": MARGIN,
         "rules": measured,

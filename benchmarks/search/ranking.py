@@ -137,7 +137,7 @@ def build(bench: Workbench, own: BuiltCandidate, modules: Sequence[str]) -> dict
         else:
             model = steps.graph
         files[kept] = model.path / "model.onnx"
-        say(f"ranking: {len(files)} of {2 ** len(kinds)} forms")
+        say(f"ranking: {len(files)} of {2 ** len(kinds)} candidates")
     return files
 
 
@@ -194,7 +194,7 @@ def summary(
             "median_error": float(np.median(errors)),
         }
     return {
-        "forms": len(medians),
+        "candidates": len(medians),
         "shape": SHAPE,
         "tau": taus,
         "noise_floor": float(np.mean([tau(*both) for both in divided])),
@@ -237,13 +237,14 @@ def show(measured: Mapping[str, Any], conditions: Mapping[str, Any]) -> str:
     other = measured["fastest_other"]
     low, _ = other["interval"]
     least = measured["times"][0]["ms"], max(t["ms"] for t in measured["times"])
-    verdict = "perhaps a form" if low is None or low <= FASTER else "no form"
+    verdict = "perhaps a candidate" if low is None or low <= FASTER else "no candidate"
     machine = conditions["machine"]
     return f"""# Candidates of MiniLM ranked by predicted and by measured time
 
-Made by `python -m benchmarks.search.ranking`. {measured["forms"]} candidates: each of six kinds of
-linear layers INT8 or float in all blocks. Processor time of the model at 1 x {SHAPE[1]} tokens on
-one thread, median over {conditions["rounds"]} rounds, from {least[0]:.1f} to {least[1]:.1f} ms.
+Made by `python -m benchmarks.search.ranking`. {measured["candidates"]} candidates: each of six
+kinds of linear layers INT8 or float in all blocks. Processor time of the model at 1 x {SHAPE[1]}
+tokens on one thread, median over {conditions["rounds"]} rounds,
+from {least[0]:.1f} to {least[1]:.1f} ms.
 
 {results.table(HEADS, rows)}
 

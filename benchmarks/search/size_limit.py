@@ -50,7 +50,7 @@ def main() -> None:
         "processor_seconds": round(time.process_time() - started),
         "size_mb": found.section.constraints.size_mb,
         "winner": found.winner.label if found.winner else None,
-        "forms": rows,
+        "candidates": rows,
     }
     page = show(document)
     if options.results:
@@ -77,7 +77,7 @@ def allocate(method: str, bits: float, store: Path) -> Trial:
 def row(name: str, trial: Trial) -> dict[str, Any]:
     return {
         "by": name,
-        "form": trial.label,
+        "candidate": trial.label,
         "outcome": trial.outcome,
         "why": trial.why,
         "mb": None if trial.size is None else trial.size / 1e6,
@@ -91,14 +91,14 @@ def show(document: dict[str, Any]) -> str:
     rows = [
         [
             one["by"],
-            one["form"],
+            one["candidate"],
             one["outcome"],
             "" if one["mb"] is None else f"{one['mb']:.1f}",
             "" if one["drop"] is None else write_interval(one["drop"], one["interval"], 4),
         ]
-        for one in document["forms"]
+        for one in document["candidates"]
     ]
-    heads = ["by", "form", "outcome", "MB", "nats above float"]
+    heads = ["by", "candidate", "outcome", "MB", "nats above float"]
     return f"""# SmolLM2 in at most {document["size_mb"]:g} MB
 
 Made by `python -m benchmarks.search.size_limit`. The search found: {document["winner"]}.

@@ -103,16 +103,16 @@ def test_engines_answer_as_the_cpu_does_replayed_resident_and_from_their_cache(
 ) -> None:
     need(product)
     prepared = models.prepare(kind, tmp_path, True, None)
-    for form in ("float", "lowered"):
-        engine = tmp_path / f"{form}.engine"
+    for variant in ("float", "lowered"):
+        engine = tmp_path / f"{variant}.engine"
         builder.build(
-            Path(prepared[form]),
+            Path(prepared[variant]),
             engine,
             shapes=spans(prepared["shapes"]),
             product=product,
             options=builder.BuildOptions(compute_capabilities=parts.named_gpu(product)),
         )
-        judge = check.judge(form, prepared)
+        judge = check.judge(variant, prepared)
         system = SYSTEMS[kind, product]({**prepared, "engine": str(engine)}, False)
         if kind == "encoder":
             assert not check.encoder_problem(system, judge, 2, 16)

@@ -46,17 +46,17 @@ def test_vllm_is_started_with_our_folder_and_timed(tmp_path: Path) -> None:
     assert all(c["first_token_ms"]["p50"] >= 20 for c in part["result"]["cells"])
 
 
-@pytest.mark.parametrize("form", serving.FORMS)
-def test_each_form_is_one_that_vllm_takes(tmp_path: Path, form: str) -> None:
+@pytest.mark.parametrize("scheme", serving.SCHEMES)
+def test_each_scheme_is_one_that_vllm_takes(tmp_path: Path, scheme: str) -> None:
     path = decoder_recipe(tmp_path)
-    changed = [f"quantize={serving.FORMS[form]}", "targets=[{runtime: vllm}]"]
+    changed = [f"quantize={serving.SCHEMES[scheme]}", "targets=[{runtime: vllm}]"]
     accepted.check(recipe_file.read(path, changed), Context())
-    assert f"vllm:{form}" in [p.name for p in plan.PARTS]
+    assert f"vllm:{scheme}" in [p.name for p in plan.PARTS]
 
 
 @pytest.mark.slow
 def test_a_rehearsal_serves_bundles_of_ours_and_of_vllm(tmp_path: Path) -> None:
-    names = ("serve:vllm", "serve:onnxruntime", *(f"vllm:{form}" for form in serving.FORMS))
+    names = ("serve:vllm", "serve:onnxruntime", *(f"vllm:{scheme}" for scheme in serving.SCHEMES))
     command = [sys.executable, "-m", "benchmarks.gpu.suite", "--rehearse", "--seconds", "36000"]
     done = subprocess.run(
         [*command, "--out", str(tmp_path / "gpu.json"), "--only", *names],
