@@ -64,7 +64,7 @@ def _check_onnx(recipe: Recipe, *, fetch: bool) -> None:
         of_module = torch_module.takes(recipe.model)
         opened = (torch_module if of_module else onnx_model).check(recipe.model, scratch)
         model = GraphModel(onnx_model.graph_of(opened))
-        family = of_config(onnx_model.config(opened))
+        family = of_config(onnx_model.config(opened, recipe.model))
         collect(
             [
                 partial(check_inputs, recipe.validation(recipe.targets[0]), scratch),

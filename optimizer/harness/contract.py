@@ -17,7 +17,7 @@ contract.json, version 3:
      "image": {"channels": 3, "height": 224, "width": 224, "resize": {"shortest_edge": 256} | null,
                "resample": "bicubic", "crop": [224, 224] | null, "rescale": 0.00392 | null,
                "offset": 0.0, "mean": [0.5, 0.5, 0.5] | null, "std": [0.5, 0.5, 0.5] | null,
-               "divide": null} | null,
+               "divide": null, "letterbox": {"fill": 114, "place": "centre"}, "bgr": true} | null,
      "labels": ["negative", "positive"] | null, "activation": "sigmoid" | "identity" | null,
      "thresholds": [0.5, 0.3] | null,
      "sparse": {"pooling": "max", "activation": "relu", "max_active_dims": 128 | null} | null,
@@ -26,6 +26,8 @@ contract.json, version 3:
      "zero_shot": {"candidate_labels": ["sport", "politics"], "hypothesis_template": "About {}.",
                    "multi_label": false, "entailment": 2} | null,
      "label_texts": {"hypothesis_template": "A photo of {}.", "scale": 100.0, "bias": 0.0} | null,
+     "detections": {"layout": "scores", "box": "cxcywh", "units": "pixels", "activation": "none",
+                    "nms": 0.7 | null, "threshold": 0.25, "most": 300} | null,
      "answers": {"doc_stride": 128, "max_answer_len": 15, "handle_impossible_answer": false,
                  "top_k": 1} | null,
      "generation": {"layers": 30, "kv_heads": 3, "head_dim": 64, "vocabulary": 49152,
@@ -39,6 +41,7 @@ input_kind: the kind of input that the task takes (inputs/).
 tokenizer: tokenizer file and padding, for inputs of kind text. Absent where null are mask_id and
     mask_token, for fill-mask, and padded_to, the length of all texts of a model that reads padding.
 image: preprocessing (image_settings.py), for inputs of kind image.
+detections: fields of a detector's outputs (detection_settings.py), for task detector.
 pooling: pooling method of POOLINGS, or a list of them whose results are joined, for
     sentence-embedding; mean or cls, for image-feature-extraction.
 embedding: prompts, layers and width of a sentence embedding (embedding_settings.py).
@@ -81,6 +84,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from .detection_settings import DetectionSettings
 from .embedding_settings import EmbeddingSettings
 from .errors import BundleError, InputError, require
 from .fields import CONTRACT
@@ -97,6 +101,7 @@ ACTIVATIONS = ("identity", "sigmoid")
 SECTIONS = ("tokenizer", "image", "pooling", "normalize", "labels", "generation")
 OPTIONAL = (
     *("embedding", "answers", "aggregation", "zero_shot", "label_texts", "sparse", "template"),
+    "detections",
 )
 """Sections that a task of Task.optional may lack."""
 SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -244,6 +249,7 @@ class Contract:
     zero_shot: ZeroShotSettings | None = None
     label_texts: LabelTexts | None = None
     sparse: SparseSettings | None = None
+    detections: DetectionSettings | None = None
     version: int = VERSION
     layer_weights: Any = field(default=None, repr=False, compare=False)
     form: tuple[str, int] | None = None
@@ -317,6 +323,12 @@ class Contract:
         """The sparse section. Raises BundleError without one."""
         require(self.sparse is not None, "sparse", None, f"a section, for {self.task}")
         return self.sparse  # type: ignore[return-value]
+
+    @property
+    def candidates(self) -> DetectionSettings:
+        """The detections section. Raises BundleError without one."""
+        require(self.detections is not None, "detections", None, f"a section, for {self.task}")
+        return self.detections  # type: ignore[return-value]
 
     @property
     def choice(self) -> ZeroShotSettings:
@@ -397,6 +409,8 @@ class Contract:
         """Return contract.json as a document; `Contract.from_json` is its inverse."""
         document = asdict(replace(self, layer_weights=None, texts=None))
         del document["layer_weights"], document["form"], document["texts"]
+        if self.image is not None:
+            document["image"] = self.image.to_json()
         if document["embedding"] is not None and document["embedding"]["quantized"] is None:
             del document["embedding"]["quantized"]
         for name in (*OPTIONAL, "activation", "thresholds"):
@@ -433,6 +447,8 @@ class Contract:
                 fields["answers"] = SpanSettings(**fields["answers"])
             if fields.get("sparse") is not None:
                 fields["sparse"] = SparseSettings(**fields["sparse"])
+            if fields.get("detections") is not None:
+                fields["detections"] = DetectionSettings(**fields["detections"])
             if fields.get("zero_shot") is not None:
                 settings = fields["zero_shot"]
                 names = tuple(settings["candidate_labels"])

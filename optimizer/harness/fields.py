@@ -99,6 +99,22 @@ IMAGE = record(
         "std": CHANNELS,
         "divide": CHANNELS,
     },
+    {
+        "letterbox": null_or(record({"fill": whole(0, 255), "place": NAME}, closed=True)),
+        "bgr": flag,
+    },
+    closed=True,
+)
+DETECTIONS = record(
+    {
+        "layout": NAME,
+        "box": NAME,
+        "units": NAME,
+        "activation": NAME,
+        "nms": null_or(number(0, 1)),
+        "threshold": number(0, 1),
+        "most": COUNT,
+    },
     closed=True,
 )
 EMBEDDING = record(
@@ -184,6 +200,7 @@ CONTRACT = record(
         "template": null_or(list_of(text(100_000), 3, 3)),
         "aggregation": null_or(choice("none", "simple", "first", "average", "max")),
         "generation": null_or(GENERATION),
+        "detections": null_or(DETECTIONS),
     },
     closed=True,
 )

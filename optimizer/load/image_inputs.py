@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,7 @@ def convert(d: Described, out: Path) -> ImageSettings:
 
 def sections(d: Described, settings: ImageSettings) -> dict[str, Any]:
     """Return {"image": settings}; for feature extraction also "pooling": "cls" or "mean"."""
-    values: dict[str, Any] = {"image": asdict(settings)}
+    values: dict[str, Any] = {"image": settings.to_json()}
     if "pooling" in d.task.sections:
         has_class_token = any(
             n.rpartition(".")[2] == CLASS_TOKEN for n, _ in d.model.named_parameters()

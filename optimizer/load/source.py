@@ -45,7 +45,7 @@ LIMITS = dict.fromkeys(
 )
 ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".xz", ".bz2", ".7z", ".whl")
 ADVICE = {
-    ".onnx": "Set model.task: tensors for an ONNX file.",
+    ".onnx": "Set model.task: tensors, or detector, for an ONNX file.",
     ".py": 'For a torch module write model: {module: "FILE:FUNCTION", weights, example, trust_code}'
     " in place of source; docs/onnx.md has an example.",
 }

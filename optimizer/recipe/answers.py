@@ -1,20 +1,32 @@
-"""Sections `model.answers` of question answering and `model.zero_shot` of zero-shot classification.
+"""Sections of `model` about inputs and answers: `answers` of question answering, `zero_shot` of
+zero-shot classification, `image` and `detections` of an ONNX file's detector.
 
-Keys and defaults are those of transformers' pipelines (for question answering, version 4's).
+Keys and defaults of the first two are those of transformers' pipelines (for question answering,
+version 4's).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
 from optimizer.foundation.sections.fields import Length, Pattern
 from optimizer.foundation.sections.section import Section
 from optimizer.harness import tasks
+from optimizer.harness.detection_settings import (
+    ACTIVATIONS,
+    BOXES,
+    LAYOUTS,
+    UNITS,
+    DetectionSettings,
+)
+from optimizer.harness.image_settings import FILTERS, LINEAR, ImageSettings, Letterbox
 from optimizer.harness.span_settings import SpanSettings
 from optimizer.harness.zero_shot_settings import is_template
 
+Share = Annotated[float, Field(ge=0, le=1)]
 SLOTS = ("{query}", "{document}")  # places of texts in a template
 SECTIONS = {"max_active_dims": "sparse"}  # {key: section of the contract, where named otherwise}
 ZERO_SHOT = "zero_shot"
@@ -45,6 +57,89 @@ class SpanAnswers(Section):
         """
         stride = min(max_length // 2, SHARED) if self.doc_stride is None else self.doc_stride
         return SpanSettings(stride, self.max_answer_len, self.handle_impossible_answer, self.top_k)
+
+
+class ImageInput(Section):
+    """Preparation of images for the input of an ONNX file, whose size is the file's."""
+
+    resize: Literal["letterbox", "stretch"] = Field(
+        "letterbox",
+        description="letterbox: keep the proportions and fill the rest; stretch: to both sides",
+    )
+    fill: int = Field(114, ge=0, le=255, description="letterbox: value of the pixels that it fills")
+    place: Literal["centre", "corner"] = Field(
+        "centre", description="letterbox: place of the image; corner: the upper left one"
+    )
+    resample: Literal[(*FILTERS, LINEAR)] = Field(  # type: ignore[valid-type]
+        LINEAR,
+        description="filter of Pillow, which antialiases, or linear: between the four nearest "
+        "pixels, as OpenCV's INTER_LINEAR",
+    )
+    rescale: float | None = Field(
+        1 / 255, description="factor of the pixels, which are 0 to 255; null: 1"
+    )
+    mean: tuple[float, ...] | None = Field(
+        None, description="mean to subtract then, per channel; needs std"
+    )
+    std: tuple[float, ...] | None = Field(None, description="deviation to divide by, per channel")
+    bgr: bool = Field(False, description="true for a model that reads blue first")
+
+    def settings(self, channels: int, height: int, width: int) -> ImageSettings:
+        """Return the contract's section `image` for an input of this size. Raises BundleError."""
+        boxed = self.resize == "letterbox"
+        return ImageSettings(
+            channels=channels,
+            height=height,
+            width=width,
+            resize={"height": height, "width": width},
+            resample=self.resample,
+            crop=None,
+            rescale=self.rescale,
+            offset=0.0,
+            mean=self.mean,
+            std=self.std,
+            divide=None,
+            letterbox=Letterbox(self.fill, self.place) if boxed else None,
+            bgr=self.bgr,
+        )
+
+
+class Detections(Section):
+    """Boxes in the outputs of an ONNX file."""
+
+    labels: tuple[Pattern, ...] = Field(
+        min_length=1,
+        max_length=10_000,
+        description="names of the labels, in the order of their ids",
+    )
+    layout: Literal[LAYOUTS] = Field(  # type: ignore[valid-type]
+        "scores",
+        description="numbers of a candidate behind its box, all outputs joined: scores of the "
+        "labels; objectness before them; or final: its probability and its label id",
+    )
+    box: Literal[BOXES] = Field(  # type: ignore[valid-type]
+        "cxcywh",
+        description="centre and size, two corners (xyxy), or upper left corner and size (xywh)",
+    )
+    units: Literal[UNITS] = Field(  # type: ignore[valid-type]
+        "pixels", description="of boxes: pixels of the model's input, or share of its sides"
+    )
+    activation: Literal[ACTIVATIONS] = Field(  # type: ignore[valid-type]
+        "none",
+        description="function of the scores; softmax: the last of them means no object; none: "
+        "they are probabilities",
+    )
+    nms: Share | None = Field(
+        0.7,
+        description="intersection over union above which the less probable of two boxes of one "
+        "label is dropped; null: none, because the graph does it",
+    )
+    threshold: Share = Field(0.25, description="least probability of an answer")
+    most: int = Field(300, ge=1, le=10_000, description="maximum objects of an image")
+
+    def settings(self) -> DetectionSettings:
+        """Return the contract's section `detections`."""
+        return DetectionSettings(**self.model_dump(exclude={"labels"}))
 
 
 class ZeroShot(Section):

@@ -9,11 +9,17 @@ from pydantic import Field, field_validator, model_serializer, model_validator
 from optimizer.foundation.sections.fields import PATH, Base, Inside, Length, Pattern
 from optimizer.foundation.sections.section import Section
 from optimizer.harness.tasks.embeddings import sentence_embedding
-from optimizer.recipe.answers import SpanAnswers, ZeroShot, split_template
+from optimizer.recipe.answers import (
+    Detections,
+    ImageInput,
+    Share,
+    SpanAnswers,
+    ZeroShot,
+    split_template,
+)
 from optimizer.recipe.data import DataSpec
 from optimizer.recipe.stage_sections import Task
 
-Share = Annotated[float, Field(ge=0, le=1)]
 Reference = Annotated[
     str, Field(max_length=PATH, pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")
 ]
@@ -74,8 +80,8 @@ class Model(Section):
     )
     module: Reference | None = Field(
         None,
-        description='tensors: function that builds a torch module, "package.file:build", from the '
-        "recipe's folder; needs weights, example and trust_code",
+        description="tensors, detector: function that builds a torch module, "
+        '"package.file:build", from the recipe\'s folder; needs weights, example and trust_code',
     )
     weights: Pattern | None = Field(
         None,
@@ -142,6 +148,12 @@ class Model(Section):
     zero_shot: ZeroShot | None = Field(
         None, description="zero-shot tasks only: labels, and the sentence about an input"
     )
+    image: ImageInput | None = Field(
+        None, description="detector only: preparation of an image; default: letterbox, 0 to 1"
+    )
+    detections: Detections | None = Field(
+        None, description="detector only: labels, and boxes in the outputs of the file"
+    )
     max_active_dims: int | None = Field(
         None,
         ge=1,
@@ -160,21 +172,23 @@ class Model(Section):
         None, description="GGUF file in the source, de-quantized to float and used as the model"
     )
     onnx_file: Inside | None = Field(
-        None, description="tensors: ONNX file in the source, where it holds several"
+        None, description="tensors, detector: ONNX file in the source, where it holds several"
     )
     outputs: tuple[Pattern, ...] = Field(
-        (), max_length=100, description="tensors: outputs of the file to keep; default: all"
+        (),
+        max_length=100,
+        description="tensors, detector: outputs of the file to keep; default: all",
     )
     axes: dict[Pattern, Annotated[int, Field(ge=1, le=1 << 20)]] = Field(
         default_factory=dict,
-        description="tensors: sizes of dynamic axes other than the first, by the file's names, or "
-        'by "input.index", such as "images.2"',
+        description="tensors, detector: sizes of dynamic axes other than the first, by the file's "
+        'names, or by "input.index", such as "images.2"',
     )
     ranges: dict[Pattern, tuple[float, float]] = Field(
         default_factory=dict,
-        description="tensors: lowest and highest value of an input, for inputs that are drawn to "
-        "compare the model with ONNX Runtime; default: normally distributed, and for whole numbers "
-        "the rows of the table that they look up, else 0 and 1",
+        description="tensors, detector: lowest and highest value of an input, for inputs that are "
+        "drawn to compare the model with ONNX Runtime; default: normally distributed; for images "
+        "those of pixels; for whole numbers the rows of the table that they look up, else 0 and 1",
     )
     allow_pickle: bool = False
     trust_remote_code: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import InputError
-from ..image_settings import FILTERS, ImageSettings
+from ..image_settings import FILTERS, LINEAR, ImageSettings
 from .batch import Array, Batch
 from .image_file import PIXELS, UnreadableImage, import_pillow, load_image
 from .kind import Encoded, InputKind
@@ -67,18 +68,50 @@ def prepare(settings: ImageSettings, source: Any) -> tuple[Array, tuple[int, int
     """
     image = load_image(source, settings.channels)
     sides = image.size[1], image.size[0]
+    if settings.letterbox is not None:
+        return _letterbox(settings, image, sides), sides
     size = _resized_size(settings, *image.size)
-    if size is not None:
-        if size[0] * size[1] > PIXELS:
-            raise UnreadableImage(
-                f"it is {image.size[0]} x {image.size[1]}, and {size[0]:,} x {size[1]:,} once its "
-                f"shorter side is resized; up to {PIXELS:,} pixels are accepted",
-                "Crop it to an aspect ratio nearer to 1.",
-            )
-        image = image.resize(size, resample=FILTERS.index(settings.resample))
+    if size is not None and size[0] * size[1] > PIXELS:
+        raise UnreadableImage(
+            f"it is {image.size[0]} x {image.size[1]}, and {size[0]:,} x {size[1]:,} once its "
+            f"shorter side is resized; up to {PIXELS:,} pixels are accepted",
+            "Crop it to an aspect ratio nearer to 1.",
+        )
+    array = _resize(image, size, settings.resample)
+    return array if settings.crop is None else _center_crop(array, *settings.crop), sides
+
+
+def _letterbox(settings: ImageSettings, image: Any, sides: tuple[int, int]) -> Array:
+    """Resize a Pillow image into the model's input size, and fill what it leaves."""
+    (height, width), (top, left) = settings.place(sides)
+    shape = settings.height, settings.width, settings.channels
+    frame = np.full(shape, settings.letterbox.fill if settings.letterbox else 0, np.uint8)
+    pixels = _resize(image, (width, height), settings.resample)
+    frame[top : top + height, left : left + width] = pixels
+    return frame
+
+
+def _resize(image: Any, size: tuple[int, int] | None, resample: str) -> Array:
+    """Resize a Pillow image; return uint8 (height, width, channels).
+
+    size: width and height; None: unchanged
+    """
+    if size is not None and resample != LINEAR:
+        image = image.resize(size, resample=FILTERS.index(resample))
     array = np.asarray(image)
     array = array[..., None] if array.ndim == 2 else array
-    return array if settings.crop is None else _center_crop(array, *settings.crop), sides
+    if size is None or resample != LINEAR:
+        return array
+    values = array.astype(np.float32)
+    for axis, new in enumerate((size[1], size[0])):
+        old = array.shape[axis]
+        places = ((np.arange(new) + 0.5) * (old / new) - 0.5).clip(0, old - 1)
+        low = places.astype(np.int64)
+        high = np.minimum(low + 1, old - 1)
+        share = (places - low).astype(np.float32)[:, None]
+        share = share[..., None] if axis == 0 else share
+        values = values.take(low, axis) * (1 - share) + values.take(high, axis) * share
+    return np.asarray(np.rint(values), np.uint8)
 
 
 def _resized_size(settings: ImageSettings, width: int, height: int) -> tuple[int, int] | None:
@@ -128,7 +161,7 @@ def value_table(
 
 
 def collate(contract: Contract, encoded: Sequence[Encoded], size: int | None = None) -> Batch:
-    """Return one batch, {"pixel_values": float32 (batch, channels, height, width)}."""
+    """Return one batch, {the first input: float32 (batch, channels, height, width)}."""
     del size
     s = contract.images
     values = value_table(s.rescale, s.offset, s.mean, s.std, s.divide)
@@ -136,9 +169,12 @@ def collate(contract: Contract, encoded: Sequence[Encoded], size: int | None = N
     for row, one in zip(array, encoded, strict=True):
         for channel in range(s.channels):
             column = values[:, min(channel, values.shape[1] - 1)]
-            np.take(column, one.encoding[..., channel], out=row[channel], mode="clip")
+            read = s.channels - 1 - channel if s.bgr else channel
+            np.take(column, one.encoding[..., read], out=row[channel], mode="clip")
     inputs, encodings = [e.input for e in encoded], [e.encoding for e in encoded]
-    return Batch({ARRAY: array}, inputs, encodings, sides=[e.sides for e in encoded])
+    return Batch(
+        {contract.inputs[0].name: array}, inputs, encodings, sides=[e.sides for e in encoded]
+    )
 
 
 def read_received(data: bytes, textual: bool) -> bytes:
@@ -185,3 +221,5 @@ IMAGE = InputKind(
     example="photo.jpg",
     neutral=draw_noise,
 )
+IMAGE_OF_FILE = replace(IMAGE, arrays=())
+"""Image for a model whose input has any name."""

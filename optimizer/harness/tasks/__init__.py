@@ -25,7 +25,7 @@ Arrays returned by decode:
     image-segmentation          (batch, classes, rows, columns) logits, smaller than the image
     depth-estimation            (batch, rows, columns), of the model's size
     keypoint-detection          (boxes, keypoints, rows, columns) heatmaps
-    tensors                     (batch, numbers) all outputs, flattened and joined
+    tensors, detector           (batch, numbers) all outputs, flattened and joined
 
 Text generation runs the model many times: text_generation.arrays encodes the prompt, generate/ does
 the rest.
@@ -74,6 +74,7 @@ from .embeddings import (
 )
 from .images import (
     depth_estimation,
+    detector,
     image_classification,
     image_feature_extraction,
     image_segmentation,
@@ -119,6 +120,7 @@ TASKS: dict[str, Task] = {
         image_text_embedding.TASK,
         zero_shot_image_classification.TASK,
         tensors.TASK,
+        detector.TASK,
         object_detection.TASK,
         image_segmentation.TASK,
         depth_estimation.TASK,
@@ -197,12 +199,15 @@ def check(contract: Contract, where: str = "contract.json") -> Task:
         accepted_activations = f"{' or '.join(ACTIVATIONS)}, for {contract.task}"
         require(activation is not None, f"{where}: activation", activation, accepted_activations)
     needs = {"answers": record.extracts, "zero_shot": record.chooses, "sparse": record.weighs}
+    needs["detections"] = "detections" in record.optional
     for section, has_it in needs.items():
         present = getattr(contract, section) is not None or not has_it
         require(present, f"{where}: {section}", None, f"a value, for {contract.task}")
     if contract.zero_shot is not None:
         last, number = len(contract.labels or ()) - 1, contract.zero_shot.entailment
         require(0 < last >= number, f"{where}: zero_shot.entailment", number, f"0 to {last}")
+    if contract.detections is not None:
+        detector.find_fields(contract)
     if contract.label_texts is not None:
         name = zero_shot_image_classification.VECTOR
         require(

@@ -102,6 +102,7 @@ class Task:
     model: transformers class that builds the model, "module:name".
     joined: outputs of that class, (batch, sequence) each, that `output` joins along a last axis;
         () where `output` is one of them.
+    of_file: True if the model is an ONNX file or a torch module, not a checkpoint of `model`.
     headless: True if the checkpoint's pooler is dropped, because the output is a hidden state.
     heads: endings of the names of transformers classes that are trained for this task.
     """
@@ -137,6 +138,7 @@ class Task:
     not_in_browser: str = "the page has no code that makes its answers"
     model: str = "transformers:AutoModel"
     joined: tuple[str, ...] = ()
+    of_file: bool = False
     headless: bool = False
     heads: tuple[str, ...] = ()
 

@@ -78,5 +78,6 @@ TASK = Task(
     line=line,
     tensors=tensors,
     arrays=None,
+    of_file=True,
     not_in_browser="the page there reads texts, not tensors",
 )

@@ -16,7 +16,6 @@ from onnx.external_data_helper import load_external_data_for_tensor
 from optimizer.foundation.errors import CheckpointError
 from optimizer.foundation.reading import check_external_data, check_regular, quote_error, reading
 from optimizer.harness import tasks
-from optimizer.harness.inputs.tensors import TENSORS
 from optimizer.load import source
 from optimizer.recipe.schema import Model
 from optimizer.store import digest_file
@@ -41,8 +40,8 @@ class OnnxFile:
 
 
 def takes(section: Model) -> bool:
-    """Return True for a model that is an ONNX file: its task takes tensors."""
-    return tasks.find_task(section.task).inputs is TENSORS
+    """Return True for a model that is an ONNX file or a torch module, as its task says."""
+    return tasks.find_task(section.task).of_file
 
 
 def find(section: Model) -> OnnxFile:

@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 
 from optimizer.foundation.errors import CheckpointError, RecipeError, suggest
 from optimizer.harness.contract import DTYPES
+from optimizer.harness.inputs.image import value_table
 from optimizer.load.onnx_model.draft import Draft
 from optimizer.load.onnx_model.passes import PARAMETERS
 from optimizer.model.graph.drawn import DrawnInput, draw
+from optimizer.recipe.answers import ImageInput
 from optimizer.recipe.schema import Model
 
 Array = NDArray[Any]
@@ -124,10 +126,14 @@ def open_axes(value: Any, section: Model) -> list[str]:
 def _range(
     name: str, dtype: str, draft: Draft, section: Model
 ) -> tuple[float, float] | tuple[None, None]:
-    """Return the range to draw an input from: the recipe's, else the rows of the tables it
-    reads."""
+    """Return the range to draw an input from: the recipe's, else that of images, or the rows of the
+    tables it reads."""
     if name in section.ranges:
         return section.ranges[name]
+    if section.detections is not None:
+        image = section.image or ImageInput()
+        values = value_table(image.rescale, 0.0, image.mean, image.std, None)
+        return float(values.min()), float(values.max())
     if np.dtype(dtype).kind == "f":
         return None, None
     tables = [

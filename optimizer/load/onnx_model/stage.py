@@ -18,7 +18,7 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ from optimizer.load.onnx_model.finish import Finished, finish
 from optimizer.load.onnx_model.reference import Origin
 from optimizer.model.graph import needs, record
 from optimizer.model.graph.needs import BESIDE, OPENED, GraphShapes
+from optimizer.recipe.answers import ImageInput
 from optimizer.recipe.schema import Model
 from optimizer.store import Estimate, Shapes
 
@@ -244,7 +245,7 @@ def run(section: Model, out: Path, origin: Origin | None = None) -> None:
     graph = reference.measured(graph, tensors, opened.ports)
     record.write(graph, checkpoint)
     safetensors_stream.write(iter(tensors.items()), checkpoint / "model.safetensors")
-    _write_json(checkpoint / "config.json", config(opened))
+    _write_json(checkpoint / "config.json", config(opened, section))
     _write_json(out / "contract.json", document)
     if compared is not None:
         _write_json(out / ORIGIN, compared)
@@ -324,9 +325,35 @@ def contract(
         "inputs": ports.as_document(opened.ports),
         "outputs": outputs,
         **dict.fromkeys(SECTIONS),
+        **detector_sections(section, opened),
     }
     tasks.check(Contract.from_json(document))
     return document
+
+
+def detector_sections(section: Model, opened: Opened) -> dict[str, Any]:
+    """Return the sections of contract.json that a detector has: images, labels, and boxes in its
+    outputs; {} for another task. Raises CheckpointError for inputs other than one of images."""
+    if section.detections is None:
+        return {}
+    inputs = opened.ports.inputs
+    shapes = {p.name: p.shape for p in inputs if p.dtype == "float32"}
+    fits = len(inputs) == 1 and all(len(s) == 3 and s[0] in (1, 3) for s in shapes.values())
+    if not fits or not shapes:
+        raise CheckpointError(
+            f"its inputs are {', '.join(f'{p.name} {p.dtype} {list(p.shape)}' for p in inputs)}",
+            where=str(opened.source.path),
+            accepted="for task detector one input of float32, (1 or 3 channels, height, width)",
+            fix="Export the model with images as its only input, channels first; or use task "
+            "tensors.",
+        )
+    (shape,) = shapes.values()
+    settings = (section.image or ImageInput()).settings(*shape)
+    return {
+        "image": settings.to_json(),
+        "labels": list(section.detections.labels),
+        "detections": asdict(section.detections.settings()),
+    }
 
 
 def _first_undefined(opened: Opened) -> str:
@@ -347,10 +374,13 @@ def _skeleton(opened: Opened) -> Iterator[tuple[record.Graph, dict[str, torch.Te
         yield reference.runnable(graph, opened.draft, tensors, opened.ports, ignore), tensors
 
 
-def config(opened: Opened) -> dict[str, Any]:
-    """config.json: {"model_type", "modules", "marks", "left", "single", "ranges"}; see
-    finish.Finished, ports.Ports, and drawn.Port for the ranges of drawn inputs."""
+def config(opened: Opened, section: Model) -> dict[str, Any]:
+    """config.json: {"model_type", "modules", "marks", "left", "single", "ranges"}, and "id2label"
+    of a detector; see finish.Finished, ports.Ports, and drawn.Port for the ranges of drawn
+    inputs."""
+    labels = section.detections.labels if section.detections else ()
     return {
+        **({"id2label": dict(enumerate(labels))} if labels else {}),
         "model_type": record.MODEL_TYPE,
         "modules": list(opened.finished.modules),
         "marks": [list(mark) for mark in opened.finished.marks],

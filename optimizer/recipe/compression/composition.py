@@ -308,10 +308,19 @@ def check_of_files(model: Model) -> None:
     """Raise ValueError for a key of ONNX files in the section of another kind of model."""
     keys = ("onnx_file", "outputs", "axes", "ranges", "module")
     present = [key for key in keys if getattr(model, key)]
-    if present and tasks.find_task(model.task).inputs is not TENSORS:
+    task = tasks.find_task(model.task)
+    if present and not task.of_file:
         raise ValueError(
-            f"model.{present[0]} is for task tensors, and the task is {model.task}; remove it, or "
-            "set task: tensors"
+            f"model.{present[0]} is for tasks tensors and detector, and the task is {model.task}; "
+            "remove it, or set one of these"
+        )
+    reads = "detections" in task.optional
+    if reads and model.detections is None:
+        raise ValueError(f"task {model.task} needs model.detections, with the names of its labels")
+    stray = [key for key in ("image", "detections") if getattr(model, key) and not reads]
+    if stray:
+        raise ValueError(
+            f"model.{stray[0]} is for task detector, and the task is {model.task}; remove it"
         )
     of_source = ("onnx_file", "axes", "revision", "subfolder", "adapters", "gguf_file")
     stray = [key for key in of_source if getattr(model, key)]

@@ -54,6 +54,7 @@ from optimizer.validate.ledger.laws import (
     state_laws,
     tensor_laws,
 )
+from optimizer.validate.ledger.laws.images import detector_laws
 from optimizer.validate.ledger.laws.rows import claim_laws, span_laws
 from optimizer.validate.ledger.limits import resampled, rounding_limits
 from optimizer.validate.ledger.pieces import linears, pieces
@@ -472,8 +473,7 @@ def harness(m: Materials) -> LedgerEntry:
     both = zip(answers, expected, strict=True)
     ratio = max((_ratio(f, w, bound) for f, (w, bound) in both), default=0)
     if not ratio <= 1:
-        times = write_breach(ratio, 1.0)[0]
-        problems.append(f"an answer is {times} times as far off as rounding allows")
+        problems.append(f"an answer is off by {write_breach(ratio, 1.0)[0]} times its rounding")
     why = "pooling and normalization in float32, bounded element by element"
     entry = LedgerEntry("harness", "torch", None, measured, not problems, why, tuple(problems))
     explains = answering in (answer_laws, tensor_laws)
@@ -484,7 +484,7 @@ def harness(m: Materials) -> LedgerEntry:
 def _laws_of_answers(contract: contracts.Contract) -> Any:
     task = tasks.look_up(contract)
     if not task.output:
-        return tensor_laws
+        return tensor_laws if contract.detections is None else detector_laws
     if task.chooses:
         return claim_laws
     return span_laws if task.extracts else answer_laws

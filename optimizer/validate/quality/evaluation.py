@@ -20,6 +20,7 @@ from optimizer.foundation.errors import DataError
 from optimizer.foundation.progress import say
 from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
+from optimizer.harness.inputs.tensors import TENSORS
 from optimizer.recipe.schema import DataSpec, Validate
 from optimizer.validate.gates import Gate
 from optimizer.validate.quality.metrics import (
@@ -95,7 +96,7 @@ def check(settings: Validate, rows: Rows, contract: Contract) -> None:
 def _check_labels(metric: str, rows: Sequence[Sample], contract: Contract) -> None:
     """Raise DataError where the metric needs one label per text and the model gives several, or the
     reverse."""
-    if not tasks.look_up(contract).output and metric != "cosine":
+    if contract.input_kind == TENSORS.name and metric != "cosine":
         shapes = [o.axes for o in contract.outputs]
         shown = ", ".join(f"{o.name} {list(o.axes)}" for o in contract.outputs)
         if len(shapes) != 1 or len(shapes[0]) != 2:

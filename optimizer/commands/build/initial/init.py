@@ -9,6 +9,7 @@ import click
 
 from optimizer.foundation.errors import RecipeError
 from optimizer.foundation.progress import say, show
+from optimizer.harness.inputs.tensors import TENSORS
 
 
 @click.command()
@@ -68,8 +69,9 @@ def init(
         )
     if split is not None and data is None:
         raise click.UsageError("--split is for the parts of --data; add --data FILE.")
-    of_tensors = onnx_file.reads_arrays(model, task)
-    facts = onnx_file.look(model) if of_tensors else models.look(model, task, gguf_file)
+    of_file = onnx_file.is_file(model, task)
+    facts = onnx_file.look(model, task) if of_file else models.look(model, task, gguf_file)
+    of_tensors = facts.task.inputs.name == TENSORS.name
     folder = out.parent if out else Path.cwd()
     with atomic.explain_disk_errors(folder, "--out"):
         if data is None:

@@ -28,22 +28,26 @@ ANY_SIZE = 32
 """Size that is proposed for an axis that the file leaves open."""
 
 
-def reads_arrays(name: str, task: str | None) -> bool:
-    """Return True for a model whose inputs are arrays: an ONNX file, a folder with one and without
-    config.json, or task tensors."""
+def is_file(name: str, task: str | None) -> bool:
+    """Return True for an ONNX file, a folder with one and without config.json, or a task of ONNX
+    files."""
     path = Path(name).expanduser()
     folder = path.is_dir() and not (path / "config.json").is_file()
     return (
-        task == tensors.TASK.name
+        (task is not None and tasks.find_task(task).of_file)
         or path.suffix == SUFFIX
         or (folder and any(path.glob(f"*{SUFFIX}")))
     )
 
 
-def look(name: str) -> ModelFacts:
-    """Return the facts about an ONNX file. Raises CheckpointError as load for one that it refuses;
-    a file on a hub is not fetched."""
-    task = tasks.find_task(tensors.TASK.name)
+def look(name: str, task_name: str | None = None) -> ModelFacts:
+    """Return the facts about an ONNX file; one on a hub is not fetched.
+
+    task_name: task of the file; None: tensors
+
+    Raises CheckpointError as load for a file that it refuses.
+    """
+    task = tasks.find_task(task_name or tensors.TASK.name)
     section = Model(source=name, task=task.name)
     files.check_exists(section)
     if not source.is_local(name):

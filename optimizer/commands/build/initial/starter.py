@@ -69,6 +69,13 @@ quantize:
   # keep_float: ["*.shortcut.convolution"]   # module patterns to leave in float
 """
 
+DETECTIONS = (
+    "detections: {labels: [object], box: cxcywh, units: pixels, activation: none, nms: 0.7}"
+)
+CANDIDATES = (
+    "detections: the names of all labels in the order of their ids, and what the outputs hold; "
+    "image: how the exporter prepares an image (docs/onnx.md, Detectors)"
+)
 UNKNOWN = FILTERS.replace(
     "# the method for convolutions and ONNX files\n",
     "# for every model; smoothquant is better without convolutions\n",
@@ -199,12 +206,16 @@ def starter_recipe(
     settings = [f"gguf_file: {quote(model.gguf_file)}"] if model.gguf_file else []
     if model.adapter is not None:
         settings.append(f"adapters: [{quote(_source(model.adapter, folder))}]")
+    decisions = model.decisions
+    if "detections" in task.optional:
+        settings.append(DETECTIONS)
+        decisions = (*decisions, CANDIDATES)
     known = ("text", "text_pair", "image", "keypoints", "messages", "arrays")
     inputs = [field for field in data.columns if field in known]
     head = MODEL.format(
         name=named,
         model=quote(_source(model.name, folder)),
-        decisions=_mark_decisions(model.decisions),
+        decisions=_mark_decisions(decisions),
         settings="".join(f"  {line}\n" for line in (*settings, *model.settings, *data.settings)),
         task=task.name,
         calibrated_on="texts like those that the model will read and write"

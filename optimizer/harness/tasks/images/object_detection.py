@@ -75,24 +75,24 @@ def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, A
 
     objects: {"score", "label", "box": {"xmin", "ymin", "xmax", "ymax"}} each, in whole pixels
     """
+    rows = zip(values, batch.sides, strict=True)
+    return [describe(contract, objects(contract, *row).above(THRESHOLD)) for row in rows]
+
+
+def describe(contract: Contract, chosen: Objects) -> dict[str, Any]:
+    """Return {"objects"} of one image, as `answers` does."""
     labels = contract.labels or ()
-    rows = []
-    for row, sides in zip(values, batch.sides, strict=True):
-        kept = objects(contract, row, sides).above(THRESHOLD)
-        each = zip(kept.scores, kept.labels, kept.boxes, strict=True)
-        rows.append(
+    each = zip(chosen.scores, chosen.labels, chosen.boxes, strict=True)
+    return {
+        "objects": [
             {
-                "objects": [
-                    {
-                        "score": float(score),
-                        "label": labels[int(label)],
-                        "box": dict(zip(CORNERS, map(int, box), strict=True)),
-                    }
-                    for score, label, box in each
-                ]
+                "score": float(score),
+                "label": labels[int(label)],
+                "box": dict(zip(CORNERS, map(int, box), strict=True)),
             }
-        )
-    return rows
+            for score, label, box in each
+        ]
+    }
 
 
 def most_bytes(contract: Contract, image: Any) -> int:

@@ -1,8 +1,10 @@
 """Check the preprocessing of images against transformers' own code.
 
 compared   the harness's arrays with those of transformers' image processor, from the source's own
-           files, and the contract's sizes with config.json
-limit      none: equal to the bit
+           files, and the contract's sizes with config.json; those of an ONNX file with Pillow's and
+           torch's (images/prepared_pixels.py)
+limit      none: equal to the bit; of the filter LINEAR, which torch rounds otherwise, one step of
+           256
 caught     another mean, filter or crop, red and blue exchanged, channels last:
            test_a_fault_of_the_code_is_caught,
            test_a_fault_of_the_contract_is_caught_by_its_arrays_or_answers
@@ -28,6 +30,7 @@ from optimizer.harness.inputs.boxes.boxed_image import BOXED_IMAGE, Boxed
 from optimizer.load.config.image_processor import open_processor
 from optimizer.model.architectures.families import FAMILIES
 from optimizer.validate.ledger.distance import Array
+from optimizer.validate.ledger.laws.images import prepared_pixels
 
 SIDES = ((1, 1), (3, 50), (61, 40), (200, 333))
 """Sizes that distinguish processors: one pixel, odd proportions, smaller and larger than most
@@ -42,7 +45,8 @@ def compare_pixels(
 ) -> list[str]:
     """Law 1: return sentences on images whose arrays differ from those of transformers' image
     processor. The arguments are those of contract_laws.compare_tokens."""
-    processor = open_processor(checkpoint)
+    of_file = tasks.look_up(source).of_file
+    processor = None if of_file else open_processor(checkpoint)
     mode = image_file.MODES[source.images.channels]
     kind, broken = tasks.look_up(served).inputs, []
     strange: list[Any] = [*map(_strange, SIDES)]
@@ -54,10 +58,15 @@ def compare_pixels(
         if kind is BOXED_IMAGE:
             options["boxes"] = [[part.encoding.box for part in encoded.parts]]
         opened = open_by_pillow(image, mode)
-        expected = processor(opened, return_tensors="np", **options)["pixel_values"]
+        if processor is None:
+            expected = prepared_pixels.prepare(source.images, opened)
+        else:
+            expected = processor(opened, return_tensors="np", **options)["pixel_values"]
         expected = np.asarray(expected, np.float32)
         for name, array in kind.collate(served, encoded.parts).items():
             if array.shape == expected.shape and np.array_equal(array, expected):
+                continue
+            if of_file and prepared_pixels.are_near(source.images, array, expected):
                 continue
             broken.append(f"{name} of image {i + 1}: {_difference(array, expected)}")
     return broken

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +41,7 @@ class Found:
     ignored: (IOUS, objects), True for an object that counts neither as right nor as wrong, such as
         one that is matched with a crowd
     right: label id of each right object, without crowds; None where the data have no right objects
+    threshold: probability above which objects are answered
     """
 
     objects: Objects
@@ -49,13 +50,17 @@ class Found:
     hit: Booleans
     ignored: Booleans
     right: Integers | None
+    threshold: float = field(default=THRESHOLD, kw_only=True)
 
 
-def match(objects: Objects, truth: Sequence[Labelled] | None) -> Found:
+def match(
+    objects: Objects, truth: Sequence[Labelled] | None, threshold: float = THRESHOLD
+) -> Found:
     """Match the objects of one image with the right ones of the same label. Each object, in order
     of probability, is matched with the free right object that it overlaps most.
 
     truth: right objects of the image; None: unknown
+    threshold: probability above which objects are answered
     """
     labels: list[Integers] = [np.empty(0, np.int64)]
     scores: list[Floats] = [np.empty(0)]
@@ -82,6 +87,7 @@ def match(objects: Objects, truth: Sequence[Labelled] | None) -> Found:
         np.concatenate(hits, 1),
         np.concatenate(ignored, 1),
         right,
+        threshold=threshold,
     )
 
 
@@ -179,10 +185,11 @@ class _LabelObjects:
         hit = np.concatenate([i.hit[:ious, c] for i, c in zip(images, chosen, strict=True)], 1)
         out = np.concatenate([i.ignored[:ious, c] for i, c in zip(images, chosen, strict=True)], 1)
         hit, out = hit[:, order], out[:, order]
-        last = np.flatnonzero(hit.any(0))[-1:]  # later ones change no precision that counts
-        end = int(last[0]) + 1 if len(last) else 0
+        # recall grows, and precision has its maxima, at hits alone
+        self._ends = np.flatnonzero(hit.any(0))
+        last = int(self._ends[-1]) + 1 if len(self._ends) else 0
         image = np.repeat(np.arange(len(images)), [len(c) for c in chosen])[order]
-        self._hit, self._out, self._image = hit[:, :end], out[:, :end], image[:end]
+        self._hit, self._out, self._image = hit[:, self._ends], out[:, :last], image[:last]
         self._counts, self._added = counts, added
 
     def average_precision(self, weights: Floats) -> Floats:
@@ -194,10 +201,12 @@ class _LabelObjects:
         more, hit_first = self._added
         right = weights @ self._counts + more
         each = weights[:, self._image]
+        sums = self._sum_between(each)
         total = np.zeros(len(weights))
         for hit, out in zip(self._hit, self._out, strict=True):
-            hits = np.cumsum(each * hit, 1) + hit_first
-            counted = np.cumsum(each * ~out, 1) + hit_first
+            hits = np.cumsum(each[:, self._ends] * hit, 1) + hit_first
+            between = self._sum_between(each * ~out) if out.any() else sums
+            counted = np.cumsum(between, 1) + hit_first
             if hit_first:  # before all others
                 first = np.full((len(weights), 1), float(hit_first))
                 hits, counted = np.hstack([first, hits]), np.hstack([first, counted])
@@ -209,6 +218,11 @@ class _LabelObjects:
                 reached = at < recall.shape[1]
                 total[row] += envelope[row, at[reached]].sum() / len(RECALLS)
         return np.where(right > 0, total / len(self._hit), np.nan)
+
+    def _sum_between(self, each: Floats) -> Floats:
+        """Sum weights (rows, objects) from behind one of `_ends` to the next: (rows, ends)."""
+        starts = np.concatenate([[0], self._ends[:-1] + 1]) if len(self._ends) else self._ends
+        return np.asarray(np.add.reduceat(each, starts, 1)) if len(starts) else each
 
 
 def compare_precision(
@@ -244,14 +258,15 @@ def measure_agreement(
 ) -> Metric:
     """Measure the F1 of the candidate's objects among the baseline's, as the mean over images.
 
-    Objects count above the probability THRESHOLD. Two are the same if they have one label and their
-    boxes overlap by SAME or more. An image without objects of both systems counts 1. Raises
-    DataError where the baseline finds no object in any image.
+    Objects count above the probability with which they are answered. Two are the same if they have
+    one label and their boxes overlap by SAME or more. An image without objects of both systems
+    counts 1. Raises DataError where the baseline finds no object in any image.
     """
-    ours, theirs = ([i.objects.above(THRESHOLD) for i in part] for part in (candidate, baseline))
+    ours, theirs = ([i.objects.above(i.threshold) for i in part] for part in (candidate, baseline))
     if not any(len(o.scores) for o in theirs):
         raise DataError(
-            f"the float model finds no object above {THRESHOLD} in any of {len(theirs)} images",
+            f"the float model finds no object above {baseline[0].threshold} in any of "
+            f"{len(theirs)} images",
             where="validate.data",
             accepted="images in which it finds some; metric map, which reads all objects",
         )

@@ -20,6 +20,7 @@ from optimizer.harness.contract import Contract
 from optimizer.harness.inputs.batch import Array
 from optimizer.harness.tasks.images import (
     depth_estimation,
+    detector,
     image_segmentation,
     keypoint_detection,
     object_detection,
@@ -34,6 +35,11 @@ Compare = Callable[[Sequence[Any], Sequence[Any], float], Metric]
 
 def _objects(contract: Contract, values: Array, sides: tuple[int, ...], row: Sample) -> Any:
     return detection.match(object_detection.objects(contract, values, sides), row.objects)
+
+
+def _candidates(contract: Contract, values: Array, sides: tuple[int, ...], row: Sample) -> Any:
+    objects = detector.objects(contract, values, sides)
+    return detection.match(objects, row.objects, contract.candidates.threshold)
 
 
 def _labels(contract: Contract, values: Array, sides: tuple[int, ...], row: Sample) -> Any:
@@ -69,6 +75,7 @@ def _poses(contract: Contract, values: Array, sides: tuple[int, ...], row: Sampl
 
 OBSERVE: Mapping[str, Observe] = {
     object_detection.TASK.name: _objects,
+    detector.TASK.name: _candidates,
     image_segmentation.TASK.name: _labels,
     depth_estimation.TASK.name: _depths,
     keypoint_detection.TASK.name: _poses,
