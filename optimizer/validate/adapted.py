@@ -126,5 +126,6 @@ class AdaptedMaterials(Materials):
         return {self._placed(n): bias for n, bias in self.plain.offset_biases.items()}
 
     def _placed(self, name: str) -> str:
-        """Name of a linear module in the changed models."""
+        """Return the name that a linear module of the base model has in the models with the
+        adapter."""
         return f"{name}{BASE}" if f"{name}{A}" in self.matrices else name

@@ -19,7 +19,8 @@ from optimizer.validate.quality.shared_rows import JUDGED
 
 
 def list_specs(section: Validation) -> dict[str, DataSpec]:
-    """List the data sets that a section reads: {place in the recipe, as validate.data: spec}."""
+    """List the data sets that validate reads: {place in the recipe, such as validate.data: its
+    spec}."""
     by_place = list_data_specs(
         section.calibrate, section.validate_, section.reduce, adapters=section.adapters
     )

@@ -309,7 +309,7 @@ def _head(matrices: Shapes) -> tuple[int, int]:
 
 
 def _ledger_tokens(shapes: Shapes) -> int:
-    """Tokens of all batches that the ledger gives to a decoder, padding included."""
+    """Count the tokens of all batches that the ledger runs of a decoder, padding included."""
     matrices = {n: s for n, s in shapes.items() if len(s) == 2}
     head = _head(matrices)
     per_token = 4 * (sum(sum(s) for s in matrices.values() if max(s) < head[0]) + sum(head))

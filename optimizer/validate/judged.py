@@ -155,7 +155,8 @@ def _sample(m: RunArtifacts, rows: Sequence[Sample]) -> list[dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """Convert an input to JSON: a text, the bytes of an image's file, or arrays."""
+    """Convert an input of a judged row to JSON, which is given to the bundle's harness later: a
+    text, the bytes of an image's file, or arrays."""
     if isinstance(value, TensorRow):
         return {"arrays": {name: array.tolist() for name, array in value.items()}}
     if isinstance(value, Path):

@@ -47,7 +47,8 @@ from optimizer.validate.token_counts import Counts
 
 @dataclass
 class Materials(RunArtifacts):
-    """A run's models and their traces."""
+    """Models of a run, as compression and lowering left them, and their traces on the ledger's
+    batches; each is made at its first use."""
 
     texts: Sequence[Any]  # held-out inputs of several sizes
     bundle: Path | None = None  # folder that the harness reads; None: the source's
@@ -188,8 +189,8 @@ class Materials(RunArtifacts):
         return list(threads.map_in_threads(traced, range(len(self.batches)), cores()))
 
     def _traced(self, model: nn.Module, batch: Batch, modules: Collection[str] = ()) -> Trace:
-        """Trace the model on one batch. Hooks are added to a copy, because other threads may run
-        the model."""
+        """Trace the model on one batch. The hooks are added to a copy of the model, because other
+        threads may run it."""
         one = trace.trace_run(monte_carlo.copy_modules(model), batch, self.compared, modules)
         (one.result,) = self.in_files([one.result])
         return one
@@ -265,7 +266,7 @@ class Materials(RunArtifacts):
 
     @cached_property
     def correct(self) -> CorrectRuns:
-        """Correct runs of the models, and their limits."""
+        """Correct runs of this run's models, from which the limits of the ledger come."""
         folded = TorchModel(
             lambda: self.folded_model,
             lambda: self.folded_traces,
@@ -310,7 +311,8 @@ class Materials(RunArtifacts):
         return {name: p.detach() for name, p in named}
 
     def filters(self, module: str) -> ConvGeometry | None:
-        """Return the geometry of a convolution; None for another module."""
+        """Return the geometry (kernel, strides, padding) of a module that is a convolution; None
+        for another module."""
         layer = self.float_model.get_submodule(module)
         return ConvGeometry.read(layer) if isinstance(layer, nn.Conv2d) else None
 
@@ -320,7 +322,8 @@ class Materials(RunArtifacts):
         return self.folded_parameters.get(f"{module}.bias")
 
     def rounding(self, parameter: str) -> Rounding:
-        """Return the bounds of the methods that chose the integers of the weight `parameter`."""
+        """Return how far the integers of the weight `parameter` may lie from its float values, by
+        the bounds of the methods that chose them."""
         bits = self.state.scheme(parameter).bits
         if parameter in self.rounded_alone:
             return rounding_limits.derive_nearest(bits)
@@ -336,7 +339,8 @@ class Materials(RunArtifacts):
         return value.float() if factor is None else value.float() / factor[None]
 
     def kept_weight(self, parameter: str) -> Tensor:
-        """Return `rounded_weight` with 0 where the weight was pruned."""
+        """Return the float weight (out, in) that the method rounded (`rounded_weight`), with 0
+        where it was pruned before."""
         weight = self.rounded_weight(parameter)
         if parameter not in self.state.sparsity:
             return weight

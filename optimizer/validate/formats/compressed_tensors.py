@@ -188,7 +188,8 @@ class _FolderTensors:
 
 
 def _scales(m: Materials) -> Iterator[str]:
-    """Yield a problem where scales had to be rounded to the folder's float type."""
+    """Yield [a problem] where the folder's float type cannot hold the state's scales without
+    rounding."""
     if not m.lowering["exact"]:
         other = "fp16" if m.precision == "bf16" else "bf16"
         yield (
@@ -232,7 +233,8 @@ def _quantized_as(group: Any, q: QTensor, activations: Activations) -> bool:
 
 
 def _weights(m: Materials) -> Iterator[str]:
-    """Yield the problems of the quantized weights, read by the project's own decompressor."""
+    """Yield a problem for each quantized weight of the folder that compressed-tensors' own
+    decompressor reads with other values than the state's."""
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization import QuantizationConfig
 
@@ -269,7 +271,7 @@ def _weights(m: Materials) -> Iterator[str]:
 
 
 def _floats(m: Materials) -> Iterator[str]:
-    """Yield the problems of the parameters that stay float."""
+    """Yield a problem for each float parameter of the folder that differs from the state's."""
     dtype, state = format_.DTYPES[m.precision], m.state
     decoded = {weight_name(module) for module in m.lowering["decoded"]}
     head = format_.find_untied_head(m.checkpoint, state)
@@ -292,7 +294,8 @@ def _floats(m: Materials) -> Iterator[str]:
 
 
 def _caches(m: Materials) -> Iterator[str]:
-    """Yield the problems of the scales of KV caches in FP8."""
+    """Yield a problem for each scale of an FP8 KV cache in the folder that differs from the
+    state's."""
     from compressed_tensors.quantization import QuantizationConfig
 
     document = json.loads((_folder(m) / "config.json").read_text(encoding="utf-8"))
@@ -311,7 +314,8 @@ def _caches(m: Materials) -> Iterator[str]:
 
 
 def _ranges(m: Materials) -> Iterator[str]:
-    """Yield the problems of the static ranges of inputs."""
+    """Yield a problem for each static range of an input that the folder gives other than the
+    state."""
     dtype = format_.DTYPES[m.precision]
     if m.state.activations not in STATIC:
         return

@@ -64,4 +64,5 @@ class TransformersRunner:
         return {"logits": logits, **{present: filled[name] for present, name in pairs}}
 
     def close(self) -> None:
-        """Do nothing: the model has no resources outside of this process."""
+        """Do nothing, because a torch model holds no resources outside of this process; the
+        interface of Runner asks for it."""

@@ -63,7 +63,7 @@ class ArrayFile:
 
 
 def _bytes(array: Array) -> memoryview:
-    """The bytes of a contiguous array."""
+    """Return the bytes of an array, which must be contiguous, without copying it."""
     return array.reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
 
 

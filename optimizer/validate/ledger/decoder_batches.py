@@ -102,7 +102,8 @@ def count_extreme_positions(bytes_per_token: float, rows: int) -> tuple[int, int
 
 
 def _tokens(bytes_per_token: float) -> float:
-    """Number of tokens of all usual texts together: as MEMORY permits, between FEWEST and MOST."""
+    """Choose the number of tokens of all usual texts of the ledger together: the traces must fit
+    into MEMORY; at least FEWEST, at most MOST."""
     return min(MOST, max(FEWEST, MEMORY / max(bytes_per_token, 1)))
 
 
@@ -115,7 +116,7 @@ def _width(row: int, tokens: float) -> int:
 
 
 def _rows(texts: Sequence[str], contract: Contract, tokenizer: Any, tokens: float) -> list[Array]:
-    """Token ids (length,) of the beginnings of texts, about `tokens` tokens in all."""
+    """Take the beginnings of texts as rows of token ids (length,), about `tokens` tokens in all."""
     longest = min(contract.text.max_length, contract.decoder.context) - PADDED_BY
     rows: list[Array] = []
     for text in texts:

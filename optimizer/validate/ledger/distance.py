@@ -91,7 +91,8 @@ def split_examples(array: Array, mask: Array) -> list[Array]:
 
 
 def merge(distances: Iterable[Distance]) -> Distance:
-    """Return the worst value of each field: the smallest cosine, the largest of the others."""
+    """Return the worst value of each field over several distances: the smallest cosine, the largest
+    of the other fields."""
     each = list(distances)
     return Distance(
         max(d.relative_l2 for d in each),

@@ -71,12 +71,14 @@ class LedgerEntry:
 
     @property
     def reached(self) -> float | None:
-        """Distance that is compared with `tolerance`; None where nothing was measured."""
+        """Distance of the hop that is compared with its limit `tolerance`; None where nothing was
+        measured."""
         return None if self.measured is None else self.measured.as_dict()[name_statistic(self.hop)]
 
     @property
     def partly(self) -> str:
-        """`unproven`, shortened to a line of text; the report has all of it."""
+        """The sentences on what the hop could not judge (`unproven`), shortened to one line;
+        report.json has all of them."""
         return shorten(self.unproven, LINE, placeholder=" ...: see optimize explain")
 
     def with_unproven(self, *unproven: str) -> LedgerEntry:

@@ -187,7 +187,7 @@ def _module_of(name: str, report: Document) -> str:
 
 
 def _faults(entry: Document) -> list[findings.Fault]:
-    """Return the sentences of a failed hop, each with the module or output that it is about."""
+    """Return the problems of a failed hop, each with the module or output that it is about."""
     pieces = [
         findings.Fault(_base(p), _piece_sentence(p), p["piece"] == findings.BETWEEN)
         for p in _beyond(entry)
@@ -217,7 +217,7 @@ def _number(value: Any) -> float:
 
 
 def _beyond(entry: Document) -> list[Document]:
-    """Return the pieces of a hop that are beyond their limits, the furthest first."""
+    """Return the pieces of a hop whose distance exceeds their limit, the worst first."""
     bad = [p for p in entry.get("pieces") or () if not _number(p["ratio"]) <= 1]
     return sorted(bad, key=lambda p: -_number(p["ratio"]))
 
@@ -251,7 +251,8 @@ def _target(report: Document, module: str | None) -> dict[str, Any]:
 
 
 def _to_show(entry: Document) -> list[str]:
-    """Names of up to SHOWN modules of a failed hop: those beyond their limits, else the nearest."""
+    """Choose up to SHOWN modules of a failed hop for `optimize explain`: those beyond their limits,
+    else those nearest to their limits."""
     pieces = _beyond(entry) or [p for p in [_nearest(entry)] if p is not None]
     return list(dict.fromkeys(_base(p) for p in pieces))[:SHOWN]
 
@@ -473,7 +474,8 @@ def _element(piece: str, element: Document) -> str:
 
 
 def _share(piece: Document) -> str:
-    """Write the distance of a piece as a share or a multiple of its limit."""
+    """Write the distance of a piece as a share of its limit, such as "40 % of its limit", or as a
+    multiple of it."""
     ratio = _number(piece["ratio"])
     return f"{write_breach(ratio, 1.0)[0]} {'of' if ratio <= 1 else 'times'} its limit"
 

@@ -146,7 +146,7 @@ def make_overlong(contract: Contract, texts: Sequence[Any]) -> Any:
 
 
 def _truncate(contract: Contract, encoder: Any, text: str, tokens: int) -> str:
-    """Cut a text behind its token number `tokens`, special tokens included."""
+    """Cut a text so that it has `tokens` tokens, special tokens included."""
     (encoded,) = tasks.look_up(contract).inputs.encode(contract, encoder, [text], None, tokens)
     if encoded.problem:  # `tokens` leaves room for special tokens only
         return text

@@ -141,7 +141,7 @@ def _with_steps(chosen: tuple[Hop, ...], materials: Materials) -> tuple[Hop, ...
 
 
 def graph_hops(materials: Materials) -> tuple[Hop, ...]:
-    """List the hops of a target that reads ONNX."""
+    """List the hops of the ledger for a target whose runtime reads an ONNX graph."""
     return DECODER_HOPS if tasks.look_up(materials.contract).generates else HOPS
 
 
@@ -165,7 +165,8 @@ def run_hop(hop: Hop, materials: Materials) -> LedgerEntry:
 
 
 def check(entries: Sequence[LedgerEntry]) -> None:
-    """Raise LedgerError that names the first hop beyond its limit; return where there is none."""
+    """Raise LedgerError for the first hop whose distance exceeds its limit; return where there is
+    none."""
     for entry in entries:
         if entry.ok is False:
             raise LedgerError(

@@ -87,7 +87,7 @@ UNJUDGED = "the fields of answers: task {} has none to compare with"
 
 @dataclass(frozen=True)
 class ReferencePipeline:
-    """transformers' tokenizer and pipeline of a checkpoint."""
+    """Transformers' tokenizer and pipeline of a checkpoint, which give the expected answers."""
 
     contract: Contract  # the source's
     checkpoint: Any  # the folder that transformers reads
@@ -146,7 +146,7 @@ reference's answer."""
 def classified(
     reference: ReferencePipeline, _value: Any, logits: Array, _alone: Batch
 ) -> dict[str, Any]:
-    """Return transformers' answer of text- or image-classification. logits: (labels,)."""
+    """Compute transformers' answer of text- or image-classification from logits (labels,)."""
     labels = reference.contract.labels or ()
     if len(labels) == 1:
         (name,) = reference.pipeline.model.config.id2label.values()
@@ -165,7 +165,7 @@ def classified(
 
 
 def _several(reference: ReferencePipeline, logits: Array) -> dict[str, Any]:
-    """Return transformers' answer of a multi-label model or a regression. logits: (labels,)."""
+    """Compute transformers' answer of a multi-label model or a regression from logits (labels,)."""
     listed = reference.pipeline.postprocess(
         {"logits": torch.from_numpy(logits)[None]}, top_k=None, _legacy=False
     )
@@ -189,7 +189,7 @@ def _several(reference: ReferencePipeline, logits: Array) -> dict[str, Any]:
 def fitting(
     reference: ReferencePipeline, _value: Any, logits: Array, _alone: Batch
 ) -> dict[str, Any]:
-    """Return transformers' answer of zero-shot-image-classification. logits: (labels,)."""
+    """Compute transformers' answer of zero-shot-image-classification from logits (labels,)."""
     labels = list(reference.contract.labels or ())
     listed = reference.pipeline.postprocess(
         {"candidate_labels": labels, "logits": [torch.from_numpy(logits)]}
@@ -215,12 +215,12 @@ def _activated(contract: Contract, logits: Array) -> Near:
 def scored(
     reference: ReferencePipeline, _value: Any, logits: Array, _alone: Batch
 ) -> dict[str, Any]:
-    """Return the expected answer of text-ranking. logits: (1,)."""
+    """Compute the expected answer of text-ranking, for one pair of texts, from logits (1,)."""
     return {"score": _activated(reference.contract, logits), "logit": Near(float(logits[0]))}
 
 
 def tagged(reference: ReferencePipeline, text: str, logits: Array, _alone: Batch) -> dict[str, Any]:
-    """Return transformers' answer of token-classification. logits: (tokens, labels)."""
+    """Compute transformers' answer of token-classification from logits (tokens, labels)."""
     from transformers.pipelines.token_classification import AggregationStrategy
 
     if reference.contract.aggregation is not None:
@@ -269,7 +269,8 @@ def tagged(reference: ReferencePipeline, text: str, logits: Array, _alone: Batch
 def _aggregated(
     reference: ReferencePipeline, text: str, logits: Array, strategy: Any
 ) -> dict[str, Any]:
-    """Return the pipeline's answer with an aggregation strategy. logits: (tokens, labels)."""
+    """Compute transformers' entities, which join tokens by a strategy, from logits (tokens,
+    labels)."""
     encoded = reference.encoded(text)
     names = ("input_ids", "offset_mapping", "special_tokens_mask")
     outputs: dict[str, Any] = {n: torch.tensor(encoded[n])[None] for n in names}
@@ -306,7 +307,7 @@ def _place(text: str, place: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def filled(reference: ReferencePipeline, text: str, logits: Array, _alone: Batch) -> dict[str, Any]:
-    """Return transformers' answer of fill-mask. logits: (tokens, vocabulary)."""
+    """Compute transformers' answer of fill-mask from logits (tokens, vocabulary)."""
     ids = torch.tensor(reference.encoded(text)["input_ids"])
     listed = reference.pipeline.postprocess(
         {"input_ids": ids[None], "logits": torch.from_numpy(logits)[None]}, top_k=fill_mask.BEST
@@ -331,7 +332,7 @@ def filled(reference: ReferencePipeline, text: str, logits: Array, _alone: Batch
 def pooled(
     reference: ReferencePipeline, _value: Any, hidden: Array, alone: Batch
 ) -> dict[str, Any]:
-    """Return the expected answer of a task of vectors. hidden: (positions, width)."""
+    """Compute the expected vector of an input from its hidden states (positions, width)."""
     contract = reference.contract
     values, bounds = contract_laws.evaluate(
         contract, {tasks.look_up(contract).output: hidden[None]}, alone
@@ -418,7 +419,7 @@ def bound_rounding(logits: Array) -> Array:
 
 
 def _equal(scores: Mapping[str, Near], best: Near) -> OneOf:
-    """Return the labels with scores equal, within their bounds, to the best one."""
+    """Return the labels whose score may be the best one, within the bounds of rounding."""
     near = (n for n, s in scores.items() if s.values + s.bounds >= best.values - best.bounds)
     return OneOf(frozenset(near))
 

@@ -127,7 +127,8 @@ def _templated(
 def _claims(
     reference: Any, source: Contract, served: Contract, tokenizer: Any, texts: Sequence[str]
 ) -> list[str]:
-    """Law 1 for texts with hypotheses: return sentences on rows with other arrays."""
+    """Check law 1 for texts with hypotheses (zero-shot classification): return a problem for each
+    row that the harness encodes to other arrays than transformers."""
     kind, settings, broken = tasks.look_up(served).inputs, source.choice, []
     for i, one in enumerate(kind.encode(served, tokenizer, texts)):
         rows = {part.input.label: part for part in one.parts if not one.problem}
@@ -149,7 +150,8 @@ def _claims(
 def _windows(
     reference: Any, source: Contract, served: Contract, tokenizer: Any, texts: Sequence[str]
 ) -> list[str]:
-    """Law 1 for questions with contexts: return sentences on windows with other arrays."""
+    """Check law 1 for questions with contexts: return a problem for each window that the harness
+    encodes to other arrays than transformers."""
     kind = tasks.look_up(served).inputs
     contexts = [*texts, " ".join([*texts] * (1 + source.text.max_length // 5))]
     questions = [text[:20] for text in reversed(contexts)]
@@ -258,7 +260,8 @@ def _named(answer: Mapping[str, Any]) -> object:
 
 
 def compare_contract(source: Contract, served: Contract, checkpoint: Path) -> list[str]:
-    """Law 4: sentences on fields of `served` that contradict the source's contract or config."""
+    """Check law 4: return a problem for each field of the bundle's contract that contradicts the
+    source's contract or config.json."""
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
     expected, actual = source.to_json(), served.to_json()
     broken = [
@@ -270,8 +273,8 @@ def compare_contract(source: Contract, served: Contract, checkpoint: Path) -> li
 
 
 def _text(served: Contract, config: dict[str, Any]) -> list[str]:
-    """Law 4 for texts: return [a sentence] where max_length exceeds the model's positions,
-    else []."""
+    """Check law 4 for texts: return [a problem] where the bundle's max_length exceeds the positions
+    of the model, else []."""
     broken = []
     spec, positions = served.text, config.get("max_position_embeddings")
     if positions is not None and spec.max_length > positions:

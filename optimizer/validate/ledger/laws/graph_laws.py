@@ -80,8 +80,8 @@ def compare_parameters(m: Materials, graph: Source) -> list[str]:
 
 
 def compare_weights(m: Materials, graph: Source) -> list[str]:
-    """List the quantized parameters whose value in the graph differs from the state's in any
-    bit."""
+    """List the quantized weights whose de-quantized value in the graph differs from the state's in
+    any bit."""
     once = graph if isinstance(graph, OpenGraph) else open_graph(graph)
     return [
         f"{name}: the graph holds other integers than the state"

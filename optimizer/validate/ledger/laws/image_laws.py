@@ -90,7 +90,8 @@ def compare_contract(served: Contract, config: dict[str, Any]) -> list[str]:
 
 
 def _strange(sides: tuple[int, int]) -> Array:
-    """Make an image (height, width, 3) whose channels differ, with edges and every value."""
+    """Make an image (height, width, 3) that shows faults of pre-processing: its channels differ, it
+    has edges, and it has every value."""
     rows, columns = np.indices(sides)
     planes = (rows * 7 + columns * 3, columns * 11, (rows // 3 + columns // 3) % 2 * 255)
     return np.stack([plane % 256 for plane in planes], axis=-1).astype(np.uint8)

@@ -156,7 +156,8 @@ class RangeLaw:
 
     @property
     def _tensors(self) -> Sequence[str]:
-        """Names of modules: the first that reads each tensor."""
+        """Tensors whose ranges the law judges, each by the name of the first module that reads
+        it."""
         return tuple(dict.fromkeys(self._readers.first.values()))
 
     def _within_channels(self, module: str, stored: Range, resolution: float) -> bool:
@@ -217,7 +218,7 @@ class RangeLaw:
 
 
 class _ChannelEnds:
-    """Least and largest value of each channel of the inputs of each module."""
+    """Least and largest value of each channel of every module's input over the calibration data."""
 
     def __init__(self) -> None:
         self._ends: dict[str, Tensor] = {}

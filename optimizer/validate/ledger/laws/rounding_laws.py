@@ -119,7 +119,7 @@ def _images_by(layer: nn.Conv2d) -> Callable[[Tensor, Tensor], Tensor]:
 
 @dataclass(frozen=True)
 class _ModuleInputs:
-    """Inputs of a module, (tokens, in) or images, in three variants."""
+    """Inputs of a module, (tokens, in) or images, in the float model and in the quantized ones."""
 
     quantized: Tensor  # the values of their integers
     compressed: Tensor  # in the compressed model

@@ -135,7 +135,8 @@ def _first(wrong: Tensor, what: str) -> str:
 
 
 def _half_step(q: QTensor) -> Tensor:
-    """Return (out, in): the magnitude below which a kept weight rounds to 0."""
+    """Compute the magnitudes (out, in) below which a weight rounds to the integer 0: half a step of
+    its scale."""
     out, inputs = q.integers.shape
     scale = q.scale.expand(out, -1)
     return HALF_STEP * scale.repeat_interleave(inputs // scale.shape[1], 1)

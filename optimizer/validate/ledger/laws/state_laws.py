@@ -78,7 +78,8 @@ def judge_weights(
 
 
 def _grouped(q: QTensor, value: Tensor) -> Tensor:
-    """Reshape `value` (out, in) to (*shape of the scale of q, values of a group)."""
+    """Reshape `value` (out, in) to (*shape of the scale of q, values of a group), so that each
+    scale stands beside its values."""
     return grouped(value, q.scheme)
 
 
@@ -146,8 +147,8 @@ def _weight(
 
 
 def _needed(q: QTensor, value: Tensor) -> Tensor:
-    """Return the scale that just covers each group of `value` (out, in), in the shape of q's
-    scale."""
+    """Compute the scale of each group of `value` (out, in) that just covers its largest magnitude,
+    in the shape of q's scale."""
     parts = _grouped(q, value)
     if q.scheme.full_range:
         return absmax_scale(value, q.scheme)[0].abs()

@@ -136,7 +136,11 @@ class CorrectRuns:
         return self._spread("folded", arithmetic, self._samples.outputs, extremes=False)
 
     def graph_outputs(self, kind: str, precision: str) -> Spread:
-        """Limits of all outputs of a graph of `kind` ("folded", "state"), floats in `precision`."""
+        """Return the limits of a graph's outputs, from correct runs of the model that the graph
+        computes.
+        kind: model: "folded" (float graph) or "state" (lowered graph)
+        precision: float type of the graph
+        """
         return self._spread(kind, self.arithmetic(precision, kind), self._samples.compared)
 
     def kernel_quantization(self) -> Spread:
@@ -150,7 +154,8 @@ class CorrectRuns:
         )
 
     def kernel_outputs(self) -> Spread:
-        """Limits of the outputs of fused kernels, which quantize their inputs."""
+        """Return the limits of the outputs of an engine whose fused kernels quantize their inputs
+        themselves, from correct runs."""
         return self._spread("state", self.arithmetic("fp32", blocks=True), self._samples.compared)
 
     def token_logits(self, precision: str, *, blocks: bool) -> Spread:
@@ -306,7 +311,8 @@ def _describe(arithmetic: Arithmetic) -> str:
 
 
 def _seeds(key: tuple[str, Arithmetic | str], count: int) -> range:
-    """Return the seeds of `count` runs, which depend on the kind of run, `key`."""
+    """Return the seeds of the random rounding of `count` runs. They follow from `key`, the kind of
+    run, so that a run can be repeated."""
     first = 1000 * (sum(map(ord, str(key))) % 1000)
     return range(first, first + count)
 
@@ -333,7 +339,8 @@ def _by_token(result: Mapping[str, Array], one: Trace) -> Mapping[str, Array]:
 
 
 def _with_inputs(one: Trace, names: Sequence[str]) -> Trace:
-    """Return the trace with the outputs or module inputs `names` as its results."""
+    """Return the trace with the outputs or inputs of modules `names` as the results that are
+    compared."""
     inputs = {f"{m}:input:{use}": array for (m, use), array in one.inputs.items()}
     results = {**one.result, **inputs}
     return replace(one, result={n: results[n] for n in names})

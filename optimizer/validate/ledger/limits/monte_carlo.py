@@ -390,7 +390,8 @@ class _Replay:
 
 
 class _ReplayedLinear(nn.Module):
-    """Stand-in for a linear module: records its input and returns the trace's output."""
+    """Stand-in for a linear module in a correct run: it records its input, and returns the output
+    that a trace of the model has."""
 
     def __init__(
         self, linear: nn.Module, name: str, answers: _Replay, mode: RandomRounding

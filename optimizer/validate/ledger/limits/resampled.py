@@ -216,8 +216,8 @@ def _rounded_again(
 
 
 def _sums(m: Materials, several: Sequence[ResampledRows]) -> list[list[Sums]]:
-    """Compute [(H, P) of each resample] for each parameter, in one pass over the calibration
-    texts."""
+    """Compute the sums of inputs (H, P) for each parameter and each resample of the calibration
+    texts, in one pass over these."""
     collecting = {chosen.module: _Accumulator(m, chosen) for chosen in several}
     aiming = [name for name, c in collecting.items() if c.against_float]
     reference = m.float_model if m.state.pruned_floats else m.folded_model
@@ -305,7 +305,7 @@ def _positions(batch: Batch, rows: int) -> torch.Tensor:
 
 
 def _inputs(model: torch.nn.Module, batch: Batch, modules: Collection[str]) -> _Inputs:
-    """Run a batch and return {module: inputs (tokens, in) of each use}."""
+    """Run a batch and return the inputs of modules, {module: [(tokens, in) of each call]}."""
     rows: _Inputs = {name: [] for name in modules}
     last: list[Tensor] = []  # the last input and its copy: several modules read one tensor
 

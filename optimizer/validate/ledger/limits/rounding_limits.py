@@ -129,7 +129,8 @@ def nearest(_quantize: Quantize | None, _calibrate: Calibrate | None, bits: int)
 
 
 def clipped(_quantize: Quantize, _calibrate: Calibrate | None, _bits: int) -> MethodLimits:
-    """Bounds of scales that are searched by the output error."""
+    """Bounds of the methods that search each scale by the output error: scales between the smallest
+    of SHRINKS and 1 times the covering one."""
     return MethodLimits((min(SHRINKS), 1.0))
 
 

@@ -87,7 +87,8 @@ def _measure(m: Materials, graph: record.Graph, lowered: Path) -> dict[str, Any]
 
 
 def _largest(m: Materials) -> Batch:
-    """The batch of the ledger's inputs with the most rows."""
+    """Choose the ledger's batch with the most rows, on which the nodes of the recipe's ONNX file
+    are compared."""
     return max(m.batches, key=lambda b: b.rows)
 
 
@@ -130,6 +131,6 @@ def _alike(expected: Array, actual: Array) -> bool:
 
 
 def _together(each: Sequence[Squares]) -> float:
-    """Compute the relative L2 distance of all rows together."""
+    """Join the relative L2 distances of a node in single rows to that of all rows together."""
     apart, norms, sizes = zip(*each, strict=True)
     return compare_lengths([(sum(apart), sum(norms), sum(sizes))])[0]

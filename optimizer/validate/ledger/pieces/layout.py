@@ -101,21 +101,23 @@ def give_middles(edge: Edge, array: Array, q: Quantizer | None, kind: Any) -> Mu
 
 
 def shape_input(array: Array, rank: int) -> Array:
-    """Reshape `array` (batch, sequence, width) to `rank` axes; rank 2 is (batch x sequence,
-    width)."""
+    """Reshape a module's input (batch, sequence, width) to the `rank` axes that the cut graph
+    reads; rank 2 is (batch x sequence, width)."""
     if array.ndim == rank:
         return array
     return array.reshape(-1, array.shape[-1]) if rank == 2 else array.reshape(rank * (1,))
 
 
 def place_output(output: Array, edge: Edge) -> Array:
-    """Convert a module's output (batch, sequence, width) to the layout of the graph behind it."""
+    """Convert a module's output in torch (batch, sequence, width) to the layout in which the graph
+    reads it behind that module."""
     array = shape_input(output, edge.output_rank)
     return array.swapaxes(0, 1) if edge.sequence_first else array
 
 
 def read_back(array: Array, edge: Edge) -> Array:
-    """Convert the graph's tensor at a module's input to (batch, sequence, width)."""
+    """Convert the tensor that a graph has at a module's input to torch's layout (batch, sequence,
+    width)."""
     return array.swapaxes(0, 1) if edge.sequence_first else array
 
 

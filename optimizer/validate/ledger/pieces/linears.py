@@ -84,7 +84,8 @@ def read_lowered_graph(m: Materials, fused: bool) -> Callable[[str], Linear]:
 
 
 def _quantized(m: Materials, module: str, fused: bool) -> Linear:
-    """Make the reference of one module of the lowered graph. Arguments as in read_lowered_graph."""
+    """Make the reference (quantizer and product) of one module of the lowered graph; for arguments
+    see read_lowered_graph."""
     mode, factor = m.state.activations_of(module), m.state.factor_of(module)
     coarse = m.precision != "fp32"
 
@@ -130,7 +131,8 @@ def _quantized(m: Materials, module: str, fused: bool) -> Linear:
 
 
 def _static(m: Materials, module: str, fused: bool) -> Quantizer:
-    """Make the quantizer of the input of a module or a residual add, from its static range."""
+    """Make the reference of the quantizer at the input of a module or of a residual add, from the
+    state's static range."""
     factor, covered = m.state.factor_of(module), m.state.ranges[input_name(module)]
     signed = m.signed or (bool(find_attention(module)) and attention_operands.is_signed(covered))
     quantizer = static(covered, factor, signed, m.precision)

@@ -45,7 +45,8 @@ Key = tuple[str, int]  # (module, index of the use)
 
 @dataclass(frozen=True)
 class Element:
-    """One element of an output and its reference, or one wrong integer."""
+    """One element of a piece's output beside its reference, or one wrong integer, for a message of
+    the ledger."""
 
     token: int
     channel: int
@@ -55,7 +56,7 @@ class Element:
 
     @property
     def off(self) -> str:
-        """Describe the difference from the reference and its bound."""
+        """Description of how far the element is from its reference, and of its bound."""
         distance, allowed = write_breach(abs(self.value - self.reference), self.bound)
         return f"{distance} off, {allowed} allowed"
 
@@ -92,7 +93,7 @@ class JudgedPiece:
 
     @property
     def problem(self) -> str:
-        """Describe how a piece exceeds its limit."""
+        """Sentence on how far the piece exceeds its limit, for the ledger's problems."""
         at, times = self.worst[0] if self.worst else None, write_breach(self.ratio, 1.0)[0]
         if self.piece == "quantizer":
             sentence = f"{self.counts['wrong']} of {self.counts['elements']} integers are wrong"
@@ -115,7 +116,8 @@ class JudgedPiece:
 
 @dataclass(frozen=True)
 class Linear:
-    """Reference of a linear module of a graph: its quantizer and its product."""
+    """Reference of a linear module of a graph: how its input is quantized, and its product with the
+    weight."""
 
     quantizer: Quantizer | None  # reference of its input; None where that stays float
     read: Callable[[], ModuleProduct]  # function that reads its product's weight

@@ -45,7 +45,8 @@ MISSED = 1e-9
 
 @dataclass(frozen=True)
 class Quantizer:
-    """Parameters of a quantizer, in the notation at the top of this file."""
+    """Scale, zero point and types of the quantizer of one module's input, in the notation at the
+    top of this file."""
 
     step: float | None  # None per token, max |x| / 127 of each row
     zero_point: int
@@ -69,7 +70,7 @@ class ReferenceIntegers:
 
 @dataclass(frozen=True)
 class Judgement:
-    """Result of comparing integers with their reference."""
+    """Result of comparing the integers that a runtime's quantizer gave with the expected ones."""
 
     elements: int
     ties: frozenset[float]  # different values (t + zero_point) near a tie
@@ -79,17 +80,18 @@ class Judgement:
 
     @property
     def near_ties(self) -> int:
-        """Number of different values near a rounding tie."""
+        """Number of different values so near to a tie that rounding to either integer is right."""
         return len(self.ties)
 
     @property
     def flips(self) -> int:
-        """Number of values near a tie that got the other integer."""
+        """Number of values near a tie that the runtime rounded to the other integer than the
+        reference."""
         return len(self.flipped)
 
     @property
     def flips_allowed(self) -> int:
-        """Largest number of flips that correct rounding may cause."""
+        """Largest number of flips that a correct runtime may show."""
         return bound_flips(self.near_ties)
 
     @property
@@ -154,7 +156,8 @@ EXACT_IN = {UNIT["fp32"]: np.float32, UNIT["fp16"]: np.float16}
 
 
 def _exact(x: Array, q: Quantizer) -> NDArray[np.bool_]:
-    """Bool (tokens, in): True where q's operations in the type of roundoff q.unit are exact."""
+    """Return a mask (tokens, in), True where q's operations give no rounding error in the float
+    type q.unit stands for."""
     kind = EXACT_IN.get(q.unit)
     if kind is None or q.reciprocal:  # 1 / step is rarely exact
         return np.zeros(x.shape, bool)
@@ -208,7 +211,7 @@ def judge(
 
 
 def merge(judgements: list[Judgement]) -> Judgement:
-    """Join the judgements of several inputs of one module: their counts are added."""
+    """Join the judgements of several quantizers of one module by adding their counts."""
     return Judgement(
         sum(j.elements for j in judgements),
         frozenset().union(*(j.ties for j in judgements)),

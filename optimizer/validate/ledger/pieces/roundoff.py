@@ -84,12 +84,12 @@ class ModuleProduct:
 
     @property
     def together(self) -> bool:
-        """True where outputs cannot be computed in parts."""
+        """True where all outputs must be computed at once and not slice by slice."""
         return self.filters is not None and self.filters.groups > 1
 
     @property
     def limit(self) -> str:
-        """Describe the bound, for the report."""
+        """Sentence that names the bound of the product's error, for the report."""
         sums = "exact integer sums" if self.integer else "float32 sums"
         more = f", {self.operands} operands in {self.out}" if self.operands else ""
         more += f", inputs in int8 blocks of {self.block}" if self.block else ""

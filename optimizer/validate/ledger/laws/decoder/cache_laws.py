@@ -47,7 +47,8 @@ Pairs = list[tuple[Array, Array]]  # logits of the same tokens, computed in two 
 
 
 def cache(m: Materials) -> LedgerEntry:
-    """Hop `cache`: check laws 1 to 7 on pieces of held-out text."""
+    """Hop `cache`: check on pieces of held-out text that a decoder gives the same logits with a KV
+    cache as without (laws 1 to 7)."""
     precision = m.section.target.computes_in
     fused = m.correct.token_logits(precision, blocks=bool(m.kernel_blocks))
     measured, problems = _laws(m, LAWS, fused.limits["logits"], fuse=True)
@@ -169,8 +170,8 @@ def _in_pieces(served: ServedDecoder, size: int) -> Pairs:
 
 
 def _newest(served: ServedDecoder) -> Pairs:
-    """Return the pair of the newest token's logits: computed by itself, as generation does, and
-    with all."""
+    """Return the logits of the newest token twice: as generation computes them, for that token
+    alone, and from a run that computes those of all tokens."""
     ids = served.long[None]
     arrays = text_generation.build_step_arrays(served.contract, ids, np.ones_like(ids))
     newest = served.runner.decoder(served.contract, ids.shape[1]).last(arrays)
@@ -226,8 +227,8 @@ LAWS: dict[str, Law] = {
 
 
 def _sessions_apart(served: ServedDecoder) -> list[str]:
-    """Law 4: return [a sentence] where texts continued in turns get other bits than each by itself,
-    else []."""
+    """Check law 4: return [a problem] where texts that take turns step by step get other bits than
+    each text by itself, else []."""
     rows = [row[None] for row in served.even]
     masks = [np.ones_like(r) for r in rows]
     length = rows[0].shape[1]

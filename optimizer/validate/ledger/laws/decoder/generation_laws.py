@@ -65,7 +65,8 @@ CONVERSATIONS: tuple[list[dict[str, str]], ...] = (
 
 
 def harness(m: Materials) -> LedgerEntry:
-    """Hop `harness` of a decoder: check laws 1 to 8."""
+    """Hop `harness` of a decoder: check by laws 1 to 8 that the bundle's harness tokenizes,
+    renders, samples and stops as transformers does."""
     folder = m.bundle or m.source
     served = contracts.read(folder / "contract.json")
     tasks.check(served, str(folder / "contract.json"))
@@ -116,8 +117,8 @@ def compare_tokens(
 
 
 def compare_templates(checkpoint: Path, served: Contract, tokenizer: Any) -> list[str]:
-    """Law 2: return sentences on conversations that the harness and transformers render
-    differently."""
+    """Check law 2: return a problem for each conversation that the harness renders to another text
+    than transformers' chat template."""
     from transformers import AutoTokenizer
 
     reference = AutoTokenizer.from_pretrained(checkpoint)
@@ -151,7 +152,8 @@ def _ends(served: Contract, checkpoint: Path) -> list[str]:
 
 
 def _long(m: Materials) -> list[list[int]]:
-    """Prompts of the long texts, as token ids: the last tokens of the ledger's texts, joined."""
+    """Make long prompts, as token ids, for the laws of generation: the last tokens of the ledger's
+    texts, joined."""
     most = min(m.contract.decoder.context, _affordable(m))
     lengths = sorted({min(n + AFTER // 2, most) for n in (*LONG, most)})
     ids = [i for text in _prompts(m) for i in text]

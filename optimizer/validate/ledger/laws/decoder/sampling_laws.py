@@ -59,8 +59,8 @@ class ScriptedScores(LastOfStep):
         return self
 
     def step(self, arrays: Mapping[str, Array]) -> Array:
-        """Return logits (batch, tokens, vocabulary): the next step's scores at the last token, 0
-        elsewhere."""
+        """Return logits (batch, tokens, vocabulary) that a test of sampling prescribes: the scores
+        of the script's next step at the last token, 0 elsewhere."""
         logits = np.zeros((*arrays["input_ids"].shape, self._scores.shape[2]), np.float32)
         logits[:, -1] = self._scores[self._done]
         self._done += 1

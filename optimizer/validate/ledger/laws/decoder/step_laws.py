@@ -83,7 +83,7 @@ class IntegerModel:
         return _Value(array)
 
     def run_values(self, feeds: Mapping[str, Any], fetches: Mapping[str, Any]) -> None:
-        """Do as `run_bound`, with the logits of the newest tokens only."""
+        """Run as `run_bound`, but return the logits of the newest tokens only."""
         binding = _Binding()
         binding.values = {name: value for name, value in feeds.items() if kv_cache.is_past(name)}
         binding.arrays = {
@@ -118,7 +118,7 @@ class IntegerModel:
 
 @dataclass(frozen=True)
 class _Value:
-    """An array of the runtime."""
+    """An array with the interface of ONNX Runtime's OrtValue."""
 
     array: Array
 
@@ -145,7 +145,8 @@ class _Binding:
         self.values[name] = value
 
     def bind_ortvalue_output(self, name: str, value: _Value) -> None:
-        """Shared buffers: the present is the past."""
+        """Accept an output that lies in a shared buffer: the KV cache after the step takes the
+        place of the one before."""
 
     def bind_output(
         self,

@@ -43,7 +43,7 @@ class PipelineOutputs(dict[str, Any]):
 
 
 def _sides(reference: ReferencePipeline, image: Any) -> tuple[int, int]:
-    """Height and width of an image."""
+    """Return the height and the width of an image in pixels."""
     opened = open_by_pillow(image, image_file.MODES[reference.contract.images.channels])
     return int(opened.height), int(opened.width)
 

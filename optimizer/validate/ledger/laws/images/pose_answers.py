@@ -74,7 +74,8 @@ def _pose(reference: ReferencePipeline, maps: Array, box: tuple[float, ...]) -> 
 def _places(
     reference: ReferencePipeline, maps: Array, box: tuple[float, ...]
 ) -> tuple[Array, Array]:
-    """(places (keypoints, 2), scores (keypoints,)) by transformers."""
+    """Compute by transformers the places (keypoints, 2) and scores (keypoints,) of the keypoints in
+    a person's box from the heatmaps `maps`."""
     outputs = PipelineOutputs(heatmaps=torch.from_numpy(np.ascontiguousarray(maps))[None])
     boxes = [[list(box)]]
     ((pose,),) = reference.processor.post_process_pose_estimation(outputs, boxes=boxes)

@@ -129,7 +129,7 @@ def find_problems(
 
 
 def _entered(model: nn.Module, batch: Any, layers: Any) -> dict[str, list[Tensor]]:
-    """Run a batch and return {layer: [inputs (tokens, in) of each use]}."""
+    """Run a batch and return the inputs of layers, {layer: [(tokens, in) of each call]}."""
     inputs: dict[str, list[Tensor]] = {layer: [] for layer in layers}
     trace.observe(model, batch, list(inputs), lambda name, rows: inputs[name].append(rows))
     return inputs

@@ -50,7 +50,8 @@ WHY = "kept tensors are the reference's, bit for bit; the task's gates judge the
 
 
 def reduce(m: Materials) -> LedgerEntry:
-    """Hop `reduce`: compare the smaller checkpoint with the reference by laws 1 to 5."""
+    """Hop `reduce`: compare the checkpoint that stage reduce made smaller with the reference, by
+    laws 1 to 5."""
     assert m.smaller is not None
     document = read_json(m.smaller / REDUCED)
     with ExitStack() as files:
@@ -184,7 +185,6 @@ def _indices(document: Mapping[str, Any], reference: _StepTensors, m: Materials)
 
 def _count(kind: str, block: str, reference: _StepTensors, m: Materials) -> int:
     """Count the units of a block of the reference.
-
     kind: "ffn" for neurons, "heads" for key heads
     """
     if kind == "ffn":

@@ -46,8 +46,8 @@ def reduce(m: Materials) -> LedgerEntry:
 
 
 def _apart(m: Materials) -> Distance | None:
-    """Measure the distance of the student's outputs to the reference's; None where their shapes
-    differ."""
+    """Measure the distance of the untrained student's outputs to the reference's; None where their
+    shapes differ."""
     before = [trace.trace_run(m.reference_model, b, m.outputs, ()) for b in m.batches]
     after = [trace.run(m.smaller_model, b, m.outputs) for b in m.batches]
     shapes = ({n: a.shape for n, a in answers.items()} for answers in (after[0], before[0].result))
@@ -55,7 +55,8 @@ def _apart(m: Materials) -> Distance | None:
 
 
 def _tokens(student: Path, m: Materials) -> Iterator[str]:
-    """Law 2: sentences on a tokenizer file or vocabulary size that differs."""
+    """Check law 2: return a problem for each tokenizer file, and for a vocabulary size, of the
+    student that differs from the reference's."""
     file = f"checkpoint/{m.contract.text.file}"
     if (student / file).read_bytes() != (m.reference / file).read_bytes():
         yield f"{file}: differs from the reference's"
@@ -67,7 +68,8 @@ def _tokens(student: Path, m: Materials) -> Iterator[str]:
 
 
 def _contract(student: Path, m: Materials) -> Iterator[str]:
-    """Law 3: sentences on fields of the contract that differ."""
+    """Check law 3: return a problem for each field of the student's contract that differs from the
+    reference's."""
     actual, expected = (read_json(folder / "contract.json") for folder in (student, m.reference))
     for contract in (actual, expected):
         for name in STUDENT_SIZES:

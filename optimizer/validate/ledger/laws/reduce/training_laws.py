@@ -64,7 +64,8 @@ and a vector, its direction and the cosine of two directions by up to twice as m
 
 @dataclass(frozen=True)
 class _TrainingRun:
-    """One training run. Its models are functions, because loading a faulty checkpoint may raise."""
+    """One training that the ledger checks: of stage recover or qat. Its models are functions,
+    because loading a faulty checkpoint may raise."""
 
     hop: str
     start: str
@@ -148,8 +149,8 @@ def _entry(learned: _TrainingRun, m: Materials) -> LedgerEntry:
 
 
 def _tensors(document: Mapping[str, Any], learned: _TrainingRun, m: Materials) -> Iterator[str]:
-    """Laws 1 to 3: yield sentences on tensors that are missing, not finite, or changed without
-    being trained."""
+    """Check laws 1 to 3: yield a problem for each tensor of the trained checkpoint that is missing,
+    is not finite, or changed although it was not trained."""
     embeddings = f"{m.family.prefix(m.task)}{m.family.embeddings}."
     fixed = not is_initialized(learned.before)
     trained = {*document["trained"]}
@@ -170,7 +171,8 @@ def _tensors(document: Mapping[str, Any], learned: _TrainingRun, m: Materials) -
 
 
 def _loss(document: Mapping[str, Any], learned: _TrainingRun, m: Materials) -> Iterator[str]:
-    """Law 4: sentences on a loss that rose, or that differs from the recorded loss."""
+    """Check law 4: yield a problem where the held-out loss rose during training, or is not the loss
+    that the training recorded."""
     start, end = document["start"]["output"], document["end"]["output"]
     if is_judged_by_output(learned.section) and end > start:
         yield f"the loss on held-out texts rose from {start:.4g} to {end:.4g}"
@@ -203,7 +205,8 @@ def _furthest(distances: Mapping[str, float], m: Materials) -> float:
 
 
 def _ranges(m: Materials) -> Iterator[str]:
-    """Law 5: sentences on modules whose range is not the trained range."""
+    """Check law 5: return a problem for each module whose activation range in the state is not the
+    one that training learned."""
     for row in module_rows.read(m.state_folder):
         stored = m.state.range_of(row.module)
         written = None if stored is None else [stored.low, stored.high]
