@@ -30,7 +30,7 @@ class Server(ServerUnderTest):
 
     def __init__(self) -> None:
         super().__init__(
-            Path(), [], Schedule(1.0), Objectives({"latency": 100.0}), tokens=1, patience=1.0
+            Path(), [], Schedule(1.0), Objectives({"latency": 100.0}), new_tokens=1, patience=1.0
         )
         self.full = 0.01
 
@@ -83,7 +83,7 @@ def test_without_an_objective_there_is_nothing_to_tune_for(tmp_path: Path) -> No
 def test_a_bundle_is_served_with_the_settings_that_are_tried(tmp_path: Path) -> None:
     bundle = small_bundle.make(tmp_path) / "bundle"
     server = ServerUnderTest(
-        bundle, [], Schedule(0.5), Objectives({"latency": 1e-6}), tokens=1, patience=20.0
+        bundle, [], Schedule(0.5), Objectives({"latency": 1e-6}), new_tokens=1, patience=20.0
     )
     assert server.start() == {"rows": 8, "delay_ms": 0, "workers": 1}
     assert server.most_workers == cores()

@@ -269,8 +269,7 @@ def tagged(reference: ReferencePipeline, text: str, logits: Array, _alone: Batch
 def _aggregated(
     reference: ReferencePipeline, text: str, logits: Array, strategy: Any
 ) -> dict[str, Any]:
-    """Compute transformers' entities, which join tokens by a strategy, from logits (tokens,
-    labels)."""
+    """Compute transformers' entities (tokens joined by a strategy) from logits (tokens, labels)."""
     encoded = reference.encoded(text)
     names = ("input_ids", "offset_mapping", "special_tokens_mask")
     outputs: dict[str, Any] = {n: torch.tensor(encoded[n])[None] for n in names}
