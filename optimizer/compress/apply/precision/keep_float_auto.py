@@ -32,6 +32,7 @@ from optimizer.compress.walk import blocks as walk
 from optimizer.compress.walk.capture import Batch
 from optimizer.compress.walk.model_source import ModelSource
 from optimizer.foundation.errors import RecipeError
+from optimizer.foundation.process.threads import map_in_threads
 from optimizer.foundation.progress import bar, say
 from optimizer.foundation.state import Note, Range
 from optimizer.recipe.compression.quantize import KeepFloatAuto, Quantize
@@ -122,7 +123,7 @@ class Network:
     ) -> None:
         self._source, self._inputs, self._selection = source, inputs, selection
         self._static = quantize.static_activations
-        self._outputs = [self._output(batch) for batch in inputs]
+        self._outputs = list(map_in_threads(self._output, inputs))
         self._stand_ins = self._quantized_modules(quantize)
 
     def errors_alone(self) -> dict[str, float]:
@@ -135,8 +136,9 @@ class Network:
         largest."""
         errors, replaced = [RelativeError() for _ in self._outputs[0]], self._with_summands(names)
         with walk.swap_modules(self._source.model, {n: self._stand_ins[n] for n in replaced}):
-            for batch, floats in zip(self._inputs, self._outputs, strict=True):
-                for error, one, other in zip(errors, floats, self._output(batch), strict=True):
+            outputs = map_in_threads(self._output, self._inputs)
+            for floats, moved in zip(self._outputs, outputs, strict=True):
+                for error, one, other in zip(errors, floats, moved, strict=True):
                     error.update(one, other)
         return max(error.value for error in errors)
 
@@ -181,7 +183,8 @@ class Network:
         """Return {module or summand: range of its input in the float model}."""
         schemes, model = self._selection.quantized, self._source.model
         histograms = {name: MagnitudeHistogram() for name in (*schemes, *self._summands(schemes))}
-        for batch in self._inputs:
+
+        def observe(batch: Batch) -> None:
             real = self._real(batch)
 
             def look(name: str, x: Tensor, real: Tensor = real) -> None:
@@ -193,4 +196,6 @@ class Network:
 
             with walk.observed(model, histograms, look):
                 self._output(batch)
+
+        list(map_in_threads(observe, self._inputs, 1))  # histograms are filled in order
         return {name: choose(histogram) for name, histogram in histograms.items()}
