@@ -70,7 +70,7 @@ def allocate(method: str, bits: float, store: Path) -> Trial:
     recipe = recipe_file.read(RECIPE, changes)
     first = candidates.list_candidates(recipe)[0]
     bench = Workbench(recipe, store, first)
-    bench.prepare(False)
+    bench.prepare()
     return bench.try_(first, None)
 
 

@@ -10,6 +10,8 @@ the process.
     running    {"form", "steps", "ends"} of the trial that runs: finished steps of the store before
                it, and how often the process has ended in it without finishing a further one
     skipped    candidates that are not tried again
+    unmeasured reason for which the modules are not measured, "" where they are; null before this
+               was decided
 
 An end of the process may have other causes, such as a power cut; two without a finished step
 between them are attributed to the candidate.
@@ -27,10 +29,7 @@ from optimizer.shared_store import Root, SharedStore
 from optimizer.store import MADE_FROM
 
 ENDS = 2
-WHY = (
-    "the process ended twice while this candidate was made, judged or timed, as for want of "
-    "memory; to try it again delete {file}"
-)
+WHY = "the process ended twice in it, as for want of memory; to try it again delete {file}"
 
 
 class Progress:
@@ -46,6 +45,7 @@ class Progress:
         self._root, self._name = root, f"search/{name}.json"
         self._clock, self._since = clock, started
         fresh: dict[str, Any] = {"finished": 0, "seconds": 0.0, "running": None, "skipped": []}
+        fresh["unmeasured"] = None
         self._state = {"of": of, **fresh}
         with suppress(OSError, ValueError, LookupError, TypeError):
             if isinstance(root, SharedStore):
@@ -65,6 +65,16 @@ class Progress:
     def seconds(self) -> float:
         """Seconds of the search, earlier runs included."""
         return float(self._state["seconds"]) + self._clock() - self._since
+
+    def decide(self, find_reason: Callable[[], str]) -> str:
+        """Return why the modules are not measured, as an earlier run of this search decided.
+
+        find_reason: function that decides where no earlier run did; it returns "" to measure them
+        """
+        if self._state["unmeasured"] is None:
+            self._state["unmeasured"] = find_reason()
+            self._write()
+        return str(self._state["unmeasured"])
 
     def begin(self, candidate: str) -> str:
         """Record that a trial begins; return the reason to skip it, "" to run it."""

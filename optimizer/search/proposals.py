@@ -1,8 +1,8 @@
 """Propose the next candidate of a search.
 
 Each candidate is tried, the best expected first (expectation.py), where the budget is enough for
-all. Otherwise the first half of the trials is the best expected, and the rest comes from Optuna's
-TPE sampler (Bergstra et al. 2011), which learns from all of them.
+all. Otherwise this holds for the first half of the trials (search.py), and the rest comes from
+Optuna's TPE sampler (Bergstra et al. 2011), which learns from all of them.
 
 Each question to the sampler has a seed of its own, from the number of trials before it, so that the
 same results give the same proposals: a search that was killed finds its trials in the store and
@@ -76,29 +76,19 @@ class Ranked:
 
 
 class Sampled:
-    """Proposals for a space larger than the budget: expectation first, then Optuna's TPE sampler.
+    """Proposals of Optuna's TPE sampler, which learns from the trials that it is told.
 
-    ranked: proposals of the first `warm` trials, and where the sampler repeats itself
-    warm: number of trials before the sampler is used
+    ranked: proposals where the sampler repeats itself
     objective: value of search.objective
     seed: seed of the sampler
 
     Raises MachineError where Optuna is not installed.
     """
 
-    def __init__(self, ranked: Ranked, warm: int, objective: str, seed: int) -> None:
-        try:
-            import optuna
-        except ImportError:
-            raise MachineError(
-                "optuna is not installed, which proposes candidates where there are more than "
-                "search.budget.trials",
-                where="search.budget.trials",
-                accepted=f"{len(ranked.space)} or more without it",
-                fix="pip install 'optimize-toolchain[search]'",
-            ) from None
+    def __init__(self, ranked: Ranked, objective: str, seed: int) -> None:
+        optuna = import_optuna(len(ranked.space))
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._optuna, self._ranked, self._warm = optuna, ranked, warm
+        self._optuna, self._ranked = optuna, ranked
         self._objective, self._seed = objective, seed
         self._study = optuna.create_study()
         described = {candidate: _parameters(candidate) for candidate in ranked.space}
@@ -112,11 +102,9 @@ class Sampled:
         self._question: Any = None
 
     def propose(self, trials: Sequence[Trial]) -> Candidate | None:
-        """Return the next candidate, by expectation at first and then from the sampler."""
+        """Return the sampler's next candidate."""
         tried = {t.candidate for t in trials}
         self._question = None
-        if len(tried) < self._warm:
-            return self._ranked.propose(trials)
         for attempt in range(QUESTIONS):
             seed = self._seed + QUESTIONS * len(tried) + attempt
             self._study.sampler = self._optuna.samplers.TPESampler(seed=seed)
@@ -155,6 +143,26 @@ class Sampled:
         if trial.outcome == "stopped" or value is None:
             return BEYOND + min(trial.drop or 0.0, BEYOND / 2)
         return value
+
+
+def import_optuna(count: int) -> Any:
+    """Import Optuna and return it.
+
+    count: number of candidates
+
+    Raises MachineError where it is not installed.
+    """
+    try:
+        import optuna
+    except ImportError:
+        raise MachineError(
+            "optuna is not installed, which proposes candidates where there are more than "
+            "search.budget.trials",
+            where="search.budget.trials",
+            accepted=f"{count} or more without it",
+            fix="pip install 'optimize-toolchain[search]'",
+        ) from None
+    return optuna
 
 
 def _parameters(candidate: Candidate) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from optimizer.package.report import plots
 from optimizer.package.report.plots import Point
 from optimizer.package.report.templating import environment
 from optimizer.package.report.view import Card, Paragraph, ReportTable, badge, line
-from optimizer.search import server_settings
+from optimizer.search import candidates, server_settings
 from optimizer.search.expectation import kendall_tau
 from optimizer.search.search import Result
 from optimizer.search.sequential import LOOKS, confirmation_error
@@ -55,6 +55,7 @@ def build_document(result: Result, file: Path | None, report: Path) -> dict[str,
             for attempt, c in enumerate(result.confirmations, 1)
         ],
         "space": result.space,
+        "unmeasured": result.unmeasured or None,
         "rows": result.rows,
         "errors": {
             "stopped_within_the_margin": alpha,
@@ -142,6 +143,7 @@ def write_conclusion(result: Result, document: dict[str, Any]) -> list[str]:
         if c.verdict != "pass"
     ]
     winner = result.winner
+    lost += _unmeasured(result)
     if winner is not None:
         rows = f"{result.rows['held_out']:,} {_rows(result)}"
         again = ""
@@ -169,6 +171,17 @@ def write_conclusion(result: Result, document: dict[str, Any]) -> list[str]:
         "that number."
     )
     return [*undecided, *lost, f"Inconclusive: no candidate was shown to keep the margin. {more}"]
+
+
+def _unmeasured(result: Result) -> list[str]:
+    """Return a sentence on the candidates that need sensitivities, where none were measured."""
+    if not result.unmeasured:
+        return []
+    finer = candidates.name_finer_precision(result.recipe.quantize)
+    return [
+        f"Not tried: candidates with some modules in {finer}, because the sensitivities of modules "
+        f"were not measured: {result.unmeasured}."
+    ]
 
 
 def _server(result: Result) -> list[str]:

@@ -2,10 +2,10 @@
 
     recipe with section search, store -> Result
 
-1. The model answers the evaluation set, whose rows are split (stages/split.py), and its modules are
-   measured.
-2. The recipe itself is tried, then candidates as proposals.py orders them, until all were tried or
-   the budget is spent (workbench.py).
+1. The model answers the evaluation set, whose rows are split (stages/split.py).
+2. The recipe itself is tried, then the candidates without a share in higher precision. Then the
+   modules are measured, and the candidates with a share are tried, until all were tried or the
+   budget is spent. proposals.py orders candidates; workbench.py tries them.
 3. Of the candidates that keep the margins and limits, the best by the objective is judged on the
    held-out rows (sequential.py), timed again beside the recipe, and run through stage validate with
    all gates of the recipe. The first that passes is found.
@@ -33,7 +33,7 @@ from optimizer.search import candidates, enough_rows, kernel_times, sequential, 
 from optimizer.search.candidates import Candidate
 from optimizer.search.expectation import Expectation
 from optimizer.search.progress import Progress
-from optimizer.search.proposals import Proposals, Ranked, Sampled
+from optimizer.search.proposals import Proposals, Ranked, Sampled, import_optuna
 from optimizer.search.sequential import Confirmation
 from optimizer.search.server_settings import TunedServer
 from optimizer.search.stages import race
@@ -47,6 +47,7 @@ from optimizer.search.workbench import (
 from optimizer.shared_store import Root
 from optimizer.store import Store, digest_file
 
+MODULES = "sensitivities of modules"
 Table = tuple[Path, Path | None]
 """(file of a table, public key that must have signed it)."""
 EXIT = {"pass": 0, "fail": GateError.exit_code, "inconclusive": InconclusiveError.exit_code}
@@ -67,6 +68,8 @@ class Result:
     times: name of the table from which times were predicted; "" if candidates were timed here
     server: the candidate with tuned settings of its server; None without search.over.server
     price: price per hour of the machine that answers; None: no costs
+    unmeasured: reason for which modules were not measured, so that no candidate with a share in
+        higher precision was tried; "" otherwise
     """
 
     recipe: Recipe
@@ -81,6 +84,7 @@ class Result:
     times: str = ""
     server: TunedServer | None = None
     price: float | None = None
+    unmeasured: str = ""
 
     @property
     def exit_code(self) -> int:
@@ -138,19 +142,15 @@ def run(
         known = kernel_times.read(*times, bench.build(space[0]))
         bench.times = known.figures
         say(f"search: times are predicted from {known.file}, of {known.machine}")
-    answered = bench.prepare(any(c.finer for c in space))
+    answered = bench.prepare()
     section = recipe.validation(recipe.targets[space[0].target])
     rows = enough_rows.count(section, bench.margin, bench.base, answered.path)
-    if bench.search.constraints.size_mb is not None and bench.sensitivities:
-        weights = sum(int(m["weights"]) for m in bench.sensitivities.values())
-        space = candidates.fill_limit(recipe, space, bench.build(bench.first).size, weights)
-    space = _distinct(bench, space)
     say(f"search: {len(space)} candidates; at most {bench.search.budget.trials} are tried")
     searched = [recipe.model_dump_json(by_alias=True), answered.key]
     searched += [] if times is None else [digest_file(times[0])]
     of = hashlib.sha256(" ".join(searched).encode())
     progress = Progress(store, recipe.name, of.hexdigest(), clock, started)
-    trials = _try_all(bench, space, progress)
+    trials, space, unmeasured = _try_all(bench, space, progress)
     ordered = _best_first([t for t in trials if t.outcome == "kept"], bench)
     raced: dict[str, Any] = {}
 
@@ -182,6 +182,7 @@ def run(
         raced or None,
         "" if known is None else f"{known.file}, of {known.machine}",
         server,
+        unmeasured=unmeasured,
     )
 
 
@@ -196,8 +197,88 @@ def _distinct(bench: Workbench, space: list[Candidate]) -> list[Candidate]:
     return list(seen.values())
 
 
-def _try_all(bench: Workbench, space: list[Candidate], progress: Progress) -> list[Trial]:
-    """Run trials until all candidates were tried, or the budget is spent; return them."""
+def _try_all(
+    bench: Workbench, space: list[Candidate], progress: Progress
+) -> tuple[list[Trial], list[Candidate], str]:
+    """Run trials until all candidates were tried, or the budget is spent.
+
+    The modules are measured once the candidates without a share in higher precision were tried, or,
+    where there are fewer trials than candidates, after half of the trials.
+
+    Returns the trials, all candidates, and the reason for which modules were not measured; "" if
+    they were, or no candidate was left that needs it.
+    """
+    most = bench.search.budget.trials
+    ranked = most
+    if len(space) > most:
+        import_optuna(len(space))  # before hours of work, not after them
+        ranked = most // 2
+    progress.begin(bench.first.label(bench.recipe))  # errors of the recipe itself are raised
+    trials = [_announced(bench.try_(bench.first, None), 1)]
+    progress.end(1)
+    rest = [c for c in space if not c.finer]
+    _try_each(bench, rest, trials, progress, ranked)
+    why = ""
+    if len(rest) < len(space) and len(trials) < most:
+        why = _measure_modules(bench, progress)
+        if why:
+            say(f"search: modules were not measured: {why}")
+        else:
+            space = _fill_limit(bench, space, trials[0])
+            rest = space = _distinct(bench, space)
+    _try_each(bench, rest, trials, progress, ranked)
+    if ranked < most:
+        _try_each(bench, rest, trials, progress, most, sampled=True)
+    return trials, space, why
+
+
+def _measure_modules(bench: Workbench, progress: Progress) -> str:
+    """Measure the modules where the budget suffices; return the reason why not, "" if they are."""
+    if why := progress.decide(lambda: _find_want_of_time(bench, progress)):
+        return why
+    if why := progress.begin(MODULES):
+        return why
+    try:
+        bench.measure_modules()
+    except Exception as e:
+        return explain_refusal(MODULES, e)
+    finally:
+        progress.interrupt()
+    return ""
+
+
+def _find_want_of_time(bench: Workbench, progress: Progress) -> str:
+    """Return why the rest of the budget does not suffice to measure the modules; "" if it does."""
+    left = bench.search.budget.seconds - progress.seconds
+    if left <= 0:
+        return "search.budget.hours were spent"
+    needed = bench.predict_seconds_of_modules()
+    if needed <= left:
+        return ""
+    return f"it would take about {needed:.0f} s, and {left:.0f} s of search.budget.hours were left"
+
+
+def _fill_limit(bench: Workbench, space: list[Candidate], first: Trial) -> list[Candidate]:
+    """Add candidates whose share fills the limit on size. first: trial of the recipe itself"""
+    assert first.size is not None
+    weights = sum(int(m["weights"]) for m in bench.sensitivities.values())
+    return candidates.fill_limit(bench.recipe, space, first.size, weights)
+
+
+def _try_each(
+    bench: Workbench,
+    space: list[Candidate],
+    trials: list[Trial],
+    progress: Progress,
+    most: int,
+    sampled: bool = False,
+) -> None:
+    """Try candidates of a space, and add their trials to `trials`, until all were tried or the
+    budget is spent.
+
+    most: number of trials, those before included
+    sampled: True proposes candidates by the sampler
+    """
     name, budget = bench.search.objective, bench.search.budget
     kept = {candidate: bench.kept(candidate) for candidate in space}
     _, added = candidates.count_added_bytes(bench.recipe.quantize)
@@ -206,39 +287,35 @@ def _try_all(bench: Workbench, space: list[Candidate], progress: Progress) -> li
         return Expectation(bench.sensitivities, kept, trials, name, added)
 
     limit = bench.search.constraints.size_mb
-    most = math.inf if limit is None else limit * 1e6
-    ranked = Ranked(space, expect, bench.margin, most)
+    largest = math.inf if limit is None else limit * 1e6
+    ranked = Ranked(space, expect, bench.margin, largest)
     proposals: Proposals = ranked
-    if len(space) > budget.trials:
-        proposals = Sampled(ranked, budget.trials // 2, name, bench.search.seed)
-    count = min(len(space), budget.trials)
-    progress.begin(bench.first.label(bench.recipe))  # errors of the recipe itself are raised
-    trials = [_announced(bench.try_(bench.first, None), 1, count)]
-    progress.end(1)
-    while len(trials) < budget.trials:
+    if sampled:
+        proposals = Sampled(ranked, name, bench.search.seed)
+        for trial in trials:
+            proposals.tell(trial)
+    while len(trials) < most:
         if len(trials) >= progress.finished and progress.seconds >= budget.seconds:
             break
         candidate = proposals.propose(trials)
         if candidate is None:
             break
         expected = expect(trials)
-        figures = {
-            "objective": expected.objectives([candidate])[0],
-            "error": expected.error(candidate),
-        }
+        figures = {"objective": expected.objectives([candidate])[0]}
+        if bench.sensitivities:
+            figures["error"] = expected.error(candidate)
         best = _best_first([t for t in trials if t.outcome == "kept"] or trials[:1], bench)[0]
         label = candidate.label(bench.recipe)
         if why := progress.begin(label):
             trial = Trial(candidate, label, "refused", why, kept[candidate])
-        elif why := _find_smaller_excess(bench, candidate, trials, most):
+        elif why := _find_smaller_excess(bench, candidate, trials, largest):
             trial = Trial(candidate, label, "stopped", why, kept[candidate])
         else:
             trial = _try(bench, candidate, best.candidate, progress)
         trial = replace(trial, expected=figures)
         proposals.tell(trial)
-        trials.append(_announced(trial, len(trials) + 1, count))
+        trials.append(_announced(trial, len(trials) + 1))
         progress.end(len(trials))
-    return trials
 
 
 def _find_smaller_excess(
@@ -283,8 +360,8 @@ def _best_first(trials: list[Trial], bench: Workbench) -> list[Trial]:
     return sorted(trials, key=key)
 
 
-def _announced(trial: Trial, number: int, count: int) -> Trial:
-    say(f"search: {number} of {count}: {trial.label}: {trial.summary}")
+def _announced(trial: Trial, number: int) -> Trial:
+    say(f"search: trial {number}: {trial.label}: {trial.summary}")
     return trial
 
 

@@ -28,7 +28,8 @@ class Trial:
     ratio, ratio_interval: time divided by the recipe's time, timed in turns, and its interval
     p50, p99: percentiles of the time in milliseconds
     modules: {module: ms} in ONNX Runtime's profile
-    expected: {"objective", "error"} as predicted before the trial
+    expected: {"objective", "error"} as predicted before the trial; without "error" before the
+        modules were measured
     """
 
     candidate: Candidate

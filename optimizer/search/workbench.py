@@ -17,7 +17,7 @@ from optimizer.foundation.errors import MachineError, StoreError, explain_system
 from optimizer.foundation.progress import say
 from optimizer.harness.errors import ExplainedError
 from optimizer.harness.shown import scrub
-from optimizer.recipe.schema import Recipe
+from optimizer.recipe.schema import Compression, Recipe
 from optimizer.recipe.search import Search
 from optimizer.search.candidates import Candidate, choose_kept_modules, derive_recipe
 from optimizer.search.stages import answered, judging, race, sensitivity
@@ -51,7 +51,7 @@ class Workbench:
     first: candidate that is the recipe itself
     times: function from the modules in higher precision to times of another machine; None:
         candidates are timed here
-    sensitivities: {module: {"error", "weights"}}, set by `prepare`; {} if not measured
+    sensitivities: {module: {"error", "weights"}}, set by `measure_modules`; {} before it
     """
 
     recipe: Recipe
@@ -76,14 +76,9 @@ class Workbench:
         """Error probability of the search's tests: 1 - validate.confidence."""
         return 1 - self.recipe.validate_.confidence
 
-    def prepare(self, measure_modules: bool) -> Step:
-        """Load the model, answer the evaluation set with it, and measure its modules; return the
-        step of the answers."""
+    def prepare(self) -> Step:
+        """Load the model, and answer the evaluation set with it; return the step of the answers."""
         self._base = self._steps(derive_recipe(self.recipe, self.first), "load")["load"]
-        if measure_modules:
-            section = sensitivity.make_section(self.recipe.compression)
-            step = self._store().step(sensitivity.STAGE, section, self._base)
-            self.sensitivities = json.loads((step.path / sensitivity.FILE).read_text("utf-8"))
         target = self.recipe.targets[self.first.target].without_on_fail
         validation = self.recipe.validation(target)
         self._answered = self._store().step(answered.STAGE, validation, self._base)
@@ -94,8 +89,22 @@ class Workbench:
         """Folder of load."""
         return self._base.path
 
+    def predict_seconds_of_modules(self) -> float:
+        """Predict the seconds that `measure_modules` takes."""
+        return sensitivity.predict_seconds(self._modules_section, self._base.path)
+
+    def measure_modules(self) -> None:
+        """Measure the sensitivity of each module, by which candidates keep some in higher
+        precision."""
+        step = self._store().step(sensitivity.STAGE, self._modules_section, self._base)
+        self.sensitivities = _read(step, sensitivity.FILE)
+
+    @property
+    def _modules_section(self) -> Compression:
+        return sensitivity.make_section(self.recipe.compression)
+
     def kept(self, candidate: Candidate) -> tuple[str, ...]:
-        """Return the modules that a candidate keeps in higher precision."""
+        """Return the modules that a candidate keeps in higher precision, once they are measured."""
         return choose_kept_modules(self.sensitivities, candidate.finer)
 
     def build(self, candidate: Candidate) -> BuiltCandidate:

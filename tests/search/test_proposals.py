@@ -67,7 +67,11 @@ def test_the_same_results_give_the_same_trials_whatever_was_searched_before() ->
     pytest.importorskip("optuna")
 
     def search() -> list[Trial]:
-        return carry_out(Sampled(ranked(), 3, "latency", 0), [measured(SPACE[0])], 9)
+        trials = carry_out(ranked(), [measured(SPACE[0])], 3)
+        sampled = Sampled(ranked(), "latency", 0)
+        for trial in trials:
+            sampled.tell(trial)
+        return carry_out(sampled, trials, 9)
 
     whole = search()
     assert len(whole) == 9

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import random
 import shutil
@@ -32,7 +33,8 @@ from tests.conftest import sentences, write_rows, write_tiny_recipe
 from tests.test_killed import Runner, finished
 
 SECTION = "search: {over: {method: [gptq], precision: recipe}, objective: size}\n"
-STAGES = ("answered", "judged", "compress", "judged", "lower", "validate")
+PER_MODULE = ["search.over.precision=per_module"]
+STAGES = ("answered", "judged", "sensitivity", "compress", "lower", "validate")
 
 
 DECODER = """\
@@ -115,6 +117,34 @@ def test_what_keeps_more_modules_than_a_form_that_is_too_large_is_not_built(
     assert others
     assert {(t.outcome, t.size) for t in others} == {("stopped", None)}
     assert all(first.label in t.why for t in others)
+
+
+def test_modules_are_measured_only_after_the_candidates_that_do_not_need_it(
+    recipe: Path, store: Path, result: Result
+) -> None:
+    whole = search.run(recipe_file.read(recipe, PER_MODULE), store)
+    assert whole.trials[:2] == result.trials
+    assert all(t.kept for t in whole.trials[2:])
+    assert len(whole.trials) == whole.space > 2
+    assert whole.unmeasured == ""
+
+
+@pytest.mark.parametrize(
+    ("hours", "step", "tried", "why"),
+    [(1, 7200.0, 1, "hours were spent"), (1e-6, 0.0, 2, "it would take about")],
+)
+def test_modules_are_not_measured_where_the_budget_does_not_suffice_also_when_resumed(
+    recipe: Path, store: Path, hours: float, step: float, tried: int, why: str
+) -> None:
+    """Each look at the clock finds it `step` seconds later."""
+    short = recipe_file.read(recipe, [*PER_MODULE, f"search.budget.hours={hours}"])
+    first = search.run(short, store, itertools.count(0.0, step).__next__)
+    again = search.run(short, store, lambda: 0.0)
+    for ended in (first, again):
+        assert why in ended.unmeasured
+        shown = report.write_text(ended, report.build_document(ended, Path("x"), Path("y")))
+        assert "Not tried: candidates with some modules in float" in shown
+    assert [t.outcome for t in first.trials] == ["kept"] * tried
 
 
 @pytest.mark.parametrize(
@@ -327,7 +357,9 @@ def test_settings_of_a_server_need_objectives(recipe: Path) -> None:
 
 @pytest.fixture(scope="module")
 def runner(recipe: Path, shared_folder: Path) -> Iterator[Runner]:
-    started = Runner(recipe, shared_folder, search=True)
+    file = recipe.with_name("per_module.yaml")
+    file.write_text(recipe.read_text().replace("precision: recipe", "precision: per_module"))
+    started = Runner(file, shared_folder, search=True)
     yield started
     started.close()
 

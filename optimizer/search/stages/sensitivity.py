@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -67,12 +68,38 @@ def run(section: Compression, base: Path, out: Path) -> None:
     (out / FILE).write_text(json.dumps(document, indent=1), encoding="utf-8")
 
 
+def predict_seconds(section: Compression, base: Path) -> float:
+    """Predict the seconds that `run` takes, from those of the first module.
+
+    base: folder of load
+
+    Returns 0 for a decoder, whose modules all take one backward pass.
+    """
+    if section.quantize.allocate is not None:
+        return 0.0
+    source = open_source(section.task, base)
+    selection = select(source, section.quantize)
+    batches = calibration.make_batches(section, base)
+    with source.filled():
+        network = _open(source, batches, section, selection)
+        first, *others = selection.quantized
+        started = time.monotonic()
+        network.error([first])
+        return (1 + len(others)) * (time.monotonic() - started)
+
+
+def _open(
+    source: ModelSource, batches: Sequence[Batch], section: Compression, selection: Selection
+) -> Network:
+    inputs = sample_evenly(split_batches(batches), SAMPLES)
+    return Network(source, inputs, section.quantize, selection)
+
+
 def _measured(
     source: ModelSource, batches: Sequence[Batch], section: Compression, selection: Selection
 ) -> dict[str, Any]:
-    inputs = sample_evenly(split_batches(batches), SAMPLES)
     with source.filled():
-        errors = Network(source, inputs, section.quantize, selection).errors_alone()
+        errors = _open(source, batches, section, selection).errors_alone()
         linears = source.linears(selection.quantized)
         return {
             name: {"error": error, "weights": linears[name].weight.numel()}
