@@ -76,7 +76,7 @@ class Ranked:
 
 
 class Sampled:
-    """Proposals of Optuna's TPE sampler, which learns from the trials that it is told.
+    """Proposals of Optuna's TPE sampler, which learns from the trials given to `tell`.
 
     ranked: proposals where the sampler repeats itself
     objective: value of search.objective
