@@ -274,7 +274,7 @@ def _float32(array: Any) -> Any:
 
 
 def _answers(runner: OrtRunner, contract: Mapping[str, Any], batch: Arrays) -> dict[str, Arrays]:
-    """Run the graph. Returns {suffix of a message: outputs}."""
+    """Run the exported graph on a batch. Returns {end of a message's sentence: outputs}."""
     if contract.get("generation") is None:
         return {"": runner.infer(batch)}
     length = batch["input_ids"].shape[1]

@@ -45,7 +45,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class OperatorInput:
-    """The names of an operator and of a tensor that it reads."""
+    """An operator, by name, and a tensor that it reads, by name."""
 
     node: str
     input: str
@@ -197,7 +197,8 @@ def _by_row(gather: ir.Node) -> bool:
 
 
 class _Index:
-    """Initializers of a graph, found by name or by value."""
+    """Initializers of a graph, found by name or by value, to pair them with the checkpoint's
+    parameters."""
 
     def __init__(self, model: ir.Model) -> None:
         self._by_name = dict(model.graph.initializers)
@@ -272,7 +273,8 @@ def compare_parameter(
 
 
 def _orders(initializer: ir.Value, axes: int) -> tuple[bool, bool]:
-    """Values of `transposed` to try, in order."""
+    """Return the two layouts in which an initializer may hold a parameter, the likelier one first:
+    True transposed, False as it is."""
     transposed_in_graph = any(n.op_type == "Transpose" for n, _ in initializer.uses())
     return (True, False) if axes == 2 and not transposed_in_graph else (False, True)
 

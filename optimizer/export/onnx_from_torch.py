@@ -37,7 +37,7 @@ class Wrapper(nn.Module):
         self.outputs = tuple(p.name for p in ports.outputs[: len(ports.outputs) - 2 * ports.layers])
 
     def _typed(self, tensor: Tensor) -> Tensor:
-        """Cast floats to the model's type; images are float32 outside."""
+        """Cast an input of floats, such as an image in float32, to the model's float type."""
         own = next(p.dtype for p in self.model.parameters() if p.is_floating_point())
         return tensor.to(own) if tensor.is_floating_point() else tensor
 

@@ -92,13 +92,14 @@ def _large_forward(
 
 
 def _look_up(values: Values, name: str, ids: Tensor) -> Tensor:
-    """Rows of an embedding."""
+    """Read rows `ids` of an embedding from the checkpoint."""
     unique, places = torch.unique(ids, return_inverse=True)
     return nn.functional.embedding(places, values.stored(name)[unique].float())
 
 
 def _multiply(values: Values, name: str, x: Tensor) -> Tensor:
-    """Product with a linear layer's weight, some rows at a time."""
+    """Multiply x by a linear layer's weight from the checkpoint, some rows of the weight at a
+    time."""
     return torch.cat([nn.functional.linear(x, rows) for rows in read_rows(values, name)], dim=-1)
 
 

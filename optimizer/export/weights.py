@@ -195,7 +195,8 @@ class StoredInitializer(ir.LazyTensor):
         super().__init__(read, dtype=dtype, shape=file_shape, name=name)
 
     def tofile(self, file: Any) -> None:
-        """Write the tensor; a large matrix some rows at a time, without a copy in float32."""
+        """Write the parameter's values into the ONNX file; a large matrix some rows at a time,
+        without a copy in float32."""
         kind = {ir.DataType.FLOAT: torch.float32, ir.DataType.FLOAT16: torch.float16}
         if self.size <= ROWS_OF or len(self.whole) != 2 or self.dtype not in kind:
             super().tofile(file)

@@ -24,7 +24,8 @@ FLOAT, INT8 = "float", "int8"
 
 
 def write(file: Path) -> dict[str, Any]:
-    """Write the graph to `file`, and return {input: array} to run it with."""
+    """Write a graph whose runs measure this machine's rates to `file`, and return {input: array} to
+    run it with."""
     draw = np.random.default_rng(0)
     weight = draw.standard_normal((SIDE, SIDE), np.float32)
     constants = [

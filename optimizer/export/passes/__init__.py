@@ -11,7 +11,7 @@ from optimizer.foundation.errors import OptimizeError
 
 
 def always(_: ir.Model) -> bool:
-    """Return True, the contract of a pass that accepts every graph."""
+    """Return True: the condition of a pass that accepts every graph."""
     return True
 
 

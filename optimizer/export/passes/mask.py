@@ -11,7 +11,8 @@ import onnx_ir as ir
 
 
 def simplify_mask(model: ir.Model) -> None:
-    """Apply cases 1 and 2, in place; the stage checks the result against torch."""
+    """Replace the attention mask's gather over all positions by an Unsqueeze, and remove an And
+    with true, in place. The stage checks the result against torch."""
     for node in list(model.graph):
         if node.op_type == "GatherND" and _gathers_everything(node):
             axes = ir.val("mask_axes", const_value=ir.tensor(np.array([1, 2]), name="mask_axes"))

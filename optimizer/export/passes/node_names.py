@@ -22,7 +22,8 @@ def is_alive(model: ir.Model) -> bool:
 
 
 def name_nodes(model: ir.Model, parameters: Collection[str]) -> None:
-    """Rename all but `parameters`: initializers that have their names already."""
+    """Rename all nodes, and all initializers but `parameters`, which have their names already, so
+    that equal models give equal files."""
     graph = model.graph
     fixed = {*graph.inputs, *graph.outputs, *graph.initializers.values()}
     counts: dict[str, int] = {}

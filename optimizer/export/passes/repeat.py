@@ -38,7 +38,8 @@ INTERNAL = frozenset(nn.Module().__dict__)
 
 
 def are_alike(blocks: nn.Module) -> bool:
-    """Test that all items of `blocks`, a list in a skeleton, pass check 1."""
+    """Test that all blocks of a list in a torch model without values have the same modules,
+    settings and shapes."""
     first, *others = ([*block.named_modules()] for block in blocks.children())
     return all(
         [path for path, _ in first] == [path for path, _ in other]
@@ -159,7 +160,8 @@ class BlockOutput:
         self.name, self.type, self.shape = str(self.value.name), self.value.type, self.value.shape
 
     def as_block(self) -> None:
-        """Give the value the name and type that it would have inside a block."""
+        """Inside a comparison of blocks, give the value the name and type that it would have inside
+        a block."""
         self.value.name = self.following
         self.value.type, self.value.shape = self.like.type, self.like.shape
 
@@ -287,7 +289,7 @@ def _copy(
 
 
 def _next_leaf(model: ir.Model, like: ir.Value, name: str) -> ir.Value:
-    """Make the weight or graph input `name` of a later block, like `like` of the third."""
+    """Make the weight or graph input `name` of a later block after `like`, the third block's."""
     leaf = ir.Value(name=name, type=like.type, shape=like.shape)
     if like.is_graph_input():
         return leaf
@@ -301,7 +303,8 @@ def _next_leaf(model: ir.Model, like: ir.Value, name: str) -> ir.Value:
 def _read_last(
     outside: list[ir.Node], numbers: Numbers, known: Mapping[str, ir.Value], count: int
 ) -> None:
-    """Point readers of the third block's outputs at the last block's."""
+    """Let the nodes behind the blocks read the outputs of the last block in place of the
+    third's."""
     for node in outside:
         for i, value in enumerate(node.inputs):
             producer = value.producer() if value is not None else None
@@ -311,7 +314,7 @@ def _read_last(
 
 
 def _expose(model: ir.Model, ports: Interface, known: Mapping[str, ir.Value]) -> None:
-    """Set the inputs and outputs of the full model, in order."""
+    """Set the inputs and outputs of the grown model, in the contract's order."""
     for listed, interface in (
         (model.graph.inputs, ports.inputs),
         (model.graph.outputs, ports.outputs),

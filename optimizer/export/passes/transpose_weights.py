@@ -14,7 +14,8 @@ from optimizer.export.weights import StoredInitializer
 
 
 def transpose_weights(model: ir.Model) -> None:
-    """Apply cases 1 and 2, in place."""
+    """Store the 2-D weights of MatMul and Gemm in the layout [in, out] that MatMul reads, in place,
+    so that no Transpose runs (cases 1 and 2)."""
     for weight in list(model.graph.initializers.values()):
         if weight.shape is None or len(weight.shape) != 2:
             continue
@@ -73,7 +74,7 @@ def _store_transposed(weight: ir.Value) -> None:
 
 
 def is_transposed(model: ir.Model) -> bool:
-    """Test that no 2-D initializer is left to cases 1 and 2."""
+    """Test that no 2-D initializer is left that `transpose_weights` would store transposed."""
     weights = [v for v in model.graph.initializers.values() if v.shape and len(v.shape) == 2]
     readers = [(w, [node for node, _ in w.uses()]) for w in weights]
     return not any(

@@ -113,7 +113,8 @@ class ModuleScheme:
 
 
 def check_model(config: Mapping[str, Any], at: str, *_: object) -> None:
-    """Raise RecipeError in case 4.
+    """Raise RecipeError for a model whose norms are folded into its convolutions, which no reader
+    of the folder expects (case 4).
 
     config: content of config.json
     at: path of the target in the recipe

@@ -158,7 +158,8 @@ class _Entries:
         return stored
 
     def _quantized(self, name: str) -> Iterator[tuple[str, Tensor]]:
-        """Yield the named tensors of a quantized weight, by the byte specification."""
+        """Yield {name in the folder: tensor} of a quantized weight, by the byte specification of
+        the format."""
         module, q = name.removesuffix(".weight"), self.state.weights[name]
         if q.scheme.type == "float4":
             yield f"{module}.weight_packed", float4.pack(q.integers)
@@ -196,7 +197,8 @@ class _Entries:
             yield f"{module}.input_zero_point", zero
 
     def _scale(self, name: str, scale: Tensor) -> Tensor:
-        """Round a scale to `dtype`, and raise `error` to its relative change."""
+        """Round a scale to the folder's float type `dtype`, and raise `error`, the largest relative
+        change of a scale so far."""
         stored = scale.to(self.dtype)
         if not is_exact_in(scale, self.dtype):
             ratio = stored.float() / scale
@@ -287,7 +289,8 @@ def find_embedding(checkpoint: Checkpoint) -> str:
 
 
 def _shards(parts: Iterator[list[tuple[str, Tensor]]], out: Path) -> None:
-    """Write the parts to files of at most SHARD bytes, with an index if there are several."""
+    """Write the tensors to safetensors files of at most SHARD bytes, with an index if there are
+    several."""
     files: list[Path] = []
     places: dict[str, int] = {}
     total = 0
@@ -324,7 +327,8 @@ def _shards(parts: Iterator[list[tuple[str, Tensor]]], out: Path) -> None:
 
 
 def _copy(folder: Path, out: Path) -> None:
-    """Copy all files but config and weights: tokenizer, chat template, settings, licence."""
+    """Copy the checkpoint's files but config and weights into the folder: tokenizer, chat template,
+    settings, licence."""
     for file in sorted(folder.iterdir()):
         weights = file.suffix == ".safetensors" or file.name.endswith(".safetensors.index.json")
         if file.is_file() and not weights and file.name != "config.json":

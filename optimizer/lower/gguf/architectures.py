@@ -181,7 +181,7 @@ def get_sliding_window(config: Mapping[str, Any]) -> int:
 
 
 def write_notes(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield sentences for users of the file."""
+    """Yield sentences about the model's architecture for users of the GGUF file."""
     window, positions = get_sliding_window(config), config.get("max_position_embeddings", 0)
     if window and window < positions:
         yield (

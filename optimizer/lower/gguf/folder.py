@@ -96,7 +96,7 @@ def _write(model: GgufModel, entries: list[GgufTensor], words: Vocabulary, file:
 
 
 def _document(model: GgufModel, entries: list[GgufTensor], words: Vocabulary) -> dict[str, Any]:
-    """Return the document lowering.json."""
+    """Build the content of lowering.json for a GGUF file."""
     quantized = [e for e in entries if e.kind in blocks.TYPES]
     weights = model.state.weights
     error = max(
@@ -126,7 +126,9 @@ def _document(model: GgufModel, entries: list[GgufTensor], words: Vocabulary) ->
 
 
 def _notes(model: GgufModel, error: float, quantized: bool) -> Iterator[str]:
-    """Yield sentences for users of the file. error: as in lowering.json"""
+    """Yield sentences on what users of the GGUF file should know, for lowering.json.
+    error: as in lowering.json
+    """
     if quantized:
         yield (
             "llama.cpp also quantizes the inputs of these weights' products to 8 bits, in blocks "

@@ -164,6 +164,7 @@ def order_rows(rows: int, heads: int) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 def _same(weights: Mapping[str, QTensor], one: str, other: str) -> bool:
-    """Test that both parameters are in `weights`, with equal schemes, integers and scales."""
+    """Test that two parameters are quantized in `weights` with equal schemes, integers and scales,
+    as tied ones must be."""
     a, b = weights.get(one), weights.get(other)
     return a is not None and b is not None and a.scheme == b.scheme and are_equal(a, b)

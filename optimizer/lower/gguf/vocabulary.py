@@ -103,7 +103,7 @@ def find_pre_tokenizer(document: Mapping[str, Any]) -> PreTokenizer:
 
 
 def write(vocabulary: Vocabulary, writer: Any) -> None:
-    """Add the vocabulary's keys to `writer`, a gguf.GGUFWriter."""
+    """Add the tokenizer's keys to `writer`, a gguf.GGUFWriter."""
     writer.add_tokenizer_model(BYTE_LEVEL)
     writer.add_tokenizer_pre(vocabulary.pre)
     writer.add_token_list(vocabulary.tokens)

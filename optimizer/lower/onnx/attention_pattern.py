@@ -107,13 +107,14 @@ def find_user(value: ir.Value, op: str, perm: tuple[int, ...] | None = None) -> 
 
 
 def get_perm(node: ir.Node) -> tuple[int, ...]:
-    """Return the permutation of a Transpose."""
+    """Return the attribute `perm` of a Transpose: the order of its output's axes."""
     attribute = node.attributes.get("perm")
     return tuple(attribute.as_ints()) if attribute is not None else ()
 
 
 def _appended(past: ir.Value, present: ir.Value) -> ir.Value:
-    """The keys or values of the new tokens, which `present` appends to `past` (case 3)."""
+    """Find the keys or values of the new tokens: `present` is `past` with these appended (case
+    3)."""
     node = find_maker(present, "Concat")
     if node is None or len(node.inputs) != 2 or node.inputs[0] is not past:
         raise OtherPattern(f"{present.name} is not past with new tokens appended")

@@ -33,7 +33,7 @@ def list_float_tensors(path: Path) -> list[str]:
 
 
 def write_through(path: Path, tensors: Collection[str], out: Path) -> None:
-    """Write the graph to `out` with `tensors` as outputs besides its own."""
+    """Write the graph to `out` with `tensors` as further outputs, so that a run returns them."""
     model = open_graph(path).model
     own = set(model.graph.outputs)
     model.graph.outputs.extend(v for v in _values(model, tensors) if v not in own)

@@ -48,7 +48,7 @@ def add_initializer(graph: ir.Graph, name: str, array: Array) -> ir.Value:
 
 
 def take_over(old: ir.Value, new: ir.Value) -> None:
-    """Give `new` the name, the type and every use of `old`."""
+    """Let `new` take the place of the value `old`: its name, its type and its readers."""
     name, new.type, new.shape = old.name, old.type, old.shape
     ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
     old.name, new.name = None, name

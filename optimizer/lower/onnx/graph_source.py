@@ -65,7 +65,8 @@ def _read_graph(path: Path, read: int) -> ir.Model:
 
 
 def _consistent(model: ir.Model) -> bool:
-    """Test that input and output ranks of KEEPS_RANK agree."""
+    """Test that inferred ranks agree: input and output of each operator KEEPS_RANK have one number
+    of axes."""
     pairs = [(n.inputs[0], n.outputs[0]) for n in model.graph if n.op_type == KEEPS_RANK]
     shapes = [(x.shape, y.shape) for x, y in pairs if x is not None]
     return all(x is not None and y is not None and len(x) == len(y) for x, y in shapes)
@@ -77,5 +78,5 @@ def open_model(source: Source) -> ir.Model:
 
 
 def place_of(source: Source) -> str:
-    """Return the path of the graph, for messages."""
+    """Return the path of the file that a graph was read from, for messages."""
     return str(source.path if isinstance(source, OpenGraph) else source)

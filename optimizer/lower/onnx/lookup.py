@@ -66,8 +66,8 @@ def _one(surgeon: Surgeon, name: str, entry: Lookup, q: QTensor) -> None:
 def _parts(
     surgeon: Surgeon, parameter: str, q: QTensor
 ) -> tuple[ir.Value, ir.Value, ir.Value | None]:
-    """Add a table's initializers by cases 1 to 3. Returns integers, scale, and zero point or None.
-
+    """Add the initializers of an embedding's table in the layout of its granularity (cases 1 to 3).
+    Returns integers, scale, and zero point or None.
     parameter: name of the table
     """
     rows, width = q.integers.shape

@@ -37,7 +37,7 @@ def _attribute(node: ir.Node) -> float:
 
 
 def _spelled_out(node: ir.Node) -> float | None:
-    """Return the constant of a Sqrt(mean + constant), or None."""
+    """Return the epsilon of a norm that is written as Sqrt(mean + epsilon), or None."""
     shifted = find_maker(node.inputs[0], "Add") if node.op_type == "Sqrt" else None
     if shifted is None:
         return None

@@ -80,7 +80,7 @@ def write(
 
 
 def _sparse(lowered: Lowered, names: Names, state: CompressedState) -> dict[str, Any]:
-    """Entries of the document about pruned weights."""
+    """Build the entries of lowering.json about pruned weights."""
     modules = {n: state.sparsity[p] for n, p in names.parameter_of.items() if p in state.sparsity}
     if not modules:
         return {}

@@ -109,7 +109,8 @@ class Surgeon:
         return self.constant(name, ir.LazyTensor(read, dtype, ir.Shape(shape), name=name))
 
     def fresh(self, name: str) -> str:
-        """Return `name`, or `name_1`, ... for a module that is used more than once."""
+        """Return a name for a new node: `name`, or `name_1`, ... for a module that the graph uses
+        more than once."""
         count = self._taken[name] = self._taken.get(name, -1) + 1
         return f"{name}_{count}" if count else name
 
@@ -131,7 +132,7 @@ class Surgeon:
         return node.outputs[0]
 
     def number(self, name: str, value: float | Array) -> ir.Value:
-        """Return an initializer in the graph's float type."""
+        """Return an initializer with one number in the graph's float type."""
         return self.constant(name, np.asarray(value, self.float_type))
 
     def finish(self) -> None:
@@ -177,7 +178,8 @@ def add_weight(
 
 
 def _granularity(q: QTensor, scale: Array) -> tuple[dict[str, int], tuple[int, ...]]:
-    """Attributes of DequantizeLinear, and the shape of its scale."""
+    """Return the attributes of a DequantizeLinear for q's granularity, and the shape of its
+    scale."""
     if q.scheme.granularity == "tensor":
         return {}, ()
     if q.scheme.granularity == "channel":

@@ -80,7 +80,8 @@ def build(section: OpenVinoTarget, model: Path, out: Path) -> dict[str, Any]:
 
 
 def _unpaged(section: OpenVinoTarget, attention: Mapping[str, Any] | None, model: Path) -> str:
-    """Return the reason why a decoder's KV cache cannot be paged, or ""."""
+    """Explain why a decoder's KV cache cannot be divided into pages in OpenVINO; "" where it
+    can."""
     if attention is None:
         return ""
     if section.device == "cpu":

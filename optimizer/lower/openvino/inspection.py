@@ -121,7 +121,8 @@ def _module(node: onnx.NodeProto) -> str:
 def _kernel(
     layers: Sequence[str], kinds: frozenset[str], kernels: Sequence[Kernel]
 ) -> Kernel | None:
-    """The first kernel of these kinds that contains one of the layers; None without any."""
+    """Find the first kernel of these kinds in which OpenVINO runs one of the layers; None without
+    any."""
     of_kind = (k for k in kernels if k.kind in kinds)
     return next((k for k in of_kind if any(map(_stands_for(layers), k.layers))), None)
 
@@ -131,7 +132,7 @@ def _stands_for(layers: Sequence[str]) -> Callable[[str], bool]:
 
 
 def _in_float(kernel: Kernel | None, weight: str, quantized_input: bool) -> str:
-    """Reason why the kernel is not an integer kernel, or ""."""
+    """Explain why a kernel is not one that multiplies integers, or "" where it is."""
     if kernel is None:
         return UNTOLD
     if weight not in INTEGERS:

@@ -17,7 +17,8 @@ from optimizer.lower.onnx.examine import take_over
 
 
 def split(model: ir.Model) -> tuple[str, ...]:
-    """Rewrite `model` in place. Returns the modules of the transposes."""
+    """Split the transposes of keys in `model` into two, in place, which OpenVINO runs without
+    copying single numbers. Returns the modules of the transposes."""
     done = []
     for node in list(model.graph):
         if node.op_type == "Transpose" and _of_columns(node) and _for_a_product(node):
@@ -27,7 +28,7 @@ def split(model: ir.Model) -> tuple[str, ...]:
 
 
 def _of_columns(node: ir.Node) -> bool:
-    """Test that the innermost axis becomes the last but one."""
+    """Test that a Transpose moves the innermost axis to the last place but one."""
     perm = get_perm(node)
     return len(perm) > 2 and perm[-2] == len(perm) - 1 and perm[-1] != len(perm) - 2
 

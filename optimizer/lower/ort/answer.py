@@ -114,7 +114,7 @@ class _Pooling:
         return self._at(self._insert("ArgMax", [places], axis=1, keepdims=0))
 
     def _at(self, index: ir.Value) -> ir.Value:
-        """Hidden state of each text's token `index`, int64 [batch, 1]."""
+        """Gather the hidden state of one token of each text. index: its number, int64 [batch, 1]"""
         return self._insert("GatherND", [self.hidden, index], batch_dims=1)
 
     def _place(self) -> ir.Value:
@@ -127,7 +127,8 @@ class _Pooling:
         return self._insert("CumSum", [ones, self._fixed("tokens", np.array(1, np.int64))])
 
     def _sum(self, values: ir.Value) -> ir.Value:
-        """Sum over real tokens. A padding token's state may be infinite."""
+        """Sum hidden states over the real tokens of each text. A padding token's state may be
+        infinite, so it is selected away."""
         real = self._insert("Where", [self.real, values, self._number("zero", 0)])
         return self._over_tokens("ReduceSum", real)
 

@@ -105,7 +105,8 @@ def fuse(model: ir.Model, context: int) -> Fused:
 
 
 def _recognise(fusion: _Fusion, index: int) -> _AttentionLayer:
-    """Recognise the attention of layer `index` by cases 1 to 5; raises OtherPattern."""
+    """Recognise the attention of layer `index` as one that GroupQueryAttention computes, by cases 1
+    to 5. Raises OtherPattern for another."""
     attention = recognise(fusion.inputs, fusion.outputs, index)
     merged = find_user(attention.weighted.outputs[0], "Transpose", perm=(0, 2, 1, 3))
     output = find_user(merged.outputs[0], "Reshape")
@@ -148,7 +149,8 @@ def _unrotated(x: ir.Value) -> tuple[ir.Value, tuple[ir.Value, ir.Value] | None]
 
 
 def _halves_of(concat: ir.Node) -> ir.Value | None:
-    """Return y of Concat(-y[..., half:], y[..., :half]), or None."""
+    """Return y where `concat` is y with its halves exchanged and one negated, as rotary embeddings
+    have it: Concat(-y[..., half:], y[..., :half]); else None."""
     negated = find_maker(concat.inputs[0], "Neg")
     second = find_maker(negated.inputs[0], "Slice") if negated is not None else None
     first = find_maker(concat.inputs[1], "Slice")
@@ -162,7 +164,8 @@ def _halves_of(concat: ir.Node) -> ir.Value | None:
 
 
 def _flat(heads: ir.Value) -> tuple[ir.Value, bool]:
-    """Case 3: (value, False) if flat; (value, True) if [batch, sequence, heads, width]."""
+    """Find the heads of q, k or v before they were split (case 3): (value, False) if they lie side
+    by side in one axis; (value, True) if [batch, sequence, heads, width]."""
     transpose = find_maker(heads, "Transpose")
     if transpose is None or get_perm(transpose) != (0, 2, 1, 3) or transpose.inputs[0] is None:
         raise OtherPattern(f"{heads.name} is not heads brought before the sequence")
@@ -202,7 +205,8 @@ class _Fusion:
         self.float = self.inputs[past_name(0, PARTS[0])].dtype.numpy()
 
     def check_mask(self, mask: ir.Value) -> None:
-        """Check case 4, once per mask."""
+        """Raise OtherPattern where a mask is not causal, or hides other columns than those where
+        attention_mask is 0 (case 4). Each mask is evaluated once."""
         if mask in self._checked:
             return
         if not is_causal(self.model, mask, self.context):
@@ -210,7 +214,8 @@ class _Fusion:
         self._checked[mask] = True
 
     def check_rotary(self, cos: ir.Value, sin: ir.Value) -> None:
-        """Check case 5 and make the tables, once."""
+        """Raise OtherPattern where a position's angle depends on more than its position (case 5),
+        and make the tables of cosines and sines; once."""
         if (cos, sin) in self._checked:
             return
         if self._checked.get("rotary"):
@@ -233,7 +238,8 @@ class _Fusion:
         self._checked[cos, sin] = self._checked["rotary"] = True
 
     def _table(self, value: ir.Value, positions: Array) -> Array:
-        """Evaluate a value [1, 1, positions, head width] to [positions, head width]."""
+        """Evaluate cosines or sines [1, 1, positions, head width] for given positions, as a table
+        [positions, head width]."""
         inputs = DecoderExamples(self.model, np.ones((1, len(positions)), int), 0, positions[None])
         table = evaluate(self.model, value, inputs)
         return table.reshape(len(positions), table.shape[-1])
@@ -332,7 +338,7 @@ class _Fusion:
         return lengths, total, self._shared["bias"]
 
     def finish(self, done: bool, left: bool) -> None:
-        """Remove unused nodes, and sort the rest."""
+        """Remove nodes that no output needs after the fusions, and sort the others."""
         if done:
             self.model.opset_imports[DOMAIN] = 1
         if done and not left:

@@ -23,7 +23,7 @@ DOMAIN = "com.microsoft"
 
 @dataclass(frozen=True)
 class _Norm:
-    """total / root * weight, where total is a sum."""
+    """An RMS norm of the graph behind a residual sum: total / root * weight."""
 
     total: ir.Node
     weight: ir.Value
@@ -32,7 +32,8 @@ class _Norm:
 
 
 def fuse(model: ir.Model) -> tuple[str, ...]:
-    """Rewrite `model` in place. Returns the modules of the norms."""
+    """Fuse RMS norms with the residual sums before them, in place. Returns the modules of the
+    norms."""
     done = []
     for node in list(model.graph):
         norm = _norm(node) if node.op_type == "Div" else None

@@ -33,7 +33,8 @@ NAMES = ("codes", "scale", "zero_point")
 
 
 def pack(model: ir.Model) -> dict[str, str]:
-    """Pack in place. Returns {module: initializer with its integers}."""
+    """Multiply by the q, k and v weights of an attention in one product, in place. Returns {module:
+    initializer with its integers}."""
     packed = {}
     for attention in [n for n in model.graph if n.op_type == "GroupQueryAttention"]:
         products = _products(attention)

@@ -57,7 +57,7 @@ def measure_by_row(model: ir.Model) -> list[str]:
 
 
 def _ends(node: ir.Node) -> tuple[int, int | None]:
-    """Return (start, end) of a Shape; (-1, None) for another operator."""
+    """Return (start, end), the axes that a Shape node reads; (-1, None) for another operator."""
     if node.op_type != "Shape":
         return -1, None
     start, end = node.attributes.get("start"), node.attributes.get("end")
@@ -65,7 +65,8 @@ def _ends(node: ir.Node) -> tuple[int, int | None]:
 
 
 def _keeps_new_columns(model: ir.Model, node: ir.Node, length: ir.Value) -> bool:
-    """Test that `node` is the Slice of case 1, and by an example that its rows are independent."""
+    """Test that `node` is a Slice that keeps the columns of the new tokens (case 1), and by an
+    example that each row depends on itself alone."""
     if node.op_type != "Slice" or node.inputs[1] is not length or node.inputs[0] is None:
         return False
     ends, axes, *steps = [read_constant(v) for v in node.inputs[2:5]]
@@ -85,7 +86,8 @@ def _keeps_new_columns(model: ir.Model, node: ir.Node, length: ir.Value) -> bool
 
 
 def _take_rows_own(model: ir.Model, node: ir.Node) -> None:
-    """Replace a Slice of case 1 by GatherElements."""
+    """Replace the Slice that keeps the new tokens' columns (case 1) by a GatherElements that takes
+    them from each row at its own length."""
     name = f"{node.name}/row"
     attention = next(n for n in model.graph if n.op_type == "GroupQueryAttention")
     ids = next(v for v in model.graph.inputs if v.name == "input_ids")

@@ -28,7 +28,8 @@ BIAS = 6  # index of the input
 
 @dataclass(frozen=True)
 class _Biased:
-    """product(DequantizeLinear x, DequantizeLinear weight) + bias."""
+    """A product of integers and the bias added to it: product(DequantizeLinear x, DequantizeLinear
+    weight) + bias."""
 
     product: ir.Node
     x: ir.Node
@@ -38,7 +39,8 @@ class _Biased:
 
 
 def fuse(model: ir.Model) -> tuple[str, ...]:
-    """Rewrite `model` in place. Returns the modules of the products."""
+    """Fuse products of integers with their biases, in place. Returns the modules of the
+    products."""
     done = []
     for node in list(model.graph):
         biased = _biased(node) if node.op_type == "MatMul" else None
@@ -77,7 +79,8 @@ def _per_column(weight: ir.Node) -> bool:
 
 
 def _of_a_tensor(x: ir.Node) -> bool:
-    """Test that a DequantizeLinear reads uint8 by one constant scale and one zero point."""
+    """Test that a DequantizeLinear reads uint8 with one constant scale and zero point for the
+    entire tensor."""
     constants = [v for v in x.inputs[1:] if v is not None and v.is_initializer()]
     single = len(constants) == 2 and all(
         v.shape is not None and not len(v.shape) for v in constants
@@ -86,7 +89,8 @@ def _of_a_tensor(x: ir.Node) -> bool:
 
 
 def _rewrite(model: ir.Model, biased: _Biased) -> None:
-    """Insert the fused operator, and give it the name and readers of the sum."""
+    """Insert MatMulIntegerToFloat in place of a product and its bias; it takes the name and the
+    readers of the sum."""
     integers, scale, zero = biased.x.inputs
     weight, column_scale = biased.weight.inputs
     node = ir.node(

@@ -97,7 +97,8 @@ def _static(
     products: Products,
     covered: Range,
 ) -> str:
-    """Lower case 1; return the module's activation for lowering.json."""
+    """Lower a module with a static activation range (case 1); return its `activation` for
+    lowering.json."""
     for copy, (product, x) in enumerate(products):
         convolves = product.op_type == convolution.OPERATOR  # else it becomes one integer product
         weight = dequantize_weight(
@@ -128,7 +129,8 @@ def _static(
 def _weight_only(
     surgeon: Surgeon, name: str, module: ModuleInGraph, q: QTensor, products: Products
 ) -> str:
-    """Lower case 3; return the module's activation for lowering.json."""
+    """Lower a module of which only the weight is quantized (case 3); return its `activation` for
+    lowering.json."""
     unsigned = q.zero_point is not None
     for copy, (product, x) in enumerate(products):
         weight = dequantize_weight(surgeon, product, name, module.parameter, q, unsigned, copy)
@@ -140,7 +142,8 @@ def _weight_only(
 def _per_token(
     surgeon: Surgeon, name: str, module: ModuleInGraph, q: QTensor, products: Products
 ) -> str:
-    """Lower case 2; return the module's activation for lowering.json."""
+    """Lower a module whose activations get a scale per token at run time (case 2); return its
+    `activation` for lowering.json."""
     integers, scale, _, _ = add_weight(surgeon, module.parameter, q)
     zero = surgeon.constant("row_zero_point", np.array(ROW_ZERO_POINT, np.uint8))
     for copy, (product, x) in enumerate(products):

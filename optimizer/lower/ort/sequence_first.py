@@ -111,7 +111,8 @@ def _attentions(model: ir.Model) -> Iterable[_SequenceFirstAttention]:
 
 
 def _recognise(softmax: ir.Node) -> _SequenceFirstAttention:
-    """Recognise cases 1 to 3, or raise OtherPattern."""
+    """Recognise the attention behind a Softmax as one that can run with the sequence before the
+    batch (cases 1 to 3). Raises OtherPattern for another."""
     axis = softmax.attributes.get("axis")
     if axis is not None and axis.as_int() not in (-1, 3):
         raise OtherPattern(f"{softmax.name} is along another axis than the keys")
@@ -205,7 +206,8 @@ def _join(region: _Region, node: ir.Node, pending: list[ir.Value | None], ranks:
 
 
 def _rank(value: ir.Value, ranks: Ranks) -> int | None:
-    """Rank of a value; None for initializers, which have neither batch nor sequence."""
+    """Return the number of axes of a value; None for initializers, which have neither batch nor
+    sequence."""
     return None if value.is_initializer() else ranks.get(str(value.name))
 
 

@@ -39,12 +39,13 @@ def fit(section: TensorRTTarget) -> dict[str, Any]:
 
 
 def _profiles(section: TensorRTTarget) -> list[dict[str, Any]]:
-    """Return {axis: [min, opt, max]} of each profile."""
+    """Return the optimization profiles of a TensorRT build, each {axis: [min, opt, max]}."""
     return [p.model_dump(mode="json", exclude={"buckets"}) for p in section.profiles]
 
 
 def _built_on(section: TensorRTTarget) -> dict[str, str]:
-    """Return {"gpu": CUDA's first device} where the engine is bound to it, else {}."""
+    """Return {"gpu": CUDA's first device} where a TensorRT engine is bound to the GPU that builds
+    it, else {}."""
     if not PRODUCTS[section.runtime].needs_gpu:
         return {}
     device, gpu = first_device(), describe_machine().gpu

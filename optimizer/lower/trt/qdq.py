@@ -109,7 +109,8 @@ def _quantized_input(
 
 
 def _shift_bias(surgeon: Surgeon, product: ir.Node, name: str, q: QTensor, offset: float) -> None:
-    """Add W offset to the bias, in a separate initializer, since biases may be shared."""
+    """Add W offset to the bias of a module whose input range is centred. The new bias is an
+    initializer of its own, because modules may share one."""
     if not offset:
         return
     shift = offset * q.dequantize().double().sum(1).numpy()

@@ -30,7 +30,8 @@ PARTS = {
 
 
 def check(recipe: Recipe, _section: OnnxRuntimeWebTarget, at: str) -> None:
-    """Raise RecipeError for a task that the browser's page cannot run (case 1)."""
+    """Raise RecipeError for a task that the web page, which runs the model in a browser, does not
+    cover (case 1)."""
     task = tasks.find_task(recipe.model.task)
     if task.not_in_browser:
         accepted = ", ".join(n for n, t in tasks.TASKS.items() if not t.not_in_browser)

@@ -66,7 +66,7 @@ def write(package: NpmPackage, source: str, out: Path) -> None:
 
 
 def _read(package: NpmPackage, source: str) -> bytes:
-    """Return the bytes of the package's .tgz, from a registry or a folder."""
+    """Read the bytes of an npm package's .tgz, from a registry or a folder."""
     remote = source.startswith("https://")
     place = package.address(source) if remote else str(Path(source) / package.file_name)
     try:

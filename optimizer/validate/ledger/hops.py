@@ -187,8 +187,8 @@ def fold(m: Materials) -> LedgerEntry:
 
 
 def _corrected(m: Materials) -> list[str]:
-    """Return sentences on corrected biases: where the recipe corrects biases these must be those of
-    all quantized modules, elsewhere none."""
+    """Return a problem where corrected biases are not those that the recipe asks for: of all
+    quantized modules, or of none."""
     quantized = {f"{module}.bias" for module in m.state.modules}
     corrects = m.section.quantize.bias_correction and not m.section.training  # those are trained
     expected = quantized & set(m.parameters) if corrects else set()

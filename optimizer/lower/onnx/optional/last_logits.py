@@ -51,7 +51,8 @@ def add(model: ir.Model) -> str:
 
 
 def _head(logits: ir.Value) -> ir.Node | None:
-    """The product that makes the logits; None for other nodes."""
+    """Return the product that makes a decoder's logits, if they are the output of one; else
+    None."""
     node = logits.producer()
     while node is not None and node.op_type in ELEMENTWISE:
         node = next((v.producer() for v in node.inputs if v is not None and v.producer()), None)

@@ -479,8 +479,8 @@ def _counts(reference: ReferencePipeline, text: str, one: Answered) -> Iterator[
 def compare_generated(
     tokenizer: Any, prompt: Sequence[int], completion: Completion, new: int
 ) -> list[str]:
-    """Return sentences on wrong fields of the answer to a prompt, where no token may end the text.
-
+    """Return a problem for each wrong field of the harness's answer to a prompt, where no token may
+    end the text.
     tokenizer: transformers' own
     new: number of requested tokens
     """

@@ -27,8 +27,8 @@ DOUBLE = 2.0**-53  # unit roundoff of this computation
 def compare_folded(
     model: nn.Module, parameters: Mapping[str, Tensor], norms: BatchNorms
 ) -> list[str]:
-    """Return sentences on folded weights and biases that differ from the convolution followed by
-    its norm.
+    """Return a problem for each convolution into which a batch norm was folded, where the folded
+    weight or bias does not compute the convolution followed by its norm.
 
     model: transformers' own model, with batch norms
     parameters: parameters of this project's model, by name

@@ -53,8 +53,8 @@ STRANGE = (
 def compare_tokens(
     checkpoint: Path, source: Contract, served: Contract, tokenizer: Any, texts: Sequence[str]
 ) -> list[str]:
-    """Law 1 for texts: return sentences on texts and text pairs whose arrays differ from those of
-    transformers' tokenizer.
+    """Check law 1 for texts: return a problem for each text or text pair that the harness encodes
+    to other arrays than transformers' tokenizer.
 
     checkpoint: folder with the source's tokenizer files
     tokenizer: the harness's tokenizer
@@ -98,7 +98,8 @@ def compare_tokens(
 def _templated(
     reference: Any, source: Contract, served: Contract, tokenizer: Any, texts: Sequence[str]
 ) -> list[str]:
-    """Law 1 for pairs in a template: return sentences on pairs with other token ids.
+    """Check law 1 for pairs in a template: return a problem for each pair that the harness encodes
+    to other token ids.
 
     The tokens that two pairs have in common at their end are those behind the document. They must
     stand at the end of a text that is cut, too.
@@ -219,8 +220,8 @@ def join_outputs(source: Contract, outputs: Mapping[str, Array]) -> Array:
 
 
 def compare_labels(source: Contract, served: Contract, checkpoint: Path, batch: Batch) -> list[str]:
-    """Law 3: return sentences on label names that differ, and on logits answered with another
-    label.
+    """Check law 3: return a problem for each label whose name differs from the source's, and for
+    logits that the harness answers with another label.
 
     checkpoint: folder with the source's config.json
     batch: inputs of the model
@@ -284,10 +285,10 @@ def _text(served: Contract, config: dict[str, Any]) -> list[str]:
 
 @dataclass(frozen=True)
 class InputLaws:
-    """Laws of one kind of input. Both return sentences on differences.
+    """Laws of one kind of input. Both functions return problems, one sentence each.
 
-    arrays: law 1: (checkpoint, source, served, encoder, inputs) -> sentences
-    contract: law 4: (served, content of config.json) -> sentences
+    arrays: law 1: (checkpoint, source, served, encoder, inputs) -> problems
+    contract: law 4: (served, content of config.json) -> problems
     """
 
     arrays: Callable[[Path, Contract, Contract, Any, Sequence[Any]], list[str]]  # law 1

@@ -133,7 +133,8 @@ def compare_biases(m: Materials, graph: Source) -> list[str]:
 
 
 def compare_constants(m: Materials, graph: Source, summary: cut.GraphSummary) -> list[str]:
-    """Return sentences on epsilons, GELUs, buffers and tables of angles that differ: laws 1 to 4.
+    """Return a problem for each epsilon, GELU, buffer and table of angles of the graph that differs
+    from torch's (laws 1 to 4).
 
     summary: result of cut.summarize(graph)
     """
@@ -142,7 +143,7 @@ def compare_constants(m: Materials, graph: Source, summary: cut.GraphSummary) ->
 
 
 def compare_epsilons(m: Materials, in_graph: Mapping[str, Sequence[float]]) -> list[str]:
-    """Law 1: return sentences on norms with another epsilon than in torch.
+    """Check law 1: return a problem for each norm with another epsilon in the graph than in torch.
 
     in_graph: {module: epsilon of each of its norms in the graph}
     """
@@ -172,7 +173,7 @@ def _epsilon(module: nn.Module) -> float | None:
 
 
 def compare_gelus(m: Materials, kinds: Mapping[str, str]) -> list[str]:
-    """Law 2: return sentences on GELUs of another kind than in torch.
+    """Check law 2: return a problem for each GELU of another kind in the graph than in torch.
 
     kinds: {module: kind in the graph, "none" (by erf) or "tanh"}
     """
@@ -195,8 +196,9 @@ def compare_gelus(m: Materials, kinds: Mapping[str, str]) -> list[str]:
 
 
 def compare_buffers(m: Materials, graph: Source) -> list[str]:
-    """Law 3: return sentences on buffers with other values in the graph. Buffers that the exporter
-    folded into other constants have no initializer and are skipped."""
+    """Check law 3: return a problem for each buffer of the torch model that has other values in the
+    graph. Buffers that the exporter folded into other constants have no initializer and are
+    skipped."""
     in_torch = dict(m.folded_model.named_buffers())
     problems = []
     for name, stored in cut.read_initializers_among(graph, in_torch).items():
@@ -207,8 +209,9 @@ def compare_buffers(m: Materials, graph: Source) -> list[str]:
 
 
 def compare_angles(m: Materials, graph: Source) -> list[str]:
-    """Law 4: return sentences on tables of cosines and sines that differ by more than the rounding
-    of the angle, ULPS units of the cosine and rounding to the table's float type."""
+    """Check law 4: return a problem for each table of cosines and sines that differs from torch's
+    by more than the rounding of the angle, ULPS units of the cosine and rounding to the table's
+    float type."""
     problems = []
     for name, table in cut.read_initializers_among(graph, TABLES).items():
         far = []

@@ -43,8 +43,8 @@ AXES = 3  # rows up to which VitPose's processor takes those of an image for its
 def compare_pixels(
     checkpoint: Path, source: Contract, served: Contract, encoder: Any, images: Sequence[Any]
 ) -> list[str]:
-    """Law 1: return sentences on images whose arrays differ from those of transformers' image
-    processor. The arguments are those of contract_laws.compare_tokens."""
+    """Check law 1: return a problem for each image that the harness converts to other arrays than
+    transformers' image processor. The arguments are those of contract_laws.compare_tokens."""
     of_file = tasks.look_up(source).of_file
     processor = None if of_file else open_processor(checkpoint)
     mode = image_file.MODES[source.images.channels]
@@ -73,7 +73,8 @@ def compare_pixels(
 
 
 def compare_contract(served: Contract, config: dict[str, Any]) -> list[str]:
-    """Law 2: return sentences on sizes of images that differ.
+    """Check law 2: return a problem for each size of images in the contract that differs from the
+    config's.
 
     config: content of the checkpoint's config.json
     """

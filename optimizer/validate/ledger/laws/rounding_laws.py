@@ -95,7 +95,8 @@ def find_suspects(
 
 
 def list_unjudged(m: Materials) -> list[str]:
-    """Return sentences on methods that declare no rule by which their integers can be judged."""
+    """Write a sentence on each method of the recipe that declares no rule by which its integers can
+    be judged."""
     counts = Counter(name for w in m.state.weights for name in m.rounding(w).unjudged)
     return [
         f"the integers of {count} modules: method {name} states no rule for them "

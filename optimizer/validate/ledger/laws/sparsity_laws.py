@@ -40,7 +40,8 @@ from optimizer.validate.materials import Materials
 
 
 def find_problems(m: Materials) -> list[str]:
-    """Sentences on pruned weights with a wrong name, pattern, mask or kept value (laws 1 to 4)."""
+    """Check laws 1 to 4: return a problem for each pruned weight with a wrong name, pattern, mask
+    or kept value."""
     sparsity = m.section.sparsity
     faults = _who(m, sparsity)
     for name in m.state.sparsity:

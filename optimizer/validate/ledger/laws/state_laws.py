@@ -252,7 +252,8 @@ def judge_norm_weights(
     rotated: bool,
     limit: float,
 ) -> list[str]:
-    """Law 4: return sentences on learned norm weights that moved further than `limit` allows.
+    """Check law 4: return a problem for each learned norm weight that moved further than `limit`
+    allows.
 
     source: parameters of the checkpoint, by name
     rotated: True where the recipe rotates the model
@@ -313,8 +314,8 @@ def judge_integer_biases(
 
 
 def judge_replaced(state: CompressedState, source: Mapping[str, Tensor]) -> list[str]:
-    """Law 2: return sentences on replaced parameters that the checkpoint lacks, or that have
-    another shape or values that are not finite."""
+    """Check law 2: return a problem for each parameter that the state replaces and the checkpoint
+    lacks, or whose shape differs, or whose values are not finite."""
     broken = []
     for name in state.replaced:
         value = state.replaced[name]

@@ -33,8 +33,8 @@ UNJUDGED = (
 def compare_arrays(
     checkpoint: Path, source: Contract, served: Contract, encoder: Any, rows: Sequence[Any]
 ) -> list[str]:
-    """Return sentences on inputs with other values than the rows. The arguments are those of
-    contract_laws.compare_tokens."""
+    """Return a problem for each input that the harness gives the model with other values than the
+    row. The arguments are those of contract_laws.compare_tokens."""
     del checkpoint
     batch, broken = tasks.encode(served, encoder, rows), []
     for spec in source.inputs:

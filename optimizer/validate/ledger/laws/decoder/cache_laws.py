@@ -245,8 +245,8 @@ def _sessions_apart(served: ServedDecoder) -> list[str]:
 
 
 def _cache_unchanged(served: ServedDecoder) -> list[str]:
-    """Law 5, on the graph: return sentences on a step that changes its input KV cache, or that
-    gives other bits when it is repeated."""
+    """Check law 5 on the graph: return a problem where a step changes its input KV cache, or gives
+    other bits when it is repeated."""
     system = OnnxDecoder(served.runner, served.contract)
     ids = served.long[None]
     mask, last = np.ones_like(ids), ids.shape[1] - 1

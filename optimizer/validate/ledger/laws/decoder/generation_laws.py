@@ -95,8 +95,8 @@ def harness(m: Materials) -> LedgerEntry:
 def compare_tokens(
     checkpoint: Path, served: Contract, tokenizer: Any, texts: Sequence[str]
 ) -> list[str]:
-    """Law 1: return sentences on texts whose token ids differ from those of transformers'
-    tokenizer.
+    """Check law 1: return a problem for each text to which the harness gives other token ids than
+    transformers' tokenizer.
 
     checkpoint: folder with the source's tokenizer files
     served: the harness's contract

@@ -166,7 +166,8 @@ class _Binding:
 
 
 def find_problems(contract: Contract) -> list[str]:
-    """Return sentences on wrong arrays of generate() and of slots.
+    """Return a problem for each wrong array that the harness gives the model in a step of
+    generate() or of slots.
 
     contract: contract whose context, inputs and padding are used
     """
@@ -249,7 +250,8 @@ class _Differences:
 
 
 def _loop(contract: Contract, lengths: Sequence[int], new: int, shared: bool) -> list[str]:
-    """Return sentences on wrong arrays of generate() on prompts that run together.
+    """Return a problem for each wrong array that generate() gives the model for prompts that run
+    together.
 
     lengths: tokens of each prompt
     new: tokens to generate

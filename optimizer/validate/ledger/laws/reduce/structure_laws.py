@@ -157,8 +157,8 @@ class _StepTensors:
 
 
 def _indices(document: Mapping[str, Any], reference: _StepTensors, m: Materials) -> Iterator[str]:
-    """Law 4: yield sentences on kept indices out of order or range, or of another number than the
-    sizes in reduced.json."""
+    """Check law 4: yield a problem where the indices of kept units are out of order or range, or of
+    another number than the sizes in reduced.json."""
     layers = document["layers"]
     blocks = [str(layer["of"]) for layer in layers]
     order = [int(b.rpartition(".")[2]) for b in blocks]
@@ -202,8 +202,8 @@ def _head_size(m: Materials) -> int:
 def _tensors(
     document: Mapping[str, Any], reference: _StepTensors, smaller: _StepTensors, m: Materials
 ) -> Iterator[str]:
-    """Laws 1, 3 and 5: yield sentences on tensors that are missing, left over, or other than the
-    reference's kept part."""
+    """Check laws 1, 3 and 5: yield a problem for each tensor of the smaller checkpoint that is
+    missing, left over, or other than the reference's kept part."""
     origins = dict(_origins(document, reference, m))
     for name in sorted(origins.keys() - smaller.names):
         yield f"{name}: is not in the smaller checkpoint"
@@ -293,7 +293,8 @@ def _adjusted(
 
 
 def find_unloaded(m: Materials) -> list[str]:
-    """Return sentences on tensors that transformers' own loader reports missing or left over."""
+    """Return a problem for each tensor that transformers' own loader reports missing or left
+    over."""
     assert m.smaller is not None
     try:
         with quiet():
