@@ -82,8 +82,8 @@ def _convolution_error(where: str, why: str, accepted: str) -> RecipeError:
 
 
 def compute_bias_step(covered: Range, scale: Tensor) -> Tensor:
-    """Compute the real value of 1 in the integer sums, exact float64 (out,): input scale * weight
-    scale."""
+    """Compute the step of a convolution's integer bias, exact float64 (out,): input scale * weight
+    scale, the real value of 1 in the integer sums."""
     return scale[:, 0].double() * covered.scale
 
 

@@ -256,7 +256,8 @@ def estimate_device_memory(section: Compression, shapes: Shapes) -> int:
 
 
 def _stored(section: Compression, of: _ValueCounts) -> int:
-    """Return the bytes of the state: integers and scales, or pruned floats."""
+    """Predict the bytes of the state that compress writes: integers and scales, or pruned
+    floats."""
     quantize = section.quantize
     if quantize.leaves_float:
         return 4 * of.linear
@@ -270,7 +271,8 @@ def _stored(section: Compression, of: _ValueCounts) -> int:
 
 
 def _rounding(section: Compression, of: _ValueCounts, stored: int, speed: MachineSpeed) -> float:
-    """Seconds of rounding beside matrix products, and of writing and reading the state."""
+    """Predict the seconds of rounding without matrix products, and of writing and reading the
+    state."""
     quantize = section.quantize
     operations = 0.0 if quantize.leaves_float else of.linear * count_operations(quantize.weights)
     for weights in {str(w): w for w in (quantize.head_weights, quantize.embedding)}.values():

@@ -43,7 +43,10 @@ IN_FLIGHT = 3  # copies of the largest tensors while one is quantized and its in
 def estimate(
     section: Compression, shapes: GraphShapes, speed: MachineSpeed | None = None
 ) -> Estimate:
-    """Predict the needs of compress. speed: speed of the machine; None: measured"""
+    """Predict memory, disk and time of compress for a model that is an ONNX graph.
+
+    speed: speed of the machine; None: measured
+    """
     section, speed = section.effective, speed or machine_speed.measure()
     quantize, calibrate = section.quantize, section.calibrate
     compressed = predicted.predict_shapes(section, shapes)
@@ -107,13 +110,13 @@ def _weights(part: PartNeeds, shapes: GraphShapes, integers: Integers) -> int:
 
 
 def _moments(integers: Integers) -> int:
-    """Bytes of the largest H, and of the weights that are rounded by it."""
+    """Predict the bytes of the largest H, and of the weights that are rounded by it."""
     sides = [(s[0], prod(s[1:])) for s, _ in integers.values()]
     return max((4 * i * i + 8 * o * i for o, i in sides), default=0)
 
 
 def _products(section: Compression, shapes: GraphShapes, integers: Integers, rows: int) -> float:
-    """Multiply-adds of all H, P, and of rounding by them."""
+    """Predict the multiply-adds of all H and P, and of rounding by them."""
     count = 0.0
     for part in shapes.parts:
         for module, positions in part.positions.items():

@@ -52,7 +52,7 @@ def predict_shapes(section: Compression, model: Shapes) -> Shapes:
 
 
 def _width(weights: Weights, shape: tuple[int, ...]) -> float:
-    """Predict the bytes per value of a compressed weight, its float32 scales included."""
+    """Predict the bytes per value of a compressed weight, with its share of float32 scales."""
     bits = 8 if weights.bits == 8 else 4
     if weights.granularity in ("tensor", "block"):
         return bits / 8

@@ -30,7 +30,8 @@ FIX = (
 
 
 def count_of(section: Compression) -> int:
-    """Number of processes of the walk: compress.processes, or 1 where the work cannot be shared."""
+    """Return the number of processes that walk over the blocks: compress.processes, or 1 where the
+    work cannot be shared."""
     return 1 if explain_alone(section) else section.compress.processes
 
 

@@ -226,7 +226,8 @@ def _check_untied(model: nn.Module, head: str, name: str, quantize: Quantize) ->
 
 
 def list_names(module: str) -> tuple[str, ...]:
-    """The names that a pattern may match: of a module of an ONNX file also the file's own."""
+    """Return the names by which a pattern of the recipe may match a module: for an ONNX file also
+    the file's own."""
     return module, module.removeprefix(f"{BODY}.")
 
 
@@ -275,7 +276,8 @@ def _why_float(
     listed: bool,
     source: ModelSource,
 ) -> str | None:
-    """Return the reason why a module stays float; None for one that is quantized."""
+    """Return the reason, for the report, why a module stays float; None for one that is
+    quantized."""
     if name in patterns:
         return f"keep_float: {patterns[name]}"
     if isinstance(module, nn.Embedding):
@@ -288,7 +290,7 @@ def _why_float(
 
 
 def _inputs(module: nn.Module) -> int:
-    """Number of inputs of one output of a weighted module."""
+    """Return the number of inputs that one output of a linear layer or convolution sums over."""
     return math.prod(cast(Tensor, module.weight).shape[1:])
 
 

@@ -239,7 +239,7 @@ def _walk(job: _Walk, source: ModelSource) -> list[Path]:
 
 
 def _share(these: Processes, job: _Walk, device: str) -> None:
-    """Walk with this process's share of the batches, on a GPU of its own. device: cpu or cuda"""
+    """Walk as one of several processes, with its share of the batches. device: cpu or cuda"""
     chosen, own = job.section.compress, torch.device(device)
     with ExitStack() as stack:
         if chosen.deterministic:
@@ -291,7 +291,7 @@ def _walk_blocks(job: _Walk, source: ModelSource, these: Processes) -> None:
 
 
 def _own_folder(progress: Path, these: Processes) -> Path:
-    """The folder of a process's activations."""
+    """Return the folder for the activations of one process of the walk."""
     return progress if these.first else progress / f"process-{these.rank}"
 
 
@@ -451,7 +451,7 @@ def _assemble(done: Sequence[Path], source: ModelSource, selection: Selection, o
 
 
 def _chain(parts: Sequence[Mapping[str, Any]]) -> ChainMap[str, Any]:
-    """Chain the parts into one mapping without reading them."""
+    """Chain the states of segments into one mapping, without reading tensors."""
     return ChainMap(*parts)  # type: ignore[arg-type]  # read only: a Mapping is enough
 
 
@@ -467,7 +467,7 @@ def files(section: Compression) -> Mapping[str, str]:
 
 
 def estimate_of(section: Compression, shapes: Shapes) -> Estimate:
-    """Predict the needs of the stage."""
+    """Predict memory, disk and time of the stage for `optimize plan`."""
     if isinstance(shapes, GraphShapes):
         return graph_estimate.estimate(section, shapes)
     return estimate(section, shapes)

@@ -118,7 +118,8 @@ def _several_answers(d: Described, labels: list[str]) -> dict[str, Any]:
 
 
 def _check_one_score(d: Described, labels: list[str]) -> None:
-    """Raise CheckpointError for a model of several labels under a task of one score."""
+    """Raise CheckpointError for a classifier of several labels under a task that gives one
+    score."""
     if d.task.ranks and len(labels) != 1:
         raise CheckpointError(
             f"the model has {len(labels)} labels, and task {d.task.name} reads one score",

@@ -71,7 +71,8 @@ def read_converted(
 
 
 def _find_changed(names: Iterable[str], model: nn.Module) -> dict[str, tuple[str, bool]]:
-    """Return {name in a file: (name in the model, True where the values are converted too)}."""
+    """Return {name in a file: (name in the model, True where the values are converted too)} for
+    tensors that transformers changes when it loads them."""
     from transformers import PreTrainedModel
 
     try:

@@ -179,7 +179,8 @@ def _compare(
 
 
 def _as_stored(written: Mapping[str, Tensor], name: str) -> Tensor:
-    """The tensor in the layout of the files, which transformers' parameters share."""
+    """Return the tensor in the layout of the source's files, in which transformers' parameters
+    are."""
     return written.stored(name) if isinstance(written, Tensors) else written[name]
 
 

@@ -35,7 +35,8 @@ def convert(d: Described, out: Path) -> ImageSettings:
 
 
 def sections(d: Described, settings: ImageSettings) -> dict[str, Any]:
-    """Return {"image": settings}; for feature extraction also "pooling": "cls" or "mean"."""
+    """Build the contract's sections for image inputs: {"image": settings}; for feature extraction
+    also "pooling": "cls" or "mean"."""
     values: dict[str, Any] = {"image": settings.to_json()}
     if "pooling" in d.task.sections:
         has_class_token = any(
@@ -61,7 +62,8 @@ def count_positions(shapes: Shapes) -> int:
 def inputs(
     d: Described, sections: Mapping[str, Any]
 ) -> dict[str, tuple[str, tuple[str | int, ...]]]:
-    """Return {input: (dtype, axes)}: one array of images of a fixed size."""
+    """Describe the model's inputs for images, {input: (dtype, axes)}: one array of images of a
+    fixed size."""
     del d
     image = sections["image"]
     return {ARRAY: ("float32", ("batch", image["channels"], image["height"], image["width"]))}

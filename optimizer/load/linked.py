@@ -63,7 +63,8 @@ def never_written(file: Path) -> bool:
 
 
 def _link(file: Path, target: Path) -> bool:
-    """Make `target` another name of a file that nobody writes to; False for any other file."""
+    """Make `target` another name (hard link) of a checkpoint file that nobody writes to; returns
+    False for any other file."""
     try:
         if never_written(file):
             os.link(file.resolve(), target)

@@ -17,7 +17,8 @@ from optimizer.recipe.schema import Model
 
 @dataclass(frozen=True)
 class Described:
-    """Checkpoint while it is loaded: its recipe section, files, config and model skeleton."""
+    """Checkpoint while stage load reads it: its recipe section, files, config and model
+    skeleton."""
 
     section: Model
     config: Any  # transformers'

@@ -297,7 +297,7 @@ def _package(section: Model, name: str) -> Source:
 
 
 def list_missing(name: str) -> list[str]:
-    """Sorted names of the dependencies of package `name` that are not installed."""
+    """List the dependencies of the Python package `name` that are not installed, sorted."""
     requirements = [r for r in metadata.requires(name) or [] if "extra ==" not in r]
     names = [re.split(r"[^\w.-]", r, maxsplit=1)[0] for r in requirements]
     return sorted(n for n in names if not _installed(n))

@@ -226,7 +226,8 @@ def write_json(file: Path, document: Mapping[str, Any]) -> None:
 
 
 def _licence(folder: Path, root: Path) -> str:
-    """The licence in the front matter of folder/README.md, else of root/README.md; "" without."""
+    """Read the licence of a checkpoint from the front matter of folder/README.md, else of
+    root/README.md; "" without."""
     for file in (folder / "README.md", root / "README.md"):
         if file.is_file():
             with file.open(encoding="utf-8", errors="replace") as f:
@@ -294,7 +295,8 @@ def estimate(section: Model, shapes: Shapes) -> Estimate:
 
 
 def _beside_linked(section: Model) -> int | None:
-    """Bytes of the files beside weights that can be linked (linked.py); None for other weights."""
+    """Return the bytes of a local checkpoint's files beside weights that can be linked (linked.py);
+    None for other weights."""
     if section.gguf_file is not None or not source.is_local(section.source):
         return None
     folder = model_folder(source.resolve(section).folder)

@@ -43,7 +43,7 @@ DECODER_INPUTS = {  # name: axes
 
 
 def convert(d: Described, out: Path) -> Any:
-    """Write tokenizer.json; return transformers' tokenizer."""
+    """Write the checkpoint's tokenizer as tokenizer.json; return transformers' tokenizer."""
     rows = int(d.model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
     trusted = d.section.trust_remote_code
     tokenizer = tokenizers.convert(d.files, out, rows, trusted, d.task.generates)
@@ -114,7 +114,8 @@ def widths(d: Described, sections: Mapping[str, Any]) -> dict[str, int]:
 def inputs(
     d: Described, sections: Mapping[str, Any]
 ) -> dict[str, tuple[str, tuple[str | int, ...]]]:
-    """Return {input: (dtype, axes)}; segment ids only for models with two or more of them."""
+    """Describe the model's inputs for texts, {input: (dtype, axes)}; segment ids only for models
+    with two or more of them."""
     del sections
     names = [*d.task.inputs.arrays, *(d.task.arrays or ())]
     if d.task.generates:
@@ -321,7 +322,8 @@ def _zero_shot(d: Described) -> dict[str, Any]:
 
 
 def _mask(tokenizer: Any, folder: Path) -> dict[str, Any]:
-    """Return {"mask_id", "mask_token"} of transformers' tokenizer."""
+    """Return the mask token for fill-mask, {"mask_id", "mask_token"}, of transformers'
+    tokenizer."""
     if tokenizer.mask_token is None:
         raise CheckpointError(
             "the tokenizer has no mask token, so nothing in a text can be filled in",

@@ -66,7 +66,8 @@ class SourceWeights:
 
 
 def _written_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The stored dtype, but float32 for float64, as in transformers; no target has float64."""
+    """Return the float type in which load writes a tensor: that of the file, but float32 for
+    float64, as transformers does; no target has float64."""
     return torch.float32 if dtype == torch.float64 else dtype
 
 
@@ -260,7 +261,8 @@ def _add_renamed(
 
 
 def _find_place(name: str, places: Collection[str], model: nn.Module) -> str | None:
-    """The name in `places` that equals `name` with or without the base model's prefix."""
+    """Find the name of a stored tensor among `places` that equals `name` with or without the base
+    model's prefix."""
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
     candidates = (name, name.removeprefix(prefix), prefix + name)
     return next((c for c in candidates if c in places), None)
@@ -339,7 +341,8 @@ def check_unused(pairing: SourceWeights, model: nn.Module, section: Model) -> No
 
 
 def _place(stored: Mapping[str, Any]) -> str:
-    """Return where stored tensors lie, for messages: their file, or the folder of their files."""
+    """Return where tensors of a checkpoint are stored, for messages: their file, or the folder of
+    their files."""
     files = {str(entry.file) for entry in stored.values() if isinstance(entry, TensorPlace)}
     folders = {str(Path(file).parent) for file in files}
     return next(iter(files if len(files) == 1 else folders), "checkpoint")

@@ -117,7 +117,7 @@ def _student(section: Reduction) -> Student:
 
 
 def _bare(section: Reduction) -> Model:
-    """Return the recipe section with which load reads the student, without settings of the
+    """Return the recipe section with which load reads the student: its own, without settings of the
     reference."""
     chosen = _student(section)
     own = chosen.model_dump(include={"source", "revision", "subfolder"})
@@ -243,7 +243,8 @@ def _check_answers(loaded: Path, reference: Path) -> None:
 
 
 def _place(loaded: Path, reference: Path, out: Path) -> None:
-    """Write the student's weights and config with the reference's other files."""
+    """Write the student's weights and config beside the reference's other files, such as the
+    tokenizer."""
     folder, original = out / "checkpoint", reference / "checkpoint"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()

@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class BufferBudget:
-    """Bytes that several buffers may hold in memory together."""
+    """Bytes of memory that all activation buffers of a walk share."""
 
     def __init__(self, bytes_: int) -> None:
         self.left = bytes_

@@ -101,7 +101,7 @@ class CalibrationStream:
 
     @property
     def spare(self) -> int:
-        """Bytes of activations that still fit into memory."""
+        """Bytes of further activations that fit into the memory of compress.memory_gb."""
         return self.hidden.budget.left if isinstance(self.hidden, Buffer) else 1 << 40
 
     @property
@@ -275,7 +275,7 @@ def find_all_sharing(group: BlockGroup, unknown: str) -> dict[str, str]:
 
 
 class _Observed(Exception):
-    """Ends the run of a batch after the observed module."""
+    """Raised to end the run of a batch once the observed module was reached."""
 
 
 def _observed_output(

@@ -22,8 +22,8 @@ ALL = range(sys.maxsize)
 
 
 class Statistic(Protocol):
-    """Sums over batches: attributes, set when it is made, that are tensors of fixed shapes or
-    numbers."""
+    """Running sums over calibration batches, which several processes compute in parts. Its
+    attributes, set when it is made, are tensors of fixed shapes or numbers."""
 
     def merge(self, later: Self) -> None:
         """Add the sums over later batches."""
@@ -51,19 +51,19 @@ class Deal:
 
     @property
     def owners(self) -> list[int]:
-        """The process of each partial sum."""
+        """Ranks of the processes that compute each partial sum."""
         count = max(1, len(self.sizes))
         return [i * self.processes.count // count for i in range(count)]
 
     @property
     def own(self) -> range:
-        """This process's batches, among all."""
+        """Numbers of the batches that this process computes, among all."""
         parts = self._of_all()
         return range(parts[0].start, parts[-1].stop)
 
     @property
     def parts(self) -> list[range]:
-        """This process's partial sums, as ranges of its own batches."""
+        """Partial sums of this process, as ranges of its own batches."""
         first = self.own.start
         return [range(part.start - first, part.stop - first) for part in self._of_all()]
 
@@ -103,7 +103,7 @@ class Deal:
         return total
 
     def _of_all(self) -> list[range]:
-        """This process's partial sums, as ranges of all batches."""
+        """Partial sums of this process, as ranges of the batches of all processes."""
         if not self.sizes:
             return [ALL]
         ends, rank = [*accumulate(self.sizes)], self.processes.rank

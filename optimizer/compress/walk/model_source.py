@@ -87,7 +87,8 @@ class ModelSource:
         return tuple(f"{path}.{n}" for n, _ in self.model.get_submodule(path).named_children())
 
     def summands(self, quantized: Collection[str], blocks: Collection[str]) -> tuple[str, ...]:
-        """The identities in these blocks at inputs and outputs of quantized convolutions."""
+        """Return the names of the identities in these blocks at inputs and outputs of quantized
+        convolutions, through which residual adds read integers."""
         modules, last = dict(self.model.named_modules()), self.blocks[-1]
         names = (
             name
@@ -100,12 +101,14 @@ class ModelSource:
         return tuple(n for n in names if isinstance(modules.get(n), nn.Identity))
 
     def paths(self, block: str) -> tuple[str, ...]:
-        """Paths of the modules and parameters of a block: its own; those of a part of a graph."""
+        """Return the paths of the modules and parameters that a block holds; of a part of a graph,
+        those that its operators read."""
         module = self.model.get_submodule(block)
         return module.part.paths if isinstance(module, PartModule) else (block,)
 
     def around(self, block: str) -> str:
-        """Prefix of the names of a block's modules: its own; for a part of a graph the graph's."""
+        """Return the prefix of the names of a block's modules: the block's name, or for a part of a
+        graph that of the graph."""
         return BODY if isinstance(self.model, GraphModel) else block
 
     def inside(self, name: str, blocks: Collection[str]) -> bool:
@@ -115,7 +118,8 @@ class ModelSource:
         return any(name == path or name.startswith(f"{path}.") for path in paths)
 
     def operands(self, blocks: Collection[str]) -> tuple[str, ...]:
-        """The identities in these blocks at operands of products of attention."""
+        """Return the names of the identities in these blocks through which operands go into the
+        products of attention, and where they are quantized."""
         attentions = [f"{block}.{self.family.attention_products}" for block in blocks]
         return tuple(
             f"{name}.{HOLDER}.{operand}"
@@ -125,7 +129,8 @@ class ModelSource:
         )
 
     def caches(self, blocks: Collection[str]) -> tuple[str, ...]:
-        """The identities in these blocks at keys and values of KV caches."""
+        """Return the names of the identities in these blocks through which keys and values go into
+        the KV cache, and where FP8 caches are simulated."""
         return tuple(
             f"{name}.{CACHE}.{operand}"
             for name in cache_operands.list_attentions(self.model, blocks)

@@ -32,7 +32,8 @@ Seconds = Mapping[str, list[float]]
 
 @dataclass(frozen=True)
 class ProductSettings:
-    """The precision, fp32 or bf16, and the timing; without timing, `seconds` is empty."""
+    """Float type of the walk's matrix products, fp32 or bf16, and the times by which it was chosen;
+    without timing, `seconds` is empty."""
 
     precision: str
     seconds: Seconds
@@ -59,7 +60,8 @@ def bf16_is_faster(seconds: Seconds) -> bool:
 
 
 def read_choice(progress: Path) -> ProductSettings | None:
-    """The choice that an earlier run stored in the folder `progress`, or None."""
+    """Read the float type of products that an earlier, killed run stored in the folder `progress`,
+    or None."""
     file = progress / FILE
     return ProductSettings(**read_json(file)) if file.is_file() else None
 

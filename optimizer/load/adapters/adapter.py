@@ -37,7 +37,7 @@ HEADS = ("classifier.weight", "score.weight", "classifier.out_proj.weight")
 
 @dataclass(frozen=True)
 class Adapter:
-    """One adapter.
+    """One LoRA adapter in files.
 
     name: as in the recipe, or the folder of the model that it lies beside
     """
@@ -82,7 +82,8 @@ class Adapter:
 
     @property
     def replaced(self) -> Mapping[str, TensorPlace]:
-        """{parameter: tensor} of what it replaces whole, such as a classifier."""
+        """Tensors that replace the model's whole parameters, such as a classifier, {parameter:
+        tensor}."""
         ends = (".weight", ".bias")
         return {
             name.removeprefix(PREFIX).replace(".base_layer", ""): entry
@@ -167,7 +168,7 @@ def check_trained(one: Adapter, where: str, base: Mapping[str, Stored]) -> None:
 
 
 def _is_equal(entry: TensorPlace, own: Stored | None) -> bool:
-    """Compare a tensor that an adapter replaces whole with the model's."""
+    """Test that a tensor that an adapter replaces whole has the model's values."""
     if own is None or tuple(own.shape) != entry.shape:
         return False
     return torch.equal(read_entry(entry).float(), read_values(own).float())

@@ -127,7 +127,7 @@ def import_peft() -> Any:
 
 
 def _merge_one(peft: Any, model: Any, adapter: Adapter) -> Any:
-    """Return `model` with the adapter merged into its parameters."""
+    """Merge one adapter into the parameters of `model`, and return the model."""
     where = str(adapter.folder)
     header = adapter.header
     adapter_files.check_trained(adapter, where, model.state_dict())
@@ -196,7 +196,8 @@ def check_all_read(
 
 
 def _equal(tensor: Tensor, entry: TensorPlace) -> bool:
-    """Compare a tensor with the file's; NaN equals NaN, which merging refuses with its reason."""
+    """Compare a tensor of the model with the file's; NaN equals NaN, which merging refuses with its
+    reason."""
     stored = read_entry(entry).to(tensor.dtype)
     return tensor.shape == stored.shape and torch.equal(tensor.nan_to_num(), stored.nan_to_num())
 

@@ -126,7 +126,7 @@ def read_config(folder: Path, section: Model) -> Any:
 
 
 def read_complete_config(folder: Path) -> dict[str, Any]:
-    """config.json of a folder, with transformers' defaults for missing fields."""
+    """Read config.json of a checkpoint with transformers' defaults for missing fields."""
     from transformers import AutoConfig
 
     document: dict[str, Any] = AutoConfig.from_pretrained(folder).to_dict()

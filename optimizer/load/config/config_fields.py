@@ -64,7 +64,7 @@ Epsilon = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None
 
 
 class OtherFields(BaseModel):
-    """Fields that are not sizes."""
+    """Types that the fields of config.json must have, without those of sizes."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 

@@ -107,7 +107,8 @@ def _overrides_steps(processor: Any) -> bool:
 
 
 def _steps(processor: Any, channels: int, where: Path) -> ImageSettings:
-    """Settings of the common steps: resize, centre crop, rescale, normalize, where switched on."""
+    """Return the settings of the steps that most image processors share, where they are switched
+    on: resize, centre crop, rescale, normalize."""
     resize = _size(processor, "size", where) if processor.do_resize else None
     crop = None
     if getattr(processor, "do_center_crop", None):
@@ -139,7 +140,8 @@ def _convnext(processor: Any, channels: int, where: Path) -> ImageSettings:
 
 
 def _efficientnet(processor: Any, channels: int, where: Path) -> ImageSettings:
-    """The common settings; rescale_offset subtracts 1, include_top divides by std once more."""
+    """Return the settings of EfficientNet's image processor: the common ones, where rescale_offset
+    subtracts 1 and include_top divides by std once more."""
     plain = _steps(processor, channels, where)
     document = {**vars(plain), "offset": float(bool(processor.rescale_offset))}
     if processor.include_top:

@@ -23,7 +23,8 @@ Factors = list[Annotated[float, Field(gt=0, allow_inf_nan=False)]] | None
 
 
 class Rope(BaseModel):
-    """One object of rope parameters; fields that an architecture adds are left to transformers."""
+    """Types of one object of rotary position parameters in config.json; fields that an architecture
+    adds are left to transformers."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 

@@ -19,5 +19,5 @@ PROVIDERS = (GGUF, LOGIT_SCORE, QUANTIZED, TIMM, PAIR, TRANSFORMERS)
 
 
 def provider(section: Model, folder: Path) -> Provider:
-    """The provider of a source whose files are in `folder`."""
+    """Find the provider that reads a source whose files are in `folder`."""
     return next(p for p in PROVIDERS if p.takes(section, folder))

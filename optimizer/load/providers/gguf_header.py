@@ -185,5 +185,6 @@ class _Reader:
 
 
 def _size(kind: int) -> int:
-    """Fewest bytes of a value of a type; a string begins with its size."""
+    """Return the fewest bytes that a value of a type takes in a GGUF header; a string begins with
+    its size."""
     return struct.calcsize(f"<{NUMBERS[kind]}") if kind in NUMBERS else 8

@@ -85,7 +85,8 @@ def _label_names(raw: Mapping[str, Any], file: Path) -> list[str]:
 
 
 def _record(raw: Mapping[str, Any], file: Path) -> TimmArchitecture:
-    """Look up the architecture of timm's config.json `raw`; CheckpointError if not covered."""
+    """Look up the architecture of a timm model from its config.json `raw`; CheckpointError if it is
+    not covered."""
     name = str(raw.get("architecture") or "")
     record = find_architecture(name)
     if record is None:

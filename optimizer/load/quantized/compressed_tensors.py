@@ -150,7 +150,8 @@ def _config_groups(config: Mapping[str, Any], where: str, accepted: tuple[str, .
 
 
 def _group_of(module: QuantizedModule, groups: list[Group]) -> Group:
-    """The group that targets the module by name, by pattern, or by class and shape."""
+    """Find the config group that a module belongs to: by name, by pattern, or by class and
+    shape."""
     name = module.name
     for group in groups:
         if name in group.get("targets", ()):
@@ -180,7 +181,8 @@ def _fits(module: QuantizedModule, group: Group) -> bool:
 
 
 def _scheme(module: QuantizedModule, group: Group) -> tuple[Scheme, tuple[int, int]]:
-    """The weight's scheme and shape. Raises CheckpointError when headers disagree."""
+    """Return scheme and shape of a module's packed weight. Raises CheckpointError when headers
+    disagree."""
     weights = group["weights"]
     bits, strategy = int(weights.get("num_bits", 8)), weights.get("strategy")
     symmetric = bool(weights.get("symmetric", True))
@@ -260,7 +262,8 @@ def _shape(module: QuantizedModule, bits: int) -> tuple[int, int]:
 
 
 def _activations(module: QuantizedModule, group: Group) -> Activations:
-    """Mode of the inputs, None for float. Raises CheckpointError for another one."""
+    """Return how a module's inputs are quantized, as a mode of the state; None for float. Raises
+    CheckpointError for a way that a state cannot hold."""
     inputs = group.get("input_activations")
     if inputs is None:
         return None

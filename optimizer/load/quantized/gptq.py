@@ -88,7 +88,8 @@ def _shape_and_reader(
 
 
 def _bits(module: QuantizedModule, configured: int) -> int:
-    """The config's bits, 4 or 8; the other number where only that fits the shapes of the module."""
+    """Return the bits of a module's packed weight: the config's, 4 or 8, or the other number where
+    only that fits its shapes."""
     words, out = module.entry("qweight").shape
     zeros = module.entry("qzeros").shape[-1]
     inputs = module.tensors["g_idx"].shape[0] if "g_idx" in module.tensors else None

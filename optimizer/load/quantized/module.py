@@ -118,7 +118,8 @@ def to_signed(unsigned: Tensor, bits: int) -> Tensor:
 
 
 def number(config: Mapping[str, Any], *names: str, default: int) -> int:
-    """The config's value under the first of `names` that it has, as int; `default` without any."""
+    """Read a number of the quantization config, under the first of `names` that it has, as int;
+    `default` without any."""
     for name in names:
         if config.get(name) is not None:
             return int(config[name])

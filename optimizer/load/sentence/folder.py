@@ -242,7 +242,7 @@ def _read_sparse(root: Path, section: Model) -> FolderSettings:
 
 
 def _is_count(value: object) -> bool:
-    """Return True for None and a whole number from 1."""
+    """Test a value of the config: True for None and for a whole number from 1."""
     whole = isinstance(value, int) and not isinstance(value, bool) and value > 0
     return value is None or whole
 

@@ -23,12 +23,13 @@ LONGEST = 512  # tokens up to which an input that is cut is compared
 
 
 def is_installed() -> bool:
-    """Return True if the library can be imported; it is not imported here."""
+    """Return True if sentence-transformers can be imported; it is not imported here."""
     return find_spec(NAME) is not None
 
 
 def explain_not_run(d: Described) -> str:
-    """Return the reason why the library is not run beside this model; "" if it is."""
+    """Return the reason why sentence-transformers is not run to compare its vectors with ours; ""
+    if it is."""
     if not is_installed():
         return "sentence-transformers is not installed, so the answers cannot be compared"
     if d.section.gguf_file is not None:
@@ -44,7 +45,7 @@ def explain_not_run(d: Described) -> str:
 
 
 def count_parameters(d: Described) -> int:
-    """Number of the model's parameters."""
+    """Count the parameters of the described model."""
     return sum(torch.Size(shape).numel() for shape in list_parameter_shapes(d.model).values())
 
 

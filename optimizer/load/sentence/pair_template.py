@@ -60,7 +60,11 @@ def find(d: Described, tokenizer: Any) -> tuple[str, ...] | None:
 
 
 def _rendered(d: Described, tokenizer: Any, config: Mapping[str, Any], folder: Path) -> list[str]:
-    """The parts of the chat template's text. config: the Transformer module's, in `folder`"""
+    """Render the chat template of a reranker for one pair, and return the parts of the text around
+    query and document.
+
+    config: the Transformer module's, in `folder`
+    """
     modes = config.get("modality_config") or {}
     kwargs = config.get("processing_kwargs") or {}
     options = kwargs.get(TEMPLATED) or {}

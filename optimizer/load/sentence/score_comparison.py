@@ -159,7 +159,7 @@ def _template(parts: str) -> str:
 
 
 def _theirs(opened: Any, pairs: Pairs) -> tuple[Scores, Scores]:
-    """The library's (logits, scores) of pairs, each (pairs, 1), in float32."""
+    """Compute sentence-transformers' (logits, scores) of pairs, each (pairs, 1), in float32."""
     rows = library.choose_batch_size(opened.tokenizer)
     with quiet():
         raw, scores = (

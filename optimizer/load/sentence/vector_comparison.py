@@ -135,7 +135,8 @@ def _questions(section: Model, contract: Contract, encoder: Any, count: int) -> 
 def _ours(
     contract: Contract, encoder: Any, out: Path, questions: Sequence[Question]
 ) -> tuple[list[Vectors], float]:
-    """Return (vectors of each question, limit of a distance)."""
+    """Compute the harness's vectors of each question, and the limit of their distance to
+    sentence-transformers' vectors."""
     model = load_torch_model(open_checkpoint(out), contract.task)
     ours = [
         np.concatenate(
@@ -168,7 +169,7 @@ def _vectors(contract: Contract, encoder: Any, model: nn.Module, texts: Sequence
 
 
 def _theirs(d: Described, questions: Sequence[Question]) -> list[Vectors]:
-    """The library's vectors of each question, in float32."""
+    """Compute sentence-transformers' vectors of each question, in float32."""
     with quiet():
         import sentence_transformers
 
@@ -206,7 +207,8 @@ def _refuse(
     other: Vectors,
     limit: float,
 ) -> None:
-    """Raise CheckpointError on a text whose vectors differ."""
+    """Raise CheckpointError for a text whose vector by the harness differs from
+    sentence-transformers'."""
     if mine.shape != other.shape:
         how = f"our reading gives {mine.size} numbers, and encode {other.size}"
     else:

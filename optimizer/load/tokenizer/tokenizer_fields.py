@@ -23,7 +23,7 @@ KINDS = ("str", "Written", "list", "dict", "int", "float")  # types in pydantic'
 
 
 class Written(BaseModel):
-    """A token as an object with its properties."""
+    """A token of tokenizer.json that is written as an object with its properties."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -36,7 +36,8 @@ Side = Literal["left", "right"] | None
 
 
 class Fields(BaseModel):
-    """Types that transformers accepts; every field may be absent or null."""
+    """Types of the fields of tokenizer_config.json that transformers accepts; every field may be
+    absent or null."""
 
     model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
 

@@ -70,7 +70,7 @@ def list_files_read(tokenizer: Any, folder: Path) -> list[str]:
 
 
 def _entries(file: Path) -> dict[str, int]:
-    """Return {token: id} of a vocabulary in plain text; {} for any other format or a damaged
+    """Read {token: id} from a vocabulary file in plain text; {} for any other format or a damaged
     file."""
     if file.name not in ("vocab.txt", "vocab.json"):
         return {}

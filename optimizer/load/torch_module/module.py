@@ -51,7 +51,7 @@ class TorchModule:
 
 
 def _call(of: TorchModule, tensors: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
-    """Return [(place in the result, tensor)]."""
+    """Call the recipe's module on tensors; returns [(place in the result, tensor)]."""
     with code.translate_errors(f"model.module: {of.name}", of.base), torch.no_grad():
         result = of.module(**tensors) if of.by_name else of.module(*tensors.values())
     leaves = [(path, leaf) for path, leaf in pytree.tree_flatten_with_path(result)[0]]
@@ -167,7 +167,8 @@ def _fill(module: nn.Module, section: Model) -> None:
 
 
 def _example(example: Any, module: nn.Module, reference: str) -> dict[str, Tensor]:
-    """Return {input: tensor} of the function's result. Raises RecipeError for anything else."""
+    """Call the recipe's function that makes example inputs; returns {input: tensor}. Raises
+    RecipeError for another result."""
     if isinstance(example, Tensor):
         example = (example,)
     if isinstance(example, list | tuple):

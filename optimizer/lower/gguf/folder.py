@@ -127,6 +127,7 @@ def _document(model: GgufModel, entries: list[GgufTensor], words: Vocabulary) ->
 
 def _notes(model: GgufModel, error: float, quantized: bool) -> Iterator[str]:
     """Yield sentences on what users of the GGUF file should know, for lowering.json.
+
     error: as in lowering.json
     """
     if quantized:

@@ -68,6 +68,7 @@ def _parts(
 ) -> tuple[ir.Value, ir.Value, ir.Value | None]:
     """Add the initializers of an embedding's table in the layout of its granularity (cases 1 to 3).
     Returns integers, scale, and zero point or None.
+
     parameter: name of the table
     """
     rows, width = q.integers.shape

@@ -89,6 +89,7 @@ def fuse(model: ir.Model, *, biased: bool = False) -> tuple[str, ...]:
 def _recognise(softmax: ir.Node, flat: Mapping[str, ir.Shape]) -> _EncoderAttention:
     """Recognise the attention behind a Softmax as one that MultiHeadAttention computes (cases 1, 2
     and 4). Raises OtherPattern for another.
+
     flat: {value with three axes: shape}
     """
     axis = softmax.attributes.get("axis")

@@ -161,7 +161,7 @@ class TeacherAndStudent:
 
     @property
     def device(self) -> torch.device:
-        """Device of both models; batches are moved to it."""
+        """Device of the teacher and the student, to which their batches are moved."""
         return next(self.student.parameters()).device
 
     def to(self, device: torch.device) -> TeacherAndStudent:

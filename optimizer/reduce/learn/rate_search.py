@@ -100,15 +100,16 @@ def derive_options(
 
 
 def _decided(tried: list[tuple[float, float]]) -> bool:
-    """Return True where no further trial is needed: the last loss did not fall, or TRIALS trials
-    are done."""
+    """Return True where the search for a learning rate needs no further trial: the last loss did
+    not fall, or TRIALS trials are done."""
     if len(tried) == TRIALS:
         return True
     return len(tried) > 1 and math.isfinite(tried[-2][1]) and tried[-1][1] >= tried[-2][1]
 
 
 def _document(options: TrainingOptions) -> dict[str, Any]:
-    """Return {option: value} of the options that determine the trials and their rates."""
+    """Return {option: value} of the options of a training on which the trials and their rates
+    depend."""
     return identify(replace(options, learning_rate=0.0))
 
 

@@ -69,7 +69,7 @@ class TrainingOptions:
         return self.where.rpartition(".")[2]
 
     def rate(self, parameter: str) -> float:
-        """Return the highest learning rate of a parameter."""
+        """Return the highest learning rate of a parameter over the schedule."""
         share = self.shares.get(parameter, 1.0)
         return self.rates.get(parameter, self.learning_rate * share)
 
@@ -96,7 +96,7 @@ class Curve:
 
     @property
     def since_best(self) -> int:
-        """Number of measurements after the best one."""
+        """Number of measurements of the held-out loss after the best one, for early stopping."""
         return sum(step > self.best[0] for step, _ in self.held_out)
 
 
@@ -175,7 +175,7 @@ def share_of_rate(step: int, steps: int, warmup: float) -> float:
 
 
 class _Run:
-    """A training in progress."""
+    """A training in progress: weights, Adam's state, losses and the reason to stop."""
 
     def __init__(
         self,
@@ -304,7 +304,8 @@ class _Run:
             p.data.copy_(self.best[name])
 
     def save(self) -> None:
-        """Write the checkpoint, in the first process."""
+        """Write a checkpoint from which a killed training is resumed; only the first process
+        does."""
         if not self.processes.first:
             return
         partial, final = self.folder / "checkpoint.partial", self.folder / "checkpoint"

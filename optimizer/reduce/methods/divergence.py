@@ -23,5 +23,6 @@ def add_absence(logits: Tensor) -> Tensor:
 
 
 def measure_angle(reference: Tensor, values: Tensor) -> Tensor:
-    """Return 1 - cosine, (rows,), of vectors (rows, features)."""
+    """Compute 1 - cosine of each vector to the reference's, (rows,), of vectors (rows,
+    features)."""
     return 1 - torch.nn.functional.cosine_similarity(reference.double(), values.double(), dim=-1)

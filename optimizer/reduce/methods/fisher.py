@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def measure_importance(gradients: Tensor) -> Tensor:
-    """Return the diagonal of F, (units,).
+    """Compute the importance of each unit, (units,): the diagonal of the Fisher information F.
 
     gradients: (texts, units)
     """

@@ -14,7 +14,8 @@ from torch import Tensor
 
 @dataclass
 class Sums:
-    """Weighted sums over rows (tokens, width), from which the components are computed."""
+    """Running weighted sums over rows (tokens, width) of hidden states, from which their principal
+    components are computed."""
 
     width: int
     weight: float = 0.0

@@ -44,7 +44,7 @@ def choose(weight: Tensor, hessian: Tensor, cross: Tensor, units: int, keep: int
 
 
 def _costs(W: Tensor, inverse: Tensor, units: int) -> Tensor:
-    """Return the cost of removing each unit, (units,)."""
+    """Compute the error of the layer's outputs that removing each unit causes, (units,)."""
     size = len(inverse) // units
     if size == 1:
         return W.square().sum(0) / inverse.diagonal()
@@ -56,7 +56,8 @@ def _costs(W: Tensor, inverse: Tensor, units: int) -> Tensor:
 
 
 def _leave_out(W: Tensor, inverse: Tensor, columns: Tensor) -> None:
-    """Remove columns in place. They keep 1 on the diagonal, so that later blocks can be solved."""
+    """Remove columns from W and the inverse Hessian in place. They keep 1 on the diagonal, so that
+    later blocks can be solved."""
     rows = inverse[columns]
     part = torch.linalg.solve(rows[:, columns], rows)
     W -= W[:, columns] @ part

@@ -78,7 +78,7 @@ def sample_texts(batches: Sequence[Batch], count: int) -> list[Batch]:
 
 @dataclass
 class _DepthSearch:
-    """Search for the blocks to remove."""
+    """Search for the blocks of a model whose removal changes its outputs least."""
 
     layout: ReducedCheckpoint
     batches: Sequence[Batch]
@@ -159,7 +159,7 @@ class _DepthSearch:
         return float(torch.cat(distances).mean())
 
     def _answers(self, model: LayersOutsideBlocks) -> Buffer:
-        """Compute the answers of the model before any removal, kept in files because logits are
+        """Compute the outputs of the model before any block is removed, in files because logits are
         large."""
         states = record_entering(self.layout, self.stream, self.progress / "states")
         answers = Buffer(BufferBudget(0), self.progress / "answers")

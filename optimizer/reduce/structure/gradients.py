@@ -53,8 +53,8 @@ def measure_gradients(
 def _swept(
     layout: ReducedCheckpoint, blocks: Sequence[str], batches: Sequence[Batch], out: Path
 ) -> None:
-    """Run the forward and the backward sweep; write out/<number of its first use>.safetensors per
-    block."""
+    """Compute the gradients of all units by a forward and a backward sweep over the blocks, with
+    one in memory; write out/<number of its first use>.safetensors per block."""
     scratch = out.with_suffix(".states")
     stream = open_stream(layout, blocks, batches, scratch)
     states = record_entering(layout, stream, scratch)

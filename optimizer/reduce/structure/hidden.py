@@ -57,7 +57,7 @@ def run(section: Reduction, source: Path, progress: Path, out: Path) -> None:
 
 
 def width(layout: ReducedCheckpoint) -> int:
-    """Return the number of channels of the hidden states."""
+    """Return the number of channels of the hidden states before the reduction."""
     return int(layout.config.hidden_size)
 
 
@@ -106,7 +106,7 @@ def find_goal(layout: ReducedCheckpoint) -> int:
 
 
 def _numbers(layout: ReducedCheckpoint) -> list[int]:
-    """Return the numbers of channels that the config can describe."""
+    """List the numbers of channels of the hidden states that config.json can describe."""
     full, attention = width(layout), layout.family.attention
     numbers = structure.list_multiples(full, layout.section.reduce.multiple_of)
     divided = attention is not None and attention.divides == layout.family.hidden
@@ -115,7 +115,8 @@ def _numbers(layout: ReducedCheckpoint) -> list[int]:
 
 
 def by_magnitude(layout: ReducedCheckpoint) -> Tensor:
-    """Return the sum of the squares of all weights of each channel, (channels,)."""
+    """Compute the importance of each channel of the hidden states, (channels,): the sum of squares
+    of all its weights."""
     scores = torch.zeros(width(layout), dtype=torch.float64)
     for name in layout.shapes:
         axis = structure.find_channel_axis(name, layout.family, layout.prefix)

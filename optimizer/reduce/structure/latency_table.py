@@ -85,7 +85,7 @@ class TimedSize:
 
 
 def read_timed(document: dict[str, Any]) -> TimedSize:
-    """Build a TimedSize from the dict that as_dict returned."""
+    """Build a TimedSize from its JSON form (TimedSize.as_dict)."""
     low, high = document["interval"]
     sizes = Sizes(**document["sizes"])
     return TimedSize(sizes, document["ratio"], (low, high), document["runs"], document["p50"])
@@ -112,12 +112,13 @@ class LatencyTable:
         return self.whole * (1 - self._correction(sizes) * self._saved(sizes))
 
     def faster(self, gain: float) -> Callable[[Sizes], bool]:
-        """Return a predicate that is True for sizes other than `full` that are predicted to reach
-        the gain."""
+        """Return a predicate on sizes, True for those, other than `full`, that are predicted to
+        reach the speedup `gain`."""
         return lambda sizes: sizes != self.full and self.ratio(sizes) <= 1 / gain
 
     def _saved(self, sizes: Sizes) -> float:
-        """Return 1 - the ratio that the entries alone predict, without correction."""
+        """Return the share of the time that sizes save as the table's entries alone predict it,
+        without correction."""
         inside = 1 - self.outside + self._added("ffn", sizes) + self._added("heads", sizes)
         return 1 - self.outside - sizes.blocks / self.full.blocks * max(inside, 0.0)
 
@@ -161,8 +162,9 @@ class LatencyTable:
 
 
 def _rising(values: Sequence[float]) -> list[float]:
-    """Fit non-decreasing values by isotonic least squares: max over i <= k of min over j >= k of
-    the mean of values[i..j] (Barlow et al. 1972)."""
+    """Fit measured times by values that do not fall from one size to the next larger (isotonic
+    least squares): max over i <= k of min over j >= k of the mean of values[i..j] (Barlow et al.
+    1972)."""
     count = range(len(values))
     return [
         max(min(float(np.mean(values[i : j + 1])) for j in count[k:]) for i in count[: k + 1])

@@ -121,7 +121,7 @@ class ReducedCheckpoint:
         return sizes.solve(goal, self.model)
 
     def _groups(self, heads: BlockUnits) -> tuple[int, ...]:
-        """Return the numbers of key/value heads that the config can describe."""
+        """List the numbers of key/value heads that config.json can describe."""
         known = self.family.attention
         assert known is not None
         divided = getattr(self.config, known.divides) if known.divides else 0
@@ -130,6 +130,7 @@ class ReducedCheckpoint:
 
 
 def open_layout(section: Reduction, folder: Path, chosen: Sizes | None = None) -> ReducedCheckpoint:
-    """Open a folder of load. Raises CheckpointError for another folder."""
+    """Open a checkpoint that stage load wrote, to be made smaller. Raises CheckpointError for
+    another folder."""
     source = open_source(section.task, folder)
     return ReducedCheckpoint(folder, section, open_checkpoint(folder), source, chosen)

@@ -135,7 +135,8 @@ def split_texts(batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:
 def _behind_the_blocks(
     layout: ReducedCheckpoint, batches: Sequence[Batch], folder: Path
 ) -> tuple[Buffer, Sequence[Tensor]]:
-    """Return (output of the last block, in files; mask of real tokens of each batch)."""
+    """Compute, for each batch, the output of the last block (in files) and the mask of real
+    tokens."""
     shutil.rmtree(folder, ignore_errors=True)
     stream = open_stream(layout, layout.blocks, batches, folder)
     assert isinstance(stream.hidden, Buffer)

@@ -61,7 +61,8 @@ class LayersOutsideBlocks:
         return vectors[:, None, : settings.dimensions]
 
     def _layers(self, vectors: Tensor) -> Tensor:
-        """Pass pooled vectors through the layers that the contract lists after pooling."""
+        """Pass pooled vectors through the layers that the contract of an embedding model lists
+        after pooling."""
         for layer, arrays in self.contract.vectors.parameters(self.contract.layer_weights):
             tensors = [torch.from_numpy(a) for a in arrays]
             if layer.kind == "normalize":
@@ -170,8 +171,8 @@ class _FirstBlockDone(Exception):
 def _injected(
     layout: ReducedCheckpoint, hidden: Tensor, beside: tuple[Any, ...] | None
 ) -> Iterator[None]:
-    """Inside, make every block return `hidden`, together with the values in `beside` unless that is
-    None."""
+    """Inside, let every block return `hidden` in place of its own output, together with the values
+    in `beside` unless that is None."""
     blocks: Sequence[Any] = [layout.source.model.get_submodule(name) for name in layout.blocks]
     for block in blocks:
         block.forward = lambda *_, **__: hidden if beside is None else (hidden, *beside)

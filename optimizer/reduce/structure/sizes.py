@@ -106,12 +106,13 @@ def find_least_cut(model: SizeChoices, fits: Callable[[Sizes], bool]) -> Sizes |
 
 
 def find_largest(model: SizeChoices, fits: Callable[[Sizes], bool]) -> list[Sizes]:
-    """Return the sizes that fit while no larger ones do, the least cut first."""
+    """Return the sizes that fit the goal while no larger ones do, the least reduced first."""
     return sorted(drop_smaller(_fitting(fits, model)), key=lambda s: cut(s, model.full))
 
 
 def drop_smaller(sizes: Iterable[Sizes]) -> list[Sizes]:
-    """Return the sizes that no others equal or exceed in every number, in their order."""
+    """Return the sizes that are not dominated: no other equals or exceeds them in every number. The
+    order stays."""
     distinct = [*dict.fromkeys(sizes)]
     largest: list[Sizes] = []
     for s in sorted(distinct, key=lambda s: (s.blocks, s.ffn, s.heads), reverse=True):
@@ -140,8 +141,8 @@ def _fitting(fits: Callable[[Sizes], bool], model: SizeChoices) -> Iterator[Size
 
 
 def cut(sizes: Sizes, full: Sizes) -> float:
-    """Return the size of a cut: the sum of squared logarithms of the shares kept; 0: nothing is
-    removed."""
+    """Measure how much sizes cut off a model: the sum of squared logarithms of the shares kept; 0:
+    nothing is removed."""
     shares = (
         (sizes.blocks, full.blocks),
         (sizes.ffn, full.ffn),

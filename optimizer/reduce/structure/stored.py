@@ -37,6 +37,7 @@ class StoredTensors(Mapping[str, Tensor]):
 
 
 def stored(file: Path) -> StoredTensors:
-    """Open a file as a mapping from all of its names to tensors."""
+    """Open a safetensors file as a mapping from all of its names to tensors, each read when it is
+    used."""
     with safe_open(file, "pt") as f:
         return StoredTensors(file, tuple(f.keys()))

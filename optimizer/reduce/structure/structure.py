@@ -58,7 +58,7 @@ class BlockUnits:
         return spread_units(units, self.width)
 
     def weights(self, shapes: Shapes) -> int:
-        """Return the number of weights and biases of one unit."""
+        """Count the weights and biases that one unit of the block has."""
         rows = [
             count_values(shapes, f"{r.linear}.{p}") for r in self.rows for p in ("weight", "bias")
         ]

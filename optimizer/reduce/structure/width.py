@@ -85,12 +85,12 @@ def choose(
 
 
 def list_thinned(layout: ReducedCheckpoint, block: str) -> list[BlockUnits]:
-    """Return the parts of a block that lose units."""
+    """List the parts of a block (neurons, heads) that lose units."""
     return [p for p in layout.parts(block) if keep(layout, p.kind) < p.count]
 
 
 def keep(layout: ReducedCheckpoint, kind: Kind) -> int:
-    """Return the number of units of a kind that stay in each block."""
+    """Return the number of units of a kind ("ffn" or "heads") that stay in each block."""
     return layout.goal.ffn if kind == "ffn" else layout.goal.heads
 
 
@@ -103,7 +103,7 @@ def _by_weights(layout: ReducedCheckpoint, block: str) -> BlockChoice:
 
 
 def by_magnitude(layout: ReducedCheckpoint, part: BlockUnits) -> Tensor:
-    """Return the importance of each unit of `part` by its weights, (units,)."""
+    """Compute the importance of each unit of `part` from its weights alone, (units,)."""
     tensors = layout.checkpoint.tensors
     rows = [w for r in part.rows for w in tensors[f"{r.linear}.weight"].chunk(r.parts)]
     return magnitude.measure_importance(rows, tensors[f"{part.down}.weight"], part.count)
@@ -240,7 +240,8 @@ class _Walk:
 
 
 def _keep(folder: Path, choices: Sequence[BlockChoice], stream: CalibrationStream | None) -> None:
-    """Write the choices atomically, with the streams that the next block starts from."""
+    """Write the chosen units of a segment atomically, with the hidden states that the next block
+    starts from, for a run that is resumed."""
     partial = folder.with_suffix(".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -264,7 +265,7 @@ def _keep(folder: Path, choices: Sequence[BlockChoice], stream: CalibrationStrea
 
 
 def _read(folder: Path) -> list[BlockChoice]:
-    """Read the choices of a segment; adjusted tensors stay in their file."""
+    """Read the chosen units of a segment; adjusted tensors stay in their file."""
     file = stored(folder / CHOICE)
     split = [key.partition("|") for key in file]
     choices = []

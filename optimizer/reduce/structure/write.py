@@ -91,7 +91,8 @@ class Smaller:
         return cuts if self.channels is None else {n: self._narrow(n) for n in cuts}
 
     def _narrow(self, name: str) -> _Cut:
-        """Return the cut of a tensor in a model that loses only channels."""
+        """Return which rows and columns a tensor keeps in a model that loses only channels of its
+        hidden states."""
         axis = find_channel_axis(name, self.layout.family, self.layout.prefix)
         if axis is None:
             return _Cut(name)

@@ -30,7 +30,8 @@ from optimizer.recipe.compression.quantize import Quantize
 
 
 class _InputSums:
-    """Running H = x^T x (in, in) and mean|x| (in,) of one input."""
+    """Running sums over the calibration tokens for one input that modules share: H = x^T x (in, in)
+    and mean|x| (in,)."""
 
     def __init__(self, width: int, device: torch.device) -> None:
         self.hessian = torch.zeros(width, width, dtype=torch.float64, device=device)

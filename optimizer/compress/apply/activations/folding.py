@@ -43,7 +43,8 @@ class Folded:
         self.notes += later.notes
 
     def replace(self, model: nn.Module, name: str, value: Tensor) -> None:
-        """Set the model's parameter `name` to `value`, and record it in `replaced`."""
+        """Set the parameter `name` of the float model to `value`, and record it among the
+        parameters that the state replaces."""
         set_parameter(model, name, value)
         self.replaced[name] = value
 

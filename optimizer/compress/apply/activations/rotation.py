@@ -36,7 +36,7 @@ class RotatedTensors(Rotated):
 
 
 class _Changed(Mapping[str, Tensor]):
-    """The parameters that differ from the checkpoint's, each computed when it is read."""
+    """The parameters that rotation changes, each computed from the checkpoint's when it is read."""
 
     def __init__(self, tensors: RotatedTensors, names: list[str]) -> None:
         self._tensors, self._names = tensors, names

@@ -46,7 +46,8 @@ class InputSample:
 
 
 def smooth(group: BlockGroup, quantize: Quantize) -> Folded:
-    """Smooth a segment's inputs; returns folded weights (set in the model too) and the factors."""
+    """Smooth the inputs of a segment by SmoothQuant: returns the weights into which factors were
+    folded (set in the model too) and the factors left for run time."""
     folded = Folded()
     pairs = find_foldable_pairs(group, folded)
     leader = walk.find_sharing(group, tuple(group.schemes))

@@ -92,7 +92,8 @@ def _why(error: float, kept: FloatModules, options: KeepFloatAuto) -> str:
 def _check(
     source: ModelSource, selection: Selection, kept: FloatModules, options: KeepFloatAuto
 ) -> None:
-    """Raise RecipeError where too much, or everything, would stay float; else report the choice."""
+    """Raise RecipeError where keep_float_auto would leave too much of the model float, or all of
+    it; else print the choice."""
     sizes = {n: m.weight.numel() for n, m in source.linears(selection.quantized).items()}
     share = sum(sizes[name] for name in kept.modules) / sum(sizes.values())
     if len(kept.modules) == len(sizes) or share > options.max_share:
@@ -112,7 +113,8 @@ def _check(
 
 
 class Network:
-    """The float model, to measure it with some modules, and their residual adds, quantized."""
+    """The float model, in which some modules and residual adds are quantized for a measurement of
+    the output's error."""
 
     def __init__(
         self,
@@ -146,7 +148,8 @@ class Network:
         return (*names, *self._summands(names))
 
     def _output(self, batch: Batch) -> list[Tensor]:
-        """Outputs (rows, features) without padding; for a decoder the last hidden states."""
+        """Compute the model's outputs (rows, features) of a batch, without padding; of a decoder
+        its last hidden states."""
         with torch.no_grad():
             if self._source.decodes:
                 outputs = [self._source.features(batch)]
@@ -160,7 +163,8 @@ class Network:
         return torch.from_numpy(self._source.inputs.real(arrays))
 
     def _summands(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Names of identities at residual adds quantized with these modules; () without ranges."""
+        """Return the names of the identities at residual adds that are quantized together with
+        these modules; () without ranges."""
         if not self._static:
             return ()
         return self._source.summands(set(names), self._selection.blocks)

@@ -127,7 +127,8 @@ def _slopes(
     selection: Selection,
     scratch: Path,
 ) -> dict[str, Buffer]:
-    """Return {module: gradients at its output, (tokens, out) for each window}."""
+    """Backpropagate the log-probability of each window through the float model. Returns {module:
+    gradients at its output, (tokens, out) for each window}."""
     options = section.quantize.allocate
     assert options is not None
     budget = BufferBudget(section.compress.memory_bytes)
@@ -182,7 +183,8 @@ def _measure_costs(
 def _curvatures(
     group: BlockGroup, leader: Mapping[str, str], slopes: Mapping[str, Sequence[Tensor]]
 ) -> dict[str, Curvature]:
-    """Return {module: curvature}; the stream moves past the group."""
+    """Return {module: curvature, by which a change of its weight costs nats} of one group of
+    blocks; the calibration stream moves past the group."""
     curved: dict[str, Curvature] = {}
     window = dict.fromkeys(leader, 0)
 
@@ -247,7 +249,7 @@ def _choose_schemes(
 
 
 def _common(menus: Iterable[Sequence[Scheme]]) -> list[Scheme]:
-    """The schemes in all menus, in the order of the first."""
+    """Return the schemes that every module's menu has, in the order of the first menu."""
     first, *others = menus
     return [s for s in first if all(s in menu for menu in others)]
 

@@ -30,8 +30,8 @@ FILE = "corrections.safetensors"
 
 
 class Shift:
-    """Running E[y - yq] over tokens; y is the float output on the same input, clamped to the
-    range."""
+    """Running mean over tokens of y - yq, the error of a quantized module's output: y is the float
+    output on the same input, clamped to the range."""
 
     def __init__(self, features: int, device: torch.device | None = None) -> None:
         self._sum = torch.zeros(features, dtype=torch.float64, device=device)

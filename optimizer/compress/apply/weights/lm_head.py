@@ -34,7 +34,8 @@ NEAREST_ROWS = 1024  # rows rounded together to nearest
 
 
 class _HeadMoments:
-    """Running H (features, features) = x^T x of the inputs of the head."""
+    """Running sum H (features, features) = x^T x over the inputs of the output head, which a method
+    such as GPTQ reads."""
 
     def __init__(self, features: int, device: torch.device) -> None:
         self.sum = torch.zeros(features, features, dtype=torch.float64, device=device)
@@ -130,7 +131,8 @@ def needs_hessian(quantize: Quantize, selection: Selection, head: str) -> bool:
 
 @dataclass(frozen=True)
 class _RoundedHead:
-    """The integers, the relative error of their values, and the method's note."""
+    """The quantized head or embedding: integers, the relative error of their values, and the
+    method's note."""
 
     q: QTensor
     error: float
@@ -145,7 +147,8 @@ def _round(
     at_once: int,
     H: Tensor | None = None,
 ) -> _RoundedHead:
-    """Round a table (module, parameter), by the recipe's method with H, else to nearest."""
+    """Round the table of the head or of the embedding, by the recipe's method where H is given,
+    else to nearest."""
     (name, table), tensors = named, cast(Any, source.tensors)  # with rows
     method = NEAREST if H is None else quantize.rounding
     count = len(cast(Tensor, source.model.get_submodule(name).weight))

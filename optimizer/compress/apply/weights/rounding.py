@@ -114,13 +114,13 @@ class RoundedWeights:
         return {**self.weights, **self.floats}
 
     def update(self, other: RoundedWeights) -> None:
-        """Add the results of other modules."""
+        """Add the results of other modules of the segment."""
         self.weights |= other.weights
         self.floats |= other.floats
         self.remarks |= other.remarks
 
     def on_cpu(self) -> RoundedWeights:
-        """The same results on the CPU."""
+        """Return the same results on the CPU, to be written."""
         weights = {name: q.to(CPU) for name, q in self.weights.items()}
         return RoundedWeights(weights, {n: w.cpu() for n, w in self.floats.items()}, self.remarks)
 
@@ -155,7 +155,8 @@ def prune_float(weight: Prunable, method: Method) -> tuple[Tensor, str]:
 def _prunable(
     weight: FloatWeight, sparsity: Sparsity, quantize: Quantize, method: Method
 ) -> Prunable:
-    """Input of pruning before rounding; pruning must keep H and P intact if `method` reads H."""
+    """Make the input of a pruning method for weights that are rounded afterwards; pruning must keep
+    H and P intact if `method` reads H."""
     options = choose_hessian_options(quantize, sparsity)
     return Prunable(
         weight.name,
@@ -249,7 +250,7 @@ def uses_float_target(quantize: Quantize, sparsity: Sparsity | None) -> bool:
 def _compress_each(
     group: BlockGroup, inputs: QuantizedInputs, quantize: Quantize
 ) -> RoundedWeights:
-    """Compress every weight without its inputs."""
+    """Compress the weights of a segment one by one, by methods that read no inputs, such as rtn."""
     results = RoundedWeights()
     for name in group.modules:
         values = inputs.weight(name, group.linear(name))
@@ -354,7 +355,8 @@ def _float_inputs(group: BlockGroup, leaders: Iterable[str], scratch: Path) -> d
 
 
 class _RunningProducts:
-    """Running H (in, in), on and above its diagonal, and P (in, columns); 0 columns: without P."""
+    """Running sums over the calibration tokens that the rounding of one input's weights reads: H
+    (in, in), on and above its diagonal, and P (in, columns); 0 columns: without P."""
 
     def __init__(self, features: int, columns: int, device: torch.device) -> None:
         self.H = torch.zeros(features, features, device=device)

@@ -9,5 +9,5 @@ from optimizer.recipe.compression.quantize import Quantize
 
 
 def round_weight(weight: FloatWeight, _quantize: Quantize) -> tuple[QTensor, str]:
-    """Round to nearest; returns (integers, ""), a note that is empty."""
+    """Round a weight to nearest; returns (integers, ""): there is nothing to note."""
     return rtn(weight.kept, weight.scheme), ""

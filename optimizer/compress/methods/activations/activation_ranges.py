@@ -113,7 +113,8 @@ def _exponent_for(absmax: float) -> int:
 
 
 def _coarser(counts: Tensor, doublings: int) -> Tensor:
-    """The counts (2, BINS) at 2 ** doublings times the width, padded with empty bins."""
+    """Merge bins: return the counts (2, BINS) at 2 ** doublings times the bin width, padded with
+    empty bins."""
     if doublings == 0:
         return counts
     head = counts.reshape(2, -1, min(2**doublings, BINS)).sum(2)
@@ -122,7 +123,8 @@ def _coarser(counts: Tensor, doublings: int) -> Tensor:
 
 @dataclass
 class Channels:
-    """Largest magnitude and mean of each feature, over rows (tokens, features)."""
+    """Running largest magnitude and mean of each feature of an input, over rows (tokens,
+    features)."""
 
     features: int
     device: torch.device | None = None
@@ -157,12 +159,14 @@ class Channels:
 
 
 def minmax(h: MagnitudeHistogram, symmetric: bool) -> Range:
-    """Return the range of all values, without clipping; one outlier sets the step for all."""
+    """Choose the range that covers all values, without clipping; one outlier then sets the step for
+    all."""
     return Range.symmetric(h.absmax) if symmetric else Range(h.low, h.high)
 
 
 def percentile(h: MagnitudeHistogram, symmetric: bool, percent: float) -> Range:
-    """The range between percentiles of the values, each the outer edge of its bin."""
+    """Choose the range that leaves out the outermost values on each side: `percent` percent of them
+    lie inside; each end is the outer edge of a bin."""
     if symmetric:
         return Range.symmetric(min(_magnitude(h.magnitudes, percent / 100, h.width), h.absmax))
     signed = torch.cat([h.counts[0].flip(0), h.counts[1]])
@@ -173,7 +177,8 @@ def percentile(h: MagnitudeHistogram, symmetric: bool, percent: float) -> Range:
 
 
 def _magnitude(counts: Tensor, share: float, width: float) -> float:
-    """The upper edge of the bin that holds the quantile `share`, the first bin starting at 0."""
+    """Return the value below which the share `share` of the counted values lies: the upper edge of
+    the bin that holds this quantile, the first bin starting at 0."""
     cumulative = counts.cumsum(0)
     rank = math.ceil(share * (int(cumulative[-1]) - 1)) + 1
     return (int(torch.searchsorted(cumulative, torch.tensor(rank))) + 1) * width

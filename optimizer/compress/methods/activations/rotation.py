@@ -96,7 +96,7 @@ class Rotated(Mapping[str, Tensor]):
         return self._rotate(self._tensors[source or name], role)
 
     def _rotate(self, t: Tensor, role: Role) -> Tensor:
-        """Apply a parameter's role to its value `t`."""
+        """Multiply the value `t` of a parameter by the rotation on the side that its role names."""
         if self._head is not None and role.heads_in:
             t = rotate_head_inputs(t, self._head)
         if self._head is not None and role.heads_out:

@@ -15,7 +15,8 @@ from torch import Tensor
 
 
 class RelativeError:
-    """Running |y - yq| / |y| (L2) over outputs."""
+    """Running relative error |y - yq| / |y| (L2) of a quantized model's outputs yq to the float
+    outputs y."""
 
     def __init__(self) -> None:
         self._moved = self._size = 0.0

@@ -22,7 +22,8 @@ from optimizer.foundation.qtensor import Scheme
 
 @dataclass(frozen=True)
 class Option:
-    """An option: its predicted cost, and its sizes in bytes, one per file."""
+    """One scheme that a module may get: its predicted cost, and its sizes in bytes, one per file
+    that holds the weight."""
 
     cost: float
     sizes: tuple[int, ...]
@@ -45,7 +46,8 @@ def compute_stored_sizes(scheme: Scheme, out: int, inputs: int) -> tuple[int, in
 
 
 def choose(menus: Mapping[str, Sequence[Option]], limits: Sequence[int]) -> dict[str, int]:
-    """Choose an option of every menu; returns {name: index into its menu}.
+    """Choose an option of every menu, so that the files fit their limits at the least summed cost
+    that is found; returns {name: index into its menu}.
 
     limits: bytes, one number per file, in the order of Option.sizes
 
@@ -62,7 +64,7 @@ def choose(menus: Mapping[str, Sequence[Option]], limits: Sequence[int]) -> dict
 def sum_choices(
     menus: Mapping[str, Sequence[Option]], chosen: Mapping[str, int]
 ) -> tuple[float, tuple[int, ...]]:
-    """Return the summed cost of a choice, and its summed bytes in each file."""
+    """Sum up a choice of one option per module: its cost, and its bytes in each file."""
     options = [menus[name][i] for name, i in chosen.items()]
     sizes = zip(*(o.sizes for o in options), strict=True)
     return sum(o.cost for o in options), tuple(map(sum, sizes))
@@ -71,7 +73,9 @@ def sum_choices(
 def _walk_hulls(
     menus: Mapping[str, Sequence[Option]], limits: Sequence[int], file: int
 ) -> dict[str, int] | None:
-    """Choice {name: index} by the bytes of one file; None when its start exceeds a limit."""
+    """Choose an option per menu: start with the smallest, and take the steps that save most cost
+    per byte of one file, until a file would exceed its limit. Returns {name: index}; None when the
+    start exceeds a limit."""
     hulls = {name: _hull(menu, file) for name, menu in menus.items()}
     chosen = {name: hull[0] for name, hull in hulls.items()}
     taken = list(sum_choices(menus, chosen)[1])
@@ -92,7 +96,8 @@ def _walk_hulls(
 
 
 def _hull(menu: Sequence[Option], file: int) -> list[int]:
-    """Indices of the options on the lower convex hull of (bytes, cost), smallest first."""
+    """Return the options of a menu that save most cost per byte: indices on the lower convex hull
+    of (bytes, cost), smallest first."""
     order = sorted(range(len(menu)), key=lambda i: (menu[i].sizes[file], menu[i].cost, i))
     hull: list[int] = []
     for i in order:

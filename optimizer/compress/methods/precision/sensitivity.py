@@ -29,7 +29,8 @@ SLICE = 512  # tokens whose logits are in memory together
 
 
 class Curvature:
-    """G and A of one weight, from the texts added."""
+    """Curvature G and A by which changes of one weight cost nats (see the top of this file), from
+    the texts added so far."""
 
     def __init__(self, out: int, inputs: int, device: torch.device | None = None) -> None:
         self._by_output = torch.zeros(out, device=device)
@@ -101,7 +102,8 @@ def visit_output_gradients(
 
 
 def _record(name: str, seen: dict[str, Tensor]) -> Callable[..., None]:
-    """A forward hook that puts the gradient at the module's output into `seen`."""
+    """Make a forward hook that stores the gradient at the module's output in `seen` during the
+    backward pass."""
 
     def put(slope: Tensor) -> None:
         seen[name] = slope.detach()
@@ -115,7 +117,8 @@ def _record(name: str, seen: dict[str, Tensor]) -> Callable[..., None]:
 
 
 def _sampled_gradient(rows: Tensor, head: Tensor, generator: torch.Generator) -> Tensor:
-    """d(-log p(y)) / d row of (tokens, features), for next tokens y sampled from p."""
+    """Compute d(-log p(y)) / d row of hidden states (tokens, features), for next tokens y that are
+    drawn from the model's own p."""
     chances = (rows.to(head.dtype) @ head.T).float().softmax(-1)
     drawn = torch.multinomial(chances.cpu(), 1, generator=generator).to(chances.device)
     chances.scatter_add_(1, drawn, -torch.ones_like(drawn, dtype=torch.float32))

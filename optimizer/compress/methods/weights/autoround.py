@@ -53,12 +53,14 @@ class BlockSamples:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     def deviation(self, i: int, output: Tensor) -> Tensor:
-        """Error of an output for batch i, without padding."""
+        """Compute the difference of the block's output for batch i from its target, without
+        padding."""
         target = self.target[i].to(self.device).float()
         return self._without_padding(i, output.float() - target)
 
     def energy(self, i: int) -> float:
-        """Sum of squares of the target of batch i, without padding."""
+        """Compute the sum of squares of the target of batch i, without padding, to which errors are
+        relative."""
         target = self._without_padding(i, self.target[i].float())
         return float(target.square().sum(dtype=torch.float64))
 
@@ -159,7 +161,7 @@ class _State:
 
 
 class _Latent:
-    """Integers and scales of one module during learning."""
+    """Learned float values (latents) of one module's integers, and its scales, during AutoRound."""
 
     def __init__(
         self, module: Weighted, weight: Tensor, start: QTensor, dtype: torch.dtype
@@ -205,7 +207,7 @@ def _step_gain(gain: nn.Parameter, rate: float) -> None:
 
 
 def _order(batches: int, steps: int, seed: int) -> list[int]:
-    """The batch of each step: epochs in random order."""
+    """Draw the batch of each training step: epochs in random order."""
     generator = torch.Generator().manual_seed(seed)
     rounds = [torch.randperm(batches, generator=generator) for _ in range(-(-steps // batches))]
     return torch.cat(rounds).tolist()[:steps] if rounds else []
@@ -214,7 +216,8 @@ def _order(batches: int, steps: int, seed: int) -> list[int]:
 def _deviation(
     run: Callable[[int, Tensor], Tensor], samples: BlockSamples, i: int, dtype: torch.dtype
 ) -> Tensor:
-    """Error of the block on batch i, float32."""
+    """Run the block on batch i, and compute the difference (float32) of its output from the
+    target."""
     hidden = samples.hidden[i].to(samples.device)
     with torch.autocast(samples.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16):
         output = run(i, hidden)
@@ -232,7 +235,8 @@ def _gradients(
 
 
 def _loss(run: Callable[[int, Tensor], Tensor], samples: BlockSamples, dtype: torch.dtype) -> float:
-    """Squared error over the target's energy, on all samples."""
+    """Compute the squared error of the block over all samples, divided by the energy of their
+    targets."""
     error = energy = 0.0
     with torch.no_grad():
         for i in range(len(samples.target)):

@@ -61,7 +61,8 @@ class Factorization:
         return U
 
     def restore(self) -> Tensor:
-        """Overwrite U or Hinv with D (in, in) and return it."""
+        """Turn the factor (U or Hinv) back into D (in, in), the damped H, in the same memory, and
+        return it."""
         D = self.matrix
         for rows in _parts(len(D)):
             D[rows, rows.stop :] = D[rows.stop :, rows].T

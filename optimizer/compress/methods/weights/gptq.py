@@ -180,7 +180,8 @@ def _quantize_block(
 
 
 def _in_stored_order(q: QTensor, order: Tensor, group_order: Tensor) -> QTensor:
-    """q with its inputs and groups put back from the order of quantization."""
+    """Put the inputs and groups of q back from the order in which they were quantized into the
+    weight's own order."""
     back, groups = order.argsort(), group_order.argsort()
     zero = None if q.zero_point is None else q.zero_point[:, groups]
     return QTensor(q.integers[:, back], q.scale[:, groups], zero, q.scheme)

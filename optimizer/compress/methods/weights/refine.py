@@ -89,7 +89,7 @@ def _by_group(zero_point: Tensor, out: int) -> Tensor:
 
 
 def _better_scale(levels: Tensor, scale: Tensor, G: Tensor, H: Tensor, q: QTensor) -> Tensor:
-    """The best scale (out,) of one group for its integers, of the same sign.
+    """Compute the scale (out,) of one group that is best for its integers, with the sign it has.
 
     levels, G: (size, out)
     """

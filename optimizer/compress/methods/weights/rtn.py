@@ -51,7 +51,8 @@ def search_scales(weight: Tensor, scheme: Scheme, importance: Tensor | None = No
 
 
 def _parts(weight: Tensor, scheme: Scheme) -> Sequence[Tensor]:
-    """Rows of the weight that are rounded together; all of them where they share one scale."""
+    """Divide a weight into rows that are rounded together; all of them where they share one
+    scale."""
     if scheme.granularity == "tensor":
         return [weight]
     together = TOGETHER if weight.device.type == "cpu" else TOGETHER_ON_GPU
@@ -67,7 +68,7 @@ def _cover(weight: Tensor, scheme: Scheme) -> QTensor:
 
 
 def _search(weight: Tensor, scheme: Scheme, importance: Tensor | None) -> QTensor:
-    """Round with the scale of list_shrinks that has the least squared error, per scale."""
+    """Round with the scale, out of list_shrinks, whose integers have the least squared error."""
     full = _cover(weight, scheme)
     scale, zero_point = full.scale, full.zero_point
     best = _error(weight, scale, zero_point, scheme, importance)
@@ -84,7 +85,7 @@ def _search(weight: Tensor, scheme: Scheme, importance: Tensor | None) -> QTenso
 
 
 def list_shrinks(scheme: Scheme) -> tuple[float, ...]:
-    """Factors of the absmax scale that are tried in turn; the first is 1."""
+    """List the factors of the absmax scale that a search tries for each scale; the first is 1."""
     return (*SHRINKS, *(-s for s in SHRINKS)) if scheme.full_range else SHRINKS
 
 

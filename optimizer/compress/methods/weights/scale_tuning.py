@@ -112,7 +112,8 @@ class _Scales:
         self.linear.weight = nn.Parameter(self.quantized().dequantize().to(self.dtype))
 
     def take_gradient(self) -> None:
-        """Set d loss / d t of each scale: the sum of value times gradient over its group."""
+        """Compute the gradient of the loss by the logarithm of each scale: the sum of value times
+        gradient over its group."""
         weight = self.linear.weight
         assert weight.grad is not None
         slope = (weight.detach().float() * weight.grad.float()).reshape(*self.log.shape, -1)
@@ -125,7 +126,8 @@ class _Scales:
 
 
 class _HiddenStates:
-    """The model as a function from a batch to its last hidden states at real tokens."""
+    """The model as a function from a batch to the hidden states behind its last block, at real
+    tokens."""
 
     def __init__(
         self, features: Callable[[Batch], Tensor], head: Tensor, dtype: torch.dtype
@@ -144,13 +146,15 @@ class _HiddenStates:
             return [self.rows(batch) for batch in batches]
 
     def gradients(self, batch: Batch, teacher: Tensor, share: float) -> None:
-        """Backpropagate `share` of the batch's mean KL."""
+        """Backpropagate `share` of the mean KL divergence of one batch to scales and norm
+        weights."""
         with torch.enable_grad():
             rows = self.rows(batch)
             torch.autograd.backward([_KL.apply(rows, teacher, self._head) * (share / len(rows))])
 
     def loss(self, batches: Sequence[Batch], teacher: Sequence[Tensor]) -> float:
-        """Mean KL over all real tokens."""
+        """Compute the mean KL divergence of the tuned model's next-token distributions from the
+        teacher's, over all real tokens."""
         with torch.no_grad():
             total = sum(
                 float(_KL.apply(self.rows(batch), rows, self._head))

@@ -32,7 +32,8 @@ def exactly(value: Tensor, gradient_of: Tensor) -> Tensor:
 
 
 def round_through(x: Tensor) -> Tensor:
-    """Round x to nearest, ties to even, with gradient 1."""
+    """Round x to nearest, ties to even; in the backward pass the gradient goes through
+    unchanged."""
     return exactly(x.detach().round(), x)
 
 

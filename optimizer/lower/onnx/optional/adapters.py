@@ -65,6 +65,7 @@ def add(model: ir.Model, adapted: Widths, linear: Collection[str]) -> None:
 def _add(graph: ir.Graph, module: str, adapted: Widths, x: ir.Value, y: ir.Value) -> None:
     """Add the products with a module's LoRA matrices, between its output `y` and the readers of
     `y`.
+
     x: input of the module
     """
     width, columns = adapted[module]

@@ -138,6 +138,7 @@ class CorrectRuns:
     def graph_outputs(self, kind: str, precision: str) -> Spread:
         """Return the limits of a graph's outputs, from correct runs of the model that the graph
         computes.
+
         kind: model: "folded" (float graph) or "state" (lowered graph)
         precision: float type of the graph
         """

@@ -185,6 +185,7 @@ def _indices(document: Mapping[str, Any], reference: _StepTensors, m: Materials)
 
 def _count(kind: str, block: str, reference: _StepTensors, m: Materials) -> int:
     """Count the units of a block of the reference.
+
     kind: "ffn" for neurons, "heads" for key heads
     """
     if kind == "ffn":
