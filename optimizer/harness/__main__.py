@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
+    """Run one command of `python -m harness`; returns the exit code."""
     from .commands.command_line import main as run
 
     return run(arguments)

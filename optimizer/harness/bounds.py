@@ -29,7 +29,8 @@ STOP = 1000  # characters per stop string
 
 
 def whole(low: int, high: int) -> Callable[[str], int]:
-    """Return an argparse type that accepts a whole number from `low` to `high`."""
+    """Return an argparse type for an option of the command line: a whole number from `low` to
+    `high`."""
 
     def parsed(text: str) -> int:
         try:

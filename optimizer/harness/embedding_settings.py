@@ -52,7 +52,7 @@ class EmbeddingType:
         return self.bits == 8
 
     def bytes(self, dimensions: int) -> int:
-        """Return the bytes of one stored vector."""
+        """Return the bytes of one stored vector of this type."""
         return (self.bits * dimensions + 7) // 8
 
 
@@ -176,12 +176,12 @@ class EmbeddingSettings:
 
     @property
     def text(self) -> str:
-        """Text of the default prompt; "" without one."""
+        """Text of the default prompt, which is put before each text; "" without one."""
         return "" if self.prompt is None else self.all_prompts[self.prompt]
 
     @property
     def count(self) -> int:
-        """Number of parameters of all layers."""
+        """Number of parameters of all layers after the pooling."""
         return sum(prod(shape) for layer in self.layers for shape in layer.shapes)
 
     def parameters(self, values: Any) -> Iterator[tuple[LayerAfterPooling, list[Any]]]:
@@ -196,7 +196,10 @@ class EmbeddingSettings:
             yield layer, arrays
 
     def width(self, pooled: int) -> int:
-        """Return the dimensions of an answer. pooled: dimensions after the pooling"""
+        """Return the number of dimensions of an answer's vector.
+
+        pooled: dimensions after the pooling
+        """
         outputs = [layer.outputs for layer in self.layers if layer.kind == "dense"]
         width = outputs[-1] if outputs else pooled
         return width if self.dimensions is None else min(width, self.dimensions)

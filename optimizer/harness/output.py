@@ -37,7 +37,7 @@ class Summary:
 
     @property
     def exit_code(self) -> int:
-        """Exit code of the first error, or 0."""
+        """Exit code of a command that answered several inputs: that of the first error, or 0."""
         return 0 if self.first is None or self.first.error is None else self.first.error.exit_code
 
     @property

@@ -42,7 +42,7 @@ def text(most: int = 1000, pattern: str = "", accepted: str = "") -> Check:
 
 
 def choice(*names: str) -> Check:
-    """Return a check for a string that is one of `names`."""
+    """Return a check for a field of a JSON document: a string that is one of `names`."""
 
     def check(value: Any, where: str) -> None:
         if not isinstance(value, str) or value not in names:
@@ -80,13 +80,13 @@ def float_number(value: Any, where: str) -> None:
 
 
 def flag(value: Any, where: str) -> None:
-    """Refuse a value that is not true or false."""
+    """Raise an error for a field whose value is not true or false."""
     if not isinstance(value, bool):
         refuse(value, where, "true or false")
 
 
 def anything(value: Any, where: str) -> None:
-    """Accept any value: a check for fields that only people read."""
+    """Accept any value of a field that only people read."""
     del value, where
 
 
@@ -100,7 +100,7 @@ def file_name(value: Any, where: str) -> None:
 
 
 def null_or(check: Check) -> Check:
-    """Return a check for null or a value that `check` accepts."""
+    """Return a check for a field of a JSON document: null, or a value that `check` accepts."""
 
     def either(value: Any, where: str) -> None:
         if value is not None:

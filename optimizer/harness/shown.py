@@ -83,7 +83,8 @@ class Pieces:
         self._prefix = ""  # "." within a line, so that ^ does not match there
 
     def add(self, piece: str) -> str:
-        """Return the escaped text that can be printed now, perhaps ""."""
+        """Add a piece of generated text; returns the escaped text that can be printed now, perhaps
+        ""."""
         text = self._tail + piece
         command = BEGUN.search(self._prefix + text)
         end = command.start() - len(self._prefix) if command else len(text)

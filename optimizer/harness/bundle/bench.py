@@ -194,7 +194,8 @@ def _make_batches(
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """Plan for the rounds of one cell; the fields are the parameters of `measure`."""
+    """Plan of the timing of one cell (batch size and length): its rounds. The fields are the
+    parameters of `measure`."""
 
     iterations: int
     warmup: int
@@ -216,7 +217,8 @@ class RoundPlan:
 def _run_rounds(
     systems: Mapping[str, System], rounds: list[list[Any]], sequence: int, counted: RoundPlan
 ) -> dict[str, dict[str, list[float]]]:
-    """Run the rounds; returns {system: {stage: milliseconds of each counted round}}."""
+    """Time the systems in turns, round by round; returns {system: {stage: milliseconds of each
+    counted round}}."""
     times: dict[str, dict[str, list[float]]] = {n: {s: [] for s in STAGES} for n in systems}
     names = list(systems)
     with pause_collection():  # a collection would be charged to another system than caused it
@@ -266,7 +268,7 @@ def plan_rounds(
 
 
 def _time_batch(system: System, texts: list[Any], sequence: int) -> tuple[float, float, float]:
-    """Time one batch: seconds of each of STAGES."""
+    """Run one batch through a system; returns the seconds of each of STAGES."""
     clock = time.perf_counter
     t0 = clock()
     arrays = system.pre(texts, sequence)
@@ -292,7 +294,7 @@ def _end_to_end(stages: dict[str, list[float]]) -> list[float]:
 
 
 def percentiles(samples: Sequence[float]) -> dict[str, Any]:
-    """Compute PERCENTILES of samples: {"p50": ..., "p50_interval": [low, high], ...}."""
+    """Compute PERCENTILES of measured times: {"p50": ..., "p50_interval": [low, high], ...}."""
     values: dict[str, Any] = {f"p{p}": percentile(samples, p) for p in PERCENTILES}
     for p in PERCENTILES:
         values[f"p{p}_interval"] = list(percentile_interval(samples, p))

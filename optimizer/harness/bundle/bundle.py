@@ -232,7 +232,8 @@ class Bundle(Closing):
         say: Callable[[str], None] | None,
         cache: Path | None,
     ) -> None:
-        """Open the second model of a task that has one, with the parameters of Bundle."""
+        """Open the text model of a task that reads texts and images, with the parameters of Bundle;
+        for other tasks do nothing."""
         if not self.task.reads_texts:
             return
         machine, folder = self._shop.machine, self.folder / TEXTS
@@ -428,12 +429,12 @@ class Bundle(Closing):
 
     @property
     def max_length(self) -> int:
-        """Maximum size of an input, such as tokens."""
+        """Maximum size of an input: for texts the number of tokens."""
         return tasks.longest(self.contract)
 
     @property
     def size(self) -> int:
-        """Bytes of the files of the chosen engine."""
+        """Bytes of the files of the engine that was chosen for this machine."""
         names = [self.engine["engine"]] if self.engine["engine"] else self.engine["model_files"]
         return sum(self.manifest["files"][n]["size"] for n in names)
 

@@ -138,7 +138,8 @@ def obtain(
 
 
 def _finish(partial: Path, final: Path, document: Mapping[str, Any]) -> None:
-    """Write built.json, and give the folder its final name."""
+    """Complete an engine's folder in the cache: write built.json, and give the folder its final
+    name."""
     with (partial / ENGINE).open("rb") as f:
         digest = hashlib.file_digest(f, "sha256").hexdigest()
     built = {
@@ -169,7 +170,8 @@ def _sync(path: Path) -> None:
 
 @contextmanager
 def _lock(path: Path, say: Say | None) -> Iterator[None]:
-    """Hold an exclusive lock, which the system releases if this process dies."""
+    """Hold an exclusive lock on a file, so that one process builds an engine; the system releases
+    it if this process dies."""
     with path.open("a+b") as f:
         if not try_lock(f):
             if say is not None:

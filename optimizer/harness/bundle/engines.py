@@ -92,7 +92,7 @@ class Workshop:
         )
 
     def is_cached(self, engine: Mapping[str, Any]) -> bool:
-        """Return True if the cache holds the engine."""
+        """Return True if the cache of engines that were built on this machine holds this one."""
         if self.cache is None:
             return False
         return engine_cache.find_cached(self.cache, self.describe_origin(engine)) is not None
@@ -104,7 +104,7 @@ class Workshop:
 
 
 def open_model(shop: Workshop, engine: Mapping[str, Any], _how: How, threads: int) -> Runner:
-    """Open a portable model in ONNX Runtime."""
+    """Open the portable ONNX model of an engine's manifest entry in ONNX Runtime."""
     provider = engine.get("provider") or engine["device"]
     divide = engine["fit"].get("divide_batches", False)
     model, contract = shop.folder / engine["model"], shop.contract
@@ -240,7 +240,7 @@ def _compiled(
 
 
 def open_engine(shop: Workshop, engine: Mapping[str, Any], how: How, _threads: int) -> Runner:
-    """Open an engine file of TensorRT or TensorRT-RTX."""
+    """Open the engine file of a manifest entry in TensorRT or TensorRT-RTX."""
     from ..runtimes.trt.run import TrtRunner
 
     path = shop.folder / engine["engine"] if how == "load" else shop.build_cached(engine)

@@ -96,7 +96,7 @@ Column = Callable[[FitContext], str]
 
 
 def runner(a: FitContext) -> str:
-    """Return why the harness does not run engines of this runtime, or ""."""
+    """Explain why the harness does not run engines of this runtime, or ""."""
     if a.runtime in a.machine.runners and a.required:
         return ""
     if a.record.served_by:
@@ -107,7 +107,7 @@ def runner(a: FitContext) -> str:
 
 
 def package(a: FitContext) -> str:
-    """Return which packages of the runtime are not installed, or ""."""
+    """Name the packages of the engine's runtime that are not installed, or ""."""
     missing = [group[0] for group in a.required if a.machine.version(group) is None]
     if not missing:
         return ""
@@ -128,12 +128,12 @@ def runnable(a: FitContext) -> str:
 
 
 def gpu(a: FitContext) -> str:
-    """Return that the engine needs a GPU and the machine has none, or ""."""
+    """State that the engine needs a GPU and the machine has none, or return ""."""
     return "no GPU was found" if a.engine["device"] == "cuda" and a.machine.gpu is None else ""
 
 
 def driver(a: FitContext) -> str:
-    """Return that the GPU's driver is older than the engine needs, or ""."""
+    """State that the GPU's driver is older than the engine needs, or return ""."""
     lowest = a.fit.get("driver_minimum", "")
     if a.engine["device"] != "cuda" or numbers(a.gpu.driver) >= numbers(lowest):
         return ""
@@ -164,7 +164,7 @@ def processor(a: FitContext) -> str:
 
 
 def built(a: FitContext) -> str:
-    """Return that no engine file was built with the bundle, or ""."""
+    """State that no engine file was built with the bundle, or return ""."""
     return "it was not built where the bundle was made" if a.engine["deferred"] else ""
 
 
@@ -176,13 +176,13 @@ def engine_digest(a: FitContext) -> str:
 
 
 def model_digest(a: FitContext) -> str:
-    """Return which files of the portable model are damaged, or ""."""
+    """Name the damaged files of the portable model, or ""."""
     wrong = sorted(a.damaged & set(a.engine["model_files"]))
     return f"damaged: {', '.join(wrong)}" if wrong else ""
 
 
 def version(a: FitContext) -> str:
-    """Return why the installed runtime does not open the engine file, or ""."""
+    """Explain why the installed runtime does not open the engine file, or ""."""
     by, here = a.fit["runtime_version"], a.installed or ""
     if by == here or (a.fit.get("version_compatible", False) and _opens(by, here)):
         return ""
@@ -200,13 +200,13 @@ def _opens(by: str, here: str) -> bool:
 
 
 def system(a: FitContext) -> str:
-    """Return why the engine does not run on this operating system and processor, or ""."""
+    """Explain why the engine does not run on this operating system and processor, or ""."""
     here, there = (a.machine.os, a.machine.architecture), (a.fit["os"], a.fit["architecture"])
     return "" if here == there else f"built for {' '.join(there)}, this is {' '.join(here)}"
 
 
 def architecture(a: FitContext) -> str:
-    """Return why the engine does not run on this model of GPU, or ""."""
+    """Explain why the engine does not run on this model of GPU, or ""."""
     if not a.record.compute_capabilities:
         return _tensorrt_architecture(a)
     if capability(a.gpu.compute_capability) in a.fit["compute_capabilities"]:
@@ -216,7 +216,8 @@ def architecture(a: FitContext) -> str:
 
 
 def _tensorrt_architecture(a: FitContext) -> str:
-    """Return why the GPU is outside the engine's hardware compatibility level; or ""."""
+    """Explain why the GPU is outside the engine's hardware compatibility level of TensorRT, or
+    ""."""
     level = a.fit.get("hardware_compatible", "none")
     built_for, here = a.fit["compute_capabilities"], a.gpu.compute_capability
     if level == "ampere_plus":
@@ -243,7 +244,7 @@ def profiles(fit_shapes: Any) -> list[dict[str, Any]]:
 
 
 def builder(a: FitContext) -> str:
-    """Return why the installed builder makes no engine for this GPU, or ""."""
+    """Explain why the installed builder makes no engine for this GPU, or ""."""
     here = a.gpu.compute_capability
     named = a.record.compute_capabilities
     makes = capability(here) in named if named else numbers(here) >= TENSORRT_BUILDS_FROM
@@ -251,7 +252,8 @@ def builder(a: FitContext) -> str:
 
 
 def install(a: FitContext) -> str:
-    """Return the pip command that would install the engine's runtime, or ""."""
+    """Return the pip command that would install the engine's runtime, or "" where no package is
+    missing or would help."""
     if runner(a) or gpu(a):  # no package would help
         return ""
     lowest = a.fit.get("runtime_minimum", "")

@@ -29,7 +29,8 @@ def bench_text(document: dict[str, Any]) -> str:
 
 
 def _framed(document: dict[str, Any], lines: list[str]) -> str:
-    """Return the lines of all cells, with the machine above and memory and size below."""
+    """Put the text of `harness bench` together: the machine, the lines of all cells, then memory
+    and size."""
     memory, size = document["peak_memory"]["candidate"], document["size"]["candidate_bytes"]
     return "\n".join(
         (
@@ -118,7 +119,8 @@ def _generation_row(name: str, figures: dict[str, Any]) -> str:
 
 
 def _generation_recorded(cell: dict[str, Any], recorded: dict[str, Any]) -> str:
-    """Return a line on the same cell when the bundle was built: its ratio to float."""
+    """Write a line that compares a cell with the same cell when the bundle was built: its ratio to
+    float."""
     if "missing" in recorded:
         return f"ratio to float when built: unknown: {recorded['missing']}"
     shape = (cell["batch"], cell["prompt"])

@@ -196,7 +196,7 @@ def _make_conversation(args: argparse.Namespace, text: str) -> list[dict[str, An
 
 
 def _tokenize(bundle: Bundle, args: argparse.Namespace, query: Query) -> list[int]:
-    """Return the token ids of a prompt. Raises InputError that names the text."""
+    """Tokenize a prompt of the command line. Raises InputError that names the text."""
     from ..tasks.text_generation import tokenize_prompt
 
     prompt: Prompt = _make_conversation(args, query.input) if args.chat else query.input
@@ -233,7 +233,7 @@ def _answer_batches(
 
 
 def _answer_json(bundle: Bundle, args: argparse.Namespace, query: Query) -> Answered:
-    """Answer one line of JSON, which may have its own options."""
+    """Answer one line of JSON on standard input, a prompt that may have its own options."""
     from ..tasks.answering import Answered
 
     try:

@@ -101,7 +101,7 @@ def run(folder: Path, engine: Mapping[str, Any], args: argparse.Namespace, defau
 
 
 def free_port(host: str) -> int:
-    """Return a free port of the host."""
+    """Find a free port of the host, at which vLLM's server can listen."""
     from ..server.http.listening import open_sockets, resolve_addresses
 
     (first, *others) = open_sockets(resolve_addresses(host, 0))
@@ -131,7 +131,7 @@ def wait_until_ready(child: subprocess.Popen[bytes], address: str) -> None:
 
 
 def end(child: subprocess.Popen[bytes]) -> None:
-    """Terminate the process and wait for it; kill it after END seconds."""
+    """End vLLM's server process and wait for it; kill it after END seconds."""
     if child.poll() is None:
         child.terminate()
         try:

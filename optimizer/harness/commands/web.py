@@ -145,7 +145,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(piece)
 
     def _end(self, status: HTTPStatus, headers: Mapping[str, str] | None = None) -> None:
-        """Send status and headers; errors have no body."""
+        """Send status and headers of an HTTP response; errors have no body."""
         self.send_response(status)
         for name, value in {"Content-Length": "0", **HEADERS, **(headers or {})}.items():
             self.send_header(name, value)

@@ -76,12 +76,14 @@ class Grammars:
         return checked
 
     def matcher(self, grammar: str) -> Any:
-        """Return a matcher at the start of the grammar."""
+        """Make llguidance's matcher at the start of a grammar, which allows or forbids each next
+        token."""
         return self._matcher(self._tokenizer, grammar)
 
 
 class Grammar:
-    """One compiled grammar, for any number of texts."""
+    """One compiled grammar of structured output (JSON schema, regular expression), for any number
+    of texts."""
 
     def __init__(self, grammars: Grammars, text: str) -> None:
         self._grammars, self._text = grammars, text
@@ -92,7 +94,7 @@ class Grammar:
 
 
 class Follower:
-    """State of one text in its grammar."""
+    """State of one text in the grammar that its tokens must follow."""
 
     def __init__(self, matcher: Any) -> None:
         self._matcher = matcher
@@ -110,5 +112,5 @@ class Follower:
         return np.where(allowed, scores, np.float32(-np.inf))
 
     def add(self, token: int) -> None:
-        """Advance by the id of the chosen token."""
+        """Advance the state by the token that was chosen."""
         self._matcher.consume_token(token)

@@ -63,7 +63,8 @@ class SeenTokens:
             self.add(token)
 
     def add(self, token: int) -> None:
-        """Append a token to the text and to the index."""
+        """Append a token to the text so far, and to the index in which guesses of next tokens are
+        looked up."""
         place = len(self._tokens)
         for n in NEWEST:
             if place >= n:
@@ -71,7 +72,8 @@ class SeenTokens:
         self._tokens.append(token)
 
     def match_length(self) -> int:
-        """Return the length (3, 2 or 1) of the longest suffix that occurred before, or 0."""
+        """Return the length (3, 2 or 1) of the longest end of the text that occurred before, behind
+        which the next tokens are guessed; 0 for none."""
         return next((n for n in NEWEST if tuple(self._tokens[-n:]) in self._next), 0)
 
     def guess(self, length: int, count: int) -> list[int]:

@@ -107,7 +107,8 @@ class RowState:
         )
 
     def add(self, scores: Array) -> Piece:
-        """Choose the next token by scores (vocabulary,) and return its piece."""
+        """Choose the next token of a prompt by its scores (vocabulary,) and return it as a
+        Piece."""
         rules = self.rules
         if self.follower is not None:
             scores = self.follower.mask_scores(scores)

@@ -59,7 +59,7 @@ def keep_min_p(scores: Array, p: float) -> Array:
 
 
 def softmax(scores: Array) -> Array:
-    """Return probabilities, float64."""
+    """Compute the probabilities of next tokens from their scores, in float64."""
     shifted = np.exp(scores.astype(np.float64) - float(scores.max()))
     return np.asarray(shifted / shifted.sum())
 

@@ -38,7 +38,8 @@ class Detokenizer:
         return new
 
     def flush(self) -> str:
-        """Return the text of an incomplete character, perhaps ""; call once, at the end."""
+        """Return the text of an incomplete character at the end of the generated text, perhaps "";
+        called once."""
         return self._decode(0)[len(self._written) :]
 
     def _decode(self, start: int) -> str:
@@ -58,7 +59,8 @@ class StopFilter:
         self.matched: str | None = None
 
     def add(self, text: str) -> str:
-        """Return the text that may be emitted now; "" after a stop string was found."""
+        """Add generated text; returns the part that may be emitted now, because no stop string can
+        begin in it, and "" after a stop string was found."""
         if self.matched is not None:
             return ""
         self._pending += text
@@ -75,7 +77,8 @@ class StopFilter:
         return out
 
     def flush(self) -> str:
-        """Return the withheld text; call once, at the end."""
+        """Return the text withheld because a stop string could have begun in it; called once, at
+        the end."""
         out, self._pending = self._pending, ""
         return out
 

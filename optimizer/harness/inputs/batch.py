@@ -42,7 +42,7 @@ class Batch(dict[str, Array]):
 
     @property
     def rows(self) -> int:
-        """Number of inputs."""
+        """Number of inputs in the batch."""
         return len(next(iter(self.values())))
 
     @property

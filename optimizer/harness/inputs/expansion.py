@@ -72,7 +72,8 @@ def find_excess(document: Any) -> Excess | None:
 
 
 def _steps(part: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the steps of a part, including the steps of nested Sequences."""
+    """Yield the steps of a part of tokenizer.json (such as its normalizer), including those of
+    nested Sequences."""
     waiting = [part]
     while waiting:
         step = waiting.pop()
@@ -85,7 +86,8 @@ def _steps(part: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _growth(step: Mapping[str, Any]) -> tuple[float, int]:
-    """Return (growth factor, characters or tokens added) of one step."""
+    """Return by how much one step of a tokenizer can lengthen a text: (factor, characters or tokens
+    added)."""
     kind, content = step.get("type"), step.get("content")
     if kind == "Replace" and isinstance(content, str):
         return _replacement_growth(step.get("pattern"), len(content)), 0

@@ -52,7 +52,7 @@ class Encoded:
 
     @property
     def parts(self) -> tuple[Encoded, ...]:
-        """The rows of the model that hold the input."""
+        """The rows of the model that hold one input; several where it is read in windows."""
         return (self, *self.more)
 
 

@@ -126,7 +126,8 @@ def _encoded(
 
 
 def _drop_shared_ids(window: Any, shared: int) -> list[int]:
-    """Return the ids of a window's context without the first `shared`."""
+    """Return the token ids of a window's context without the first `shared`, which the window
+    before has too."""
     both = zip(window.ids, window.sequence_ids, strict=True)
     return [token for token, sequence in both if sequence == CONTEXT][shared:]
 

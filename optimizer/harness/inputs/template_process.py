@@ -37,15 +37,15 @@ REPLY = 16 << 20  # maximum bytes of a reply; the longest accepted prompt has a 
 
 
 class NotJinja(Exception):
-    """Raised for a template that cannot be compiled."""
+    """Raised for a chat template that cannot be compiled."""
 
 
 class Rejected(Exception):
-    """Raised if the template, or one of its expressions, rejects this conversation."""
+    """Raised where the chat template, or one of its expressions, rejects a conversation."""
 
 
 class TooMuch(Exception):
-    """Raised if a rendering reached a limit."""
+    """Raised where rendering a chat template reached a limit of memory, time or text."""
 
 
 ERRORS = {"not Jinja": NotJinja, "refused": Rejected, "too much": TooMuch}
@@ -82,7 +82,8 @@ class Renderer:
         raise ERRORS[reply["error"]](reply["message"])
 
     def close(self) -> None:
-        """End the child process; the next rendering starts a new one."""
+        """End the child process that renders chat templates; the next rendering starts a new
+        one."""
         self._end()
         self._child = None
 
@@ -150,7 +151,7 @@ def _renderer_of(pid: int) -> Renderer:
 
 
 def renderer() -> Renderer:
-    """Return this process's renderer."""
+    """Return the one renderer of chat templates of this process."""
     return _renderer_of(os.getpid())
 
 
@@ -221,7 +222,7 @@ def _limit_seconds(seconds: float) -> None:
 
 
 def _reply(message: bytes) -> bytes:
-    """Render the template of one request; return the reply as JSON."""
+    """Render the chat template of one request in the child process; return the reply as JSON."""
     error = "not Jinja"
     try:
         from jinja2.exceptions import TemplateError

@@ -135,7 +135,7 @@ def _array(value: Any, spec: TensorSpec) -> tuple[Array, str]:
 
 
 def collate(contract: Contract, encoded: Sequence[Encoded], size: int | None = None) -> Batch:
-    """Stack rows to one batch, {input: (batch, ...)}."""
+    """Stack rows of raw arrays to one batch, {input: (batch, ...)}."""
     del size
     arrays = {s.name: np.stack([e.encoding[s.name] for e in encoded]) for s in contract.inputs}
     return Batch(arrays, [e.input for e in encoded], [e.encoding for e in encoded])
@@ -187,7 +187,7 @@ def read_file(file: Path) -> Any:
 
 
 def read_received(data: bytes, textual: bool) -> Any:
-    """Parse a row of a request, which is JSON."""
+    """Read the arrays of a row from a request's JSON."""
     del textual
     if len(data) > LINE:
         raise ValueError(f"more than {LINE} bytes")

@@ -21,7 +21,7 @@ from ..inputs.batch import Array
 
 
 class Decoder(Protocol):
-    """One generation: a batch of sequences with its own KV cache."""
+    """One generation of texts by an engine: a batch of sequences with its own KV cache."""
 
     @property
     def past(self) -> int:

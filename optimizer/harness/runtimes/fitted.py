@@ -111,7 +111,8 @@ class FittedRunner(Closing):
         return min(wide, key=cost, default=None)
 
     def _sizes(self, arrays: Mapping[str, Array]) -> tuple[int, int]:
-        """Return (rows, tokens per row) of a batch; 0 tokens for images."""
+        """Return (rows, tokens per row) of a batch, by which a profile of the engine is chosen; 0
+        tokens for images."""
         name, array = next(iter(arrays.items()))
         axes = self._inputs[name]
         return len(array), array.shape[axes.index("sequence")] if "sequence" in axes else 0
@@ -138,6 +139,6 @@ class FittedRunner(Closing):
         return {n: self._cut(n, a, rows, tokens) for n, a in self._runner.infer(padded).items()}
 
     def _cut(self, name: str, array: Array, rows: int, tokens: int) -> Array:
-        """Cut an output to the rows and tokens before padding."""
+        """Cut an engine's output to the rows and tokens that the batch had before padding."""
         sizes = {"batch": rows, "sequence": tokens}
         return array[tuple(slice(sizes.get(str(axis))) for axis in self._axes[name])]

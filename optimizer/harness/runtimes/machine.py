@@ -104,7 +104,7 @@ class Machine:
         return next((self.packages[d] for d in distributions if d in self.packages), None)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data for a report."""
+        """Return the description of this machine as plain data, for a report."""
         return {**asdict(self), "runners": sorted(self.runners)}
 
 
@@ -165,7 +165,7 @@ def _cpu_features() -> tuple[str, ...]:
 
 
 def _cpuinfo(field_name: str) -> str:
-    """Return a field of the first processor in /proc/cpuinfo, or ""."""
+    """Read a field of the first processor in /proc/cpuinfo; "" without it."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith(field_name):

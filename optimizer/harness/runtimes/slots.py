@@ -47,7 +47,8 @@ class Slots(Protocol):
         """
 
     def read(self, text: int, ids: Sequence[int]) -> Array:
-        """Add prompt tokens `ids` to a text; return the scores after the last one."""
+        """Run the model on prompt tokens `ids` of a text (prefill); return the scores after the
+        last one."""
 
     def step(self, tokens: Mapping[int, int]) -> dict[int, Array]:
         """Decode one token of each text: {text: its newest token} -> {text: scores of the next}."""
@@ -65,7 +66,7 @@ class Slots(Protocol):
         """
 
     def close(self, text: int) -> None:
-        """Free the slot of a text."""
+        """Remove a text that has ended from its slot, which is then free."""
 
     def copy_tokens(self, text: int, start: int, stop: int) -> Sequence[Array]:
         """Return copies of the keys and values of tokens [start, stop), layer by layer.
@@ -83,7 +84,8 @@ class Slots(Protocol):
 
 
 class SeparateDecoders:
-    """Slots for any runtime: one Decoder per text; texts run one after another."""
+    """Slots for a runtime that cannot decode several texts in one run: each text has a Decoder, and
+    they run one after another."""
 
     together = False
     multiple = 1

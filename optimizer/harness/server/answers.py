@@ -78,7 +78,8 @@ class TokenStream:
         return Times(self.submitted, self._begun, self._ended) if self._ended else None
 
     def put(self, event: Event | RequestError) -> None:
-        """Add a token, or the error that ends the request. Called on the event loop."""
+        """Add a token for the client, or the error that ends the request. Called on the event
+        loop."""
         self._events.put_nowait(event)
 
     def record_run(self, begun: float, ended: float) -> None:
@@ -90,5 +91,6 @@ class TokenStream:
         self._begun, self._ended = min(self._begun, begun), ended
 
     def close(self) -> None:
-        """Cancel the texts that are not complete."""
+        """Cancel the texts of the request that are not complete, because nobody reads them any
+        more."""
         self._cancel()

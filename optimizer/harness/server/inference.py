@@ -78,7 +78,7 @@ class Service:
         return None
 
     def server(self) -> dict[str, Any]:
-        """Return the protocol's metadata of the server."""
+        """Return the server's metadata as the Open Inference Protocol has them."""
         return {"name": SERVER, "version": self.version, "extensions": list(EXTENSIONS)}
 
     def metadata(self, name: str, version: str = "") -> dict[str, Any]:
@@ -118,7 +118,7 @@ class Service:
         )
 
     def _optional(self, *, raw: bool) -> tuple[str, ...]:
-        """Return the names of the inputs that a request may leave out."""
+        """Return the names of the model's inputs that a request may leave out."""
         model = self.engine.model
         if raw or model.task.extracts:
             return ()

@@ -83,7 +83,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 
 def _add_limits(command: argparse.ArgumentParser) -> None:
-    """Add the options that limit the requests of clients."""
+    """Add the options of `serve` that limit the requests of clients."""
     add = command.add_argument_group("limits of a client").add_argument
     add(
         "--max-texts",
@@ -130,7 +130,7 @@ def _add_limits(command: argparse.ArgumentParser) -> None:
 
 
 def _add_access(command: argparse.ArgumentParser) -> None:
-    """Add the options of access: the token, other machines, and names of the server."""
+    """Add the options of `serve` on access: the token, other machines, and names of the server."""
     add = command.add_argument_group("access").add_argument
     add("--token-file", type=Path, help="file of a bearer token that clients must send")
     add(
@@ -149,7 +149,7 @@ def _add_access(command: argparse.ArgumentParser) -> None:
 
 
 def _add_settings(command: argparse.ArgumentParser) -> None:
-    """Add the options of Settings."""
+    """Add the options of `serve` that set the scheduler's limits (Settings)."""
     add = command.add_argument_group("batches and slots").add_argument
     add(
         "--settings",
@@ -190,7 +190,7 @@ def _add_settings(command: argparse.ArgumentParser) -> None:
 
 
 def _add_continued(command: argparse.ArgumentParser) -> None:
-    """Add the options of text generation."""
+    """Add the options of `serve` for text generation."""
     add = command.add_argument_group("text-generation only").add_argument
     add(
         "--prefix-cache-mib",
@@ -210,7 +210,8 @@ def _add_continued(command: argparse.ArgumentParser) -> None:
 
 
 def _add_niceness(command: argparse.ArgumentParser) -> None:
-    """Add the option of process/niceness.py."""
+    """Add the option of `serve` that lowers the priority of the model's threads
+    (process/niceness.py)."""
     command.add_argument(
         "--model-nice",
         type=_niceness,
@@ -256,7 +257,7 @@ def _add_semantic(command: argparse.ArgumentParser) -> None:
 
 
 def _add_versions(command: argparse.ArgumentParser) -> None:
-    """Add the options of several bundles, and of trials of a new version."""
+    """Add the options of `serve` for several bundles, and for trials of a new version."""
     add = command.add_argument_group("several bundles, and trials of a new version").add_argument
     add(
         "--beside",

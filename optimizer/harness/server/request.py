@@ -76,7 +76,7 @@ class QueuePlace:
     open: bool = True
 
     def close(self) -> None:
-        """Give the place up, unless the request has been submitted."""
+        """Free the place in the queue, unless its request has been submitted."""
         self.leave(self)
 
 

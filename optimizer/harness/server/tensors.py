@@ -213,7 +213,8 @@ def from_raw(data: bytes, kind: str, shape: tuple[int, ...], where: str) -> Arra
 
 
 def to_raw(array: Array) -> bytes:
-    """Encode a tensor as raw bytes, the inverse of `from_raw`."""
+    """Encode a tensor of an answer as raw bytes, as the Open Inference Protocol has them; the
+    inverse of `from_raw`."""
     if array.dtype == object:
         return b"".join(struct.pack("<I", len(e)) + e for e in array.reshape(-1))
     return np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes()

@@ -25,7 +25,7 @@ SHARE = 0.15  # of a text's tokens that are masked to judge a model, as in train
 
 
 def decode(contract: Contract, logits: Array, mask: Array) -> Array:
-    """Return logits (batch, sequence, vocabulary), zero where padded."""
+    """Return the logits (batch, sequence, vocabulary) with 0 at padding, as the task's output."""
     del contract
     return np.where(mask[..., None], logits, np.float32(0))
 

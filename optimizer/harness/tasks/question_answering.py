@@ -87,7 +87,7 @@ def _class_places(encoding: Any) -> Array:
 
 
 def _softmax(logits: Array, kept: Array) -> Array:
-    """Return probabilities of the kept tokens, float32; 0 for the others."""
+    """Compute probabilities of the tokens that an answer may contain, float32; 0 for the others."""
     powers = np.exp(np.where(kept, logits - logits[kept].max(), -np.inf))
     return np.asarray(powers / powers.sum(), np.float32)
 

@@ -19,13 +19,13 @@ THRESHOLD = 0.5  # least probability of a label of a multi-label model, without 
 
 
 def softmax(logits: Array) -> Array:
-    """Return probabilities along the last axis, float32."""
+    """Compute probabilities of labels from logits along the last axis, float32."""
     shifted = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return np.asarray(shifted / shifted.sum(axis=-1, keepdims=True))
 
 
 def sigmoid(logits: Array) -> Array:
-    """Return probabilities, float64."""
+    """Compute the probability of each label by itself from its logit, float64."""
     small = np.exp(-np.abs(logits.astype(np.float64)))  # never overflows
     return np.asarray(np.where(logits < 0, small, 1.0) / (1.0 + small))
 

@@ -36,7 +36,7 @@ OF_WORDS = ("first", "average", "max")  # strategies that give a word one label
 
 
 def decode(contract: Contract, logits: Array, mask: Array) -> Array:
-    """Return logits (batch, sequence, labels), zero where padded."""
+    """Return the logits (batch, sequence, labels) with 0 at padding, as the task's output."""
     del contract
     return logits * mask[..., None]
 
@@ -210,7 +210,7 @@ def _tokens(tokenizer: Any, text: str, encoding: Any, scores: Array) -> list[dic
 
 
 def _split_adjacent(parts: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Return groups of adjacent tokens or words of one kind; "B-" starts a new one."""
+    """Group adjacent tokens or words of one kind to entities; a label "B-" starts a new one."""
     groups: list[list[dict[str, Any]]] = []
     previous = None
     for part in parts:

@@ -45,7 +45,8 @@ def unpack(tar: Path, into: Path) -> Path:
 
 
 def _members(archive: tarfile.TarFile, tar: Path) -> list[tarfile.TarInfo]:
-    """List the members, named below the top folder. Raises BundleError; writes nothing."""
+    """List the files in a bundle's tar, named below the top folder. Raises BundleError; writes
+    nothing."""
     members: dict[str, tarfile.TarInfo] = {}
     folders: set[str] = set()
     top, room = "", tar.stat().st_size

@@ -54,7 +54,7 @@ def parse(data: bytes, *, finite: bool = True) -> Any:
 
 
 def parse_shallow(text: str, *, finite: bool = True) -> Any:
-    """Parse JSON as `parse` does, without limiting the depth."""
+    """Parse JSON of a bundle as `parse` does, without limiting the depth."""
     numbers: dict[str, Any] = {"parse_constant": _constant, "parse_float": _finite}
     value = json.loads(text, object_pairs_hook=_pairs, **(numbers if finite else {}))
     if "\\u" in text:
@@ -72,13 +72,14 @@ def encode_canonical(value: Any) -> bytes:
 
 
 def digest(manifest: Mapping[str, Any]) -> str:
-    """Return the digest of a manifest, computed without its key `digest`."""
+    """Compute the digest of a manifest without its key `digest`, which holds it."""
     rest = {key: value for key, value in manifest.items() if key != "digest"}
     return hashlib.sha256(encode_canonical(rest)).hexdigest()
 
 
 def name_problem(name: object) -> str:
-    """Return why a value is not a file name below the bundle's folder; "" if it is one."""
+    """Explain why a value of the manifest is not a file name below the bundle's folder; "" if it is
+    one."""
     if not isinstance(name, str) or not name:
         return "is not a file name"
     if len(name) > LONGEST or any(len(p.encode()) > LONGEST_PART for p in name.split("/")):

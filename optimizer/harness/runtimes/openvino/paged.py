@@ -112,11 +112,11 @@ class Pages:
         self._companion = [self._free.pop()] if companion else []
 
     def open(self, text: int, adapter: str = "") -> None:  # noqa: ARG002
-        """Add an empty text."""
+        """Add a text without tokens to the paged KV cache."""
         self._texts[text] = _Text()
 
     def close(self, text: int) -> None:
-        """Remove a text and free its blocks."""
+        """Remove a text from the paged KV cache, so that its blocks are free for others."""
         self._free += reversed(self._texts.pop(text).blocks)
 
     def length(self, text: int) -> int:
@@ -172,7 +172,8 @@ class Pages:
         return [cache[blocks, :, within].swapaxes(0, 1) for cache in self._caches.values()]
 
     def append(self, text: int, arrays: Sequence[Array]) -> None:
-        """Add tokens to a text by their keys and values, as `copy_tokens` returns them."""
+        """Add tokens to a text in the KV cache by their keys and values, as `copy_tokens` returns
+        them, without running the model."""
         start = self.length(text)
         stop = start + arrays[0].shape[1]
         self._reserve(self._texts[text], stop)
@@ -182,7 +183,8 @@ class Pages:
         self._texts[text].length = stop
 
     def _places(self, text: int, start: int, stop: int) -> tuple[Array, Array]:
-        """Return the block of each token, and its index in the block."""
+        """Return where the KV cache has each token of a text: its block, and its index in the
+        block."""
         blocks, within = np.divmod(np.arange(start, stop), self._block)
         return np.asarray(self._texts[text].blocks)[blocks], within
 
@@ -195,7 +197,8 @@ class Pages:
             text.blocks.append(self._free.pop())
 
     def _grow(self, blocks: int) -> None:
-        """Grow to `blocks` blocks; memory is used on demand."""
+        """Enlarge the paged KV cache to `blocks` blocks; the system gives memory when a block is
+        used."""
         have = 0
         for name, port in self._ports.items():
             kind = port.get_element_type()
@@ -240,7 +243,7 @@ def _block_tokens(ports: Mapping[str, Any]) -> int:
 
 
 def _sizes(port: Any) -> tuple[int, ...]:
-    """Return the sizes of one block."""
+    """Return the sizes of one block of keys or values in the paged KV cache."""
     return tuple(size.get_length() for size in list(port.get_partial_shape())[1:])
 
 

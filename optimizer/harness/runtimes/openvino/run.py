@@ -238,7 +238,7 @@ class OpenVinoRunner(Closing):
             return self.request()
 
     def request(self) -> Any:
-        """Return a new infer request with an empty KV cache."""
+        """Make an infer request, in which one generation runs, with an empty KV cache."""
         return self._compiled.create_infer_request()
 
     def run(self, request: Any, arrays: Mapping[str, Array]) -> dict[str, Array]:
@@ -253,7 +253,8 @@ class OpenVinoRunner(Closing):
 
     @contextmanager
     def _running(self) -> Iterator[None]:
-        """Convert errors of a run to BundleError, or MachineError if a kernel is missing."""
+        """Inside, convert OpenVINO's errors of a run to BundleError, or to MachineError if a kernel
+        is missing."""
         try:
             yield
         except Exception as e:  # the binding raises RuntimeError for everything
@@ -293,7 +294,8 @@ class OpenVinoRunner(Closing):
         return kv_cache.text_bytes(contract.decoder, tokens, itemsize)
 
     def kernels(self) -> list[Kernel]:
-        """Return the kernel of each layer; of a decoder, in the form used for generation."""
+        """Return the kernel in which OpenVINO runs each layer; of a decoder, in the form used for
+        generation."""
         return list_kernels(self._paged if self.settings.paged else self._compiled)
 
     def close(self) -> None:
@@ -340,7 +342,7 @@ def write_stateful(model: Path, settings: OpenVinoSettings, out: Path) -> None:
 
 
 def write_model(model: Any, out: Path) -> None:
-    """Write an ov.Model without rounding weights."""
+    """Write an OpenVINO model to files, without rounding weights to half precision."""
     import_package().save_model(model, str(out), compress_to_fp16=False)
 
 
@@ -398,7 +400,7 @@ def _read(ov: Any, model: Path) -> Any:
 
 @contextmanager
 def _opening(ov: Any, file: Path, kind: type[HarnessError] = BundleError) -> Iterator[None]:
-    """Convert errors of the binding to `kind`."""
+    """Inside, convert errors that OpenVINO raises while it opens a file to `kind`."""
     try:
         yield
     except (BundleError, MachineError):
@@ -411,7 +413,8 @@ def _opening(ov: Any, file: Path, kind: type[HarnessError] = BundleError) -> Ite
 
 
 def _name(port: Any) -> str:
-    """Return the name in the file; a tensor may have further names."""
+    """Return the name that an input or output has in the file; OpenVINO may know it by further
+    names."""
     name = str(port.get_node().get_friendly_name()).removesuffix("/sink_port_0")
     return name if name in port.get_names() else str(port.any_name)
 

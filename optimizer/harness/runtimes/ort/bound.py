@@ -72,7 +72,8 @@ class BoundSession:
             return self.outputs(buffers)
 
     def put(self, arrays: Mapping[str, Array]) -> Buffers:
-        """Copy the arrays into the buffers for their shapes, which are allocated if new."""
+        """Copy a batch's arrays into the bound buffers for their shapes, which are allocated if
+        new."""
         key: Shapes = tuple((n, arrays[n].shape) for n in sorted(arrays))
         buffers = self._sets.pop(key, None)
         if buffers is None:
@@ -85,7 +86,7 @@ class BoundSession:
         return buffers
 
     def run(self, buffers: Buffers) -> None:
-        """Run once on the contents of the buffers, and wait until it is done."""
+        """Run the session once on the contents of the bound buffers, and wait until it is done."""
         self._session.run_with_iobinding(buffers.binding, self._options(buffers.graph))
 
     def outputs(self, buffers: Buffers) -> dict[str, Array]:
@@ -99,7 +100,8 @@ class BoundSession:
         self._sets.clear()
 
     def _make(self, arrays: Mapping[str, Array]) -> Buffers:
-        """Allocate buffers; one run determines the sizes of the outputs."""
+        """Allocate and bind buffers for the shapes of a batch; one run determines the sizes of the
+        outputs."""
         binding = self._session.io_binding()
         values = {
             name: self._ort.OrtValue.ortvalue_from_numpy(

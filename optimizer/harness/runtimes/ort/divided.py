@@ -95,7 +95,8 @@ class DividedRuns:
     def _both_ways(
         self, outputs: Sequence[str], arrays: Mapping[str, Array], tried: _Tried
     ) -> list[Array]:
-        """Run a batch both ways, record the timing, and return the outputs by rows."""
+        """Run a batch whole and divided by rows, record both times, and return the outputs of the
+        divided run."""
         times = [self._clock()]
         values = self._by_rows(outputs, arrays)
         times.append(self._clock())
@@ -112,7 +113,8 @@ class DividedRuns:
         self._session = self._others = None
 
     def _by_rows(self, outputs: Sequence[str], arrays: Mapping[str, Array]) -> list[Array]:
-        """Run equal shares of the rows in one thread each; return the concatenated outputs."""
+        """Divide a batch by rows among threads, run the parts, and return the concatenated
+        outputs."""
         rows = len(next(iter(arrays.values())))
         each = rows // self._threads
         session, others = self._opened()

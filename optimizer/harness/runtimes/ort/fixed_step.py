@@ -68,7 +68,7 @@ class FixedStep:
 
     @property
     def size(self) -> int:
-        """Return the bytes of the KV cache."""
+        """Return the bytes of the KV cache of this step's buffers."""
         return sum(int(v.tensor_size_in_bytes()) for v in self.cache.values())
 
     def run(self, arrays: Mapping[str, Array]) -> Array:
@@ -154,7 +154,7 @@ class FixedSteps:
                 self._release(step.graph)
 
     def close(self) -> None:
-        """Release the graphs of all idle steps."""
+        """Release the CUDA graphs of all steps that are not in use."""
         with self._lock:
             for step in self._free:
                 self._release(step.graph)

@@ -123,7 +123,8 @@ def _walk(
 
 
 def _varint(data: mmap.mmap, at: int) -> tuple[int, int]:
-    """Read a varint; return (value, offset after it)."""
+    """Read an integer of variable length as protobuf encodes it; return (value, offset behind
+    it)."""
     value = shift = 0
     while True:
         byte = data[at]

@@ -239,7 +239,7 @@ class OrtRunner(Closing):
         return binding
 
     def value(self, array: Array) -> Any:
-        """Copy an array to this runner's device as an OrtValue."""
+        """Copy an array to this runner's device, as an OrtValue of ONNX Runtime."""
         return _import().OrtValue.ortvalue_from_numpy(array, self.device, 0)
 
     def run_bound(self, binding: Any, graph: int = UNCAPTURED) -> None:
@@ -300,7 +300,8 @@ class OrtRunner(Closing):
 
     @contextmanager
     def _computing(self) -> Iterator[None]:
-        """Convert errors of a run to BundleError, or MachineError for memory and devices."""
+        """Inside, convert ONNX Runtime's errors of a run to BundleError, or to MachineError for
+        memory and devices."""
         try:
             yield
         except Exception as e:  # the binding raises a dozen unrelated classes

@@ -98,7 +98,8 @@ class OrtSlots:
         return scores | {t: self.read(t, [tokens[t]]) for t in tokens if t not in own}
 
     def _step(self, tokens: Mapping[int, int]) -> dict[int, Array]:
-        """Decode one token of each of these texts, which use no adapter, in one run."""
+        """Decode one token of each of these texts in one run of the model. None of them uses an
+        adapter."""
         rows = self._texts[: self._gather(tokens)]
         texts = {t: row for row, t in enumerate(rows) if t is not None and t in tokens}
         lengths = np.array([0 if t is None else self._lengths[t] for t in rows])
@@ -128,7 +129,7 @@ class OrtSlots:
         self._lengths[text] = stop
 
     def _allocate(self, shape: tuple[int, ...]) -> dict[str, Any]:
-        """Return {name of the past: zeros of this shape}."""
+        """Allocate an empty KV cache for all slots, {name of its input: zeros of this shape}."""
         return {past: np.zeros(shape, self._runner.inputs[past]) for past, _ in self._names}
 
     def _gather(self, tokens: Mapping[int, int]) -> int:
@@ -178,7 +179,7 @@ class OrtSlots:
         return self._bindings[adapter, first, last]
 
     def _view(self, first: int, last: int) -> dict[str, Any]:
-        """Return {past: rows first..last of the KV cache}, without a copy."""
+        """Return rows first..last of the KV cache without a copy, {name of its input: array}."""
         if (first, last) not in self._views:
             self._views[first, last] = {p: self._part(p, first, last) for p in self._cache}
         return self._views[first, last]

@@ -62,7 +62,7 @@ class Cuda:
         self._call("cudaFreeHost", address)
 
     def to_device(self, device: int, host: int, size: int) -> None:
-        """Enqueue a copy; `host` is pinned memory."""
+        """Enqueue a copy of `size` bytes from pinned host memory to the GPU."""
         self._copy(device, host, size, "cudaMemcpyHostToDevice")
 
     def to_host(self, host: int, device: int, size: int) -> None:
@@ -72,17 +72,18 @@ class Cuda:
         self._copy(target, source, size, "cudaMemcpyDeviceToDevice")
 
     def wait(self) -> None:
-        """Wait for all enqueued work."""
+        """Wait until the GPU has done all work that was enqueued on the stream."""
         if self.stream:
             self._call("cudaStreamSynchronize", self._stream)
 
     def begin_capture(self) -> None:
-        """Start recording enqueued work instead of running it."""
+        """Start recording the work enqueued on the stream as a CUDA graph, instead of running
+        it."""
         mode = self._runtime.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         self._call("cudaStreamBeginCapture", self._stream, mode)
 
     def end_capture(self) -> Any:
-        """Stop recording; return the graph for `launch`."""
+        """Stop recording; return the CUDA graph for `launch`."""
         graph = self._call("cudaStreamEndCapture", self._stream)
         try:
             return self._call("cudaGraphInstantiate", graph, 0)

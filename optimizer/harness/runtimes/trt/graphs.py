@@ -27,7 +27,8 @@ class Graphs(Generic[T]):
         self._release, self._limit = release, limit
 
     def get(self, key: Hashable) -> T | None:
-        """Return the capture of `key` and mark it as just used; None without one."""
+        """Return the captured CUDA graph of a run with these shapes, `key`, and mark it as just
+        used; None without one."""
         if key not in self._graphs:
             return None
         self._graphs.move_to_end(key)
@@ -48,19 +49,19 @@ class Graphs(Generic[T]):
         return False
 
     def refuse(self, key: Hashable) -> None:
-        """Record that `key` cannot be captured."""
+        """Record that runs with these shapes, `key`, cannot be captured."""
         self._refused[key] = None
         if len(self._refused) > 8 * self._limit:
             self._refused.popitem(last=False)
 
     def put(self, key: Hashable, captured: T) -> None:
-        """Store a capture; above the limit, release the least recently used one."""
+        """Store a captured CUDA graph; above the limit, release the least recently used one."""
         self._graphs[key] = captured
         if len(self._graphs) > self._limit:
             self._release(self._graphs.popitem(last=False)[1])
 
     def clear(self) -> None:
-        """Release all captures, because the addresses in them are no longer valid."""
+        """Release all captured CUDA graphs, because the addresses in them are no longer valid."""
         while self._graphs:
             self._release(self._graphs.popitem(last=False)[1])
 

@@ -33,7 +33,8 @@ class Device:
         self._driver = driver
 
     def room(self, size: int) -> bool:
-        """Grow to at least `size` bytes; return True if the address changed."""
+        """Grow the buffer in the GPU's memory to at least `size` bytes; return True if its address
+        changed."""
         if self.address and size <= self.size:
             return False
         capacity = max(size, self.size * GROWTH // 2, 1)
@@ -61,7 +62,7 @@ class Pinned:
         self._bytes: Array = np.empty(0, np.uint8)
 
     def room(self, size: int) -> bool:
-        """Grow to at least `size` bytes; return True if the address changed."""
+        """Grow the pinned buffer to at least `size` bytes; return True if its address changed."""
         if self.address and size <= self._bytes.size:
             return False
         capacity = max(size, self._bytes.size * GROWTH // 2, 1)
@@ -70,7 +71,7 @@ class Pinned:
         return True
 
     def fill(self, array: Array) -> None:
-        """Copy an array to the start of the buffer."""
+        """Copy an array to the start of the pinned buffer, from which the GPU reads it."""
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         self._bytes[: data.size] = data
 

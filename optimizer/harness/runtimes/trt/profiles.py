@@ -43,7 +43,7 @@ def choose(profiles: Sequence[Profile], shapes: Mapping[str, Shape]) -> int:
 
 
 def _list_misses(profile: Profile, shapes: Mapping[str, Shape]) -> list[tuple[str, int]]:
-    """Return (input, axis) of all sizes outside the profile."""
+    """List the sizes of a batch that lie outside an optimization profile, as (input, axis)."""
     misses = []
     for name, shape in shapes.items():
         low, _, high = profile[name]
@@ -57,7 +57,8 @@ def _list_misses(profile: Profile, shapes: Mapping[str, Shape]) -> list[tuple[st
 
 
 def _distance(profile: Profile, shapes: Mapping[str, Shape]) -> float:
-    """Return the sum of absolute log ratios of the sizes to the opt shapes."""
+    """Measure how far a batch's sizes are from those that a profile is optimized for: the sum of
+    absolute logarithms of the ratios."""
     return sum(
         abs(math.log((size + 1) / (middle + 1)))  # +1: an axis may be empty
         for name, shape in shapes.items()

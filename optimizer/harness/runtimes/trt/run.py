@@ -204,7 +204,8 @@ class TrtRunner(Closing):
         return final_shapes
 
     def _room(self, name: str, size: int) -> None:
-        """Grow the buffers of a tensor; a changed address invalidates the graphs."""
+        """Grow the buffers of an input or output; where an address changes, the captured CUDA
+        graphs become invalid."""
         moved = self._device[name].room(size)
         moved = self._pinned[name].room(size) or moved
         if moved:
@@ -228,7 +229,7 @@ class TrtRunner(Closing):
 
 
 def close_all(device: Mapping[str, Device], pinned: Mapping[str, Pinned]) -> None:
-    """Free all buffers."""
+    """Free all buffers of an engine, on the GPU and on the host."""
     for buffer in device.values():
         buffer.close()
     for beside in pinned.values():

@@ -111,7 +111,8 @@ class Session:
             )
 
     def _config(self, graphs: bool) -> Any:
-        """Return the runtime configuration with or without CUDA graphs, created once."""
+        """Return TensorRT-RTX's runtime configuration with or without CUDA graphs; each is created
+        once."""
         if graphs not in self._configs:
             trt = self.trt
             config = self.engine.create_runtime_config()
@@ -133,7 +134,7 @@ class Session:
         return self._configs[graphs]
 
     def _give_cache(self, config: Any) -> None:
-        """Attach the runtime cache, which all configurations share."""
+        """Attach the cache of compiled kernels, which all runtime configurations share."""
         if self._cache_file is None:
             return
         if self._cache is None:
@@ -185,7 +186,7 @@ class Session:
         return {name: tuple(context.get_tensor_shape(name)) for name in self.outputs}
 
     def enqueue(self, context: Any, addresses: Mapping[str, int]) -> None:
-        """Enqueue a forward on the given addresses, without waiting."""
+        """Enqueue one forward pass on buffers at the given addresses, without waiting for it."""
         for name, address in addresses.items():
             context.set_tensor_address(name, address)
         if not context.execute_async_v3(self.driver.stream):
@@ -194,7 +195,7 @@ class Session:
             )
 
     def close(self) -> None:
-        """Free contexts and memory, and write the runtime cache."""
+        """Free contexts and memory, and write the cache of compiled kernels."""
         self._contexts.clear()
         if self._cache is not None and self._cache_file is not None:
             write(self._cache_file, self._cache.serialize())

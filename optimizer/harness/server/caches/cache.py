@@ -19,7 +19,7 @@ ENTRY = 500  # bytes of an entry without its answer: the key, and its rows in tw
 
 
 class Cache:
-    """LRU cache of values by key.
+    """Cache of a server's answers by key, which drops the least recently used ones.
 
     most: maximum bytes of all values
     """
@@ -40,7 +40,7 @@ class Cache:
         return entry[0]
 
     def put(self, key: bytes, value: Any) -> None:
-        """Store a value, unless it is larger than the cache."""
+        """Store an answer, unless it is larger than the cache."""
         taken = ENTRY + size(value)
         _, before = self._entries.pop(key, (None, 0))
         self.bytes -= before

@@ -48,7 +48,7 @@ class _Frame:
         self.by_hash[_hash(vector)] = key
 
     def remove(self, key: int) -> None:
-        """Remove a row; the last row moves into its place."""
+        """Remove one cached question's vector; the last row of the matrix moves into its place."""
         row, last = self.rows.pop(key), self.keys.pop()
         del self.by_hash[_hash(self.vectors[row])]
         if last != key:
@@ -139,7 +139,7 @@ class SemanticCache:
             self._remove(next(iter(self._entries)))
 
     def drop(self, owner: str) -> None:
-        """Remove all entries of a bundle.
+        """Remove all answers of a bundle from the cache.
 
         owner: digest of the bundle
         """

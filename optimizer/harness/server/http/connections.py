@@ -26,7 +26,7 @@ class Connection(Protocol):
     def waiting(self) -> bool: ...
 
     def drop(self) -> None:
-        """Close the connection at once."""
+        """Close the client's connection at once."""
 
 
 class Connections:

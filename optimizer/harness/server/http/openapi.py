@@ -121,12 +121,12 @@ PATHS: dict[str, Path] = {
 
 
 def list_paths() -> dict[str, str]:
-    """Return {method and path: sentence} of every path."""
+    """Return {method and path: sentence} of every path of the server's API."""
     return {f"{p.method} {name}": p.text for name, p in PATHS.items()}
 
 
 def build_document() -> dict[str, Any]:
-    """Return the OpenAPI document."""
+    """Return the OpenAPI document of the server's API."""
     paths = {name: {p.method.lower(): _operation(name, p)} for name, p in PATHS.items()}
     return {
         "openapi": "3.1.0",
@@ -158,7 +158,7 @@ def _operation(name: str, path: Path) -> dict[str, Any]:
 
 
 def render_page() -> str:
-    """Return the description as an HTML page."""
+    """Return the description of the server's API as an HTML page."""
     parts = [
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{TITLE}</title>"
         "<meta name=viewport content='width=device-width'>"

@@ -69,14 +69,15 @@ class Bodies:
         self._largest, self.size = largest, 0
 
     def add(self, size: int) -> None:
-        """Count `size` more bytes. Raises OverloadError above the limit."""
+        """Count `size` more bytes of request bodies in memory. Raises OverloadError above the
+        limit."""
         if self.size + size > self._largest:
             raise OverloadError("the server holds too many large requests", retry_after=1.0)
         self.size += size
 
     @contextmanager
     def room(self, size: int) -> Iterator[None]:
-        """Count `size` bytes inside a `with`. Raises as `add`."""
+        """Count `size` bytes of a request's body while a `with` lasts. Raises as `add`."""
         self.add(size)
         try:
             yield
@@ -229,7 +230,7 @@ class HttpRequest(Request):
 
 
 class Document(JSONResponse):
-    """Response with a JSON body."""
+    """HTTP response with a JSON body."""
 
     def render(self, content: Any) -> bytes:
         return write_json(content)
@@ -277,7 +278,7 @@ def encoding_of(headers: Mapping[str, str]) -> str:
 
 
 def inflate(data: bytes, encoding: str, largest: int) -> bytes:
-    """Unpack a body to at most `largest` bytes. Raises RequestError."""
+    """Decompress a request's body to at most `largest` bytes. Raises RequestError."""
     unpacker = zlib.decompressobj(ENCODINGS[encoding])
     try:
         body = unpacker.decompress(data, largest + 1)

@@ -154,7 +154,7 @@ class Metrics:
                 self.answers.add(label=label)
 
     def lines(self) -> dict[tuple[str, str, str], list[str]]:
-        """Return {(name, help text, kind): lines} of every metric."""
+        """Return the text of /metrics, {(name, help text, kind): lines} of every metric."""
         return {(m.name, m.text, m.kind): m.lines(self._labels) for m in self._all}
 
     def _counter(self, name: str, text: str, kind: str = "counter") -> Counter:

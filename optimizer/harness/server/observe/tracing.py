@@ -38,7 +38,7 @@ CODES = ("UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILAB
 
 
 def _failed(status: int | str) -> bool:
-    """Return True if a status means that the server is at fault."""
+    """Return True if the status of an answered request means that the server is at fault."""
     return status in CODES if isinstance(status, str) else status >= FAILED
 
 
@@ -81,7 +81,7 @@ class Tracer:
         self._error = Status(StatusCode.ERROR)
 
     def add(self, request: Request) -> None:
-        """Make the spans of a request that has ended."""
+        """Make the trace spans of a request that has ended, to be exported."""
         zero = time.time_ns() - int(1e9 * time.monotonic())
         carried = {n: request.headers[n] for n in CARRIED if n in request.headers}
         root = self._tracer.start_span(
@@ -104,7 +104,7 @@ class Tracer:
         root.end(zero + int(1e9 * request.end))
 
     def close(self) -> None:
-        """Send the remaining spans."""
+        """Send the spans that were not exported yet, when the server ends."""
         self._provider.shutdown()
 
 

@@ -154,7 +154,7 @@ class BatchScheduler(Generic[J]):
         self._arriving[client] += 1
 
     def leave(self, client: str) -> None:
-        """Forget an admitted request that will not be submitted."""
+        """Forget a request that was admitted to the queue and will not be submitted."""
         self._arriving[client] -= 1
         if not self._arriving[client]:
             del self._arriving[client]
@@ -188,14 +188,14 @@ class BatchScheduler(Generic[J]):
             self.pace = max(1.0, ratio, EMA_DECAY * self.pace + (1 - EMA_DECAY) * ratio)
 
     def abort(self, job: J) -> bool:
-        """Drop a waiting job. Returns False if it runs or has run."""
+        """Drop a waiting job, whose client has left. Returns False if it runs or has run."""
         if job not in self.waiting:
             return False
         self._remove(job)
         return True
 
     def drain(self) -> None:
-        """Refuse new requests; waiting jobs still run."""
+        """Refuse new requests, because the server ends; waiting jobs still run."""
         self.draining = True
 
     def _remove(self, job: J) -> None:
@@ -214,7 +214,7 @@ class BatchScheduler(Generic[J]):
 
     @property
     def _limit(self) -> float:
-        """Return the seconds of work that may wait."""
+        """Seconds of the model's work that may wait in the queue."""
         return self.limits.target if self.standing else self.limits.interval
 
     def _free_at(self, now: float) -> float:
@@ -260,7 +260,7 @@ class BatchScheduler(Generic[J]):
         return [min(self.waiting, key=lambda job: job.deadline)], []
 
     def _delay_until(self, now: float, jobs: Sequence[J]) -> float:
-        """Return the time until which the batch may wait for more rows."""
+        """Return the time until which a batch that is not full may wait for more rows."""
         full = sum(job.rows for job in jobs) >= self.limits.rows
         if full or self.draining or not self.limits.delay:
             return now

@@ -221,7 +221,7 @@ class Decoding:
         raise UnknownError("raw tensors are not supported for text-generation")
 
     def abort(self, texts: Sequence[TextJob]) -> None:
-        """End texts that are not complete, because their client has left."""
+        """End the generation of texts that are not complete, because their client has left."""
         with self._ready:
             for text in texts:
                 self._scheduler.abort(text)
@@ -229,7 +229,7 @@ class Decoding:
         self._set_gauges()
 
     def drain(self) -> None:
-        """Refuse new requests."""
+        """Refuse new requests, because the server ends."""
         with self._ready:
             self._scheduler.drain()
             self._ready.notify()
@@ -245,7 +245,8 @@ class Decoding:
         self.metrics.running.set(self._scheduler.active)
 
     def _work(self) -> None:
-        """Run the model's thread: schedule, run, deliver, until drained."""
+        """Run the model's thread: choose a step, run it, hand out its tokens, until the server has
+        drained."""
         give_way(self._niceness)
         while True:
             with self._ready:
@@ -269,7 +270,7 @@ class Decoding:
             self._loop.call_soon_threadsafe(self._deliver, events, len(step.decode), span)
 
     def _free(self, texts: Sequence[TextJob]) -> None:
-        """Free the slots of texts that have a slot."""
+        """Free the slots, in the KV cache, of those texts that have one."""
         for text in texts:
             if text.has_slot:
                 self.model.slots.close(text.slot)
@@ -406,7 +407,8 @@ class Decoding:
         rows: int,
         span: tuple[float, float],
     ) -> None:
-        """Hand out tokens and count them; on the event loop."""
+        """Hand a step's tokens to the requests that wait for them, and count them. Runs on the
+        event loop."""
         start, end = span
         for text, event in outcomes:
             text.answers.put(event)

@@ -45,7 +45,8 @@ class RowJob(BatchJob):
 
 
 class BatchEngine:
-    """Engine of one model, with one thread per worker of the scheduler. Made on the event loop.
+    """Runs the requests of one model in batches, with one thread per worker of the scheduler. Made
+    on the event loop.
 
     say: function that logs one line
     niceness: see process/niceness.py
@@ -168,7 +169,7 @@ class BatchEngine:
         return QueuePlace(client, self.leave)
 
     def leave(self, place: QueuePlace) -> None:
-        """Give a place up, unless its request has been submitted."""
+        """Give up a place in the queue, unless its request has been submitted."""
         with self._ready:
             if place.open:
                 place.open = False
@@ -185,7 +186,7 @@ class BatchEngine:
             place.close()
 
     def drain(self) -> None:
-        """Refuse new requests."""
+        """Refuse new requests, because the server ends."""
         with self._ready:
             self._scheduler.drain()
             self._ready.notify_all()
@@ -216,7 +217,8 @@ class BatchEngine:
             raise DeadlineError("the request was not answered before its timeout", retry_after=1.0)
 
     def _work(self) -> None:
-        """Run a thread of the model: schedule, run, deliver, until drained."""
+        """Run a thread of the model: choose a batch, run it, hand out its answers, until the server
+        has drained."""
         give_way(self._niceness)
         while True:
             with self._ready:

@@ -86,7 +86,10 @@ class FairQueue(Generic[J]):
         return sum(seconds for p, seconds in self._seconds.items() if p <= priority)
 
     def push(self, now: float, job: J, seconds: float) -> None:
-        """Add a job. seconds: predicted seconds of the model."""
+        """Add a waiting job to the queue.
+
+        seconds: predicted seconds of the model for the job
+        """
         self._pushed += 1
         start = max(self._virtual_time, self._next_start.get(job.client, 0.0))
         self._next_start[job.client] = start + seconds
@@ -139,7 +142,8 @@ class FairQueue(Generic[J]):
         return [job for _, job in entries]
 
     def start(self, jobs: Sequence[J]) -> None:
-        """Remove jobs that run now. Virtual time advances to the first job's start."""
+        """Take jobs that run now out of the queue. Virtual time, by which clients share the model
+        fairly, advances to the first job's start."""
         self._virtual_time = max(self._virtual_time, jobs[0].order[1])
         for job in jobs:
             self.remove(job)

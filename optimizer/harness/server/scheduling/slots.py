@@ -152,7 +152,7 @@ class SlotScheduler(Generic[J]):
 
     @property
     def active(self) -> int:
-        """Return the number of slots in use."""
+        """Number of slots of the KV cache that texts use now."""
         return len(self.running) + (self.prefilling is not None)
 
     def check(self, client: str) -> None:
@@ -160,7 +160,7 @@ class SlotScheduler(Generic[J]):
         self._refuse(client, 1)
 
     def submit(self, now: float, jobs: Sequence[J]) -> None:
-        """Accept the jobs of one request, or raise Refused for all of them."""
+        """Accept all jobs of one request into the queue, or raise Refused for all of them."""
         self._refuse(jobs[0].client, len(jobs))
         begins = now + self._wait()
         for job in jobs:
@@ -196,7 +196,7 @@ class SlotScheduler(Generic[J]):
         return step
 
     def postprocess(self, finished: Collection[J]) -> None:
-        """End a step.
+        """Free the slots of jobs that ended with the step.
 
         finished: jobs that are complete, or failed
         """
@@ -228,7 +228,7 @@ class SlotScheduler(Generic[J]):
         return False
 
     def drain(self) -> None:
-        """Refuse new requests; accepted jobs still run."""
+        """Refuse new requests, because the server ends; accepted jobs still run."""
         self.draining = True
 
     def _prefill_seconds(self, tokens: int) -> float:

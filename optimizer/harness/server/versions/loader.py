@@ -208,7 +208,7 @@ class BundleLoader:
             stack.callback(alike.cache.drop, service.digest)
 
     async def _close(self, served: Served) -> None:
-        """Close a version that is no longer served, or never was."""
+        """Close the bundle of a version that is no longer served, or never was."""
         self._paths.pop(served, None)
         await served.service.engine.wait_until_drained()
         served.close()

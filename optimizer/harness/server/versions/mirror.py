@@ -38,12 +38,12 @@ class Mirror:
         self.tasks = set[asyncio.Task[None]]()
 
     def start(self) -> None:
-        """Observe the answers of both versions."""
+        """Start to compare the answers of the old and the new version."""
         self.old.service.on_answer = partial(self._ask, self.new)
         self.new.service.on_answer = partial(self._ask, self.old)
 
     def stop(self) -> None:
-        """Observe no more answers."""
+        """Stop comparing the answers of the two versions."""
         self.old.service.on_answer = self.new.service.on_answer = None
 
     def _ask(

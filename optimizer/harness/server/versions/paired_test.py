@@ -87,7 +87,7 @@ def p_value(lost: int, won: int, examples: int, drop: float, alpha: float) -> fl
 
 
 def _power(probability: float, count: Floats) -> Floats:
-    """Return count * log(probability), with 0 log 0 = 0."""
+    """Return count * log(probability), a term of a log-likelihood, with 0 log 0 = 0."""
     if probability <= 1e-300:
         return np.where(count > 0, -np.inf, 0.0)
     return count * math.log(probability)

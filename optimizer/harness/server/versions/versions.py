@@ -82,7 +82,7 @@ class _Share:
 
 
 class Versions:
-    """Served versions of all models; see the module."""
+    """All versions of all models that a server serves; see the module."""
 
     def __init__(self) -> None:
         self._shares: dict[str, _Share] = {}  # by the name of the model
@@ -107,7 +107,7 @@ class Versions:
 
     @property
     def current(self) -> list[Served]:
-        """Return the default version of each model."""
+        """Return the default version of each model, which answers requests that name no version."""
         return [versions[0] for versions in self._models.values()]
 
     @property
@@ -212,7 +212,7 @@ class Versions:
             await served.service.engine.wait_until_drained()
 
     def index(self) -> bytes:
-        """Return Triton's repository index, as JSON."""
+        """Return the list of served models as Triton's repository index has it, as JSON."""
         ready = [(s, "READY", "") for s in self.all]
         leaving = [(s, "UNLOADING", "answers accepted requests") for s in self._leaving]
         rows = [

@@ -88,7 +88,7 @@ async def start_service(
 
 
 def _progress(name: str, say: Callable[..., None]) -> Progress:
-    """Return a function that logs the steps of a model's warm-up."""
+    """Return a function that logs each step of a model's warm-up, with the time left."""
 
     def tell(step: str, number: int, of: int, seconds: float | None) -> None:
         left = {} if seconds is None else {"seconds_left": math.ceil(seconds)}

@@ -28,7 +28,7 @@ seconds until all are done or None)."""
 
 
 def silent(step: str, number: int, of: int, seconds: float | None) -> None:
-    """Report no progress."""
+    """Ignore a step of the warm-up, where nobody reads the progress."""
 
 
 class WarmUpProgress:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def decode(contract: Contract, hidden: Array, mask: Array) -> Array:
-    """Return hidden (batch, sequence, width), zero where padded."""
+    """Return the hidden states (batch, sequence, width) with 0 at padding, as the task's output."""
     del contract
     return np.where(mask[..., None], hidden, np.float32(0))
 

@@ -61,7 +61,8 @@ def describe_node(node: str, operator: str) -> str:
 
 
 def parse_error(parser: Any, onnx: Path, messages: Messages) -> HarnessError:
-    """Return the parser's first error, with the module and advice."""
+    """Build the error for an ONNX file that TensorRT's parser refuses: its first message, with the
+    module and advice."""
     if not parser.num_errors:
         return BuildError(
             f"the parser rejected the model ({join_errors(messages)})", where=str(onnx)
@@ -81,7 +82,7 @@ def parse_error(parser: Any, onnx: Path, messages: Messages) -> HarnessError:
 
 
 def plan_error(messages: Messages, onnx: Path) -> HarnessError:
-    """Return the error of a builder that made no engine, or an unusable one."""
+    """Build the error for TensorRT's builder having made no engine, or an unusable one."""
     inconsistent = [m for _, m in messages if "not self-consistent" in m]
     message = inconsistent[0] if inconsistent else join_errors(messages)
     return BuildError(
@@ -92,12 +93,12 @@ def plan_error(messages: Messages, onnx: Path) -> HarnessError:
 
 
 def join_errors(messages: Messages) -> str:
-    """Join the errors in one line, without those about the missing GPU."""
+    """Join TensorRT's error messages in one line, without those about the missing GPU."""
     lines = [m for kind, m in messages if kind == "error" and "Cuda Runtime" not in m]
     return " ".join(lines) or "no reason was given"
 
 
 def advise(messages: Messages) -> str:
-    """Return advice for known messages, or ""."""
+    """Return advice on what to do for known messages of TensorRT, or ""."""
     text = " ".join(m for _, m in messages)
     return next((fix for sign, fix in ADVICE if sign in text), "")

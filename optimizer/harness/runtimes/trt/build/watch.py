@@ -29,12 +29,12 @@ class Advance:
         self.slow = slow
 
     def start(self, phase: str, steps: int) -> int:
-        """Enter a phase; return the thousandths done."""
+        """Enter a phase of an engine's build; return its progress in thousandths."""
         self.phases.append([phase, max(steps, 1), 0])
         return self._thousandths()
 
     def step(self, phase: str, done: int) -> int:
-        """Set the steps done of a phase; return the thousandths done."""
+        """Set the steps done of a phase of the build; return the progress in thousandths."""
         for entry in reversed(self.phases):
             if entry[0] == phase:
                 entry[2] = min(done, entry[1])
@@ -42,7 +42,7 @@ class Advance:
         return self._thousandths()
 
     def finish(self, phase: str) -> int:
-        """Leave a phase; return the thousandths done."""
+        """Leave a phase of an engine's build; return the progress in thousandths."""
         self.step(phase, PARTS * PARTS)
         while self.phases:
             if self.phases.pop()[0] == phase:
