@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from optimizer.data.datasets import Sample
 from optimizer.data.input_sense.record import FEWEST
 from optimizer.foundation.errors import DataError
+from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
-from optimizer.harness.inputs.tensors import encode
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ def measure(
     del length
     digests = []
     for i, sample in enumerate(samples):
-        (one,) = encode(contract, encoder, [sample.input])
+        (one,) = tasks.look_up(contract).inputs.encode(contract, encoder, [sample.input])
         if one.problem:
             raise DataError(one.problem, where=f"row {i}", fix=one.fix)
         digests.append(sample.input.sha256)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from traceback import extract_tb
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -58,6 +60,10 @@ class TensorRow(Mapping[str, Any]):
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TensorRow) and self.sha256 == other.sha256
+
+
+class InputRow(TensorRow):
+    """Arrays of the model's inputs, which no preparation of a task changes."""
 
 
 def encode(
@@ -205,7 +211,7 @@ def encode_sent(text: str) -> str:
     return json.dumps(np.asarray(row).tolist())
 
 
-def draw_noise(contract: Contract) -> list[TensorRow]:
+def draw_noise(contract: Contract) -> list[InputRow]:
     """Return rows of noise for timing: floats normally distributed, whole numbers 0 or 1."""
     rng = np.random.default_rng(0)
 
@@ -215,7 +221,7 @@ def draw_noise(contract: Contract) -> list[TensorRow]:
             return rng.standard_normal(shape).astype(spec.dtype)
         return rng.integers(0, 2, shape).astype(spec.dtype)
 
-    return [TensorRow({s.name: array(s) for s in contract.inputs}) for _ in range(TIMED)]
+    return [InputRow({s.name: array(s) for s in contract.inputs}) for _ in range(TIMED)]
 
 
 TENSORS = InputKind(
@@ -229,3 +235,45 @@ TENSORS = InputKind(
     example="row.npz",
     neutral=draw_noise,
 )
+
+
+def prepare_by(prepare: Callable[[Mapping[str, Array]], Mapping[str, Array]]) -> InputKind:
+    """Return the kind of input whose rows a function of a task turns into the model's inputs.
+
+    prepare: arrays of a row as the data or a request name them (an array without a name under ONLY)
+        -> {input: array}; an exception is the row's problem
+    """
+
+    def encode_prepared(
+        contract: Contract,
+        encoder: None,
+        rows: Sequence[Any],
+        pairs: Sequence[Any] | None = None,
+        size: int | None = None,
+    ) -> list[Encoded]:
+        each = [_prepare(prepare, row) for row in rows]
+        arrays = [
+            row if problem else inputs for row, (inputs, problem) in zip(rows, each, strict=True)
+        ]
+        encoded = encode(contract, encoder, arrays, pairs, size)
+        return [
+            Encoded(row, None, size=1, problem=problem) if problem else replace(one, input=row)
+            for row, one, (_, problem) in zip(rows, encoded, each, strict=True)
+        ]
+
+    return replace(TENSORS, encode=encode_prepared)
+
+
+def _prepare(
+    prepare: Callable[[Mapping[str, Array]], Mapping[str, Array]], row: Any
+) -> tuple[Any, str]:
+    """Return (arrays of the model's inputs, ""), or (None, reason why a row has none)."""
+    if isinstance(row, InputRow):
+        return row, ""
+    try:
+        values = row if isinstance(row, Mapping) else {ONLY: row}
+        return dict(prepare({name: np.asarray(value) for name, value in values.items()})), ""
+    except Exception as e:  # code of another package
+        at = extract_tb(e.__traceback__)[-1]
+        problem = f"{type(e).__name__}: {str(e)[:120]} ({Path(at.filename).name}:{at.lineno})"
+        return None, problem

@@ -17,7 +17,7 @@ from optimizer.data.datasets import read_samples
 from optimizer.foundation import state
 from optimizer.harness import tasks
 from optimizer.harness.bundle.bundle import Bundle
-from optimizer.harness.errors import BundleError
+from optimizer.harness.errors import BundleError, InputError
 from optimizer.harness.inputs import tensors
 from optimizer.recipe.schema import Recipe
 from optimizer.store import Store
@@ -29,10 +29,13 @@ from optimizer.validate.materials import Materials
 from tests.load.onnx_model import exported
 
 
-def data(file: Path, rows: int, seed: int) -> dict[str, Any]:
-    images = np.random.default_rng(seed).standard_normal((rows, 3, 16, 16)).astype(np.float32)
-    np.savez(file, images=images)
-    return {"source": "npz", "files": (str(file),), "columns": {"arrays": "images"}}
+def data(file: Path, rows: int, seed: int, task: str) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    if task == "tensors":
+        np.savez(file, images=rng.standard_normal((rows, 3, 16, 16)).astype(np.float32))
+        return {"source": "npz", "files": (str(file),), "columns": {"arrays": "images"}}
+    np.savez(file, pixels=rng.integers(0, 256, (rows, 16, 16, 3), dtype=np.uint8))
+    return {"source": "npz", "files": (str(file),), "columns": {"arrays": "*"}}
 
 
 def recipe_of(file: Path, folder: Path, task: str = "tensors") -> Recipe:
@@ -40,11 +43,11 @@ def recipe_of(file: Path, folder: Path, task: str = "tensors") -> Recipe:
         {
             "name": "graph",
             "model": {"source": str(file), "task": task},
-            "calibrate": {"data": data(folder / "calibrate.npz", 32, 1), "samples": 32},
+            "calibrate": {"data": data(folder / "calibrate.npz", 32, 1, task), "samples": 32},
             "quantize": {"method": "rtn", "activations": {"range": "minmax"}},
             "targets": ({"runtime": "onnxruntime", "threads": 1},),
             "validate": {
-                "data": data(folder / "evaluate.npz", 80, 2),
+                "data": data(folder / "evaluate.npz", 80, 2, task),
                 "metric": "cosine",
                 "max_drop": 0.05,
                 "quantization_budget": 0.5,
@@ -57,7 +60,12 @@ def recipe_of(file: Path, folder: Path, task: str = "tensors") -> Recipe:
 POST = """\
 from dataclasses import replace
 
+from optimizer.harness.inputs.tensors import prepare_by
 from optimizer.harness.tasks import tensors
+
+
+def prepare(row):
+    return {{"images": (row["pixels"] / 64.0 - 2.0).transpose(2, 0, 1)}}
 
 
 def answers(contract, values, batch):
@@ -66,7 +74,8 @@ def answers(contract, values, batch):
 
 
 TASK = replace(
-    tensors.TASK, name="{}", answers=answers, tensors=lambda contract: {{}}, line=str
+    tensors.TASK, name="{}", answers=answers, tensors=lambda contract: {{}}, line=str,
+    inputs=prepare_by(prepare),
 )
 """
 LARGEST = '[{"largest": int(y.argmax())} for y in arrays]'
@@ -167,13 +176,17 @@ def test_an_input_of_another_type_is_caught_at_the_harness(run: tuple[Path, Path
 def test_a_task_of_another_package_makes_the_answers_of_a_file(
     run: tuple[Path, Path, Store], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its arrays are proven, and the ledger says that its answers are not."""
+    """It prepares the rows, too; the ledger says that both are not judged."""
     install(tmp_path / "site", monkeypatch, "largest", LARGEST)
     outcome = pipeline.run(recipe_of(run[0], tmp_path, "largest"), Store(tmp_path / "store"))
     assert outcome.bundle is not None
-    row = np.random.default_rng(9).standard_normal((3, 16, 16)).astype(np.float32)
+    pixels = np.random.default_rng(9).integers(0, 256, (16, 16, 3), dtype=np.uint8)
+    row = (pixels / 64.0 - 2.0).transpose(2, 0, 1)
     with Bundle(run[1]) as plain, Bundle(outcome.bundle.path / "bundle") as own:
-        assert own.predict([row]) == [{"largest": int(np.argmax(plain.predict([row])[0]["y"]))}]
+        (answer,) = own.predict([{"pixels": pixels}])
+        assert answer == {"largest": int(np.argmax(plain.predict([row])[0]["y"]))}
+        with pytest.raises(InputError, match=r"KeyError: 'pixels' \(largest.py:8\)"):
+            own.predict([{"image": pixels}])
     hops = json.loads((outcome.built[0].report.path / "report.json").read_text())["ledger"]
     (harness,) = [hop for hop in hops if hop["hop"] == "harness"]
     assert "by code of another package" in harness["unproven"]
@@ -196,10 +209,10 @@ def test_answers_of_a_task_of_another_package_are_compared_with_each_row_alone(
     problem: str,
 ) -> None:
     install(tmp_path, monkeypatch, name, returned)
-    images = np.random.default_rng(9).standard_normal((4, 3, 16, 16)).astype(np.float32)
+    pixels = np.random.default_rng(9).integers(0, 256, (4, 16, 16, 3), dtype=np.uint8)
     with Bundle(run[1]) as bundle:
         served = type(bundle.contract).from_json(bundle.contract.to_json() | {"task": name})
-        rows = [tensors.TensorRow({"images": image}) for image in images]
+        rows = [tensors.TensorRow({"pixels": one}) for one in pixels]
         found = tensor_laws.compare_with_alone(served, None, bundle.runner, rows)
     assert bool(found) == bool(problem)
     assert all(problem in sentence for sentence in found)
@@ -208,7 +221,7 @@ def test_answers_of_a_task_of_another_package_are_compared_with_each_row_alone(
 @pytest.mark.parametrize(
     ("name", "returned", "message"),
     [
-        ("wrong_key", 'arrays["boxes"]', "task wrong_key: wrong_key.py:8: IndexError"),
+        ("wrong_key", 'arrays["boxes"]', "task wrong_key: wrong_key.py:13: IndexError"),
         ("too_few", "[]", "0 answers to 3 rows"),
     ],
 )
@@ -223,8 +236,6 @@ def test_a_task_of_another_package_that_fails_is_named_with_its_line(
     install(tmp_path, monkeypatch, name, returned)
     with Bundle(run[1]) as bundle:
         served = type(bundle.contract).from_json(bundle.contract.to_json() | {"task": name})
-        rows = [
-            tensors.TensorRow({"images": np.full((3, 16, 16), i, np.float32)}) for i in range(3)
-        ]
+        rows = [tensors.TensorRow({"pixels": np.full((16, 16, 3), i, np.uint8)}) for i in range(3)]
         with pytest.raises(BundleError, match=message):
             tensor_laws.compare_with_alone(served, None, bundle.runner, rows)

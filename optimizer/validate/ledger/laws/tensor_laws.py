@@ -17,7 +17,7 @@ import numpy as np
 
 from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
-from optimizer.harness.inputs.tensors import ONLY
+from optimizer.harness.inputs.tensors import ONLY, TENSORS
 from optimizer.harness.runtimes.runner import Runner
 from optimizer.harness.tasks import tensors
 from optimizer.harness.tasks.answering import Predictor, Query, answer
@@ -25,8 +25,8 @@ from optimizer.validate.materials import Materials
 
 ANSWERED = 8  # rows
 UNJUDGED = (
-    "the fields of answers: task {} makes them from the outputs, by code of another package; that "
-    "a row's answer does not depend on its batch was tested"
+    "the fields of answers, and arrays of rows: task {} makes them by code of another package; "
+    "that a row's arrays and answer do not depend on its batch was tested"
 )
 
 
@@ -34,12 +34,17 @@ def compare_arrays(
     checkpoint: Path, source: Contract, served: Contract, encoder: Any, rows: Sequence[Any]
 ) -> list[str]:
     """Return a problem for each input that the harness gives the model with other values than the
-    row. The arguments are those of contract_laws.compare_tokens."""
+    row, or, of a task that prepares rows, than the row alone has. The arguments are those of
+    contract_laws.compare_tokens."""
     del checkpoint
     batch, broken = tasks.encode(served, encoder, rows), []
+    kind = tasks.look_up(served).inputs
+    prepared = rows
+    if kind is not TENSORS:
+        prepared = [kind.encode(source, encoder, [row])[0].encoding for row in rows]
     for spec in source.inputs:
-        key = spec.name if spec.name in rows[0] else ONLY
-        expected = np.stack([np.asarray(row[key]) for row in rows]).astype(spec.dtype)
+        key = spec.name if spec.name in prepared[0] else ONLY
+        expected = np.stack([np.asarray(row[key]) for row in prepared]).astype(spec.dtype)
         encoded = batch.get(spec.name)
         if (
             encoded is None
