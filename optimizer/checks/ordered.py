@@ -78,7 +78,8 @@ def check_parts(model: Model | None, specs: Sequence[DataSpec]) -> None:
 
 
 def check_weights(recipe: Recipe, _: Context) -> None:
-    """Check the headers of the model's weights."""
+    """Check, by their headers, that the model's weights are complete and of types that load
+    reads."""
     model_files.check_weights(recipe.model)
 
 

@@ -50,7 +50,7 @@ def write(source: BundleSource, settings: DeployOptions, out: Path) -> Output:
 def build_compose(
     source: BundleSource, settings: DeployOptions, server: DeployedServer
 ) -> dict[str, Any]:
-    """Return compose.yaml as a document."""
+    """Build compose.yaml, with which Docker Compose starts the bundle's server."""
     check = f"import urllib.request; urllib.request.urlopen('http://127.0.0.1:{PORT}{READY}')"
     served: dict[str, Any] = {
         "build": ".",
@@ -90,7 +90,7 @@ def build_compose(
 
 
 def scrape_config() -> dict[str, Any]:
-    """Return prometheus.yml as a document."""
+    """Build prometheus.yml, by which Prometheus reads the server's metrics."""
     job = {
         "job_name": "server",
         "metrics_path": METRICS,

@@ -98,7 +98,7 @@ def build_container(server: DeployedServer, settings: DeployOptions) -> Document
 
 
 def build_pod(server: DeployedServer, settings: DeployOptions) -> Document:
-    """Return the pod's spec without the field `containers`."""
+    """Build the spec of a Kubernetes pod of the bundle's server, without the field `containers`."""
     return {
         "terminationGracePeriodSeconds": (settings.endpoint_seconds or 0) + server.drain + 1,
         "automountServiceAccountToken": False,
@@ -112,7 +112,7 @@ def build_pod(server: DeployedServer, settings: DeployOptions) -> Document:
 
 
 def scrape() -> dict[str, str]:
-    """Return the annotations by which Prometheus conventionally finds pods."""
+    """Return the annotations of a Kubernetes pod by which Prometheus finds the server's metrics."""
     return {
         "prometheus.io/scrape": "true",
         "prometheus.io/port": str(PORT),

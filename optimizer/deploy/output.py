@@ -18,10 +18,10 @@ DEPLOYED = "deploy.json"
 
 @dataclass(frozen=True)
 class Output:
-    """Result of writing a platform's files.
+    """Files for one platform, and how to start the bundle with them.
 
     start: commands that start the deployment; OUT stands for the folder.
-    server: Server.document; None for a platform that does not run the bundle's server (Triton).
+    server: Server.document; None for a platform that does not run the bundle's server (Triton)
     """
 
     start: Sequence[str]

@@ -52,7 +52,7 @@ def write(source: BundleSource, settings: DeployOptions, out: Path) -> Output:
 
 
 def config(source: BundleSource, settings: DeployOptions, server: DeployedServer) -> dict[str, Any]:
-    """Return serve.yaml as a document; it listens on 127.0.0.1."""
+    """Build serve.yaml, with which Ray Serve starts the bundle; it listens on 127.0.0.1."""
     name = settings.name or source.name
     actor: dict[str, Any] = {"num_cpus": server.cpu, "memory": server.memory << 20}
     if server.gpus:

@@ -42,7 +42,7 @@ class BundleSource:
 
     @property
     def generates(self) -> bool:
-        """Return True for a text-generation bundle."""
+        """True for a bundle that generates text."""
         return tasks.look_up(self.contract).generates
 
     def copy(self, to: Path) -> None:

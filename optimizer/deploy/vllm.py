@@ -89,7 +89,8 @@ def ray(source: BundleSource, settings: DeployOptions, out: Path) -> Output:
 
 
 def ray_config(source: BundleSource, settings: DeployOptions) -> dict[str, Any]:
-    """Return serve.yaml as a document; it listens on 127.0.0.1."""
+    """Build serve.yaml, with which Ray Serve starts vLLM with the bundle; it listens on
+    127.0.0.1."""
     name = settings.name or source.name
     options = vllm.list_engine_options(_fit(source)).items()
     model = PurePosixPath("/bundle", _engine(source)["model"]).parent
@@ -140,5 +141,8 @@ def _needed(source: BundleSource) -> int:
 
 
 def _document(source: BundleSource, needed: int) -> dict[str, Any]:
-    """Return the entry `server` of deploy.json. needed: GPUs of one server"""
+    """Build the entry `server` of deploy.json, which describes a server of vLLM.
+
+    needed: GPUs of one server
+    """
     return {"measured": None, "gpus": needed, "fit": _fit(source)}

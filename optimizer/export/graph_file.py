@@ -44,7 +44,8 @@ class _GraphWriter:
         self.taken |= {n for node in graph.nodes for n in node.outputs}
 
     def parameter(self, name: str, transposed: bool = False) -> ir.Value:
-        """Return the initializer of a parameter, made on first use."""
+        """Return the initializer that holds a parameter of the torch model in the graph; made on
+        first use."""
         if name not in self.initializers:
             shape = self.graph.parameters[name]
             stored = StoredInitializer(self.values, name, ir.DataType.FLOAT, shape, transposed)

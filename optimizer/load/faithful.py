@@ -185,8 +185,8 @@ def _as_stored(written: Mapping[str, Tensor], name: str) -> Tensor:
 
 
 def _same_file(entry: TensorPlace | Tensor, written: Mapping[str, Tensor], name: str) -> bool:
-    """Return True where load linked the source's file (linked.py), so that both are the same
-    bytes."""
+    """Return True where load linked the source's file instead of copying it (linked.py), so that
+    its values need no comparison."""
     if not isinstance(entry, TensorPlace) or not isinstance(written, Tensors):
         return False
     ours = written.entry(name)

@@ -96,7 +96,8 @@ def _short(value: object) -> str:
 
 
 def _flat(value: Any, at: str = "") -> dict[str, Any]:
-    """Return {path such as "a.b.0": value} of nested objects and lists."""
+    """Flatten nested objects and lists of a manifest to {path such as "a.b.0": value}, to be
+    compared."""
     if isinstance(value, dict):
         items = list(value.items())
     elif isinstance(value, list):

@@ -258,7 +258,8 @@ def write_tar(folder: Path, tar: Path, top: str) -> None:
 
 
 def strip_member(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Return the member without owner and time, with mode 644 or 755."""
+    """Strip a file's entry in the bundle's tar of owner and time, and set its mode to 644 or 755,
+    so that equal bundles are equal bytes."""
     member.mtime = member.uid = member.gid = 0
     member.uname = member.gname = ""
     member.mode = 0o755 if member.isdir() else 0o644

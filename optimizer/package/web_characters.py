@@ -23,7 +23,11 @@ NONE = -1  # index of code points that are not recorded
 
 
 def signature(tokenizer: Any, character: str) -> str:
-    """Return the signature, as above, of a character. tokenizer: a tokenizers.Tokenizer."""
+    """Return the signature of a character (see the top of this file): how the tokenizer treats it
+    in context.
+
+    tokenizer: a tokenizers.Tokenizer
+    """
     text = f"a{character}b"
     if tokenizer.normalizer is not None:
         text = tokenizer.normalizer.normalize_str(text)

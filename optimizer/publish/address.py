@@ -74,7 +74,7 @@ class BundleAddress:
 
 
 def is_address(text: str) -> bool:
-    """Return True for text that is written as an address, False for a path."""
+    """Return True for text that is written as a bundle's address, False for a path."""
     return "://" in text or text.startswith(("oci-layout:", "mlflow:"))
 
 

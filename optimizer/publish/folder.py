@@ -111,7 +111,8 @@ def _failed_folder(final: Path) -> Path:
 
 
 def _is_report(folder: Path) -> bool:
-    """Return True for a folder that holds only files of `publish_failed`."""
+    """Return True for a folder that holds only what `publish_failed` writes: the report of a failed
+    run."""
     if folder.is_symlink() or not folder.is_dir():
         return False
     return {p.name for p in folder.iterdir()} <= REPORT_FILES

@@ -59,7 +59,7 @@ class Artifact:
 
     @property
     def blobs(self) -> tuple[Blob, ...]:
-        """Return the blobs of the manifest, each once, the config first."""
+        """Blobs that the bundle's manifest lists, each once, the config first."""
         blobs = {blob.digest: blob for blob in (self.config, *self.files.values())}
         return tuple(blobs.values())
 

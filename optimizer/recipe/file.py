@@ -45,7 +45,7 @@ LAYOUT = "oci-layout:"  # an address that is a folder
 
 
 def read(path: Path, overrides: Sequence[str] = ()) -> Recipe:
-    """Return the recipe of a file; see read_with_lines."""
+    """Read a recipe's file; see read_with_lines."""
     return read_with_lines(path, overrides)[0]
 
 

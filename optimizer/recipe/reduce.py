@@ -235,7 +235,7 @@ class Reduce(Section):
 
     @property
     def calibrated(self) -> bool:
-        """True where a criterion reads calibration data."""
+        """True where the importance of units or blocks is measured on calibration data."""
         if self.goal is None:
             return False
         by_weights = self.importance == "magnitude"

@@ -108,7 +108,7 @@ class Latency(Section):
 
 
 class EvaluationSet(Section):
-    """Additional evaluation set, see validate/quality/evaluation.py."""
+    """Further data set on which the quality is measured (validate/quality/evaluation.py)."""
 
     data: DataSpec
     report_only: bool = Field(False, description="report the difference on this set without a gate")

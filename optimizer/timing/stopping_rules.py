@@ -115,7 +115,7 @@ class RatioQuestion:
         return cls(limit, 2 * math.ceil(iterations / (2 * OPENINGS)))
 
     def first(self, iterations: int, confidence: float | None) -> int:  # noqa: ARG002
-        """Return the number of openings before the first look."""
+        """Return how many openings of the systems are timed before the first interim test."""
         return OPENINGS
 
     @staticmethod

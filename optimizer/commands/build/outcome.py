@@ -192,7 +192,7 @@ def _example(recipe: Recipe, manifest: Mapping[str, Any]) -> str:
 def _document(
     recipe: Recipe, steps: tuple[dict[str, Any], ...], outcome: pipeline.Outcome
 ) -> dict[str, Any]:
-    """Return the data of the report: see package/report/page.py."""
+    """Collect the data of a run's report page: see package/report/page.py."""
     from optimizer.package import on_fail
     from optimizer.package.stage import list_kept_targets, list_left_out
 

@@ -135,7 +135,8 @@ def _brief(value: Any) -> str:
 
 
 def format_entries(entries: list[dict[str, Any]]) -> str:
-    """Return the entries as a table with totals: peak of memory, sums of disk and time."""
+    """Format the predicted needs of a run's steps for `optimize plan`: a table with totals, the
+    peak of memory and the sums of disk and time."""
     rows = [f"{'step':<10}{'':<8}{'memory':>9}{'disk':>9}{'time':>9}  why"]
     for e in entries:
         need = (

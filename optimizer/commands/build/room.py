@@ -67,6 +67,6 @@ def read_memory_limit() -> int | None:
 
 
 def _find_existing(folder: Path) -> Path:
-    """Return the folder, or its nearest parent that exists."""
+    """Find the folder, or its nearest parent that exists, on whose disk a run will write."""
     folder = folder.resolve()
     return next(p for p in (folder, *folder.parents) if p.exists())

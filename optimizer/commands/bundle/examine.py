@@ -54,7 +54,7 @@ def examine(machine: Machine | None = None) -> dict[str, Any]:
 
 
 def _served_target(runtime: str, machine: Machine) -> dict[str, Any]:
-    """Return the row of a target that other programs run."""
+    """Return the row of `optimize examine` on a target that other programs run, such as vLLM."""
     target, served_by = TARGETS[runtime], table.look_up(runtime).served_by
     missing = [name for name in target.judged_by if machine.version((name,)) is None]
     if not target.judged_by and machine.version(target.distributions) is None:

@@ -26,7 +26,7 @@ class Statistic(Protocol):
     attributes, set when it is made, are tensors of fixed shapes or numbers."""
 
     def merge(self, later: Self) -> None:
-        """Add the sums over later batches."""
+        """Add the same sums over later batches, which another process may have computed."""
 
 
 S = TypeVar("S", bound=Statistic)

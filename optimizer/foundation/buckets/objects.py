@@ -214,7 +214,8 @@ class BucketObjects:
             raise MachineError("the store did not accept it", where=f"{self.where}/{name}")
 
     def _client(self) -> Any:
-        """Return the client, made at the first request: obstore's threads do not survive a fork."""
+        """Return the client of the object store, made at the first request: obstore's threads do
+        not survive a fork."""
         if self._connected is None:
             self._connected = self._store.connect(self._bucket, self._prefix)
         return self._connected

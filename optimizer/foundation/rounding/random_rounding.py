@@ -77,7 +77,7 @@ class Arithmetic:
 
     @property
     def coarse(self) -> bool:
-        """True where values are stored in less precision than float32."""
+        """True where a correct run rounds values to fewer bits than float32 has."""
         return self.unit > UNIT["fp32"]
 
 

@@ -29,7 +29,7 @@ class Times:
 
     @property
     def model(self) -> float:
-        """Return the seconds in the model."""
+        """Return the seconds that a request spent in the model, without those in the queue."""
         return self.ended - self.begun
 
 

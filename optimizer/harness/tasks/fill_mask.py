@@ -115,7 +115,7 @@ def mask_tokens(contract: Contract, batch: Batch) -> tuple[Batch, Array]:
 
 
 def line(answer: Mapping[str, Any]) -> str:
-    """Return an answer as text for a person."""
+    """Write an answer in one line for a person: the likeliest tokens of each mask."""
     masks = ([f"{t['token_str']} {t['score']:.4f}" for t in row] for row in answer["masks"])
     return " | ".join("  ".join(row) for row in masks)
 

@@ -125,7 +125,7 @@ def merge(contract: Contract, windows: Sequence[Mapping[str, Any]]) -> dict[str,
 
 
 def line(answer: Mapping[str, Any]) -> str:
-    """Return an answer as text for a person."""
+    """Write an answer in one line for a person: each span with its score."""
     listed = answer.get("answers", [answer])
     return "  ".join(f"{one['answer'] or '-'} {one['score']:.4f}" for one in listed)
 

@@ -22,7 +22,8 @@ def sizes(contract: Contract) -> tuple[int, ...]:
 
 
 def split(contract: Contract, values: Array) -> dict[str, Array]:
-    """Split joined outputs (batch, numbers) into {output: (batch, ...)}."""
+    """Split a row's outputs, which the model gives joined as (batch, numbers), into {output:
+    (batch, ...)}."""
     arrays, start = {}, 0
     for output, size in zip(contract.outputs, sizes(contract), strict=True):
         shape = (len(values), *(int(axis) for axis in output.axes[1:]))
@@ -47,7 +48,7 @@ def tensors(contract: Contract) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 
 def line(answer: Mapping[str, Any]) -> str:
-    """Return an answer as text for a person."""
+    """Write an answer in one line for a person: the first numbers of each output."""
     parts = []
     for name, value in answer.items():
         flat = list(_numbers(value))

@@ -83,7 +83,7 @@ def tensors(contract: Contract) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 
 def line(answer: Mapping[str, Any]) -> str:
-    """Return an answer as text for a person."""
+    """Write an answer in one line for a person: the label with its probability."""
     if "values" in answer:
         return "  ".join(f"{label} {value:.4f}" for label, value in answer["values"].items())
     if "labels" in answer:

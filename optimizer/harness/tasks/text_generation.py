@@ -140,7 +140,7 @@ def tensors(contract: Contract) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 
 def line(answer: Mapping[str, Any]) -> str:
-    """Return an answer as text for a person."""
+    """Return the generated text of an answer, for a person."""
     return str(answer["text"])
 
 

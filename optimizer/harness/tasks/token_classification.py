@@ -241,7 +241,7 @@ def _string(tokenizer: Any, tokens: list[str]) -> str:
 
 
 def line(answer: Mapping[str, Any]) -> str:
-    """Return an answer as text for a person."""
+    """Write an answer in one line for a person: each entity with its label."""
     named = (
         (e.get("text", e.get("word")), e.get("label") or e.get("entity_group") or e.get("entity"))
         for e in answer["entities"]

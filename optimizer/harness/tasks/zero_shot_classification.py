@@ -67,7 +67,7 @@ def weigh_claims(claims: Sequence[Mapping[str, Any]]) -> Array:
 
 
 def line(answer: Mapping[str, Any]) -> str:
-    """Return an answer as text for a person."""
+    """Write an answer in one line for a person: each candidate label with its probability."""
     both = zip(answer["labels"], answer["scores"], strict=True)
     return "  ".join(f"{label} {score:.4f}" for label, score in both)
 

@@ -108,7 +108,8 @@ def _saved(root: Path, config: Any) -> tuple[str, str] | None:
 
 
 def _in_config(config: Mapping[str, Any]) -> tuple[str, str] | None:
-    """As _saved, of config.json, where versions before 5 wrote it."""
+    """Read the settings of a CrossEncoder from config.json, where versions before 5 of the library
+    wrote them."""
     nested = config.get("sentence_transformers")
     if isinstance(nested, dict) and nested.get("activation_fn") is not None:
         return str(nested["activation_fn"]), "config.json: sentence_transformers.activation_fn"

@@ -73,7 +73,8 @@ def _consistent(model: ir.Model) -> bool:
 
 
 def open_model(source: Source) -> ir.Model:
-    """Return the graph, opened here where the caller has a path."""
+    """Return the ONNX model of a graph that is open already, or open it where the caller has a
+    path."""
     return source.model if isinstance(source, OpenGraph) else open_graph(source).model
 
 

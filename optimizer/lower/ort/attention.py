@@ -126,9 +126,11 @@ def _recognise(fusion: _Fusion, index: int) -> _AttentionLayer:
 
 
 def _unrotated(x: ir.Value) -> tuple[ir.Value, tuple[ir.Value, ir.Value] | None]:
-    """Find the input of a rotation, case 2: x = y cos + (-second half, first half of y) sin.
+    """Find the input of a rotary embedding (case 2), x = y cos + (-second half, first half of y)
+    sin, before which keys or queries are not rotated.
 
-    Returns y and (cos, sin); x and None where x is not rotated (2.1)."""
+    Returns y and (cos, sin); x and None where x is not rotated (2.1).
+    """
     total = find_maker(x, "Add")
     if total is None:
         return x, None  # 2.1

@@ -42,5 +42,6 @@ def is_probabilities(module: str) -> bool:
 
 
 def select_operands(state: CompressedState) -> dict[str, Range]:
-    """Return {name of an attention operand: activation range} of a compressed state."""
+    """Select the attention operands, such as queries, that a state quantizes: {name: activation
+    range}."""
     return {name: r for name, r in state.summands.items() if find_attention(name)}

@@ -77,7 +77,9 @@ def install(model: nn.Module, names: Iterable[str]) -> None:
 
 
 def install_caches(model: nn.Module, operands: Iterable[str]) -> nn.Module:
-    """Return a copy of `model` that shares its parameters and has the identities installed.
+    """Return a copy of `model` that shares its parameters, with an identity module at each of these
+    keys and values, through which they go into the KV cache; there they can be observed and
+    quantized.
 
     operands: names such as "<attention>.kv_cache.key"; if empty, `model` itself is returned
     """

@@ -61,13 +61,15 @@ class TableRow:
 
 
 def get_part(holder: Any, key: str) -> Document:
-    """Return the object holder[key]; {} where it is missing or not an object."""
+    """Return the object holder[key] of a report in JSON; {} where it is missing or not an
+    object."""
     value = holder.get(key) if isinstance(holder, Mapping) else None
     return value if isinstance(value, Mapping) else {}
 
 
 def get_parts(holder: Any, key: str) -> list[Document]:
-    """Return the objects in the list holder[key]; [] where it is missing or not a list."""
+    """Return the objects in the list holder[key] of a report in JSON; [] where it is missing or not
+    a list."""
     value = holder.get(key) if isinstance(holder, Mapping) else None
     return [p for p in value if isinstance(p, Mapping)] if isinstance(value, list) else []
 
@@ -179,7 +181,8 @@ def latency_rows(report: Document) -> list[TableRow]:
 
 
 def paired_note(report: Document) -> str:
-    """Return PAIRED for a report with a ratio by openings, else ""."""
+    """Return the note PAIRED for the report's table where its ratio of times comes from openings,
+    else ""."""
     ratios = [get_part(cell, "ratio") for cell in get_parts(get_part(report, "speed"), "cells")]
     return PAIRED if any(ratios) else ""
 
@@ -197,7 +200,7 @@ def divide(after: Any, before: Any) -> float | None:
 
 
 def size_rows(report: Document) -> list[TableRow]:
-    """Return one row on the size of the model file and one on peak memory."""
+    """Return the rows of the report's table on the size of the model file and on peak memory."""
     speed = get_part(report, "speed")
     rows = []
     for key, name in (("size", "Model file"), ("peak_memory", "Peak memory")):

@@ -25,7 +25,7 @@ Writer = Callable[[Any], str]
 
 
 def finite(value: Any) -> float | None:
-    """Return a finite number, else None."""
+    """Return a number of the report if it is finite, else None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if math.isfinite(value) else None
@@ -60,7 +60,8 @@ def plain(value: Any) -> str:
 
 
 def error(value: Any) -> str:
-    """Format a relative error with four decimals, as 0.0210; below 0.001 as 1.2e-07."""
+    """Format a relative error for the report with four decimals, as 0.0210; below 0.001 as
+    1.2e-07."""
     return _or_words(value, lambda x: f"{x:.4f}" if abs(x) >= 1e-3 or x == 0 else f"{x:.1e}")
 
 
@@ -75,7 +76,8 @@ def ms(value: Any) -> str:
 
 
 def size(value: Any) -> str:
-    """Format bytes in B, kB, MB or GB (powers of 1000); one decimal from kB to 999.9 GB."""
+    """Format bytes for the report in B, kB, MB or GB (powers of 1000); one decimal from kB to 999.9
+    GB."""
 
     def write(x: float) -> str:
         for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
@@ -87,17 +89,17 @@ def size(value: Any) -> str:
 
 
 def times(value: Any) -> str:
-    """Format a ratio with two decimals: 0.41×."""
+    """Format a ratio for the report with two decimals: 0.41×."""
     return _or_words(value, lambda x: f"{x:.2f}×")
 
 
 def whole(value: Any) -> str:
-    """Format a count without decimals: 12,345."""
+    """Format a count for the report without decimals: 12,345."""
     return _or_words(value, lambda x: f"{x:,.0f}")
 
 
 def percent(value: Any) -> str:
-    """Format a share from 0 to 1 in percent with one decimal: 90.1 %."""
+    """Format a share from 0 to 1 for the report in percent with one decimal: 90.1 %."""
     return _or_words(value, lambda x: f"{100 * x:.1f} %")
 
 
@@ -107,7 +109,7 @@ def nats(value: Any) -> str:
 
 
 def title(metric: str) -> str:
-    """Return a metric's name as the first words of a line."""
+    """Return a metric's name as the first words of a line of the report."""
     return TITLES.get(metric) or metric.replace("_", " ").capitalize()
 
 

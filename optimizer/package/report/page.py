@@ -119,7 +119,7 @@ def _anchor(number: int) -> str:
 
 
 def _target(reports: list[Document], recipe: Any, number: int) -> TargetPart:
-    """Return the cards of target `number`."""
+    """Return the cards of the report page on target `number`."""
     report = reports[number]
     groups = (
         (sections.comparison(report, recipe),),

@@ -22,7 +22,7 @@ DOTS = 120  # maximum dots in a strip; more would overlap
 
 @dataclass(frozen=True)
 class Rect:
-    """Rectangle. x, width: "12.50%"; y, height: pixels; hover: tooltip."""
+    """Rectangle of a chart in the report. x, width: "12.50%"; y, height: pixels; hover: tooltip."""
 
     shape: ClassVar[str] = "rect"
     x: str
@@ -35,7 +35,7 @@ class Rect:
 
 @dataclass(frozen=True)
 class Stroke:
-    """A line from (x1, y1) to (x2, y2)."""
+    """A line of a chart in the report, from (x1, y1) to (x2, y2)."""
 
     shape: ClassVar[str] = "stroke"
     x1: str
@@ -47,7 +47,7 @@ class Stroke:
 
 @dataclass(frozen=True)
 class Dot:
-    """Dot at a position of a chart."""
+    """Dot at a position of a chart in the report."""
 
     shape: ClassVar[str] = "dot"
     x: str
@@ -58,7 +58,7 @@ class Dot:
 
 @dataclass(frozen=True)
 class ChartText:
-    """Text at a position of a chart."""
+    """Text at a position of a chart in the report."""
 
     shape: ClassVar[str] = "label"
     text: str
@@ -72,7 +72,7 @@ Shape = Rect | Stroke | Dot | ChartText
 
 @dataclass(frozen=True)
 class Chart:
-    """Chart of shapes in drawing order; height: pixels."""
+    """Chart of the report: shapes in drawing order; height: pixels."""
 
     title: str
     description: str
@@ -116,13 +116,14 @@ def _at(fraction: float) -> str:
 
 
 def _span(start: float, end: float) -> str:
-    """Return the width from start to end, fractions clipped to 0..1, as "12.50%"."""
+    """Return the width of a chart's bar from start to end, fractions clipped to 0..1, as
+    "12.50%"."""
     a, b = (min(max(f, 0.0), 1.0) for f in (start, end))
     return f"{98.4 * max(b - a, 0.0):.2f}%"
 
 
 def _label(fraction: float, y: float, text: str, style: str = "") -> ChartText:
-    """Return text at a position, aligned inwards near the edges."""
+    """Make the text at a position of a chart, aligned inwards near the edges."""
     anchor = "" if fraction < 0.3 else "end" if fraction > 0.7 else "mid"
     return ChartText(text, _at(fraction), y, f"{style} {anchor}".strip())
 
@@ -145,7 +146,8 @@ def _horizontal(start: float, end: float, y: float, style: str) -> Stroke:
 
 
 def _ticks(most: float) -> list[float]:
-    """Return four to seven round values from 0 up to `most`, which is above 0."""
+    """Choose the values of a chart's axis: four to seven round values from 0 up to `most`, which is
+    above 0."""
     raw = most / 6
     unit = 10.0 ** math.floor(math.log10(raw))
     step = next(unit * m for m in (1, 2, 2.5, 5, 10) if unit * m >= raw)

@@ -41,7 +41,8 @@ def _answering(report: Document) -> list[TableRow]:
 
 
 def _smaller(report: Document) -> list[TableRow]:
-    """Return one row on the parameters of a reduced model; [] for other models."""
+    """Return the row of the report's table on the number of parameters of a reduced model; [] for
+    other models."""
     reduced = get_part(report, "reduced")
     if not reduced:
         return []

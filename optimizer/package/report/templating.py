@@ -38,5 +38,5 @@ def _visible(value: Any) -> Any:
 
 
 def _pixels(value: float) -> str:
-    """Format a number with at most two decimals."""
+    """Format a number of pixels with at most two decimals."""
     return f"{value:.2f}".rstrip("0").rstrip(".")

@@ -43,7 +43,7 @@ def counts(report: Document) -> str:
 
 
 def write_verdict(report: Document, recipe: Any) -> str:
-    """Return the recommendation and the changes in numbers."""
+    """Write the report's verdict: the recommendation and the changes in numbers."""
     verdict = str(report.get("verdict"))
     unmeasured = any(g.get("verdict") == "not measured" for g in get_parts(report, "gates"))
     opening = {
@@ -64,7 +64,8 @@ def write_verdict(report: Document, recipe: Any) -> str:
 
 
 def _quality(report: Document) -> str:
-    """Return a sentence on the difference in quality, or why it was not measured."""
+    """Write the sentence of the verdict on the difference in quality, or why it was not
+    measured."""
     section = get_part(report, "quality")
     if not section.get("metric"):
         return f"Quality was not measured: {explain_missing(report, 'quality')}."
@@ -95,7 +96,8 @@ def _text_cost(report: Document, section: Document) -> str:
 
 
 def _speed(report: Document, recipe: Any) -> str:
-    """Return a sentence on the time relative to float, or why it was not measured."""
+    """Write the sentence of the verdict on the time relative to float, or why it was not
+    measured."""
     cells = get_parts(get_part(report, "speed"), "cells")
     if not cells:
         return f"Speed was not measured: {explain_missing(report, 'speed')}."

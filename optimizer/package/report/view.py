@@ -53,7 +53,7 @@ class ReportTable:
 
 @dataclass(frozen=True)
 class Card:
-    """Card on one question. legend: names of the chart's colours, in order."""
+    """Card of the report page, on one question. legend: names of the chart's colours, in order."""
 
     title: str
     hint: str = ""
@@ -66,7 +66,7 @@ class Card:
 
 @dataclass(frozen=True)
 class TargetVerdict:
-    """Verdict of a target, and the gates that did not pass."""
+    """Verdict on a target in the report, and the gates that did not pass."""
 
     target: str
     href: str
@@ -78,7 +78,7 @@ class TargetVerdict:
 
 @dataclass(frozen=True)
 class TargetPart:
-    """Cards of one target; a group is side by side on a wide screen."""
+    """Cards of the report page on one target; a group is side by side on a wide screen."""
 
     name: str
     anchor: str
@@ -107,7 +107,7 @@ class Page:
 
 
 def line(*pieces: str | Span) -> Line:
-    """Return a line of plain text and spans."""
+    """Make a line of the report from plain text and spans."""
     return tuple(p if isinstance(p, Span) else Span(p) for p in pieces)
 
 
@@ -124,7 +124,7 @@ def figure(text: str) -> Span:
 
 
 def badge(verdict: Any) -> Span:
-    """Return a verdict as a coloured word in capitals."""
+    """Make the coloured word in capitals by which the report shows a verdict."""
     word = str(verdict)
     known = word in ("pass", "fail", "inconclusive")
     return Span(word.upper(), f"badge {word}" if known else "badge")
@@ -136,7 +136,7 @@ def figures(*texts: str) -> tuple[Line, ...]:
 
 
 def missing(what: str, reason: str) -> Paragraph:
-    """Return a paragraph on a missing measurement and its reason."""
+    """Make the report's paragraph on a missing measurement and its reason."""
     return Paragraph(line(Span(f"{what} not measured: ", "strong"), reason), "missing")
 
 

@@ -142,13 +142,14 @@ def move(place: Releases, environment: str, data: bytes, expected: str) -> None:
 
 
 def read_history(place: Releases, environment: str) -> list[str]:
-    """Return the digests that the environment has named, oldest first."""
+    """Read the digests of the bundles that an environment, such as production, has named, oldest
+    first."""
     data = place.read_manifest(f"{environment}{SUFFIX}")
     return [] if data is None else parse_digests(data, f"{environment}{SUFFIX}")
 
 
 def check_name(environment: str) -> None:
-    """Raises RecipeError for an invalid name of an environment."""
+    """Raise RecipeError for an invalid name of an environment."""
     if not NAME.fullmatch(environment):
         raise RecipeError(
             f"{environment!r:.80} is not valid as an environment's name",
@@ -189,7 +190,8 @@ def _check_environment(
 
 
 def _check_model(there: Release, candidate: Release, where: str, environment: str) -> None:
-    """Raises RecipeError for a candidate of another model or task."""
+    """Raise RecipeError for a bundle whose model or task is not that of the bundles in the
+    environment."""
     differ = list_differences(there.manifest, candidate.manifest)
     if differ:
         raise RecipeError(

@@ -22,7 +22,10 @@ HISTORY = "io.optimize-toolchain.history"
 
 
 def history_manifest(digests: Sequence[str]) -> bytes:
-    """Return the bytes of a history's manifest; digests: oldest first."""
+    """Build the manifest that records an environment's history in a registry.
+
+    digests: oldest first
+    """
     entry: dict[str, Any] = {"mediaType": EMPTY_TYPE, "digest": EMPTY.digest, "size": EMPTY.size}
     return encode(
         {

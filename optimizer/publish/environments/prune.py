@@ -22,19 +22,19 @@ class PrunablePlace(Place, Protocol):
     """Place without garbage collection of its own: a layout or an object store."""
 
     def lock(self) -> AbstractContextManager[None]:
-        """Block other writers until the block ends."""
+        """Inside, keep other writers from changing the registry."""
 
     def resolve_tags(self) -> dict[str, str]:
-        """Return {tag: digest}, the last tagged last."""
+        """Return {tag: digest of its bundle} of the registry, the last tagged last."""
 
     def blobs(self) -> dict[str, int]:
         """Return {digest: bytes} of all blobs."""
 
     def drop_tags(self, tags: Collection[str]) -> None:
-        """Remove tags; the caller holds the lock."""
+        """Remove tags of pruned bundles; the caller holds the lock."""
 
     def drop_blobs(self, digests: Collection[str]) -> None:
-        """Remove blobs; the caller holds the lock."""
+        """Remove blobs that no bundle needs any more; the caller holds the lock."""
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ class BundleFolder:
 
     @property
     def size(self) -> int:
-        """Bytes of all files and attachments."""
+        """Bytes of all files and attachments of the bundle."""
         files = sum(blob.size for blob in self.files.values())
         return files + sum(len(data) for data in self.attachments.values())
 
@@ -56,10 +56,10 @@ class FolderRegistry(Protocol):
         """Return {version: revision}, oldest first; {} for a registry that does not exist yet."""
 
     def environments(self) -> dict[str, str]:
-        """Return {environment: revision}."""
+        """Return {name of an environment: revision of the bundle that it names}."""
 
     def read(self, revision: str, name: str) -> bytes | None:
-        """Return the bytes of a bundle's small file; None for a missing file."""
+        """Return the bytes of a small file of a published bundle; None for a missing file."""
 
     def receive(self, revision: str, name: str, size: int, into: Path) -> None:
         """Append the missing bytes of a bundle's file to the file `into`."""
@@ -87,7 +87,7 @@ class FolderRegistry(Protocol):
         ("" for none) now. past: new history of digests; None leaves it as it is."""
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections to the registry."""
 
 
 def attachment_name(attachment: Attachment, data: bytes) -> str:
@@ -96,7 +96,8 @@ def attachment_name(attachment: Attachment, data: bytes) -> str:
 
 
 class Folders:
-    """Releases in a registry of folders."""
+    """Releases in a registry that stores folders, such as the Hugging Face Hub or MLflow, and no
+    blobs."""
 
     def __init__(self, registry: FolderRegistry) -> None:
         self.registry = registry

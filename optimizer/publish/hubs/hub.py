@@ -212,7 +212,7 @@ class Hub:
         raise self._overtaken_error()
 
     def _published_digests(self) -> set[str]:
-        """Return the digests of the files of all versions."""
+        """Return the digests of the files of all versions in the repository."""
         digests: set[str] = set()
         for revision in self.versions().values():
             data = self.read(revision, verify.MANIFEST)
@@ -298,7 +298,7 @@ class Hub:
         return next((r.target_commit for r in self._refs("branches") if r.name == MAIN), "")
 
     def _tree(self, revision: str) -> dict[str, Any]:
-        """Return {name: RepoFile} of all files."""
+        """Return {name: RepoFile} of all files of the repository at a revision."""
         from huggingface_hub.hf_api import RepoFile
 
         listed = self.api.list_repo_tree(self.repository, revision=revision, recursive=True)
@@ -319,7 +319,7 @@ class Hub:
 
     @contextmanager
     def _open(self, revision: str, name: str, start: int = 0) -> Iterator[Any]:
-        """Yield the response to a GET of a file, from the byte `start` on."""
+        """Yield the response to a GET of a file of the repository, from the byte `start` on."""
         from huggingface_hub import get_session, hf_hub_url
         from huggingface_hub.utils import build_hf_headers
 
@@ -331,7 +331,7 @@ class Hub:
             yield response
 
     def _check(self, response: Any) -> None:
-        """Raises the library's error for a status of 400 or more."""
+        """Raise huggingface_hub's error for a response with a status of 400 or more."""
         from huggingface_hub.utils import hf_raise_for_status
 
         if response.status_code >= 400:
@@ -347,7 +347,7 @@ class Hub:
 
     @contextmanager
     def _explain_errors(self) -> Iterator[None]:
-        """Raise errors of huggingface_hub inside the `with` as MachineError."""
+        """Inside, raise errors of huggingface_hub as MachineError."""
         from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalTokenNotFoundError
 
         try:

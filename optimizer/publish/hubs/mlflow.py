@@ -169,7 +169,8 @@ class RegisteredModel:
             return self._call_unless("RESOURCE_DOES_NOT_EXIST", self.client.get_registered_model)
 
     def _call_unless(self, code: str, call: Any) -> Any | None:
-        """Return call(name of the model); None for the error `code`."""
+        """Call MLflow by call(name of the model); return None where it answers with the error
+        `code`."""
         from mlflow.exceptions import MlflowException
 
         try:
@@ -180,7 +181,8 @@ class RegisteredModel:
             raise
 
     def _run_of(self, revision: str) -> str | None:
-        """Return the id of the run of a version; None for a version that is not a bundle."""
+        """Return the id of the MLflow run that holds a version's files; None for a version that is
+        not a bundle."""
         if revision not in self._runs:
             self._runs |= {str(v.version): v.run_id for v in self._versions() if DIGEST in v.tags}
         return self._runs.get(revision)
@@ -287,7 +289,7 @@ class RegisteredModel:
         return files
 
     def _log(self, run: str, name: str, content: Path | bytes) -> None:
-        """Send one file; the MLflow client names the artifact after the file."""
+        """Send one file to an MLflow run; the MLflow client names the artifact after the file."""
         folder, base = posixpath.split(name)
         if isinstance(content, Path):
             self.client.log_artifact(run, str(content), folder or None)

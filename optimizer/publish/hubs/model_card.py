@@ -46,7 +46,7 @@ def write_model_card(manifest: Document, reports: Sequence[Document], repository
 
 
 def front_matter(manifest: Document, reports: Sequence[Document]) -> dict[str, Any]:
-    """Return {field: value} of the front matter, which the hub reads."""
+    """Build the front matter of the model card, {field: value}, which the hub reads."""
     task = tasks.find_task(manifest["contract"]["task"])
     pipeline = task.pipeline_tag or task.name
     source = manifest["source"]
@@ -153,13 +153,13 @@ def _escape(text: object) -> str:
 
 
 def _fold(text: str) -> str:
-    """Wrap YAML in a section that is collapsed at first."""
+    """Wrap YAML of the model card in a section that is collapsed at first."""
     summary = "<details><summary>complete with every default</summary>"
     return f"{summary}\n\n{_fence(text, 'yaml')}\n\n</details>"
 
 
 def _fence(text: str, language: str) -> str:
-    """Wrap text in a code block, with a fence longer than any in the text."""
+    """Wrap text of the model card in a code block, with a fence longer than any in the text."""
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{text.strip()}\n{fence}"

@@ -14,7 +14,7 @@ from typing import Any
 
 
 class PyfuncModel:
-    """Model object for MLflow; folder: folder of the bundle."""
+    """Model object by which MLflow runs a bundle. folder: folder of the bundle"""
 
     def __init__(self, folder: Path) -> None:
         package = import_harness(folder)

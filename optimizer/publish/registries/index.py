@@ -34,7 +34,7 @@ def read(data: bytes | None, where: str) -> Json:
 
 
 def annotation(index: Json, name: str) -> str:
-    """Return an annotation of the index, "" if it is missing."""
+    """Return an annotation of the registry's index, "" if it is missing."""
     value = index.get("annotations", {}).get(name, "")
     return value if isinstance(value, str) else ""
 
@@ -48,7 +48,7 @@ def annotate(index: Json, name: str, value: str) -> Json:
 
 
 def resolve_tags(index: Json) -> dict[str, str]:
-    """Return {tag: digest}, in order of tagging."""
+    """Return {tag: digest of its manifest} of an OCI index, in order of tagging."""
     return {tag: e["digest"] for e in index["manifests"] if (tag := _tag(e))}
 
 
@@ -60,7 +60,7 @@ def add_tags(index: Json, tags: Mapping[str, bytes]) -> bytes:
 
 
 def remove_tags(index: Json, tags: Collection[str]) -> bytes:
-    """Return the bytes of the index without these tags."""
+    """Return the bytes of an OCI index without these tags."""
     others = [e for e in index["manifests"] if _tag(e) not in tags]
     return encode({**index, "manifests": others})
 

@@ -37,7 +37,7 @@ from optimizer.store import digest_file
 
 
 class OciLayout:
-    """Place in a folder, which is made at the first write."""
+    """Registry in a local folder, as an OCI layout, which is made at the first write."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -100,7 +100,7 @@ class OciLayout:
                 self._set_tags({tag: data})
 
     def _check_blobs(self, data: bytes) -> None:
-        """Raises MachineError for a blob that a simultaneous prune removed."""
+        """Raise MachineError where a prune has meanwhile removed a blob that the manifest needs."""
         digests = indexes.list_referenced_digests(parse_document(data, "manifest"))
         missing = [d for d in digests if not self.blob(d).is_file()]
         if missing:

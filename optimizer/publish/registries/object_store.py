@@ -53,7 +53,7 @@ MARK_LAPSES = timedelta(minutes=15)
 
 
 class ObjectStore:
-    """Prunable place in an object store."""
+    """Registry in a bucket of an object store, from which old bundles can be pruned."""
 
     def __init__(
         self,
@@ -234,7 +234,7 @@ class ObjectStore:
         return indexes.annotate(index, PRUNING, "")
 
     def _check_blobs(self, manifests: Collection[bytes]) -> None:
-        """Raises MachineError for a blob that a simultaneous prune removed."""
+        """Raise MachineError where a prune has meanwhile removed a blob that a manifest needs."""
         named = {d for data in manifests for d in _list_referenced(data)}
         if not named:
             return

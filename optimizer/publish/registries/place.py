@@ -30,7 +30,7 @@ class Releases(Protocol):
     """
 
     def send(self, blob: Blob) -> None:
-        """Store a blob."""
+        """Store a blob of a bundle in the registry."""
 
     def receive(self, digest: str, size: int, into: Path) -> None:
         """Append the missing bytes of a blob to the file `into`; the caller checks the digest."""
@@ -49,14 +49,14 @@ class Releases(Protocol):
         new tag); else write nothing and return False."""
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections to the registry."""
 
 
 class Place(Releases, Protocol):
     """Releases with blobs and manifests that are written one by one, unlike hubs/folders.py."""
 
     def has(self, blob: Blob) -> bool:
-        """Return True for a blob that the place holds completely."""
+        """Return True for a blob that the registry holds completely."""
 
     def write_manifest(self, data: bytes, tag: str = "") -> None:
         """Write a manifest under its digest, and under the tag unless it is ""."""
@@ -82,7 +82,7 @@ def parse_document(data: bytes, where: str) -> Json:
 
 
 def describe(data: bytes) -> Json:
-    """Return the descriptor of a manifest's bytes: its entry in an index."""
+    """Return the descriptor of a manifest: its digest, size and type, as an index lists it."""
     manifest = parse_document(data, "manifest")
     entry: Json = {
         "mediaType": manifest["mediaType"],

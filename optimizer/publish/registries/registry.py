@@ -41,7 +41,7 @@ NEXT = re.compile(r'<([^<>]*)>\s*;(?:[^,]*;)?\s*rel="?next"?')
 
 
 class Registry:
-    """Place in one repository of a registry."""
+    """One repository of an OCI registry that answers over HTTP, in which bundles are published."""
 
     def __init__(self, transport: Transport, name: str) -> None:
         self.transport, self.name = transport, name

@@ -74,7 +74,8 @@ class Sink:
         self._file.truncate()
 
     def write(self, data: bytes) -> None:
-        """Append a part of the body. Raises BundleError beyond `size` bytes."""
+        """Append a part of a response's body to the file or buffer. Raises BundleError beyond
+        `size` bytes."""
         if self.tell() + len(data) > self._size:
             raise BundleError(
                 f"the registry sends more than the {self._size:,} bytes that the manifest lists",
@@ -321,7 +322,8 @@ class _Watch:
         self._thread = Thread(target=self._watch, daemon=True)
 
     def read_chunks(self, response: http.client.HTTPResponse) -> Iterator[bytes]:
-        """Yield the body in chunks."""
+        """Yield the body of a response in chunks, whose bytes are counted so that a transfer that
+        is too slow is noticed."""
         self._begun.set()
         while chunk := response.read1(CHUNK):
             self._received += len(chunk)

@@ -117,12 +117,13 @@ class Sparsity(Section):
 
     @property
     def record(self) -> SparsityMethod:
-        """Record of the pruning method."""
+        """Record of the pruning method that the recipe names."""
         return SPARSITY_METHODS[self.method]
 
     @cached_property
     def shape(self) -> Pattern:
-        """Pattern of zeros, with its amount."""
+        """Pattern in which weights are pruned, such as 2:4, or the share of zeros of an
+        unstructured one."""
         if self.pattern == UNSTRUCTURED:
             return Pattern(amount=AMOUNT if self.amount is None else self.amount)
         return Pattern.parse(self.pattern)

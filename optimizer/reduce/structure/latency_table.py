@@ -67,7 +67,7 @@ Interval = tuple[float | None, float | None]
 
 @dataclass(frozen=True)
 class TimedSize:
-    """A timed size.
+    """Sizes of a smaller model, with the time that they took.
 
     ratio: median over rounds of this size's time / the time of the model in unreduced/
     interval: (lower, upper) bound of the ratio; None: unknown

@@ -52,7 +52,8 @@ class Moments:
             self.cross.addmm_(f.T, x)
 
     def products(self, *, centered: bool) -> tuple[Tensor, Tensor]:
-        """Return (hessian, cross) in float64.
+        """Compute (hessian, cross), the products of the inputs that a least-squares fit reads, in
+        float64.
 
         centered: True for moments about the means, for a layer whose bias corrects the mean output
         """

@@ -85,7 +85,7 @@ class EngineRows:
                     self._identical(_same_bits(again, judged_part), f"row {group[0]}", name)
 
     def check_windows(self, sets: Mapping[str, tuple[Sequence[Ids], Scores]]) -> None:
-        """Do as check_answers for text-generation.
+        """Add problems where the engine, run again, scores windows of text with other bits.
 
         sets: {name of the set: (windows of token ids, their scores)}
         """

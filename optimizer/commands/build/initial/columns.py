@@ -154,7 +154,7 @@ def propose(table: Any, file: Path, model: ModelFacts) -> tuple[dict[str, str], 
 
 
 def _usual(field: str, model: ModelFacts) -> str:
-    """Return the key of NAMES that lists the usual column names of a field."""
+    """Return the key of NAMES that lists the usual names of a column of a data set."""
     first, second = _pair_names(model)
     return {"text": first, "text_pair": second}.get(field, field)
 
@@ -201,7 +201,7 @@ def _report_no_answers(others: Sequence[str]) -> str:
 
 
 def _is_numbers(values: Sequence[Any], count: int) -> bool:
-    """Return True for lists of `count` numbers."""
+    """Return True for values of a column that are all lists of `count` numbers."""
     return all(
         isinstance(c, list) and len(c) == count and all(isinstance(x, int | float) for x in c)
         for c in values

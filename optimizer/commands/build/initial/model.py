@@ -365,7 +365,7 @@ def _list_headed_tasks() -> list[tasks.Task]:
 
 
 def _is_base(named: str) -> bool:
-    """Return True for the name of a class without a head."""
+    """Return True for the name of a transformers class without a head for a task."""
     return named.endswith("Model") and not named.endswith("DoubleHeadsModel")
 
 

@@ -17,7 +17,7 @@ FAIR = {"calibrate": 0.3, "time": 0.1}  # maximum share of each; the evaluation 
 
 
 def check_number(rows: Sequence[Any], file: Path) -> None:
-    """Raise DataError if there are fewer rows than FEWEST."""
+    """Raise DataError if a data set for a new recipe has fewer rows than FEWEST."""
     if len(rows) < FEWEST:
         raise DataError(
             f"it has {len(rows)} usable rows",

@@ -143,7 +143,7 @@ def look(file: Path, folder: Path, recipe_folder: Path, model: ModelFacts) -> Da
 
 
 def _choice(labels: Sequence[str]) -> str:
-    """Return the key of a recipe with the labels to choose from."""
+    """Return the key of a new recipe with the labels that a zero-shot model chooses from."""
     names = ", ".join(map(json.dumps, labels))
     return f"zero_shot: {{candidate_labels: [{names}]}}"
 

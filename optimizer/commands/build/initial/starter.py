@@ -285,7 +285,7 @@ def _part(data: DataFacts, part: str) -> dict[str, str]:
 
 
 def _flow(data: DataFacts, fields: Sequence[str]) -> str:
-    """Return {field: column} as YAML."""
+    """Write {field: column} as YAML in one line."""
     return "{" + ", ".join(f"{f}: {quote(data.columns[f])}" for f in fields) + "}"
 
 

@@ -153,7 +153,8 @@ def _choose(
 
 
 def _activation_quantizer(activations: Activations) -> smoothquant.Quantizer:
-    """Function x -> x fake-quantized as the recipe says, with a static range chosen on x itself."""
+    """Return a function that fake-quantizes an input x as the recipe says, with a static range
+    chosen on x itself, by which SmoothQuant judges a strength."""
     if activations.granularity == "token":
         return fake_quantize_per_token
     choose = make_range_chooser(activations)

@@ -43,7 +43,7 @@ class Shift:
         self._count += len(float_output)
 
     def merge(self, later: Shift) -> None:
-        """Add the tokens of `later`."""
+        """Add the outputs' errors on later batches, which another process may have computed."""
         self._sum += later._sum
         self._count += later._count
 

@@ -92,7 +92,7 @@ class MagnitudeHistogram:
         self._grow(_exponent_for(self.absmax))
 
     def merge(self, other: MagnitudeHistogram) -> None:
-        """Add the counts of `other`."""
+        """Add the counts of a histogram of the same tensor on other batches."""
         self.low, self.high = min(self.low, other.low), max(self.high, other.high)
         self._grow(other.exponent)
         self.counts += _coarser(other.counts, self.exponent - other.exponent)
@@ -147,7 +147,7 @@ class Channels:
         self.count += len(rows)
 
     def merge(self, other: Channels) -> None:
-        """Add the rows of `other`."""
+        """Add the sums of the same input on other batches."""
         self.absmax = torch.maximum(self.absmax, other.absmax)
         self._sum += other._sum
         self.count += other.count

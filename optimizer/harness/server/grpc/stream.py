@@ -121,7 +121,7 @@ class GrpcStream:
     async def _respond(
         self, message: Any, request: Request, before: asyncio.Event, done: asyncio.Event
     ) -> None:
-        """Write the responses to one parsed request; arguments as for `_answer`."""
+        """Write the responses to one parsed request of the stream; for arguments see `_answer`."""
         name, version = message.model_name, message.model_version
         with self._app.versions.lease(name, version) as service:
             service.take(request, name)

@@ -64,7 +64,8 @@ class Protocol(H11Protocol):
 
     @property
     def waiting(self) -> bool:
-        """As in connections.Connection."""
+        """False while a complete request is answered, so that the connection must stay open
+        (connections.Connection)."""
         resting = self.cycle is None or self.cycle.response_complete
         return resting or self.conn.their_state is h11.SEND_BODY or self.transport.is_closing()
 

@@ -29,7 +29,7 @@ def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, A
 
 
 def line(answer: Mapping[str, Any]) -> str:
-    """Return an answer as text for a person."""
+    """Write an answer in one line for a person: the number of tokens and of numbers per token."""
     rows = answer["hidden_states"]
     return f"{len(rows)} tokens x {len(rows[0])} numbers (--json prints all)"
 

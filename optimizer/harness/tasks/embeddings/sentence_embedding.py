@@ -248,7 +248,7 @@ def tensors(contract: Contract) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 
 def line(answer: Mapping[str, Any]) -> str:
-    """Return an answer as text for a person."""
+    """Write an answer in one line for a person: the first numbers of the embedding."""
     numbers = answer["embedding"]
     first = " ".join(f"{x:.4f}" if isinstance(x, float) else str(x) for x in numbers[:SHOWN])
     return f"[{first} ...] {len(numbers)} numbers (--json prints all)"

@@ -70,7 +70,7 @@ def _list_heaviest(weights: Array, tokenizer: Any) -> dict[str, Any]:
 
 
 def line(answer: Mapping[str, Any]) -> str:
-    """Return an answer as text for a person."""
+    """Write an answer in one line for a person: the tokens with the largest weights."""
     shown = "  ".join(f"{token} {value:.4f}" for token, value in answer["strongest"].items())
     count = len(answer["indices"])
     return f"{shown} ... {count} weights (--json prints all)" if count > SHOWN else shown

@@ -67,7 +67,7 @@ def ledger(report: Document) -> Card:
 
 
 def _notes(hops: list[Document]) -> Iterator[Paragraph]:
-    """Yield paragraphs on failed hops, then on hops not run."""
+    """Write the paragraphs of the report's ledger card: on failed hops, then on hops not run."""
     for hop in hops:
         for problem in hop.get("problems") or []:
             yield Paragraph(line(Span(str(hop.get("hop")), "strong"), ": ", format_value(problem)))

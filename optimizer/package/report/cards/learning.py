@@ -11,7 +11,7 @@ TITLES = {"recover": "Recovery of the smaller model", "qat": "Quantization-aware
 
 
 def build_cards(report: Document) -> tuple[Card, ...]:
-    """Return one card per training."""
+    """Return one card of the report per training (recover, qat)."""
     return tuple(_card(training) for training in get_parts(report, "learned"))
 
 

@@ -313,7 +313,8 @@ def _range(limits: Any) -> str:
 
 
 def fallbacks(report: Document) -> Card:
-    """Return the card of modules that ran otherwise than requested."""
+    """Return the report's card of fallbacks: modules that ran in more bits than the recipe asks
+    for."""
     title, notes = "Fallbacks and notes", report.get("fallbacks")
     if notes is None:
         return build_unmeasured_card(title, "Fallbacks", report, "fallbacks")
@@ -333,7 +334,7 @@ def _fallback(note: Any) -> Line:
 
 
 def format_value(value: Any) -> str:
-    """Format any JSON value on one line."""
+    """Format any JSON value on one line of the report."""
     if isinstance(value, dict):
         return "; ".join(f"{k}: {format_value(v)}" for k, v in value.items())
     if isinstance(value, list | tuple):

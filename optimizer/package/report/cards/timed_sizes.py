@@ -38,7 +38,7 @@ def gain_rows(report: Document) -> list[TableRow]:
 
 
 def _precision(measured: Document) -> str:
-    """Return the precision of the unreduced model, "float" or "quantized"."""
+    """Return the precision in which the unreduced model was timed, "float" or "quantized"."""
     return "float" if measured.get("over") == "float" else "quantized"
 
 

@@ -8,7 +8,8 @@ from optimizer.package.report.view import Card, Line, ReportTable, figure, figur
 
 
 def build_cards(report: Document) -> tuple[Card, ...]:
-    """Return the card; () where no forms were judged."""
+    """Return the report's card on the search quality of embeddings in each form; () where no forms
+    were judged."""
     section = get_part(report, "embeddings")
     if not section:
         return ()
@@ -54,7 +55,8 @@ def _form(form: Document) -> tuple[Line, ...]:
 
 
 def describe_forms(report: Document) -> str:
-    """Return the bytes of a vector in each form; "" without forms."""
+    """Write how many bytes an embedding takes in each form (type and number of dimensions); ""
+    without forms."""
     section = get_part(report, "embeddings")
     forms = [
         f"{whole(form.get('bytes'))} for {form.get('type')} with {whole(form.get('dimensions'))} "

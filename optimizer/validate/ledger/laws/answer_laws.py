@@ -402,7 +402,7 @@ PIPELINES = {
 
 
 def explain_unjudged(task: str) -> str:
-    """Explain that the answers of a task have no reference here; "" where they have one."""
+    """Explain that no reference can judge this task's answers; "" where one can."""
     return "" if task in EXPECTED else UNJUDGED.format(task)
 
 
