@@ -177,7 +177,8 @@ class Model(Section):
     outputs: tuple[Pattern, ...] = Field(
         (),
         max_length=100,
-        description="tensors, detector: outputs of the file to keep; default: all",
+        description="tensors, detector: outputs of the file to keep, or tensors inside it, such as "
+        "those before NMS; default: all outputs",
     )
     axes: dict[Pattern, Annotated[int, Field(ge=1, le=1 << 20)]] = Field(
         default_factory=dict,

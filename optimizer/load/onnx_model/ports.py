@@ -21,7 +21,7 @@ from optimizer.recipe.answers import ImageInput
 from optimizer.recipe.schema import Model
 
 Array = NDArray[Any]
-CHOOSE_OUTPUTS = "Name the outputs to keep: model.outputs: [...]."
+CHOOSE_OUTPUTS = "Name the outputs to keep, or tensors inside the file: model.outputs: [...]."
 BATCH = "batch"
 RESERVED = ("self", "return_dict")
 """Parameters of a torch module's call."""

@@ -4,7 +4,8 @@ out/checkpoint/config.json        {"model_type": "onnx", ...}, see _config
 out/checkpoint/model.safetensors  weights under the file's names
 out/checkpoint/graph/             the graph (model/graph/record.py)
 out/original/                     the file as it is, with its external data: the reference; of one
-                                  in float16 the file in float32 (widen.py)
+                                  in float16 the file in float32 (widen.py); up to the tensors of
+                                  model.outputs where they are inside it (inner_outputs.py)
 out/origin.json                   of such a file and of a torch module: how far its answers lie from
                                   the graph's (reference.py: compare), hop `origin` of the ledger
 out/contract.json, source.json    as of any model
@@ -29,14 +30,22 @@ import torch
 from onnx import inliner, numpy_helper, shape_inference, version_converter
 
 from optimizer.foundation import safetensors_stream
-from optimizer.foundation.errors import CheckpointError, RecipeError, suggest
+from optimizer.foundation.errors import CheckpointError, RecipeError
 from optimizer.foundation.process import machine_speed, resident
 from optimizer.foundation.reading import quote_error, reading
 from optimizer.harness import tasks
 from optimizer.harness.contract import SECTIONS, VERSION, Contract
 from optimizer.harness.process.temporary import make_temporary_folder
 from optimizer.load.onnx_model import draft as drafts
-from optimizer.load.onnx_model import files, passes, ports, reference, refusals, widen
+from optimizer.load.onnx_model import (
+    files,
+    inner_outputs,
+    passes,
+    ports,
+    reference,
+    refusals,
+    widen,
+)
 from optimizer.load.onnx_model.channels_first import keep_channels_first
 from optimizer.load.onnx_model.draft import Array, Draft
 from optimizer.load.onnx_model.files import OnnxFile
@@ -62,14 +71,20 @@ ORIGIN = "origin.json"
 
 @dataclass(frozen=True)
 class Opened:
-    """A file in its final form, in memory. wide: initializers of a file in float16, else None"""
+    """A file in its final form, in memory.
+
+    half: True for a file in float16
+    rewritten: initializers of a file that the reference is not a copy of, because it was in
+        float16, or because inner tensors became its outputs; else None
+    """
 
     source: OnnxFile
     model: onnx.ModelProto
     draft: Draft
     ports: ports.Ports
     finished: Finished
-    wide: Mapping[str, Array] | None = None
+    half: bool = False
+    rewritten: Mapping[str, Array] | None = None
 
 
 def open_file(section: Model) -> Opened:
@@ -77,6 +92,7 @@ def open_file(section: Model) -> Opened:
     file = files.find(section)
     with reading(file.path, own_faults=True):
         model = files.read(file.path)
+        cut = inner_outputs.cut(model, section.outputs)
         files.data_files(model, file.path)
         refusals.check(model, file.path)
         if model.functions:
@@ -85,6 +101,13 @@ def open_file(section: Model) -> Opened:
         files.load_attributes(model, file.path)
         arrays = files.arrays(model, file.path)
         half = widen.is_half(model)
+        if half and cut:
+            raise RecipeError(
+                "a tensor inside a file in float16 was named",
+                where="model.outputs",
+                accepted="outputs of the file",
+                fix="Export the model in float32.",
+            )
         if half:
             widen.widen(model, arrays)
         refusals.check_values(arrays, model.graph.node, file.path)
@@ -93,7 +116,7 @@ def open_file(section: Model) -> Opened:
         draft = drafts.of_proto(converted, added | arrays, opset)
         undefined = {n: a for n, a in draft.constants.items() if refusals.holds_nan(a)}
         refusals.check_values(undefined, converted.graph.node, file.path)
-        draft.outputs = _chosen(draft.outputs, section)
+        draft.outputs = list(dict.fromkeys(section.outputs)) or draft.outputs
         inputs = ports.read(model, draft, section, file.path)
         draft.shapes |= _shapes(converted, inputs, arrays)
         for step in (
@@ -118,8 +141,8 @@ def open_file(section: Model) -> Opened:
                 f"of images by constant filters, so there is nothing to compress{_nearest(draft)}",
                 where=str(file.path),
             )
-        wide = arrays if half else None
-        return Opened(file, model, draft, inputs, finish(draft), wide)
+        rewritten = arrays if half or cut else None
+        return Opened(file, model, draft, inputs, finish(draft), half, rewritten)
 
 
 def _nearest(draft: Draft) -> str:
@@ -134,17 +157,6 @@ def open_axes(section: Model) -> list[str]:
     model = files.read(file.path)
     refusals.check(model, file.path)
     return [key for value in files.inputs(model) for key in ports.open_axes(value, section)]
-
-
-def _chosen(names: list[str], section: Model) -> list[str]:
-    unknown = [n for n in section.outputs if n not in names]
-    if unknown:
-        raise RecipeError(
-            f"the file has no output {unknown[0]!r}{suggest(unknown[0], names)}",
-            where="model.outputs",
-            accepted=", ".join(names),
-        )
-    return [n for n in names if not section.outputs or n in section.outputs]
 
 
 def _converted(
@@ -224,7 +236,7 @@ def run(section: Model, out: Path, origin: Origin | None = None) -> None:
     expected too. Raises CheckpointError or RecipeError."""
     opened = open_file(section)
     path = opened.source.path
-    if opened.wide is not None:
+    if opened.half:
         origin = widen.HalfFile(path)
     expected = _answers(opened, out)
     document = contract(section, opened, expected)
@@ -249,7 +261,7 @@ def run(section: Model, out: Path, origin: Origin | None = None) -> None:
     _write_json(out / "contract.json", document)
     if compared is not None:
         _write_json(out / ORIGIN, compared)
-    if opened.wide is None:
+    if opened.rewritten is None:
         _copy_original(path, out / ORIGINAL)
     _write_json(
         out / "source.json",
@@ -274,11 +286,11 @@ def check(section: Model, out: Path) -> Opened:
 
 
 def _answers(opened: Opened, out: Path) -> tuple[list[reference.Answers], reference.Answers]:
-    """As reference.answers; of a file in float16 those of the converted one, which is written."""
+    """As reference.answers, after the reference was written, where it is not a copy of the file."""
     path = opened.source.path
-    if opened.wide is not None:
+    if opened.rewritten is not None:
         path = out / ORIGINAL / "model.onnx"
-        widen.write(opened.model, opened.wide, path)
+        widen.write(opened.model, opened.rewritten, path)
     return reference.answers(path, opened.ports, opened.draft.outputs, opened.model)
 
 
@@ -416,10 +428,10 @@ def shapes(section: Model) -> Shapes:
 
 
 def _share_beside(opened: Opened) -> float:
-    """Share of a file's bytes that are external data; 0 of a file that is converted to float32."""
+    """Share of a file's bytes that are external data; 0 of a file that is not copied."""
     path = opened.source.path
     beside = sum(f.stat().st_size for f in files.data_files(files.read(path), path))
-    return 0.0 if opened.wide is not None else beside / (beside + path.stat().st_size)
+    return 0.0 if opened.rewritten is not None else beside / (beside + path.stat().st_size)
 
 
 def estimate(shapes: Shapes, imports: int) -> Estimate:

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
+from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 from torch import nn
 
@@ -163,3 +165,41 @@ def test_a_recipe_whose_detector_cannot_be_meant_is_refused(
     )
     with pytest.raises(RecipeError, match=message):
         read(recipe)
+
+
+def test_boxes_before_suppression_in_the_graph_can_be_the_output(
+    file: Path, tmp_path: Path
+) -> None:
+    whole = onnx.load(file)
+    (output,) = whole.graph.output
+    limits = {"most": np.array([5]), "overlap": np.float32([0.5]), "least": np.float32([0.1])}
+    whole.graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in limits.items())
+    whole.graph.initializer.append(numpy_helper.from_array(np.array([4, 2]), "sizes"))
+    node = helper.make_node
+    whole.graph.node.extend(
+        [
+            node("Split", [output.name, "sizes"], ["boxes", "scores"], "split", axis=1),
+            node("Transpose", ["boxes"], ["rows"], perm=[0, 2, 1]),
+            node("NonMaxSuppression", ["rows", "scores", *limits], ["kept"], "nms"),
+        ]
+    )
+    inner = output.name
+    del whole.graph.output[:]
+    whole.graph.output.append(helper.make_tensor_value_info("kept", TensorProto.INT64, [None, 3]))
+    onnx.save(whole, tmp_path / "nms.onnx")
+    section = {"source": str(tmp_path / "nms.onnx"), "task": "tensors"}
+    with pytest.raises(CheckpointError, match="it is int64"):
+        stage.run(Model.model_validate(section), make(tmp_path / "refused"))
+    loaded = make(tmp_path / "loaded")
+    stage.run(Model.model_validate({**section, "outputs": (inner,)}), loaded)
+    session = onnxruntime.InferenceSession(loaded / "original" / "model.onnx")
+    images = np.random.default_rng(1).random((1, 3, SIZE, SIZE), np.float32)
+    expected = onnxruntime.InferenceSession(str(file)).run(None, {"images": images})
+    assert np.array_equal(session.run(None, {"images": images})[0], expected[0])
+    with pytest.raises(RecipeError, match="no tensor 'boxs'; did you mean"):
+        stage.open_file(Model.model_validate({**section, "outputs": ("boxs",)}))
+
+
+def make(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
