@@ -136,8 +136,8 @@ class Commands(click.Group):
 
 
 def _explain(error: Exception) -> ExplainedError:
-    """Return an error to print: one of this project as it is, an error of the system in plain
-    words, and any other as a bug."""
+    """Explain an error for the user of the command line: one of this project as it is, an error of
+    the system in plain words, and any other as a bug."""
     if isinstance(error, ExplainedError):
         return error
     return explain_system_error(error) or OptimizeError(

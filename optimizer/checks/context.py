@@ -10,7 +10,7 @@ from optimizer.store import STAGES
 
 @dataclass(frozen=True)
 class Context:
-    """Settings of a check, besides the recipe.
+    """Settings with which a recipe is checked, such as how far the run will go.
 
     early: True: also check what `run` would find in its first minute; see loadable.check
     fetch: True: also read configs of models on a hub; else only files on this machine

@@ -25,7 +25,7 @@ WEIGHTED = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d)
 
 @dataclass(frozen=True)
 class Selection:
-    """The modules to compress.
+    """The modules that a recipe compresses, with their schemes.
 
     quantized: {module: scheme} inside the blocks
     blocks: names of the blocks, in order

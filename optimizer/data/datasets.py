@@ -328,7 +328,8 @@ def _parse_rows(
 
 
 def _rows_of(table: Any, where: str) -> Iterator[dict[str, Any]]:
-    """Yield the rows of the table. Strings are decoded here, so invalid UTF-8 is found only now."""
+    """Yield the rows of a data set's table. Strings are decoded here, so invalid UTF-8 is found
+    only now."""
     with reading(where, error=DataError):
         yield from table
 
@@ -365,7 +366,7 @@ def _columns(spec: DataSpec, table: Any) -> dict[str, str]:
 def _sample(
     values: Mapping[str, Any], names: tuple[str, ...], spec: DataSpec, index: int
 ) -> Sample:
-    """Return the Sample of a row's values.
+    """Build the Sample of a row of a table from its values.
 
     values: {field: value}
     names: label names in id order

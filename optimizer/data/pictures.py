@@ -17,7 +17,7 @@ ACCEPTED = "the path of an image file, relative to the data spec, or its bytes"
 
 @dataclass(frozen=True)
 class Picture:
-    """Image of a row."""
+    """Image of a data set's row."""
 
     name: str  # file name, or the row's place
     sha256: str  # digest of the file's bytes

@@ -22,7 +22,7 @@ LATER = (
 
 @dataclass(frozen=True)
 class Sample:
-    """One row: a text, a pair of texts, an image, a conversation, or arrays.
+    """One row of a data set: a text, a pair of texts, an image, a conversation, or arrays.
 
     messages: a conversation as {"role", "content"} each, whose plain text is in `text`; () where
         `text` is the conversation rendered by the model's chat template; None: not a conversation

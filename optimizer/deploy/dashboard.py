@@ -18,7 +18,7 @@ FROM = {"type": "prometheus", "uid": "${datasource}"}
 
 @dataclass(frozen=True)
 class Panel:
-    """One chart.
+    """One chart of the Grafana dashboard.
 
     unit: name of the unit in Grafana.
     queries: {legend: PromQL}.

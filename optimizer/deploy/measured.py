@@ -14,7 +14,7 @@ STATUS = "/proc/{}/status"
 
 @dataclass(frozen=True)
 class MeasuredServer:
-    """Measurements of a server after warm-up.
+    """Memory and times of a bundle's server, measured after warm-up, from which its limits follow.
 
     engine: target of the engine that the server ran.
     peak: peak resident bytes of the process during warm-up with full batches or full slots.

@@ -164,7 +164,8 @@ def ask(
     *,
     padded: bool,
 ) -> Asked:
-    """Run torch on a batch: once in float32, and RUNS times with randomly rounded operations.
+    """Run the torch model on a batch, as the reference of the exported graph: once in float32, and
+    RUNS times with randomly rounded operations.
 
     precision: float type of the graph, "fp32" or "fp16", to which the runs are rounded
     answer: function from inputs to the outputs of `model` in torch float32

@@ -108,7 +108,7 @@ class Names:
 
 
 def from_dict(document: Mapping[str, Any]) -> Names:
-    """Read the content of a names.json."""
+    """Read the pairing of a checkpoint with a graph from the content of names.json."""
     modules = {
         name: ModuleInGraph(**{**m, "also": tuple(OperatorInput(**u) for u in m["also"])})
         for name, m in document["modules"].items()

@@ -21,7 +21,7 @@ BRIEF = 30
 
 
 def build_document(store: Store) -> list[dict[str, Any]]:
-    """Predict each step of a run; return an entry per step.
+    """Predict each step of a run for `optimize plan`; return an entry per step.
 
     An entry is {stage, key, what: "reuse", "fetch" or "run", why}; with `disk` to fetch, and with
     `memory`, `disk`, `seconds` and `device_memory` on a GPU to run. Sizes are in bytes.

@@ -39,7 +39,7 @@ BREAKS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 @dataclass(frozen=True)
 class Ended:
-    """End of a run.
+    """End of a run, as a CI system gets it.
 
     document: output of `--json`
     text: the same for a person

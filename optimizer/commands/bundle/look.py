@@ -105,7 +105,8 @@ def is_runnable(manifest: Mapping[str, Any]) -> bool:
 
 
 def _state(engine: Mapping[str, Any]) -> str:
-    """Describe an engine: built or opened where the bundle was made, or not."""
+    """Describe the state of an engine in a bundle: built or opened where the bundle was made, or
+    not."""
     runtime = table.look_up(engine["runtime"])
     state = "not there yet" if engine["engine"] is None else "built and checked where it was made"
     if not runtime.engine_files:

@@ -34,7 +34,7 @@ Hook = Callable[[str, Tensor, Tensor], None]
 
 @dataclass(frozen=True)
 class BlockUse:
-    """One application of a block.
+    """One application of a block in a forward pass; a shared block has several.
 
     args, kwargs: arguments without the hidden states
     by_name: hidden states are the keyword hidden_states, not the first argument

@@ -20,7 +20,7 @@ IDS = "input_ids"
 
 @dataclass(frozen=True)
 class Consumed:
-    """Counts of one batch.
+    """Counts of one calibration batch that compress has read.
 
     rows: rows of the hidden states
     tokens: tokens that are not padding

@@ -19,7 +19,7 @@ ACCEPTED = (
 
 @dataclass(frozen=True)
 class Labelled:
-    """Object of an image.
+    """Right object of an image in a labelled data set.
 
     label: name or id in the data; after `map_to_model` the model's label id
     box: left, top, width and height in pixels
@@ -32,7 +32,7 @@ class Labelled:
 
 
 def read_objects(value: Any, where: str) -> tuple[Labelled, ...]:
-    """Return the objects in a column's value; () for an image without any.
+    """Read the right objects of an image from a column's value; () for an image without any.
 
     where: the row, for messages
 

@@ -33,7 +33,7 @@ class Pose:
 
     @property
     def labelled(self) -> int:
-        """Number of keypoints whose place is known."""
+        """Number of keypoints of the pose whose place is annotated."""
         return sum(v > 0 for _, _, v in self.keypoints)
 
     @property
@@ -43,7 +43,7 @@ class Pose:
 
 
 def read_poses(value: Any, where: str) -> tuple[Pose, ...]:
-    """Return the poses in a column's value. Raises DataError for any other value.
+    """Read the right poses of an image from a column's value. Raises DataError for any other value.
 
     where: the row, for messages
     """
@@ -52,8 +52,8 @@ def read_poses(value: Any, where: str) -> tuple[Pose, ...]:
 
 
 def _pose(fields: Mapping[str, Any], where: str) -> Pose:
-    """Return the pose in one annotation. Raises DataError for a box without area, keypoints that
-    are not triples, and an area that is not positive."""
+    """Read the right pose of one person from one annotation of a data set. Raises DataError for a
+    box without area, keypoints that are not triples, and an area that is not positive."""
     box = read_box(fields, where, ACCEPTED)
     if min(box[2:]) <= 0:
         raise DataError(f"the box {list(box)} has no area", where=where, accepted=ACCEPTED)

@@ -19,7 +19,7 @@ def _none(counts: Any, name: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Sense:
-    """Checks for one kind of input.
+    """Checks of the plausibility of one kind of input, such as texts that are all cut.
 
     measure: function (samples, contract, encoder, length) -> counts, a dataclass with sha256
     check: function (counts, place in the recipe) that raises DataError

@@ -54,7 +54,7 @@ NO_VERSION: dict[str, str] = {"e_tag": '"0x0"', "version": "1"}
 
 @dataclass(frozen=True)
 class BucketKind:
-    """Kind of object store.
+    """Kind of object store, such as S3, and how to connect to it.
 
     connect: function (bucket, prefix) -> client of obstore.
     permissions, fix: advice for a refused request, and settings to check without an answer.

@@ -124,7 +124,7 @@ ALONE = Processes()
 
 @dataclass(frozen=True)
 class Group:
-    """Processes that are launched together.
+    """Settings of processes that are launched together to train or to compress.
 
     count: number of processes
     device: type of their devices, "cpu" or "cuda"

@@ -54,7 +54,7 @@ def _numbers() -> Tensor:
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """Rounding errors of one runtime's arithmetic.
+    """Rounding errors of one runtime's arithmetic, which correct runs draw at random.
 
     unit: relative error of a stored value
     sums: relative error of an addition inside matrix products

@@ -14,7 +14,7 @@ from .manifest import read_reports
 
 @dataclass(frozen=True)
 class Grid:
-    """Grid to time: every batch with every sequence, `iterations` rounds each."""
+    """Cells that `bench` times: every batch with every sequence, `iterations` rounds each."""
 
     batch: Sequence[int]
     sequence: Sequence[int]

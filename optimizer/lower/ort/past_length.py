@@ -34,8 +34,9 @@ EXAMPLE = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [0, 1, 1, 1, 0]])  # paddi
 
 
 def measure_by_row(model: ir.Model) -> list[str]:
-    """Rewrite case 1 in place, in a model whose attentions are all GroupQueryAttention. Returns the
-    names of the nodes of case 3."""
+    """Compute past lengths row by row instead of from the KV cache's shape (case 1), in place, in a
+    model whose attentions are all GroupQueryAttention. Returns the names of nodes that still read
+    the shape (case 3)."""
     others = []
     for past in [v for v in model.graph.inputs if is_past(str(v.name))]:
         for node, _ in list(past.uses()):

@@ -46,7 +46,8 @@ class Openings:
         self._between.clear()
 
     def opened(self, name: str) -> Any:
-        """Return the runner of system `name` in the present opening."""
+        """Return the runner of system `name` that is open now; systems are reopened between
+        rounds."""
         return self._runners[name]
 
     def runner(self, name: str) -> OpenRunner:

@@ -86,7 +86,7 @@ NO_TEMPLATE = (
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Facts about a model.
+    """Facts about a model from which `optimize init` proposes a recipe.
 
     name: as given on the command line
     adapter: adapter that is merged into the model, as given on the command line
@@ -125,8 +125,8 @@ class ModelFacts:
 
 
 def look(name: str, task: str | None, gguf_file: str | None = None) -> ModelFacts:
-    """Return the facts about a model. From a hub only the config is fetched, and nothing where a
-    task is given.
+    """Find the facts about a model for `optimize init`. From a hub only the config is fetched, and
+    nothing where a task is given.
 
     Raises RecipeError for a head that no task here has, and the errors of stage load for a model
     that it refuses by its config.
@@ -243,8 +243,9 @@ def _root(name: str) -> Path:
 def _kind(
     raw: dict[str, Any], file: Path, stored: Mapping[str, weights.Stored]
 ) -> tuple[str, list[str], list[str]]:
-    """Find the model_type. Returns (model_type, or "" where it is not certain; lines that `init`
-    writes into the recipe; sentences that it prints)."""
+    """Find the model_type of a model, by which transformers knows its architecture. Returns
+    (model_type, or "" where it is not certain; lines that `init` writes into the recipe; sentences
+    that it prints)."""
     if _named(raw):
         return str(raw.get("model_type")), [], []
     kinds = model_type.list_candidates(raw, stored)

@@ -41,7 +41,7 @@ and some hundred of 256."""
 
 @dataclass(frozen=True)
 class DataFacts:
-    """Data as a recipe names them.
+    """Data set for a new recipe, as the recipe names it.
 
     source: format
     files: {part: (file as the recipe names it, rows)}
@@ -261,7 +261,7 @@ def _doubt_tokenizer(
 
 
 def _read_text(value: Any) -> str:
-    """Return the text of a value: a text, a list of words, or a conversation."""
+    """Return the text of a value in a data set: a text, a list of words, or a conversation."""
     if isinstance(value, str) and CHAT.match(value):
         return conversations.join_messages(conversations.parse(value, "--data"))
     if not isinstance(value, list):

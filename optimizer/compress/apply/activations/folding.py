@@ -21,7 +21,7 @@ from optimizer.model.architectures.linear_blocks import SmoothPair
 
 @dataclass
 class Folded:
-    """Results of smoothing.
+    """Results of smoothing or rotating the inputs of a segment.
 
     replaced: {parameter: folded float value}
     factors: {module: factor (in,) of its input at run time}

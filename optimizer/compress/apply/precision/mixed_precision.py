@@ -48,7 +48,7 @@ Costs = Mapping[str, Mapping[Scheme, float]]
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """Measured sensitivities.
+    """Predicted cost of quantizing each module in each scheme, from which bits are allocated.
 
     costs: {module: {scheme: predicted nats per token}}
     leader: {module: first module that reads the same tensor}

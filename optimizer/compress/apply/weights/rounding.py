@@ -70,7 +70,7 @@ class FloatWeight:
 
 @dataclass(frozen=True)
 class QuantizedInputs:
-    """Quantization of modules' inputs.
+    """Quantization that a segment's inputs get while its weights are rounded.
 
     mode: quantize.activations of the recipe, None for float inputs
     ranges: {module: static range}
@@ -97,7 +97,7 @@ class QuantizedInputs:
 
 @dataclass
 class RoundedWeights:
-    """Results of rounding.
+    """Quantized and pruned weights of a segment.
 
     weights: {module: quantized weight}
     floats: {module: pruned float weight}

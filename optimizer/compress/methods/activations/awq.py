@@ -30,7 +30,7 @@ Quantizer = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Choice:
-    """The result of the search.
+    """Scales of one input that AWQ's search found.
 
     s: (in,)
     alpha: None where s is ones, because no alpha lowers the error

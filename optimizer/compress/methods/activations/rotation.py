@@ -25,7 +25,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Role:
-    """Transformation of one parameter; without any field set it stays unchanged.
+    """Change of one parameter by rotation; without any field set it stays unchanged.
 
     reads, writes: the parameter reads or writes the residual stream
     gain: name of the norm's parameter to fold in, with reads

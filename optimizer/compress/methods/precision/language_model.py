@@ -12,7 +12,7 @@ Batch = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class LanguageModel:
-    """A language model in memory.
+    """A whole language model in memory, for methods that need its loss.
 
     features: (batch) -> last hidden states (batch, sequence, features), computed with `linears`
     head: (vocabulary, features); logits are features @ head.T

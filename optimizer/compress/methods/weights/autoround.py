@@ -70,7 +70,7 @@ class BlockSamples:
 
 @dataclass(frozen=True)
 class StepSizes:
-    """Sizes of the first step; all shrink linearly to 0.
+    """Sizes of AutoRound's first training step; all shrink linearly to 0.
 
     integers: step of latents, in integers; None: 1 / number of steps
     scales: relative step of scales of 4-bit integers, see scale_rate
@@ -91,7 +91,7 @@ class StepSizes:
 
 @dataclass(frozen=True)
 class Block:
-    """A block to learn on.
+    """A block of the model whose rounding is learned.
 
     output: (i, hidden) -> output for the hidden states of batch i, using `modules` and
         `norm_weights`, whose float weights are restored after learning

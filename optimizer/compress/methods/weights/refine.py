@@ -20,7 +20,7 @@ from optimizer.foundation.qtensor import QTensor, to_scale_grid
 
 @dataclass(frozen=True)
 class DescentBounds:
-    """Bounds of the descent.
+    """Bounds within which the descent may move scales and integers.
 
     scale: (least, largest) magnitudes, (out, groups) each, also for one scale per tensor
     mask: (out, in), False where the value stays 0
@@ -39,7 +39,8 @@ def refine(
     sweeps: int,
     block: int = 128,
 ) -> QTensor:
-    """Improve the integers and scales of q; zero points stay. Returns a new QTensor.
+    """Improve the integers and scales of q by coordinate descent on the output error; zero points
+    stay. Returns a new QTensor.
 
     T: (out, in)
     H: (in, in), with a positive diagonal
