@@ -22,8 +22,8 @@ from optimizer.store import Artifacts, Built, LabelModelSteps, Reference, Step, 
 
 @dataclass
 class Outcome:
-    """Result of a run. Fields are filled in order and stay empty after the stage at which the store
-    stops.
+    """Result of a run of the pipeline: its finished steps. Fields are filled in order and stay
+    empty after the stage at which the store stops.
 
     recipe: the recipe; if the gates of its text encoder failed, the text encoder's recipe
     built: targets that every stage completed, in the recipe's order

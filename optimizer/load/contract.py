@@ -17,8 +17,8 @@ from optimizer.model.architectures.towers import TOWERS
 
 
 def build_contract(d: Described, preparation: Preparation, conversion: Any) -> dict[str, Any]:
-    """The document of contract.json, version 3. conversion: result of `preparation.convert`. Raises
-    CheckpointError for labels that a contract cannot express."""
+    """Build the document of contract.json, version 3, for a loaded checkpoint. conversion: result
+    of `preparation.convert`. Raises CheckpointError for labels that a contract cannot express."""
     sections: dict[str, Any] = dict.fromkeys(SECTIONS)
     sections |= preparation.sections(d, conversion)
     widths = dict(preparation.widths(d, sections))
@@ -140,8 +140,8 @@ def _label_name(i: object, label: object) -> str:
 
 
 def _labels(config: Any, distinct: bool) -> list[str]:
-    """Label names in id order. distinct: False where several ids may be called alike, as COCO's
-    numbers without an object are."""
+    """Read a classifier's label names from its config, in id order. distinct: False where several
+    ids may be called alike, as COCO's numbers without an object are."""
     names = {int(i): _label_name(i, label) for i, label in config.id2label.items()}
     if sorted(names) != list(range(len(names))):
         raise CheckpointError(

@@ -194,7 +194,8 @@ def _same_file(entry: TensorPlace | Tensor, written: Mapping[str, Tensor], name:
 
 
 def _read_by_library(entry: TensorPlace | Tensor, name: str) -> Tensor:
-    """Read one tensor; opening its file for each keeps earlier tensors from staying mapped."""
+    """Read one tensor by the safetensors library; opening its file for each keeps earlier tensors
+    from staying mapped."""
     from safetensors import safe_open
 
     assert isinstance(entry, TensorPlace), "in_pieces saw to it"

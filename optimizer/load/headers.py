@@ -16,8 +16,8 @@ from optimizer.store import Shapes
 
 
 def read_shapes(section: Model) -> Shapes:
-    """Return {parameter: shape} under the load stage's names. Raises as the load stage for a source
-    or a config it cannot use."""
+    """Read the shapes of a checkpoint's parameters without its values: {parameter: shape} under the
+    load stage's names. Raises as the load stage for a source or a config it cannot use."""
     if torch_module.takes(section):
         return torch_module.shapes(section)
     if onnx_files.takes(section):

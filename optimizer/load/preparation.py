@@ -34,7 +34,7 @@ class Described:
 
 @dataclass(frozen=True)
 class Preparation:
-    """The steps for one kind of input.
+    """Steps by which load prepares one kind of input, such as texts or images.
 
     noun: name of a model that takes this input, for messages
     first: name of the model's first argument

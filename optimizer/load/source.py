@@ -66,7 +66,7 @@ HUB_PATTERNS = (
 
 @dataclass(frozen=True)
 class Source:
-    """A model's files on this machine."""
+    """Files of the recipe's model on this machine, fetched where it is on a hub."""
 
     folder: Path  # of config.json
     root: Path  # folder that links must stay inside

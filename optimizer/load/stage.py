@@ -78,7 +78,8 @@ SETTINGS = (
 
 
 def run(section: Model, out: Path) -> None:
-    """Write the stage's files. Raises CheckpointError, MachineError or RecipeError."""
+    """Load the recipe's checkpoint and write it in one layout. Raises CheckpointError, MachineError
+    or RecipeError."""
     if torch_module.takes(section):
         torch_module.run(section, out)
         return

@@ -53,8 +53,9 @@ def convert(d: Described, out: Path) -> Any:
 
 
 def sections(d: Described, tokenizer: Any) -> dict[str, Any]:
-    """Return {section of the contract: value}: tokenizer; for a decoder also generation; for a
-    sentence embedding also pooling, normalize and embedding; for a sparse one embedding and sparse.
+    """Build the contract's sections for texts, {section: value}: tokenizer; for a decoder also
+    generation; for a sentence embedding also pooling, normalize and embedding; for a sparse one
+    embedding and sparse.
 
     tokenizer: result of `convert`
     """
@@ -269,8 +270,9 @@ def _pair_template(d: Described, tokenizer: Any) -> dict[str, Any]:
 
 
 def _answers(d: Described, tokenizer: Any, max_length: int) -> dict[str, Any]:
-    """Section `answers`. Raises CheckpointError for a tokenizer whose contexts stand first, and
-    RecipeError for windows that share all their tokens."""
+    """Build section `answers` of the contract for question answering. Raises CheckpointError for a
+    tokenizer whose contexts stand first, and RecipeError for windows that share all their
+    tokens."""
     if tokenizer.padding_side != "right":
         raise CheckpointError(
             f"the tokenizer pads on the {tokenizer.padding_side}, where transformers puts the "
@@ -299,7 +301,8 @@ def _answers(d: Described, tokenizer: Any, max_length: int) -> dict[str, Any]:
 
 
 def _zero_shot(d: Described) -> dict[str, Any]:
-    """Section `zero_shot`. Raises CheckpointError for a model without a label of entailment."""
+    """Build section `zero_shot` of the contract. Raises CheckpointError for a model without a label
+    of entailment."""
     names = {int(i): str(name) for i, name in d.config.id2label.items()}
     numbers = [int(i) for name, i in d.config.label2id.items() if name.lower().startswith(ENTAILS)]
     if not numbers or not names.get(numbers[0], "").lower().startswith(ENTAILS):

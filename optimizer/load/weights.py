@@ -52,7 +52,8 @@ class SourceWeights:
     unused: tuple[str, ...]  # names in the file without a parameter
 
     def read(self, parameter: str) -> Tensor:
-        """A parameter's values to write. Raises CheckpointError for NaN or infinity."""
+        """Read the values of a parameter, to be written by load. Raises CheckpointError for NaN or
+        infinity."""
         name = self.source_names[parameter]
         entry = self.stored[name]
         tensor = read_values(entry)
@@ -353,7 +354,8 @@ def _equal(one: Stored, other: Stored) -> bool:
 
 
 def read_values(entry: Stored) -> Tensor:
-    """Return the tensor of an entry: read from its file, de-quantized, or the entry itself."""
+    """Return the values of a stored tensor of a checkpoint: read from its file, de-quantized, or
+    the entry itself."""
     if isinstance(entry, QuantizedWeight):
         return entry.dequantize()
     return read_entry(entry) if isinstance(entry, TensorPlace) else entry

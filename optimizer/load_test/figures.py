@@ -40,8 +40,8 @@ def summarize_run(
     seconds: float,
     limits: Mapping[str, float],
 ) -> dict[str, Any]:
-    """Summarize a run: counts, percentiles of times in ms, rates per second. Goodput counts the
-    right answers of which every time is within its limit.
+    """Summarize a run of a load test: counts, percentiles of times in ms, rates per second. Goodput
+    counts the right answers of which every time is within its limit.
 
     expected: answer to the input of each reply when sent alone
     seconds: length of the run

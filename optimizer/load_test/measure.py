@@ -53,7 +53,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Objectives:
-    """Objectives of a run.
+    """Objectives that a server must meet in a run of a load test.
 
     limits: {kind of time (figures.TIMES): limit of its 99th percentile in ms}
     max_refused: share of requests that may be refused, 0 to 1
@@ -70,7 +70,8 @@ def measure(
     rate: float | None,
     objectives: Objectives,
 ) -> dict[str, Any]:
-    """Run a test and return its document. Raises what Client and choose_inputs raise.
+    """Run a load test of a server and return its document. Raises what Client and choose_inputs
+    raise.
 
     client: client that is not yet entered
     lines: texts, or paths of images (see inputs.choose_inputs)

@@ -18,7 +18,8 @@ REFUSED = (429, 503)  # HTTP statuses; a gRPC call that is refused for load has 
 
 @dataclass
 class Reply:
-    """Reply to one request. All times are in seconds from the start of the run.
+    """Reply of the tested server to one request. All times are in seconds from the start of the
+    run.
 
     due, sent, ended: when the request was due and sent, and when its answer ended
     pieces: arrival of each piece of a streamed answer, else of the answer

@@ -11,7 +11,7 @@ NAMES = {"latency": "latency", "first_token": "first token", "between": "between
 
 
 def format_document(document: Mapping[str, Any]) -> str:
-    """Return the text of every run, then the highest rate, the cost and the verdict."""
+    """Write the text of a load test: every run, then the highest rate, the cost and the verdict."""
     lines = [f"{document['model']} at {document['url']}, {document['requests']}"]
     for run in document["runs"]:
         lines += ["", *_run(run)]

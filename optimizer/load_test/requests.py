@@ -22,7 +22,7 @@ from optimizer.harness.inputs.text import TEXT
 
 @dataclass(frozen=True)
 class RequestKind:
-    """One kind of request.
+    """One kind of request that a load test sends.
 
     path: model's name -> path of the server
     body: (model's name, input, maximum new tokens) -> JSON body

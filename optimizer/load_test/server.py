@@ -19,7 +19,7 @@ END = 60.0  # seconds in which the server finishes accepted requests before it i
 
 @dataclass(frozen=True)
 class RunningServer:
-    """Server that is ready.
+    """Server under test that is ready.
 
     grpc: gRPC address, valid only if the options have --grpc-port
     name: name of the model

@@ -34,8 +34,9 @@ PATIENCE = 60.0  # seconds until a request times out, as in `optimize load`
 
 
 def run(section: Slo, packaged: Path, out: Path) -> None:
-    """Write slo.json. packaged: folder of stage package, which holds bundle/. Raises InputError for
-    a bundle that does not start, MachineError where this machine cannot run it."""
+    """Test the bundle's server under load, and write slo.json. packaged: folder of stage package,
+    which holds bundle/. Raises InputError for a bundle that does not start, MachineError where this
+    machine cannot run it."""
     from optimizer.load_test import measure
     from optimizer.load_test.http_client import HttpClient
     from optimizer.load_test.server import run_server

@@ -90,11 +90,11 @@ def list_arguments(settings: Values) -> list[str]:
 
 
 def tune(server: ServerUnderTest) -> dict[str, Any]:
-    """Search for the best settings. Returns {"serve": best settings, "verdict", "highest_rate",
-    "trials": [{settings, met, missed}], "overload": {rate, kept}, "objectives", "machine"}; verdict
-    "fail": no settings met the objectives at any rate; "inconclusive": none did, and runs of some
-    were too short to decide. Raises what `run_server` and
-    measure.measure raise."""
+    """Search for the best settings of a server by load tests. Returns {"serve": best settings,
+    "verdict", "highest_rate", "trials": [{settings, met, missed}], "overload": {rate, kept},
+    "objectives", "machine"}; verdict "fail": no settings met the objectives at any rate;
+    "inconclusive": none did, and runs of some were too short to decide. Raises what `run_server`
+    and measure.measure raise."""
     start = server.start()
     tuning = Tuning(server.highest, server.most_workers)
     best = tuning.best(start)

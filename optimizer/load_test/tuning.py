@@ -39,7 +39,7 @@ class TuningTrial:
 
 @dataclass
 class Tuning:
-    """One search.
+    """One search for the best settings of a server.
 
     measure: settings -> highest rate that meets the objectives
     processors: maximum number of workers to try

@@ -79,7 +79,7 @@ def run(section: TargetSection, model: Path, *, out: Path) -> None:
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """Convert errors of optimizer.harness inside the context: BuildError to RecipeError, the
+    """Inside, convert errors of the harness's engine builder: BuildError to RecipeError, the
     harness's MachineError to the toolchain's, others to OptimizeError."""
     kinds: dict[type[harness.HarnessError], type[OptimizeError]] = {
         harness.MachineError: MachineError,

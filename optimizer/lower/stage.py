@@ -32,7 +32,7 @@ from optimizer.store import Estimate, Shapes, Stage, lowered_bytes
 
 
 def run(section: TargetSection, source: Path, state: Path, graph: Path, *, out: Path) -> None:
-    """Lower for the target of `section`.
+    """Lower the exported graph and the state to the dialect of the section's target.
 
     source: folder of the compressed checkpoint and its contract
     state, graph: folders of the compress and export stages

@@ -57,7 +57,7 @@ class Meter:
         self.start()
 
     def start(self) -> None:
-        """Restart the measurement: `joules` counts from here."""
+        """Restart the measurement of energy: `joules` counts from here."""
         self._before = [counter.microjoules() for counter in self._counters]
 
     def joules(self) -> float | None:

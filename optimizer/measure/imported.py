@@ -89,7 +89,7 @@ Times = Mapping[str, Sequence[float]]
 
 
 def _document(source: str, times: Times, per_ms: float) -> dict[str, Any]:
-    """Return the document of `read`. per_ms: units of time in a millisecond"""
+    """Build the document of an imported profile. per_ms: units of time in a millisecond"""
     sums = {module: sum(durations) / per_ms for module, durations in times.items()}
     whole = sum(sums.values())
     if not whole:
@@ -219,7 +219,7 @@ def _module(name: str) -> str:
 
 
 def format_document(document: Mapping[str, Any], limit: int = 30) -> str:
-    """Return the table for a terminal. limit: rows"""
+    """Format the times by module of an imported profile for a terminal. limit: rows"""
     rows = document["modules"]
     lines = [f"{document['kernels']} kernels of {document['source']}, {document['ms']:.3f} ms:"]
     lines += [

@@ -50,7 +50,7 @@ PARTIAL = frozenset({"Gather", "GatherND", "GatherBlockQuantized", "Slice"})
 
 @dataclass(frozen=True)
 class Work:
-    """Work of one kernel.
+    """Work that one kernel of an engine does.
 
     operations: multiplications and additions
     bytes: bytes read and written
@@ -64,7 +64,7 @@ class Work:
 
 @dataclass(frozen=True)
 class MachineRates:
-    """Rates of this machine.
+    """Fastest rates of this machine: multiplications and bandwidths.
 
     float32, int8: operations per second of a large product; one multiplication and addition is two
     bandwidth: {bytes of an addition: bytes per second}

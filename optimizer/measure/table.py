@@ -224,7 +224,7 @@ def write(document: Mapping[str, Any], out: Path, key: Path | None) -> None:
 
 
 def read(file: Path, key: Path | None = None) -> dict[str, Any]:
-    """Read a table.
+    """Read a signed table of measurements.
 
     key: public key; None: no signature is required
 
@@ -266,7 +266,7 @@ def _check(value: Any, name: str, whole: bool) -> None:
 
 
 def format_table(document: Mapping[str, Any]) -> str:
-    """Return the table for a terminal."""
+    """Format a measured table of a bundle for a terminal."""
     energy, price = document["energy"], document["price_per_hour"]
     heads = ["batch", "tokens", "p50 ms", "p99 ms", "answers/s"]
     measured = document["cells"][0]["joules_per_answer"] is not None

@@ -38,8 +38,8 @@ PACKAGES = ("onnxruntime", *TEXT.requires)
 
 
 def add(bundle: Path, texts: LabelModelSteps[Path], source: Path) -> None:
-    """Copy the files into `bundle`. Raises GateError where they give a label of the recipe another
-    vector than the image's model holds.
+    """Copy the text model that reads labels into `bundle`. Raises GateError where they give a label
+    of the recipe another vector than the image's model holds.
 
     source: folder of load of the image's model
     """

@@ -17,7 +17,8 @@ ENGINE = ("model", "model_files", "runtime", "device", "provider", "threads")
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """Result of a comparison; `equal` is "no" exactly where `files` is not empty.
+    """Result of comparing a rebuilt bundle with the earlier one; `equal` is "no" exactly where
+    `files` is not empty.
 
     files: differences of compared files, contract and engine settings, one sentence each
     measured: names of measured files (engines, reports) that differ

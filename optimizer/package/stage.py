@@ -91,7 +91,8 @@ def run(
     *,
     out: Path,
 ) -> None:
-    """Write the bundle into `out`. built: folders of each finished target, in the recipe's order.
+    """Write the bundle of all proven targets into `out`. built: folders of each finished target, in
+    the recipe's order.
 
     state: not read; an input so that the bundle's key depends on it
     texts: the model that reads the labels of requests, or the folder of package of the side of

@@ -31,7 +31,7 @@ from optimizer.store import digest_file
 
 @dataclass(frozen=True)
 class Pulled:
-    """Result of a pull.
+    """Result of fetching a bundle.
 
     digest, received: digest of the ModelPack manifest, and bytes fetched now.
     attached, key: suffixes of the attachments, and hint of the signing key or "".

@@ -113,7 +113,8 @@ def _family(reference: Shapes) -> tuple[Family, str, list[str]] | None:
 
 
 def estimate(section: Reduction, reference: Shapes) -> Estimate:
-    """Estimate the stage. reference: {tensor of the checkpoint: shape}"""
+    """Predict memory, disk and time of stage reduce. reference: {tensor of the checkpoint:
+    shape}"""
     blocks: dict[str, int] = defaultdict(int)
     outside = linear = hidden = widest = 0
     for name, shape in reference.items():

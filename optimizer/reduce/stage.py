@@ -32,7 +32,8 @@ PROGRESS = "progress"
 
 
 def run(section: Reduction, source: Path, latencies: Path | None = None, *, out: Path) -> None:
-    """Write the smaller checkpoint. While it runs, out/progress holds the choices so far.
+    """Choose what to remove and write the smaller checkpoint. While it runs, out/progress holds the
+    choices so far.
 
     Raises RecipeError before any computation when the recipe does not fit the model,
     CheckpointError for sums over activations that are not finite, and MachineError where the recipe
@@ -157,7 +158,8 @@ def shapes(section: Reduction, reference: Shapes, *_latencies: Shapes) -> Shapes
 
 
 def estimate(section: Reduction, reference: Shapes) -> Estimate:
-    """Estimate the stage. reference: shape of every tensor that load writes."""
+    """Predict memory, disk and time of stage reduce. reference: shape of every tensor that load
+    writes."""
     if section.reduce.student is not None:
         return student.estimate(section)
     return predicted.estimate(section, reference)

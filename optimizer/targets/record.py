@@ -171,8 +171,8 @@ class Target:
         return list(dict.fromkeys(p for glob in self.files for p in sorted(lowered.glob(glob))))
 
     def code(self, *parts: str) -> dict[str, str]:
-        """Return {"code of MODULE": digest} of the modules whose functions are named in the fields
-        `parts`."""
+        """Return, for the key of a step, {"code of MODULE": digest} of the modules whose functions
+        are named in the fields `parts`."""
         references = [str(getattr(self, part)) for part in parts]
         modules = sorted({r.partition(":")[0] for r in references if r})
         digests = {f"code of {m}": digest_sources(m, own=True) for m in modules}

@@ -256,7 +256,7 @@ class SequentialTest:
 
     @property
     def interval(self) -> Interval:
-        """Interval at the last look; (None, None) before the first."""
+        """Interval at the last interim test; (None, None) before the first."""
         return self.looks[-1].interval if self.looks else (None, None)
 
     @property

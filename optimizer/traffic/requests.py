@@ -29,7 +29,7 @@ LENGTHS, BATCHES = "optimize_row_tokens", "optimize_batch_rows"
 
 @dataclass(frozen=True)
 class Traffic:
-    """Distributions of requests.
+    """Distributions of the requests in a server's log.
 
     lengths: {tokens of a row: number of rows}
     batches: {rows of a run of the model: number of runs}, fractions where known of rows alone
@@ -50,8 +50,8 @@ class Traffic:
 
 
 def read(text: str, where: str, model: str = "") -> Traffic:
-    """Read requests. Raises DataError where no length is found, a value is not accepted, or the
-    text has several models and `model` names none of them.
+    """Read the requests in a server's log. Raises DataError where no length is found, a value is
+    not accepted, or the text has several models and `model` names none of them.
 
     where: name of the file, for messages
     """

@@ -32,7 +32,7 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 @dataclass(frozen=True)
 class DriftResult:
-    """Result of the test.
+    """Result of the test that compares two samples of requests.
 
     distance: distance of the two histograms, 0 to 1
     p: probability of a distance at least as large if both samples have one distribution
@@ -57,7 +57,7 @@ def compare(
     least: float,
     seed: int = 0,
 ) -> DriftResult:
-    """Test if two histograms {bin: number of observations}, neither empty, differ.
+    """Test if two histograms of requests {bin: number of observations}, neither empty, differ.
 
     ordered: True where bins are numbers, False where they are names
     alpha: significance level

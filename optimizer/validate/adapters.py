@@ -75,7 +75,7 @@ def place_of(section: Validation, name: str) -> str:
 
 
 def make_materials(m: Materials, name: str) -> AdaptedMaterials:
-    """Materials of the run with adapter `name`."""
+    """Make the ledger's materials for the models with adapter `name`."""
     values = {f.name: getattr(m, f.name) for f in fields(Materials)}
     return AdaptedMaterials(**values, plain=m, adapter=name)
 

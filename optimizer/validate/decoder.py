@@ -56,7 +56,7 @@ class OnnxDecoder:
 
 
 class TorchDecoder:
-    """Decoder in torch: a causal language model of transformers."""
+    """Decoder for the laws, in torch: a causal language model of transformers."""
 
     def __init__(self, model: nn.Module, contract: Contract) -> None:
         self._model, self._contract = model, contract

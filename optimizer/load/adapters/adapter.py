@@ -51,7 +51,7 @@ class Adapter:
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """Content of adapter_config.json."""
+        """Content of the adapter's adapter_config.json."""
         return read_json(self.folder / CONFIG)
 
     @property

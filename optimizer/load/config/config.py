@@ -71,7 +71,8 @@ def refuse_uncovered(raw: Mapping[str, Any], file: Path) -> None:
 
 
 def read_config(folder: Path, section: Model) -> Any:
-    """The transformers config of `folder`. Raises CheckpointError for an unusable model."""
+    """Read the transformers config of the checkpoint in `folder`. Raises CheckpointError for an
+    unusable model."""
     from transformers import AutoConfig
 
     if section.gguf_file is not None:

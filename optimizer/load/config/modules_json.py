@@ -27,7 +27,8 @@ def locate_config(folder: Path) -> Path:
 
 
 def read_modules(root: Path) -> list[dict[str, Any]]:
-    """The file's entries by idx. Raises CheckpointError when it is not a list of modules."""
+    """Read the modules of a sentence-transformers model from modules.json, by idx. Raises
+    CheckpointError when it is not a list of modules."""
     file = root / "modules.json"
     document = reading.read_json(file, fix=GET_AGAIN)
     modules = document if isinstance(document, list) else [None]
@@ -45,8 +46,8 @@ def read_modules(root: Path) -> list[dict[str, Any]]:
 
 
 def locate_module(root: Path, module: Mapping[str, Any]) -> Path:
-    """The folder of one module. Raises CheckpointError when it lies outside `root`, because no
-    digest would cover its files."""
+    """Find the folder of one module of a sentence-transformers model. Raises CheckpointError when
+    it lies outside `root`, because no digest would cover its files."""
     path = str(module.get("path", ""))
     with reading.reading(f"{root / 'modules.json'}: path {path!r}"):
         folder = (root / path).resolve()

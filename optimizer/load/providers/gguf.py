@@ -64,8 +64,8 @@ def find_file(folder: Path, section: Model) -> tuple[Path, GgufHeader]:
 
 
 def config(folder: Path, section: Model) -> Any:
-    """The transformers config from the file's metadata. Raises as find_file, and CheckpointError
-    for a file that transformers cannot read."""
+    """Build the transformers config from the metadata of a GGUF file. Raises as find_file, and
+    CheckpointError for a file that transformers cannot read."""
     file, header = find_file(folder, section)
     _check_sizes(header, file)
     with reading(file, fix=gguf_header.FIX), quiet():
@@ -106,8 +106,9 @@ def takes(section: Model, folder: Path) -> bool:
 
 
 def read(section: Model, folder: Path, model_config: Any, out: Path) -> Loaded:
-    """The de-quantized parameters, float32. Writes the other files of a checkpoint to `out`:
-    config.json, generation_config.json, the tokenizer and its chat template."""
+    """Read the parameters of a GGUF file, de-quantized to float32. Writes the other files of a
+    checkpoint to `out`: config.json, generation_config.json, the tokenizer and its chat
+    template."""
     file, header = find_file(folder, section)
     say(f"load: de-quantizing {file.name} to float32")
     with reading(file, fix=gguf_header.FIX), quiet():

@@ -57,7 +57,7 @@ def read(file: Path) -> GgufHeader:
 
 
 class _Reader:
-    """Reader of a header. content: the file, at its first byte."""
+    """Reader of the header of a GGUF file. content: the file, at its first byte."""
 
     def __init__(self, content: BinaryIO, file: Path) -> None:
         self._content, self._file = content, file
@@ -84,7 +84,7 @@ class _Reader:
         return GgufHeader(values, self._read_tensors(tensors))
 
     def _read_value(self, kind: int, key: str) -> Any:
-        """Value of a field; None for an array of strings."""
+        """Read the value of a metadata field; None for an array of strings."""
         if kind == STRING:
             return self._read_string(key, TEXT).decode("utf-8", "replace")
         if kind in NUMBERS:
@@ -139,7 +139,7 @@ class _Reader:
         return sizes
 
     def _read_count(self, what: str, most: int, least: int) -> int:
-        """Read a count of elements.
+        """Read a count of elements in the header, which must fit the file.
 
         least: minimum bytes of one element
         """

@@ -37,7 +37,7 @@ COMPUTED = (f"{LABELS}.weight", f"{LABELS}.bias")
 
 
 def takes(section: Model, folder: Path) -> bool:
-    """Return True where config.json is a pair's."""
+    """Return True for a checkpoint of a text and an image encoder (a pair, such as CLIP)."""
     del section
     file = folder / "config.json"
     return file.is_file() and is_pair(read_json(file))

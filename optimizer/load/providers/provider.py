@@ -22,7 +22,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Provider:
-    """A kind of source.
+    """A kind of source from which checkpoints are loaded, such as GGUF files.
 
     takes: (section, folder) -> True for a source of this kind
     read: (section, folder, transformers config, folder to write to) -> Loaded

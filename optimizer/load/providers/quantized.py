@@ -21,13 +21,15 @@ def takes(section: Model, folder: Path) -> bool:
 
 
 def read(section: Model, folder: Path, config: Any, scratch: Path) -> Loaded:
-    """The folder's tensors, quantized weights included. Raises CheckpointError as weights.find."""
+    """Read the tensors of a checkpoint whose weights are quantized already. Raises CheckpointError
+    as weights.find."""
     del config, scratch
     return Loaded(folder, weights.find(folder, section))
 
 
 def verify(section: Model, folder: Path, pairing: SourceWeights, out: Path) -> None:
-    """Write the integers to out/quantized; LedgerError where the checkpoint's floats differ."""
+    """Write the checkpoint's own integers to out/quantized; LedgerError where the checkpoint's
+    floats differ."""
     del section
     integers.write_state(folder, pairing.source_names, out)
 

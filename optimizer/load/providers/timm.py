@@ -68,7 +68,8 @@ def config(folder: Path, raw: Mapping[str, Any]) -> Any:
 
 
 def _label_names(raw: Mapping[str, Any], file: Path) -> list[str]:
-    """Names of the classes, or LABEL_0, ...; CheckpointError where some classes have no name."""
+    """Read the names of a timm model's classes, or LABEL_0, ...; CheckpointError where some classes
+    have no name."""
     count, names = raw.get("num_classes"), raw.get("label_names")
     if type(count) is int and 0 < count <= config_fields.LABELS:
         if names is None:
@@ -205,8 +206,9 @@ def build_processor(raw: Mapping[str, Any], file: Path) -> dict[str, Any]:
 
 
 def read(section: Model, folder: Path, model_config: Any, out: Path) -> Loaded:
-    """The tensors under transformers' names. Writes config.json and the processor's file. Raises
-    CheckpointError as weights.find, and for a tensor that transformers' class does not have."""
+    """Read the tensors of a timm model under transformers' names. Writes config.json and the
+    processor's file. Raises CheckpointError as weights.find, and for a tensor that transformers'
+    class does not have."""
     file = folder / "config.json"
     raw = read_json(file)
     model_config.save_pretrained(out)

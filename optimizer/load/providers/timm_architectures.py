@@ -32,7 +32,8 @@ class TimmArchitecture:
     names: Sequence[tuple[str, tuple[str, ...]]]
 
     def renamed(self, name: str) -> tuple[str, ...]:
-        """transformers' names for timm's tensor `name`; () where transformers has none."""
+        """Translate the name of timm's tensor `name` to transformers' names; () where transformers
+        has none."""
         for pattern, targets in self.names:
             if match := re.fullmatch(pattern, name):
                 return tuple(match.expand(target) for target in targets)

@@ -21,7 +21,8 @@ def takes(section: Model, folder: Path) -> bool:
 
 
 def read(section: Model, folder: Path, config: Any, scratch: Path) -> Loaded:
-    """The folder's tensors. Raises CheckpointError as weights.find."""
+    """Read the tensors of a checkpoint in transformers' format. Raises CheckpointError as
+    weights.find."""
     files = complete_config(folder, section.model_type, scratch)
     stored = weights.find(folder, section)
     return Loaded(files, conversions.read_converted(stored, section, files, config))

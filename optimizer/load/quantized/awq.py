@@ -41,7 +41,7 @@ ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 def read(
     folder: Path, config: Mapping[str, Any], entries: Mapping[str, TensorPlace]
 ) -> QuantizedTensors:
-    """The folder's weights. Raises CheckpointError as folder.py lists."""
+    """Read the packed weights of an AWQ checkpoint. Raises CheckpointError as folder.py lists."""
     where = f"{folder / 'config.json'}: quantization_config"
     version = str(config.get("version") or config.get("format") or "gemm").lower()
     if version != "gemm":

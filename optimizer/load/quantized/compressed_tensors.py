@@ -65,7 +65,8 @@ Group = Mapping[str, Any]
 def read(
     folder: Path, config: Mapping[str, Any], entries: Mapping[str, TensorPlace]
 ) -> QuantizedTensors:
-    """The folder's weights. Raises CheckpointError as folder.py lists."""
+    """Read the packed weights of a compressed-tensors checkpoint. Raises CheckpointError as
+    folder.py lists."""
     where = f"{folder / 'config.json'}: quantization_config"
     of_float8 = any(e.dtype == torch.float8_e4m3fn for e in entries.values())  # `find` takes them
     groups = _config_groups(config, where, (*FORMATS, FLOAT8, FLOAT4) if of_float8 else FORMATS)
@@ -106,8 +107,8 @@ def read(
 
 
 def _config_groups(config: Mapping[str, Any], where: str, accepted: tuple[str, ...]) -> list[Group]:
-    """The config groups. Raises CheckpointError for a format that is not accepted, or a feature
-    that is not covered."""
+    """Read the config groups, which say how modules are quantized. Raises CheckpointError for a
+    format that is not accepted, or a feature that is not covered."""
     groups = list((config.get("config_groups") or {}).values())
     formats = [config.get("format"), *(g.get("format") for g in groups if isinstance(g, Mapping))]
     for name in formats:

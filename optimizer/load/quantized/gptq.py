@@ -46,7 +46,7 @@ OFFSET = {"gptq": 1, "gptq_v2": 0}
 def read(
     folder: Path, config: Mapping[str, Any], entries: Mapping[str, TensorPlace]
 ) -> QuantizedTensors:
-    """The folder's weights. Raises CheckpointError as folder.py lists."""
+    """Read the packed weights of a GPTQ checkpoint. Raises CheckpointError as folder.py lists."""
     layout = str(config.get("checkpoint_format") or config.get("format") or "gptq")
     if layout not in OFFSET:
         raise CheckpointError(

@@ -34,7 +34,8 @@ class QuantizedModule:
         return CheckpointError(problem, where=self.where, accepted=accepted, fix=fix)
 
     def entry(self, name: str, *dtypes: torch.dtype) -> TensorPlace:
-        """Entry of tensor `name`. Raises CheckpointError where it is missing or not in `dtypes`."""
+        """Return the place of the module's tensor `name` in its file. Raises CheckpointError where
+        it is missing or not in `dtypes`."""
         if name not in self.tensors:
             have = ", ".join(sorted(self.tensors))
             raise self.wrong(f"{name} is missing (it has {have})", fix=GET_AGAIN)
@@ -55,7 +56,8 @@ class QuantizedModule:
     def qtensor(
         self, integers: Tensor, scale: Tensor, zero_point: Tensor | None, scheme: Scheme
     ) -> QTensor:
-        """The weight as QTensor. Raises CheckpointError for a scale that no 16-bit target holds."""
+        """Build the module's weight as QTensor. Raises CheckpointError for a scale that no 16-bit
+        target holds."""
         scale = scale.float().contiguous()
         if not bool((torch.isfinite(scale) & (scale > 0)).all()):
             raise self.wrong("a scale is zero, negative, NaN or infinite")

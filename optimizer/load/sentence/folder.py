@@ -66,7 +66,8 @@ Arrays = list[NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class FolderSettings:
-    """Settings of a folder. pooling, normalize and sparse are None where it has none.
+    """Settings of a sentence-transformers folder: pooling, prompts and layers after it. pooling,
+    normalize and sparse are None where it has none.
 
     values: parameters of the layers, in the order of `settings`
     lower_case: True where texts are lower-cased before the tokenizer
@@ -117,8 +118,8 @@ def check_plain_texts(folder: Path, task: Task) -> None:
 
 
 def read(root: Path, section: Model, width: int) -> FolderSettings:
-    """The reading of a folder; of one without modules.json, such as the Transformer module's own,
-    only the lower-casing.
+    """Read the settings of a sentence-transformers folder; of one without modules.json, such as the
+    Transformer module's own, only the lower-casing.
 
     width: size of the hidden states
 

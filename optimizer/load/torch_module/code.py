@@ -50,7 +50,8 @@ def digest_files(section: Model) -> dict[str, str]:
 
 
 def _read(section: Model) -> tuple[dict[str, Path], set[str]]:
-    """Return ({module: file in the folder}, first names of the other modules)."""
+    """Read which Python modules the recipe's code imports: ({module: file in the folder}, first
+    names of the other modules)."""
     base = get_folder(section)
     own, others = dict[str, Path](), set[str]()
     waiting = []

@@ -70,7 +70,8 @@ def _key(key: Any) -> str:
 
 
 def find_weights(section: Model) -> Path:
-    """Return the file of weights. Raises RecipeError for one that is missing or not safetensors."""
+    """Find the file of weights of the recipe's torch module. Raises RecipeError for one that is
+    missing or not safetensors."""
     file = code.get_folder(section) / str(section.weights)
     if file.suffix != ".safetensors" or not file.is_file():
         raise RecipeError(
@@ -123,8 +124,8 @@ def _output_names(places: list[str], inputs: Mapping[str, Tensor]) -> tuple[str,
 
 
 def _fill(module: nn.Module, section: Model) -> None:
-    """Read the weights. Raises CheckpointError for a tensor that is missing, left over, of another
-    shape, or not float32 in the module."""
+    """Read the weights of the recipe's torch module from its file. Raises CheckpointError for a
+    tensor that is missing, left over, of another shape, or not float32 in the module."""
     from safetensors.torch import load_model
 
     file = find_weights(section)

@@ -71,7 +71,7 @@ class ModuleScheme:
         }
 
     def group(self, targets: list[str]) -> dict[str, Any]:
-        """Build the entry of config_groups.
+        """Build the entry of config_groups for modules with this quantization.
 
         targets: names of the modules, or "Linear"
         """

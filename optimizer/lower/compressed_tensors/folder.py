@@ -40,7 +40,7 @@ SERVING = "SERVING.md"
 def lower(
     section: CompressedTensorsTarget, source: Path, state: Path, _graph: Path, out: Path
 ) -> None:
-    """Write the folder and lowering.json into `out`; no graph is read.
+    """Write the compressed-tensors folder and lowering.json into `out`; no graph is read.
 
     source, state: folders of the compressed checkpoint and of the compress stage
     Raises RecipeError for the cases of config.py, LedgerError where the folder reads back

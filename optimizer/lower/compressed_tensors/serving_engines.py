@@ -49,7 +49,7 @@ class Weight(Protocol):
 
 @dataclass(frozen=True)
 class ServingEngine:
-    """One version of a serving engine.
+    """One version of a serving engine, such as vLLM, and the schemes that it accepts.
 
     bits: accepted bits of weights with float inputs
     zero_points: accepted bits of asymmetric weights

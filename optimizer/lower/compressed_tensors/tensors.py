@@ -66,7 +66,8 @@ INDEX = "model.safetensors.index.json"
 def write(
     checkpoint: Checkpoint, state: CompressedState, out: Path, float: FloatType
 ) -> dict[str, Any]:
-    """Write the folder into `out`, which exists. Returns the document lowering.json:
+    """Write the compressed-tensors folder into `out`, which exists. Returns the document
+    lowering.json:
 
     exact    true where every scale is stored exactly, so that integer * scale is the state's value
     error    maximum relative change of a scale

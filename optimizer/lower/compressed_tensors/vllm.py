@@ -143,8 +143,8 @@ def fit(section: VllmTarget) -> dict[str, Any]:
 
 
 def build(section: VllmTarget, model: Path, _out: Path) -> dict[str, Any]:
-    """Return entries of engine.json (lower/build.py). Nothing is built; `fit` also has the
-    requirements that follow from the lowered folder `model`."""
+    """Return the entries of engine.json for vLLM (lower/build.py). Nothing is built; `fit` also has
+    the requirements that follow from the lowered folder `model`."""
     lowering = json.loads((model / "lowering.json").read_text(encoding="utf-8"))
     config = json.loads((model / "model" / "config.json").read_text(encoding="utf-8"))
     modules = lowering["modules"]

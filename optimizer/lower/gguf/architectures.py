@@ -18,7 +18,7 @@ Value = int | float
 
 @dataclass(frozen=True)
 class GgufArchitecture:
-    """One model_type of transformers.
+    """One model_type of transformers in llama.cpp's terms.
 
     name: general.architecture
     fields: {key below the name: field of the config}; absent and null fields are not written
@@ -86,7 +86,7 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
 
 
 def find_architecture(config: Mapping[str, Any]) -> GgufArchitecture:
-    """Look up the record of a model.
+    """Look up how llama.cpp describes a model's architecture.
 
     config: config.json with transformers' defaults
     Raises RecipeError for a model_type that is not in the table, and for a field that llama.cpp's

@@ -31,8 +31,8 @@ Bytes = NDArray[np.uint8]
 
 
 def choose_type(q: QTensor) -> str:
-    """Choose the block type of a weight. Raises ValueError for 8 bits with zero points, a row or
-    group that is not whole blocks, and a scale that fp16 does not hold."""
+    """Choose the GGUF block type of a quantized weight. Raises ValueError for 8 bits with zero
+    points, a row or group that is not whole blocks, and a scale that fp16 does not hold."""
     columns = q.integers.shape[1]
     if columns % BLOCK:
         raise ValueError(f"its rows have {columns} values, which is not a multiple of {BLOCK}")

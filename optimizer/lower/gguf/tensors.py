@@ -35,7 +35,7 @@ DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """Tensor of the file.
+    """Tensor of the GGUF file.
 
     parameter: name in the checkpoint
     name: name in the file, e.g. blk.0.attn_q.weight
@@ -53,7 +53,7 @@ class GgufTensor:
 
 @dataclass(frozen=True)
 class GgufModel:
-    """Model to write: its checkpoint and the state of the compress stage.
+    """Model to write as GGUF: its checkpoint and the state of the compress stage.
     config: config.json with transformers' defaults
     float: "fp32", "fp16" or "bf16"
     """
@@ -134,7 +134,8 @@ class GgufModel:
         return self.checkpoint.shape(find_embedding(self.checkpoint))
 
     def _kind(self, parameter: str, place: str, shape: tuple[int, ...]) -> str:
-        """Choose a tensor's type in the file. place: name in the file without .weight or .bias"""
+        """Choose the type that a tensor has in the GGUF file. place: name in the file without
+        .weight or .bias"""
         if parameter in self.state.weights:
             try:
                 return blocks.choose_type(self.state.weights[parameter])

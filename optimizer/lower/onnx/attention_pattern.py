@@ -39,7 +39,7 @@ class Fused:
 
 @dataclass(frozen=True)
 class Attention:
-    """Attention of one layer.
+    """Attention of one layer in an exported graph.
 
     query: [batch, heads, sequence, width]
     cached: present keys and values [batch, kv_heads, total, width]

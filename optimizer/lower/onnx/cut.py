@@ -84,7 +84,7 @@ class GraphSummary:
 
 
 def summarize(source: Source) -> GraphSummary:
-    """Summarize a graph; external weights are not read."""
+    """Summarize a graph for the ledger's laws; external weights are not read."""
     model = source.model if isinstance(source, OpenGraph) else onnx_file.load(source)
     graph = model.graph
     inputs = tuple(str(v.name) for v in graph.inputs if not v.is_initializer())

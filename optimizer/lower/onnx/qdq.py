@@ -70,7 +70,8 @@ class Surgeon:
         self._taken: dict[str, int] = {}
 
     def products(self, module: ModuleInGraph) -> list[ir.Node]:
-        """Operators that multiply by the module's weight; OptimizeError for a missing one."""
+        """List the operators that multiply by the module's weight; OptimizeError for a missing
+        one."""
         names = [module.node, *(use.node for use in module.also)]
         missing = [n for n in names if n not in self.nodes]
         if missing:

@@ -32,7 +32,7 @@ UNTOLD = "no kernel of the runtime model names it"
 
 
 def inspect(lowered_folder: Path, kernels: Sequence[Kernel]) -> dict[str, Any]:
-    """Inspect the kernels. Returns:
+    """Inspect the kernels in which OpenVINO runs the lowered graph. Returns:
 
     eligible, fused    number of modules lowered to integers, and of those in integer kernels only
     wider, why_wider   names of modules not fused and of attentions on floats, and {name: reason}

@@ -65,7 +65,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class _AttentionLayer:
-    """Attention of one layer, as recognised.
+    """Attention of one layer, recognised as one that can be fused.
 
     q, k, v: (value, True if its heads are an axis, False if flat)
     repeats: query heads per key-value head

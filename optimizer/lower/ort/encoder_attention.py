@@ -39,7 +39,7 @@ FORWARD, KEYS = (0, 2, 1, 3), (0, 2, 3, 1)
 
 @dataclass(frozen=True)
 class _EncoderAttention:
-    """Attention of one layer.
+    """Attention of one encoder layer in the graph.
 
     operands: flat q, k and v
     width: heads * head width, of a token's heads side by side

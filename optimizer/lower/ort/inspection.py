@@ -32,7 +32,7 @@ BY_ROW = frozenset({"Gather"})
 
 
 def inspect(lowered_folder: Path, optimized_model: Path) -> dict[str, Any]:
-    """Inspect the optimized graph. Returns:
+    """Inspect the graph as ONNX Runtime optimized it. Returns:
 
     eligible, fused   number of modules lowered to integers, and of those in integer operators only
     wider             names of eligible modules that are not fused

@@ -67,7 +67,8 @@ def _quantization(weight: ir.Node) -> tuple[object, ...] | None:
 
 
 def _join(model: ir.Model, attention: ir.Node, products: Sequence[ir.Node]) -> str:
-    """Replace three products by one. Returns the name of the initializer with its integers."""
+    """Replace the q, k and v products of an attention by one. Returns the name of the initializer
+    with its integers."""
     graph, module = model.graph, module_of(attention)
     weights = [n for p in products if (n := find_maker(p.inputs[1], "DequantizeLinear"))]
     operands = []
@@ -110,7 +111,7 @@ def _join(model: ir.Model, attention: ir.Node, products: Sequence[ir.Node]) -> s
 
 
 def unpack(model: ir.Model) -> None:
-    """Undo pack, in place."""
+    """Divide packed q, k and v products again, in place."""
     graph = model.graph
     for packed in [n for n in graph if PARTS in n.metadata_props]:
         weight = find_maker(packed.inputs[1], "DequantizeLinear")

@@ -51,7 +51,7 @@ Ranks = Mapping[str, int]  # {value other than an initializer: rank}
 
 @dataclass(frozen=True)
 class _SequenceFirstAttention:
-    """Attention of one layer.
+    """Attention of one layer, with the nodes that reorder its axes.
 
     splits, turned: Reshapes and Transposes of q, k and v
     back, merged: Transpose and Reshape that lay heads side by side

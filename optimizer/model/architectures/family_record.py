@@ -15,8 +15,8 @@ from optimizer.recipe.schema import Task
 
 @dataclass(frozen=True)
 class Family:
-    """Facts about one architecture. Names are relative to the base model or to a block; "" for
-    none.
+    """Facts about one architecture of transformers. Names are relative to the base model or to a
+    block; "" for none.
 
     blocks: list of equal blocks; for unequal ones "*" stands for each item of a list, and "{a,b}"
         for blocks or lists that run one after another, where they exist

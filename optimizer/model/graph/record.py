@@ -33,7 +33,7 @@ PARTS = "parts"
 
 @dataclass(frozen=True)
 class Node:
-    """Operator of a graph.
+    """Operator of a model that is an ONNX graph.
 
     inputs: names of tensors; "" for an input that is left out
     attributes: numbers, strings and lists of them; a tensor is stored as REFERENCE and the name of

@@ -105,7 +105,8 @@ def build_statement(bundle: Path) -> Json:
 
 
 def compose_statement(name: str, digests: Mapping[str, str]) -> Json:
-    """Return the statement about files. digests: {name of a file: sha256}, in order"""
+    """Build the in-toto statement that lists files by digest. digests: {name of a file: sha256}, in
+    order"""
     return {
         "_type": signature.STATEMENT_TYPE,
         "subject": [

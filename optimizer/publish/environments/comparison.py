@@ -80,7 +80,8 @@ def _sections(report: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 def _compare(
     target: str, use: str, old: Mapping[str, Any], new: Mapping[str, Any], same_rows: bool
 ) -> MetricComparison:
-    """Compare two sections of quality. use: of their data set, as in _sections"""
+    """Compare the quality that two bundles' reports give. use: of their data set, as in
+    _sections"""
     metric = str(new["metric"])
     where = f"{target}, {metric}" if use == FIRST else f"{target}, {use}, {metric}"
     a, b = (section.get("each") or {} for section in (old, new))

@@ -294,7 +294,7 @@ class Hub:
             )
 
     def _head(self) -> str:
-        """Return the id of the commit that main names; "" for a missing repository."""
+        """Return the id of the commit that the branch main names; "" for a missing repository."""
         return next((r.target_commit for r in self._refs("branches") if r.name == MAIN), "")
 
     def _tree(self, revision: str) -> dict[str, Any]:

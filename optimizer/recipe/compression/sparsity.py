@@ -25,7 +25,7 @@ AMOUNT = 0.5
 
 @dataclass(frozen=True)
 class SparsityMethod:
-    """One pruning method.
+    """Record of one pruning method.
 
     apply: function "package.module:function", (Prunable) -> Sparse of compress/apply/pruning
     judged_by: how the ledger judges it. "recomputed": the mask follows from the weights alone;

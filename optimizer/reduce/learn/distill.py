@@ -129,7 +129,7 @@ def draw_texts(section: Learning, spec: DataSpec, contract: Contract, checkpoint
 
 @dataclass(frozen=True)
 class Distilled:
-    """Result of a distillation.
+    """Result of training a student on the outputs of its teacher.
 
     weights: {parameter: trained value}
     curve: losses during the training

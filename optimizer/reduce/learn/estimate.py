@@ -33,8 +33,8 @@ BLOCK = re.compile(r"\.(\d+)\.")
 
 
 def estimate_recovery(section: Recovery, shapes: Shapes) -> Estimate:
-    """Estimate recover. shapes: shape of every tensor of the teacher, an upper bound for the
-    student."""
+    """Predict memory and time of stage recover. shapes: shape of every tensor of the teacher, an
+    upper bound for the student."""
     return _estimate(section.recover, section.task, shapes)
 
 
@@ -49,7 +49,7 @@ def estimate_training(section: QuantizationAware, shapes: Shapes) -> Estimate:
 
 
 def _estimate(recover: Learning, task: Task, shapes: Shapes) -> Estimate:
-    """Estimate a training.
+    """Predict memory and time of a training.
 
     recover: section of the recipe
     shapes: shape of every tensor of the teacher, an upper bound for the student

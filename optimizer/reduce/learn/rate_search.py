@@ -36,7 +36,7 @@ TRIALS = 8  # at most; the last rate is 2,187 times lower than the first
 
 @dataclass(frozen=True)
 class RateSearch:
-    """Result of a search.
+    """Result of a search for a learning rate.
 
     rate: rate of the trial with the lowest loss
     tried: (rate, loss) of each trial

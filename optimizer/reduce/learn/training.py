@@ -76,7 +76,7 @@ class TrainingOptions:
 
 @dataclass
 class Curve:
-    """Losses of a training.
+    """Losses over the steps of a training.
 
     steps: planned number of steps
     held_out: (step, loss) of each measurement

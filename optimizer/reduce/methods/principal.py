@@ -39,7 +39,7 @@ class Sums:
 
 @dataclass(frozen=True)
 class Principal:
-    """Principal components.
+    """Principal components of hidden states.
 
     mean: (width,)
     directions: orthonormal columns (width, count), the largest variance first; columns beyond

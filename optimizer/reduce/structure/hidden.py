@@ -40,7 +40,7 @@ from optimizer.reduce.structure.write import write
 
 
 def run(section: Reduction, source: Path, progress: Path, out: Path) -> None:
-    """Write the narrower model. Raises what the stage raises.
+    """Write the model with fewer channels of its hidden states. Raises what the stage raises.
 
     source: folder of load
     progress: folder for states that exceed memory

@@ -93,7 +93,7 @@ def read_timed(document: dict[str, Any]) -> TimedSize:
 
 @dataclass(frozen=True)
 class LatencyTable:
-    """Table of timed sizes.
+    """Measured times of models of several sizes, by which the time of any sizes is predicted.
 
     full: sizes of the unreduced model
     entries: sizes that differ from `full` in one number, and the smallest

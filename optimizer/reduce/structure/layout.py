@@ -21,7 +21,7 @@ from optimizer.reduce.structure.structure import BlockUnits, Kind
 
 @dataclass(frozen=True)
 class BlockChoice:
-    """Choice for one block that stays.
+    """Units that one block keeps, where the block stays.
 
     units: {kind: kept units, ascending}
     adjusted: {weight name: values (out, in) on the kept inputs, where a method changed them}
@@ -113,7 +113,8 @@ class ReducedCheckpoint:
 
     @cached_property
     def goal(self) -> Sizes:
-        """Sizes that meet the goal. Raises RecipeError where none do."""
+        """Sizes of the smaller model that meet the recipe's goal. Raises RecipeError where none
+        do."""
         if self.chosen is not None:
             return self.chosen
         goal = self.section.reduce.goal

@@ -55,8 +55,8 @@ def find_unlimited_example(entry: Mapping[str, Any]) -> float | None:
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """Result of one hop. Of several outputs, tolerance and measured.worst are those of the output
-    nearest to its limit, or furthest beyond."""
+    """Result of one hop of the ledger. Of several outputs, tolerance and measured.worst are those
+    of the output nearest to its limit, or furthest beyond."""
 
     hop: str
     start: str  # the model that the hop compares with

@@ -313,8 +313,8 @@ def _module(name: str, report: Document, entries: Sequence[Document]) -> dict[st
 
 
 def render_text(document: Document, nodes: bool = False) -> str:
-    """Render the facts as text. Lines are at most 100 columns wide, except sentences of the report
-    itself.
+    """Write the text of `optimize explain` from the ledger's facts. Lines are at most 100 columns
+    wide, except sentences of the report itself.
 
     document: result of `explain`
     nodes: True for a line per node of an ONNX file

@@ -91,7 +91,7 @@ def make_usual_batches(
 
 @dataclass(frozen=True)
 class ExtremeSizes:
-    """Sizes of the extreme batches.
+    """Sizes of the ledger's extreme batches.
 
     tokens: length of the longest text
     rows: rows of the batch of many rows

@@ -100,7 +100,7 @@ def _matrix(
 
 
 def _node(operator: str, inputs: Sequence[ir.Value], name: str) -> ir.Node:
-    """Node of no module."""
+    """Make a node that belongs to no module."""
     named = f"{name}/{operator}"
     node = ir.node(operator, list(inputs), name=named, metadata_props={MODULE: ""})
     node.outputs[0].name = f"{named}:0"
