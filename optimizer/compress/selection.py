@@ -295,7 +295,7 @@ def _inputs(module: nn.Module) -> int:
 
 
 def make_scheme(weights: Weights) -> Scheme:
-    """Convert a recipe section to a Scheme."""
+    """Convert the recipe's section on quantized weights to a Scheme."""
     return Scheme(
         weights.bits,
         weights.symmetric,

@@ -218,7 +218,7 @@ class QuantConvolution(QuantLinear):
 
 
 class QuantInput(nn.Module):
-    """Fake-quantizes its input; replaces an identity."""
+    """Module that fake-quantizes its input by one range; it replaces an identity in the model."""
 
     factor = None
 
@@ -286,17 +286,17 @@ def simulate_state(
 
 
 def replace_identity(name: str, covered: Range) -> QuantInput:
-    """The replacement of the identity `name`."""
+    """Make the module that replaces the identity `name` and fake-quantizes what passes through."""
     return QuantInput(covered, "float8 tensor" if find_cache(name) else "tensor")
 
 
 def set_parameter(model: nn.Module, name: str, value: Tensor) -> None:
-    """Replace the parameter `name` by a tensor."""
+    """Replace the parameter `name` of a torch model by a tensor."""
     owner, _, attribute = name.rpartition(".")
     setattr(model.get_submodule(owner), attribute, nn.Parameter(value, requires_grad=False))
 
 
 def set_module(model: nn.Module, name: str, module: nn.Module) -> None:
-    """Replace the module `name`."""
+    """Replace the module `name` of a torch model."""
     owner, _, attribute = name.rpartition(".")
     setattr(model.get_submodule(owner), attribute, module)

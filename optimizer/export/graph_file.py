@@ -71,7 +71,8 @@ class _GraphWriter:
         return self.initializers[name]
 
     def fresh(self, name: str) -> str:
-        """Return `name`, with underscores appended until no tensor or operator has the name."""
+        """Return a free name for a tensor or operator: `name`, with underscores appended until no
+        tensor or operator has the name."""
         while name in self.taken:
             name += "_"
         return name

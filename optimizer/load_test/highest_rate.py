@@ -28,7 +28,7 @@ class HighestRate:
 
     @property
     def verdict(self) -> Verdict:
-        """Verdict on the search: pass if any tried rate met the objectives."""
+        """Verdict on the search for the highest rate: pass if any tried rate met the objectives."""
         if self.met is not None:
             return "pass"
         return "inconclusive" if self.undecided else "fail"

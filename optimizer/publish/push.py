@@ -99,7 +99,8 @@ def push(
 def _write(
     place: Place, packed: Artifact, attached: list[tuple[Attachment, bytes]], label: str
 ) -> tuple[int, int]:
-    """Write everything but the tag; return the bytes sent, and the bytes that the place had."""
+    """Write the blobs and manifests of a bundle to a registry, all but the tag; return the bytes
+    sent, and the bytes that the registry had."""
     sent, shared = send(place, bar(packed.blobs, "publish"))
     place.write_manifest(packed.manifest)
     subject = describe(packed.manifest)

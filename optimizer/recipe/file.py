@@ -149,7 +149,7 @@ def _set_base(section: Any, folder: Path, lines: Lines, loc: tuple[str, ...]) ->
 
 
 def _list(value: Any) -> list[Any]:
-    """Return the value if it is a list, else []."""
+    """Return a value of the recipe's file if it is a list, else []."""
     return value if isinstance(value, list) else []
 
 
@@ -261,7 +261,7 @@ def _further_sets(document: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def _mapping(value: Any) -> dict[str, Any]:
-    """Return the value if it is a mapping, else {}."""
+    """Return a value of the recipe's file if it is a mapping, else {}."""
     return value if isinstance(value, dict) else {}
 
 

@@ -150,7 +150,7 @@ class TargetSection(Section):
 
     @property
     def runs_on(self) -> str:
-        """Provider or device, as named in the harness's table of runtimes."""
+        """Provider or device of the target, as named in the harness's table of runtimes."""
         return self.execution_provider or self.device
 
     @property

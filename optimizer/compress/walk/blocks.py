@@ -334,7 +334,7 @@ def select_real_rows(x: Tensor, real: Tensor) -> Tensor:
 
 @contextmanager
 def swap_modules(model: nn.Module, modules: Mapping[str, nn.Module]) -> Iterator[None]:
-    """Inside, replace the modules of these names."""
+    """Inside, replace modules of a torch model by others of the same names."""
     old = {name: model.get_submodule(name) for name in modules}
     for name, module in modules.items():
         set_module(model, name, module)

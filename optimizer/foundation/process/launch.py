@@ -106,7 +106,7 @@ class Processes:
                 tensor.copy_(broadcast(tensor.to(self.device).contiguous(), from_process=rank))
 
     def wait(self) -> None:
-        """Wait until every process has called this."""
+        """Wait until every process of the group has called this."""
         self.gather(None)
 
     def gather(self, thing: T) -> list[T]:

@@ -143,7 +143,8 @@ def _stream(
 def batches(
     contract: Contract, lengths: Sequence[int], options: Options, batch_size: int
 ) -> Iterator[range]:
-    """Yield ranges of prompt numbers; the prompts of a range run as one batch.
+    """Divide prompts into batches: yield ranges of prompt numbers; the prompts of a range run as
+    one batch.
 
     lengths: tokens of each prompt.
     batch_size: maximum prompts per batch.

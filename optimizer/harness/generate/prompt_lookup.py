@@ -85,7 +85,7 @@ class SeenTokens:
 
 
 class Guesses:
-    """Chooser of the guesses of one text.
+    """Chooses how many next tokens are guessed in a step of one text.
 
     seconds: {tokens per step: seconds}.
     The step size maximizes the expected tokens per second: if each guess is right with probability

@@ -39,7 +39,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Rules:
-    """Sampling and stopping rules of a request.
+    """Rules by which a request's tokens are sampled and its texts end.
 
     context: maximum tokens of a sequence.
     ends: token ids that end a text.
@@ -71,7 +71,7 @@ class Rules:
 
 @dataclass
 class RowState:
-    """State of one prompt.
+    """State of the generation of one prompt in a batch.
 
     number: number of the prompt, Piece.row.
     room: tokens that may still follow.

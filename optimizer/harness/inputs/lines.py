@@ -29,7 +29,7 @@ class ByteStream(Protocol):
 
 @dataclass(frozen=True)
 class InputLine:
-    """One line of the stream. number: line number, starting at 1."""
+    """One line of a command's standard input. number: line number, starting at 1."""
 
     number: int
     text: str

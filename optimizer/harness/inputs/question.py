@@ -97,7 +97,7 @@ def _find_problem(context: str, room: int, stride: int) -> tuple[str, str]:
 def _encoded(
     context: str, windows: Sequence[Any], stride: int, unknown: int, overflows: bool
 ) -> Encoded:
-    """Build the result for one question.
+    """Build the encoding of one question with its context.
 
     windows: the tokenizer's encodings of its windows
     unknown: id of the unknown token; -1 without one

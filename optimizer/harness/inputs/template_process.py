@@ -67,7 +67,7 @@ class Renderer:
         self._end: Callable[[], object] = lambda: None
 
     def render(self, template: str, variables: Mapping[str, Any], now: str | None = None) -> str:
-        """Return the rendered text.
+        """Render a chat template to the text of a prompt.
 
         variables: plain JSON data.
         now: ISO date that the template prints as today's; None: today.
@@ -173,7 +173,7 @@ def _write(stream: IO[bytes], message: bytes) -> None:
 
 
 def _read(stream: IO[bytes], most: int) -> bytes | None:
-    """Read the next message; None at the end of the stream.
+    """Read the next message between the two processes; None at the end of the stream.
 
     most: maximum bytes; a longer message raises ValueError.
     """
@@ -245,7 +245,7 @@ def _reply(message: bytes) -> bytes:
 
 @lru_cache(maxsize=8)
 def compile_template(text: str) -> Any:
-    """Return the compiled template. Raises jinja2's TemplateError if invalid or too long.
+    """Compile a chat template. Raises jinja2's TemplateError if invalid or too long.
 
     The environment equals that of transformers (utils/chat_template_utils.py), so that published
     templates render alike: trimmed blocks, loop controls, a {% generation %} block that prints its

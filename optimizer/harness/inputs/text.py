@@ -229,7 +229,7 @@ def tokenize(tokenizer: Any, rows: list[Any], *, special: bool = True) -> list[A
 
 
 def _encoded(text: str, encoding: Any, shorter: bool, unknown: int, skipped: int) -> Encoded:
-    """Build the result for one text.
+    """Build the encoding of one text.
 
     shorter: True if only the beginning of the text was tokenized.
     unknown: id of the unknown token; -1 without one.

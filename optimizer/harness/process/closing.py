@@ -7,7 +7,7 @@ from typing import Self
 
 
 class Closing:
-    """Calls close() at the end of a `with`."""
+    """Base of classes whose close() is called at the end of a `with`."""
 
     def close(self) -> None:
         raise NotImplementedError

@@ -114,7 +114,7 @@ def _clear_abandoned(parent: Path) -> None:
 
 
 def _clear_if_abandoned(folder: Path) -> None:
-    """Remove a folder whose process has ended.
+    """Remove a temporary folder whose process has ended.
 
     Raises OSError if its owner file must not be opened by this user.
     """
@@ -134,7 +134,8 @@ def _is_own(status: os.stat_result) -> bool:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder, then its owner file; what cannot be removed stays for a later run."""
+    """Remove a temporary folder, then the file that names its owner; what cannot be removed stays
+    for a later run."""
     with suppress(OSError):
         status = folder.lstat()
         if stat.S_ISDIR(status.st_mode) and _is_own(status):

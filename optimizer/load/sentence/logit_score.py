@@ -71,8 +71,9 @@ def set_head(config: Any, folder: Path, section: Model) -> None:
 
 
 def read_tokens(root: Path, folder: Path, section: Model) -> tuple[int, int | None]:
-    """Return (id of the token that says yes, id of no or None), from the folder's module
-    LogitScore, or those of WORDS in a folder without modules. Raises CheckpointError for others."""
+    """Find the tokens whose logits score a pair: (id of "yes", id of "no" or None), from the
+    folder's module LogitScore, or those of WORDS in a folder without modules. Raises
+    CheckpointError for others."""
     if not (root / "modules.json").is_file():
         tokenizer = open_tokenizer(folder, section.trust_remote_code)
         ids = [tokenizer.get_vocab().get(word) for word in WORDS]

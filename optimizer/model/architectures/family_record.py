@@ -97,7 +97,7 @@ class Family:
 
     @property
     def uneven(self) -> bool:
-        """True where the blocks may differ in the shapes of their inputs."""
+        """True for an architecture whose blocks may differ in the shapes of their inputs."""
         return "*" in self.blocks or "{" in self.blocks
 
     @property

@@ -184,7 +184,7 @@ def _of_part(
     positions: Mapping[str, int],
     seconds: float,
 ) -> PartNeeds:
-    """Return the needs of one part.
+    """Measure memory and time that one part of a graph needs.
 
     sizes: {tensor: bytes per row}
     positions: {linear layer or convolution: rows of its input as a matrix}

@@ -170,7 +170,7 @@ def _provenance(document: Document, reports: list[Document]) -> tuple[tuple[str,
 
 
 def _machines(reports: list[Document]) -> list[tuple[str, Any]]:
-    """Return (name, value) rows on the machine and packages of each target's timing."""
+    """Return the report's rows on the machine and packages with which each target was timed."""
     rows: list[tuple[str, Any]] = []
     for r in reports:
         speed = get_part(r, "speed")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class StoredTensors(Mapping[str, Tensor]):
-    """Tensors of a file by name, read on each access.
+    """Tensors of a safetensors file by name, each read when it is used.
 
     names: names of the tensors
     start: beginning of the names in the file, before those of `names`

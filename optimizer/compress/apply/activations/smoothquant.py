@@ -67,7 +67,8 @@ def smooth(group: BlockGroup, quantize: Quantize) -> Folded:
 
 
 def _folds_only(quantize: Quantize, module: str) -> bool:
-    """Return True where the recipe forbids a factor of the module's input at run time."""
+    """Return True where SmoothQuant may only fold factors into weights: the recipe (fold_only)
+    forbids to multiply the module's input at run time."""
     if isinstance(quantize.fold_only, bool):
         return quantize.fold_only
     return any(fnmatchcase(module, pattern) for pattern in quantize.fold_only)

@@ -47,5 +47,5 @@ def prune(weight: Prunable) -> Sparse:
 
 
 def label(sparsity: Sparsity) -> str:
-    """Name the pruning in the report: "2:4 by wanda"."""
+    """Name the pruning of a weight in the report: "2:4 by wanda"."""
     return f"{sparsity.shape} by {sparsity.method}"

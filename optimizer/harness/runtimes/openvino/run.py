@@ -357,7 +357,7 @@ def open_string_model(path: Path) -> Callable[[str], dict[str, Array]]:
 
 
 def _open(model: Path, settings: OpenVinoSettings, threads: int, compiled: Path | None) -> Any:
-    """Open a model as an ov.CompiledModel.
+    """Compile a model with OpenVINO for its device.
 
     threads: 0 means one per core
     compiled: file of a compiled model to open instead; None compiles now
@@ -376,7 +376,8 @@ def _open(model: Path, settings: OpenVinoSettings, threads: int, compiled: Path 
 
 
 def _properties(settings: OpenVinoSettings, threads: int) -> dict[str, Any]:
-    """Return the properties of a model. Raises MachineError if the device lacks support."""
+    """Return the OpenVINO properties with which a model is compiled. Raises MachineError if the
+    device lacks support."""
     devices.check(settings.device)
     listed = devices.list_capabilities(settings.device)
     devices.refuse_emulation(listed, settings.precision, settings.device)

@@ -146,5 +146,5 @@ def can_divide_rows(session: Any) -> bool:
 
 
 def _rows(arrays: Mapping[str, Array], first: int, last: int) -> dict[str, Array]:
-    """Return rows first..last of each array."""
+    """Cut rows first..last out of each array of a batch."""
     return {name: array[first:last] for name, array in arrays.items()}

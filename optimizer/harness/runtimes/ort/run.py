@@ -232,7 +232,7 @@ class OrtRunner(Closing):
         return kv_cache.text_bytes(contract.decoder, tokens, kv_cache.read_itemsize(self.inputs))
 
     def binding(self) -> Any:
-        """Return a new IOBinding of the session."""
+        """Make an IOBinding, to which inputs and outputs of a run are bound as buffers."""
         binding = self._session.io_binding()
         for name, value in self._adapter_values.items():
             binding.bind_ortvalue_input(name, value)
@@ -243,7 +243,7 @@ class OrtRunner(Closing):
         return _import().OrtValue.ortvalue_from_numpy(array, self.device, 0)
 
     def run_bound(self, binding: Any, graph: int = UNCAPTURED) -> None:
-        """Run once on an IOBinding.
+        """Run the model once on inputs and outputs bound to buffers (an IOBinding).
 
         graph: gpu_graph_id to capture at its first run and replay later, in a session with graphs
         """
@@ -455,7 +455,7 @@ def _session(
 def _open(
     ort: Any, model: Path, options: Any, providers: Any, attempts: Sequence[Sequence[str]]
 ) -> Any:
-    """Open a session; return that of the first attempt that succeeds.
+    """Open an ONNX Runtime session; return that of the first attempt that succeeds.
 
     attempts: names of the graph optimizers that each attempt disables
     """

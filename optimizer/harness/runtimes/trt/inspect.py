@@ -81,7 +81,8 @@ def inspect_engine(
 
 
 def layer_information(trt: Any, engine: Any) -> str:
-    """Return the inspector's JSON, with types for the opt shapes of the first profile."""
+    """Return the JSON of TensorRT's engine inspector on all layers, with types for the opt shapes
+    of the first profile."""
     inspector = engine.create_engine_inspector()
     context = engine.create_execution_context()
     if context is not None:
@@ -129,7 +130,8 @@ def read_layers(text: str, modules: Mapping[str, Mapping[str, Any]]) -> dict[str
 
 
 def _widest(types: Sequence[str | None]) -> str | None:
-    """Return the widest type; None if a kernel without a type may have higher precision."""
+    """Return the widest of the types in which a kernel computes; None if a kernel without a type
+    may have higher precision."""
     widest = max((t for t in types if t), key=lambda t: BITS[t], default=None)
     return None if widest in QUANTIZED and None in types else widest
 

@@ -53,7 +53,7 @@ class BuildOptions:
 
 @dataclass(frozen=True)
 class TensorRtProduct:
-    """Product of the TensorRT family.
+    """Product of the TensorRT family: TensorRT or TensorRT-RTX.
 
     module: Python module
     distributions: distributions that contain `module`; the first one is recommended for

@@ -100,8 +100,8 @@ class TrtRunner(Closing):
         return {}
 
     def infer(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """Run once. Raises InputError naming the missing, unknown or misshaped input, or the input
-        outside all profiles and its range."""
+        """Run the engine once on a batch. Raises InputError naming the missing, unknown or
+        misshaped input, or the input outside all profiles and its range."""
         shapes = check_arrays(self.session, arrays, self.model.name)
         profile = choose(self.session.profiles, shapes)
         for name, array in arrays.items():
@@ -237,8 +237,8 @@ def close_all(device: Mapping[str, Device], pinned: Mapping[str, Pinned]) -> Non
 
 
 def capture_graph(driver: Any, enqueue: Any) -> tuple[Any, str]:
-    """Capture the work that `enqueue` enqueues; return (graph, ""), or (None, reason) on
-    failure."""
+    """Record the work that `enqueue` enqueues as a CUDA graph; return (graph, ""), or (None,
+    reason) on failure."""
     driver.begin_capture()
     try:
         enqueue()

@@ -205,8 +205,8 @@ class Session:
 
 
 def _open(trt: Any, runtime: Any, log: Any, file: Path) -> Any:
-    """Deserialize an engine. Raises BundleError if it is missing, UnopenedError if it does not
-    open."""
+    """Open a TensorRT engine from its file. Raises BundleError if it is missing, UnopenedError if
+    it does not open."""
     if not file.is_file():
         raise BundleError("the engine is missing", where=str(file))
     refuse_invalid(file, trt)

@@ -45,7 +45,7 @@ class QuestionPair:
 
 @dataclass(frozen=True)
 class FalseHitLimit:
-    """Limit of false hits.
+    """Limit of false hits of the semantic cache.
 
     rate: maximum share of uncached questions that get another question's answer
     confidence: probability that the limit holds
@@ -181,7 +181,8 @@ def _binomial_cdf(count: int, examples: int, rate: float) -> float:
 
 
 def _answers(pairs: Sequence[QuestionPair], where: str) -> dict[str, int]:
-    """Number the answers of all texts: {text: number}, equal for texts labelled the same.
+    """Number the answers that labelled questions share: {text: number}, equal for texts labelled
+    the same.
 
     Labels are transitive. Raises InputError for pairs that contradict each other.
     """

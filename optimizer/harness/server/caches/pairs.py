@@ -20,13 +20,15 @@ FORM = '{"text": "...", "text_pair": "...", "same": true or false} on each line'
 
 
 def read(file: Path) -> list[QuestionPair]:
-    """Read the pairs of a file. Raises InputError naming the first line that is not a pair."""
+    """Read the labelled pairs of questions in a file, from which the cache's threshold follows.
+    Raises InputError naming the first line that is not a pair."""
     lines = enumerate(read_regular(file, LARGEST).splitlines(), 1)
     return [_pair(line, f"{file}, line {i}", i) for i, line in lines if line.strip()]
 
 
 def _pair(line: bytes, where: str, number: int) -> QuestionPair:
-    """Parse one line of the file `where`. Raises InputError naming the line by `number`."""
+    """Parse one line of the file `where`, a pair of questions. Raises InputError naming the line by
+    `number`."""
     try:
         value: Any = json.loads(line.decode()) if len(line) <= LINE else None
     except (ValueError, RecursionError):

@@ -23,7 +23,7 @@ SPARE = 4  # maximum ratio of allocated to used rows of a frame's matrix
 
 @dataclass(eq=False)
 class _Frame:
-    """Questions of requests that are otherwise equal.
+    """Cached questions of requests that are otherwise equal.
 
     owner: digest of the bundle that answered
     vectors: matrix of embeddings, one row each; used rows come first

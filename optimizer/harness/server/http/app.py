@@ -287,7 +287,7 @@ class App:
             self._log(request)
 
     def log_bug(self, error: Exception, request_id: str = "") -> None:
-        """Log an unexpected exception."""
+        """Log an exception that a request met and that the server does not expect."""
         self._say(level="error", event="bug", request_id=request_id, error=repr(error)[:500])
 
     def count_failure(self, error: RequestError | None, request: Request) -> None:

@@ -77,7 +77,7 @@ def find_model(current: Sequence[Served], name: object) -> Served:
 async def read(
     request: HttpRequest, first: Service, versions: Versions, *, unnamed: bool = False
 ) -> tuple[Service, Mapping[str, Any]]:
-    """Receive a request; return (service that answers it, JSON of its body).
+    """Receive a request to the OpenAI API; return (service that answers it, JSON of its body).
 
     first: service of the first model, which, if it is the only one, admits the request before the
         body is parsed

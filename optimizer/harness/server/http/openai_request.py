@@ -78,7 +78,8 @@ class Question:
 
 
 def read(document: Mapping[str, Any], model: TextModel, *, chat: bool) -> TextRequest:
-    """Read the JSON of a request. Raises RequestError naming the field that is not accepted."""
+    """Read the JSON of a request for generation. Raises RequestError naming the field that is not
+    accepted."""
     accepted = CHAT if chat else TEXT
     fields = {name: value for name, value in document.items() if value is not None}
     _refuse_others(fields, accepted)

@@ -29,7 +29,7 @@ STYLE = (
 
 @dataclass(frozen=True)
 class Path:
-    """Description of a path of the server.
+    """Description of a path of the server's API.
 
     text: description, one sentence
     body: example of a request's JSON; {} for GET

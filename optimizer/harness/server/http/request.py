@@ -43,7 +43,7 @@ ENCODINGS = {"gzip": 31, "deflate": 15}  # zlib's window bits of each
 
 @dataclass(frozen=True)
 class Security:
-    """Limits of every request.
+    """Limits that every HTTP request must keep.
 
     token: bearer token that clients must send; "" for none
     largest: maximum bytes of a body

@@ -54,7 +54,7 @@ class Mirror:
         parameters: Mapping[str, Any] | None,
         answers: Any,
     ) -> None:
-        """Send a request that one version answered to the other version too.
+        """Send a request that one version of a model answered to the other version too.
 
         other: the other version
         answers: answers of the first version; None if it failed

@@ -88,7 +88,8 @@ def build(
 
 
 def _builder(trt: Any, log: Any, product: str) -> Any:
-    """Create the builder. Raises MachineError if it does not start, e.g. without a GPU."""
+    """Create TensorRT's engine builder. Raises MachineError if it does not start, e.g. without a
+    GPU."""
     try:
         builder = trt.Builder(log)
     except TypeError:  # raised by the binding for a null pointer
@@ -106,7 +107,8 @@ def _builder(trt: Any, log: Any, product: str) -> Any:
 
 
 def configure(trt: Any, config: Any, options: BuildOptions) -> None:
-    """Set the options in a builder's config. The inspector needs DETAILED verbosity."""
+    """Set the build options of a recipe in TensorRT's config. The inspector needs DETAILED
+    verbosity."""
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
     if options.workspace_gb is not None:
         config.set_memory_pool_limit(
@@ -136,7 +138,8 @@ def configure(trt: Any, config: Any, options: BuildOptions) -> None:
 
 
 def _same_capability(levels: Any) -> Any:
-    """Return the level SAME_COMPUTE_CAPABILITY. Raises BuildError if this TensorRT lacks it."""
+    """Return TensorRT's level of hardware compatibility SAME_COMPUTE_CAPABILITY. Raises BuildError
+    if this TensorRT lacks it."""
     if not hasattr(levels, "SAME_COMPUTE_CAPABILITY"):
         raise BuildError(
             "this TensorRT is too old for same_compute_capability",

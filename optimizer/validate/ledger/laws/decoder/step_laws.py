@@ -190,7 +190,7 @@ def find_problems(contract: Contract) -> list[str]:
 
 
 def describe_unseen(context: int) -> str:
-    """Describe the lengths that find_problems leaves out; "" for none.
+    """Describe the lengths of texts at which find_problems ran no step; "" for none.
 
     context: largest number of tokens of the model
     """
