@@ -258,8 +258,8 @@ def _document(data: bytes) -> dict[str, Any]:
 
 
 def _files(data: bytes, key: str) -> Files | None:
-    """Return the files in a step's list. None where the list is damaged, belongs to another step,
-    or names a file outside the step's folder."""
+    """Return the files that a step's list in the bucket names. None where the list is damaged,
+    belongs to another step, or names a file outside the step's folder."""
     document = _document(data)
     files = document.get("files")
     if document.get("key") != key or not isinstance(files, dict):

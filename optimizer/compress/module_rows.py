@@ -60,12 +60,12 @@ def round_significant(value: float) -> float:
 
 
 def write(rows: Sequence[ModuleRow], folder: Path) -> None:
-    """Write the rows to modules.json in `folder`."""
+    """Write the report's rows on modules to modules.json in `folder`."""
     document: list[dict[str, Any]] = [asdict(row) for row in rows]
     text = json.dumps(document, indent=1, ensure_ascii=False)
     (folder / FILE).write_text(text, encoding="utf-8")
 
 
 def read(folder: Path) -> list[ModuleRow]:
-    """Read the rows of modules.json in `folder`."""
+    """Read the report's rows on modules from modules.json in `folder`."""
     return [ModuleRow(**row) for row in json.loads((folder / FILE).read_text(encoding="utf-8"))]

@@ -67,8 +67,8 @@ def join_messages(messages: Sequence[Mapping[str, str]]) -> str:
 
 
 def render(rows: Sequence[Sample], contract: Contract, tokenizer: Any) -> list[Sample]:
-    """Return the rows with conversations rendered by the model's chat template. Other rows, and
-    those that are rendered already, stay as they are.
+    """Return rows of a data set with conversations rendered by the model's chat template. Other
+    rows, and those that are rendered already, stay as they are.
 
     tokenizer: result of inputs.text.load_tokenizer
 

@@ -91,7 +91,8 @@ def bar(items: Iterable[T], label: str, total: int | None = None) -> Iterator[T]
 
 
 def _spent(started: float, done: int, total: int) -> str:
-    """Return text with the seconds since `started`, and the seconds left at the measured rate."""
+    """Write for a progress line the seconds since `started`, and the seconds left at the measured
+    rate."""
     spent = time.monotonic() - started
     left = spent * (total - done) / done
     return f"{spent:.0f} s, about {left:.0f} s left" if done < total else f"{spent:.0f} s"

@@ -280,7 +280,8 @@ def tensors_of(parameter: str, q: QTensor) -> dict[str, Tensor]:
 
 
 def write(state: CompressedState, folder: Path) -> None:
-    """Write the two files into an existing folder, with one tensor in memory at a time.
+    """Write a compressed state, as state.json and tensors.safetensors, into an existing folder,
+    with one tensor in memory at a time.
 
     Raises ValueError for a parameter that does not have its sparsity pattern.
     """

@@ -121,7 +121,7 @@ def _check_base(
 def _write_folder(
     section: Model, resolved: source.Source, origin_of: dict[str, Any], out: Path
 ) -> None:
-    """Write the stage's files. origin_of: content of source.json so far."""
+    """Write the folder of a loaded checkpoint. origin_of: content of source.json so far."""
     folder = model_folder(resolved.folder)
     config, model, family = open_skeleton(section, folder)
     origin = provider(section, folder)

@@ -211,8 +211,8 @@ def _cell(
 
 
 def write(document: Mapping[str, Any], out: Path, key: Path | None) -> None:
-    """Write a table, and its signature where a private key is given; without a key a signature of
-    an earlier table is removed."""
+    """Write a measured table, and its signature where a private key is given; without a key a
+    signature of an earlier table is removed."""
     private_key = None if key is None else sign.load_private(key)
     with atomic.explain_disk_errors(out, "--out"):
         atomic.write(out, json.dumps(document, indent=1).encode() + b"\n")

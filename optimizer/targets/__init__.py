@@ -221,8 +221,8 @@ def list_names() -> list[str]:
 
 
 def load_all() -> Iterator[Target]:
-    """Yield every record. Records of other distributions that fail to load are skipped; `look_up`
-    raises the reason where a recipe names one."""
+    """Yield the records of all runtimes. Records of other distributions that fail to load are
+    skipped; `look_up` raises the reason where a recipe names one."""
     for name in list_names():
         with suppress(ImportError, AttributeError, TypeError, RecipeError):
             yield look_up(name)

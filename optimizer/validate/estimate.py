@@ -353,7 +353,8 @@ def _cached(shapes: Shapes) -> int:
 
 
 def _tokens(section: Validation, each: int = 0) -> tuple[int, int]:
-    """Count the tokens, padding included: (of the sampled batches, of all batches).
+    """Count the tokens that the ledger runs, padding included: (of the sampled batches, of all
+    batches).
 
     each: positions of one image; 0 where the inputs are texts
     """

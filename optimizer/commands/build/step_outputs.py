@@ -76,7 +76,8 @@ def remove(folder: Path) -> None:
 
 
 def write(ended: Ended, folder: Path, run_id: str) -> None:
-    """Write every file into the folder, which is created if missing; the verdict last.
+    """Write the outputs of a run for a CI system, one file each, into the folder, which is created
+    if missing; the verdict last.
 
     run_id: name of the run, one line
 

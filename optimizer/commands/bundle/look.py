@@ -122,7 +122,7 @@ def _state(engine: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Description:
-    """A bundle's path or address, manifest and reports."""
+    """A bundle as `optimize inspect` and `compare` read it: path or address, manifest, reports."""
 
     bundle: str
     manifest: dict[str, Any]

@@ -304,7 +304,7 @@ def _output(group: BlockGroup, batch: int, hidden: Tensor) -> Tensor:
 def observed(
     model: nn.Module, names: Collection[str], look: Callable[[str, Tensor], None]
 ) -> Iterator[None]:
-    """Inside, call look(name, input) whenever one of the modules runs."""
+    """Inside, call look(name, input of the module) whenever one of the modules runs."""
 
     def hook(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
         return lambda _module, args: look(name, args[0])

@@ -183,7 +183,7 @@ class ModelSource:
         move_buffers(self.model.get_submodule(prefix), CPU)
 
     def moved(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the batch, moved to the device."""
+        """Return the batch, moved to the device on which the walk computes."""
         return {name: tensor.to(self.device) for name, tensor in batch.items()}
 
     def features(self, batch: Mapping[str, Tensor]) -> Tensor:

@@ -10,7 +10,8 @@ from optimizer.recipe.schema import Compress
 
 
 def decide(section: Compress, source: ModelSource, progress: Path, step: str) -> Compress:
-    """Return the section with `precision: auto` replaced by fp32 or bf16, whichever is faster.
+    """Decide in which float type the matrix products of the walk run: return the section with
+    `precision: auto` replaced by fp32 or bf16, whichever is faster.
 
     progress: folder that stores the choice for a run that is resumed
     step: name of the step in messages

@@ -47,7 +47,7 @@ class TextSense:
 def measure(
     samples: Sequence[Sample], contract: Contract, tokenizer: Any, length: int | None = None
 ) -> TextSense:
-    """Count the tokens of `samples`.
+    """Count the tokens of `samples`, to see if the texts make sense to the tokenizer.
 
     tokenizer: result of inputs.text.load_tokenizer
     length: maximum tokens of a text, besides the contract's max_length; ignored for

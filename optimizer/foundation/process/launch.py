@@ -244,7 +244,7 @@ def _record(folder: Path, failure: dict[str, Any]) -> None:
 def _error_of(
     file: Path, codes: Sequence[int | None], seen: ProcessException, group: Group
 ) -> Exception:
-    """Return the error to raise after processes have ended, from failure.json of _record (`file`),
+    """Choose the error to raise after processes have ended, from failure.json of _record (`file`),
     the exit status of each process, and the failure that torch noticed (`seen`).
 
     1. The first that failed raised an OptimizeError: the same error.

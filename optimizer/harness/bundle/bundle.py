@@ -136,7 +136,8 @@ class Bundle(Closing):
         genai: bool,
         failed: dict[int, str],
     ) -> None:
-        """Choose an engine and open it; repeat without it if it fails.
+        """Choose the engine of the bundle that fits this machine and open it; repeat without it if
+        it fails.
 
         failed: {index of an engine: reason not to try it}, extended in place
         """

@@ -77,8 +77,8 @@ def check_age(version: str, least: str, where: str) -> None:
 
 
 def _numbers(text: str) -> list[int]:
-    """Parse a version to its numbers, without zeros at the end: 1.10 is above 1.9, equal to
-    1.10.0."""
+    """Parse a bundle's version to its numbers, without zeros at the end: 1.10 is above 1.9, equal
+    to 1.10.0."""
     numbers = [int(part) for part in text.split(".")]
     while numbers and not numbers[-1]:
         numbers.pop()

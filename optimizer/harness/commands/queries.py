@@ -146,7 +146,8 @@ def parse_objects(window: Sequence[Query], names: Sequence[str]) -> list[Query]:
 
 
 def read_queries(args: argparse.Namespace, noun: str) -> Iterator[list[Query]]:
-    """Yield inputs from the command line, or from standard input in portions as they arrive.
+    """Yield the inputs of `predict` from the command line, or from standard input in portions as
+    they arrive.
 
     noun: name of one input, for messages
 

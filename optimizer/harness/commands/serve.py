@@ -165,7 +165,7 @@ def choose_hosts(args: argparse.Namespace, *, loopback: bool) -> Hosts | None:
 
 
 def read_token(path: Path, warn: Callable[[str], None]) -> str:
-    """Return the token in a file, without white space around it.
+    """Read the bearer token that clients must send from a file, without white space around it.
 
     warn: receives a warning if other users may use the file
 

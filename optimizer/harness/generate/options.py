@@ -118,7 +118,8 @@ class Options:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Options:
-        """Parse options. Raises InputError for an unknown option, naming the closest option."""
+        """Parse the options of a generation request. Raises InputError for an unknown option,
+        naming the closest option."""
         names = [f.name for f in fields(cls)]
         for name in document:
             if name not in names:

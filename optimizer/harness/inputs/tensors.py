@@ -148,7 +148,7 @@ def collate(contract: Contract, encoded: Sequence[Encoded], size: int | None = N
 
 
 def parse(text: str) -> Any:
-    """Read a row from text.
+    """Read a row of arrays from a line of the command.
 
     text: JSON, {input: nested list} or a nested list; or the path of an .npz file with an array per
         input, or of an .npy file

@@ -77,7 +77,8 @@ def _read(section: Model) -> tuple[dict[str, Path], set[str]]:
 
 
 def get_folder(section: Model) -> Path:
-    """The folder of the recipe, where references and files start."""
+    """Return the folder of the recipe, in which the Python modules that it refers to are
+    searched."""
     return Path(section.base).resolve()
 
 

@@ -137,7 +137,8 @@ class Surgeon:
         return self.constant(name, np.asarray(value, self.float_type))
 
     def finish(self) -> None:
-        """Remove unused nodes and initializers (the float weights), and sort nodes."""
+        """Remove from the lowered graph unused nodes and initializers (the float weights), and sort
+        nodes."""
         from onnx_ir.passes.common import RemoveUnusedNodesPass
 
         RemoveUnusedNodesPass()(self.model)

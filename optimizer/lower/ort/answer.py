@@ -32,8 +32,8 @@ LAST = np.array([-1], np.int64)
 
 
 def add(model: ir.Model, contract: Contract) -> str:
-    """Add the output to `model` in place, for a task that has one. Returns the reason where it is
-    left to the host, else ""."""
+    """Add the pooled embedding as an output of `model`, in place, for a task that answers with it.
+    Returns the reason where it is left to the host, else ""."""
     task = tasks.look_up(contract)
     if not task.answer_output:
         return ""

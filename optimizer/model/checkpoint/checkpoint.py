@@ -218,7 +218,7 @@ class Tensors(Mapping[str, Tensor]):
         return table.float()[places].reshape(*ids.shape, entry.shape[1])
 
     def stored(self, name: str) -> Tensor:
-        """Return the tensor with the dtype and layout of its file."""
+        """Read a tensor with the dtype and layout that it has in its file."""
         return read_entry(self._entries[name])
 
     def as_stored(self, name: str, tensor: Tensor) -> Tensor:

@@ -146,8 +146,8 @@ class PartModule(nn.Module):
         self.last = _last_uses(body.graph, part.nodes, part.gives)
 
     def forward(self, *read: Tensor) -> tuple[Tensor, ...]:
-        """Compute the part from the tensors `part.reads`; return the tensors `part.gives`. Raises
-        NodeError for an operator that fails."""
+        """Compute a part of the graph from the tensors `part.reads`; return the tensors
+        `part.gives`. Raises NodeError for an operator that fails."""
         values = dict(zip(self.part.reads, read, strict=True))
         results: tuple[Tensor, ...] = self.__dict__["body"].run(
             self.part.nodes, values, self.last, self.part.gives

@@ -56,7 +56,8 @@ class TableRow:
 
     @property
     def unmeasured(self) -> bool:
-        """True where both entries are "not measured"; the reason is in their notes."""
+        """True for a row of the table where neither float nor candidate was measured; the reason is
+        in the entries' notes."""
         return self.before.text == self.after.text == NOT_MEASURED
 
 

@@ -172,7 +172,7 @@ def _refuse_secret(text: str, option: str, accepted: str) -> None:
 
 
 def _keys(path: Path, *, secret: bool = False) -> list[str]:
-    """Return the keys in a file, one per line; empty lines and comments (#) are skipped."""
+    """Read the age keys in a file, one per line; empty lines and comments (#) are skipped."""
     try:
         data = (read_secret if secret else read)(path, LARGEST_KEYS)
         lines = data.decode("ascii").splitlines()

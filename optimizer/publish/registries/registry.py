@@ -175,7 +175,8 @@ class Registry:
         return self._check_status(answer, 201)
 
     def _check_status(self, answer: RegistryResponse, *accepted: int) -> RegistryResponse:
-        """Return the answer. Raises MachineError for a status that is not in `accepted`."""
+        """Return the registry's response. Raises MachineError for a status that is not in
+        `accepted`."""
         if answer.status in accepted:
             return answer
         fix = {403: f"docker login {self.transport.host}", 429: "Wait, and run the command again."}

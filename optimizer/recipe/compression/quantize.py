@@ -398,7 +398,7 @@ class Quantize(Section):
 
     @property
     def head_weights(self) -> Weights | Literal["float"]:
-        """Format of the output head; with head: tied that of the embedding."""
+        """Format of the quantized output head; with head: tied that of the embedding."""
         return self.embedding if self.head == "tied" else self.head
 
     @property
@@ -446,7 +446,8 @@ class Quantize(Section):
         return self.options_of(tuning[0]) if tuning else None
 
     def options_of(self, method: Method) -> Any:
-        """Return the section with a method's options; None for a method without options."""
+        """Return the recipe's section with a method's options; None for a method without
+        options."""
         return getattr(self, method.name, None)
 
     def aims_at_float(self, method: Method) -> bool:

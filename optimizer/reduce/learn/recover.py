@@ -87,8 +87,8 @@ def learn(
 
 
 def draw_learned_texts(section: Learning, data: DataSpec, reference: Path, progress: Path) -> Split:
-    """Return texts to train on, to which the reference adds section.generated windows, and held-out
-    texts."""
+    """Draw the texts of a training: those to train on, to which the reference adds
+    section.generated windows, and held-out texts."""
     contract = contracts.read(reference / "contract.json")
     split = draw_texts(section, data, contract, reference / "checkpoint")
     return add_teacher_text(section, split, reference, progress)

@@ -38,7 +38,7 @@ class Moments:
         return Moments(first, second, a, b, c)
 
     def add(self, x: Tensor, f: Tensor | None) -> None:
-        """Add tokens.
+        """Add the inputs of some tokens to the sums.
 
         x: inputs in the smaller model (tokens, in), float32
         f: inputs in the float model (tokens, in), float32; None: hessian and cross are not summed

@@ -98,7 +98,7 @@ def _deep(depth: int, model: SizeChoices) -> Sizes:
 
 
 def find_least_cut(model: SizeChoices, fits: Callable[[Sizes], bool]) -> Sizes | None:
-    """Return the sizes with the least cut that fit; None where none fit.
+    """Return the sizes that fit the goal and cut off least of the model; None where none fit.
 
     fits: predicate on sizes; if it is True for sizes, it is True for all smaller ones
     """
@@ -124,8 +124,8 @@ def drop_smaller(sizes: Iterable[Sizes]) -> list[Sizes]:
 def find_widest(
     model: SizeChoices, fits: Callable[[Sizes], bool], blocks: int, heads: int
 ) -> Sizes | None:
-    """Return the sizes with the most neurons that fit, for given numbers of blocks and heads; None
-    where none fit."""
+    """Return the sizes with the most neurons that fit the goal, for given numbers of blocks and
+    heads; None where none fit."""
     widths = sorted(model.ffn)
     sizes = [Sizes(blocks, ffn, heads) for ffn in widths]
     fitting = bisect_left(sizes, True, key=lambda s: not fits(s))
@@ -133,7 +133,8 @@ def find_widest(
 
 
 def _fitting(fits: Callable[[Sizes], bool], model: SizeChoices) -> Iterator[Sizes]:
-    """Yield the sizes with the most neurons that fit, for each number of blocks and heads."""
+    """Yield the sizes with the most neurons that fit the goal, for each number of blocks and
+    heads."""
     for blocks, heads in product(model.blocks, model.heads):
         sizes = find_widest(model, fits, blocks, heads)
         if sizes is not None:

@@ -95,7 +95,8 @@ def harness(_m: Materials) -> LedgerEntry:
 
 
 def open_runner(m: Materials, _device: str) -> TransformersRunner:
-    """Open the folder in transformers on the CPU, as the candidate of the quality gates."""
+    """Open the compressed-tensors folder in transformers on the CPU, as the candidate of the
+    quality gates."""
     return TransformersRunner(_load(m)[0], _folder(m), m)
 
 

@@ -91,7 +91,7 @@ def harness(_m: Materials) -> LedgerEntry:
 
 
 def open_runner(m: Materials, _device: str) -> TransformersRunner:
-    """Open the file in transformers on the CPU, as the candidate of the quality gates."""
+    """Open the GGUF file in transformers on the CPU, as the candidate of the quality gates."""
     return TransformersRunner(_load(m)[0], _file(m), m)
 
 

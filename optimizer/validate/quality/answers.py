@@ -112,7 +112,8 @@ def count_labels(contract: Contract, answered: Answers) -> dict[str, int]:
 
 
 def group_rows(m: RunArtifacts, rows: Sequence[Sample]) -> list[list[int]]:
-    """Group rows of similar size into batches and return the row numbers of each."""
+    """Group rows of similar size into batches, to be answered together, and return the row numbers
+    of each."""
     extent, batch_size = tasks.look_up(m.contract).inputs.extent, m.section.validate_.batch_size
     sizes = [extent(r.input) + extent(r.text_pair or "") for r in rows]
     order = sorted(range(len(rows)), key=sizes.__getitem__)
@@ -122,8 +123,8 @@ def group_rows(m: RunArtifacts, rows: Sequence[Sample]) -> list[list[int]]:
 def _infer(
     runner: Any, batches: Iterable[tuple[Batch, Context]]
 ) -> Iterator[tuple[Batch, Context, Any]]:
-    """Yield each batch with its context and the runner's outputs, in order. A model in torch
-    computes several batches at a time; an engine has threads of its own."""
+    """Run a system on batches: yield each batch with its context and the runner's outputs, in
+    order. A model in torch computes several batches at a time; an engine has threads of its own."""
 
     def outputs(item: tuple[Batch, Context]) -> tuple[Batch, Context, Any]:
         return *item, runner.infer(item[0])

@@ -100,7 +100,7 @@ class Answers:
     seen: tuple[Any, ...] | None = None
 
     def of_rows(self, rows: Sequence[int]) -> Answers:
-        """Return the answers to some rows."""
+        """Return the system's answers to the rows of these numbers alone."""
 
         def some(values: tuple[Any, ...] | None) -> Any:
             return None if values is None else tuple(values[i] for i in rows)

@@ -66,7 +66,7 @@ class CellTimer(Protocol):
         ...
 
     def samples(self, rounds: Sequence[Any]) -> list[float]:
-        """Times in ms whose 99th percentile is judged."""
+        """Return the times in ms whose 99th percentile is judged."""
         ...
 
 

@@ -11,8 +11,9 @@ from optimizer.foundation.errors import RecipeError
 
 
 def take(source: Path, out: Path) -> None:
-    """Copy the state in load's folder `source` to `out`, with report rows. Raises RecipeError where
-    the checkpoint is not quantized."""
+    """Take over the integers of a checkpoint that was quantized already: copy the state in load's
+    folder `source` to `out`, with report rows. Raises RecipeError where the checkpoint is not
+    quantized."""
     quantized = source / "quantized"
     if not quantized.is_dir():
         raise RecipeError(

@@ -108,7 +108,8 @@ def _better_scale(levels: Tensor, scale: Tensor, G: Tensor, H: Tensor, q: QTenso
 
 @dataclass(frozen=True)
 class _GroupPart:
-    """Part of a group: H (inputs, inputs), scale and zero (out,), mask (inputs, out)."""
+    """Some inputs of one group, whose integers are improved together: H (inputs, inputs), scale and
+    zero (out,), mask (inputs, out)."""
 
     H: Tensor
     scale: Tensor

@@ -80,7 +80,8 @@ class DeviceSlots(OrtSlots):
         return len(self._texts)
 
     def _run(self, adapter: str, row: int, ids: Array, mask: Array, positions: Array) -> Array:
-        """Run rows from `row` on: a captured step for one token per row, else uncaptured."""
+        """Run the texts in the rows from `row` on: a captured step for one token per row, else
+        uncaptured."""
         rows, sequence = ids.shape
         if adapter or sequence > 1:
             return super()._run(adapter, row, ids, mask, positions)

@@ -72,7 +72,8 @@ class FixedStep:
         return sum(int(v.tensor_size_in_bytes()) for v in self.cache.values())
 
     def run(self, arrays: Mapping[str, Array]) -> Array:
-        """Add a token to each row; return its logits (rows, 1, vocabulary).
+        """Decode one token of each row in the captured step; return its logits (rows, 1,
+        vocabulary).
 
         arrays: inputs without the KV cache; attention_mask ends with the new token
         """
@@ -138,7 +139,7 @@ class FixedSteps:
             return FixedStep(self._runner, contract, cache, self._count)
 
     def give_back(self, step: FixedStep) -> None:
-        """Return a step from `take` to the pool.
+        """Give a step that came from `take` back to the pool, for later texts.
 
         The pool keeps at most BYTES of KV cache; graphs of least recently used steps are released.
         """

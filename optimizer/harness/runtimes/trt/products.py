@@ -40,7 +40,8 @@ class BuildOptions:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> BuildOptions:
-        """Read options from a manifest entry; other keys are ignored."""
+        """Read the build options of a TensorRT engine from its manifest entry; other keys are
+        ignored."""
         values = {f.name: document[f.name] for f in fields(cls) if f.name in document}
         if "compute_capabilities" in values:
             values["compute_capabilities"] = tuple(values["compute_capabilities"])

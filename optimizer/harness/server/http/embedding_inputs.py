@@ -61,7 +61,7 @@ def _is_data(value: Any) -> bool:
 
 
 def _read(value: Any, where: str, contract: Contract) -> Any:
-    """Return the text, or the bytes of the image, of one input.
+    """Read one input of a request for embeddings: its text, or the bytes of its image.
 
     where: place of the input, for errors
     """

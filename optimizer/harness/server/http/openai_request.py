@@ -215,7 +215,8 @@ def _message(message: Any, where: str) -> dict[str, Any]:
 
 
 def texts_or_ids(value: Any, name: str) -> list[Any]:
-    """Read a text, its token ids, or a list of either; return a list. Raises RequestError.
+    """Read the prompt of a request: a text, its token ids, or a list of either; return a list.
+    Raises RequestError.
 
     name: field of the request, for errors
     """

@@ -211,7 +211,8 @@ class HttpRequest(Request):
         return seconds
 
     def finish(self, response: Response, result: Result) -> Response:
-        """Count an answer; returns the response with headers about truncation and the cache."""
+        """Count an answered request in the metrics; returns the response with headers about
+        truncation and the cache."""
         if result.truncated:
             response.headers["x-truncated-texts"] = str(result.truncated)
         if result.cache:

@@ -240,8 +240,8 @@ class BatchEngine:
                     self._scheduler.postprocess(end, batch)
 
     def _run(self, jobs: Sequence[RowJob]) -> list[Any]:
-        """Run a batch; return the answers of its jobs in order, with an exception for a failed
-        job."""
+        """Run a batch of requests' rows; return the answers of its jobs in order, with an exception
+        for a failed job."""
         if not jobs:
             return []
         rows: list[Any] = [job.payload for job in jobs]

@@ -269,7 +269,8 @@ class _Accumulator:
         self._count(real, quantized, missed)
 
     def _count(self, real: Tensor, rows: Tensor, missed: Tensor | None) -> None:
-        """Add inputs to every resample, with each text counted a random number of times.
+        """Add a module's inputs to the sums of every resample, with each text counted a random
+        number of times.
 
         real: (inputs, positions), False for padding
         """

@@ -75,7 +75,7 @@ async def answer(service: Service, body: Mapping[str, Any], request: HttpRequest
 
 
 def _inputs(fields: Mapping[str, Any], contract: Contract) -> list[Any]:
-    """Return the texts, or the bytes of the images, of a request.
+    """Read the texts, or the bytes of the images, of a request to /v2/embed.
 
     Raises RequestError if it has both, and the errors of read_image.
     """

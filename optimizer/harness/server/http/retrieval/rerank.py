@@ -153,7 +153,7 @@ def _flag(fields: Mapping[str, Any], name: str, *, default: bool = False) -> boo
 
 
 def _write(query: RerankQuery, result: Result, about: tuple[str, str, str]) -> Response:
-    """Write an answer, documents ordered by logit.
+    """Write the answer to a request to rank documents, ordered by logit.
 
     about: (name of the model, id of the request, version of the API)
 
