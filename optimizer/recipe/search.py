@@ -122,11 +122,13 @@ class Budget(Section):
         """`hours` in seconds."""
         return self.hours * HOUR
 
-    @property
-    def seconds_of_timing(self) -> float:
-        """Maximum seconds for deciding that one trial is faster or slower than the best one so
-        far."""
-        return self.seconds / (TIMED_SHARE * self.trials)
+    def find_seconds_of_timing(self, candidates: int) -> float:
+        """Return the maximum seconds for deciding that one trial is faster or slower than the best
+        one so far.
+
+        candidates: number of candidates
+        """
+        return self.seconds / (TIMED_SHARE * min(self.trials, candidates))
 
 
 class Search(Section):

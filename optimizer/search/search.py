@@ -135,7 +135,7 @@ def run(
     """
     started = clock()
     space = candidates.list_candidates(recipe)
-    bench = Workbench(recipe, store, space[0])
+    bench = Workbench(recipe, store, space[0], len(space))
     known = None
     if times is not None:
         kernel_times.check_recipe(recipe)

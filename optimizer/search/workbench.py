@@ -49,6 +49,7 @@ class Workbench:
     recipe: the user's recipe, with section search
     root: place of the store
     first: candidate that is the recipe itself
+    count: number of candidates that the recipe admits, which share the time for timing
     times: function from the modules in higher precision to times of another machine; None:
         candidates are timed here
     sensitivities: {module: {"error", "weights"}}, set by `measure_modules`; {} before it
@@ -57,6 +58,7 @@ class Workbench:
     recipe: Recipe
     root: Root
     first: Candidate
+    count: int = 1
     times: Predicted | None = None
     sensitivities: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     _built: dict[Candidate, BuiltCandidate] = field(default_factory=dict)
@@ -192,7 +194,7 @@ class Workbench:
                 systems[name] = self.build(candidate)
         systems[CANDIDATE] = built
         latency = built.recipe.validate_.latency
-        seconds = self.search.budget.seconds_of_timing
+        seconds = self.search.budget.find_seconds_of_timing(self.count)
         section = Race(
             targets={name: s.recipe.targets[0] for name, s in systems.items()},
             latency=latency,

@@ -14,6 +14,7 @@ from optimizer.harness import tasks
 from optimizer.harness.inputs.tensors import TensorRow
 from optimizer.recipe import file as recipe_file
 from optimizer.recipe.schema import Recipe
+from optimizer.recipe.search import Budget
 from optimizer.search import candidates
 from optimizer.search.stages import split
 from tests.conftest import write_tiny_recipe
@@ -127,6 +128,14 @@ def test_the_modules_of_a_share_gain_most_of_all_sets_of_their_size() -> None:
     best = max(combinations(modules, 3), key=lambda s: sum(modules[m]["error"] ** 2 for m in s))
     assert kept == best
     assert candidates.choose_kept_modules(modules, 0.0) == ()
+
+
+@pytest.mark.parametrize(("trials", "share"), [(200, 5), (4, 4)])
+def test_candidates_that_can_be_tried_share_a_quarter_of_the_time_for_timing(
+    trials: int, share: int
+) -> None:
+    budget = Budget(hours=1, trials=trials)
+    assert share * budget.find_seconds_of_timing(5) == pytest.approx(3600 / 4)
 
 
 def test_the_split_depends_on_the_texts_alone() -> None:

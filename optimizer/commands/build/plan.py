@@ -86,7 +86,7 @@ def _searched(recipe: Recipe, store: Root) -> dict[str, Any]:
             seconds_of[uniform] = sum(
                 e.get("seconds", 0.0) for e in predictions.build_document(dry)
             )
-    each = budget.seconds_of_timing if recipe.search.timed else 0.0
+    each = budget.find_seconds_of_timing(len(space)) if recipe.search.timed else 0.0
     tried = [replace(c, finer=0.0) for c in space[: budget.trials]]
     seconds = sum(seconds_of[uniform] + each for uniform in tried)
     served = ""
