@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from optimizer.load.onnx_model import norms
 from optimizer.load.onnx_model.draft import Array, Draft, Operator
 from optimizer.load.onnx_model.passes import TIMES, TURNED, is_parameter
 from optimizer.model.graph.module import Body
@@ -27,7 +28,7 @@ INTEGERS = ("Add", "MaxPool")
 """Operators that ONNX Runtime computes in integers between quantized tensors."""
 CLAMPS = ("Relu", "Clip")
 """Activations that ONNX Runtime computes inside a Conv, and inside an Add of integers."""
-MARK = "output"
+MARK, NORM = "output", "norm"
 _EMPTY = Body(Graph((), (), 0, (), {}, Path()))
 """A module whose own attributes cannot be names of modules or parameters."""
 
@@ -39,6 +40,7 @@ class Finished:
     modules: names of linear layers and convolutions that may be quantized, below BODY
     marks: (identity, convolution) below BODY
     left: {module: reason to leave it in float}
+    norms: (path of a norm's weight and bias, linear layers that read it), below BODY
     """
 
     nodes: tuple[Node, ...]
@@ -47,6 +49,7 @@ class Finished:
     modules: tuple[str, ...]
     marks: tuple[tuple[str, str], ...]
     left: dict[str, str]
+    norms: tuple[tuple[str, tuple[str, ...]], ...]
 
 
 class _Names:
@@ -87,6 +90,7 @@ class _Names:
 def finish(draft: Draft) -> Finished:
     """Finish a draft on which all passes ran."""
     marks, left = _mark(draft)
+    before_linears = norms.find(draft)
     names, parameters = _Names(), dict[str, Array]()
     path_of = {
         weight: f"{BODY}.{names.claim_module(_module_name(weight, bias))}"
@@ -101,6 +105,15 @@ def finish(draft: Draft) -> Finished:
             node.module = path
     values = {n: a for n, a in draft.constants.items() if is_parameter(a)}
     renamed: dict[str, str] = {}
+    smooth = []
+    for norm in before_linears:
+        consumers = tuple(path_of[reader].removeprefix(f"{BODY}.") for reader in norm.readers)
+        path = names.claim_module(norm.name or f"{consumers[0]}_{NORM}")
+        smooth.append((path, consumers))
+        for name, part in ((norm.weight, "weight"), (norm.bias, "bias")):
+            if name:
+                renamed[name] = f"{BODY}.{path}.{part}"
+                parameters[renamed[name]] = values[name]
     for node in draft.nodes:
         for name in node.inputs:
             if name in values and name not in renamed:
@@ -128,6 +141,7 @@ def finish(draft: Draft) -> Finished:
         tuple(m.removeprefix(prefix) for m in modules if m not in floats),
         tuple((n.module.removeprefix(prefix), of_module[c].removeprefix(prefix)) for n, c in marks),
         floats,
+        tuple(smooth),
     )
 
 

@@ -387,9 +387,9 @@ def _skeleton(opened: Opened) -> Iterator[tuple[record.Graph, dict[str, torch.Te
 
 
 def config(opened: Opened, section: Model) -> dict[str, Any]:
-    """config.json: {"model_type", "modules", "marks", "left", "single", "ranges"}, and "id2label"
-    of a detector; see finish.Finished, ports.Ports, and drawn.Port for the ranges of drawn
-    inputs."""
+    """config.json: {"model_type", "modules", "marks", "left", "norms", "single", "ranges"}, and
+    "id2label" of a detector; see finish.Finished, ports.Ports, and drawn.DrawnInput for the ranges
+    of drawn inputs."""
     labels = section.detections.labels if section.detections else ()
     return {
         **({"id2label": dict(enumerate(labels))} if labels else {}),
@@ -397,6 +397,7 @@ def config(opened: Opened, section: Model) -> dict[str, Any]:
         "modules": list(opened.finished.modules),
         "marks": [list(mark) for mark in opened.finished.marks],
         "left": opened.finished.left,
+        "norms": [[path, list(readers)] for path, readers in opened.finished.norms],
         "single": opened.ports.single,
         "ranges": {p.name: [p.low, p.high] for p in opened.ports.inputs},
     }

@@ -7,6 +7,7 @@ from typing import Any
 
 from optimizer.harness.inputs.tensors import TENSORS
 from optimizer.model.architectures.family_record import Family
+from optimizer.model.architectures.linear_blocks import SmoothPair
 from optimizer.model.architectures.residual_blocks import Summand
 from optimizer.model.graph.record import MODEL_TYPE, PARTS
 
@@ -20,7 +21,7 @@ def of_config(config: Mapping[str, Any]) -> Family:
         blocks="{" + PARTS + "}",  # in braces: their inputs differ in shape
         embeddings="",
         linears=tuple(config["modules"]),
-        smooth=(),
+        smooth=tuple(SmoothPair(path, tuple(readers)) for path, readers in config["norms"]),
         inputs=TENSORS.name,
         left_float=tuple(config["left"].items()),
         summands=tuple(Summand(name, module, whole=True) for name, module in config["marks"]),

@@ -17,6 +17,8 @@ from optimizer.compress.walk.blocks import BlockGroup
 from optimizer.foundation.errors import CheckpointError
 from optimizer.foundation.state import Note, input_name
 from optimizer.model.architectures.linear_blocks import SmoothPair
+from optimizer.model.graph.module import GraphModel
+from optimizer.model.graph.record import BODY
 
 
 @dataclass
@@ -54,14 +56,20 @@ def find_foldable_pairs(group: BlockGroup, folded: Folded) -> list[SmoothPair]:
     pair that cannot be folded."""
     pairs = []
     names = {name for name, _ in group.model.named_modules()}
-    for block in group.blocks:
+    whole = isinstance(group.model, GraphModel)  # its parts have no names of modules
+    for block in (BODY,) if whole else group.blocks:
         for pair in group.family.smooth:
             consumers = tuple(f"{block}.{c}" for c in pair.consumers)
             producer = f"{block}.{pair.producer}"
             if group.family.uneven and producer not in names:
                 continue
-            if getattr(group.model.get_submodule(producer), "weight", None) is None:
+            if whole and not any(c in group.schemes for c in consumers):
+                continue
+            weight = getattr(group.model.get_submodule(producer), "weight", None)
+            if weight is None:
                 why = f"{producer} has no weight to fold into"
+            elif weight.is_meta:  # only weights of the segment are in memory
+                why = f"{producer} is computed before this part of the graph"
             elif not all(c in group.schemes for c in consumers):
                 why = "another consumer of the same input is kept in float"
             else:

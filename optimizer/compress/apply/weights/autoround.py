@@ -28,6 +28,7 @@ from optimizer.foundation.progress import say
 from optimizer.foundation.qtensor import QTensor
 from optimizer.harness.inputs.image import IMAGE
 from optimizer.harness.inputs.tensors import TENSORS
+from optimizer.model.graph.module import GraphModel
 from optimizer.recipe.compression.quantize import Quantize
 
 
@@ -108,6 +109,8 @@ def _quantizer(
 def _norm_weights(group: BlockGroup) -> dict[str, nn.Parameter]:
     """Return {parameter: weight} of the norms before the blocks' linears."""
     family = group.family
+    if isinstance(group.model, GraphModel):
+        return {}  # a gradient may not reach a norm of another part's output
     norms = [p.producer for p in family.smooth if p.producer not in family.linears]
     norm_weights = {}
     for block in group.blocks:
