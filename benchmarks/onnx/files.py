@@ -43,7 +43,11 @@ CALIBRATED, JUDGED = 32, 64
 """Drawn rows."""
 SIZES = {"ch_PP-OCRv4_det_infer": 128}
 """Sizes of open axes, where the usual one does not suit the network."""
-RANGES = {"ch_PP-OCRv4_det_infer": (-20.0, 20.0), "keras-embedding": (0.0, 49.0)}
+RANGES = {
+    "ch_PP-OCRv4_det_infer": (-20.0, 20.0),
+    "keras-embedding": (0.0, 49.0),
+    "keras-mobilenet-v3": (0.0, 255.0),
+}
 """Ranges of inputs, where the usual ones give rows or outputs that are all alike."""
 OF_TEXT = ("ch_PP-OCRv4_det_infer",)
 """Detectors of text, whose rows are images of text: their answer to noise is next to 0. RANGES are

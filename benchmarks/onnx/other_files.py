@@ -71,6 +71,9 @@ def of_keras(folder: Path) -> None:
         "keras-mobilenet-v2": keras.applications.MobileNetV2(
             (96, 96, 3), alpha=0.35, weights=None, classes=10
         ),
+        "keras-mobilenet-v3": keras.applications.MobileNetV3Small(
+            (96, 96, 3), weights=None, classes=10
+        ),
         "keras-lstm": keras.Sequential(
             [keras.Input((12, 8)), layers.LSTM(16), layers.Dense(4)],
         ),
@@ -96,8 +99,9 @@ def of_keras(folder: Path) -> None:
             ]
         ),
     }
-    small = networks["keras-mobilenet-v2"]  # as initialized its answer is the same for all images
-    small.set_weights([3 * w if w.ndim == 4 else w for w in small.get_weights()])
+    for name in ("keras-mobilenet-v2", "keras-mobilenet-v3"):
+        small = networks[name]  # as initialized its answer is the same for all images
+        small.set_weights([3 * w if w.ndim == 4 else w for w in small.get_weights()])
     for name, network in networks.items():
         shape = [None, *network.input_shape[1:]]
         spec = (tf.TensorSpec(shape, network.inputs[0].dtype, name="x"),)
