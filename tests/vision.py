@@ -22,6 +22,7 @@ METRICS = {
     "table-transformer": "agreement",
     "yolos": "agreement",
     "segformer": "agreement",
+    "mask2former": "agreement",
 }
 LABELS = ("cat", "dog", "bird")
 TASKS = {  # of other kinds: image-classification
@@ -29,6 +30,7 @@ TASKS = {  # of other kinds: image-classification
     "table-transformer": "object-detection",
     "yolos": "object-detection",
     "segformer": "image-segmentation",
+    "mask2former": "universal-segmentation",
     "dpt": "depth-estimation",
     "depth_anything": "depth-estimation",
     "vitpose": "keypoint-detection",
@@ -93,6 +95,14 @@ def config(kind: str, **changes: Any) -> Any:
         shape |= {"num_queries": 6, "backbone": None, "use_timm_backbone": False}
         for part in ("encoder", "decoder"):
             shape |= {f"{part}_layers": 2, f"{part}_attention_heads": 2, f"{part}_ffn_dim": 64}
+    if kind == "mask2former":  # windows of 2 x 2 patches, of which odd numbers are padded
+        backbone = {"image_size": SIDE, "patch_size": 4, "embed_dim": 16, "depths": [1] * 4}
+        backbone |= {"num_heads": [2] * 4, "window_size": 2, "mlp_ratio": 2.0}
+        backbone |= {"out_features": [f"stage{i}" for i in range(1, 5)]}
+        shape = {"backbone_config": AutoConfig.for_model("swin", **backbone), "num_queries": 6}
+        shape |= {"encoder_layers": 1, "decoder_layers": 2, "num_attention_heads": 2}
+        shape |= dict.fromkeys(("feature_size", "mask_feature_size", "hidden_dim"), 64)
+        shape |= dict.fromkeys(("encoder_feedforward_dim", "dim_feedforward"), 64)
     if kind == "deit":  # without it transformers has the classifier of two heads
         shape["architectures"] = ["DeiTForImageClassification"]
     named = {"id2label": dict(enumerate(LABELS)), "label2id": {n: i for i, n in enumerate(LABELS)}}
@@ -163,7 +173,9 @@ def write(folder: Path, kind: str = "vit", seed: int = 0, **changes: Any) -> Pat
             gain = parameter.ndim == 1 and name.endswith(("weight", "lambda1"))
             certain = ("class_labels_classifier.layers.2", "class_labels_classifier.weight")
             head = 8 if name.startswith(certain) else 1  # certain of its objects
-            head = 20 if name.endswith("query_position_embeddings.weight") else head  # unlike each
+            queries = ("query_position_embeddings.weight", "queries_features.weight")
+            head = 20 if name.endswith(queries) else head  # unlike each
+            head = 0.2 if "mask_embedder.2" in name else head  # masks of both signs
             parameter.copy_(values + kept if gain else head * values)
         for i, (name, buffer) in enumerate(model.named_buffers()):
             if name.endswith("running_mean"):
@@ -190,7 +202,7 @@ def own_processor(kind: str) -> Any:
     if TASKS.get(kind) == "object-detection":
         name = "yolos" if kind == "yolos" else "detr"
         return processor(name, size={"height": SIDE, "width": SIDE + 16}, **each)
-    if kind == "segformer":
+    if kind in ("segformer", "mask2former"):
         return processor(kind, size={"height": SIDE + 32, "width": SIDE + 32}, **each)
     if kind in ("dpt", "depth_anything"):
         return processor("dpt", size={"height": SIDE, "width": SIDE}, ensure_multiple_of=8, **each)

@@ -203,6 +203,14 @@ def test_a_detector_whose_queries_are_chosen_by_score(load: Load, bert: Path) ->
     refused(load, bert, *words, task="object-detection")
 
 
+def test_the_task_of_a_head_is_named(load: Load, bert: Path) -> None:
+    head = "Mask2FormerForUniversalSegmentation"
+    config = {"model_type": "mask2former", "architectures": [head]}
+    (bert / "config.json").write_text(json.dumps(config))
+    words = f"Its head, {head}, is for model.task: universal-segmentation."
+    refused(load, bert, words, task="image-segmentation")
+
+
 def test_an_encoder_without_one_list_of_blocks(load: Load, bert: Path) -> None:
     config = {"model_type": "xlm", "vocab_size": 100, "emb_dim": 32, "n_layers": 2, "n_heads": 2}
     (bert / "config.json").write_text(json.dumps(config))

@@ -37,14 +37,14 @@ class BlockUse:
     """One application of a block in a forward pass; a shared block has several.
 
     args, kwargs: arguments without the hidden states
-    by_name: hidden states are the keyword hidden_states, not the first argument
+    by_name: keyword of the hidden states (or images); "" where they are the first argument
     added: values that the model adds to the hidden states before the block; None: none
     """
 
     block: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    by_name: bool = False
+    by_name: str = ""
     added: Tensor | None = None
 
     def apply(self, model: nn.Module, hidden: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ class BlockUse:
         if self.added is not None:
             hidden = hidden + self.added.to(hidden.device)
         if self.by_name:
-            return get_hidden(block(hidden_states=hidden, **kwargs))
+            return get_hidden(block(**{self.by_name: hidden}, **kwargs))
         return get_hidden(block(hidden, *args, **kwargs))
 
 

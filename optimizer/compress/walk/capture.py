@@ -19,11 +19,14 @@ from optimizer.compress.walk.blocks import BlockUse, CalibrationStream, get_hidd
 from optimizer.compress.walk.consumed import count_batch
 from optimizer.compress.walk.model_source import ModelSource
 from optimizer.foundation.errors import CheckpointError
+from optimizer.harness.inputs.image import ARRAY
 from optimizer.harness.inputs.kind import InputKind
 from optimizer.model.checkpoint.model import materialize, release
 from optimizer.model.graph.module import GraphModel
 
 Batch = Mapping[str, Tensor]
+FIRST = ("hidden_states", ARRAY)
+"""Keywords of a block's input: hidden states, or images where the block is the model."""
 
 
 def capture(
@@ -161,18 +164,19 @@ def _record(
 
     def recorder(name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
         def record(*args: Any, **kwargs: Any) -> Any:
-            if not args and "hidden_states" not in kwargs:
+            by_name = "" if args else next((n for n in FIRST if n in kwargs), "")
+            if not args and not by_name:
                 raise CheckpointError(f"{name} is called with {sorted(kwargs)}, not hidden states")
-            hidden = args[0] if args else kwargs["hidden_states"]
+            hidden = args[0] if args else kwargs[by_name]
             first[:] = first or [hidden]
             like = name if uneven else ""
             if like not in outputs:
                 with _filled(source, name, blocks[0]):
                     outputs[like] = forward(*args, **kwargs)
-            kept = {k: once(v) for k, v in kwargs.items() if k != "hidden_states"}
+            kept = {k: once(v) for k, v in kwargs.items() if k != by_name}
             # blocks give zeros there, so that what reaches the next one was added between
             added = _compact(hidden) if source.family.added_between and uses else None
-            uses.append(BlockUse(name, tuple(map(once, args[1:])), kept, not args, added))
+            uses.append(BlockUse(name, tuple(map(once, args[1:])), kept, by_name, added))
             output = outputs[like]
             if uneven:
                 shape = get_hidden(output).shape

@@ -23,6 +23,7 @@ Arrays returned by decode:
     zero-shot-image-classification  (batch, labels) logits
     object-detection            (batch, queries, classes + 4): logits, then boxes of 0 to 1
     image-segmentation          (batch, classes, rows, columns) logits, smaller than the image
+    universal-segmentation      (batch, queries, classes + pixels): logits, then logits of the mask
     depth-estimation            (batch, rows, columns), of the model's size
     keypoint-detection          (boxes, keypoints, rows, columns) heatmaps
     tensors, detector           (batch, numbers) all outputs, flattened and joined
@@ -80,6 +81,7 @@ from .images import (
     image_segmentation,
     keypoint_detection,
     object_detection,
+    universal_segmentation,
     zero_shot_image_classification,
 )
 from .task import Task
@@ -123,6 +125,7 @@ TASKS: dict[str, Task] = {
         detector.TASK,
         object_detection.TASK,
         image_segmentation.TASK,
+        universal_segmentation.TASK,
         depth_estimation.TASK,
         keypoint_detection.TASK,
     )
@@ -323,6 +326,8 @@ def _read_output(contract: Contract, outputs: Mapping[str, Array], rows: int) ->
         labels = len(contract.labels or ()) if task.classifies else None
         fits = raw.ndim == len(axes) and len(raw) == rows
         fits = fits and labels in (None, raw.shape[-1])
+        if fits and arrays:
+            raw = raw.reshape(*raw.shape[: arrays[0].ndim - 1], -1)
         if not fits or (arrays and raw.shape[:-1] != arrays[0].shape[:-1]):
             raise BundleError(
                 f"the model returned an array of shape {raw.shape}",

@@ -63,9 +63,10 @@ class Task:
         and its width: "width" (hidden size), "labels", "vocabulary" or "ends" (start and end); or
         "queries" and "classes" of objects; or "rows" and "columns" of pixels, perhaps after
         "classes" or "keypoints".
-    beside: further outputs of the model, {name: axes}, with the axes of `output` but the last.
-        `decode` gets all of them joined along that axis. In a graph they stay separate, so that
-        each has a limit of its own in the ledger, whatever the sizes of their values.
+    beside: further outputs of the model, {name: axes}, with the axes of `output` but the last,
+        and one or more of their own. `decode` gets all of them joined along that axis, their own
+        axes flattened to one. In a graph they stay separate, so that each has a limit of its own
+        in the ledger, whatever the sizes of their values.
     metrics: {metric: alternative data columns, see Columns}, the default metric first.
     answer_output: name of an output that holds the array of `decode` itself, where a lowering
         computes it in the graph; "" if none does.

@@ -251,6 +251,7 @@ STEPS: Mapping[str, Callable[[Any, int, Path], ImageSettings]] = {
             "DPTImageProcessor",
             "DeformableDetrImageProcessor",
             "DetrImageProcessor",
+            "Mask2FormerImageProcessor",
             "RTDetrImageProcessor",
             "SegformerImageProcessor",
             "YolosImageProcessor",

@@ -1,6 +1,7 @@
 """Read the epsilon of every norm of a graph, written as either of two patterns.
 
-one operator    LayerNormalization, RMSNormalization and ONNX Runtime's own: its attribute
+one operator    LayerNormalization, GroupNormalization, RMSNormalization and ONNX Runtime's own:
+                its attribute
 spelled out     Sqrt(mean + epsilon), the mean over an axis
 """
 
@@ -13,6 +14,7 @@ from optimizer.lower.onnx.examine import find_maker, read_constant
 
 DEFAULTS = {
     "LayerNormalization": 1e-5,
+    "GroupNormalization": 1e-5,
     "RMSNormalization": 1e-5,
     "SimplifiedLayerNormalization": 1e-5,
     "SkipLayerNormalization": 1e-12,

@@ -69,6 +69,7 @@ class Family:
     added_between: bool = False  # parameters are added to the hidden states between blocks
     reads_blocks: bool = False  # a head reads the outputs of blocks other than the last
     any_size: bool = False  # images of any size, whatever the config's image_size
+    per_layer: str = ""  # "module:output" with an item per layer, of which the last alone is read
     global_pool: str = ""  # pooling whose window is larger than any image (global_pools.py)
     summands: tuple[Summand, ...] = ()
     left_float: tuple[tuple[str, str], ...] = ()

@@ -328,6 +328,90 @@ _DETR = Family(
     ),
 )
 
+# Masks and queries are computed from all stages, so the model without its head of classes is one
+# block. Released backbones have up to 18 layers in a stage, the pixel decoder has 6 of its encoder
+# and the decoder 9, whose torch MultiheadAttention reads its weights without calling a layer.
+_PIXELS = "pixel_level_module"
+_SWIN_LAYERS = tuple(f"{_PIXELS}.encoder.swin.encoder.layers.{i}" for i in range(4))
+_MASK2FORMER = Family(
+    model_type="mask2former",
+    base="",
+    blocks="{model}",
+    embeddings="model",
+    linears=(
+        *(
+            f"{stage}.{name}"
+            for stage in _SWIN_LAYERS
+            for name in (
+                *(f"blocks.{i}.{linear}" for i in range(24) for linear in _VIT.linears),
+                "downsample.reduction",
+            )
+        ),
+        *(
+            f"{_PIXELS}.decoder.encoder.layers.{i}.{name}"
+            for i in range(12)
+            for name in (
+                *(f"self_attn.{n}" for n in ("attention_weights", "value_proj", "output_proj")),
+                "fc1",
+                "fc2",
+            )
+        ),
+        *(
+            f"transformer_module.decoder.layers.{i}.{name}"
+            for i in range(16)
+            for name in (*(f"self_attn.{n}_proj" for n in ("q", "k", "v", "out")), "fc1", "fc2")
+        ),
+    ),
+    smooth=(),
+    inputs=IMAGE.name,
+    any_size=True,
+    per_layer="model.transformer_module:intermediate_hidden_states",
+    # transformers calls these parts through lists, not by their names
+    chains=(
+        Chain("Mask2FormerMLPPredictionHead", ("0", "1", "2")),
+        Chain("Mask2FormerPredictionBlock", ("0", "1")),
+    ),
+    stored_as=(
+        *_SWIN.stored_as,
+        (f"{_PIXELS}.encoder.embeddings.", f"{_PIXELS}.encoder.swin.embeddings."),
+        (f"{_PIXELS}.encoder.encoder.", f"{_PIXELS}.encoder.swin.encoder."),
+    ),
+    left_float=(
+        (
+            f"model.{_PIXELS}.encoder.swin.embeddings.patch_embeddings.projection",
+            "it reads the image, and its error reaches every layer",
+        ),
+        *(
+            (f"model.{_PIXELS}.decoder.{name}.0", "a GroupNorm reads it in float")
+            for name in ("adapter_1", "layer_1", *(f"input_projections.{i}" for i in range(3)))
+        ),
+        *(
+            (
+                f"model.{_PIXELS}.decoder.encoder.layers.{i}.self_attn.sampling_offsets",
+                "it gives the places that attention reads",
+            )
+            for i in range(12)
+        ),
+        *(
+            (
+                f"model.transformer_module.decoder.layers.{i}.cross_attn.out_proj",
+                "torch's MultiheadAttention reads its weight without calling it",
+            )
+            for i in range(16)
+        ),
+        *(
+            (f"model.{name}", "a mask is a product with it")
+            for name in (
+                f"{_PIXELS}.decoder.mask_projection",
+                *(
+                    f"transformer_module.decoder.mask_predictor.mask_embedder.{i}.0"
+                    for i in range(3)
+                ),
+            )
+        ),
+    ),
+)
+
 IMAGE_FAMILIES = (
     _VIT,
     replace(_VIT, model_type="deit", base="deit"),
@@ -351,6 +435,7 @@ IMAGE_FAMILIES = (
     ),
     _VITPOSE,
     _SEGFORMER,
+    _MASK2FORMER,
     _DETR,
     replace(
         _DETR,

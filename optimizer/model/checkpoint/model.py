@@ -26,7 +26,13 @@ from optimizer.foundation.reading import DOUBT, quote_error
 from optimizer.harness import tasks
 from optimizer.model.architectures.families import FAMILIES, has_encoder
 from optimizer.model.architectures.towers import TOWERS
-from optimizer.model.checkpoint import batch_norms, chains, global_pools, tower_model
+from optimizer.model.checkpoint import (
+    batch_norms,
+    chains,
+    global_pools,
+    last_of_layers,
+    tower_model,
+)
 from optimizer.model.checkpoint.checkpoint import Checkpoint
 from optimizer.model.graph import record
 from optimizer.model.graph.module import GraphModel
@@ -68,9 +74,12 @@ def build_skeleton(checkpoint: Checkpoint, task: Task) -> nn.Module:
     config = AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=trusted)
     model = build_skeleton_from_config(config, task, trusted)
     family = FAMILIES.get(str(config.model_type))
+    if family is not None:
+        chains.rebuild(model, family.chains)
+        if family.per_layer:
+            last_of_layers.keep_last(model, family.per_layer)
     if family is not None and family.batch_norms is not None:
         norms = family.batch_norms.with_config(config.to_dict())
-        chains.rebuild(model, family.chains)
         same = bool(norms.same and getattr(config, norms.same))
         batch_norms.fold_skeleton(model, norms, same)
         if family.global_pool:
@@ -104,7 +113,8 @@ def build_skeleton_from_config(
             where=_culprit(config),
             fix=UNINSTALLED
             if isinstance(e, ImportError)
-            else "Use a checkpoint of a model that transformers has for this task, with its "
+            else _name_task(config)
+            + "Use a checkpoint of a model that transformers has for this task, with its "
             f"original config.json. {DOUBT}",
         ) from e
     if not tasks.find_task(task).generates:
@@ -123,6 +133,14 @@ def build_skeleton_from_config(
             setattr(base, name, None)
     join_outputs(model, task)
     return cast(nn.Module, model.eval().requires_grad_(False))
+
+
+def _name_task(config: Any) -> str:
+    """Return a sentence on the task that the model's head is trained for, "" for no head of a
+    task."""
+    (head, *_) = getattr(config, "architectures", None) or [""]
+    named = [name for name in tasks.list_names() if head.endswith(tasks.find_task(name).heads)]
+    return f"Its head, {head}, is for model.task: {named[0]}. " if named else ""
 
 
 def join_outputs(model: nn.Module, task: Task) -> None:

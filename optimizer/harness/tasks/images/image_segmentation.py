@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,7 +36,7 @@ def label_map(logits: Array, sides: tuple[int, ...]) -> Array:
     return wide
 
 
-def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, Any]]:
+def answers(contract: Contract, values: Iterable[Array], batch: Batch) -> list[dict[str, Any]]:
     """Return {"segments", "map"} per image.
 
     segments: {"label", "id", "share"} of each label in the image, in order of ids; `share` of the

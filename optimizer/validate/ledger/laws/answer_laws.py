@@ -23,6 +23,7 @@ The references by task:
                             law 2 of contract_laws.py, in float64
     object-detection, image-segmentation, depth-estimation
                             the pipelines of these names: pipeline_answers.py
+    universal-segmentation  the image processor's post_process_semantic_segmentation: there, too
     keypoint-detection      the image processor's post_process_pose_estimation: pose_answers.py
     feature-extraction      the model's own numbers
     text-generation         `generated`: the text, by transformers' tokenizer; the other fields
@@ -61,12 +62,7 @@ from optimizer.harness.tasks import (
     zero_shot_image_classification,
 )
 from optimizer.harness.tasks.answering import Answered, Predictor, Query, answer
-from optimizer.harness.tasks.images import (
-    depth_estimation,
-    image_segmentation,
-    keypoint_detection,
-    object_detection,
-)
+from optimizer.harness.tasks.images import keypoint_detection
 from optimizer.load.config.image_processor import open_processor
 from optimizer.validate.ledger import inputs as ledger_inputs
 from optimizer.validate.ledger.laws import contract_laws
@@ -382,9 +378,7 @@ EXPECTED: Mapping[str, Expected] = {
     image_feature_extraction.TASK.name: pooled,
     image_text_embedding.TASK.name: pooled,
     feature_extraction.TASK.name: states,
-    object_detection.TASK.name: pipeline_answers.detected,
-    image_segmentation.TASK.name: pipeline_answers.segmented,
-    depth_estimation.TASK.name: pipeline_answers.measured,
+    **pipeline_answers.EXPECTED,
     keypoint_detection.TASK.name: pose_answers.posed,
 }
 PIPELINES = {
@@ -394,9 +388,7 @@ PIPELINES = {
     fill_mask.TASK.name: "FillMaskPipeline",
     zero_shot_classification.TASK.name: "ZeroShotClassificationPipeline",
     zero_shot_image_classification.TASK.name: "ZeroShotImageClassificationPipeline",
-    object_detection.TASK.name: "ObjectDetectionPipeline",
-    image_segmentation.TASK.name: "ImageSegmentationPipeline",
-    depth_estimation.TASK.name: "DepthEstimationPipeline",
+    **pipeline_answers.PIPELINES,
 }
 """{task: transformers' pipeline class}."""
 

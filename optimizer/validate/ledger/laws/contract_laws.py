@@ -213,10 +213,12 @@ def evaluate(source: Contract, outputs: Mapping[str, Array], batch: Batch) -> tu
 
 
 def join_outputs(source: Contract, outputs: Mapping[str, Array]) -> Array:
-    """Join the outputs of the source's task, as float32, along their last axis."""
+    """Join the outputs of the source's task, as float32, along the last axis of the first."""
     task = tasks.look_up(source)
-    arrays = [np.asarray(outputs[name], np.float32) for name in (task.output, *task.beside)]
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, -1)
+    first = np.asarray(outputs[task.output], np.float32)
+    others = [np.asarray(outputs[name], np.float32) for name in task.beside]
+    each = [first, *(a.reshape(*first.shape[:-1], -1) for a in others)]
+    return first if len(each) == 1 else np.concatenate(each, -1)
 
 
 def compare_labels(source: Contract, served: Contract, checkpoint: Path, batch: Batch) -> list[str]:

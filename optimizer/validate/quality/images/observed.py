@@ -24,6 +24,7 @@ from optimizer.harness.tasks.images import (
     image_segmentation,
     keypoint_detection,
     object_detection,
+    universal_segmentation,
 )
 from optimizer.harness.tasks.images.heatmaps import keypoints
 from optimizer.validate.quality.images import detection, maps, poses
@@ -53,6 +54,12 @@ def _labels(contract: Contract, values: Array, sides: tuple[int, ...], row: Samp
     return maps.Labels(ids, areas)
 
 
+def _labels_of_queries(
+    contract: Contract, values: Array, sides: tuple[int, ...], row: Sample
+) -> Any:
+    return _labels(contract, universal_segmentation.label_scores(contract, values), sides, row)
+
+
 def _depths(contract: Contract, values: Array, sides: tuple[int, ...], row: Sample) -> Any:
     del contract
     if row.depth is None:
@@ -77,6 +84,7 @@ OBSERVE: Mapping[str, Observe] = {
     object_detection.TASK.name: _objects,
     detector.TASK.name: _candidates,
     image_segmentation.TASK.name: _labels,
+    universal_segmentation.TASK.name: _labels_of_queries,
     depth_estimation.TASK.name: _depths,
     keypoint_detection.TASK.name: _poses,
 }

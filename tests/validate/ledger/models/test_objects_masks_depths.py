@@ -20,6 +20,7 @@ from PIL import Image
 
 from optimizer.harness import contract as contracts
 from optimizer.harness.runtimes.ort.run import OrtRunner
+from optimizer.harness.tasks import find_task
 from optimizer.harness.tasks.answering import Predictor, Query, answer
 from optimizer.harness.tasks.images import image_segmentation
 from optimizer.load.config.image_processor import open_processor
@@ -32,10 +33,11 @@ from tests.validate.runs import Run, damaged, make, prove
 from tests.vision import TASKS, encoded, picture, recipe
 
 STATIC: dict[str, Any] = {"method": "rtn", "activations": {"range": "minmax"}}
-KINDS = ("yolos", "segformer", "depth_anything", "vitpose")
+KINDS = ("yolos", "segformer", "depth_anything", "mask2former", "vitpose")
 Made = Callable[[str], Run]
-LAYERS: dict[str, dict[str, int]] = {  # of a detector's decoder the first reads zeros
+CHANGES: dict[str, dict[str, int]] = {  # of a detector's decoder the first layer reads zeros
     "detr": {"encoder_layers": 1},
+    "mask2former": {"seed": 2},  # of the first three the one with two labels in each image
     "table-transformer": {"encoder_layers": 1, "decoder_layers": 1},
 }
 
@@ -47,7 +49,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     @cache
     def call(kind: str) -> Run:
         root = tmp_path_factory.mktemp(kind)
-        return make(root / "run", recipe(root, kind, STATIC, **LAYERS.get(kind, {})))
+        return make(root / "run", recipe(root, kind, STATIC, **CHANGES.get(kind, {})))
 
     return call
 
@@ -63,7 +65,7 @@ def test_a_correct_run_passes(proven: Callable[[str], Materials], kind: str) -> 
     assert proven(kind)
 
 
-@pytest.mark.parametrize("kind", [*KINDS[:3], "detr", "table-transformer"])
+@pytest.mark.parametrize("kind", [*KINDS[:4], "detr", "table-transformer"])
 def test_the_float_graph_answers_as_the_pipeline_of_transformers(made: Made, kind: str) -> None:
     from transformers import pipeline
 
@@ -78,12 +80,13 @@ def test_the_float_graph_answers_as_the_pipeline_of_transformers(made: Made, kin
             a.answer or {} for a in answer(Predictor(contract, None, runner.infer), queries, 2)
         ]
     theirs = pipeline(
-        TASKS[kind],
+        find_task(TASKS[kind]).pipeline_tag or TASKS[kind],
         str(source / "checkpoint"),
         image_processor=open_processor(source / "checkpoint"),
     )
     for ours, file in zip(answered, files, strict=True):
-        expected: Any = theirs(Image.open(io.BytesIO(file)))
+        options = {"subtask": "semantic"} if kind == "mask2former" else {}
+        expected: Any = theirs(Image.open(io.BytesIO(file)), **options)
         COMPARE[TASKS[kind]](ours, expected)
 
 
@@ -117,6 +120,7 @@ def compare_depths(ours: dict[str, Any], expected: dict[str, Any]) -> None:
 COMPARE = {
     "object-detection": compare_objects,
     "image-segmentation": compare_masks,
+    "universal-segmentation": compare_masks,
     "depth-estimation": compare_depths,
 }
 
@@ -144,6 +148,34 @@ def test_boxes_are_judged_by_a_limit_of_their_own(
     assert entry.ok is False
     assert entry.problems[-1].startswith("pred_boxes: an example is")
     assert set((entry.spread or {})["outputs"]) == {"logits", "pred_boxes"}
+
+
+def test_another_epsilon_of_a_group_norm_is_named(
+    proven: Callable[[str], Materials], tmp_path: Path
+) -> None:
+    def edit(graph: onnx.GraphProto) -> None:
+        norm = next(n for n in graph.node if n.op_type == "GroupNormalization")
+        next(a for a in norm.attribute if a.name == "epsilon").f *= 1.5
+
+    entry = ledger.run_hop(
+        hops.export, damaged(proven("mask2former"), tmp_path, m.edit_onnx("graph", edit))
+    )
+    assert entry.ok is False
+    assert "epsilon is 1.5e-05, torch's is 1e-05" in entry.problems[0]
+
+
+def test_a_segmenter_is_quantized_but_where_places_and_masks_are_made(made: Made) -> None:
+    state = materials(made("mask2former")).state
+    parts = Counter(".".join(m.split(".")[1:3]) for m in state.modules)
+    assert parts == {
+        "pixel_level_module.encoder": 27,
+        "pixel_level_module.decoder": 5,
+        "transformer_module.decoder": 6,
+    }
+    notes = {n.module: n.why for n in state.notes}
+    layer = "model.pixel_level_module.decoder.encoder.layers.0.self_attn.sampling_offsets"
+    assert notes[layer].endswith("places that attention reads")
+    assert not [why for why in notes.values() if why.startswith("not among")]
 
 
 def test_a_detector_is_quantized_but_where_zeros_or_pixels_enter(made: Made) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +22,12 @@ import torch
 
 from optimizer.harness.inputs import image_file
 from optimizer.harness.inputs.batch import Array, Batch
+from optimizer.harness.tasks.images import (
+    depth_estimation,
+    image_segmentation,
+    object_detection,
+    universal_segmentation,
+)
 from optimizer.validate.ledger.laws.answer_fields import FREE, Judged, Near, OneOf
 from optimizer.validate.ledger.laws.image_laws import open_by_pillow
 from optimizer.validate.ledger.pieces.roundoff import SMALLEST, UNIT
@@ -107,15 +113,57 @@ def segmented(reference: ReferencePipeline, image: Any, logits: Array, _alone: B
 
     logits: (classes, rows, columns)
     """
+    outputs = PipelineOutputs(logits=torch.from_numpy(np.ascontiguousarray(logits))[None])
+    return _judge_labels(reference, image, outputs, outputs["logits"].double(), 0.0)
+
+
+def segmented_by_queries(
+    reference: ReferencePipeline, image: Any, values: Array, _alone: Batch
+) -> Judged:
+    """Return a judge of an answer of universal-segmentation, by transformers' label of each pixel.
+
+    values: (queries, labels + 1 + pixels): logits, then the mask
+    """
+    logits, masks = universal_segmentation.split(reference.contract, values)
+    enlarged = (universal_segmentation.SIDE, universal_segmentation.SIDE)
+    outputs = PipelineOutputs(
+        class_queries_logits=torch.from_numpy(np.ascontiguousarray(logits))[None],
+        masks_queries_logits=torch.from_numpy(np.ascontiguousarray(masks))[None],
+    )
+    wide = torch.nn.functional.interpolate(
+        outputs["masks_queries_logits"].double(), enlarged, mode="bilinear"
+    )
+    labels = outputs["class_queries_logits"].double().softmax(-1)[..., :-1]
+    scores = torch.einsum("bqc,bqhw->bchw", labels, wide.sigmoid())
+    # a sigmoid has a slope of 1/4 or less, and a score is a sum over the queries
+    _, rounded = _probabilities(reference, logits)
+    sigmoid = _interpolated(masks, enlarged) / 4 + 2 * (EXPONENTIAL + 3) * UNIT["fp32"]
+    added = 2 * (len(logits) + 1) * UNIT["fp32"]
+    bound = float(labels.sum(1).max()) * (sigmoid + rounded + added)
+    return _judge_labels(reference, image, outputs, scores, bound)
+
+
+def _judge_labels(
+    reference: ReferencePipeline,
+    image: Any,
+    outputs: PipelineOutputs,
+    scores: torch.Tensor,
+    bound: float,
+) -> Judged:
+    """Return a judge of the label of each pixel.
+
+    outputs: outputs of the model, as transformers' processor reads them
+    scores: scores of the labels, (1, labels, rows, columns) float64, before they are enlarged
+    bound: distance of two float32 computations of a score
+    """
     sides = _sides(reference, image)
-    tensor = torch.from_numpy(np.ascontiguousarray(logits))[None]
     judge = reference.pipeline.image_processor.post_process_semantic_segmentation
-    expected = judge(PipelineOutputs(logits=tensor), target_sizes=[sides])[0].numpy()
+    expected = judge(outputs, target_sizes=[sides])[0].numpy()
     names = list(reference.contract.labels or ())
-    wide = torch.nn.functional.interpolate(tensor.double(), sides, mode="bilinear")[0].numpy()
+    wide = torch.nn.functional.interpolate(scores, sides, mode="bilinear")[0].numpy()
     best = np.sort(wide, 0)
     close = best[-1] - best[-2] if len(best) > 1 else np.full(sides, np.inf)
-    near = close <= 2 * _interpolated(logits, sides)
+    near = close <= 2 * (bound + _interpolated(scores.numpy(), sides))
 
     def problems(answer: Any, where: str) -> Iterator[str]:
         ids = np.asarray(_opened(answer["map"]))
@@ -184,3 +232,18 @@ def _opened(text: str) -> Any:
     from PIL import Image
 
     return Image.open(io.BytesIO(base64.b64decode(text)))
+
+
+EXPECTED: Mapping[str, Callable[[ReferencePipeline, Any, Array, Batch], Any]] = {
+    object_detection.TASK.name: detected,
+    image_segmentation.TASK.name: segmented,
+    universal_segmentation.TASK.name: segmented_by_queries,
+    depth_estimation.TASK.name: measured,
+}
+PIPELINES = {
+    object_detection.TASK.name: "ObjectDetectionPipeline",
+    image_segmentation.TASK.name: "ImageSegmentationPipeline",
+    universal_segmentation.TASK.name: "ImageSegmentationPipeline",
+    depth_estimation.TASK.name: "DepthEstimationPipeline",
+}
+"""{task: transformers' pipeline class}."""
