@@ -33,8 +33,8 @@ def check(recipe: Recipe, _: Context) -> None:
 
 
 def _check_calibrated_length(recipe: Recipe, section: TargetSection, at: str) -> None:
-    """Check that an optimization profile of the engine accepts texts as long as the calibration
-    texts."""
+    """Check before a run that an optimization profile of the engine accepts texts as long as the
+    calibration texts."""
     if recipe.calibrate is None or not section.profiles:
         return
     length, generates = (
@@ -67,8 +67,8 @@ def _others(does: Callable[[Accepts], bool], device: str = "") -> str:
 
 
 def _check_zeros(recipe: Recipe, at: str, target: Target) -> None:
-    """Check that a target accepts pruned weights that stay float, and has kernels that gain speed
-    from them."""
+    """Check before a run that a target accepts pruned weights that stay float, and has kernels that
+    gain speed from them."""
     sparsity, row = recipe.sparsity, target.accepts
     if sparsity is None or not recipe.quantize.leaves_float:
         return
@@ -114,7 +114,8 @@ def _check_weights(recipe: Recipe, at: str, target: Target) -> None:
 
 
 def _check_cache(recipe: Recipe, at: str, target: Target) -> None:
-    """Check that the target can store the KV cache in the type that quantize.kv_cache asks for."""
+    """Check before a run that the target can store the KV cache in the type that quantize.kv_cache
+    asks for."""
     if recipe.quantize.kv_cache == "float":
         return
     if not tasks.find_task(recipe.model.task).generates:

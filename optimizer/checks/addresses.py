@@ -11,8 +11,8 @@ and `plan` need it too: under less, their data cannot be read."""
 
 
 def check() -> None:
-    """Raise MachineError where `ulimit -v` leaves less address space than the libraries reserve.
-    They would otherwise end the process without a message."""
+    """Check before a run: raise MachineError where `ulimit -v` leaves less address space than the
+    libraries reserve. They would otherwise end the process without a message."""
     try:
         from resource import RLIM_INFINITY, RLIMIT_AS, getrlimit
     except ImportError:  # a system without such limits

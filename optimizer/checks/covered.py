@@ -9,8 +9,8 @@ from optimizer.recipe.schema import Recipe
 
 
 def check(recipe: Recipe, context: Context) -> None:
-    """Raise CheckpointError for a config that stage load would refuse. Models with code of their
-    own are skipped, because only running that code shows their architecture."""
+    """Check before a run: raise CheckpointError for a config that stage load would refuse. Models
+    with code of their own are skipped, because only running that code shows their architecture."""
     known = peek_config(recipe.model, fetch=context.fetch)
     if known is not None and not recipe.model.trust_remote_code:
         folder = known[0].parent

@@ -72,8 +72,8 @@ def _targets(recipe: Recipe) -> None:
 
 
 def _methods(recipe: Recipe) -> None:
-    """Refuse compression methods that change the inputs of linear modules, because the adapters
-    were trained on the original inputs."""
+    """Refuse before a run compression methods that change the inputs of linear modules, because the
+    adapters were trained on the original inputs."""
     quantize = recipe.quantize
     moving = [m.name for m in quantize.in_use if m.folds or m.folds_norms or m.learns_norms]
     if moving or quantize.passes_through:

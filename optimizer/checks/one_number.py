@@ -10,8 +10,8 @@ from optimizer.recipe.schema import Recipe
 
 
 def check(recipe: Recipe, context: Context) -> None:
-    """Raise RecipeError for a gate of cosine where config.json has one label. The cosine of two
-    numbers is 1 or -1, so the gate would pass almost any output."""
+    """Check a recipe before a run: raise RecipeError for a gate of cosine where config.json has one
+    label. The cosine of two numbers is 1 or -1, so the gate would pass almost any output."""
     task, section = tasks.find_task(recipe.model.task), recipe.validate_
     if not task.classifies or task.per_position:
         return

@@ -95,7 +95,7 @@ def check_addresses(recipe: Recipe, context: Context) -> None:
 
 
 def check_packages(recipe: Recipe, context: Context) -> None:
-    """Check that the packages that judge the targets are installed, or deferred."""
+    """Check before a run that the packages that judge the targets are installed, or deferred."""
     if context.reaches("validate"):
         for i, section in enumerate(recipe.targets):
             missing_packages.check_target(section, f"targets.{i}")
@@ -122,12 +122,12 @@ def check_device(recipe: Recipe, context: Context) -> None:
 
 
 def check_student_vocabulary(recipe: Recipe, context: Context) -> None:
-    """Check that a student's vocabulary is as large as the model's."""
+    """Check before a run that a student's vocabulary is as large as the model's."""
     student_vocabulary.check(recipe, fetch=context.fetch)
 
 
 def check_columns(recipe: Recipe, _: Context) -> None:
-    """Check the columns and first rows of every data set on this machine."""
+    """Check before a run the columns and first rows of every data set on this machine."""
     collect(partial(_check_header, *one) for one in recipe.data_specs.items())
 
 

@@ -13,7 +13,8 @@ from optimizer.recipe.schema import Recipe
 
 
 def check(recipe: Recipe, context: Context) -> None:
-    """Raise RecipeError for the first target whose format cannot express this model's architecture.
+    """Check before a run: raise RecipeError for the first target whose format cannot express this
+    model's architecture.
 
     GGUF files and models with code of their own are skipped, because only loading them shows their
     architecture.

@@ -9,8 +9,9 @@ from optimizer.recipe.schema import Recipe
 
 
 def check(recipe: Recipe, _: Context) -> None:
-    """Raise RecipeError where reduce.measure_on is not the index of a target that can be timed, and
-    where `reduce.gain_over: float` names a target that has no float model to compare with."""
+    """Check a recipe before a run: raise RecipeError where reduce.measure_on is not the index of a
+    target that can be timed, and where `reduce.gain_over: float` names a target that has no float
+    model to compare with."""
     if recipe.reduce is None or recipe.reduce.latency_gain is None:
         return
     place, sections = recipe.reduce.measure_on, recipe.targets

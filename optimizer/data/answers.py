@@ -63,12 +63,14 @@ def normalize(text: str) -> str:
 
 
 def exact_match(answer: str, right: Sequence[str]) -> float:
-    """Return 1.0 if the answer equals one of `right` after normalization, else 0.0."""
+    """Score an answer to a question: 1.0 if it equals one of `right` after normalization, else
+    0.0."""
     return float(normalize(answer) in map(normalize, select_usable(right)))
 
 
 def f1(answer: str, right: Sequence[str]) -> float:
-    """Return the best F1 over words between the answer and one of `right`, after normalization."""
+    """Score an answer to a question: the best F1 over words between it and one of `right`, after
+    normalization."""
     return max(
         _f1(normalize(answer).split(), normalize(one).split()) for one in select_usable(right)
     )

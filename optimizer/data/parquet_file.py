@@ -79,7 +79,8 @@ def _decode(column: Any) -> Any:
 
 
 def _longest(column: Any) -> int:
-    """Return the bytes of the longest value; for lists the bytes of all values, an upper bound."""
+    """Return the bytes of the longest value of a column; for lists the bytes of all values, an
+    upper bound."""
     from pyarrow import compute, types
 
     texts = (types.is_string, types.is_binary, types.is_large_string, types.is_large_binary)

@@ -51,7 +51,7 @@ def open_unpacked(file: Path) -> Iterator[BinaryIO]:
 
 
 def _check_unpacked(size: int, file: Path) -> None:
-    """Raise DataError where `size` decompressed bytes exceed the limit."""
+    """Raise DataError where `size` decompressed bytes of a data file exceed the limit."""
     limit = max(UNPACKED, TIMES * file.stat().st_size)
     if size > limit:
         raise DataError(

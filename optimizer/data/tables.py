@@ -29,7 +29,7 @@ FILE_FORMATS = ("csv", "json", "parquet", "text", NPZ)
 
 
 def describe_place(spec: DataSpec) -> str:
-    """Return the place of the data, for messages."""
+    """Describe where a data set is, for messages."""
     return f"data {spec.source}{': ' + ', '.join(spec.files) if spec.files else ''}"
 
 

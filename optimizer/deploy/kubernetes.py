@@ -43,7 +43,8 @@ def write(source: BundleSource, settings: DeployOptions, out: Path) -> Output:
 def build_manifests(
     source: BundleSource, settings: DeployOptions, server: DeployedServer, scaler: Document | None
 ) -> Iterator[Document]:
-    """Yield Deployment, Service, `scaler` if given, and a disruption budget if replicas > 1."""
+    """Yield the Kubernetes objects: Deployment, Service, `scaler` if given, and a disruption budget
+    if replicas > 1."""
     yield _deployment(source, settings, server, scaled=scaler is not None)
     yield _service(source, settings)
     if scaler is not None:
@@ -55,7 +56,8 @@ def build_manifests(
 
 
 def name(source: BundleSource, settings: DeployOptions) -> str:
-    """Return the objects' name: --name, else the bundle's. Raises RecipeError if it is invalid."""
+    """Return the name of the Kubernetes objects: --name, else the bundle's. Raises RecipeError if
+    it is invalid."""
     chosen = settings.name or source.name
     if not NAME.fullmatch(chosen):
         raise RecipeError(
@@ -68,7 +70,8 @@ def name(source: BundleSource, settings: DeployOptions) -> str:
 
 
 def labels(source: BundleSource, settings: DeployOptions) -> dict[str, str]:
-    """Return the labels of all objects: the name, and the version if it is a valid label value."""
+    """Return the labels of all Kubernetes objects: the name, and the version if it is a valid label
+    value."""
     version = {"app.kubernetes.io/version": source.version}
     return _selector(source, settings) | (version if VALUE.fullmatch(source.version) else {})
 

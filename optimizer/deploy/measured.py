@@ -29,7 +29,8 @@ class MeasuredServer:
 
     @property
     def memory(self) -> int:
-        """Upper bound of the memory in bytes; the peak may already hold part of the cache."""
+        """Upper bound of the memory that a deployed server needs, in bytes; the peak may already
+        hold part of the cache."""
         return self.peak + self.cache
 
 

@@ -72,7 +72,8 @@ class _ServeOptionsParser(argparse.ArgumentParser):
 
 
 def parse_serve_options(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse options of `optimize serve`. Raises RecipeError for unknown and REFUSED options."""
+    """Parse the options of `optimize serve` that a deployed server shall get. Raises RecipeError
+    for unknown and REFUSED options."""
     parser = _ServeOptionsParser(add_help=False, allow_abbrev=False)
     options.add_options(parser)
     parser.add_argument("--runtime")
@@ -89,7 +90,8 @@ def parse_serve_options(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def list_changed_options(arguments: Sequence[str], ignored: Sequence[str]) -> list[str]:
-    """Return the names ("max_wait") of options with other than default values, except `ignored`."""
+    """List, to check a deployment, the names ("max_wait") of options of `serve` with other than
+    default values, except `ignored`."""
     serve, defaults = vars(parse_serve_options(arguments)), vars(parse_serve_options(()))
     return [n for n, v in serve.items() if n not in ignored and v != defaults[n]]
 

@@ -46,7 +46,8 @@ class BundleSource:
         return tasks.look_up(self.contract).generates
 
     def copy(self, to: Path) -> None:
-        """Copy manifest.json, and only the files that it lists, into the folder `to`."""
+        """Copy the bundle beside the deployment's files: manifest.json, and only the files that it
+        lists, into the folder `to`."""
         for name in (*sorted(self.files), MANIFEST):
             target = to / name
             target.parent.mkdir(parents=True, exist_ok=True)

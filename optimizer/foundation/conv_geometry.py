@@ -136,7 +136,7 @@ class ConvGeometry:
 
 
 def _same(size: int, kernel: int, stride: int, dilation: int) -> Pair:
-    """Return SAME padding (before, after) along one axis."""
+    """Compute SAME padding of a convolution (before, after) along one axis."""
     total = max(kernel - (size % stride or stride), 0)
     before = total // 2
     return before * dilation, (total - before) * dilation

@@ -23,7 +23,7 @@ def to_kn(integers: Array) -> Array:
 
 
 def from_kn(stored: Array) -> Array:
-    """Invert to_kn."""
+    """Transpose stored [K, N] back to (out, in), the inverse of to_kn."""
     return _transposed(stored)
 
 
@@ -46,7 +46,7 @@ def pack4(integers: Array) -> NDArray[np.uint8]:
 
 
 def unpack4(packed: NDArray[np.uint8], shape: tuple[int, ...]) -> NDArray[np.int8]:
-    """Invert pack4 for a tensor of `shape`."""
+    """Unpack bytes of ONNX INT4 to the integers of a tensor of `shape`, the inverse of pack4."""
     nibbles = _unpack(packed, shape)
     return (nibbles ^ 8).astype(np.int8) - np.int8(8)
 
@@ -59,7 +59,7 @@ def pack4_rows(integers: Array) -> NDArray[np.uint8]:
 
 
 def unpack4_rows(packed: NDArray[np.uint8], columns: int) -> NDArray[np.int8]:
-    """Invert pack4_rows for `columns` columns."""
+    """Unpack 4-bit integers to rows of `columns`, the inverse of pack4_rows."""
     rows, wide = packed.shape
     return unpack4(packed.reshape(-1), (rows, 2 * wide))[:, :columns]
 
@@ -73,7 +73,7 @@ def pack4_unsigned(integers: Array) -> NDArray[np.uint8]:
 
 
 def unpack4_unsigned(packed: NDArray[np.uint8], shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """Invert pack4_unsigned for a tensor of `shape`."""
+    """Unpack bytes of ONNX UINT4 to a tensor of `shape`, the inverse of pack4_unsigned."""
     return _unpack(packed, shape)
 
 
@@ -86,7 +86,7 @@ def to_unsigned(integers: Array, bits: int) -> NDArray[np.uint8]:
 
 
 def to_signed(integers: NDArray[np.uint8], bits: int) -> NDArray[np.int8]:
-    """Invert to_unsigned."""
+    """Shift unsigned integers back to signed ones, the inverse of to_unsigned."""
     return (integers.astype(np.int16) - (1 << (bits - 1))).astype(np.int8)
 
 
@@ -116,7 +116,7 @@ def pack32(integers: NDArray[np.uint8], bits: int) -> NDArray[np.int32]:
 
 
 def unpack32(packed: NDArray[np.int32], bits: int, columns: int) -> NDArray[np.uint8]:
-    """Invert pack32 for `columns` integers per row."""
+    """Unpack 32-bit words to `columns` integers per row, the inverse of pack32."""
     rows, used = packed.shape
     groups = -(-columns // 32)
     padded = np.zeros((rows, groups * bits), np.uint32)

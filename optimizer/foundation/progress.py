@@ -62,7 +62,8 @@ def show(text: str) -> None:
 
 
 def leave(stream: TextIO) -> None:
-    """Discard further output to a stream whose reader is gone, including at interpreter exit."""
+    """Discard further progress lines and output to a stream whose reader is gone, including at
+    interpreter exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 

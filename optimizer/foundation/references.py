@@ -31,7 +31,8 @@ def load_entry_point(group: str, name: str) -> Any:
 
 
 def list_entry_points(group: str) -> list[str]:
-    """Return the sorted names of the entry points in `group`."""
+    """List the names of methods, targets or tasks that other packages offer as entry points in
+    `group`, sorted."""
     return sorted({point.name for point in entry_points(group=group)})
 
 

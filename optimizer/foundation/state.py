@@ -252,7 +252,7 @@ def _check_pattern(parameter: str, q: QTensor | Tensor, text: str | None) -> Non
 
 
 def pack_nibbles(integers: Tensor) -> Tensor:
-    """Pack 4-bit integers by packing.pack4_rows."""
+    """Pack the 4-bit integers of a weight as the state's file has them (packing.pack4_rows)."""
     return torch.from_numpy(packing.pack4_rows(integers.numpy()))
 
 

@@ -179,8 +179,8 @@ def _compare(
 
 
 def _as_stored(written: Mapping[str, Tensor], name: str) -> Tensor:
-    """Return the tensor in the layout of the source's files, in which transformers' parameters
-    are."""
+    """Return a loaded tensor, to be compared with transformers', in the layout of the source's
+    files, in which transformers' parameters are."""
     return written.stored(name) if isinstance(written, Tensors) else written[name]
 
 

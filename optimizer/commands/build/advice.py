@@ -23,7 +23,7 @@ FAILED = "change the recipe as docs/tutorial.md, section 5, says of each gate, a
 
 
 def list_next_steps(reports: Sequence[Report]) -> list[str]:
-    """Return a sentence per thing to do, for the gates that did not pass."""
+    """List for `optimize run` a sentence per thing to do, for the gates that did not pass."""
     steps: dict[str, None] = {}
     for report in reports:
         for gate in get_parts(report, "gates"):

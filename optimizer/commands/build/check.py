@@ -16,7 +16,7 @@ from optimizer.shared_store import Root
 
 
 def is_bundle(path: Path) -> bool:
-    """Return True for the path of a folder or a .tar, which cannot be a recipe."""
+    """Return True where `optimize check` is given a folder or a .tar, which cannot be a recipe."""
     return path.suffix == ".tar" or os.path.isdir(
         path
     )  # unlike Path.is_dir, raises for an impossible name

@@ -120,7 +120,8 @@ def finish(
     open_place: OpenPlace | None = None,
     predicted: Mapping[str, float] | None = None,
 ) -> RunResult:
-    """Run the recipe, put its result where the user looks for it, and describe it.
+    """Run the recipe for `optimize run`, put its result where the user looks for it, and describe
+    it.
 
     Passed: the bundle at artifacts/<name>/<version>/, then published to the recipe's addresses. Not
     passed: the report at artifacts/<name>/<version>.failed/report.html. Both appear atomically.

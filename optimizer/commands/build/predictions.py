@@ -84,8 +84,8 @@ def _entry(logged: dict[str, Any], store: Store, shapes: Shapes) -> dict[str, An
 
 
 def _explain_run(made_from: dict[str, Any], folder: Path, recipe: str) -> str:
-    """Return why a step runs: the settings that changed since the most similar finished step of
-    this recipe, or, without such a step, "new for recipe NAME".
+    """Explain for `optimize plan` why a step runs: the settings that changed since the most similar
+    finished step of this recipe, or, without such a step, "new for recipe NAME".
 
     folder: finished steps of the same stage, of any recipe
     """
@@ -107,8 +107,8 @@ def _explain_run(made_from: dict[str, Any], folder: Path, recipe: str) -> str:
 
 
 def _differences(new: Any, old: Any, at: str = "") -> list[str]:
-    """Return a phrase per difference between the keys of two steps, such as "the code of this
-    step".
+    """Write for `optimize plan` a phrase per difference between the keys of two steps, such as "the
+    code of this step".
 
     at: path of `new` and `old` within the keys
     """
@@ -162,7 +162,8 @@ def format_entries(entries: list[dict[str, Any]]) -> str:
 
 
 def format_bytes(count: int) -> str:
-    """Format bytes in B, KB, MB, GB or TB (powers of 1000), with one decimal from GB on."""
+    """Format bytes for `optimize plan` in B, KB, MB, GB or TB (powers of 1000), with one decimal
+    from GB on."""
     size = float(count)
     for unit in ("B", "KB", "MB", "GB"):
         if size < 1000:

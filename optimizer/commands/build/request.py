@@ -51,7 +51,8 @@ class RunRequest:
 
 
 def carry_out(request: RunRequest) -> RunResult:
-    """Read and check the recipe, compare its needs with this machine, run it; return the result."""
+    """Carry out `optimize run`: read and check the recipe, compare its needs with this machine, run
+    it; return the result."""
     from optimizer import checks, pipeline
     from optimizer.commands.build import predictions, room
     from optimizer.commands.build.outcome import finish

@@ -26,8 +26,9 @@ def _label(text: str) -> str:
 
 
 def junit(document: Mapping[str, Any]) -> str:
-    """Return JUnit XML: a suite per target, a case per gate; fail and inconclusive are failures,
-    a gate not measured is skipped; a run that ended early is one case with an error."""
+    """Write the gates of a run for a CI system as JUnit XML: a suite per target, a case per gate;
+    fail and inconclusive are failures, a gate not measured is skipped; a run that ended early is
+    one case with an error."""
     root = ElementTree.Element("testsuites", name="optimize")
     reports = document.get("reports", [])
     for report in reports:

@@ -91,8 +91,8 @@ def _devices(
 
 
 def _absent(runtime: str, device: str, devices: Mapping[str, Mapping[str, str]]) -> str:
-    """Explain why `device` is not among the devices that a runtime lists; "" where it is, and for a
-    runtime whose devices were not listed.
+    """Explain for `optimize examine` why `device` is not among the devices that a runtime lists; ""
+    where it is, and for a runtime whose devices were not listed.
 
     devices: {runtime: {device: its description}}
     """

@@ -176,7 +176,7 @@ def compare(a: Description, b: Description) -> dict[str, Any]:
 def _sentences(
     a: Description, b: Description, write: Callable[[Document, Document], list[str]]
 ) -> list[str]:
-    """Return a sentence per target and timing that both bundles have.
+    """Write for `optimize compare` a sentence per target and timing that both bundles have.
 
     write: function from the two reports' sections `speed` to sentences
     """
@@ -186,7 +186,7 @@ def _sentences(
 
 
 def _speed(old: Document, new: Document, apart: str = "") -> list[str]:
-    """Return a sentence for each timed size that both bundles have.
+    """Write for `optimize compare` a sentence for each timed size that both bundles have.
 
     apart: reason why times cannot be compared, or ""
     """
@@ -199,7 +199,8 @@ def _speed(old: Document, new: Document, apart: str = "") -> list[str]:
 
 
 def judge_speed(old: Document, new: Document, apart: str = "") -> str:
-    """Return "faster", "slower" or "cannot be told", with the numbers, for one timed size.
+    """Judge for `optimize compare` a timed size of two bundles: "faster", "slower" or "cannot be
+    told", with the numbers, for one timed size.
 
     The word follows from the two ratios to the float baseline, each measured in turns within one
     run. The times themselves come from two runs, between which the load of the machine may have
@@ -320,7 +321,7 @@ def compare_text(document: dict[str, Any], width: int = 100) -> str:
 
 
 def _row(name: str, x: str, y: str, width: int) -> list[str]:
-    """Return the lines of a row of three columns, each wrapped in its column."""
+    """Format for a terminal the lines of a row of three columns, each wrapped in its column."""
     narrow = max((width - 4) * 3 // 10, 8)
     widths = (max(width - 4 - 2 * narrow, 8), narrow, narrow)
     columns = [wrap(text, w) for text, w in zip((name, x, y), widths, strict=True)]

@@ -33,7 +33,7 @@ LABELS = 3  # names of labels that are printed
 def summarize(
     manifest: Document, reports: Sequence[Document], fits: Sequence[Document], unread: str = ""
 ) -> dict[str, str]:
-    """Return {name of a line: text}.
+    """Write the first lines of `optimize inspect`, {name of a line: text}.
 
     reports: report.json of each target; empty where it cannot be read
     fits: rows of examine.examine_engines
@@ -123,7 +123,8 @@ def _adapters(report: Document) -> str:
 
 
 def _quality(report: Document, gates: str = "") -> str:
-    """Return the quality of a report in words: metric, change, margin and verdict.
+    """Write for `optimize inspect` the quality of a report in words: metric, change, margin and
+    verdict.
 
     gates: prefix of the names of the report's gates; "": those of the model without adapters
     """

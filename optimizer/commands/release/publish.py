@@ -199,7 +199,8 @@ def versions(obj: dict[str, bool], address: str, access: Access) -> None:
 
 @contextmanager
 def open_place(address: str, access: Access) -> Iterator[tuple[BundleAddress, Place | Folders]]:
-    """Yield the parsed address and the client of its place, which is closed at the end."""
+    """Open the address that a command is given: yield the parsed address and the client of its
+    place, which is closed at the end."""
     from optimizer.publish.address import parse
     from optimizer.publish.registries.places import make_place
 

@@ -139,7 +139,8 @@ def _arrivals(options: Mapping[str, Any]) -> Schedule:
 
 
 def _client(target: str, options: Mapping[str, Any], stack: ExitStack) -> Client:
-    """Return a client of the server at a URL, or of a bundle's server, which `stack` ends."""
+    """Make the client of `optimize load` for the server at a URL, or for a bundle's server, which
+    `stack` ends."""
     from optimizer.load_test.grpc_client import SCHEME, GrpcClient
     from optimizer.load_test.http_client import HttpClient
     from optimizer.load_test.server import run_server
@@ -166,7 +167,8 @@ def _client(target: str, options: Mapping[str, Any], stack: ExitStack) -> Client
 
 
 def read_lines(file: Path | None) -> list[str]:
-    """Return a file's lines that are not blank; [] for None. Raises DataError for a blank file."""
+    """Read the inputs of `optimize load` from a file: its lines that are not blank; [] for None.
+    Raises DataError for a blank file."""
     from optimizer.harness.inputs.lines import read_lines
 
     lines = [] if file is None else [line for line in read_lines(file) if line.strip()]

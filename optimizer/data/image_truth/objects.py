@@ -96,7 +96,7 @@ def _object(fields: Mapping[str, Any], where: str) -> Labelled:
 
 
 def number(value: Any) -> bool:
-    """Return True for a finite number."""
+    """Return True for a value of an annotation that is a finite number."""
     known = isinstance(value, int | float) and not isinstance(value, bool)
     return known and math.isfinite(value)
 

@@ -20,5 +20,5 @@ SENSES: Mapping[str, Sense] = {
 
 
 def get_sense(contract: Contract) -> Sense:
-    """Return the checks for the contract's kind of input."""
+    """Return the checks of plausibility for the contract's kind of input."""
     return SENSES[contract.input_kind]

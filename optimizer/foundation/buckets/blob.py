@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def digest_of(data: bytes) -> str:
-    """Return "sha256:..." of some bytes."""
+    """Compute the digest "sha256:..." by which a blob in a registry or bucket is found."""
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 

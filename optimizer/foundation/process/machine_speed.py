@@ -44,15 +44,15 @@ class MachineSpeed:
     threads: int
 
     def multiply(self, count: float) -> float:
-        """Return the seconds for `count` multiply-adds of matrix products on all threads."""
+        """Predict the seconds for `count` multiply-adds of matrix products on all threads."""
         return count / (self.products * self.threads)
 
     def compute(self, count: float) -> float:
-        """Return the seconds for `count` operations on values in the cache, on all threads."""
+        """Predict the seconds for `count` operations on values in the cache, on all threads."""
         return count / (self.values * self.threads)
 
     def digest(self, count: float) -> float:
-        """Return the seconds for the SHA-256 of `count` bytes."""
+        """Predict the seconds for the SHA-256 of `count` bytes."""
         return count / self.digested
 
     def interpret(self, turns: float) -> float:
@@ -61,7 +61,7 @@ class MachineSpeed:
         return turns / self.interpreted
 
     def move(self, count: float) -> float:
-        """Return the seconds for reading and writing `count` bytes; threads share the memory's
+        """Predict the seconds for reading and writing `count` bytes; threads share the memory's
         bandwidth."""
         return count / self.bytes
 
@@ -76,7 +76,7 @@ def measure() -> MachineSpeed:
 
 
 def _measure() -> MachineSpeed:
-    """Time each kind of work on one thread."""
+    """Time each kind of work on one thread, from which predictions of `plan` follow."""
     import torch
 
     x, w = torch.full((ROWS, WIDTH), 0.5), torch.full((WIDTH, WIDTH), 0.5)

@@ -75,7 +75,7 @@ def pack(values: Tensor) -> Tensor:
 
 
 def unpack(packed: Tensor) -> Tensor:
-    """Invert `pack`."""
+    """Unpack bytes to E2M1 values (out, in), the inverse of `pack`."""
     codes = torch.stack([packed & 15, packed >> 4], -1).flatten(1).long()
     table = torch.tensor([*MAGNITUDES, *(-m for m in MAGNITUDES)], device=packed.device)
     return table[codes].to(float8.DTYPE)

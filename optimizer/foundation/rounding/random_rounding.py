@@ -91,7 +91,8 @@ class RandomRounding(TorchDispatchMode):
         self.generator = torch.Generator().manual_seed(seed)
 
     def place(self) -> int:
-        """Draw a random place in the table, where the noise of one array starts."""
+        """Draw for a correct run a random place in the table of random numbers, where the noise of
+        one array starts."""
         return int(torch.randint(TABLE, (), generator=self.generator))
 
     def noise(self, like: Tensor, start: int | None = None) -> Tensor:
@@ -142,7 +143,7 @@ class RandomRounding(TorchDispatchMode):
         self._paused = True
 
     def resume(self) -> None:
-        """Perturb operations again after `pause`."""
+        """Round operations at random again after `pause`."""
         super().__enter__()
         self._paused = False
 

@@ -47,7 +47,7 @@ def lengths(pairs: Iterable[tuple[Array, Array]], usual: float | None = None) ->
 
 @np.errstate(invalid="ignore")  # of two infinite values
 def squares(actual: Array, expected: Array) -> Squares:
-    """Return the sums of squares from which a pair's distance follows, in float64."""
+    """Compute the sums of squares from which a pair's distance follows, in float64."""
     if actual.shape != expected.shape:
         return (
             NOWHERE,

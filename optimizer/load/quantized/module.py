@@ -89,7 +89,7 @@ def find_modules(
 def select_other_entries(
     entries: Mapping[str, TensorPlace], taken: Mapping[str, QuantizedModule]
 ) -> dict[str, TensorPlace]:
-    """The entries that do not belong to a module of `taken`."""
+    """Select the stored tensors that belong to no quantized module of `taken`."""
     used = {f"{m.name}.{part}" for m in taken.values() for part in m.tensors}
     return {name: entry for name, entry in entries.items() if name not in used}
 

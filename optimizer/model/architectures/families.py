@@ -216,8 +216,8 @@ FAMILIES: Mapping[str, Family] = {
 
 
 def sees_both_sides(config: Any) -> bool:
-    """Return True for a config whose fields make a decoder's attention bidirectional
-    (EmbeddingGemma)."""
+    """Return True for an architecture's config whose fields make a decoder's attention
+    bidirectional (EmbeddingGemma)."""
     return bool(getattr(config, "use_bidirectional_attention", None)) or (
         getattr(config, "is_causal", None) is False
     )

@@ -45,7 +45,8 @@ class Tower:
     sigmoid: bool = False
 
     def width(self, config: Any) -> int:
-        """Return the width of the tower's vector, as `config` states it."""
+        """Return the width of the vector of a tower (text or image encoder of a pair), as `config`
+        states it."""
         return int(getattr(config, self.size))
 
 

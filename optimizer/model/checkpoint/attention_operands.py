@@ -35,7 +35,8 @@ class Operands(nn.Module):
 
 
 def install(model: Any, attentions: Iterable[str]) -> None:
-    """Add a submodule `operands` to attentions of `model`, in place.
+    """Add a submodule `operands`, in which operands of products can be quantized, to attentions of
+    `model`, in place.
 
     attentions: names of their modules
     """

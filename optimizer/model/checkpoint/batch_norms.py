@@ -33,7 +33,7 @@ FROZEN = "FrozenBatchNorm2d"
 def fold(
     weight: Tensor, bias: Tensor | None, norm: Mapping[str, Tensor], epsilon: float
 ) -> tuple[Tensor, Tensor]:
-    """Return the folded weight and bias (W', b'), float32.
+    """Fold a batch norm into the convolution before it: return weight and bias (W', b'), float32.
 
     weight: (out, in of a group, height, width)
     norm: tensors by their names in PARTS

@@ -43,8 +43,8 @@ class _Filled:
         self._cache, self._cached = cache, cached
 
     def update(self, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Add the keys and values of new tokens, (texts, heads, tokens, width); return those of all
-        tokens."""
+        """Add the keys and values of new tokens to the KV cache of torch, (texts, heads, tokens,
+        width); return those of all tokens."""
         key, value = _through(self._cached.key, key), _through(self._cached.value, value)
         return (
             (key, value) if self._cache is None else self._cache.update(key, value, *args, **kwargs)
@@ -66,7 +66,8 @@ def list_attentions(model: nn.Module, blocks: Iterable[str]) -> list[str]:
 
 
 def install(model: nn.Module, names: Iterable[str]) -> None:
-    """Add a submodule `kv_cache` to attentions of `model`, in place.
+    """Add a submodule `kv_cache`, in which keys and values can be quantized, to attentions of
+    `model`, in place.
 
     names: names of their modules
     """

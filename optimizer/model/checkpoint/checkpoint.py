@@ -107,7 +107,7 @@ def _entry(
     size: int,
     dtypes: Mapping[str, torch.dtype],
 ) -> TensorPlace:
-    """Build the entry of a tensor from its fields in a header.
+    """Build the place of a stored tensor from its fields in a header.
 
     e: dtype, shape and data_offsets, as the header states them
     data: offset of the first tensor's bytes in the file

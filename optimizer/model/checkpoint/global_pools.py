@@ -16,7 +16,8 @@ _OVER_ALL: tuple[tuple[type[nn.Module], type[nn.Module]], ...] = (
 
 
 def replace(model: nn.Module, name: str) -> None:
-    """Replace the pooling module `name` in `model` by global pooling, with a result of 1 x 1."""
+    """Replace the pooling module `name` in the torch model `model` by global pooling, with a result
+    of 1 x 1."""
     pool = model.get_submodule(name)
     for windowed, over_all in _OVER_ALL:
         if isinstance(pool, windowed):

@@ -159,8 +159,8 @@ def join_outputs(model: nn.Module, task: Task) -> None:
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Return True for a linear layer whose forward is called. torch's MultiheadAttention reads the
-    weight of its out_proj without calling it."""
+    """Return True for a linear layer of a torch model whose forward is called. torch's
+    MultiheadAttention reads the weight of its out_proj without calling it."""
     return isinstance(module, nn.Linear) and not isinstance(module, NonDynamicallyQuantizableLinear)
 
 
@@ -310,7 +310,7 @@ def release(module: nn.Module, prefix: str = "") -> None:
 
 
 def move_buffers(module: nn.Module, device: torch.device) -> None:
-    """Move the buffers of `module` and of the modules inside it to a device."""
+    """Move the buffers of a torch model's `module` and of the modules inside it to a device."""
     for owner in module.modules():
         for name, buffer in owner.named_buffers(recurse=False):
             if buffer.device != device:

@@ -52,7 +52,7 @@ def measure(
 
 
 def count_common(a: Array, b: Array) -> Array:
-    """Count the equal tokens before the first difference: (texts,).
+    """Count the equal tokens of two models' generated texts before the first difference: (texts,).
 
     a, b: token ids (texts, tokens)
     """

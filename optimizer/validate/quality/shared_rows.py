@@ -69,8 +69,8 @@ def _digests(rows: Sequence[Sample], contract: Contract, encoder: Any) -> list[s
 
 
 def _bytes(row: Sample) -> bytes:
-    """Return the bytes that identify a row: those of the image's file, or of the repr of another
-    input."""
+    """Return the bytes by which a row that two evaluation sets share is recognised: those of the
+    image's file, or of the repr of another input."""
     if row.image is None:
         return repr(row.input).encode()
     source = row.image.source

@@ -59,7 +59,7 @@ CHAT = re.compile(r"""\s*\[\s*\{\s*["'](role|content|from|value)["']\s*:""")
 
 
 def choose_metric(model: ModelFacts) -> str:
-    """Return the metric that a recipe for this model gets by default."""
+    """Choose the metric that `optimize init` writes into a recipe for this model."""
     if is_multi_label(model):
         return "f1"
     return "spearman" if is_regression(model) else next(iter(model.task.metrics))
@@ -77,7 +77,7 @@ def is_multi_label(model: ModelFacts) -> bool:
 
 
 def propose(table: Any, file: Path, model: ModelFacts) -> tuple[dict[str, str], list[str]]:
-    """Choose the columns of a table that hold the fields of the model's task.
+    """Choose for a new recipe the columns of a table that hold the fields of the model's task.
 
     Returns ({field of a recipe's `columns`: column of the table}, sentences about choices that are
     not certain).
@@ -209,8 +209,8 @@ def _is_numbers(values: Sequence[Any], count: int) -> bool:
 
 
 def _chats(head: Mapping[str, Sequence[Any]]) -> list[str]:
-    """Return the columns whose first value is a conversation, or its JSON as a text. Raises
-    DataError for a text that begins like one and is not JSON, such as Python's notation."""
+    """Find for a new recipe the columns whose first value is a conversation, or its JSON as a text.
+    Raises DataError for a text that begins like one and is not JSON, such as Python's notation."""
     chats = []
     for name, values in head.items():
         first = next(iter(values), None)
@@ -236,7 +236,8 @@ def _by_name(field: str, names: Sequence[str]) -> str:
 
 
 def _find_column(field: str, names: Sequence[str], head: Mapping[str, Sequence[Any]]) -> str:
-    """Return the column with a usual name; else the one with the longest and most values."""
+    """Propose for a new recipe the column with a usual name; else the one with the longest and most
+    values."""
 
     def weight(name: str) -> int:
         return sum(len(str(value)) for value in {str(v) for v in head[name]})
@@ -247,7 +248,8 @@ def _find_column(field: str, names: Sequence[str], head: Mapping[str, Sequence[A
 def _label_column(
     names: Sequence[str], head: Mapping[str, Sequence[Any]], model: ModelFacts
 ) -> str:
-    """Return the column whose values are the model's labels, else the one with a usual name."""
+    """Propose for a new recipe the column whose values are the model's labels, else the one with a
+    usual name."""
     known = {normalize_text(label) for label in model.labels}
     for name in names:
         each = [v for value in head[name] for v in split_labels(value, is_multi_label(model))]

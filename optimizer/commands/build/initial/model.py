@@ -273,13 +273,14 @@ def _named(raw: dict[str, Any]) -> bool:
 
 
 def _fits(kind: str, folder: Path, stored: Mapping[str, weights.Stored]) -> bool:
-    """Return True if every parameter of this type's model has a tensor of its name and shape."""
+    """Test for `optimize init` that every parameter of this type's model has a tensor of its name
+    and shape."""
     section = Model(source=str(folder), task=_find_headless_task(kind), model_type=kind)
     return _list_unread_tensors(section, stored) is not None
 
 
 def _find_headless_task(kind: str) -> str:
-    """Return the task that a model of this type without a head has."""
+    """Find for a new recipe the task that a model of this type without a head has."""
     family = FAMILIES[kind]
     plain = tasks.list_generating()[0] if family.kind == "decoder" else feature_extraction.TASK.name
     return image_feature_extraction.TASK.name if family.inputs == IMAGE.name else plain
@@ -307,7 +308,8 @@ def _task(
     kind: str,
     root: Path,
 ) -> tuple[str, str]:
-    """Return (task of the head that the model has, sentence about it, or "").
+    """Find the task for a new recipe: (task of the head that the model has, sentence about it, or
+    "").
 
     The head is that of the class in `architectures`; where the weights lack it, or no class is
     named, that of the task whose model has a place for every tensor.
@@ -384,7 +386,7 @@ def _report_no_task(head: str, file: Path) -> RecipeError:
 
 
 def _files(folder: Path, task: tasks.Task, kind: str) -> tuple[tuple[str, ...], list[str]]:
-    """Return (settings of the recipe, sentences) that the files of weights and tokenizer need."""
+    """Find for a new recipe (settings, sentences) that the files of weights and tokenizer need."""
     settings: list[str] = []
     decisions: list[str] = []
     if any(folder.glob("pytorch_model*.bin")) and not any(folder.glob("*.safetensors")):

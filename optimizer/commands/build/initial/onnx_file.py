@@ -41,7 +41,7 @@ def is_file(name: str, task: str | None) -> bool:
 
 
 def look(name: str, task_name: str | None = None) -> ModelFacts:
-    """Return the facts about an ONNX file; one on a hub is not fetched.
+    """Find for `optimize init` the facts about an ONNX file; one on a hub is not fetched.
 
     task_name: task of the file; None: tensors
 
@@ -88,9 +88,9 @@ def describe_absent(model: ModelFacts) -> DataFacts:
 
 
 def look_at_rows(file: Path, folder: Path, recipe_folder: Path, model: ModelFacts) -> DataFacts:
-    """Split the rows of an .npz file into parts in `folder`; return what the recipe names. Raises
-    DataError for another file, too few rows, arrays that are not those of the model's inputs, and a
-    part that exists with another content."""
+    """Split for a new recipe the rows of an .npz file into parts in `folder`; return what the
+    recipe names. Raises DataError for another file, too few rows, arrays that are not those of the
+    model's inputs, and a part that exists with another content."""
     if file.suffix != ".npz" or not file.is_file():
         raise DataError(
             f"{str(file)!r} is not an .npz file",

@@ -34,7 +34,7 @@ def split_rows(
     most: Mapping[str, int] = PARTS,
     fix: str = "",
 ) -> dict[str, list[int]]:
-    """Split rows into parts so that no input is in two parts.
+    """Split rows into the parts of a new recipe so that no input is in two parts.
 
     Returns {part: indices of its rows} for the parts "calibrate", "time" and "evaluate".
 
@@ -60,8 +60,8 @@ def split_rows(
 
 
 def write_part(file: Path, content: bytes, recipe_folder: Path) -> str:
-    """Write the file of a part; return its name in the recipe. Raises DataError for a file that
-    exists with another content."""
+    """Write the file of a part of the data; return its name in the new recipe. Raises DataError for
+    a file that exists with another content."""
     if file.exists() and file.read_bytes() != content:
         raise DataError(
             "the file exists already, with other rows",

@@ -168,7 +168,7 @@ def _open(file: Path) -> Any:
 def _labels(
     table: Any, columns: Mapping[str, str], model: ModelFacts
 ) -> tuple[tuple[str, ...], list[str]]:
-    """Match the values of the label column with the model's labels.
+    """Match for a new recipe the values of the label column with the model's labels.
 
     Returns (names of the labels in id order, [reason why the column cannot be used]). The names are
     () without a label column, for a column of ids, and for one that cannot be used.
@@ -202,14 +202,15 @@ def _labels(
 
 
 def _labelled_metric(model: ModelFacts) -> str:
-    """Return the task's first metric that reads labels."""
+    """Choose for a new recipe the task's first metric that reads labels."""
     fields = {"label", "labels", "tags"}
     metrics = model.task.metrics.items()
     return next(m for m, ways in metrics if fields & {f for way in ways for f in way})
 
 
 def _metric(columns: Mapping[str, str], model: ModelFacts) -> str:
-    """Return the task's first metric whose columns exist, else the one that needs no columns."""
+    """Choose for a new recipe the task's first metric whose columns exist, else the one that needs
+    no columns."""
     if is_regression(model) or model.task.ranks:
         return choose_metric(model)
     metrics = {m: ways for m, ways in model.task.metrics.items() if m != "probe_accuracy"}

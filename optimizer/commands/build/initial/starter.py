@@ -161,7 +161,7 @@ EQUAL = """\
 
 
 def warn_slow_integers(machine: Machine, task: tasks.Task) -> str:
-    """Return a sentence for a machine whose processor has no instructions for sums of 8-bit
+    """Warn at `optimize init` of a machine whose processor has no instructions for sums of 8-bit
     products; "" for others, for weight-only recipes, and where its features are not known."""
     if task.generates or not machine.cpu_features or VNNI & set(machine.cpu_features):
         return ""
@@ -194,7 +194,7 @@ def check_names(model: str, task: str | None, gguf_file: str | None) -> None:
 def starter_recipe(
     model: ModelFacts, data: DataFacts, folder: Path, name: str = "", slow: str = ""
 ) -> str:
-    """Return the text of a commented recipe.
+    """Write the text of the commented recipe of `optimize init`.
 
     folder: folder of the recipe, where its relative paths start
     name: file name of the recipe without its ending; "": named after the model and its bits
@@ -266,7 +266,7 @@ def _source(model: str, folder: Path) -> str:
 
 
 def _fit_lengths(text: str, positions: int | None, generates: bool) -> str:
-    """Put in lengths that the model has positions for."""
+    """Put into a new recipe lengths that the model has positions for."""
     most = positions or 1 << 30
     lengths = {
         "SEQUENCE": min(512 if generates else 128, most),
@@ -295,6 +295,6 @@ def _mark_decisions(sentences: Sequence[str], indent: str = "  ") -> str:
 
 
 def quote(text: str) -> str:
-    """Return a string as YAML, in quotes where it needs them."""
+    """Write a string of a new recipe as YAML, in quotes where it needs them."""
     plain = PLAIN.fullmatch(text) and text.lower() not in WORDS and not text.endswith(":")
     return text if plain else json.dumps(text, ensure_ascii=False)

@@ -147,7 +147,8 @@ LAYERS: Mapping[str, Callable[[LayerAfterPooling, Array, list[Array]], Array]] =
 
 
 def _gelu(x: Array) -> Array:
-    """Compute x Phi(x), with erfc, which keeps the digits of a negative x."""
+    """Compute GELU after the pooling, x Phi(x), with erfc, which keeps the digits of a negative
+    x."""
     tails = np.array([math.erfc(-v / math.sqrt(2)) for v in x.ravel()]).reshape(x.shape)
     return np.asarray(x * tails / 2)
 
