@@ -15,7 +15,7 @@ from optimizer.model.architectures.operands import find_attention
 def find(
     model: ir.Model, modules: Mapping[str, ModuleInGraph], operands: Iterable[str]
 ) -> dict[str, OperatorInput]:
-    """Find the tensor of every operand, and the operator that reads it.
+    """Find in the exported graph the tensor of every operand, and the operator that reads it.
 
     modules: linear modules of names.json
     operands: names of the identities around the products (model/architectures/operands.py)

@@ -55,7 +55,8 @@ reached."""
 
 
 def list_vocabulary_sizes(config: Mapping[str, Any], contract: Mapping[str, Any]) -> dict[str, int]:
-    """Return {token input: number of values it may take}; images have no entry.
+    """List the inputs to draw for the check of an exported graph, {token input: number of values it
+    may take}; images have no entry.
 
     config: content of config.json
     """
@@ -74,8 +75,8 @@ def longest_of(contract: Mapping[str, Any]) -> int:
 
 
 def check_shapes(contract: Mapping[str, Any]) -> list[tuple[int, int]]:
-    """List the (batch, sequence) pairs to check: a single text, a batch, and the longest text (up
-    to LONGEST tokens for a decoder, LONGEST_ENCODER for others)."""
+    """List the (batch, sequence) pairs at which an exported graph is checked: a single text, a
+    batch, and the longest text (up to LONGEST tokens for a decoder, LONGEST_ENCODER for others)."""
     cache = contract.get("generation")
     if cache is not None:
         longest = min(int(cache["context"]), LONGEST)
@@ -89,7 +90,8 @@ def check_shapes(contract: Mapping[str, Any]) -> list[tuple[int, int]]:
 def draw_inputs(
     contract: Mapping[str, Any], limits: Mapping[str, int], batch: int, sequence: int
 ) -> Arrays:
-    """Draw random inputs of one batch: {input: array}, with a seed fixed by the shape.
+    """Draw random inputs for the check of an exported graph, one batch: {input: array}, with a seed
+    fixed by the shape.
 
     Tokens are int64 (batch, sequence), each row with more padding than the row before, at the start
     for a decoder, whose position_ids count real tokens. Images are normally distributed float32.
@@ -181,8 +183,9 @@ def ask(
 
 
 def measure_scatter(batches: Sequence[Asked], precision: str) -> Scatter:
-    """Measure the scatter of every output over all batches: the mean square of its values, and an
-    upper bound of the relative L2 between two runs of one example."""
+    """Measure, as limits of the exported graph, the scatter of every output over all batches: the
+    mean square of its values, and an upper bound of the relative L2 between two runs of one
+    example."""
     limits, usual = dict[str, float](), dict[str, float]()
     for name in batches[0].expected:
         values = [e for one in batches for e in one.examples(one.expected[name])]
@@ -289,7 +292,8 @@ def _answers(runner: OrtRunner, contract: Mapping[str, Any], batch: Arrays) -> d
 def run_in_pieces(
     runner: OrtRunner, contract: Mapping[str, Any], batch: Arrays, ends: list[int]
 ) -> Arrays:
-    """Run a decoder on consecutive pieces of a batch, each continuing from the KV cache before it.
+    """Run an exported decoder on consecutive pieces of a batch, each continuing from the KV cache
+    before it.
 
     Returns the logits of all pieces, joined along the sequence, and the last KV cache.
 
@@ -306,7 +310,8 @@ def run_in_pieces(
 
 
 def compare(how: str, actual: Arrays, one: Asked, apart: Scatter, precision: str) -> float:
-    """Compare the graph's outputs with torch's; return the largest ratio of distance to limit.
+    """Compare the exported graph's outputs with torch's; return the largest ratio of distance to
+    limit.
 
     how: end of the message, which says how the graph was run
     actual: {output: array} of the graph

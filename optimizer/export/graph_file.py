@@ -58,7 +58,8 @@ class _GraphWriter:
         return value
 
     def value(self, name: str) -> ir.Value | None:
-        """Return the tensor, parameter or constant `name`; None for "", an absent input."""
+        """Return the tensor, parameter or constant `name` of the ONNX graph that is built; None for
+        "", an absent input."""
         name = self.same.get(name, name)
         if not name:
             return None
@@ -86,7 +87,8 @@ class _GraphWriter:
         attributes: Mapping[str, Any],
         name: str,
     ) -> list[ir.Value]:
-        """Append an operator that carries the module of `node`; return its outputs."""
+        """Append to the ONNX graph an operator that carries the module of `node`; return its
+        outputs."""
         results = [self._result(n) for n in outputs]
         self.nodes.append(
             ir.node(
@@ -109,7 +111,8 @@ class _GraphWriter:
         return ir.val(name, ir.DataType.from_numpy(np.dtype(kind)), ir.Shape([None] * axes))
 
     def write(self, node: Node) -> None:
-        """Append the operators of a node, and record which marked tensors its first one reads."""
+        """Append to the ONNX graph the operators of a node, and record which marked tensors its
+        first one reads."""
         count = len(self.nodes)
         self._write(node)
         for mark in dict.fromkeys(self.mark_of[n] for n in node.inputs if n in self.mark_of):
@@ -117,8 +120,9 @@ class _GraphWriter:
             self.uses[mark].append(OperatorInput(str(self.nodes[count].name), tensor))
 
     def _write(self, node: Node) -> None:
-        """Append a Linear as MatMul and Add, a convolution as Conv, others as they are; a mark (an
-        identity that names a tensor) is left out, its readers read its input."""
+        """Append to the ONNX graph a Linear as MatMul and Add, a convolution as Conv, others as
+        they are; a mark (an identity that names a tensor) is left out, its readers read its
+        input."""
         x = self.value(node.inputs[0]) if node.inputs else None
         biased = f"{node.module}.bias" in self.graph.parameters
         if node.op == LINEAR:

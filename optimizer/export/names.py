@@ -282,7 +282,7 @@ def _orders(initializer: ir.Value, axes: int) -> tuple[bool, bool]:
 def _rows_equal(
     tensor: ir.TensorProtocol, transposed: bool, name: str, parameters: Mapping[str, Tensor]
 ) -> bool:
-    """Test that a matrix of the graph, or its transpose, equals the parameter."""
+    """Test that a matrix of the exported graph, or its transpose, equals the parameter."""
     mapped = tensor.numpy()
     stored, start = mapped.T if transposed else mapped, 0
     for rows in read_rows(parameters, name):
@@ -339,7 +339,8 @@ def _module(
 
 
 def _convolution(module: str, weight: str, value: ir.Value) -> ModuleInGraph:
-    """Build the record of a convolution; OptimizeError unless a single Conv reads its weight."""
+    """Build the record of a convolution in the exported graph; OptimizeError unless a single Conv
+    reads its weight."""
     uses = [n for n, i in value.uses() if n.op_type == "Conv" and i == 1]
     if len(uses) != 1:
         raise OptimizeError(
@@ -394,7 +395,7 @@ def find_residual_adds(
 
 
 def _within(node: ir.Node, block: str) -> bool:
-    """Return True for a node of the module `block`, or of one inside it."""
+    """Return True for a node of the exported graph of the module `block`, or of one inside it."""
     return f"{module_of(node)}.".startswith(f"{block}.")
 
 

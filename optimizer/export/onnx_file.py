@@ -24,7 +24,7 @@ PROTOBUF_MARGIN = 1 << 24  # names, attributes and framing around the weights
 
 
 def save(model: ir.Model, path: Path, limit: int = LIMIT) -> None:
-    """Write `model` to `path`; weights totalling more than `limit` bytes go to `<path>.data`.
+    """Write an ONNX model to `path`; weights totalling more than `limit` bytes go to `<path>.data`.
 
     The bytes depend on the model alone, and the file passes onnx.checker. Memory beyond the model:
     one weight with external data, otherwise all of them.

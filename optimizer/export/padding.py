@@ -34,7 +34,8 @@ def check_padding(
     limits: Mapping[str, float],
     usual: Mapping[str, float],
 ) -> None:
-    """Raise CheckpointError where an output breaks law 1 or 2; needs a mask with padding.
+    """Check the model before export: raise CheckpointError where an output breaks law 1 or 2; needs
+    a mask with padding.
 
     batch: inputs that check.draw_inputs drew
     values: size of the vocabulary; None leaves out law 1

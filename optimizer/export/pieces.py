@@ -26,12 +26,13 @@ PAST = 4
 
 
 def take_first_tokens(batch: Arrays) -> Arrays:
-    """Take the first PAST tokens (columns) of every array of a batch."""
+    """Make the first batch of the check of an exported decoder: the first PAST tokens (columns)."""
     return {name: array[:, :PAST] for name, array in batch.items()}
 
 
 def take_later_tokens(batch: Arrays, before: Arrays, layers: int, float_type: str) -> Arrays:
-    """Take the tokens after PAST, and as their past the KV cache in `before`.
+    """Make the second batch of the check of an exported decoder: the tokens after PAST, and as
+    their past the KV cache in `before`.
 
     before: outputs of a run on take_first_tokens(batch)
     layers: number of blocks
@@ -47,7 +48,8 @@ def take_later_tokens(batch: Arrays, before: Arrays, layers: int, float_type: st
 def run_blocks(
     path: Path, blocks: str, contract: Mapping[str, Any], batch: Arrays, run: int | None = None
 ) -> Arrays:
-    """Run the graph at `path` on a batch with a past. Returns its outputs, KV cache included.
+    """Run the exported graph at `path`, some blocks at a time, on a batch with a past. Returns its
+    outputs, KV cache included.
 
     blocks: name of the list of blocks
     run: number of blocks to run, from the first, before the last piece; None for all. The others
@@ -76,8 +78,8 @@ def run_blocks(
 
 
 def _ends(model: ir.Model, blocks: str, layers: int) -> list[ir.Value]:
-    """Find each block's output hidden state: of the values used outside the block, the one computed
-    from input_ids. (Masks and angles depend on positions only.)"""
+    """Find each block's output hidden state in the exported graph: of the values used outside the
+    block, the one computed from input_ids. (Masks and angles depend on positions only.)"""
     numbers = Numbers(blocks)
     tokens = next(v for v in model.graph.inputs if v.name == "input_ids")
     float_type = next(v.type for v in model.graph.inputs if is_past(str(v.name)))

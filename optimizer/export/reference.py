@@ -23,7 +23,7 @@ Arrays = dict[str, Any]
 
 
 def lend(model: nn.Module, values: Mapping[str, Tensor]) -> None:
-    """Make a skeleton (a model without weights) runnable, in place.
+    """Make a skeleton (a model without weights) runnable as the reference of the export, in place.
 
     values: {parameter: float32 tensor}, read at each call; KeyError names a missing one
     """
@@ -105,7 +105,8 @@ def _multiply(values: Values, name: str, x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def run_torch(model: nn.Module, contract: Mapping[str, Any], inputs: Arrays) -> Arrays:
-    """Run the float torch model. Returns {output: array}, a decoder's KV cache included.
+    """Run the float torch model, with which the exported graph is compared. Returns {output:
+    array}, a decoder's KV cache included.
 
     inputs: {input: array}, with past_key_values.* in block order where tokens follow a KV cache
     """

@@ -54,7 +54,7 @@ from optimizer.store import Estimate, Shapes, Stage
 
 
 def run(section: Export, source: Path, state: Path | None = None, *, out: Path) -> None:
-    """Write the graph and its names.
+    """Export the model: write the float graph and its names.
 
     source: folder of the load or reduce stage
     state: folder of the compress stage, for its `replaced` parameters
@@ -103,7 +103,7 @@ def run(section: Export, source: Path, state: Path | None = None, *, out: Path) 
 def draw_batches(
     contract: Mapping[str, Any], limits: Mapping[str, int], checkpoint: Checkpoint
 ) -> list[Arrays]:
-    """Draw the batches on which the graph is compared with torch.
+    """Draw the batches on which the exported graph is compared with torch.
 
     limits: result of check.list_vocabulary_sizes
     """
@@ -174,7 +174,8 @@ def longest(contract: Mapping[str, Any]) -> int:
 
 
 def list_linear_modules(model: nn.Module) -> list[str]:
-    """List every nn.Linear by name; one that is held several times by its first name."""
+    """List for names.json every nn.Linear by name; one that is held several times by its first
+    name."""
     return [name for name, m in model.named_modules() if is_linear(m)]
 
 
@@ -192,7 +193,8 @@ def _summand(module: str, architecture: Family, model: nn.Module) -> tuple[str, 
 
 
 def list_embeddings(model: nn.Module) -> list[str]:
-    """List every nn.Embedding by name; one that is held several times by its first name."""
+    """List for names.json every nn.Embedding by name; one that is held several times by its first
+    name."""
     return [name for name, m in model.named_modules() if isinstance(m, nn.Embedding)]
 
 

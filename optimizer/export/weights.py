@@ -25,7 +25,8 @@ ROWS_OF = 1 << 24
 
 
 def find_owners(model: nn.Module) -> dict[str, tuple[list[str], Owners]]:
-    """Return {first name of a parameter: (all its names, the module and attribute of each)}."""
+    """Find the owners of the parameters to export: {first name of a parameter: (all its names, the
+    module and attribute of each)}."""
     first_names: dict[int, str] = {}
     groups: dict[str, tuple[list[str], Owners]] = {}
     for path, owner in model.named_modules():
@@ -39,7 +40,8 @@ def find_owners(model: nn.Module) -> dict[str, tuple[list[str], Owners]]:
 
 
 def untie(model: nn.Module, replaced: Mapping[str, Tensor]) -> None:
-    """Give a tied parameter its own copy where `replaced` has a value under its name, in place.
+    """Prepare the model for export: give a tied parameter its own copy where `replaced` has a value
+    under its name, in place.
 
     A value under the first of the tied names applies to all of them, so it unties nothing.
 
@@ -100,7 +102,8 @@ class Values(Mapping[str, Tensor]):
 
 
 def stand_in(model: nn.Module, dtype: torch.dtype) -> None:
-    """Replace every parameter, in place, by a CPU tensor of its shape that stores one number.
+    """Prepare the model for tracing: replace every parameter, in place, by a CPU tensor of its
+    shape that stores one number.
 
     dtype: type of the floating-point stand-ins
     Buffers keep their type: rotary frequencies in half precision would change every position.
@@ -116,7 +119,8 @@ def stand_in(model: nn.Module, dtype: torch.dtype) -> None:
 def fill_buffers(
     model: nn.Module, stored: Mapping[str, Tensor], replaced: Mapping[str, Tensor]
 ) -> None:
-    """Set the model's persistent buffers from `replaced`, else `stored`, in place.
+    """Prepare the model for tracing: set its persistent buffers from `replaced`, else `stored`, in
+    place.
 
     stored: {parameter or buffer: value} of the checkpoint
     replaced: {parameter or buffer: value} from the compress stage
@@ -158,8 +162,8 @@ def hide(model: ir.Model, values: Mapping[str, Tensor]) -> Iterator[None]:
 def read_rows(
     values: Mapping[str, Tensor], name: str, transposed: bool = False
 ) -> Iterator[Tensor]:
-    """Yield a matrix in parts of consecutive rows, each part with at most ROWS_OF values, in
-    float32.
+    """Yield a matrix to be written to the ONNX file in parts of consecutive rows, each part with at
+    most ROWS_OF values, in float32.
 
     transposed: True for rows of the transposed matrix
     """

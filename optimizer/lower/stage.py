@@ -48,8 +48,8 @@ def files(section: TargetSection) -> Mapping[str, str]:
 
 
 def estimate(section: TargetSection, shapes: Shapes) -> Estimate:
-    """Estimate memory from one weight at a time, or copies of a file that is written at once, and
-    disk from what compress makes integers."""
+    """Estimate for stage lower memory from one weight at a time, or copies of a file that is
+    written at once, and disk from what compress makes integers."""
     target = targets.look_up(section.runtime)
     if target.estimate:
         own: Estimate = resolve(target.estimate)(section, shapes)

@@ -53,8 +53,8 @@ class AdaptedLinear(nn.Module):
 
 
 def adapt(model: nn.Module, matrices: Mapping[str, Array]) -> nn.Module:
-    """Return a copy of `model` whose linear modules add an adapter's output. The copy shares the
-    parameters of `model`, which is unchanged.
+    """Apply an adapter to the ledger's reference: return a copy of `model` whose linear modules add
+    an adapter's output. The copy shares the parameters of `model`, which is unchanged.
 
     matrices: {module name + A or B: matrix}, (in, rank) and (rank, out)
     """
@@ -66,7 +66,8 @@ def adapt(model: nn.Module, matrices: Mapping[str, Array]) -> nn.Module:
 
 
 def list_changed(matrices: Mapping[str, Array]) -> list[str]:
-    """List the names of the modules that an adapter changes, from the names of its matrices."""
+    """List for the ledger the names of the modules that an adapter changes, from the names of its
+    matrices."""
     return [name.removesuffix(A) for name in matrices if name.endswith(A)]
 
 

@@ -91,13 +91,15 @@ def read_cache(transformers_cache: Any) -> Cache:
 
 
 def compute_logits(system: CachedDecoder, ids: Array) -> Array:
-    """Compute the logits (tokens, vocabulary) of one text `ids` (tokens,) in a single step."""
+    """Compute, to compare two systems, the logits (tokens, vocabulary) of one text `ids` (tokens,)
+    in a single step."""
     logits: Array = system.step(ids[None], np.ones((1, len(ids)), np.int64), None)[0][0]
     return logits
 
 
 def generate_greedily(system: CachedDecoder, prompts: Array, new: int) -> Array:
-    """Generate `new` tokens per prompt, each the likeliest one, and return them (batch, new).
+    """Generate, to compare two systems, `new` tokens per prompt, each the likeliest one, and return
+    them (batch, new).
 
     prompts: token ids (batch, tokens), all of one length
 

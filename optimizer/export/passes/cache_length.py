@@ -8,7 +8,8 @@ from optimizer.harness.inputs.kv_cache import is_past
 
 
 def read_first_cache(model: ir.Model) -> None:
-    """Make each Shape of a KV cache input read the first block's cache, in place.
+    """Simplify an exported graph: make each Shape of a KV cache input read the first block's cache,
+    in place.
 
     All blocks' caches have one length.
     """

@@ -13,7 +13,8 @@ from optimizer.export.weights import hide
 
 
 def fold(model: ir.Model, values: Mapping[str, Tensor]) -> None:
-    """Fold constant expressions, in place; the parameters in `values` are not folded.
+    """Fold constant expressions of an exported graph, in place; the parameters in `values` are not
+    folded.
 
     values: {parameter: its value}, read when the graph is written
     """

@@ -51,7 +51,8 @@ def _is_range_from_zero(value: ir.Value | None) -> bool:
 
 
 def _always_true(value: ir.Value) -> bool:
-    """Test that `value` is always true. Dropping it must not widen And's other operand."""
+    """Test that `value`, an operand of And in an exported graph, is always true. Dropping it must
+    not widen And's other operand."""
     node = value.producer()
     if node is None:
         return bool(_constant(value))
@@ -63,7 +64,7 @@ def _always_true(value: ir.Value) -> bool:
 
 
 def _constant(value: ir.Value | None) -> float | bool | None:
-    """The one number of a constant, or None."""
+    """Return the one number of a constant of the exported graph, or None."""
     if value is None or value.const_value is None or value.const_value.size != 1:
         return None
     item: float | bool = value.const_value.numpy().reshape(()).item()

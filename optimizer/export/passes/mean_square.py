@@ -21,12 +21,12 @@ def divide_by_root(model: ir.Model) -> None:
 
 
 def divides_by_root(model: ir.Model) -> bool:
-    """Test that no x * Reciprocal(Sqrt(v)) is left."""
+    """Test that the exported graph has no x * Reciprocal(Sqrt(v)) left."""
     return not any(map(_factors, model.graph))
 
 
 def _factors(node: ir.Node) -> tuple[ir.Value | None, ir.Value] | None:
-    """x and Sqrt(v) of x * Reciprocal(Sqrt(v)), or None."""
+    """Find the product x * Reciprocal(Sqrt(v)) in an exported graph: (x, Sqrt(v)), or None."""
     for x, inverse in (node.inputs, node.inputs[::-1]) if node.op_type == "Mul" else ():
         reciprocal = inverse.producer() if inverse is not None else None
         root = reciprocal.inputs[0] if reciprocal and reciprocal.op_type == "Reciprocal" else None

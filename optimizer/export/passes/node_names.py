@@ -56,7 +56,7 @@ def _constants(graph: ir.Graph, parameters: Collection[str]) -> list[ir.Value]:
 
 
 def is_named(model: ir.Model) -> bool:
-    """Test that node names differ and node metadata is the module alone."""
+    """Test that an exported graph's node names differ and node metadata is the module alone."""
     nodes = list(model.graph)
     single = len({node.name for node in nodes}) == len(nodes)
     return single and all(list(node.metadata_props) == [MODULE] for node in nodes)

@@ -49,7 +49,8 @@ def are_alike(blocks: nn.Module) -> bool:
 
 
 def _same(a: nn.Module, b: nn.Module, first: int, second: int) -> bool:
-    """Test that two modules differ in parameters' values and block numbers (first, second) only."""
+    """Test, before only three blocks are traced, that two modules differ in parameters' values and
+    block numbers (first, second) only."""
     if type(a) is not type(b):
         return False
     for name in ("_parameters", "_buffers"):
@@ -65,8 +66,9 @@ def _same(a: nn.Module, b: nn.Module, first: int, second: int) -> bool:
 
 
 def _equal(a: Any, b: Any) -> bool:
-    """Return True if two settings or tensors are equal: type and value; tensors by shape, dtype and
-    values, meta tensors (a skeleton's parameters) by shape and dtype."""
+    """Test, before only three blocks are traced, that two settings or tensors of blocks are equal:
+    type and value; tensors by shape, dtype and values, meta tensors (a skeleton's parameters) by
+    shape and dtype."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         if a.shape != b.shape or a.dtype != b.dtype or a.is_meta != b.is_meta:
             return False
@@ -76,7 +78,8 @@ def _equal(a: Any, b: Any) -> bool:
 
 @contextmanager
 def shorten(model: nn.Module, blocks: str, count: int) -> Iterator[None]:
-    """Shorten the list of blocks named `blocks` to `count` inside the context."""
+    """Inside, shorten the torch model's list of blocks named `blocks` to the `count` to be
+    traced."""
     path, _, attribute = blocks.rpartition(".")
     parent = model.get_submodule(path)
     whole = getattr(parent, attribute)
@@ -88,8 +91,8 @@ def shorten(model: nn.Module, blocks: str, count: int) -> Iterator[None]:
 
 
 def grow(graph: ir.Model, blocks: str, ports: Interface, count: int) -> bool:
-    """Repeat the last of TRACED blocks up to `count`, in place. Returns False, with the graph
-    unchanged, where check 2 fails.
+    """Grow the exported graph: repeat the last of TRACED blocks up to `count`, in place. Returns
+    False, with the graph unchanged, where check 2 fails.
 
     blocks: name of the list of blocks
     ports: interface of the full model
@@ -261,7 +264,8 @@ def _copy(
     rename: Callable[[str], str],
     known: dict[str, ir.Value],
 ) -> ir.Node:
-    """Copy `node` for a later block; its weights and inputs are made on first use."""
+    """Copy `node` of the exported graph for a later block; its weights and inputs are made on first
+    use."""
     inputs: list[ir.Value | None] = []
     for value, moves in zip(node.inputs, shifts, strict=True):
         if value is None or not moves:

@@ -100,7 +100,8 @@ class Machine:
         return f"{self.cpu}, {self.cores} cores, {self.gpu}"
 
     def version(self, distributions: Iterable[str]) -> str | None:
-        """Return the version of the first of `distributions` that is installed, or None."""
+        """Return the version on this machine of the first of `distributions` that is installed, or
+        None."""
         return next((self.packages[d] for d in distributions if d in self.packages), None)
 
     def to_json(self) -> dict[str, Any]:

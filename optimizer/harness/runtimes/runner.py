@@ -21,14 +21,15 @@ class Runner(Protocol):
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """Return {input name: element type}."""
+        """Return the model's inputs, {name: element type}."""
 
     @property
     def outputs(self) -> list[str]:
         """Return the output names in graph order."""
 
     def infer(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """Return outputs by name. Raises InputError naming a missing, unknown or wrong input."""
+        """Run the model on a batch, and return its outputs by name. Raises InputError naming a
+        missing, unknown or wrong input."""
 
     def decoder(self, contract: Contract, capacity: int = 0) -> Decoder:
         """Return a decoder with an empty KV cache; see decoder.DecoderRunner."""
@@ -40,4 +41,4 @@ class Runner(Protocol):
         """Return the bytes of the KV cache of one text of `tokens` tokens."""
 
     def close(self) -> None:
-        """Free the model and its memory."""
+        """Close the model or engine and free its memory."""

@@ -54,7 +54,8 @@ class Slots(Protocol):
         """Decode one token of each text: {text: its newest token} -> {text: scores of the next}."""
 
     def scores(self, text: int, ids: Sequence[int]) -> Array:
-        """Add several tokens to a text; return the scores (tokens, vocabulary) after each.
+        """Run several tokens of a text, such as guesses, in one step; return the scores (tokens,
+        vocabulary) after each.
 
         Available only if `together` is True.
         """

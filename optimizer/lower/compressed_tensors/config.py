@@ -145,7 +145,8 @@ def has_symmetric_inputs(state: CompressedState) -> bool:
 def list_module_schemes(
     checkpoint: Checkpoint, state: CompressedState, embedding: str
 ) -> dict[str, ModuleScheme]:
-    """Return {module: its quantization} of every quantized weight of the state.
+    """Return in compressed-tensors' terms {module: its quantization} of every quantized weight of
+    the state.
 
     embedding: name of the parameter to leave out, because it is written as float
     Raises RecipeError in cases 1 to 3.
@@ -199,7 +200,8 @@ def list_module_schemes(
 def list_float_modules(
     checkpoint: Checkpoint, schemes: dict[str, ModuleScheme], head: str
 ) -> list[str]:
-    """List the modules with a float matrix, and `head`, for the config's `ignore`."""
+    """List for a compressed-tensors config the modules with a float matrix, and `head`, for the
+    config's `ignore`."""
     names = {n for n in checkpoint.tensors if n.endswith(".weight")}
     matrices = {n for n in names if len(checkpoint.shape(n)) == 2}
     matrices |= {f"{head}.weight"} if head else set()

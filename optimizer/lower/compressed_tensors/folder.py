@@ -64,8 +64,8 @@ def lower(
 
 
 def verify(folder: Path, checkpoint: Checkpoint, state: CompressedState, float: FloatType) -> None:
-    """Read every parameter back with the reader of quantized checkpoints. Raises LedgerError naming
-    the first that differs from the state in this float type."""
+    """Check the written folder: read every parameter back with the reader of quantized checkpoints.
+    Raises LedgerError naming the first that differs from the state in this float type."""
     checkpoint_read = quantized.find(folder, float8=True)
     stored = {} if checkpoint_read is None else checkpoint_read.stored
     own_head = format_.find_untied_head(checkpoint, state)

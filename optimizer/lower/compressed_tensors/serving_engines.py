@@ -155,7 +155,8 @@ def find_objection(engine: ServingEngine, weight: Weight, activations: str | Non
 def list_objections(
     engine: ServingEngine, schemes: Sequence[tuple[str, Weight, str | None]]
 ) -> Iterator[tuple[str, str]]:
-    """Yield (where, reason) for each (where, weight, activations) that an engine objects to."""
+    """Find what a serving engine refuses: yield (where, reason) for each (where, weight,
+    activations) that an engine objects to."""
     for where, weight, activations in schemes:
         if why := find_objection(engine, weight, activations):
             yield where, why

@@ -142,7 +142,8 @@ class _Entries:
         yield from ([(name, self._scale(name, value))] for name, value in scales.items())
 
     def _float(self, name: str) -> Tensor:
-        """Return a float parameter in `dtype`; OptimizeError where it does not hold the values."""
+        """Return a float parameter for the lowered folder in `dtype`; OptimizeError where it does
+        not hold the values."""
         if name in self.state.weights:
             value = self.state.weights[name].dequantize()
         else:
@@ -243,7 +244,7 @@ def expand_to_rows(q: QTensor) -> QTensor:
 
 
 def are_equal(a: QTensor, b: QTensor) -> bool:
-    """Test that both weights have equal integers, scales and zero points."""
+    """Test for the lowered folder that both weights have equal integers, scales and zero points."""
     if (a.zero_point is None) != (b.zero_point is None) or a.integers.shape != b.integers.shape:
         return False
     zeros = a.zero_point is None or b.zero_point is None or torch.equal(a.zero_point, b.zero_point)

@@ -101,7 +101,8 @@ def summarize(source: Source) -> GraphSummary:
 def list_edges(
     source: Source, modules: Collection[str], summands: Collection[str] = ()
 ) -> list[Edge]:
-    """List every use of every linear module in graph order, then the operands of residual adds.
+    """List, where the graph may be cut, every use of every linear module in graph order, then the
+    operands of residual adds.
 
     modules: names of all linear modules
     summands: names of the identities before residual adds and poolings
@@ -161,7 +162,7 @@ def list_summand_operators(model: ir.Model, module: str) -> list[ir.Node]:
 
 
 def is_of(node: ir.Node, modules: Collection[str]) -> bool:
-    """Test that `node` came from one of `modules`, by its metadata."""
+    """Test that `node` of an ONNX graph came from one of `modules`, by its metadata."""
     return module_of(node) in modules
 
 

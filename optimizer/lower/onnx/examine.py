@@ -20,19 +20,20 @@ Array = NDArray[Any]
 
 
 def find_maker(value: ir.Value | None, op: str) -> ir.Node | None:
-    """Return the node that computes `value` where it is an `op`, else None."""
+    """Find the node of a graph that computes `value`, where it is an `op`; else None."""
     node = value.producer() if value is not None else None
     return node if node is not None and node.op_type == op else None
 
 
 def find_only_user(value: ir.Value) -> ir.Node | None:
-    """Return the node that alone uses `value`, Shapes not counted; None for none or several."""
+    """Find the node of a graph that alone uses `value`, Shapes not counted; None for none or
+    several."""
     users = [n for n, _ in value.uses() if n.op_type != "Shape"]
     return users[0] if len(users) == 1 else None
 
 
 def read_constant(value: ir.Value | None) -> list[Any] | None:
-    """Return the elements of an initializer, flattened; None for any other value."""
+    """Read the elements of a graph's initializer, flattened; None for any other value."""
     if value is None or value.const_value is None or not value.is_initializer():
         return None
     elements: list[Any] = value.const_value.numpy().reshape(-1).tolist()

@@ -92,8 +92,8 @@ def _sparse(lowered: Lowered, names: Names, state: CompressedState) -> dict[str,
 
 
 def verify(path: Path, names: Names, state: CompressedState) -> None:
-    """Read every weight back from the written file, some rows at a time; LedgerError for the first
-    that differs."""
+    """Check the lowered graph: read every weight back from the written file, some rows at a time;
+    LedgerError for the first that differs."""
     model = onnx_file.load(path)
     pack.unpack(model)
     for parameter in names.parameter_of.values():

@@ -79,7 +79,7 @@ class Surgeon:
         return [self.nodes[n] for n in names]
 
     def constant(self, name: str, tensor: Array | ir.TensorProtocol) -> ir.Value:
-        """Return the initializer `name`, made on first use."""
+        """Return the initializer `name` of the lowered graph, made on first use."""
         existing = self.model.graph.initializers.get(name)
         if existing is not None:
             return existing
@@ -125,7 +125,8 @@ class Surgeon:
         /,
         **attributes: Any,
     ) -> ir.Value:
-        """Insert a node in front of `before`. Returns its output; both are named `output`."""
+        """Insert a node into the graph that is lowered, in front of `before`. Returns its output;
+        both are named `output`."""
         node = ir.node(op, inputs, attributes, name=output, metadata_props={MODULE: module})
         node.outputs[0].name = output
         self.model.graph.insert_before(before, node)
@@ -240,7 +241,8 @@ def dequantize_weight(
 
 
 def apply_factor(surgeon: Surgeon, product: ir.Node, name: str, factor: Tensor | None) -> ir.Value:
-    """Return the product's first operand, multiplied per feature by `factor` unless it is None."""
+    """Return the product's first operand for quantization, multiplied per feature by `factor`
+    unless it is None."""
     x = product.inputs[0]
     assert x is not None
     if factor is None:

@@ -179,7 +179,8 @@ def _flat(heads: ir.Value) -> tuple[ir.Value, bool]:
 
 
 def _check_merged(reshape: ir.Node) -> None:
-    """Raise OtherPattern unless heads lie side by side: [batch, sequence, width] or [-1, width]."""
+    """Check before fusing an attention: raise OtherPattern unless heads lie side by side: [batch,
+    sequence, width] or [-1, width]."""
     target = read_constant(reshape.inputs[1])
     if target is None or not (len(target) == 3 or (len(target) == 2 and target[0] == -1)):
         raise OtherPattern(f"{reshape.name} lays heads out in another way than side by side")

@@ -175,7 +175,8 @@ def _flat(
 
 
 def _is_zero(value: ir.Value) -> bool:
-    """Test that `value` is 0 everywhere for all inputs of the graph."""
+    """Test, to fuse an attention without its mask, that `value` is 0 everywhere for all inputs of
+    the graph."""
     if value.is_initializer() and value.const_value is not None:
         return not np.any(value.const_value.numpy())
     node = value.producer()

@@ -70,7 +70,8 @@ def _biased(product: ir.Node) -> _Biased | None:
 
 
 def _per_column(weight: ir.Node) -> bool:
-    """Test that a DequantizeLinear reads int8 without zero points, by a scale per output or one."""
+    """Test, to fuse a product, that a DequantizeLinear reads int8 without zero points, by a scale
+    per output or one."""
     integers, scale = weight.inputs[:2]
     again = find_maker(integers, "Reshape")  # further use of a layer, see qdq.py
     stored = again.inputs[0] if again is not None else integers

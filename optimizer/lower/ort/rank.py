@@ -22,7 +22,8 @@ from optimizer.lower.onnx.qdq import Surgeon, find_quantized_modules
 
 
 def lift(model: ir.Model, names: Names, weights: Collection[str]) -> list[str]:
-    """Rewrite products of rank 2 by the parameters `weights` in place. Returns their modules."""
+    """Rewrite for ONNX Runtime's fusions products of rank 2 by the parameters `weights` in place.
+    Returns their modules."""
     inferred = model.clone()  # so that no inferred shape is written
     ShapeInferencePass()(inferred)
     ranks = {str(n.name): _rank(n.inputs[0]) for n in inferred.graph if n.op_type == "MatMul"}

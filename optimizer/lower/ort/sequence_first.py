@@ -170,7 +170,8 @@ def _keeps_two(reshape: ir.Node, rank: int) -> None:
 
 
 def _grow(attentions: Iterable[_SequenceFirstAttention], ranks: Ranks) -> _Region:
-    """Collect the attentions' inputs and outputs, and token-wise operators between them."""
+    """Find the part of the graph that runs with the sequence first: collect the attentions' inputs
+    and outputs, and token-wise operators between them."""
     region = _Region()
     splits = {s: None for a in attentions for s in a.splits}
     merged = {a.merged: None for a in attentions}
@@ -212,7 +213,8 @@ def _rank(value: ir.Value, ranks: Ranks) -> int | None:
 
 
 def _tokenwise(node: ir.Node, ranks: Ranks) -> bool:
-    """Test that `node` computes each token of [batch, sequence, width] alone."""
+    """Test, to move the sequence first, that `node` computes each token of [batch, sequence, width]
+    alone."""
     inputs = [v for v in node.inputs if v is not None]
     if node.op_type not in TOKENWISE or node.domain or len(node.outputs) != 1:
         return False

@@ -67,8 +67,8 @@ def lower(model: ir.Model, names: Names, state: CompressedState, float_type: str
 def _quantized_input(
     surgeon: Surgeon, product: ir.Node, name: str, factor: Tensor | None, covered: Range
 ) -> ir.Value:
-    """Quantize the product's first operand times its factor, centred and padded; shared for one
-    tensor, factor, range and padding."""
+    """Quantize for TensorRT the product's first operand times its factor, centred and padded;
+    shared for one tensor, factor, range and padding."""
     x = product.inputs[0]
     assert x is not None
     factors = None if factor is None else factor.numpy()

@@ -32,8 +32,8 @@ class ArrayFile:
         self._place = threading.Lock()  # of the file's position: runs in threads put their arrays
 
     def put(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Append arrays to the file and return {name: array}, which reads an array from the file on
-        every access.
+        """Move large arrays of traces to the file and return {name: array}, which reads an array
+        from the file on every access.
 
         Raises OSError where the file cannot be written.
         """
@@ -41,7 +41,7 @@ class ArrayFile:
         return LazyArrays(places, lambda name: self._read(*places[name]))
 
     def _write(self, array: Array) -> int:
-        """Append an array to the file and return its offset in bytes."""
+        """Append an array of a trace to the file and return its offset in bytes."""
         left = _bytes(np.ascontiguousarray(array))
         with self._place:
             place = self._file.seek(0, 2)
@@ -63,7 +63,7 @@ class ArrayFile:
 
 
 def _bytes(array: Array) -> memoryview:
-    """Return the bytes of an array, which must be contiguous, without copying it."""
+    """Return the bytes of a trace's array, which must be contiguous, without copying it."""
     return array.reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
 
 

@@ -37,7 +37,7 @@ WIDTHS = range(4, 17)  # tokens of the rows of the extreme batch, one length aft
 
 
 def select_inputs(rows: Sequence[Sample], task: Task | None = None) -> list[Any]:
-    """Select up to LEDGER_TEXTS inputs from the evaluation rows, evenly by size.
+    """Select for the ledger up to LEDGER_TEXTS inputs from the evaluation rows, evenly by size.
 
     task: task whose inputs they are; None: one that reads single texts
 

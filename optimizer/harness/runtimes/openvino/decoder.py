@@ -104,8 +104,8 @@ class PagedDecoder(LastOfStep):
         return logits
 
     def _check(self, arrays: Mapping[str, Array], mask: Array, rows: int, sequence: int) -> None:
-        """Raise InputError for a mask or position ids that contradict earlier steps, or for rows of
-        padding only."""
+        """Check a step of generation: raise InputError for a mask or position ids that contradict
+        earlier steps, or for rows of padding only."""
         if self.past and not np.array_equal(mask[:, : self.past], self._seen):
             raise InputError(
                 "it changes columns of an earlier step",

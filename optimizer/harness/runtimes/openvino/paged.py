@@ -140,7 +140,7 @@ class Pages:
     def _infer(
         self, new: list[Array], used: list[list[int]], spans: list[tuple[int, int]]
     ) -> list[Array]:
-        """Run the model and return the scores of each text.
+        """Run the OpenVINO model on new tokens and return the scores of each text.
 
         new: new tokens per text.
         used: blocks per text.

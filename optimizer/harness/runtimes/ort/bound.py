@@ -90,7 +90,7 @@ class BoundSession:
         self._session.run_with_iobinding(buffers.binding, self._options(buffers.graph))
 
     def outputs(self, buffers: Buffers) -> dict[str, Array]:
-        """Return copies of the outputs of the last run."""
+        """Return copies of the outputs of the session's last run."""
         values = buffers.binding.get_outputs()
         return {n: np.array(v.numpy()) for n, v in zip(self._outputs, values, strict=True)}
 

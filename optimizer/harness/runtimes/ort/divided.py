@@ -82,7 +82,8 @@ class DividedRuns:
         self._others: ThreadPoolExecutor | None = None
 
     def run(self, outputs: Sequence[str], arrays: Mapping[str, Array]) -> list[Array]:
-        """Run a batch and return the outputs. The first axis of all arrays is the rows."""
+        """Run a batch in ONNX Runtime, whole or divided among threads by rows, and return the
+        outputs. The first axis of all arrays is the rows."""
         first = next(iter(arrays.values()))
         each = len(first) // self._threads
         if not each:
@@ -139,7 +140,8 @@ class DividedRuns:
 
 
 def can_divide_rows(session: Any) -> bool:
-    """Return True if all inputs and outputs share one dynamic first axis."""
+    """Test, to divide a batch by rows, that all inputs and outputs of the session share one dynamic
+    first axis."""
     ports = [*session.get_inputs(), *session.get_outputs()]
     axes = {port.shape[0] if port.shape else None for port in ports}
     return len(axes) == 1 and isinstance(axes.pop(), str)

@@ -324,7 +324,8 @@ class OrtRunner(Closing):
 
 
 def check_names(inputs: set[str], expected: set[str], model: str) -> None:
-    """Raise InputError if the given input names differ from the expected ones.
+    """Check a batch for a model: raise InputError if the given input names differ from the expected
+    ones.
 
     model: name of the model, for the error
     """
@@ -344,7 +345,8 @@ def check_array(
     shape: tuple[int | str | None, ...],
     axes: dict[str, tuple[int, str]],
 ) -> None:
-    """Raise InputError if an array has the wrong dtype, rank or size for its input.
+    """Check a batch for a model: raise InputError if an array has the wrong dtype, rank or size for
+    its input.
 
     shape: expected size per axis; a str names an axis whose size may vary; None accepts any size
     axes: {named axis: (size, input that set it)}, filled by this function; a later input with

@@ -149,7 +149,8 @@ class OrtSlots:
         return min(-(-count // self.multiple) * self.multiple, len(self._texts))
 
     def _run(self, adapter: str, row: int, ids: Array, mask: Array, positions: Array) -> Array:
-        """Run the model on rows from `row` on; return logits (rows, tokens, vocabulary), float32.
+        """Run the model on the texts in rows from `row` of the KV cache on; return logits (rows,
+        tokens, vocabulary), float32.
 
         adapter: adapter of all rows; "" for the model itself
         ids, mask, positions: inputs with one row per row of the step

@@ -25,7 +25,7 @@ def timing_cache(config: Any, path: Path | None) -> Any:
 
 
 def write(path: Path, data: Any) -> None:
-    """Write a file atomically, because another process may read it meanwhile."""
+    """Write a cache file of TensorRT atomically, because another process may read it meanwhile."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     beside.write_bytes(data)

@@ -46,7 +46,7 @@ class Cuda:
         return name, f"{properties.major}.{properties.minor}"
 
     def allocate(self, size: int) -> int:
-        """Allocate `size` bytes on the device, aligned to 256; return the address."""
+        """Allocate `size` bytes on the GPU, aligned to 256; return the address."""
         return int(self._call("cudaMalloc", size))
 
     def free(self, address: int) -> None:

@@ -60,7 +60,7 @@ class TrtDecoder(LastOfStep):
         return logits
 
     def _forward(self, context: Any, arrays: Mapping[str, Array], shape: tuple[int, ...]) -> Array:
-        """Run one forward and return the logits on the host."""
+        """Run one step of the engine and return the logits on the host."""
         driver, dtype = self._driver, self._session.outputs[LOGITS]
         for name, array in arrays.items():
             typed = array.astype(self._session.inputs[name], copy=False)

@@ -219,7 +219,7 @@ def _narrowest(layer: Mapping[str, Any]) -> str | None:
 
 
 def _types(layer: Mapping[str, Any]) -> list[str]:
-    """Return the reported types of the inputs and the weights."""
+    """Return the types that TensorRT reports for a layer's inputs and weights."""
     types = [_type(t) for t in layer.get("Inputs", [])]
     weights = layer.get("Weights")
     if isinstance(weights, dict):

@@ -76,7 +76,7 @@ class Pinned:
         self._bytes[: data.size] = data
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """Return a copy of the start of the buffer as an array."""
+        """Return a copy of the start of the pinned buffer as an array."""
         size = int(np.prod(shape)) * dtype.itemsize
         return self._bytes[:size].view(dtype).reshape(shape).copy()
 

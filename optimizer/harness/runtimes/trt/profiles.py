@@ -13,7 +13,8 @@ Profile = Mapping[str, Range]
 
 
 def choose(profiles: Sequence[Profile], shapes: Mapping[str, Shape]) -> int:
-    """Return the index of the profile that accepts `shapes` and is tuned for the nearest sizes.
+    """Choose the engine's optimization profile for a batch: return the index of the one that
+    accepts `shapes` and is tuned for the nearest sizes.
 
     profiles: {input: {"min", "opt", "max"}} per profile
     shapes: {input: shape}

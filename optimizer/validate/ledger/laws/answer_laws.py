@@ -295,7 +295,8 @@ def _entities(pipeline: Any, text: str, words: Sequence[dict[str, Any]]) -> list
 
 
 def _place(text: str, place: Mapping[str, Any]) -> dict[str, Any]:
-    """Return {text, start, end} of a word or entity, without white space at its beginning."""
+    """Return the expected {text, start, end} of a word or entity, without white space at its
+    beginning."""
     start, end = int(place["start"]), int(place["end"])
     start += len(text[start:end]) - len(text[start:end].lstrip())
     return {"text": text[start:end], "start": start, "end": end}
@@ -399,9 +400,9 @@ def explain_unjudged(task: str) -> str:
 
 
 def bound_rounding(logits: Array) -> Array:
-    """Bound the distance (labels,) of two float32 softmaxes of the logits (labels,). Each rounds
-    the shifted logits, which an exponential turns into relative errors, the exponentials, their sum
-    and a quotient."""
+    """Bound, as a law's limit, the distance (labels,) of two float32 softmaxes of the logits
+    (labels,). Each rounds the shifted logits, which an exponential turns into relative errors, the
+    exponentials, their sum and a quotient."""
     shifted = logits.max() - logits.astype(np.float64)
     p = np.exp(-shifted) / np.exp(-shifted).sum()
     roundoffs = shifted + float(p @ shifted) + 2 * EXPONENTIAL + len(p) + 1
