@@ -6,9 +6,10 @@
 2. The recipe itself is tried, then the candidates without a share in higher precision. Then the
    modules are measured, and the candidates with a share are tried, until all were tried or the
    budget is spent. proposals.py orders candidates; workbench.py tries them.
-3. Of the candidates that keep the margins and limits, the best by the objective is judged on the
-   held-out rows (sequential.py), timed again beside the recipe, and run through stage validate with
-   all gates of the recipe. The first that passes is found.
+3. Of the candidates that keep the margins and limits, the best by the objective (trial.py,
+   order_for_confirmation) is judged on the held-out rows (sequential.py), timed again beside the
+   recipe, and run through stage validate with all gates of the recipe. The first that passes is
+   found.
 4. With search.over.server the settings of its server are tuned (server_settings.py).
 """
 
@@ -37,7 +38,7 @@ from optimizer.search.proposals import Proposals, Ranked, Sampled, import_optuna
 from optimizer.search.sequential import Confirmation
 from optimizer.search.server_settings import TunedServer
 from optimizer.search.stages import race
-from optimizer.search.trial import Trial, find_pareto_set, get_objective
+from optimizer.search.trial import Trial, find_pareto_set, get_objective, order_for_confirmation
 from optimizer.search.workbench import (
     Workbench,
     explain_refusal,
@@ -151,7 +152,8 @@ def run(
     of = hashlib.sha256(" ".join(searched).encode())
     progress = Progress(store, recipe.name, of.hexdigest(), clock, started)
     trials, space, unmeasured = _try_all(bench, space, progress)
-    ordered = _best_first([t for t in trials if t.outcome == "kept"], bench)
+    kept = [t for t in trials if t.outcome == "kept"]
+    ordered = order_for_confirmation(kept, bench.search.objective)
     raced: dict[str, Any] = {}
 
     def judge(trial: Trial, alpha: float) -> tuple[Verdict, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -90,6 +91,42 @@ def get_objective(trial: Trial, name: str) -> float | None:
     name: value of search.objective
     """
     return {"latency": trial.ratio, "size": trial.size, "quality": trial.drop}[name]
+
+
+def order_for_confirmation(trials: Sequence[Trial], name: str) -> list[Trial]:
+    """Order kept trials for the tests on held-out rows, of which each has less error to spend than
+    the one before.
+
+    Next is the best by the objective; of the trials that are not surely worse than that one, the
+    one with the lowest upper bound of its drop, which is most likely to pass.
+
+    name: value of search.objective
+    """
+    left, ordered = sorted(trials, key=lambda t: _value_and_bound(t, name)), []
+    while left:
+        alike = [t for t in left if not _is_surely_worse(t, left[0], name)]
+        following = min(alike, key=_bound_of_drop)
+        left.remove(following)
+        ordered.append(following)
+    return ordered
+
+
+def _value_and_bound(trial: Trial, name: str) -> tuple[float, float]:
+    value = get_objective(trial, name)
+    return (math.inf if value is None else value, _bound_of_drop(trial))
+
+
+def _bound_of_drop(trial: Trial) -> float:
+    high = trial.drop_interval[1]
+    return math.inf if high is None else high
+
+
+def _is_surely_worse(trial: Trial, other: Trial, name: str) -> bool:
+    """Return True if a trial's time is surely longer, or its size or drop larger."""
+    if name == "latency":
+        low, high = trial.ratio_interval[0], other.ratio_interval[1]
+        return low is not None and high is not None and low > high
+    return _value_and_bound(trial, name)[0] > _value_and_bound(other, name)[0]
 
 
 def find_pareto_set(trials: Sequence[Trial]) -> list[Trial]:

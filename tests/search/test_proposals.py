@@ -9,7 +9,7 @@ import pytest
 from optimizer.search.candidates import SHARES, Candidate
 from optimizer.search.expectation import Expectation, kendall_tau
 from optimizer.search.proposals import Proposals, Ranked, Sampled
-from optimizer.search.trial import Trial, find_pareto_set
+from optimizer.search.trial import Trial, find_pareto_set, order_for_confirmation
 
 METHODS = ("rtn", "gptq", "awq")
 SPACE = [Candidate(0, (name,), "float", share) for name in METHODS for share in SHARES]
@@ -86,6 +86,37 @@ def test_the_pareto_set_has_no_form_that_another_beats() -> None:
     ]
     stopped = Trial(SPACE[5], "5", "stopped", size=1, drop=0.0, ratio=0.5)
     assert [t.label for t in find_pareto_set([*trials, stopped])] == ["1", "3"]
+
+
+def test_of_times_that_do_not_surely_differ_the_lowest_bound_of_the_drop_is_confirmed_first() -> (
+    None
+):
+    figures = [  # time, its interval, upper bound of the drop
+        (1.0, (1.0, 1.0), 0.012),
+        (0.93, (0.71, 1.21), 0.018),
+        (0.96, (0.90, 1.02), 0.011),
+        (1.4, (1.3, 1.5), 0.001),
+    ]
+    trials = [
+        Trial(
+            SPACE[i],
+            str(i),
+            "kept",
+            size=10 - i,
+            drop=high - 0.01,
+            drop_interval=(None, high),
+            ratio=ratio,
+            ratio_interval=interval,
+        )
+        for i, (ratio, interval, high) in enumerate(figures)
+    ]
+    orders = {
+        name: [t.label for t in order_for_confirmation(trials, name)]
+        for name in ("latency", "size", "quality")
+    }
+    assert orders["latency"] == ["2", "0", "1", "3"]
+    assert orders["size"] == ["3", "2", "1", "0"]
+    assert orders["quality"] == ["3", "2", "0", "1"]
 
 
 def test_kendalls_tau_counts_pairs_in_the_same_order_less_those_in_the_other() -> None:
