@@ -78,7 +78,7 @@ class Lookup:
 
 
 @dataclass(frozen=True)
-class Names:
+class GraphNames:
     """Pairing of a checkpoint with a graph, the content of names.json."""
 
     modules: Mapping[str, ModuleInGraph]
@@ -107,7 +107,7 @@ class Names:
         }
 
 
-def from_dict(document: Mapping[str, Any]) -> Names:
+def from_dict(document: Mapping[str, Any]) -> GraphNames:
     """Read the pairing of a checkpoint with a graph from the content of names.json."""
     modules = {
         name: ModuleInGraph(**{**m, "also": tuple(OperatorInput(**u) for u in m["also"])})
@@ -123,7 +123,7 @@ def from_dict(document: Mapping[str, Any]) -> Names:
     }
     operands = {name: OperatorInput(**use) for name, use in document.get("operands", {}).items()}
     folded = tuple(document["folded"])
-    return Names(modules, document["parameters"], folded, lookups, summands, operands)
+    return GraphNames(modules, document["parameters"], folded, lookups, summands, operands)
 
 
 def pair(
@@ -133,7 +133,7 @@ def pair(
     quantized: Iterable[str] = (),
     first: Mapping[str, str] | None = None,
     tables: Iterable[str] = (),
-) -> Names:
+) -> GraphNames:
     """Pair every parameter with an initializer by value.
 
     parameters: {name: value in the checkpoint or its replacement}, read one at a time
@@ -161,7 +161,7 @@ def pair(
         modules[module] = _module(module, weight, *paired[weight], _sharing(paired, weight))
     lookups = _lookups(tables, paired)
     initializer_of = {p: _name(v) for p, (v, _) in paired.items()}
-    names = Names(modules, initializer_of, tuple(folded), lookups)
+    names = GraphNames(modules, initializer_of, tuple(folded), lookups)
     covered = set(names.parameter_of.values())
     for weight in sorted(quantized):
         if weight not in covered:

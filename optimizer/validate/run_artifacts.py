@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from optimizer.compress.apply.weights import bias_correction
-from optimizer.export.names import Names, from_dict
+from optimizer.export.names import GraphNames, from_dict
 from optimizer.foundation import state as compressed_state
 from optimizer.foundation.process import torch_device
 from optimizer.foundation.state import CompressedState
@@ -172,7 +172,7 @@ class RunArtifacts:
         return bias_correction.read(self.state_folder)
 
     @cached_property
-    def names(self) -> Names:
+    def names(self) -> GraphNames:
         """Names of modules and parameters in the exported graph (names.json)."""
         return from_dict(json.loads((self.graph / "names.json").read_text(encoding="utf-8")))
 

@@ -25,7 +25,7 @@ class Exported:
     graph: Path
 
     @property
-    def names(self) -> names.Names:
+    def names(self) -> names.GraphNames:
         return names.from_dict(json.loads((self.graph / "names.json").read_text()))
 
     @property

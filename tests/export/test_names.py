@@ -31,7 +31,7 @@ def two(a: np.ndarray = A.T, c: np.ndarray = C.T) -> ir.Model:
     return model
 
 
-def paired(model: ir.Model, **values: np.ndarray) -> names.Names:
+def paired(model: ir.Model, **values: np.ndarray) -> names.GraphNames:
     parameters = {f"{k}.weight": tensor(v) for k, v in (values or {"a": A, "c": C}).items()}
     return names.pair(model, parameters, [k.removesuffix(".weight") for k in parameters])
 

@@ -60,7 +60,7 @@ class Decoder:
         return onnx_file.load(self.folder / "model.onnx")
 
     @property
-    def names(self) -> names.Names:
+    def names(self) -> names.GraphNames:
         return names.from_dict(json.loads((self.folder / "names.json").read_text()))
 
 

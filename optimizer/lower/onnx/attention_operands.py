@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from optimizer.export.names import Names
+from optimizer.export.names import GraphNames
 from optimizer.foundation.errors import OptimizeError
 from optimizer.foundation.state import Range
 from optimizer.lower.onnx.qdq import Surgeon
@@ -23,7 +23,7 @@ def is_signed(covered: Range) -> bool:
     return covered.zero_point == 128
 
 
-def lower(surgeon: Surgeon, names: Names, ranges: Mapping[str, Range]) -> None:
+def lower(surgeon: Surgeon, names: GraphNames, ranges: Mapping[str, Range]) -> None:
     """Quantize operands of attentions in the surgeon's graph, in place.
 
     ranges: {module of names.operands: range}

@@ -27,7 +27,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from optimizer.export.names import Names, OperatorInput
+from optimizer.export.names import GraphNames, OperatorInput
 from optimizer.foundation.errors import OptimizeError
 from optimizer.foundation.qtensor import QTensor
 from optimizer.foundation.state import Range
@@ -90,7 +90,7 @@ def take_padding(product: ir.Node) -> tuple[int, ...]:
 
 
 def lower_summands(
-    surgeon: Surgeon, names: Names, ranges: Mapping[str, Range], *, signed: bool
+    surgeon: Surgeon, names: GraphNames, ranges: Mapping[str, Range], *, signed: bool
 ) -> None:
     """Quantize the operands of residual adds, pooling and float activations.
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from optimizer.export.names import Lookup, Names
+from optimizer.export.names import GraphNames, Lookup
 from optimizer.foundation.errors import OptimizeError
 from optimizer.foundation.qtensor import QTensor
 from optimizer.foundation.state import CompressedState
@@ -35,7 +35,7 @@ from optimizer.lower.onnx.qdq import Surgeon, name_codes, scale_name, zero_point
 IDS = "ids"  # activation of such a module in lowering.json
 
 
-def lower(surgeon: Surgeon, names: Names, state: CompressedState) -> dict[str, str]:
+def lower(surgeon: Surgeon, names: GraphNames, state: CompressedState) -> dict[str, str]:
     """Lower every quantized embedding in place. Returns {module: IDS}, the entry of lowering.json.
 
     Raises OptimizeError naming a float module that shares its table.

@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from optimizer.export import onnx_file
-from optimizer.export.names import Names, from_dict
+from optimizer.export.names import GraphNames, from_dict
 from optimizer.foundation import state as compressed_state
 from optimizer.foundation.errors import LedgerError
 from optimizer.foundation.state import CompressedState
@@ -41,14 +41,14 @@ class Lowered:
     zeros: str = ""
 
 
-def read(graph: Path, state: Path) -> tuple[ir.Model, Names, CompressedState]:
+def read(graph: Path, state: Path) -> tuple[ir.Model, GraphNames, CompressedState]:
     """Read graph and names from the export stage's folder, the state from the compress stage's."""
     names = from_dict(json.loads((graph / "names.json").read_text(encoding="utf-8")))
     return onnx_file.load(graph / "model.onnx"), names, compressed_state.read(state)
 
 
 def write(
-    lowered: Lowered, names: Names, state: CompressedState, float_type: str, out: Path
+    lowered: Lowered, names: GraphNames, state: CompressedState, float_type: str, out: Path
 ) -> None:
     """Write model.onnx and lowering.json into `out`, and check the file's weights with `verify`.
 
@@ -79,7 +79,7 @@ def write(
     (out / "lowering.json").write_text(text, encoding="utf-8")
 
 
-def _sparse(lowered: Lowered, names: Names, state: CompressedState) -> dict[str, Any]:
+def _sparse(lowered: Lowered, names: GraphNames, state: CompressedState) -> dict[str, Any]:
     """Build the entries of lowering.json about pruned weights."""
     modules = {n: state.sparsity[p] for n, p in names.parameter_of.items() if p in state.sparsity}
     if not modules:
@@ -91,7 +91,7 @@ def _sparse(lowered: Lowered, names: Names, state: CompressedState) -> dict[str,
     }
 
 
-def verify(path: Path, names: Names, state: CompressedState) -> None:
+def verify(path: Path, names: GraphNames, state: CompressedState) -> None:
     """Check the lowered graph: read every weight back from the written file, some rows at a time;
     LedgerError for the first that differs."""
     model = onnx_file.load(path)

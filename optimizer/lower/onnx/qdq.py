@@ -25,7 +25,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from torch import Tensor
 
-from optimizer.export.names import ModuleInGraph, Names
+from optimizer.export.names import GraphNames, ModuleInGraph
 from optimizer.export.scopes import MODULE
 from optimizer.foundation import packing
 from optimizer.foundation.errors import OptimizeError
@@ -258,7 +258,7 @@ def apply_factor(surgeon: Surgeon, product: ir.Node, name: str, factor: Tensor |
 
 
 def find_quantized_modules(
-    model: ir.Model, names: Names, weights: Collection[str]
+    model: ir.Model, names: GraphNames, weights: Collection[str]
 ) -> dict[str, ModuleInGraph]:
     """Return {name: module} of the modules whose weight is in `weights`, in graph order.
     Raises OptimizeError for a weight that no module of names.json holds.

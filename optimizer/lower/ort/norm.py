@@ -22,7 +22,7 @@ DOMAIN = "com.microsoft"
 
 
 @dataclass(frozen=True)
-class _Norm:
+class _ResidualNorm:
     """An RMS norm of the graph behind a residual sum: total / root * weight."""
 
     total: ir.Node
@@ -47,7 +47,7 @@ def fuse(model: ir.Model) -> tuple[str, ...]:
     return tuple(done)
 
 
-def _norm(divided: ir.Node) -> _Norm | None:
+def _norm(divided: ir.Node) -> _ResidualNorm | None:
     """Recognise the norm whose division by the root is the Div `divided`; None for other nodes."""
     x, root = divided.inputs
     normalized = divided.outputs[0]
@@ -75,14 +75,14 @@ def _norm(divided: ir.Node) -> _Norm | None:
         return None
     if weight.shape is None or len(weight.shape) != 1 or len(epsilon) != 1:
         return None
-    return _Norm(total, weight, float(epsilon[0]), scaled.outputs[0])
+    return _ResidualNorm(total, weight, float(epsilon[0]), scaled.outputs[0])
 
 
 def _input(node: ir.Node | None) -> ir.Value | None:
     return node.inputs[0] if node is not None else None
 
 
-def _rewrite(model: ir.Model, norm: _Norm, module: str) -> None:
+def _rewrite(model: ir.Model, norm: _ResidualNorm, module: str) -> None:
     """Replace a norm and the sum before it by SkipSimplifiedLayerNormalization."""
     node = ir.node(
         "SkipSimplifiedLayerNormalization",

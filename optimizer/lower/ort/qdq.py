@@ -29,7 +29,7 @@ import numpy as np
 import onnx_ir as ir
 
 from optimizer.export.check import FLOAT_TYPES
-from optimizer.export.names import ModuleInGraph, Names
+from optimizer.export.names import GraphNames, ModuleInGraph
 from optimizer.foundation.qtensor import QTensor
 from optimizer.foundation.state import CompressedState, Range
 from optimizer.lower.onnx import attention_operands, convolution, lookup
@@ -50,7 +50,7 @@ Products = list[tuple[ir.Node, ir.Value]]  # operators, each with its new input
 
 
 def lower(
-    model: ir.Model, names: Names, state: CompressedState, float_type: str = "fp32"
+    model: ir.Model, names: GraphNames, state: CompressedState, float_type: str = "fp32"
 ) -> dict[str, str]:
     """Lower `model` in place. Returns {module: activation}: "uint8" (case 1), "uint8 per token"
     (case 2), "float" (case 3) or "ids" (embedding).

@@ -15,13 +15,13 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import ShapeInferencePass
 
-from optimizer.export.names import Names
+from optimizer.export.names import GraphNames
 from optimizer.export.scopes import MODULE, module_of
 from optimizer.lower.onnx.examine import take_over
 from optimizer.lower.onnx.qdq import Surgeon, find_quantized_modules
 
 
-def lift(model: ir.Model, names: Names, weights: Collection[str]) -> list[str]:
+def lift(model: ir.Model, names: GraphNames, weights: Collection[str]) -> list[str]:
     """Rewrite for ONNX Runtime's fusions products of rank 2 by the parameters `weights` in place.
     Returns their modules."""
     inferred = model.clone()  # so that no inferred shape is written

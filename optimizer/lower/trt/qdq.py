@@ -23,7 +23,7 @@ import onnx_ir as ir
 from torch import Tensor
 
 from optimizer.export.check import FLOAT_TYPES
-from optimizer.export.names import Names
+from optimizer.export.names import GraphNames
 from optimizer.foundation.qtensor import QTensor
 from optimizer.foundation.state import CompressedState, Range
 from optimizer.lower.onnx import convolution, lookup
@@ -35,7 +35,9 @@ from optimizer.lower.onnx.qdq import (
 )
 
 
-def lower(model: ir.Model, names: Names, state: CompressedState, float_type: str) -> dict[str, str]:
+def lower(
+    model: ir.Model, names: GraphNames, state: CompressedState, float_type: str
+) -> dict[str, str]:
     """Lower `model` in place. Returns {module: activation: "int8", "float", or "ids" (embedding)}.
 
     float_type: "fp32" | "fp16", the float type of the graph

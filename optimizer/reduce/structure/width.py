@@ -76,7 +76,7 @@ def choose(
             _load_stream(folders[first - 1], stream)
     for i in bar(range(first, len(groups)), "reduce"):
         last = i + 1 == len(groups)
-        walk = _Walk(layout, stream, groups[i], gradients)
+        walk = _SegmentChoice(layout, stream, groups[i], gradients)
         _keep(folders[i], walk.chosen(), None if last else stream)
         if i:
             (folders[i - 1] / STREAM).unlink(missing_ok=True)
@@ -116,7 +116,7 @@ def select_best(scores: Tensor, count: int) -> Tensor:
 
 
 @dataclass
-class _Walk:
+class _SegmentChoice:
     """Choice of units in one segment of blocks, whose weights are in memory meanwhile.
 
     thin: {weight or bias of a layer that reads units: its values, zero for the removed units}
