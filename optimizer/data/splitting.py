@@ -44,8 +44,8 @@ def _rank(keys: Sequence[Key]) -> bytes:
 
 
 def _connected(inputs: Sequence[Sequence[Key]]) -> list[list[int]]:
-    """Group the rows such that rows of different groups have no input in common; return each
-    group's indices."""
+    """Group the rows of a data set, before it is split, such that rows of different groups have no
+    input in common; return each group's indices."""
     parent = list(range(len(inputs)))
 
     def root(i: int) -> int:

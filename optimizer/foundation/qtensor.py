@@ -130,18 +130,18 @@ class Scheme:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of the tensor that holds the integers."""
+        """Type of the tensor that holds a weight's quantized values."""
         return float8.DTYPE if self.is_float else torch.int8
 
     @property
     def high(self) -> int:
-        """The largest integer, or value of a small float type."""
+        """The largest integer, or small float value, that the scheme's weights may have."""
         floats = {"float8": float8.LARGEST, "float4": float4.LARGEST}
         return floats.get(self.type) or int(2 ** (self.bits - 1) - 1)
 
     @property
     def low(self) -> int:
-        """The smallest integer, or value of a small float type."""
+        """The smallest integer, or small float value, that the scheme's weights may have."""
         restricted = self.symmetric and not self.full_range
         return -self.high if restricted else -self.high - 1
 
@@ -267,7 +267,7 @@ class QTensor:
         return (grouped != self.zero_point[..., None]).reshape(self.integers.shape)
 
     def to(self, device: torch.device) -> QTensor:
-        """Return the tensor on a device; itself if it is there already."""
+        """Return the quantized tensor on a device; itself if it is there already."""
         if self.integers.device == device:
             return self
         zero = None if self.zero_point is None else self.zero_point.to(device)

@@ -120,7 +120,7 @@ class Range:
 
     @property
     def zero_point(self) -> int:
-        """Integer that stands for 0, in 0..255."""
+        """Integer of a quantized activation that stands for 0, in 0..255."""
         return min(255, max(0, round(-self.low / self.scale)))
 
     @cached_property

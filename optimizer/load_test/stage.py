@@ -126,7 +126,8 @@ def digest_inputs(section: Slo) -> Mapping[str, str]:
 
 
 def estimate(section: Slo, _shapes: Any) -> Estimate:
-    """Predict the stage's time: the seconds of one run, or of the most runs that a search makes."""
+    """Predict the time of the load test: the seconds of one run, or of the most runs that a search
+    makes."""
     runs = highest_rate.RUNS[1] if section.rate is None else 1
     return Estimate(seconds=runs * section.seconds)
 

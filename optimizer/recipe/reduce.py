@@ -229,7 +229,8 @@ class Reduce(Section):
 
     @property
     def least_gain(self) -> float | None:
-        """Least speedup that the final timing must reach; None without goal.latency_gain."""
+        """Least speedup of the smaller model that the final timing must reach, by section reduce;
+        None without goal.latency_gain."""
         gain = self.latency_gain
         return None if gain is None else gain * (1 - self.gain_tolerance)
 

@@ -83,7 +83,7 @@ class Over(Section):
 
 
 class Constraints(Section):
-    """Limits that the candidate found must meet."""
+    """Limits that the candidate that a search finds must meet."""
 
     max_drop: Limit | None = Field(
         None,

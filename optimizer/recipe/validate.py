@@ -51,7 +51,7 @@ Depth = Literal["full", "sampled", "end_to_end"]
 
 
 class Latency(Section):
-    """Timing of the targets, and its gates."""
+    """Section `validate.latency`: how targets are timed, and the gates on their times."""
 
     data: DataSpec | None = Field(
         None, description="texts to time; must not occur in the other data"
@@ -115,7 +115,7 @@ class EvaluationSet(Section):
 
 
 class Validate(Section):
-    """Evaluation of each target against the reference."""
+    """Section `validate`: how each target is judged against the reference."""
 
     data: DataSpec
     also: dict[Name, EvaluationSet] = Field(

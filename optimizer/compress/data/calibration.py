@@ -153,7 +153,7 @@ def split_batches(batches: Sequence[Batch]) -> list[Batch]:
 
 
 def _size(batch: Batch) -> int:
-    """Number of inputs in a batch."""
+    """Return the number of inputs in a calibration batch."""
     return len(next(iter(batch.values())))
 
 

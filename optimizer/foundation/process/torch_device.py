@@ -138,8 +138,8 @@ def sums_of(device: torch.device) -> tuple[Any, str]:
 
 
 def move(value: Any, device: torch.device) -> Any:
-    """Return `value` with all tensors in its tuples, lists and dicts moved to a device. Of an
-    expanded tensor only one slice is copied."""
+    """Move tensors to a device: return `value` with all tensors in its tuples, lists and dicts
+    moved to a device. Of an expanded tensor only one slice is copied."""
     if device.type == "cpu":
         return value
     if isinstance(value, Tensor):

@@ -181,7 +181,8 @@ def _make_batches(
     size: int,
     longer: Callable[[Iterable[Any], int], Any],
 ) -> list[list[Any]]:
-    """Make batches of `batch` rows of `size`, each row starting at another input.
+    """Make the batches that are timed, of `batch` rows of `size`, each row starting at another
+    input.
 
     longer: function that joins inputs to one of at least `size`
     """

@@ -177,7 +177,8 @@ def _check_engines(manifest: Mapping[str, Any], where: str) -> None:
 
 
 def required(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """Return {file: field of the manifest that uses it} of all files that `files` must list."""
+    """List the files that a manifest's `files` must name, {file: field of the manifest that uses
+    it}."""
     names = dict.fromkeys(STARTED, "every bundle")
     for i, engine in enumerate(manifest["engines"]):
         used = {

@@ -304,7 +304,8 @@ def _stream_answer(
 
 
 def _emit_errors(emit: Callable[[Answered], None]) -> Callable[[Answered], None]:
-    """Return an `emit` that prints errors only, because answers were printed token by token."""
+    """Return a function for `predict --stream` that prints errors only, because answers were
+    printed token by token."""
 
     def shown(answered: Answered) -> None:
         if answered.error is not None:

@@ -175,7 +175,8 @@ def _encode_labels(section: Model, folder: Path, tower: Tower) -> tuple[Tensor, 
 
 
 def verify(section: Model, folder: Path, pairing: SourceWeights, out: Path) -> None:
-    """Raise OptimizeError naming the first written parameter that differs from the source."""
+    """Check what load wrote: raise OptimizeError naming the first parameter that differs from the
+    source."""
     with make_temporary_folder("load") as scratch:
         for file in folder.iterdir():
             if file.is_file() and file.name != "config.json":

@@ -29,7 +29,8 @@ def read(section: Model, folder: Path, config: Any, scratch: Path) -> Loaded:
 
 
 def verify(section: Model, folder: Path, pairing: SourceWeights, out: Path) -> None:
-    """Raise OptimizeError naming the first written parameter that differs from the source."""
+    """Check what load wrote: raise OptimizeError naming the first parameter that differs from the
+    source."""
     with make_temporary_folder("load") as scratch:
         files = complete_config(folder, section.model_type, scratch)
         faithful.check(files, section, open_checkpoint(out).tensors.as_written, pairing)

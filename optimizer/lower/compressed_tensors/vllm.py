@@ -134,7 +134,8 @@ def _shared_scales(
 
 
 def fit(section: VllmTarget) -> dict[str, Any]:
-    """Return the sizes with which the harness launches vLLM (harness/runtimes/vllm.py)."""
+    """Return for the manifest the sizes, such as numbers of GPUs, with which the harness launches
+    vLLM (harness/runtimes/vllm.py)."""
     return {
         "tensor_parallel_size": section.tensor_parallel_size,
         "pipeline_parallel_size": section.pipeline_parallel_size,

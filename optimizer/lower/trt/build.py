@@ -144,7 +144,8 @@ def inspect_network(lowering: dict[str, Any], network: dict[str, Any]) -> dict[s
 
 
 def _inspected(lowering: dict[str, Any], network: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """Return sentences on facts that the inspection shows, and on facts that it cannot show."""
+    """Describe what TensorRT's inspection of the built engine shows: return sentences on facts that
+    it shows, and on facts that it cannot show."""
     known = [
         "the engine's version, and the GPUs it was built for",
         "the network definition: each module's integers, their type and their product",

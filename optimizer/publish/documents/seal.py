@@ -197,7 +197,8 @@ def _recipient(pyrage: Any, text: str) -> Any:
 
 
 def _identity(pyrage: Any, text: str, path: Path) -> Any:
-    """Parse a secret key. Messages do not repeat the line, which may hold a secret with a typo."""
+    """Parse a secret key of age, by which a sealed bundle is opened. Messages do not repeat the
+    line, which may hold a secret with a typo."""
     try:
         return pyrage.x25519.Identity.from_str(text)
     except pyrage.IdentityError:

@@ -45,7 +45,7 @@ def _is_float(value: str) -> bool:
 
 
 class Weights(Section):
-    """Format of quantized weights."""
+    """Section on quantized weights: type, bits and granularity."""
 
     type: Literal["int", "float8", "float4"] = Field(
         "int",

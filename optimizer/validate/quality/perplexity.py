@@ -187,7 +187,8 @@ def _perplexity(nll: Floats, confidence: float) -> dict[str, Any]:
 
 
 def _mean(values: Floats, confidence: float) -> dict[str, Any]:
-    """Return {value, interval} of the mean over windows; the interval is two-sided."""
+    """Return {value, interval} of a mean over windows of text, for the report; the interval is
+    two-sided."""
     bounds = significance.bound_mean(values, (1 - confidence) / 2)
     return {"value": float(values.mean()), "interval": list(bounds)}
 

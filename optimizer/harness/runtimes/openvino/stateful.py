@@ -71,7 +71,8 @@ def make_stateful(ov: Any, model: Any) -> None:
 
 
 def _start_empty(ov: Any, model: Any) -> None:
-    """Initialize every state as (rows of input_ids, kv_heads, 0, head_dim)."""
+    """Let generation start with an empty KV cache: initialize every state as (rows of input_ids,
+    kv_heads, 0, head_dim)."""
     ops = ov.opset13
     shape_of_ids = ops.shape_of(model.input("input_ids"), output_type="i64")
     batch = ops.gather(shape_of_ids, ops.constant(np.array([0])), ops.constant(np.int64(0)))

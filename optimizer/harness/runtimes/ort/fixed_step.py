@@ -32,7 +32,8 @@ MASK = "attention_mask"
 
 
 class ReplayingModel(BindableModel, Protocol):
-    """Interface of a model whose runs may be captured; see OrtRunner.run_bound."""
+    """Interface of an ONNX Runtime model whose runs may be captured as CUDA graphs; see
+    OrtRunner.run_bound."""
 
     def run_bound(self, binding: Any, graph: int = ...) -> None: ...
 

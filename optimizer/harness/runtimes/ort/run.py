@@ -261,7 +261,7 @@ class OrtRunner(Closing):
             self._session.release_captured_graph(graph)
 
     def run_values(self, feeds: Mapping[str, Any], fetches: Mapping[str, Any]) -> None:
-        """Run once and write the outputs into `fetches`.
+        """Run the model once and write the outputs into `fetches`.
 
         feeds, fetches: {name: array, or OrtValue on this runner's device}
 

@@ -170,8 +170,8 @@ def _difference(ours: Sequence[Sequence[Array]], theirs: Sequence[Sequence[Array
 
 
 def prompts(model: TextModel) -> list[list[int]]:
-    """Make a prompt for each slot; return token ids, all of different lengths if the context
-    allows."""
+    """Make prompts for measuring a server's text model, one for each slot; return token ids, all of
+    different lengths if the context allows."""
     ids = model.encoder.encode(" ".join(SENTENCES), add_special_tokens=False).ids
     longest = max(1, model.context - model.room.slots)
     lengths = [min(SHORTEST + LONGER * i, longest) for i in range(model.room.slots)]
