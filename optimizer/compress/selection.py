@@ -99,8 +99,8 @@ def _check_caches(source: ModelSource) -> None:
 def _modules_to_prune(
     source: ModelSource, candidates: tuple[str, ...], sparsity: Sparsity
 ) -> dict[str, Sparsity]:
-    """Return {module to prune among `candidates`: recipe section}. Raises RecipeError as
-    `select`."""
+    """Select the modules to prune: {module among `candidates`: recipe section}. Raises RecipeError
+    as `select`."""
     chosen = match_modules(source.model, sparsity.modules, "sparsity.modules")
     dense = match_modules(source.model, sparsity.keep_dense, "sparsity.keep_dense")
     pruned = {n: sparsity for n in candidates if n in chosen and n not in dense}

@@ -54,7 +54,7 @@ class ProfiledRange:
 
 @dataclass(frozen=True)
 class ProfiledLaunch:
-    """Kernel on a GPU, or operator on a processor, in the profile's unit of time.
+    """Run of a kernel on a GPU, or of an operator on a processor, in the profile's unit of time.
 
     start: start of its launch
     duration: duration of the kernel itself

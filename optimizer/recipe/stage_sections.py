@@ -236,7 +236,7 @@ class Latencies(Section):
 
     @property
     def reduction(self) -> Reduction:
-        """Section for opening the checkpoint as the reduce stage does."""
+        """Section of the recipe with which a checkpoint is opened as the reduce stage opens it."""
         task = self.compression.task
         return Reduction(reduce=self.reduce, calibrate=None, task=task)
 

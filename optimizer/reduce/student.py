@@ -125,8 +125,8 @@ def _bare(section: Reduction) -> Model:
 
 
 def _model(section: Reduction, reference: Path) -> Model:
-    """Return the section of `_bare` with the reference's maximum length, pooling and
-    normalization."""
+    """Return the recipe section by which load reads the student: that of `_bare` with the
+    reference's maximum length, pooling and normalization."""
     contract = contracts.read(reference / CONTRACT)
     fields = {
         "max_length": contract.text.max_length,

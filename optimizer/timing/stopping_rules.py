@@ -120,7 +120,8 @@ class RatioQuestion:
 
     @staticmethod
     def iterations(opening: int) -> int:
-        """Return the rounds before the first look. opening: rounds per opening"""
+        """Return how many rounds are timed before the first interim test. opening: rounds per
+        opening"""
         return OPENINGS * opening
 
     def samples(self, ours: Sequence[float], theirs: Sequence[float]) -> list[float]:

@@ -95,7 +95,8 @@ def _check_bounds(bins: Mapping[int, int], metrics: Exposition, of_model: Labels
 
 
 def _most(served: Mapping[Any, int], recorded: Mapping[Any, int]) -> dict[str, Any]:
-    """Return {"bin", "server", "bundle"}: the bin whose shares differ most, and both shares."""
+    """Find how requests drifted most: {"bin", "server", "bundle"}, the bin whose shares of rows
+    differ most, and both shares."""
     shares = [{k: n / sum(side.values()) for k, n in side.items()} for side in (served, recorded)]
     bin_ = max({*served, *recorded}, key=lambda k: abs(shares[0].get(k, 0) - shares[1].get(k, 0)))
     return {"bin": bin_, "server": shares[0].get(bin_, 0.0), "bundle": shares[1].get(bin_, 0.0)}

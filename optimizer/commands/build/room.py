@@ -50,7 +50,8 @@ def check(steps: Sequence[Mapping[str, Any]], store: Root, memory: int | None) -
 
 
 def read_memory_limit() -> int | None:
-    """Return bytes of memory plus swap, or a container's lower limit; None where unknown."""
+    """Read how much memory `optimize run` may use: bytes of memory plus swap, or a container's
+    lower limit; None where unknown."""
     sizes: list[int] = []
     if PHYSICAL.is_file():
         lines = dict(

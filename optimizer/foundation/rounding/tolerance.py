@@ -137,8 +137,8 @@ def normal_bound(values: Sequence[float], looks: int) -> float:
 
 
 def tolerance_factor(values: int, share: float) -> float:
-    """Return k such that, with probability CONFIDENCE, mean + k * standard deviation of a sample of
-    normal values lies above a share `share` of their population.
+    """Return the factor k of a tolerance bound: with probability CONFIDENCE, mean + k * standard
+    deviation of a sample of normal values lies above a share `share` of their population.
 
     values: number of values in the sample
     """

@@ -61,7 +61,7 @@ class Slots(Protocol):
         """
 
     def undo(self, text: int, tokens: int = 1) -> None:
-        """Remove the newest `tokens` tokens of a text from the KV cache.
+        """Remove the newest `tokens` tokens of a text, such as wrong guesses, from the KV cache.
 
         Available only if `together` is True.
         """

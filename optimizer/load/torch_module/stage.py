@@ -38,7 +38,8 @@ def takes(section: Model) -> bool:
 
 @contextmanager
 def _exported(section: Model) -> Iterator[tuple[Model, TorchModule]]:
-    """(section of the exported file, the module), while both exist."""
+    """Export the recipe's torch module to an ONNX file: yield (section of this file, the module),
+    while both exist."""
     with make_temporary_folder("module") as folder, code.import_references(section) as functions:
         module = modules.build(section, functions)
         file = export.to_file(module, folder)

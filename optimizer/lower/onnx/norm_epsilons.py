@@ -24,7 +24,8 @@ DEFAULTS = {
 
 
 def read_epsilons(graph: ir.Graph) -> dict[str, tuple[float, ...]]:
-    """Return {module: epsilon of each of its norms, in graph order}."""
+    """Read the epsilons of norms in a graph: {module: epsilon of each norm in it, in graph
+    order}."""
     by_module: dict[str, tuple[float, ...]] = {}
     for node in graph:
         epsilon = _attribute(node) if node.op_type in DEFAULTS else _spelled_out(node)

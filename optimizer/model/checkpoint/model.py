@@ -182,7 +182,8 @@ def _culprit(config: Any) -> str:
 
 @contextmanager
 def _parameters_on_meta() -> Iterator[None]:
-    """Move parameters that are registered in this context to the meta device; buffers stay."""
+    """Inside, build a torch model without weights: parameters go to the meta device; buffers
+    stay."""
 
     def to_meta(_module: nn.Module, _name: str, parameter: Tensor | None) -> nn.Parameter | None:
         if parameter is None or parameter.is_meta:  # a second meta parameter would untie it

@@ -127,8 +127,8 @@ def _save(
 def _load(
     folder: Path, options: TrainingOptions, processes: Processes
 ) -> tuple[list[tuple[float, float]], float]:
-    """Return (trials of an earlier run, their seconds in total). All processes read the same file,
-    because none writes before all have read it."""
+    """Read the trials of learning rates of an earlier run: (trials, their seconds in total). All
+    processes read the same file, because none writes before all have read it."""
     file = folder / FILE
     document = read_json(file) if file.is_file() else {}
     processes.sums([0.0])

@@ -28,7 +28,7 @@ class Sums:
         self.square = torch.zeros(self.width, self.width, dtype=torch.float64)
 
     def add(self, x: Tensor) -> None:
-        """Add the rows x (tokens, width)."""
+        """Add rows x (tokens, width) of hidden states to the sums."""
         x = x.double()
         weights = 1 / x.square().sum(-1).clamp_min(torch.finfo(torch.float32).tiny)
         self.weight += float(weights.sum())

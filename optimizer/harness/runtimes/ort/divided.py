@@ -49,7 +49,7 @@ class _Tried:
 
     @property
     def by_operators(self) -> bool:
-        """Return True if later batches of this size run by operators.
+        """Return True if later batches of this size run whole, with threads inside each operator.
 
         With both ways equally fast this happens with a chance of 1 in 16.
         """
