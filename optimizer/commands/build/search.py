@@ -75,7 +75,7 @@ def search(
       optimize search my.yaml --on ray --ray-resource jetson --store /nfs/store
 
     \b
-    Exit code: 0 a candidate was found, at worst the recipe itself; 3 nothing keeps the margin;
+    Exit code: 0 a candidate was found, perhaps the recipe itself; 3 nothing keeps the margin;
     4 inconclusive: says how many more rows would decide.
     """
     from optimizer import checks
