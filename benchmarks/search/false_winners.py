@@ -5,9 +5,9 @@
 A search has candidates with a time and a true drop. The faster half lies at the margin or up to
 half of it beyond, where a lucky candidate is easily taken for a good one; the others are within the
 margin. Right and wrong answers to the rows of the search and to the held-out rows are drawn; in
-every second search the candidates fail on the same rows. Each search is decided by the functions of
-optimizer/search/sequential.py and the exact paired test, as `optimize search` does, and by two
-simpler rules:
+every second search the candidates fail on the same rows. The slowest is the recipe itself. Each
+search is decided by the functions of optimizer/search/sequential.py and the exact paired test, as
+`optimize search` does, and by two simpler rules:
 
     estimated   the fastest candidate whose drop on the search's rows is within the margin
     tested      the fastest candidate that passes the test at 95 % on the search's rows, with no
@@ -80,7 +80,9 @@ def winner(candidates: Sequence[Candidate]) -> Candidate | None:
         return sequential.screen(look, len(candidate.search), ALPHA)[1]
 
     kept = [candidate for candidate in candidates if judge(candidate) == "pass"]
-    confirmed = sequential.confirm(kept, lambda f, a: (verdict(f.held_out, a), ""), ALPHA)
+    confirmed = sequential.confirm(
+        kept, lambda f, a: (verdict(f.held_out, a), ""), ALPHA, lambda f: f is candidates[-1]
+    )
     return confirmed[-1].candidate if confirmed and confirmed[-1].verdict == "pass" else None
 
 

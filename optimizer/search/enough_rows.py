@@ -29,9 +29,9 @@ def count(section: Validation, margin: float, base: Path, answered: Path) -> dic
     base, answered: folders of load and of stage `answered`
 
     Raises DataError where a part is too small for a candidate that answers as the float model does
-    to pass as the first one that is confirmed.
+    to pass as the recipe itself.
     """
-    level = sequential.confirmation_error(1 - section.validate_.confidence, 1)
+    level = sequential.confirmation_error(1 - section.validate_.confidence, 0)
     every, train = read_rows(section, base)
     m = RunArtifacts(section, base, base, base, base, base)
     task = tasks.look_up(m.contract)

@@ -15,7 +15,7 @@ from optimizer.package.report.view import Card, Paragraph, ReportTable, badge, l
 from optimizer.search import candidates, server_settings
 from optimizer.search.expectation import kendall_tau
 from optimizer.search.search import Result
-from optimizer.search.sequential import LOOKS, confirmation_error
+from optimizer.search.sequential import LOOKS
 from optimizer.search.trial import Outcome, Trial, get_objective, write_interval
 
 HEADS = ("form", "outcome", "drop", "time / recipe", "MB")
@@ -50,9 +50,9 @@ def build_document(result: Result, file: Path | None, report: Path) -> dict[str,
                 "form": c.candidate.label,
                 "verdict": c.verdict,
                 "why": c.why,
-                "alpha": confirmation_error(alpha, attempt),
+                "alpha": c.alpha,
             }
-            for attempt, c in enumerate(result.confirmations, 1)
+            for c in result.confirmations
         ],
         "space": result.space,
         "unmeasured": result.unmeasured or None,
@@ -343,8 +343,8 @@ def _errors(result: Result, document: dict[str, Any]) -> Card:
     rows, what = result.rows, _rows(result)
     sentences = [
         f"A winner whose true drop is the margin or more is found with probability at most "
-        f"{alpha:.3g}: it is judged on {rows['held_out']:,} held-out {what}, the k-th candidate at "
-        f"{alpha:.3g} / (k (k + 1)).",
+        f"{alpha:.3g}: it is judged on {rows['held_out']:,} held-out {what}, the recipe itself at "
+        f"{alpha / 2:.3g} and the k-th of the other candidates at {alpha / 2:.3g} / (k (k + 1)).",
         f"A candidate within the margin is stopped with probability at most {alpha:.3g}, after "
         f"{', '.join(f'{share:.0%}' for share in LOOKS)} of {rows['search']:,} {what}.",
     ]

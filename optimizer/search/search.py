@@ -162,7 +162,9 @@ def run(
         except Exception as e:  # such as LedgerError, with which validate ends
             return "fail", explain_refusal(trial.label, e)
 
-    confirmations = sequential.confirm(ordered, judge, bench.alpha)
+    confirmations = sequential.confirm(
+        ordered, judge, bench.alpha, lambda trial: trial.candidate == bench.first
+    )
     won = bool(confirmations) and confirmations[-1].verdict == "pass"
     chosen = bench.build(confirmations[-1].candidate.candidate).recipe if won else None
     open_ = any(t.outcome == "undecided" for t in trials)

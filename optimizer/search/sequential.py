@@ -12,9 +12,11 @@ union bound a candidate whose true drop is within the margin is stopped by that 
 with probability at most alpha, however the looks depend on each other.
 
 Confirmation. The best of many candidates on the search's rows is partly luck, so candidates are
-judged again, best first, on rows that the search never read, the k-th at level
+judged again, best first, on rows that the search never read. Half of alpha is for the recipe
+itself, at any place in the order, so that other candidates before it do not use it up. The k-th of
+the others has the level
 
-    alpha / (k (k + 1)),        alpha / 2 + alpha / 6 + ... = alpha
+    alpha / (2 k (k + 1)),        alpha / 4 + alpha / 12 + ... = alpha / 2
 
 The first that passes is the winner. By the union bound the winner's true drop is the margin or more
 with probability at most alpha, for any number of candidates and any rule that ordered them, because
@@ -73,28 +75,43 @@ def screen(judge: Callable[[Look], tuple[Verdict, T]], rows: int, alpha: float) 
 
 
 def confirmation_error(alpha: float, attempt: int) -> float:
-    """Return the level of the test of the k-th candidate on held-out rows. attempt: k, from 1"""
-    return alpha / (attempt * (attempt + 1))
+    """Return the level of the test of a candidate on held-out rows.
+
+    attempt: k for the k-th candidate besides the recipe itself; 0 for the recipe itself
+    """
+    return alpha / 2 if attempt == 0 else alpha / (2 * attempt * (attempt + 1))
 
 
 @dataclass(frozen=True)
 class Confirmation(Generic[T]):
-    """Result of judging one candidate on held-out rows."""
+    """Result of judging one candidate on held-out rows at level `alpha`."""
 
     candidate: T
     verdict: Verdict
     why: str = ""
+    alpha: float | None = None
 
 
 def confirm(
-    candidates: Iterable[T], judge: Callable[[T, float], tuple[Verdict, str]], alpha: float
+    candidates: Iterable[T],
+    judge: Callable[[T, float], tuple[Verdict, str]],
+    alpha: float,
+    is_recipe: Callable[[T], bool],
 ) -> list[Confirmation[T]]:
     """Judge candidates, best first, until one passes; the last of the result is the winner if it
-    passed. judge: (candidate, level) -> (verdict, reason)"""
+    passed.
+
+    judge: (candidate, level) -> (verdict, reason)
+    is_recipe: function that returns True for the recipe itself
+    """
     judged: list[Confirmation[T]] = []
-    for attempt, candidate in enumerate(candidates, 1):
-        verdict, why = judge(candidate, confirmation_error(alpha, attempt))
-        judged.append(Confirmation(candidate, verdict, why))
+    others = 0
+    for candidate in candidates:
+        own = is_recipe(candidate)
+        others += not own
+        level = confirmation_error(alpha, 0 if own else others)
+        verdict, why = judge(candidate, level)
+        judged.append(Confirmation(candidate, verdict, why, level))
         if verdict == "pass":
             break
     return judged

@@ -18,7 +18,18 @@ def test_the_looks_spend_alpha_and_end_with_all_rows(rows: int) -> None:
 
 
 def test_confirmations_spend_no_more_than_alpha() -> None:
-    assert sum(sequential.confirmation_error(0.05, k) for k in range(1, 1000)) < 0.05
+    assert sum(sequential.confirmation_error(0.05, k) for k in range(1000)) < 0.05
+
+
+def test_the_recipe_has_its_own_error_after_any_number_of_others() -> None:
+    levels = []
+
+    def judge(name: str, level: float) -> tuple[sequential.Verdict, str]:
+        levels.append(level)
+        return "fail", ""
+
+    sequential.confirm(["a", "b", "recipe", "c"], judge, 0.06, "recipe".__eq__)
+    assert levels == pytest.approx([0.015, 0.005, 0.03, 0.0025])
 
 
 def test_a_winner_that_misses_the_margin_is_as_rare_as_stated() -> None:
