@@ -301,16 +301,19 @@ def _tuning(section: Compression, shapes: Shapes) -> tuple[int, float]:
     hidden = max((min(shape) for shape in inside), default=0)
     vocabulary = max((max(shape) for shape in shapes.values()), default=0)
     windows = calibrate.samples + calibrate.generated + tuning.samples + tuning.generated
-    length, head = calibrate.sequence_length, vocabulary * hidden
+    sequence_length, head = calibrate.sequence_length, vocabulary * hidden
     epochs = tuning.times_learned
     values = (8 + 1) * linear  # in float32 with a gradient, and an integer
-    teacher = 4 * windows * length * hidden
-    one = 4 * length * sum(map(sum, inside)) + 16 * min(length, TOGETHER) * vocabulary
+    teacher = 4 * windows * sequence_length * hidden
+    one = (
+        4 * sequence_length * sum(map(sum, inside))
+        + 16 * min(sequence_length, TOGETHER) * vocabulary
+    )
     memory = 4 * (total + head) + values + teacher + one
     learned = windows - tuning.held_out
     passes = windows + 3 * epochs * learned + (epochs + 1) * tuning.held_out
     logits = 3 * epochs * learned + 2 * (epochs + 1) * tuning.held_out
-    return memory, length * (passes * linear + logits * head)
+    return memory, sequence_length * (passes * linear + logits * head)
 
 
 def count_passes(section: Compression, tokens: float) -> float:

@@ -145,18 +145,20 @@ def count_predicted(
 
 
 def _windows(
-    rows: Sequence[Sample], checkpoint: Path, contract: Contract, length: int
+    rows: Sequence[Sample], checkpoint: Path, contract: Contract, sequence_length: int
 ) -> list[Any]:
-    """Cut texts, joined by the end token, or conversations into windows of token ids (length,).
-    Tokens that fill no window are left out."""
+    """Cut texts, joined by the end token, or conversations into windows of token ids
+    (sequence_length,). Tokens that fill no window are left out."""
     tokenizer = _tokenizer(checkpoint, contract)
     stream: list[int] = []
     for row in conversations.render(rows, contract, tokenizer):
         if stream and row.messages is None:
             stream.append(contract.decoder.eos_ids[0])
         stream.extend(_ids(tokenizer, row.text))
-    whole = len(stream) // length
-    return list(np.array(stream[: whole * length], np.int64).reshape(whole, length))
+    whole = len(stream) // sequence_length
+    return list(
+        np.array(stream[: whole * sequence_length], np.int64).reshape(whole, sequence_length)
+    )
 
 
 def _ids(tokenizer: Any, text: str) -> list[int]:

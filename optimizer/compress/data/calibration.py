@@ -91,7 +91,7 @@ def _check_enough(windows: int, section: Compression | Reduction) -> None:
     calibrate = section.calibrate
     assert calibrate is not None
     tuning = section.quantize.model_tuning if isinstance(section, Compression) else None
-    more, length = tuning.samples if tuning else 0, calibrate.sequence_length
+    more, sequence_length = tuning.samples if tuning else 0, calibrate.sequence_length
     if windows >= calibrate.samples + more:
         return
     if windows < calibrate.samples:
@@ -102,7 +102,7 @@ def _check_enough(windows: int, section: Compression | Reduction) -> None:
         where, left = f"quantize.{name}.samples", windows - calibrate.samples
         needed = f"{calibrate.samples} + {more}"
     raise DataError(
-        f"the text fills {windows} of {needed} windows of {length} tokens",
+        f"the text fills {windows} of {needed} windows of {sequence_length} tokens",
         where=where,
         fix=f"Give more text, or set samples: {left}.",
     )

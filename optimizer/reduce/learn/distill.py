@@ -101,17 +101,17 @@ def draw_texts(section: Learning, spec: DataSpec, contract: Contract, checkpoint
     """
     tokenizer = load_tokenizer(checkpoint, contract)
     windows = tasks.look_up(contract).calibration_items == "windows"
-    length = section.sequence_length
+    sequence_length = section.sequence_length
     rows: Sequence[Any] = datasets.read_samples(
         spec, None if windows else section.samples, section.seed
     )
     if windows:
-        rows = datasets.cut_windows(rows, tokenizer, contract, length)[: section.samples]
+        rows = datasets.cut_windows(rows, tokenizer, contract, sequence_length)[: section.samples]
     else:
         rows = datasets.map_labels(rows, spec, contract.labels)
     needed = section.held_out + section.batch_size
     if len(rows) < needed:
-        items = f"windows of {length} tokens" if windows else "texts"
+        items = f"windows of {sequence_length} tokens" if windows else "texts"
         raise DataError(
             f"{len(rows)} {items}, of which {section.held_out} are held out",
             where=f"{section.PLACE}.data",
@@ -122,8 +122,8 @@ def draw_texts(section: Learning, spec: DataSpec, contract: Contract, checkpoint
     parts = order[section.held_out :].tolist(), order[: section.held_out].tolist()
     learned, held_out = ([rows[i] for i in sorted(part)] for part in parts)
     return Split(
-        TrainingTexts(learned, contract, tokenizer, length),
-        TrainingTexts(held_out, contract, tokenizer, length),
+        TrainingTexts(learned, contract, tokenizer, sequence_length),
+        TrainingTexts(held_out, contract, tokenizer, sequence_length),
     )
 
 

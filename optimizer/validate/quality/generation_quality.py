@@ -66,9 +66,11 @@ def judge_generation(m: RunArtifacts, sets: Rows, seen: EngineRows) -> Judged:
 def _counted(m: RunArtifacts, rows: Sequence[Sample], scores: perplexity.Scores) -> list[Gate]:
     """Compare the judged tokens with an independent count of the windows of the rows. Return [a
     failed gate] where they differ, else []."""
-    length = m.section.validate_.sequence_length
+    sequence_length = m.section.validate_.sequence_length
     judged = Counts(len(scores.added), scores.tokens, scores.digest)
-    expected = token_counts.count_predicted(rows, m.source / "checkpoint", m.contract, length)
+    expected = token_counts.count_predicted(
+        rows, m.source / "checkpoint", m.contract, sequence_length
+    )
     say(f"validate: perplexity of {judged}; {len(rows):,} texts hold {expected}")
     if judged == expected:
         return []

@@ -200,34 +200,34 @@ def compare_by_cosine(baseline: Answers, candidate: Answers) -> Floats:
 
 
 def compare(
-    name: str,
+    metric: str,
     rows: Sequence[Sample],
     baseline: Answers,
     candidate: Answers,
     train: tuple[Sequence[Sample], Answers] | None = None,
     confidence: float = 0.95,
 ) -> Metric:
-    """Compute the metric `name` of two systems' answers to `rows`. Raises DataError when the rows
+    """Compute `validate.metric` of two systems' answers to `rows`. Raises DataError when the rows
     lack a column that the metric needs.
 
     train: labelled rows and the baseline's answers to them, for probe_accuracy
     """
     systems = (baseline, candidate)
-    if name == "cosine":
+    if metric == "cosine":
         return mean_cosine(compare_by_cosine(baseline, candidate))
     if baseline.seen is not None and candidate.seen is not None:
-        return _of_images(name, rows, baseline.seen, candidate.seen, confidence)
-    if name == "spearman":
+        return _of_images(metric, rows, baseline.seen, candidate.seen, confidence)
+    if metric == "spearman":
         scores = read_targets(rows)
         ours, theirs = (score_pairs(answers, scores.shape[1:]) for answers in (candidate, baseline))
         return rank_correlation(theirs, ours, scores)
-    if name in RANKING:
-        ranked = group_ranking(name, rows)
+    if metric in RANKING:
+        ranked = group_ranking(metric, rows)
         return ranking_metric(ranked, score_pairs(baseline), score_pairs(candidate), confidence)
-    if name == "retrieval":
+    if metric == "retrieval":
         return shares(_hits(rows, baseline), _hits(rows, candidate))
-    if name == "probe_accuracy":
-        labels = np.array(_need(rows, "label", name))
+    if metric == "probe_accuracy":
+        labels = np.array(_need(rows, "label", metric))
         if train is None:
             raise DataError(
                 "missing",
@@ -242,40 +242,40 @@ def compare(
             probe.predict(np.stack(baseline.text)) == labels,
             probe.predict(np.stack(candidate.text)) == labels,
         )
-    if name == "log_likelihood":
+    if metric == "log_likelihood":
         return mean_log_likelihood(*(np.array([t.mean() for t in a.text]) for a in systems))
     if baseline.spans is not None and candidate.spans is not None:
-        if name == "agreement":
+        if metric == "agreement":
             same: Booleans = np.array(baseline.spans) == np.array(candidate.spans)
             return shares(np.ones_like(same), same)
-        right_answers = _need(rows, "answers", name)
-        return span_metric(name, right_answers, baseline.spans, candidate.spans, confidence)
-    if name == "agreement" and baseline.words is not None and candidate.words is not None:
+        right_answers = _need(rows, "answers", metric)
+        return span_metric(metric, right_answers, baseline.spans, candidate.spans, confidence)
+    if metric == "agreement" and baseline.words is not None and candidate.words is not None:
         return word_accuracy(baseline.words, baseline.words, candidate.words)
-    if name == "agreement":
+    if metric == "agreement":
         same = _first(baseline) == _first(candidate)
         return shares(np.ones_like(same), same)
-    if name in RECALL:
-        return _recall(name, rows, systems, confidence)
-    if name == "top5_accuracy":
-        labels = np.array(_need(rows, "label", name))
+    if metric in RECALL:
+        return _recall(metric, rows, systems, confidence)
+    if metric == "top5_accuracy":
+        labels = np.array(_need(rows, "label", metric))
         _check_labels(labels, len(baseline.text[0]))
         return shares(_among_best(baseline, labels), _among_best(candidate, labels))
-    if name == "micro_f1" or (name == "f1" and rows[0].labels is not None):
-        sets = (_need(rows, "labels", name), baseline.words or (), candidate.words or ())
+    if metric == "micro_f1" or (metric == "f1" and rows[0].labels is not None):
+        sets = (_need(rows, "labels", metric), baseline.words or (), candidate.words or ())
         right, one, other = (make_indicators(ids, len(baseline.text[0])) for ids in sets)
-        return sets_f1(right, one, other, confidence, name == "micro_f1")
-    if name not in ("accuracy", "f1"):
-        raise ValueError(f"unknown metric {name!r}")
+        return sets_f1(right, one, other, confidence, metric == "micro_f1")
+    if metric not in ("accuracy", "f1"):
+        raise ValueError(f"unknown metric {metric!r}")
     if baseline.words is not None and candidate.words is not None:
-        truth = [np.array(t) for t in _need(rows, "tags", name)]
-        if name == "accuracy":
+        truth = [np.array(t) for t in _need(rows, "tags", metric)]
+        if metric == "accuracy":
             return word_accuracy(truth, baseline.words, candidate.words)
         return f1_metric(truth, baseline.words, candidate.words, confidence)
-    labels = np.array(_need(rows, "label", name))
+    labels = np.array(_need(rows, "label", metric))
     _check_labels(labels, len(baseline.text[0]))
     a, b = _first(baseline), _first(candidate)
-    if name == "accuracy":
+    if metric == "accuracy":
         return shares(a == labels, b == labels)
     return f1_metric(list(labels[:, None]), list(a[:, None]), list(b[:, None]), confidence)
 

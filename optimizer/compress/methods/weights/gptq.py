@@ -112,8 +112,9 @@ def _quantize(
     Hinv, first, bounds = factor.invert(), [], []
     masks = [None] * out if mask is None else mask.split(rows)
     for w, t, m in zip(W.split(rows), T.split(rows, 1), masks, strict=False):
-        cover, ratio = absmax_scale(w, scheme)[0].abs()[:, group_order], options.max_scale_ratio
-        limits = to_scale_grid(cover / ratio), to_scale_grid(cover * ratio)
+        cover = absmax_scale(w, scheme)[0].abs()[:, group_order]
+        least, most = cover / options.max_scale_ratio, cover * options.max_scale_ratio
+        limits = to_scale_grid(least), to_scale_grid(most)
         bounds.append(DescentBounds(limits, m))
         first.append(_feed_errors_back(t, Hinv, scheme, bounds[-1]))
     D = factor.restore()

@@ -136,8 +136,8 @@ def clipped(_quantize: Quantize, _calibrate: Calibrate | None, _bits: int) -> Me
 
 def gptq(quantize: Quantize, _calibrate: Calibrate | None, _bits: int) -> MethodLimits:
     """Bounds of GPTQ: scales within max_scale_ratio of the covering one."""
-    ratio = quantize.gptq.max_scale_ratio
-    return MethodLimits((1 / ratio, ratio))
+    max_scale_ratio = quantize.gptq.max_scale_ratio
+    return MethodLimits((1 / max_scale_ratio, max_scale_ratio))
 
 
 def autoround(quantize: Quantize, _calibrate: Calibrate | None, bits: int) -> MethodLimits:
