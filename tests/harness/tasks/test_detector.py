@@ -191,6 +191,25 @@ def test_suppression_drops_only_boxes_of_the_same_label() -> None:
     assert detector.suppress(found, 0.5, 10).tolist() == [0, 1]
 
 
+def test_a_box_with_a_negative_side_drops_no_other() -> None:
+    boxes = np.array([[40, 40, 20, 60], [0, 0, 10, 10], [1, 0, 11, 10]], np.float32)
+    found = detector.Objects(np.array([0.9, 0.8, 0.7], np.float32), np.zeros(3, int), boxes)
+    assert detector.suppress(found, 0.5, 10).tolist() == [0, 1]
+    chosen = detector_laws.suppress(boxes, found.scores[None], 0.25, 0.5, 10)
+    assert chosen == [(0, 0), (0, 1)]
+
+
+@pytest.mark.parametrize("sides", [(4000, 1), (1, 4000)])
+def test_an_image_of_less_than_a_pixel_lies_where_the_ledger_expects_it(
+    sides: tuple[int, int],
+) -> None:
+    made, fields = contract({"o": [50, 7]}), draw(50, 3)
+    fields[:, :2] += [16, 0]  # about the centre of the model's input, where the image lies
+    expected = detector_laws.read_objects(made, {"o": fields.astype(np.float64)}, sides)
+    assert expected is not None
+    assert list(differ(answer(made, fields, sides), expected)) == []
+
+
 def test_suppression_leaves_what_that_of_onnx_runtime_leaves() -> None:
     fields, shape = draw(80, 4), [1, len(LABELS), 80]
     low, high = fields[:, :2] - fields[:, 2:4] / 2, fields[:, :2] + fields[:, 2:4] / 2

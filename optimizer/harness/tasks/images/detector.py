@@ -116,7 +116,8 @@ def suppress(candidates: Objects, overlap: float, most: int) -> Array:
         kept.append(at)
         inside = np.minimum(high, high[at]) - np.maximum(low, low[at])
         both = inside.clip(0).prod(1)
-        close = both > overlap * (area + area[at] - both)
+        # a box with a negative side has a negative area, and overlaps none
+        close = (both > 0) & (both > overlap * (area + area[at] - both))
         left &= ~(close & (candidates.labels == candidates.labels[at]))
         left[at] = False
     return np.array(kept, np.int64)

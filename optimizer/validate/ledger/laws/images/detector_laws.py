@@ -83,7 +83,7 @@ def read_objects(
     if image.letterbox is not None:
         stretched = np.full(2, stretched.max())
         if image.letterbox.place == "centre":
-            new = np.round(np.array([width, height]) / stretched)
+            new = np.round(np.array([width, height]) / stretched).clip(1)
             start = (np.array([image.width, image.height]) - new) // 2
     reach = CORNER * UNIT["fp32"] * float(np.abs(corners).max(initial=1.0)) * stretched.max()
     objects = []
@@ -145,10 +145,11 @@ def _corners(boxes: Array, kind: str) -> Array:
 
 
 def _overlap(boxes: Array) -> tuple[Array, Array]:
-    """Return the areas (boxes, boxes) of the intersection and the union of each two boxes."""
+    """Return the areas (boxes, boxes) of the intersection and the union of each two boxes; a box
+    with a negative side has none."""
     low, high = boxes[:, :2], boxes[:, 2:]
     sides = np.minimum(high[:, None], high) - np.maximum(low[:, None], low)
-    both, area = sides.clip(0).prod(2), (high - low).prod(1)
+    both, area = sides.clip(0).prod(2), (high - low).clip(0).prod(1)
     return both, area[:, None] + area - both
 
 
