@@ -76,12 +76,14 @@ class ImageInput(Section):
         "pixels, as OpenCV's INTER_LINEAR",
     )
     rescale: float | None = Field(
-        1 / 255, description="factor of the pixels, which are 0 to 255; null: 1"
+        1 / 255, gt=0, description="factor of the pixels, which are 0 to 255; null: 1"
     )
     mean: tuple[float, ...] | None = Field(
         None, description="mean to subtract then, per channel; needs std"
     )
-    std: tuple[float, ...] | None = Field(None, description="deviation to divide by, per channel")
+    std: tuple[Annotated[float, Field(gt=0)], ...] | None = Field(
+        None, description="deviation to divide by, per channel"
+    )
     bgr: bool = Field(False, description="true for a model that reads blue first")
 
     def settings(self, channels: int, height: int, width: int) -> ImageSettings:

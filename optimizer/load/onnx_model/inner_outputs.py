@@ -25,7 +25,8 @@ def cut(model: ModelProto, names: Sequence[str]) -> bool:
     unknown = [name for name in names if name not in makers]
     if unknown:
         raise RecipeError(
-            f"the file has no tensor {unknown[0]!r}{suggest(unknown[0], [*outputs, *makers])}",
+            f"no node of the file makes a tensor {unknown[0]!r}"
+            f"{suggest(unknown[0], [*outputs, *makers])}",
             where="model.outputs",
             accepted=f"{', '.join(outputs)}; or a tensor that a node makes",
         )

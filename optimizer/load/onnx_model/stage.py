@@ -36,6 +36,8 @@ from optimizer.foundation.reading import quote_error, reading
 from optimizer.harness import tasks
 from optimizer.harness.contract import SECTIONS, VERSION, Contract
 from optimizer.harness.process.temporary import make_temporary_folder
+from optimizer.harness.tasks.images import detector
+from optimizer.harness.tasks.images.object_detection import BOX
 from optimizer.load.onnx_model import draft as drafts
 from optimizer.load.onnx_model import (
     files,
@@ -64,6 +66,7 @@ START = 5  # seconds of imports
 LIBRARIES = 270_000_000  # bytes of memory before a file is opened, where it cannot be measured
 PASSES = 7  # of the drawn rows: two in ONNX Runtime, five in torch
 MOVED = 300  # bytes moved per byte of the file: read, copied, written (measured)
+ROUNDING = 2.0**-10  # of a float16 next to 1
 MULTIPLY = ("Conv", "ConvTranspose", "MatMul", "Gemm", "LSTM", "GRU", "RNN", "Einsum")
 ORIGINAL = "original"
 ORIGIN = "origin.json"
@@ -339,8 +342,46 @@ def contract(
         **dict.fromkeys(SECTIONS),
         **detector_sections(section, opened),
     }
-    tasks.check(Contract.from_json(document))
+    checked = Contract.from_json(document)
+    tasks.check(checked)
+    if checked.detections is not None:
+        check_fields(checked, together)
     return document
+
+
+def check_fields(contract: Contract, rows: dict[str, Array]) -> None:
+    """Raise RecipeError where a detector's outputs cannot hold what `model.detections` says:
+    probabilities beyond 0 to 1, label ids that are not whole, or boxes in the other unit.
+
+    rows: {output: array of the drawn rows}
+    """
+    settings = contract.candidates
+    joined = np.concatenate([rows[o.name].reshape(ports.ROWS, -1) for o in contract.outputs], 1)
+    fields = np.concatenate([detector.join_fields(contract, row) for row in joined])
+    boxes, scores, ids = fields[:, :BOX], fields[:, BOX:], np.empty(0)
+    if settings.layout == "final":
+        known = (fields[:, -1] >= 0) & (fields[:, -1] < len(contract.labels or ()))
+        scores, ids = fields[known, BOX:-1], fields[known, -1]
+    sizes = np.abs(boxes[boxes.any(1)])  # a graph that chooses pads with zeros
+    problem = fix = ""
+    if settings.activation == "none" and (np.abs(scores - 0.5) > 0.5 + ROUNDING).any():
+        problem = f"probabilities from {scores.min():.3g} to {scores.max():.3g}"
+        fix = "Set activation to sigmoid or softmax if they are logits"
+    elif (ids != np.rint(ids)).any():
+        problem = f"label ids such as {ids[ids != np.rint(ids)][0]:.3g}"
+        fix = "Give the outputs in the order box, probability, label id"
+    elif sizes.size and settings.units == "pixels" and sizes.max() <= 1:
+        problem, fix = "no box that reaches beyond one pixel", "Set units to share"
+    elif sizes.size and settings.units == "share" and float(np.median(sizes)) > 1:
+        problem = f"boxes of {float(np.median(sizes)):.3g} sides of the image"
+        fix = "Set units to pixels"
+    if problem:
+        raise RecipeError(
+            f"read so, the outputs of drawn images hold {problem}",
+            where="model.detections",
+            accepted="probabilities of 0 to 1, whole label ids, boxes in the unit of `units`",
+            fix=f"{fix}, or check layout, labels, and the order in model.outputs (boxes first).",
+        )
 
 
 def detector_sections(section: Model, opened: Opened) -> dict[str, Any]:

@@ -99,6 +99,11 @@ def test_outputs_without_the_fields_are_refused_with_their_shapes() -> None:
         contract({"o": [9, 40]})
 
 
+def test_outputs_of_which_the_boxes_are_not_first_are_refused() -> None:
+    with pytest.raises(BundleError, match="boxes first"):
+        contract({"scores": [40, 3], "boxes": [40, 4]})
+
+
 @pytest.mark.parametrize("place", ["centre", "corner", None])
 @pytest.mark.parametrize("sides", [(60, 100), (200, 90), (64, 96)])
 def test_a_box_around_a_drawn_rectangle_comes_back_to_it(

@@ -137,6 +137,43 @@ def test_labels_that_the_outputs_do_not_have_are_refused(file: Path, tmp_path: P
         contract(file, tmp_path, labels=(*LABELS, "owl"))
 
 
+class Fields(nn.Module):
+    """Candidates of the same six fields, whatever the image."""
+
+    def __init__(self, fields: list[float]) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 6, 4, 4)
+        self.head = nn.Parameter(torch.tensor(fields)[:, None])
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.stem(images).flatten(2) * 0 + self.head
+
+
+@pytest.mark.parametrize(
+    ("fields", "detections", "message"),
+    [
+        ([8, 8, 4, 4, -1.5, 2.5], {}, "probabilities from -1.5 to 2.5"),
+        ([8, 8, 4, 4, 1, 0.75], {"layout": "final"}, "label ids such as 0.75"),
+        ([0.5, 0.5, 0.25, 0.25, 0.5, 0.5], {}, "Set units to share"),
+        ([8, 8, 4, 4, 0.5, 0.5], {"units": "share"}, "Set units to pixels"),
+    ],
+)
+def test_outputs_that_cannot_be_what_the_recipe_says_are_refused(
+    tmp_path: Path, fields: list[float], detections: Any, message: str
+) -> None:
+    inputs = {"images": torch.rand(1, 3, SIZE, SIZE)}
+    file = exported.legacy(Fields(fields).eval(), inputs, tmp_path / "m.onnx", 17, batch=False)
+    with pytest.raises(RecipeError, match=message):
+        contract(file, tmp_path, **detections)
+
+
+def test_logits_are_read_with_an_activation(tmp_path: Path) -> None:
+    module = Fields([8, 8, 4, 4, -1.5, 2.5]).eval()
+    inputs = {"images": torch.rand(1, 3, SIZE, SIZE)}
+    file = exported.legacy(module, inputs, tmp_path / "m.onnx", 17, batch=False)
+    assert contract(file, tmp_path, activation="sigmoid").labels == LABELS
+
+
 def test_a_file_without_an_image_input_is_refused(tmp_path: Path) -> None:
     module = exported.Attention()
     inputs = {"ids": torch.ones(1, 6, dtype=torch.int64), "mask": torch.ones(1, 6)}
@@ -152,6 +189,7 @@ def test_a_file_without_an_image_input_is_refused(tmp_path: Path) -> None:
         ("task: object-detection, detections: {labels: [a]}", "is for task detector"),
         ("task: detector, detections: {labels: [a], layout: pairs}", "layout"),
         ("task: detector, detections: {labels: [a]}, image: {resize: crop}", "resize"),
+        ("task: detector, detections: {labels: [a]}, image: {mean: [0], std: [0]}", "std"),
     ],
 )
 def test_a_recipe_whose_detector_cannot_be_meant_is_refused(
@@ -196,7 +234,7 @@ def test_boxes_before_suppression_in_the_graph_can_be_the_output(
     images = np.random.default_rng(1).random((1, 3, SIZE, SIZE), np.float32)
     expected = onnxruntime.InferenceSession(str(file)).run(None, {"images": images})
     assert np.array_equal(session.run(None, {"images": images})[0], expected[0])
-    with pytest.raises(RecipeError, match="no tensor 'boxs'; did you mean"):
+    with pytest.raises(RecipeError, match="a tensor 'boxs'; did you mean"):
         stage.open_file(Model.model_validate({**section, "outputs": ("boxs",)}))
 
 

@@ -7,6 +7,7 @@ The contract's section `detections` says what the outputs hold (detection_settin
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,19 +33,23 @@ def find_fields(contract: Contract) -> int:
     """
     shapes = [tuple(int(axis) for axis in o.axes[1:]) for o in contract.outputs]
     accepted = contract.candidates.count_fields(len(contract.labels or ()))
+    ends = {BOX} if contract.candidates.layout == "scores" else {BOX, BOX + 1}  # of a box's output
     if all(len(shape) in (1, 2) for shape in shapes):
         for axis in (2, 1):
             fields = [shape[axis - 1] if len(shape) == 2 else 1 for shape in shapes]
             counts = {shape[2 - axis] if len(shape) == 2 else shape[0] for shape in shapes}
-            if len(counts) == 1 and sum(fields) in accepted:
+            boxed = len(fields) == 1 or not ends.isdisjoint(accumulate(fields))
+            if len(counts) == 1 and sum(fields) in accepted and boxed:
                 return axis
     fields_text = " or ".join(map(str, accepted))
     require(
         False,
-        "detections",
-        f"outputs of a row with the shapes {shapes}",
+        "model.detections",
+        f"outputs {', '.join(o.name for o in contract.outputs)} of a row with the shapes {shapes}",
         f"the outputs together {fields_text} numbers of each candidate, for layout "
-        f"{contract.candidates.layout} and {len(contract.labels or ())} labels",
+        f"{contract.candidates.layout} and {len(contract.labels or ())} labels; of several outputs "
+        "that of the boxes first. Set model.detections.labels to all names, layout, or the order "
+        "in model.outputs",
     )
     raise AssertionError
 
@@ -58,10 +63,7 @@ def objects(
     sides: height and width of the image
     least: probability below which a candidate is left out
     """
-    settings, axis = contract.candidates, find_fields(contract)
-    arrays = tensors.split(contract, values[None]).values()
-    columns = [a[0][:, None] if a.ndim == 2 else a[0] if axis == 2 else a[0].T for a in arrays]
-    fields = np.concatenate(columns, 1)
+    settings, fields = contract.candidates, join_fields(contract, values)
     scores, labels = _score(fields[:, BOX:], settings.layout, settings.activation)
     known = (labels >= 0) & (labels < len(contract.labels or ()))  # a graph pads with others
     order = np.argsort(-scores, kind="stable")
@@ -76,6 +78,17 @@ def objects(
         kept = suppress(candidates, settings.nms, settings.most)
     boxes = _in_image(contract, candidates.boxes[kept], sides)
     return Objects(candidates.scores[kept], candidates.labels[kept], boxes)
+
+
+def join_fields(contract: Contract, values: Array) -> Array:
+    """Return the fields (candidates, fields) of one image.
+
+    values: (numbers,), all outputs of the row
+    """
+    axis = find_fields(contract)
+    arrays = tensors.split(contract, values[None]).values()
+    columns = [a[0][:, None] if a.ndim == 2 else a[0] if axis == 2 else a[0].T for a in arrays]
+    return np.concatenate(columns, 1)
 
 
 def _score(fields: Array, layout: str, activation: str) -> tuple[Array, Array]:
