@@ -199,7 +199,13 @@ def test_what_is_no_text_encoder(load: Load, bert: Path, model_type: str, word: 
 
 def test_a_detector_whose_queries_are_chosen_by_score(load: Load, bert: Path) -> None:
     (bert / "config.json").write_text('{"model_type": "rt_detr"}')
-    words = "'rt_detr' is not covered", "queries or boxes", "DETR or YOLOS"
+    words = "'rt_detr' is not covered", "the 300 places", "model.enc_score_head", "TopK"
+    refused(load, bert, *words, task="object-detection")
+
+
+def test_a_detector_without_a_row_is_not_said_to_choose_its_queries(load: Load, bert: Path) -> None:
+    (bert / "config.json").write_text('{"model_type": "conditional_detr", "use_timm_backbone": 0}')
+    words = "an encoder-decoder that is not listed", "YOLOS."
     refused(load, bert, *words, task="object-detection")
 
 

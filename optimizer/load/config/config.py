@@ -146,9 +146,7 @@ def check_task(config: Any, section: Model, folder: Path) -> None:
         what = "" if alone or config.model_type in families.FAMILIES else "an encoder-decoder"
         fix = "Use an encoder, or for hidden states and embeddings the encoder of a T5."
         if what and task.inputs.name == IMAGE.name:
-            what = "an encoder-decoder whose queries or boxes follow from values before them: "
-            what += "rounding exchanges them, so no distance of outputs could judge it"
-            fix = "Use a detector with learned queries: DETR or YOLOS."
+            what, fix = _describe_detector(config)
     elif task.inputs.name != IMAGE.name and config.get_text_config() is not config:
         what = "a model of texts and more, such as images, of which the text_config is one part"
         fix = "Use a checkpoint that holds the model of texts alone."
@@ -182,6 +180,28 @@ def check_task(config: Any, section: Model, folder: Path) -> None:
         )
     if what:
         raise _not_covered(config, section, folder, what, fix)
+
+
+def _describe_detector(config: Any) -> tuple[str, str]:
+    """Return (description, remedy) of an encoder-decoder of images without a row.
+
+    RT-DETR, D-FINE and the variants of others in two stages choose as queries the places of an
+    image that have the highest scores of one module."""
+    learned = "Use a detector with learned queries that is listed: DETR, Table Transformer or YOLOS"
+    queries = getattr(config, "num_queries", "best")
+    if hasattr(config, "learn_initial_query"):
+        scores = "model.enc_score_head"
+    elif getattr(config, "two_stage", False):
+        scores = "the first stage"
+    else:
+        return "an encoder-decoder that is not listed", f"{learned}."
+    return (
+        f"a detector whose queries are the {queries} places with the highest scores of {scores}: "
+        "rounding exchanges them, so no distance of outputs could judge it",
+        f"{learned}; or export it to ONNX, and compress what is in front of the TopK: task: "
+        "tensors, with the feature maps that the decoder reads as model.outputs; its decoder then "
+        "runs in float (docs/vision.md).",
+    )
 
 
 def _predicts_tokens(config: Any, section: Model, folder: Path) -> bool:
