@@ -158,7 +158,7 @@ def run(
 
     def judge(trial: Trial, alpha: float) -> tuple[Verdict, str]:
         try:
-            return _confirm(bench, trial, alpha, raced)
+            return _confirm(bench, trial, alpha, raced, trials[0].outcome == "kept")
         except Exception as e:  # such as LedgerError, with which validate ends
             return "fail", explain_refusal(trial.label, e)
 
@@ -369,12 +369,21 @@ def _announced(trial: Trial, number: int) -> Trial:
     return trial
 
 
+def _recipe_passes(bench: Workbench) -> bool:
+    """Return True if the recipe itself keeps the margin on the held-out rows."""
+    level = sequential.confirmation_error(bench.alpha, 0)
+    return bool(bench.judge(bench.build(bench.first), "held_out", level)["verdict"] == "pass")
+
+
 def _confirm(
-    bench: Workbench, trial: Trial, alpha: float, raced: dict[str, Any]
+    bench: Workbench, trial: Trial, alpha: float, raced: dict[str, Any], recipe_kept: bool
 ) -> tuple[Verdict, str]:
     """Judge a kept candidate on held-out rows, beside the recipe, and by all gates of the recipe.
 
+    A candidate slower than the recipe fails where the recipe itself keeps the margin.
+
     raced: filled with the times of the candidate
+    recipe_kept: True where the trial of the recipe itself was kept
     """
     built = bench.build(trial.candidate)
     say(f"search: confirming {trial.label} on held-out rows")
@@ -385,7 +394,8 @@ def _confirm(
     if bench.times is None and bench.search.timed and trial.candidate != bench.first:
         raced |= bench.race(built, {race.RECIPE: bench.first}, confirm=True)
         low = raced["to_recipe"]["interval"][0]
-        if bench.search.objective == "latency" and low is not None and low > 1:
+        slower = bench.search.objective == "latency" and low is not None and low > 1
+        if slower and recipe_kept and _recipe_passes(bench):
             return "fail", f"timed again it takes {raced['to_recipe']['median']:.3f} times as long"
     store = Store(bench.root, until="validate")
     outcome = pipeline.run(built.recipe, store)

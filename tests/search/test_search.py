@@ -218,6 +218,23 @@ def test_a_form_on_which_a_library_fails_is_refused_and_the_search_goes_on(
         bench.try_(other, first)
 
 
+@pytest.mark.parametrize(("own", "verdict"), [("pass", "fail"), ("inconclusive", "pass")])
+def test_a_form_slower_than_the_recipe_is_found_only_where_the_recipe_misses_the_margin(
+    recipe: Path, store: Path, result: Result, own: str, verdict: str
+) -> None:
+    class Slow(Workbench):
+        def judge(self, built: BuiltCandidate, part: str, alpha: float) -> dict[str, Any]:
+            return {"verdict": own if built.candidate == self.first else "pass", "gates": []}
+
+        def race(self, *systems: Any, **options: Any) -> dict[str, Any]:
+            return {"to_recipe": {"median": 1.5, "interval": [1.4, 1.6]}}
+
+    first, other = result.trials
+    bench = Slow(recipe_file.read(recipe, ["search.objective=latency"]), store, first.candidate)
+    bench.prepare()
+    assert search._confirm(bench, other, 0.01, {}, recipe_kept=True)[0] == verdict
+
+
 def test_a_form_whose_ledger_ends_validate_makes_room_for_the_next(
     recipe: Path, store: Path, result: Result, monkeypatch: pytest.MonkeyPatch
 ) -> None:
