@@ -12,13 +12,14 @@ quantizes the result anyway and an identity marks it for all other readers.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from optimizer.load.onnx_model import norms
+from optimizer.load.onnx_model import foldable
 from optimizer.load.onnx_model.draft import Array, Draft, Operator
 from optimizer.load.onnx_model.passes import TIMES, TURNED, is_parameter
 from optimizer.model.graph.module import Body
@@ -41,6 +42,7 @@ class Finished:
     marks: (identity, convolution) below BODY
     left: {module: reason to leave it in float}
     norms: (path of a norm's weight and bias, linear layers that read it), below BODY
+    equalized: (layer, layers that read it through operators that keep factors), below BODY
     """
 
     nodes: tuple[Node, ...]
@@ -50,6 +52,7 @@ class Finished:
     marks: tuple[tuple[str, str], ...]
     left: dict[str, str]
     norms: tuple[tuple[str, tuple[str, ...]], ...]
+    equalized: tuple[tuple[str, tuple[str, ...]], ...]
 
 
 class _Names:
@@ -89,8 +92,9 @@ class _Names:
 
 def finish(draft: Draft) -> Finished:
     """Finish a draft on which all passes ran."""
+    equalized = foldable.find_pairs(draft)
     marks, left = _mark(draft)
-    before_linears = norms.find(draft)
+    before_linears = foldable.find_norms(draft)
     names, parameters = _Names(), dict[str, Array]()
     path_of = {
         weight: f"{BODY}.{names.claim_module(_module_name(weight, bias))}"
@@ -105,15 +109,18 @@ def finish(draft: Draft) -> Finished:
             node.module = path
     values = {n: a for n, a in draft.constants.items() if is_parameter(a)}
     renamed: dict[str, str] = {}
-    smooth = []
+    smooth, readers = [], draft.readers()
+
+    def inside(weight: str) -> str:
+        return path_of[weight].removeprefix(f"{BODY}.")
+
     for norm in before_linears:
-        consumers = tuple(path_of[reader].removeprefix(f"{BODY}.") for reader in norm.readers)
-        path = names.claim_module(norm.name or f"{consumers[0]}_{NORM}")
+        consumers = tuple(map(inside, norm.readers))
+        path = names.claim_module(_norm_name(norm, readers) or f"{consumers[0]}_{NORM}")
         smooth.append((path, consumers))
-        for name, part in ((norm.weight, "weight"), (norm.bias, "bias")):
-            if name:
-                renamed[name] = f"{BODY}.{path}.{part}"
-                parameters[renamed[name]] = values[name]
+        for part, (node, at) in norm.constants.items():
+            parameters[f"{BODY}.{path}.{part}"] = values[node.inputs[at]]
+            node.inputs[at] = f"{BODY}.{path}.{part}"
     for node in draft.nodes:
         for name in node.inputs:
             if name in values and name not in renamed:
@@ -142,6 +149,7 @@ def finish(draft: Draft) -> Finished:
         tuple((n.module.removeprefix(prefix), of_module[c].removeprefix(prefix)) for n, c in marks),
         floats,
         tuple(smooth),
+        tuple((inside(w), tuple(map(inside, readers))) for w, readers in equalized),
     )
 
 
@@ -157,6 +165,16 @@ def _module_name(weight: str, bias: str) -> str:
     if plain.endswith(".weight"):
         return plain.removesuffix(".weight")
     return bias.removesuffix(".bias") if bias.endswith(".bias") else plain
+
+
+def _norm_name(norm: foldable.Norm, readers: Mapping[str, list[Operator]]) -> str:
+    """Path of a module with the norm's parameters, by the names of their initializers; "" where
+    these have others, or another operator reads them too."""
+    names = {part: node.inputs[at] for part, (node, at) in norm.constants.items()}
+    path = names["weight"].removesuffix(".weight")
+    alone = all(len(readers[name]) == 1 for name in names.values())
+    fits = all(name == f"{path}.{part}" for part, name in names.items())
+    return path if alone and fits else ""
 
 
 def _node(node: Operator, renamed: dict[str, str]) -> Node:

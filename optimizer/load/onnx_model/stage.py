@@ -428,9 +428,9 @@ def _skeleton(opened: Opened) -> Iterator[tuple[record.Graph, dict[str, torch.Te
 
 
 def config(opened: Opened, section: Model) -> dict[str, Any]:
-    """config.json: {"model_type", "modules", "marks", "left", "norms", "single", "ranges"}, and
-    "id2label" of a detector; see finish.Finished, ports.Ports, and drawn.DrawnInput for the ranges
-    of drawn inputs."""
+    """config.json: {"model_type", "modules", "marks", "left", "norms", "equalized", "single",
+    "ranges"}, and "id2label" of a detector; see finish.Finished, ports.Ports, and
+    drawn.DrawnInput for the ranges of drawn inputs."""
     labels = section.detections.labels if section.detections else ()
     return {
         **({"id2label": dict(enumerate(labels))} if labels else {}),
@@ -439,6 +439,7 @@ def config(opened: Opened, section: Model) -> dict[str, Any]:
         "marks": [list(mark) for mark in opened.finished.marks],
         "left": opened.finished.left,
         "norms": [[path, list(readers)] for path, readers in opened.finished.norms],
+        "equalized": [[path, list(readers)] for path, readers in opened.finished.equalized],
         "single": opened.ports.single,
         "ranges": {p.name: [p.low, p.high] for p in opened.ports.inputs},
     }

@@ -46,6 +46,7 @@ class Family:
     embeddings: str
     linears: tuple[str, ...]
     smooth: tuple[SmoothPair, ...]
+    equalized: tuple[SmoothPair, ...] = ()  # layers of an ONNX graph
     pre_norm: bool = False
     shared_blocks: bool = False  # one block is applied several times: walk it once, with all calls
     positions_after_padding: bool = False  # position ids start at pad_token_id + 1

@@ -22,6 +22,7 @@ def of_config(config: Mapping[str, Any]) -> Family:
         embeddings="",
         linears=tuple(config["modules"]),
         smooth=tuple(SmoothPair(path, tuple(readers)) for path, readers in config["norms"]),
+        equalized=tuple(SmoothPair(path, tuple(readers)) for path, readers in config["equalized"]),
         inputs=TENSORS.name,
         left_float=tuple(config["left"].items()),
         summands=tuple(Summand(name, module, whole=True) for name, module in config["marks"]),

@@ -74,6 +74,7 @@ class Method:
     weight_only: True where quantize.activations is refused
     folds: weights that the method changes by folding: "some" near the norms, or "all"; "": none
     folds_norms: norm weights are "scaled", or folded "away" to ones; "": unchanged
+    folds_biases: True where the method divides outputs of layers, biases included
     learns_norms: True where the method trains norm weights
     unties_head: (options) -> True where a tied head becomes a weight of its own
     takes_mask: True where pruned weights stay 0 (FloatWeight.mask), as sparsity requires
@@ -97,6 +98,7 @@ class Method:
     weight_only: bool = False
     folds: Literal["", "some", "all"] = ""
     folds_norms: Literal["", "scaled", "away"] = ""
+    folds_biases: bool = False
     learns_norms: bool = False
     unties_head: Callable[[Any], bool] = lambda _options: False
     takes_mask: bool = False
@@ -170,6 +172,15 @@ METHODS: Mapping[str, Method] = {
             folds_norms="away",
             unties_head=lambda rotation: rotation.residual,
             takes_mask=True,
+        ),
+        Method(
+            "equalization",
+            "model-transform",
+            _ACTIVATIONS + "equalization:equalize",
+            folds="some",
+            folds_biases=True,
+            takes_mask=True,
+            convolutions=True,
         ),
         Method(
             "smoothquant",

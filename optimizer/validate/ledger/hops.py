@@ -6,6 +6,7 @@ pieces/ (parts of a graph).
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -164,14 +165,23 @@ def fold(m: Materials) -> LedgerEntry:
             name: state_laws.fold_norm_weight(m.state, m.parameters, name, m.family, rotated)
             for name in state_laws.list_learned_norm_weights(m.state, m.parameters)
         }
-    problems += _corrected(m)
-    integer_biases = state_laws.judge_integer_biases(m.state, m.parameters, m.corrections)
+    divides = any(x.folds_biases for x in quantize.chosen)
+    equalized = state_laws.equalize_biases(m.state, m.parameters, m.family) if divides else {}
+    biases = ChainMap(equalized, m.parameters)
+    integer_biases = state_laws.judge_integer_biases(m.state, biases, m.corrections)
     problems += [words for words in integer_biases.values() if words]
-    others = {
-        name: m.state.replaced[name] - m.corrections.get(name, 0)
-        for name in m.state.replaced
-        if name not in m.state.pruned_floats and name not in integer_biases
-    } | learned
+    corrects = quantize.bias_correction and not m.section.training  # those are trained
+    those = {f"{module}.bias" for module in m.state.modules} & set(m.parameters)
+    problems += state_laws.judge_corrected(m.corrections, those if corrects else set())
+    others = (
+        {
+            name: m.state.replaced[name] - m.corrections.get(name, 0)
+            for name in m.state.replaced
+            if name not in m.state.pruned_floats and name not in integer_biases
+        }
+        | learned
+        | equalized
+    )
     if not others:
         same = Distance(0.0, 0.0, 1.0, 0.0)
         why = "nothing was folded"
@@ -184,18 +194,6 @@ def fold(m: Materials) -> LedgerEntry:
         HopOutputs(results, m.float_traces, m.correct.source_outputs()),
         problems,
     )
-
-
-def _corrected(m: Materials) -> list[str]:
-    """Return a problem where corrected biases are not those that the recipe asks for: of all
-    quantized modules, or of none."""
-    quantized = {f"{module}.bias" for module in m.state.modules}
-    corrects = m.section.quantize.bias_correction and not m.section.training  # those are trained
-    expected = quantized & set(m.parameters) if corrects else set()
-    kept = set(m.corrections)
-    return [f"{n}: was not corrected, but the recipe says so" for n in sorted(expected - kept)] + [
-        f"{n}: was corrected, but the recipe does not say so" for n in sorted(kept - expected)
-    ]
 
 
 def compress(m: Materials) -> LedgerEntry:

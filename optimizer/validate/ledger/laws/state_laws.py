@@ -33,11 +33,13 @@ import torch
 from torch import Tensor
 
 from optimizer.compress.convolutions import compute_bias_step, round_bias
+from optimizer.compress.methods.activations.equalization import divide_outputs, multiply_inputs
 from optimizer.compress.methods.weights.rtn import list_scales
 from optimizer.foundation.qtensor import FP16_SMALLEST_NORMAL, QTensor, absmax_scale, grouped
 from optimizer.foundation.rounding import float4, float8
 from optimizer.foundation.state import CompressedState, weight_name
 from optimizer.model.architectures.family_record import Family
+from optimizer.model.graph.record import BODY
 from optimizer.validate.ledger.breach import write_breach
 from optimizer.validate.ledger.limits.resampled import Statistic, Suspect
 from optimizer.validate.ledger.limits.rounding_limits import GRID, SCREEN, Rounding
@@ -280,13 +282,54 @@ def list_learned_norm_weights(state: CompressedState, source: Mapping[str, Tenso
     ]
 
 
+def equalize_biases(
+    state: CompressedState, source: Mapping[str, Tensor], family: Family
+) -> dict[str, Tensor]:
+    """Return {bias: value that equalization alone gives it} of the layers that it divided. The
+    factor of each output is read from the weights: V / W', with V the checkpoint's weight times the
+    factors of its inputs.
+
+    source: parameters of the checkpoint, by name
+    """
+    factors: dict[str, Tensor] = {}  # of the outputs of the layer before each layer
+    biases: dict[str, Tensor] = {}
+    for pair in family.equalized:  # in the order in which they run
+        name = f"{BODY}.{pair.producer}"
+        weight = f"{name}.weight"
+        if weight not in state.replaced:
+            continue
+        now, before = state.replaced[weight].double(), source[weight].double()
+        if name in factors:
+            groups = len(factors[name]) // before.shape[1]
+            before = multiply_inputs(before, factors[name], groups)
+        squared, product = (t.flatten(1).sum(1) for t in (before.square(), before * now))
+        s = torch.where(product > 0, squared / product, 1.0)
+        factors |= {f"{BODY}.{reader}": s for reader in pair.consumers}
+        if (bias := f"{name}.bias") in source:
+            biases[bias] = divide_outputs(source[bias].double(), s).float()
+    return biases
+
+
+def judge_corrected(corrected: Collection[str], expected: Collection[str]) -> list[str]:
+    """Return a problem for each bias that was corrected though the recipe does not ask for it, or
+    the reverse.
+
+    corrected: names of the biases that were corrected
+    expected: those that the recipe asks for
+    """
+    missing, extra = sorted({*expected} - {*corrected}), sorted({*corrected} - {*expected})
+    return [f"{n}: was not corrected, but the recipe says so" for n in missing] + [
+        f"{n}: was corrected, but the recipe does not say so" for n in extra
+    ]
+
+
 def judge_integer_biases(
     state: CompressedState, source: Mapping[str, Tensor], corrections: Mapping[str, Tensor]
 ) -> dict[str, str]:
     """Law 3: return {bias of a quantized convolution: sentence on its rounding, or "" where it is
     right}.
 
-    source: parameters of the checkpoint, by name
+    source: parameters of the checkpoint, by name, or biases after equalization
     corrections: {bias: amount added to it}, which bias_correction_laws.py judges
     """
     words = {}

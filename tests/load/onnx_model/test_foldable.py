@@ -1,4 +1,5 @@
-"""Norms of an ONNX file: smoothing folds factors into those that only linear layers read."""
+"""Factors of channels in an ONNX file: smoothing folds them into norms, equalization into
+convolutions."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 
 from optimizer import pipeline
+from optimizer.compress.apply.activations import equalization
 from optimizer.foundation import state
 from optimizer.load.onnx_model import stage
 from optimizer.recipe.schema import Model, Recipe
@@ -92,3 +94,74 @@ def test_factors_are_folded_into_the_norm_and_the_run_is_proven(
     assert {"graph.second.weight", "graph.second.bias"} <= set(compressed.replaced)
     graph = onnx.load(steps["lower"] / "model.onnx").graph
     assert not [n.name for n in graph.node if n.name.startswith("graph.up/factored")]
+
+
+class Chain(nn.Module):
+    """Convolutions with ReLU between them, one by depth, with channels of very different range;
+    the last one ends in a sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.deep = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3, groups=8)
+        self.narrow, self.wide = nn.Conv2d(8, 6, 1), nn.Conv2d(6, 6, 1)
+        scale = torch.logspace(-1.5, 1.5, 8)
+        with torch.no_grad():
+            self.first.weight.mul_(scale[:, None, None, None])
+            self.first.bias.mul_(scale)  # type: ignore[union-attr]
+            self.deep.weight.div_(scale[:, None, None, None])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.narrow(self.deep(self.first(x).relu()).relu())
+        return x.sigmoid() + self.wide(x.relu())
+
+
+def run(methods: tuple[str, ...], file: Path, data: list[Any], store: Store) -> dict[str, Any]:
+    """{hop: its entry in the report} of a run on an ONNX file."""
+    recipe = Recipe.model_validate(
+        {
+            "name": "equalized",
+            "model": {"source": str(file), "task": "tensors"},
+            "calibrate": {"data": data[0], "samples": 64},
+            "quantize": {"methods": methods, "activations": {"range": "minmax"}},
+            "targets": ({"runtime": "onnxruntime", "threads": 1},),
+            "validate": {
+                "data": data[1],
+                "metric": "cosine",
+                "max_drop": 0.2,
+                "quantization_budget": 0.9,
+                "latency": {"iterations": 5, "max_seconds": 0, "must_beat_float": False},
+            },
+        }
+    )
+    pipeline.run(recipe, store)
+    steps = {step["stage"]: Path(step["path"]) for step in store.log}
+    report = json.loads((steps["validate"] / "report.json").read_text())
+    return {entry["hop"]: entry for entry in report["ledger"]}
+
+
+def test_equalization_is_proven_and_a_wrong_factor_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    inputs = {"x": torch.randn(2, 3, 8, 8)}
+    file = exported.legacy(Chain(), inputs, tmp_path / "m.onnx", 17, batch=True)
+    opened = stage.open_file(Model(source=str(file), task="tensors"))
+    assert dict(opened.finished.equalized) == {"first": ("deep",), "deep": ("narrow",)}
+    data = []
+    for name, count in (("c.npz", 64), ("e.npz", 80)):
+        rng = np.random.default_rng(count)
+        np.savez(tmp_path / name, x=rng.standard_normal((count, 3, 8, 8), np.float32))
+        files = (str(tmp_path / name),)
+        data.append({"source": "npz", "files": files, "columns": {"arrays": "x"}})
+    store = Store(tmp_path / "store")
+    plain = run(("rtn",), file, data, store)
+    equal = run(("equalization", "rtn"), file, data, store)
+    assert [hop for hop, entry in equal.items() if not entry["ok"]] == []
+    error = equal["compress"]["measured"]["relative_l2"]
+    assert error < plain["compress"]["measured"]["relative_l2"] / 2
+    right = equalization.multiply_inputs
+    monkeypatch.setattr(
+        equalization, "multiply_inputs", lambda w, s, groups: right(w, s.flip(0), groups)
+    )
+    wrong = run(("equalization", "rtn"), file, data, Store(tmp_path / "another"))
+    assert not wrong["fold"]["ok"]
