@@ -19,7 +19,10 @@ W8A8 = {"activations": {}}
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"methods": ("gptq", "awq")}, "in this order: rotation, smoothquant, awq, rtn, gptq"),
+        (
+            {"methods": ("gptq", "awq")},
+            "in this order: rotation, equalization, smoothquant, awq, rtn, gptq",
+        ),
         ({"methods": ("gptq", "gptq")}, "each once"),
         ({"methods": ("rtn", "gptq")}, "rtn chooses the integers alone; leave it out beside gptq"),
         ({"methods": ("rtn", "autoround")}, "leave it out beside autoround"),

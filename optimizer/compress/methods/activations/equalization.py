@@ -1,7 +1,7 @@
 """Cross-layer equalization (Nagel et al. 2019, arXiv:1906.04721, section 4.1).
 
-Where only f with f(s x) = s f(x) for s > 0 (ReLU) lies between two layers, channel i of the first
-may be divided by s_i and the second's input i multiplied by it, without changing their function:
+Channel i of a layer may be divided by s_i, and input i of the next layer multiplied by it, without
+changing their function, where only f with f(s x) = s f(x) for s > 0 (ReLU) lies between them:
 
     r1_i = max |W1[i]|        r2_i = max |W2[:, i]|        s_i = sqrt(r1_i r2_i) / r2_i
 
