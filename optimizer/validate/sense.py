@@ -36,6 +36,7 @@ from optimizer.validate.gates import Gate
 from optimizer.validate.quality import chance, evaluation, metrics, quality
 from optimizer.validate.quality.answers import Reference
 from optimizer.validate.quality.chance import Agreement, Chance, Labels
+from optimizer.validate.quality.images.detection import Found
 from optimizer.validate.quality.images.observed import chosen_labels
 from optimizer.validate.quality.metrics import RANKING, RECALL, Ranking
 from optimizer.validate.quality.quality import Answers, Probe
@@ -217,10 +218,16 @@ def pair_labelled_answers(
     metric: str, task: Task, rows: Sequence[Sample], baseline: Answers, train: Any
 ) -> Labelled | None:
     """Return (labels, answers, number of labels) that the metric compares, label ids (words,) of
-    each row; None where the metric or the rows have no labels.
+    each row, or of the objects in it that the model finds in their place; None where the metric or
+    the rows have no labels.
 
     train: labelled rows and the float model's answers to them, for probe_accuracy
     """
+    objects = [one.labels for one in baseline.seen or () if isinstance(one, Found)]
+    each = [pairs for pairs in objects if len(pairs)]
+    if each and len(np.unique(np.concatenate(each)[:, 0])) > 1:
+        truth, answers = [o[:, 0] for o in each], [o[:, 1] for o in each]
+        return truth, answers, 1 + int(_largest(truth, answers))
     if metric == "probe_accuracy" and train and all(r.label is not None for r in train[0]):
         probe = Probe.fit(np.stack(train[1].text), np.array([r.label for r in train[0]]))
         classes = probe.predict(np.stack(baseline.text))
@@ -381,7 +388,7 @@ def _reading(reading: Sequence[int], names: Sequence[str] | None) -> str:
     return (
         "Are the labels swapped? The answers are better than chance when one reads "
         f"{', '.join(moved[:4])}{more}: compare labels in the data spec with id2label and label2id "
-        "of the checkpoint. "
+        "of the checkpoint, or with model.detections. "
     )
 
 

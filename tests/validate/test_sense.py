@@ -6,10 +6,14 @@ import numpy as np
 import pytest
 
 from optimizer.data.datasets import Sample
+from optimizer.data.image_truth.objects import Labelled
 from optimizer.foundation.errors import DataError
+from optimizer.harness import tasks
+from optimizer.harness.tasks.images.object_detection import Objects
 from optimizer.validate import sense
 from optimizer.validate.gates import Gate
 from optimizer.validate.quality import chance, quality
+from optimizer.validate.quality.images import detection
 from optimizer.validate.quality.quality import Answers
 
 NAMES = ("a", "b", "c", "d", "e", "f")
@@ -196,3 +200,25 @@ def test_a_language_model_worse_than_guessing_is_reported() -> None:
     section = {"baseline": {"value": 900.0, "interval": [800.0, 1000.0]}}
     assert sense.judge_perplexity(section, 700)["verdict"] == "below chance"
     assert sense.judge_perplexity(section, 5000)["warnings"] == []
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_detector_whose_labels_are_swapped_is_refused(swapped: bool) -> None:
+    rng = np.random.default_rng(0)
+    seen = []
+    for _ in range(60):
+        label, (left, top) = int(rng.integers(2)), rng.uniform(0, 50, 2)
+        box = np.array([[left, top, left + 20, top + 30]], np.float32)
+        truth = [Labelled(label, (left, top, 20.0, 30.0), False)]
+        answered = 1 - label if swapped else label
+        seen.append(detection.match(Objects(np.array([0.9]), np.array([answered]), box), truth))
+    task = tasks.find_task("object-detection")
+    labelled = sense.pair_labelled_answers(
+        "map", task, [], Answers((), None, seen=tuple(seen)), None
+    )
+    if not swapped:
+        names = ("cat", "dog")
+        assert not sense.compare_with_chance("map", labelled, None, names, 0.95)["warnings"]
+        return
+    with pytest.raises(DataError, match="one reads cat as dog, dog as cat"):
+        sense.compare_with_chance("map", labelled, None, ("cat", "dog"), 0.95)

@@ -42,6 +42,8 @@ class Found:
         one that is matched with a crowd
     right: label id of each right object, without crowds; None where the data have no right objects
     threshold: probability above which objects are answered
+    labels: (label of a right object, label of the most probable answered object there) of the right
+        objects that an answered one overlaps by SAME, whatever their labels: (pairs, 2)
     """
 
     objects: Objects
@@ -51,6 +53,7 @@ class Found:
     ignored: Booleans
     right: Integers | None
     threshold: float = field(default=THRESHOLD, kw_only=True)
+    labels: Integers = field(default_factory=lambda: np.empty((0, 2), np.int64), kw_only=True)
 
 
 def match(
@@ -88,7 +91,21 @@ def match(
         np.concatenate(ignored, 1),
         right,
         threshold=threshold,
+        labels=_pair_labels(objects.above(threshold), truth or ()),
     )
+
+
+def _pair_labels(answered: Objects, truth: Sequence[Labelled]) -> Integers:
+    """Pair labels of right objects with those of answered ones, as `labels` of Found."""
+    right = [t for t in truth if not t.crowd]
+    if not right or not len(answered.scores):
+        return np.empty((0, 2), np.int64)
+    crowd = np.zeros(len(right), bool)
+    overlaps = _overlaps(answered.boxes, np.array([t.box for t in right]), crowd)
+    scores = np.where(overlaps >= SAME, answered.scores[:, None], -1.0)
+    labels = np.array([t.label for t in right], np.int64)
+    pairs = np.stack([labels, answered.labels[scores.argmax(0)]], 1)
+    return np.asarray(pairs[scores.max(0) >= 0], np.int64)
 
 
 def _overlaps(boxes: Floats, truth: Floats, crowd: Booleans) -> Floats:
