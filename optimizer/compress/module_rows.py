@@ -67,5 +67,5 @@ def write(rows: Sequence[ModuleRow], folder: Path) -> None:
 
 
 def read(folder: Path) -> list[ModuleRow]:
-    """Read the report's rows on modules from modules.json in `folder`."""
+    """Read modules.json of a compress step: the rows on modules that the report shows."""
     return [ModuleRow(**row) for row in json.loads((folder / FILE).read_text(encoding="utf-8"))]

@@ -180,7 +180,8 @@ def list_linear_modules(model: nn.Module) -> list[str]:
 
 
 def list_multiplied_modules(model: nn.Module, state: CompressedState) -> list[str]:
-    """List the names of all linear modules, and of the convolutions that `state` quantizes."""
+    """List the modules whose products the exported graph must have: all linear modules, and the
+    convolutions that `state` quantizes."""
     filters = [n for n, m in model.named_modules() if isinstance(m, nn.Conv2d)]
     return [*list_linear_modules(model), *(n for n in filters if weight_name(n) in state.weights)]
 

@@ -82,8 +82,8 @@ def check(
 
 
 def in_pieces(pairing: SourceWeights) -> bool:
-    """Return True for a model above IN_MEMORY bytes in float32 whose source is unquantized
-    safetensors."""
+    """Return True for a model that is too large to compare with its library in one piece: above
+    IN_MEMORY bytes in float32, and stored as safetensors that are not quantized."""
     sizes = [4 * shape.numel() for shape in (torch.Size(s) for _, s in pairing.specs().values())]
     entries = all(isinstance(e, TensorPlace) for e in pairing.stored.values())
     return entries and sum(sizes) > IN_MEMORY

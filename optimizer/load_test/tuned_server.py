@@ -44,7 +44,8 @@ class ServerUnderTest:
     most_workers: int = field(default=1, init=False)
 
     def start(self) -> Values:
-        """Start the server; return the bundle's own settings. Raises what run_server raises."""
+        """Start the server as the bundle is shipped; return the settings (slots, or rows and delay)
+        that it reports, with which others are compared. Raises what run_server raises."""
         with run_server(self.bundle) as server:
             line = server.warmed_up
         names = ("slots",) if "slots" in line else BATCHES

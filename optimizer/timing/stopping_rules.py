@@ -120,8 +120,10 @@ class RatioQuestion:
 
     @staticmethod
     def iterations(opening: int) -> int:
-        """Return how many rounds are timed before the first interim test. opening: rounds per
-        opening"""
+        """Return how many rounds are timed before the first interim test.
+
+        opening: rounds that are timed each time both models are opened
+        """
         return OPENINGS * opening
 
     def samples(self, ours: Sequence[float], theirs: Sequence[float]) -> list[float]:

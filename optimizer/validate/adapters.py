@@ -69,7 +69,8 @@ def judge(
 
 
 def place_of(section: Validation, name: str) -> str:
-    """Path in the recipe of the texts that judge adapter `name`: its own, else validate.data."""
+    """Return the key in the recipe under which the texts stand that judge LoRA adapter `name`: its
+    own, else validate.data."""
     place = name_adapter_place(name)
     return "validate.data" if section.adapters.get(name) is None else place
 

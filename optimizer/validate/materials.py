@@ -119,7 +119,8 @@ class Materials(RunArtifacts):
 
     @property
     def not_judged_alone(self) -> str:
-        """Sentence on the modules that are not judged alone: depth.describe_left_out."""
+        """Sentence for the report on the modules whose pieces the ledger skips, because
+        validate.ledger asks for a sample or for none; "" where it compares all."""
         return depths.describe_left_out(self.depth, len(self.modules), len(self.judged_alone))
 
     @property

@@ -148,7 +148,7 @@ class ModelSource:
 
     @property
     def embedding(self) -> str:
-        """The name of the token embedding."""
+        """Name of the token embedding's module in the model that compress walks."""
         return f"{self.prefix}{self.family.embeddings}"
 
     @property

@@ -24,7 +24,8 @@ PASSED_ON = (
 
 
 def warn(model: GraphModel, inputs: dict[str, torch.Tensor]) -> list[str]:
-    """Print a sentence for each such module of a filled model; return them."""
+    """Warn of each module of a loaded ONNX graph that reads joined branches of very different size;
+    return the sentences."""
     body: Any = model.get_submodule(BODY)
     joined: dict[str, tuple[str, list[float]]] = {}  # {tensor: (node, largest size per branch)}
     sentences: list[str] = []

@@ -81,8 +81,9 @@ class _Region:
 
 
 def rearrange(model: ir.Model) -> tuple[str, ...]:
-    """Rewrite `model`, an encoder of ONNX's operators, in place. Returns the attentions that read
-    their operands in place."""
+    """Change an encoder's graph in place so that its hidden states are [sequence, batch, width], as
+    the module says. Returns the names of the attentions whose copies that saves; () where it saves
+    too few, and the graph is unchanged."""
     inferred = model.clone()  # so that no inferred shape is written
     ShapeInferencePass()(inferred)
     graph = inferred.graph

@@ -87,7 +87,8 @@ class Graph:
 
 
 def named_constants(attributes: Mapping[str, Any]) -> set[str]:
-    """Return the names of the constants that a node's attributes refer to."""
+    """Return the names of the constants that the attributes of a loaded ONNX graph's node refer
+    to."""
     values = (v for v in attributes.values() if isinstance(v, str) and v.startswith(REFERENCE))
     return {value.removeprefix(REFERENCE) for value in values}
 

@@ -62,7 +62,8 @@ class Place(Releases, Protocol):
         """Write a manifest under its digest, and under the tag unless it is ""."""
 
     def write_referrer(self, data: bytes, subject: str) -> None:
-        """Write a manifest whose subject is the manifest with the digest `subject`."""
+        """Write `data`, an OCI manifest (of a signature, say) that refers to the manifest with the
+        digest `subject`."""
 
 
 def encode(document: Json) -> bytes:

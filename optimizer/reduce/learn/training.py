@@ -65,7 +65,7 @@ class TrainingOptions:
 
     @property
     def step(self) -> str:
-        """Name of the stage in progress lines."""
+        """Name of the training (recover, qat) in progress lines."""
         return self.where.rpartition(".")[2]
 
     def rate(self, parameter: str) -> float:

@@ -53,7 +53,7 @@ def labels(
 
 
 def sets(truth: npt.NDArray[np.bool_], predicted: npt.NDArray[np.bool_]) -> dict[str, Any]:
-    """Record sets of labels.
+    """Return the record of each example's right and answered sets of labels, for report.json.
 
     truth, predicted: (examples, labels), True for a label in the set
     """

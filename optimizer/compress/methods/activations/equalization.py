@@ -25,7 +25,8 @@ def find_factors(
     weights: Mapping[str, Tensor],
     groups: Mapping[str, int],
 ) -> dict[str, Tensor]:
-    """Find {first layer of a pair: s (channels,), float64}; 1 for a channel whose range is 0.
+    """Find {first layer of a pair: s (channels,), float64}, by which its outputs are divided and
+    the inputs of the layers behind it multiplied; 1 for a channel of zeros.
 
     pairs: (first layer, layers that read it)
     weights: {layer: (out, in / groups, ...)}

@@ -49,8 +49,9 @@ class CalibrationLaw(Protocol):
         """
 
     def findings(self) -> Findings:
-        """Return problems, the worst first, and reasons for judging less. Called after the last
-        input, and again after the last input of kind REST."""
+        """Return the problems of the compressed state that the calibration inputs show, the worst
+        first, and reasons for judging less. Called after the last input, and again after the last
+        input of kind REST (rows beyond the sample)."""
 
     def doubtful(self) -> Sequence[str]:
         """List the modules whose findings inputs of kind REST may change. Called after
