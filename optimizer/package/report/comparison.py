@@ -75,6 +75,17 @@ def get_parts(holder: Any, key: str) -> list[Document]:
     return [p for p in value if isinstance(p, Mapping)] if isinstance(value, list) else []
 
 
+def list_warnings(report: Document) -> list[str]:
+    """Return the warnings about the data and the float model, each once, with the place in the
+    recipe of the data that one is about."""
+    sense = get_part(report, "sense")
+    sentences = [str(w) for w in get_part(sense, "reference").get("warnings", ())]
+    for sets in (part for part in sense.values() if isinstance(part, Mapping)):
+        for measured in (m for m in sets.values() if isinstance(m, Mapping)):
+            sentences += map(str, measured.get("warnings", ()))
+    return list(dict.fromkeys(sentences))
+
+
 def sort_gates(report: Document) -> list[Document]:
     """Return gates: failed and not measured first, then inconclusive, then passed."""
     rank = {"inconclusive": 1, "pass": 2}

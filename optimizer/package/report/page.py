@@ -25,6 +25,7 @@ from optimizer.package.report.comparison import (
     Document,
     get_part,
     get_parts,
+    list_warnings,
     name_candidate,
     sort_gates,
 )
@@ -91,7 +92,7 @@ def _millions(count: Any) -> str:
 
 
 def _verdict(report: Document, recipe: Any, number: int) -> TargetVerdict:
-    """Return the verdict of target `number`, with the gates that did not pass."""
+    """Return the verdict of target `number`, with the gates that did not pass, and warnings."""
     verdict = str(report.get("verdict"))
     failing = [g for g in sort_gates(report) if g.get("verdict") != "pass"]
     return TargetVerdict(
@@ -109,6 +110,10 @@ def _verdict(report: Document, recipe: Any, number: int) -> TargetVerdict:
                 )
             )
             for g in failing
+        )
+        + tuple(
+            Paragraph(line(Span("warning", "strong"), f": {sentence}"))
+            for sentence in list_warnings(report)
         ),
         sentence=write_verdict(report, recipe),
     )

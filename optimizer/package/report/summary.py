@@ -11,6 +11,7 @@ from optimizer.package.report.comparison import (
     Document,
     TableEntry,
     get_parts,
+    list_warnings,
     name_candidate,
     paired_note,
     sort_gates,
@@ -45,7 +46,7 @@ def _first(document: Mapping[str, Any]) -> str:
 
 
 def _target(report: Document, name: str) -> list[str]:
-    """Return the text on one target: verdict, gates that did not pass, and the table."""
+    """Return the text on one target: verdict, gates that did not pass, warnings, and the table."""
     verdict = str(report.get("verdict")).upper() + (", DROPPED" if report.get("dropped") else "")
     heading = f"{report.get('target')}: {verdict}, {counts(report)}"
     lines = _wrapped(heading, "")
@@ -55,6 +56,8 @@ def _target(report: Document, name: str) -> list[str]:
             reason, command, rest = text.partition(COMMAND)
             lines += _wrapped(reason, "  ")
             lines += [f"    {command}{rest}"] if command else []
+    for sentence in list_warnings(report):
+        lines += _wrapped(f"warning: {sentence}", "  ")
     lines.append(_line("", "float", name, "change"))
     for row in build_rows(report):
         entries = [row.before, row.after, row.change]

@@ -66,7 +66,7 @@ class Card:
 
 @dataclass(frozen=True)
 class TargetVerdict:
-    """Verdict on a target in the report, and the gates that did not pass."""
+    """Verdict on a target in the report. gates: those that did not pass, and warnings"""
 
     target: str
     href: str

@@ -382,3 +382,12 @@ def test_the_gain_stands_beside_the_whole_model_in_the_same_quantization() -> No
     text = " ".join(summarize(document()).split())
     assert "Gain, batch 1 × 128 8.00 ms 5.00 ms 1.60× as fast" in text
     assert "(whole, quantized) (1.54 to 1.67; goal 1.6)" in text
+
+
+def test_a_warning_about_data_or_the_float_model_stands_beside_the_verdict() -> None:
+    made = document()
+    of_data = {"images": {"calibrate": {"warnings": ["calibrate data: one colour"]}}}
+    made["reports"][0]["sense"] = {**of_data, "reference": {"warnings": ["labels swapped"]}}
+    for shown in (Reader(render(made)).text, summarize(made)):
+        assert "warning: labels swapped" in shown
+        assert "warning: calibrate data: one colour" in shown
