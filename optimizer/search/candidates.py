@@ -21,8 +21,11 @@ from optimizer.checks import accepted
 from optimizer.checks.context import Context
 from optimizer.foundation.errors import InputError, RecipeError
 from optimizer.harness import tasks
+from optimizer.load.config.config import peek_config
+from optimizer.model.architectures.families import FAMILIES
 from optimizer.recipe.compression import methods
 from optimizer.recipe.compression.quantize import Activations, LayerRule, Quantize, Weights
+from optimizer.recipe.model import Model
 from optimizer.recipe.reduce import Goal, Reduce
 from optimizer.recipe.schema import Recipe, Section
 from optimizer.recipe.search import Search
@@ -233,7 +236,18 @@ def _every_method(recipe: Recipe) -> tuple[tuple[str, ...], ...]:
 
 
 def _every_attention(recipe: Recipe) -> tuple[str, ...]:
-    return ("float", "int8") if recipe.quantize.static_activations else ("float",)
+    """Return the kinds of attention to try: int8, too, where activations are static, and the model
+    has attention whose products are quantized, or is not on this machine."""
+    quantized = recipe.quantize.static_activations and _attends(recipe.model)
+    return ("float", "int8") if quantized else ("float",)
+
+
+def _attends(model: Model) -> bool:
+    peeked = peek_config(model, fetch=False)
+    if peeked is None:
+        return not tasks.find_task(model.task).of_file
+    family = FAMILIES.get(str(peeked[1].get("model_type")))
+    return family is not None and bool(family.attention_products)
 
 
 def find_objection(recipe: Recipe, candidate: Candidate) -> InputError | None:

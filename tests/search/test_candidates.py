@@ -169,3 +169,16 @@ def test_questions_about_one_context_are_on_one_side() -> None:
     search, held_out = (split.select_rows(part, rows, task) for part in ("search", "held_out"))
     assert len(search) == len(held_out) == 20
     assert not {r.text_pair for r in search} & {r.text_pair for r in held_out}
+
+
+@pytest.mark.parametrize(("kind", "tried"), [("bert", {"float", "int8"}), ("resnet", {"float"})])
+def test_int8_attention_is_tried_of_a_model_that_has_it(
+    tmp_path: Path, kind: str, tried: set[str]
+) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(f'{{"model_type": "{kind}"}}')
+    (folder / "model.safetensors").touch()
+    overrides = ("search={over: {method: [rtn]}}", "targets=[{runtime: openvino}]")
+    recipe = recipe_file.read(write_tiny_recipe(tmp_path, folder), overrides)
+    assert {c.attention for c in candidates.list_candidates(recipe)} == tried
