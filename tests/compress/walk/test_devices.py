@@ -27,7 +27,7 @@ FEW: dict[str, dict[str, Any]] = {
     "scale_tuning": {"epochs": 1, "held_out": 2},
 }
 """Options of methods that learn, to learn little."""
-WALKED = [m for m in METHODS.values() if m.kind != "pass-through"]
+WALKED = [m for m in METHODS.values() if m.kind != "pass-through" and not m.folds_biases]
 OTHERS: dict[str, dict[str, Any]] = {
     "keep_float_auto": {"method": "rtn", "keep_float_auto": {"max_error": 0.1, "max_share": 0.9}},
     "allocate": {"method": "rtn", "allocate": {"windows": 2}},

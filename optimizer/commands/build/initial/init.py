@@ -9,7 +9,6 @@ import click
 
 from optimizer.foundation.errors import RecipeError
 from optimizer.foundation.progress import say, show
-from optimizer.harness.inputs.tensors import TENSORS
 
 
 @click.command()
@@ -58,6 +57,7 @@ def init(
     from optimizer.commands.build.initial import onnx_file, starter
     from optimizer.commands.build.initial import rows as row_files
     from optimizer.foundation import atomic
+    from optimizer.harness.inputs.tensors import TENSORS
     from optimizer.harness.runtimes.machine import describe_machine
 
     starter.check_names(model, task, gguf_file)

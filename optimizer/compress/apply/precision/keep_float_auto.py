@@ -8,9 +8,10 @@ model's inputs, and unsmoothed. A file stores the choice for a run that is resum
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -125,8 +126,14 @@ class Network:
     ) -> None:
         self._source, self._inputs, self._selection = source, inputs, selection
         self._static = quantize.static_activations
-        self._outputs = list(map_in_threads(self._output, inputs))
+        self._outputs = list(self._map(self._output))
         self._stand_ins = self._quantized_modules(quantize)
+
+    def _map(self, function: Callable[[Batch], Any], count: int | None = None) -> Iterator[Any]:
+        """Apply a function to each input: in `count` threads on a CPU, one by one on a GPU."""
+        if self._source.device.type != "cpu":
+            return map(function, self._inputs)
+        return map_in_threads(function, self._inputs, count)
 
     def errors_alone(self) -> dict[str, float]:
         """Return {module: relative change of the output when it alone is quantized}."""
@@ -138,7 +145,7 @@ class Network:
         largest."""
         errors, replaced = [RelativeError() for _ in self._outputs[0]], self._with_summands(names)
         with walk.swap_modules(self._source.model, {n: self._stand_ins[n] for n in replaced}):
-            outputs = map_in_threads(self._output, self._inputs)
+            outputs = self._map(self._output)
             for floats, moved in zip(self._outputs, outputs, strict=True):
                 for error, one, other in zip(errors, floats, moved, strict=True):
                     error.update(one, other)
@@ -201,5 +208,5 @@ class Network:
             with walk.observed(model, histograms, look):
                 self._output(batch)
 
-        list(map_in_threads(observe, self._inputs, 1))  # histograms are filled in order
+        list(self._map(observe, 1))  # histograms are filled in order
         return {name: choose(histogram) for name, histogram in histograms.items()}
