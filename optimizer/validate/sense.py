@@ -111,7 +111,9 @@ def check_reference(
     )
     unlabelled = None if labelled else measure_agreement(settings.metric, rows, baseline)
     names = m.contract.labels
-    section = compare_with_chance(settings.metric, labelled, unlabelled, names, settings.confidence)
+    section = compare_with_chance(
+        settings.metric, labelled, unlabelled, names, settings.confidence, baseline.seen is not None
+    )
     print_warnings(section["warnings"])
     return {**texts, "reference": section}
 
@@ -303,6 +305,7 @@ def compare_with_chance(
     unlabelled: Agreement | None,
     names: Sequence[str] | None,
     confidence: float,
+    of_objects: bool = False,
 ) -> dict[str, Any]:
     """Compare the float model with answers that do not depend on the labels, and return the
     report's sense.reference.
@@ -310,9 +313,11 @@ def compare_with_chance(
     labelled: result of pair_labelled_answers
     unlabelled: result of measure_agreement; where both are None nothing is judged
     names: names of the labels; None: the model has none
+    of_objects: True for labels of objects that the model found in the right places. If nearly all
+        have one label, answers by chance are as good, and the model may be right
 
-    Raises DataError for a model that is not better, where there are enough rows to tell, or where
-    exchanged labels fit better.
+    Raises DataError for a model that is not better, where there are enough rows to tell (not for
+    objects), or where exchanged labels fit better.
     """
     if labelled is None and unlabelled is None:
         return {"verdict": "not labelled", "warnings": []}
@@ -325,7 +330,8 @@ def compare_with_chance(
     turned = False
     if labelled is None and metric == "spearman" and not decided.above:
         turned = chance.compare_with_chance(_negated(judged), confidence).above
-    if not decided.above and (decided.enough or reading or turned):
+    enough = decided.enough and not of_objects
+    if not decided.above and (enough or reading or turned):
         hint = _reading(reading, names) if reading else _alike(labelled, names)
         raise _chance_error(metric, decided, hint, turned, confidence)
     section = {"metric": metric, "verdict": "above chance", **asdict(decided), "warnings": []}

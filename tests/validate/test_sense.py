@@ -202,23 +202,32 @@ def test_a_language_model_worse_than_guessing_is_reported() -> None:
     assert sense.judge_perplexity(section, 5000)["warnings"] == []
 
 
-@pytest.mark.parametrize("swapped", [False, True])
-def test_a_detector_whose_labels_are_swapped_is_refused(swapped: bool) -> None:
+def pair_objects(labels: list[int], answered: list[int]) -> sense.Labelled:
+    """Labels of objects in the right places, one in each image."""
     rng = np.random.default_rng(0)
     seen = []
-    for _ in range(60):
-        label, (left, top) = int(rng.integers(2)), rng.uniform(0, 50, 2)
+    for label, answer in zip(labels, answered, strict=True):
+        left, top = rng.uniform(0, 50, 2)
         box = np.array([[left, top, left + 20, top + 30]], np.float32)
         truth = [Labelled(label, (left, top, 20.0, 30.0), False)]
-        answered = 1 - label if swapped else label
-        seen.append(detection.match(Objects(np.array([0.9]), np.array([answered]), box), truth))
-    task = tasks.find_task("object-detection")
-    labelled = sense.pair_labelled_answers(
-        "map", task, [], Answers((), None, seen=tuple(seen)), None
-    )
-    if not swapped:
-        names = ("cat", "dog")
-        assert not sense.compare_with_chance("map", labelled, None, names, 0.95)["warnings"]
-        return
+        seen.append(detection.match(Objects(np.array([0.9]), np.array([answer]), box), truth))
+    answers, task = Answers((), None, seen=tuple(seen)), tasks.find_task("object-detection")
+    labelled = sense.pair_labelled_answers("map", task, [], answers, None)
+    assert labelled is not None
+    return labelled
+
+
+def test_a_detector_whose_labels_are_swapped_is_refused() -> None:
+    labels = np.random.default_rng(0).integers(0, 2, 60)
+    right = pair_objects(labels.tolist(), labels.tolist())
+    names = ("cat", "dog")
+    assert not sense.compare_with_chance("map", right, None, names, 0.95, True)["warnings"]
+    swapped = pair_objects(labels.tolist(), (1 - labels).tolist())
     with pytest.raises(DataError, match="one reads cat as dog, dog as cat"):
-        sense.compare_with_chance("map", labelled, None, ("cat", "dog"), 0.95)
+        sense.compare_with_chance("map", swapped, None, names, 0.95, True)
+
+
+def test_a_detector_that_misses_the_one_object_of_a_rare_label_is_not_refused() -> None:
+    rare = pair_objects([*[0] * 300, 1], [0] * 301)
+    section = sense.compare_with_chance("map", rare, None, ("person", "dog"), 0.95, True)
+    assert section["verdict"] == "too few rows to tell"

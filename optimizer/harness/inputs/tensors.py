@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from traceback import extract_tb
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 ONLY = ""
 """Name of a row's array where the model has one input, whose own name a row need not repeat."""
+Prepare = Callable[[Mapping[str, Array]], Mapping[str, Array]]
 FILES = (".npz", ".npy")
 TIMED = 8  # default rows for timing
 LARGEST = 1 << 30  # maximum bytes of a file
@@ -72,11 +74,13 @@ def encode(
     rows: Sequence[Any],
     pairs: Sequence[Any] | None = None,
     size: int | None = None,
+    prepare: Prepare | None = None,
 ) -> list[Encoded]:
     """Convert each row to arrays of the contract's types; one that does not fit gets a `problem`.
 
     rows: {input: array or nested list}, or the array alone for a model of one input.
     size: ignored, because all rows have one size.
+    prepare: as of `prepare_by`; None: rows are the model's inputs.
     Raises InputError without rows and for pairs.
     """
     del size
@@ -84,12 +88,19 @@ def encode(
         raise InputError("no row was given", where="arrays", accepted="one row or more")
     if pairs is not None and any(pair is not None for pair in pairs):
         raise InputError("pairs of rows are not supported", where="pairs")
-    return [_encoded(contract, row) for row in rows]
+    return [_encoded(contract, row, prepare) for row in rows]
 
 
-def _encoded(contract: Contract, row: Any) -> Encoded:
+def _encoded(contract: Contract, row: Any, prepare: Prepare | None) -> Encoded:
     names = [spec.name for spec in contract.inputs]
     values = row if isinstance(row, Mapping) else {ONLY: row}
+    if prepare is not None and not isinstance(row, InputRow):
+        try:
+            values = dict(prepare({name: np.asarray(value) for name, value in values.items()}))
+        except Exception as e:  # code of another package
+            at = extract_tb(e.__traceback__)[-1]
+            problem = f"{type(e).__name__}: {str(e)[:120]} ({Path(at.filename).name}:{at.lineno})"
+            return Encoded(row, None, size=1, problem=problem)
     if len(names) == 1 and set(values) == {ONLY}:
         values = {names[0]: values[ONLY]}
     fix = f"Give {', '.join(f'{s.name} {_describe_form(s)}' for s in contract.inputs)}."
@@ -237,43 +248,10 @@ TENSORS = InputKind(
 )
 
 
-def prepare_by(prepare: Callable[[Mapping[str, Array]], Mapping[str, Array]]) -> InputKind:
+def prepare_by(prepare: Prepare) -> InputKind:
     """Return the kind of input whose rows a function of a task turns into the model's inputs.
 
     prepare: arrays of a row as the data or a request name them (an array without a name under ONLY)
         -> {input: array}; an exception is the row's problem
     """
-
-    def encode_prepared(
-        contract: Contract,
-        encoder: None,
-        rows: Sequence[Any],
-        pairs: Sequence[Any] | None = None,
-        size: int | None = None,
-    ) -> list[Encoded]:
-        each = [_prepare(prepare, row) for row in rows]
-        arrays = [
-            row if problem else inputs for row, (inputs, problem) in zip(rows, each, strict=True)
-        ]
-        encoded = encode(contract, encoder, arrays, pairs, size)
-        return [
-            Encoded(row, None, size=1, problem=problem) if problem else replace(one, input=row)
-            for row, one, (_, problem) in zip(rows, encoded, each, strict=True)
-        ]
-
-    return replace(TENSORS, encode=encode_prepared)
-
-
-def _prepare(
-    prepare: Callable[[Mapping[str, Array]], Mapping[str, Array]], row: Any
-) -> tuple[Any, str]:
-    """Return (arrays of the model's inputs, ""), or (None, reason why a row has none)."""
-    if isinstance(row, InputRow):
-        return row, ""
-    try:
-        values = row if isinstance(row, Mapping) else {ONLY: row}
-        return dict(prepare({name: np.asarray(value) for name, value in values.items()})), ""
-    except Exception as e:  # code of another package
-        at = extract_tb(e.__traceback__)[-1]
-        problem = f"{type(e).__name__}: {str(e)[:120]} ({Path(at.filename).name}:{at.lineno})"
-        return None, problem
+    return replace(TENSORS, encode=partial(encode, prepare=prepare))

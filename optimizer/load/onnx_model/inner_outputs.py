@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 from onnx import ModelProto, TensorProto, ValueInfoProto
@@ -10,8 +11,8 @@ from optimizer.foundation.errors import RecipeError, suggest
 
 
 def cut(model: ModelProto, names: Sequence[str]) -> bool:
-    """Make the tensors `names` the outputs of a model, and remove the nodes that none of them
-    needs. Return False where all are outputs already, and nothing was changed.
+    """Make the tensors `names` the outputs of a model, and remove the nodes and inputs that none of
+    them needs. Return False where all are outputs already, and nothing was changed.
 
     names: model.outputs of the recipe
 
@@ -31,22 +32,19 @@ def cut(model: ModelProto, names: Sequence[str]) -> bool:
             accepted=f"{', '.join(outputs)}; or a tensor that a node makes",
         )
     typed = outputs | {value.name: value for value in graph.value_info}
-    chosen = [typed.get(name) or _float_tensor(name) for name in dict.fromkeys(names)]
-    needed, nodes = set(names), []
-    for node in reversed(graph.node):
-        if needed & {*node.output}:
-            nodes.append(node)
-            needed |= {*node.input, *_read_inside(node)}
-    copies = [(type(one).FromString(one.SerializeToString())) for one in chosen]
-    kept = [type(node).FromString(node.SerializeToString()) for node in reversed(nodes)]
-    del graph.output[:], graph.node[:]
-    graph.output.extend(copies)
-    graph.node.extend(kept)
-    tensors = [t for t in graph.initializer if t.name in needed]
-    if len(tensors) < len(graph.initializer):
-        left = [type(t).FromString(t.SerializeToString()) for t in tensors]
-        del graph.initializer[:]
-        graph.initializer.extend(left)
+    chosen = [copy.deepcopy(typed.get(n) or _float_tensor(n)) for n in dict.fromkeys(names)]
+    del graph.output[:]
+    graph.output.extend(chosen)
+    needed = set(names)
+    for at in reversed(range(len(graph.node))):
+        if needed & {*graph.node[at].output}:
+            needed |= {*graph.node[at].input}
+        else:
+            del graph.node[at]
+    for values in (graph.initializer, graph.input):
+        for at in reversed(range(len(values))):
+            if values[at].name not in needed:
+                del values[at]
     return True
 
 
@@ -55,13 +53,3 @@ def _float_tensor(name: str) -> ValueInfoProto:
     value = ValueInfoProto(name=name)
     value.type.tensor_type.elem_type = TensorProto.FLOAT
     return value
-
-
-def _read_inside(node: object) -> set[str]:
-    """Names that the graphs inside a node (If, Loop) read."""
-    names: set[str] = set()
-    for attribute in node.attribute:  # type: ignore[attr-defined]
-        for graph in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
-            for inner in graph.node:
-                names |= {*inner.input, *_read_inside(inner)}
-    return names

@@ -214,10 +214,12 @@ def test_boxes_before_suppression_in_the_graph_can_be_the_output(
     whole.graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in limits.items())
     whole.graph.initializer.append(numpy_helper.from_array(np.array([4, 2]), "sizes"))
     node = helper.make_node
+    whole.graph.input.append(helper.make_tensor_value_info("scale", TensorProto.FLOAT, [1, 1]))
     whole.graph.node.extend(
         [
             node("Split", [output.name, "sizes"], ["boxes", "scores"], "split", axis=1),
-            node("Transpose", ["boxes"], ["rows"], perm=[0, 2, 1]),
+            node("Mul", ["boxes", "scale"], ["scaled"], "scaled"),
+            node("Transpose", ["scaled"], ["rows"], perm=[0, 2, 1]),
             node("NonMaxSuppression", ["rows", "scores", *limits], ["kept"], "nms"),
         ]
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from optimizer.compress.apply.activations.rotation import ChangedTensors
 from optimizer.compress.methods.activations.equalization import (
     divide_outputs,
     find_factors,
@@ -89,5 +90,5 @@ def equalize(source: ModelSource, quantize: Quantize) -> ModelSource:
         for reader in readers
     }
     tensors = Equalized(source.tensors, outputs, inputs)
-    changed = dict.fromkeys([*outputs, *inputs])
-    return replace(source, tensors=tensors, replaced={n: tensors[n] for n in changed})
+    changed = ChangedTensors(tensors, list(dict.fromkeys([*outputs, *inputs])))
+    return replace(source, tensors=tensors, replaced=changed)

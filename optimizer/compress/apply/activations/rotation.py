@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,10 +35,15 @@ class RotatedTensors(Rotated):
         return self._rotate(self._source.rows(role.source or name, ids), role)
 
 
-class _Changed(Mapping[str, Tensor]):
-    """The parameters that rotation changes, each computed from the checkpoint's when it is read."""
+class ChangedTensors(Mapping[str, Tensor]):
+    """The parameters that a transform of the model changes, each computed from the checkpoint's
+    when it is read.
 
-    def __init__(self, tensors: RotatedTensors, names: list[str]) -> None:
+    tensors: all parameters of the transformed model
+    names: those that differ from the checkpoint's
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], names: Sequence[str]) -> None:
         self._tensors, self._names = tensors, names
 
     def __getitem__(self, name: str) -> Tensor:
@@ -68,7 +73,7 @@ def rotate(source: ModelSource, quantize: Quantize) -> ModelSource:
     for block in source.blocks:
         roles = _block_roles(source, block, options, roles)
     tensors = RotatedTensors(source.tensors, roles, residual, head)
-    changed = _Changed(tensors, [n for n in tensors if n in roles])
+    changed = ChangedTensors(tensors, [n for n in tensors if n in roles])
     return replace(source, tensors=tensors, replaced=changed)
 
 

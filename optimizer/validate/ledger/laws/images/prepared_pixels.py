@@ -53,5 +53,5 @@ def are_near(settings: ImageSettings, actual: Array, expected: Array) -> bool:
         return False
     std = np.ones(settings.channels) if settings.std is None else np.array(settings.std)
     step = (1.0 if settings.rescale is None else settings.rescale) / std
-    distance = np.abs(actual.astype(np.float64) - expected)
-    return bool((distance <= 1.001 * np.abs(step).reshape(1, -1, 1, 1)).all())
+    steps = np.abs(actual.astype(np.float64) - expected) / np.abs(step).reshape(1, -1, 1, 1)
+    return bool((np.rint(steps) <= 1).all())
