@@ -55,7 +55,8 @@ class Selection:
 def select(source: ModelSource, quantize: Quantize, sparsity: Sparsity | None = None) -> Selection:
     """Select modules by the skeleton.
 
-    Raises RecipeError for a pattern that matches nothing, for a group size or an N:M that does not
+    Raises RecipeError for a method or precision that the architecture does not have, for a pattern
+    that matches nothing, for a group size or an N:M that does not
     divide a module's inputs, and when no module remains to compress.
     """
     if quantize.integer_attention and not source.family.attention_products:
@@ -65,6 +66,16 @@ def select(source: ModelSource, quantize: Quantize, sparsity: Sparsity | None = 
             where="quantize.activations.attention",
             accepted="int8 of bert, roberta, xlm-roberta, camembert and electra",
             fix="Use attention: float.",
+        )
+    divides = [m.name for m in quantize.chosen if m.folds_biases]
+    if divides and not source.family.equalized:
+        raise RecipeError(
+            f"a model of type {source.family.model_type} has no two layers that {divides[0]} "
+            "covers",
+            where="quantize.methods",
+            accepted="ONNX files in which only ReLU or pooling lies between two convolutions, or "
+            "two linear layers",
+            fix=f"Remove {divides[0]} from quantize.methods.",
         )
     if quantize.kv_cache == "float8":
         _check_caches(source)

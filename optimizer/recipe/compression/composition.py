@@ -35,7 +35,7 @@ def check(quantize: Quantize) -> None:
     _check_order(quantize.chosen)
     _check_alone(quantize)
     _check_rounding(quantize)
-    _check_norms(quantize.chosen)
+    _check_folds(quantize.chosen)
     _check_activations(quantize)
     _check_allocation(quantize)
     _check_float8(quantize)
@@ -201,13 +201,20 @@ def _check_rounding(quantize: Quantize) -> None:
             raise ValueError(f"{_names(kind)} do the same; use one of them")
 
 
-def _check_norms(chosen: tuple[Method, ...]) -> None:
+def _check_folds(chosen: tuple[Method, ...]) -> None:
     fold = [m for m in chosen if m.folds_norms]
     learn = [m for m in chosen if m.learns_norms]
     if len(fold) > 1 and learn:
         raise ValueError(
             f"{_names(fold)} both fold into the norm weights, which {_names(learn)} trains: the "
             f"ledger cannot separate their effects; leave one of {_names(fold)} out"
+        )
+    divide = [m for m in chosen if m.folds_biases]
+    smooth = [m for m in chosen if m.kind == "smoothing"]
+    if divide and smooth:
+        raise ValueError(
+            f"{_names([*divide, *smooth])} fold factors into the same weights, which the ledger "
+            f"reads back from them; leave {_names(divide)} or {_names(smooth)} out"
         )
     if len(learn) > 1:
         raise ValueError(f"{_names(learn)} both train the norm weights; use one of them")

@@ -15,8 +15,13 @@ from torch import nn
 
 from optimizer import pipeline
 from optimizer.compress.apply.activations import equalization
+from optimizer.compress.selection import select
+from optimizer.compress.walk.model_source import ModelSource
 from optimizer.foundation import state
+from optimizer.foundation.errors import RecipeError
 from optimizer.load.onnx_model import stage
+from optimizer.load.stage import open_skeleton
+from optimizer.recipe.compression.quantize import Quantize
 from optimizer.recipe.schema import Model, Recipe
 from optimizer.store import Store
 from tests.load.onnx_model import exported
@@ -165,3 +170,14 @@ def test_equalization_is_proven_and_a_wrong_factor_is_not(
     )
     wrong = run(("equalization", "rtn"), file, data, Store(tmp_path / "another"))
     assert not wrong["fold"]["ok"]
+
+
+def test_equalization_of_a_model_without_such_layers_is_refused_before_a_run(
+    tiny_bert: Path, tmp_path: Path
+) -> None:
+    config, model, family = open_skeleton(
+        Model(source=str(tiny_bert), task="feature-extraction"), tiny_bert
+    )
+    source = ModelSource(model, {}, family, family.prefix("feature-extraction"))
+    with pytest.raises(RecipeError, match=f"a model of type {config.model_type} has no two layers"):
+        select(source, Quantize(method="equalization", activations={"range": "minmax"}))

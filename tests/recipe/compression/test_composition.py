@@ -27,6 +27,7 @@ W8A8 = {"activations": {}}
         ({"methods": ("rtn", "gptq")}, "rtn chooses the integers alone; leave it out beside gptq"),
         ({"methods": ("rtn", "autoround")}, "leave it out beside autoround"),
         ({"methods": ("rotation", "awq", "autoround")}, "leave one of rotation and awq out"),
+        ({"methods": ("equalization", "awq", "rtn")}, "leave equalization or awq out"),
         ({"methods": ("autoround", "scale_tuning")}, "both train the norm weights"),
         ({"method": "smoothquant"}, "needs an activations block"),
         ({"method": "scale_tuning", **W8A8}, "trains on float inputs"),

@@ -15,7 +15,6 @@ from optimizer.compress.methods.activations.equalization import (
     multiply_inputs,
 )
 from optimizer.compress.walk.model_source import ModelSource
-from optimizer.foundation.errors import RecipeError
 from optimizer.model.graph.record import BODY
 from optimizer.recipe.compression.quantize import Quantize
 
@@ -50,30 +49,12 @@ class Equalized(Mapping[str, Tensor]):
         return len(self.tensors)
 
 
-def equalize(source: ModelSource, quantize: Quantize) -> ModelSource:
-    """Return the source with equalized tensors; `replaced` has those that differ. Raises
-    RecipeError for a model without layers to equalize, and beside a method that folds other factors
-    into the same weights."""
-    others = [m.name for m in quantize.of_kind("smoothing")]
-    if others:
-        raise RecipeError(
-            f"equalization and {others[0]} both multiply the inputs of a layer",
-            where="quantize.methods",
-            accepted="one of them",
-        )
+def equalize(source: ModelSource, _quantize: Quantize) -> ModelSource:
+    """Return the source with equalized tensors; `replaced` has those that differ."""
     pairs = [
         (f"{BODY}.{pair.producer}", [f"{BODY}.{reader}" for reader in pair.consumers])
         for pair in source.family.equalized
     ]
-    if not pairs:
-        raise RecipeError(
-            f"a model of type {source.family.model_type} has no two layers that equalization "
-            "covers",
-            where="quantize.methods",
-            accepted="ONNX files in which only ReLU or pooling lies between two convolutions, or "
-            "two linear layers",
-            fix="Remove equalization from quantize.methods.",
-        )
     names = dict.fromkeys(name for first, readers in pairs for name in (first, *readers))
     modules: dict[str, Any] = {name: source.model.get_submodule(name) for name in names}
     groups = {name: getattr(module, "groups", 1) for name, module in modules.items()}
