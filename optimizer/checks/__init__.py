@@ -22,7 +22,8 @@ def read(
     lock: Path | None = None,
     until: str = STAGES[-1],
 ) -> tuple[Recipe, Lines]:
-    """Read and check a recipe file; return (recipe, lines of the file on which its values stand).
+    """Read a recipe file and check it before any work; return (recipe, lines of the file on which
+    its values stand).
 
     file: the recipe
     overrides: "a.b=c", as given to --set

@@ -16,7 +16,8 @@ from optimizer.targets import Accepts, Target
 
 
 def check(recipe: Recipe, _: Context) -> None:
-    """Raise RecipeError for everything in the recipe that one of its targets cannot express."""
+    """Check before a run: raise RecipeError for everything in the recipe that one of its targets
+    cannot express."""
     calls: list[Callable[[], None]] = []
     for i, section in enumerate(recipe.targets):
         target, at = targets.look_up(section.runtime), f"targets.{i}"
@@ -54,7 +55,7 @@ def _check_calibrated_length(recipe: Recipe, section: TargetSection, at: str) ->
 
 
 def _others(does: Callable[[Accepts], bool], device: str = "") -> str:
-    """Return "NAME, NAME", the targets that accept a feature.
+    """Return "NAME, NAME", the targets that accept a feature that the checked recipe asks for.
 
     does: predicate on the capabilities of a target
     device: device that the targets must run on; "": any
@@ -137,7 +138,7 @@ def _check_cache(recipe: Recipe, at: str, target: Target) -> None:
 
 
 def _check_one(weights: Weights, where: str, at: str, runtime: str, row: Accepts) -> None:
-    """Check that a target accepts one section of weights.
+    """Check before a run that a target accepts one section of weights.
 
     where: path of the section in the recipe
     at: path of the target

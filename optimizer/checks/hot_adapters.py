@@ -20,8 +20,8 @@ MERGE = "merge one adapter into a bundle of its own: model.adapters: [FOLDER]"
 
 
 def check(recipe: Recipe, context: Context) -> None:
-    """Check the recipe's sections, and the adapters, where adapters stay apart from the model.
-    Adapters on a hub are read only with context.fetch.
+    """Check before a run the recipe's sections, and the adapters, where adapters stay apart from
+    the model. Adapters on a hub are read only with context.fetch.
 
     Raises RecipeError for a section that excludes such adapters, CheckpointError for an adapter
     that is not LoRA of linear modules, MachineError without peft.

@@ -19,9 +19,9 @@ SLIDING = "sliding_attention"
 
 
 def check(recipe: Recipe, context: Context) -> None:
-    """Raise RecipeError for a length stated in the recipe that exceeds the model's positions. Texts
-    are cut at the last position, so that reports would state a wrong length. Defaults are reduced
-    silently.
+    """Check before a run: raise RecipeError for a length stated in the recipe that exceeds the
+    model's positions. Texts are cut at the last position, so that reports would state a wrong
+    length. Defaults are reduced silently.
 
     Raises CheckpointError for a config with invalid fields.
     """
@@ -50,8 +50,8 @@ def check(recipe: Recipe, context: Context) -> None:
 
 
 def _window(config: Mapping[str, Any]) -> int | None:
-    """Return the sliding window, in tokens, that a decoder's config.json states; None without
-    one."""
+    """Return, to check a recipe's lengths, the sliding window, in tokens, that a decoder's
+    config.json states; None without one."""
     window, kinds = config.get("sliding_window"), config.get("layer_types")
     used = config.get("use_sliding_window", True) and (kinds is None or SLIDING in kinds)
     return window if used and isinstance(window, int) else None
@@ -70,7 +70,7 @@ def _refuse_beyond(longest: int, recipe: Recipe, why: str) -> None:
 
 def _lengths(recipe: Recipe) -> list[tuple[str, int, str]]:
     """Return (path in the recipe, tokens, note on what the tokens include) of every length that the
-    recipe states."""
+    checked recipe states."""
     written: list[tuple[str, Any, str]] = [("model.max_length", recipe.model.max_length, "")]
     if recipe.calibrate and "sequence_length" in recipe.calibrate.model_fields_set:
         written.append(("calibrate.sequence_length", recipe.calibrate.sequence_length, ""))

@@ -34,8 +34,8 @@ from optimizer.validate.stage import check_inputs
 
 
 def check(recipe: Recipe, context: Context) -> None:
-    """Check that the model can be loaded, that the data suits it, and that module patterns match.
-    Reads the headers of the weights and every row of the data.
+    """Check before a run that the model can be loaded, that the data suits it, and that module
+    patterns match. Reads the headers of the weights and every row of the data.
 
     Raises the errors of stage load, of the checks of data rows, and of the selection of modules.
     """
@@ -56,8 +56,8 @@ def check(recipe: Recipe, context: Context) -> None:
 
 
 def _check_onnx(recipe: Recipe, *, fetch: bool) -> None:
-    """Check an ONNX file or torch module, the data, and module patterns. The model is checked as in
-    stage load, but not compared with ONNX Runtime."""
+    """Check before a run an ONNX file or torch module, the data, and module patterns. The model is
+    checked as in stage load, but not compared with ONNX Runtime."""
     if not fetch and not source.is_local(recipe.model.source, recipe.model.base):
         return
     with make_temporary_folder("check") as scratch:
@@ -76,7 +76,8 @@ def _check_onnx(recipe: Recipe, *, fetch: bool) -> None:
 def _check_contents(
     recipe: Recipe, folder: Path, opened: tuple[Any, nn.Module, Family], scratch: Path
 ) -> None:
-    """Check names and shapes of the weights, the tokenizer or image settings, and the data.
+    """Check before a run names and shapes of the weights, the tokenizer or image settings, and the
+    data.
 
     folder: folder of the model
     opened: config, skeleton and family of the model
@@ -107,8 +108,8 @@ def _check_contents(
 
 
 def _check_selection(recipe: Recipe, opened: tuple[Any, nn.Module, Family]) -> None:
-    """Check that the recipe's module patterns and group sizes fit the names and shapes of the
-    model."""
+    """Check before a run that the recipe's module patterns and group sizes fit the names and shapes
+    of the model."""
     _, model, family = opened
     if recipe.reduce is None:  # else they are those of the smaller model
         task = recipe.model.task

@@ -15,23 +15,25 @@ from optimizer.recipe.schema import Model
 
 
 def check_weights(section: Model) -> None:
-    """Raise CheckpointError for weights that are missing, incomplete, or only a pickle. Reads
-    headers; a pickle that the recipe allows is not read."""
+    """Check before a run: raise CheckpointError for weights that are missing, incomplete, or only a
+    pickle. Reads headers; a pickle that the recipe allows is not read."""
     folder = local_folder(section)
     if folder is not None and not weights.is_only_pickled(folder, section):
         weights.find(folder, section)
 
 
 def check_tokenizer(section: Model) -> None:
-    """Raise CheckpointError where the task is on texts and the model's files have no vocabulary."""
+    """Check before a run: raise CheckpointError where the task is on texts and the model's files
+    have no vocabulary."""
     folder = local_folder(section)
     if folder is not None and tasks.find_task(section.task).inputs.name == TEXT.name:
         tokenizer.check_present(folder)
 
 
 def local_folder(section: Model) -> Path | None:
-    """Return the folder of config.json on this machine. None for a model that only the hub has, a
-    GGUF or ONNX file, and a model with code of its own, which must be run to be known.
+    """Find, to check a recipe, the folder of config.json on this machine. None for a model that
+    only the hub has, a GGUF or ONNX file, and a model with code of its own, which must be run to be
+    known.
 
     Raises CheckpointError or MachineError for a source that stage load refuses.
     """

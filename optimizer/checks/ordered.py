@@ -40,7 +40,8 @@ TEXTS = ("calibrate", "quantize", "targets.0", "validate")
 
 
 def check(recipe: Recipe, context: Context) -> None:
-    """Run the checks of CHECKS in order; raise all errors found as one (errors.collect)."""
+    """Check a recipe before a run by CHECKS, in order; raise all errors found as one
+    (errors.collect)."""
 
     def run(chain: Sequence[Check]) -> None:
         for one in chain:
@@ -50,7 +51,7 @@ def check(recipe: Recipe, context: Context) -> None:
 
 
 def check_texts(recipe: Recipe, context: Context) -> None:
-    """Run the checks on the text encoder of an image-text model, as a recipe of its own. Messages
+    """Check before a run the text encoder of an image-text model, as a recipe of its own. Messages
     name section `texts`."""
     side = recipe.side_of_texts
     if side is None:
@@ -65,8 +66,8 @@ def check_texts(recipe: Recipe, context: Context) -> None:
 
 
 def check_parts(model: Model | None, specs: Sequence[DataSpec]) -> None:
-    """Check the files of a model, and the columns and first rows of data sets, without the other
-    sections of a recipe. Raises the errors of all as one.
+    """Check before a run the files of a model, and the columns and first rows of data sets, without
+    the other sections of a recipe. Raises the errors of all as one.
 
     model: section of the model; None: it is invalid and not checked
     """
@@ -78,18 +79,18 @@ def check_parts(model: Model | None, specs: Sequence[DataSpec]) -> None:
 
 
 def check_weights(recipe: Recipe, _: Context) -> None:
-    """Check, by their headers, that the model's weights are complete and of types that load
-    reads."""
+    """Check before a run, by their headers, that the model's weights are complete and of types that
+    load reads."""
     model_files.check_weights(recipe.model)
 
 
 def check_tokenizer(recipe: Recipe, _: Context) -> None:
-    """Check that the model of a text task has a vocabulary."""
+    """Check before a run that the model of a text task has a vocabulary."""
     model_files.check_tokenizer(recipe.model)
 
 
 def check_addresses(recipe: Recipe, context: Context) -> None:
-    """Check the addresses of `publish`, without a network."""
+    """Check before a run the recipe's addresses to publish to, without a network."""
     if context.reaches("publish"):
         publish.check(recipe.publish)
 
@@ -102,7 +103,7 @@ def check_packages(recipe: Recipe, context: Context) -> None:
 
 
 def check_processes(recipe: Recipe, context: Context) -> None:
-    """Check that this machine can run the processes that the recipe asks for."""
+    """Check before a run that this machine can run the processes that the recipe asks for."""
     if context.reaches("compress"):
         calibration_processes.check(recipe.compression)
     learning = [recipe.recovery.recover if recipe.recovery else None, recipe.qat]
@@ -112,7 +113,7 @@ def check_processes(recipe: Recipe, context: Context) -> None:
 
 
 def check_device(recipe: Recipe, context: Context) -> None:
-    """Check that torch can use the GPU that the recipe asks for."""
+    """Check before a run that torch can use the GPU that the recipe asks for."""
     for stage, place, device in (
         ("compress", "compress.device", recipe.compress.device),
         ("validate", "validate.reference_device", recipe.validate_.reference_device),
@@ -132,8 +133,8 @@ def check_columns(recipe: Recipe, _: Context) -> None:
 
 
 def _check_header(place: str, spec: DataSpec) -> None:
-    """Check the columns and first rows of the data set at `place` of the recipe, which messages
-    name."""
+    """Check before a run the columns and first rows of the data set at `place` of the recipe, which
+    messages name."""
     try:
         check_header(spec)
     except DataError as e:
@@ -142,7 +143,7 @@ def _check_header(place: str, spec: DataSpec) -> None:
 
 
 def check_lock(recipe: Recipe, context: Context) -> None:
-    """Compare the recipe, its checkpoint, data and packages with a lock."""
+    """Compare before a run the recipe, its checkpoint, data and packages with a lock."""
     if context.lock is not None:
         lock.check(context.file, recipe, context.lock)
 

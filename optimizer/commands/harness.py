@@ -9,8 +9,8 @@ import click
 
 
 class HarnessCommand(click.Command):
-    """Command on a BUNDLE whose options the harness defines: any option is passed on, and the help
-    lists those of the harness."""
+    """Command of `optimize` on a BUNDLE whose options the harness defines: any option is passed on,
+    and the help lists those of the harness."""
 
     def __init__(self, *args: object, **options: object) -> None:
         passed = {"ignore_unknown_options": True, "allow_extra_args": True}
@@ -23,7 +23,8 @@ class HarnessCommand(click.Command):
 
 
 def harness(command: str, bundle: Path, arguments: tuple[str, ...], as_json: bool) -> NoReturn:
-    """Run a command of the harness. Raises SystemExit with the command's exit code."""
+    """Run a command of `optimize` that the harness has, such as `serve`. Raises SystemExit with the
+    command's exit code."""
     from optimizer.harness.commands.command_line import main
 
     if str(bundle).startswith("-"):  # an option that click does not know

@@ -19,7 +19,7 @@ TableFile = tuple[Path, Path | None]
 
 
 def _also(name: str) -> Callable[[click.Context, click.Parameter, bool], bool]:
-    """Return a callback that lets the group's flag `name` also stand after the command."""
+    """Return a callback that lets the flag `name` of `optimize` also stand after the subcommand."""
 
     def callback(ctx: click.Context, _: click.Parameter, value: bool) -> bool:
         if value and ctx.parent is not None:
@@ -31,7 +31,7 @@ def _also(name: str) -> Callable[[click.Context, click.Parameter, bool], bool]:
 
 
 def with_debug_and_json(command: F) -> F:
-    """Add --debug and --json after the command's name."""
+    """Let --debug and --json stand after the name of a subcommand of `optimize`."""
     command = click.option(
         "--json",
         is_flag=True,
@@ -49,8 +49,8 @@ def with_debug_and_json(command: F) -> F:
 
 
 def with_store(text: str) -> Callable[[F], F]:
-    """Add --store and --store-cache; the command gets `store`. text: first words of --store's
-    help"""
+    """Add --store and --store-cache to a command of `optimize`, which gets `store`. text: first
+    words of --store's help"""
 
     def decorate(command: F) -> F:
         @wraps(command)
@@ -88,8 +88,8 @@ def _located(store: str, cache: Path | None) -> Root:
 
 
 def with_recipe(command: F) -> F:
-    """Add RECIPE, --set, --deterministic (an override), with_store's options, --debug and
-    --json."""
+    """Add to a command of `optimize` RECIPE, --set, --deterministic (an override), with_store's
+    options, --debug and --json."""
 
     @wraps(command)
     def overridden(
@@ -134,12 +134,13 @@ with_artifacts = click.option(
 
 
 def lock_beside(recipe: Path) -> Path:
-    """Return the default path of a recipe's lock, RECIPE.lock.json in the same folder."""
+    """Return the default of the option --lock: RECIPE.lock.json in the same folder."""
     return recipe.with_name(f"{recipe.stem}.lock.json")
 
 
 def with_lock(command: F) -> F:
-    """Add --locked and --lock FILE; the command gets `lock`, a path or None."""
+    """Add --locked and --lock FILE to a command of `optimize`, which gets `lock`, a path or
+    None."""
 
     @wraps(command)
     def resolved(
@@ -167,7 +168,8 @@ def with_lock(command: F) -> F:
 
 
 class FiniteRange(click.FloatRange):
-    """Range of numbers that refuses NaN, which passes every comparison, and infinity."""
+    """Type of an option on the command line: numbers of a range; it refuses NaN, which passes every
+    comparison, and infinity."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -180,13 +182,15 @@ class FiniteRange(click.FloatRange):
 
 
 def with_price(text: str) -> Callable[[F], F]:
-    """Add --price-per-hour; the command gets `price`, None if it is not given. text: help"""
+    """Add --price-per-hour to a command of `optimize`, which gets `price`, None if it is not given.
+    text: help"""
     price = FiniteRange(0, min_open=True)
     return click.option("--price-per-hour", "price", type=price, help=text)
 
 
 def _with_signature(what: str) -> Callable[[F], F]:
-    """Add --require-signature; the command gets `key`, None if it is not given.
+    """Add --require-signature to a command of `optimize`, which gets `key`, None if it is not
+    given.
 
     what: the signed thing, for the help
     """
@@ -203,7 +207,7 @@ with_key = _with_signature("a bundle")
 
 
 def with_times(text: str) -> Callable[[F], F]:
-    """Add --times and --require-signature; the command gets `times`.
+    """Add --times and --require-signature to a command of `optimize`, which gets `times`.
 
     `times` is (file of a table, public key that must have signed it or None); None without --times.
 
@@ -230,6 +234,6 @@ with_version = click.option(
 
 
 def with_policy(command: F) -> F:
-    """Add --require-signature and --at-least; the command gets `key` and `at_least`, None if not
-    given."""
+    """Add --require-signature and --at-least to a command of `optimize`, which gets `key` and
+    `at_least`, None if not given."""
     return with_key(with_version(command))

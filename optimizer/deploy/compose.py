@@ -29,7 +29,8 @@ DATASOURCES, PROVIDERS = (f"provisioning/{kind}" for kind in ("datasources", "da
 
 
 def write(source: BundleSource, settings: DeployOptions, out: Path) -> Output:
-    """Write compose.yaml, the configuration of the three services, and the image's files."""
+    """Write the files with which Docker Compose starts the bundle: compose.yaml, the configuration
+    of the three services, and the image's files."""
     server = serving(source, settings)
     image.write(source, out, PORT)
     texts = {

@@ -30,7 +30,8 @@ class Panel:
 
 
 def _of(name: str) -> str:
-    """Return the PromQL selector of a metric, limited to the models chosen on the dashboard."""
+    """Return the PromQL selector of a server's metric, limited to the models chosen on the
+    dashboard."""
     return f'{name}{{model=~"{MODELS}"}}'
 
 

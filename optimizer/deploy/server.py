@@ -97,7 +97,8 @@ def describe_server(source: BundleSource, settings: DeployOptions) -> DeployedSe
 
 
 def _engine(source: BundleSource, measured: MeasuredServer | None) -> Mapping[str, Any]:
-    """Return the manifest's entry of the measured engine, or of the first engine."""
+    """Return the manifest's entry of the engine to deploy: the measured one, or of the first
+    engine."""
     engines: list[dict[str, Any]] = source.manifest["engines"]
     names = [measured.engine] if measured else [engines[0]["target"]]
     return next(e for e in engines if e["target"] in names)

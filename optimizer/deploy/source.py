@@ -16,7 +16,7 @@ from optimizer.harness.runtimes.table import VLLM
 
 @dataclass(frozen=True)
 class BundleSource:
-    """Bundle in a local folder: its verified manifest and its contract."""
+    """Bundle to deploy, in a local folder: its verified manifest and its contract."""
 
     folder: Path
     manifest: dict[str, Any]
@@ -36,7 +36,8 @@ class BundleSource:
 
     @property
     def for_vllm(self) -> dict[str, Any] | None:
-        """Manifest's entry of the engine that vLLM serves; None if the harness runs one."""
+        """Manifest's entry of the engine that vLLM serves; None if the harness runs the deployed
+        bundle."""
         engines = [e for e in self.manifest["engines"] if e["runtime"] == VLLM]
         return engines[0] if engines and self.manifest.get("runnable") is False else None
 
@@ -55,7 +56,7 @@ class BundleSource:
 
 
 def read(folder: Path, needed: str) -> BundleSource:
-    """Return the bundle in `folder`, after verifying its files.
+    """Read the bundle to deploy from `folder`, after verifying its files.
 
     needed: file of the harness that the platform starts.
     Raises BundleError for a folder that is not a bundle; InputError for a bundle with a damaged

@@ -72,12 +72,14 @@ def write(source: BundleSource, settings: DeployOptions, out: Path) -> Output:
 
 
 def name_version_folder(source: BundleSource) -> str:
-    """Return the bundle's version if Triton accepts it, else "1"; config.pbtxt records it."""
+    """Name the folder of the model's version for Triton: the bundle's version if it accepts that,
+    else "1"; config.pbtxt records it."""
     return source.version if VERSION.fullmatch(source.version) else "1"
 
 
 def list_columns(source: BundleSource) -> tuple[list[Column], list[Column]]:
-    """Return the inputs and the outputs as (name, dtype, shape of one row), as our server has."""
+    """Return for Triton the inputs and the outputs as (name, dtype, shape of one row), as our
+    server has."""
     task = tasks.look_up(source.contract)
     inputs: list[Column] = [(n, "object", ()) for n in task.fields(source.contract)]
     outputs = [(n, d, s) for n, (d, s) in task.tensors(source.contract).items()]

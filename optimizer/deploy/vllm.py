@@ -45,7 +45,8 @@ CMD ["serve", "--host", "0.0.0.0", "--insecure"]
 
 
 def kubernetes(source: BundleSource, settings: DeployOptions, out: Path) -> Output:
-    """Write the Kubernetes files. Raises RecipeError for options that do not apply."""
+    """Write the Kubernetes files with which vLLM serves the bundle. Raises RecipeError for options
+    that do not apply."""
     _check(settings)
     needed = _needed(source)
     drain = int(END) if settings.drain_seconds is None else settings.drain_seconds
@@ -78,7 +79,8 @@ def kubernetes(source: BundleSource, settings: DeployOptions, out: Path) -> Outp
 
 
 def ray(source: BundleSource, settings: DeployOptions, out: Path) -> Output:
-    """Write the files of Ray Serve LLM. Raises RecipeError for options that do not apply."""
+    """Write the files with which Ray Serve LLM serves the bundle. Raises RecipeError for options
+    that do not apply."""
     _check(settings)
     source.copy(out / "bundle")
     base = "docker.io/rayproject/ray-llm:2.60.0"
@@ -109,8 +111,8 @@ def ray_config(source: BundleSource, settings: DeployOptions) -> dict[str, Any]:
 
 
 def _check(settings: DeployOptions) -> None:
-    """Raise RecipeError for options of the bundle's own server, and for autoscaling signals that
-    vLLM does not have."""
+    """Check the options of deploying vLLM: raise RecipeError for those of the bundle's own server,
+    and for autoscaling signals that vLLM does not have."""
     refused = [f"--{n.replace('_', '-')}" for n in SCALING if getattr(settings, n) is not None]
     if settings.arguments:
         refused.append("options after --")

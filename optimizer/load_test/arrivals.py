@@ -20,21 +20,21 @@ MOST = 1_000_000  # requests in one run
 
 
 def poisson(rate: float, seconds: float, seed: int) -> list[float]:
-    """Draw the instants of independent requests before `seconds` (Poisson arrivals). rate: mean
-    requests per second."""
+    """Draw the instants of a load test's independent requests before `seconds` (Poisson arrivals).
+    rate: mean requests per second."""
     return list(_until(seconds, _gaps(rate, random.Random(seed))))
 
 
 def bursts(rate: float, seconds: float, seed: int, size: int) -> list[float]:
-    """Draw the instants of bursts of `size` requests before `seconds`. rate: mean requests per
-    second."""
+    """Draw the instants of a load test's bursts of `size` requests before `seconds`. rate: mean
+    requests per second."""
     starts = _until(seconds, _gaps(rate / size, random.Random(seed)))
     return [start for start in starts for _ in range(size)]
 
 
 def recorded(instants: Sequence[float], rate: float, seconds: float) -> list[float]:
-    """Repeat recorded instants of requests until `seconds`: gaps of `instants`, repeated, scaled to
-    mean 1 / rate."""
+    """Repeat, for a load test, recorded instants of requests until `seconds`: gaps of `instants`,
+    repeated, scaled to mean 1 / rate."""
     whole = instants[-1] - instants[0]
     stretch = (len(instants) - 1) / (rate * whole)
     gaps = [(b - a) * stretch for a, b in itertools.pairwise(instants)]
@@ -42,7 +42,8 @@ def recorded(instants: Sequence[float], rate: float, seconds: float) -> list[flo
 
 
 def read(file: Path) -> list[float]:
-    """Return the ascending instants of a recording: a file with one number of seconds per line.
+    """Return the ascending instants of a recording of requests, to be repeated by a load test: a
+    file with one number of seconds per line.
 
     Raises DataError for a file that cannot be read, a line without a number, and fewer than two
     distinct instants.

@@ -79,7 +79,8 @@ def _within_all(reply: Reply, limits: Mapping[str, float]) -> bool:
 
 
 def list_times(reply: Reply, kind: str) -> list[float]:
-    """Return one reply's times of a kind in ms; [] for a reply in one piece, except "latency"."""
+    """Return the times of one reply in a load test, of a kind in ms; [] for a reply in one piece,
+    except "latency"."""
     if kind == "latency":
         return [1000 * (reply.ended - reply.due)]
     if kind == "first_token":
@@ -90,8 +91,8 @@ def list_times(reply: Reply, kind: str) -> list[float]:
 def _percentiles(
     replies: Sequence[Reply], kind: str, seconds: float
 ) -> dict[str, list[float | None]]:
-    """Compute {"p99": [value, low, high], ...}, in ms, for each of PERCENTILES; {} if no reply has
-    a time of that kind."""
+    """Compute for a load test {"p99": [value, low, high], ...}, in ms, for each of PERCENTILES; {}
+    if no reply has a time of that kind."""
     windows: list[list[float]] = [[] for _ in range(WINDOWS)]
     for reply in replies:
         windows[min(int(reply.due / seconds * WINDOWS), WINDOWS - 1)] += list_times(reply, kind)
@@ -111,7 +112,8 @@ def _percentiles(
 
 
 def _bootstrap(windows: Sequence[Sequence[float]]) -> dict[float, Floats]:
-    """Return {percent: its percentile in each of DRAWS draws of windows}."""
+    """Bootstrap a load test's percentiles: {percent: its percentile in each of DRAWS draws of
+    windows}."""
     generator, parts = np.random.default_rng(0), [np.array(w) for w in windows]
     drawn = np.empty((DRAWS, len(PERCENTILES)))
     for row in drawn:
@@ -138,7 +140,8 @@ def judge_figures(
 
 
 def judge_percentile(p99: Sequence[float | None] | None, limit: float) -> Verdict:
-    """Judge a 99th percentile, [value, low, high] in ms; None (no answer) is inconclusive."""
+    """Judge a load test's 99th percentile, [value, low, high] in ms; None (no answer) is
+    inconclusive."""
     if p99 is None:
         return "inconclusive"
     value, low, high = p99

@@ -20,7 +20,8 @@ LOAD = ("RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED")
 
 
 class GrpcClient:
-    """Implementation of open_loop.Client. Raises MachineError where grpcio is not installed.
+    """Client of a load test that sends its requests over gRPC. Raises MachineError where grpcio is
+    not installed.
 
     name: name of the model; the protocol has no list of models
     token: bearer token, or ""

@@ -35,8 +35,9 @@ class HighestRate:
 
 
 def search(measure: Callable[[float], Verdict], start: float, least: float = LOWEST) -> HighestRate:
-    """Double or halve `start` until one rate meets the objectives and another does not; then try
-    the geometric mean of the two, repeatedly. An inconclusive run counts as missed.
+    """Search for the highest request rate that a server sustains: double or halve `start` until one
+    rate meets the objectives and another does not; then try the geometric mean of the two,
+    repeatedly. An inconclusive run counts as missed.
 
     measure: rate -> verdict of a run
     least: lowest rate to try

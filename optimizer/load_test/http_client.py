@@ -17,7 +17,7 @@ CONNECTIONS = 4096
 
 
 class HttpClient:
-    """Implementation of open_loop.Client.
+    """Client of a load test that sends its requests over HTTP.
 
     token: bearer token, or ""
     new_tokens: maximum new tokens of a generation request
@@ -42,8 +42,8 @@ class HttpClient:
         await self._session.close()
 
     async def model(self) -> str:
-        """Return the name of the first model of /v1/models. Raises MachineError where nothing
-        answers, InputError where the answer is not a list of models."""
+        """Ask the server under test for its first model, the name of /v1/models. Raises
+        MachineError where nothing answers, InputError where the answer is not a list of models."""
         where = f"{self.url}/v1/models"
         try:
             async with self._session.get(where) as answer:
@@ -63,7 +63,8 @@ class HttpClient:
             ) from None
 
     async def inputs(self, model: str) -> list[Metadata]:
-        """Return the model's inputs by the Open Inference Protocol; [] from other servers."""
+        """Ask the server under test for the model's inputs by the Open Inference Protocol; [] from
+        other servers."""
         try:
             async with self._session.get(f"{self.url}/v2/models/{model}") as answer:
                 return list((await answer.json(content_type=None))["inputs"])
@@ -71,7 +72,8 @@ class HttpClient:
             return []
 
     async def kind(self, model: str, column: str, value: str) -> RequestKind:
-        """Return the first kind of request that gets status 200. Raises InputError if none does."""
+        """Return the first kind of request that the server under test answers with status 200.
+        Raises InputError if none does."""
         reasons = []
         for kind in BY_FILE if column == BY_FILE[0].column else BY_TEXT:
             outcome = await self.ask(kind, model, value, Reply(0.0), time.perf_counter())
@@ -111,8 +113,8 @@ class HttpClient:
 
 
 async def _events(content: aiohttp.StreamReader) -> Any:
-    """Yield the JSON documents of server-sent events until [DONE]. Raises ValueError for a document
-    with "error", and for a stream that ends without [DONE]."""
+    """Yield the JSON documents of a tested server's answer in server-sent events until [DONE].
+    Raises ValueError for a document with "error", and for a stream that ends without [DONE]."""
     async for line in content:
         if not line.startswith(b"data:"):
             continue

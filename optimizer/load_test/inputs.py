@@ -21,16 +21,17 @@ IMAGES = 8  # images of noise, where no files are given
 
 @dataclass(frozen=True)
 class RequestInputs:
-    """Distinct inputs of one column, "text" or "image"; an image is a file in base64."""
+    """A load test's distinct inputs of one column, "text" or "image"; an image is a file in
+    base64."""
 
     column: str
     values: Sequence[str]
 
 
 async def choose_inputs(client: Client, model: str, lines: Sequence[str]) -> RequestInputs:
-    """Choose inputs of the kind that the model takes. Raises InputError for a model of another
-    kind, DataError for an image that cannot be read. lines: texts, or paths of images; empty:
-    neutral texts, or noise of the model's image size."""
+    """Choose a load test's inputs, of the kind that the model takes. Raises InputError for a model
+    of another kind, DataError for an image that cannot be read. lines: texts, or paths of images;
+    empty: neutral texts, or noise of the model's image size."""
     names = [str(entry["name"]) for entry in await client.inputs(model)]
     column = names[0] if names else TEXT.columns[0]
     if column == IMAGE.columns[0]:
@@ -54,7 +55,8 @@ def _encode(path: str) -> str:
 
 
 async def _noise(client: Client, model: str) -> list[str]:
-    """Return images of noise: BMP files, which need no decompression, in base64."""
+    """Return, as a load test's inputs, images of noise: BMP files, which need no decompression, in
+    base64."""
     (tensor,) = await client.inputs(model + TENSORS)
     height, width = (int(size) for size in tensor["shape"][-2:])
     random = np.random.default_rng(0)
@@ -65,8 +67,8 @@ async def _noise(client: Client, model: str) -> list[str]:
 
 
 def bmp(pixels: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> bytes:
-    """Return an image (height, width, 3) as the bytes of a BMP file: rows from the bottom, each
-    padded to a multiple of 4 bytes."""
+    """Return a load test's image (height, width, 3) as the bytes of a BMP file: rows from the
+    bottom, each padded to a multiple of 4 bytes."""
     height, width, _ = pixels.shape
     rows = np.zeros((height, -(-3 * width // 4) * 4), np.uint8)
     rows[:, : 3 * width] = pixels[::-1].reshape(height, -1)

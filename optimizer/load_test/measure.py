@@ -25,7 +25,7 @@ from optimizer.recipe.serving import solve_mean_requests
 
 @dataclass(frozen=True)
 class Schedule:
-    """Instants at which requests are due: Poisson arrivals, bursts, or a recording.
+    """Instants at which a load test's requests are due: Poisson arrivals, bursts, or a recording.
 
     seconds: length of one run
     burst: number of requests at the same instant; 1: no bursts
@@ -38,7 +38,8 @@ class Schedule:
     recording: Sequence[float] = ()
 
     def instants(self, rate: float) -> list[float]:
-        """Draw the instants of one run (arrivals.py). rate: requests per second."""
+        """Draw the instants of one run's requests in a load test (arrivals.py). rate: requests per
+        second."""
         if self.recording:
             return arrivals.recorded(self.recording, rate, self.seconds)
         if self.burst > 1:
@@ -99,8 +100,8 @@ def measure_together(
 async def _run_together(
     client: Client, lines: Sequence[str], sizes: Sequence[int], rounds: int
 ) -> list[dict[str, Any]]:
-    """Send `size` requests at once, `rounds` times for each of `sizes`; return an entry per
-    size."""
+    """Send a server `size` requests at once, `rounds` times for each of `sizes`; return an entry
+    per size."""
     entries = []
     async with client:
         model = await client.model()
@@ -135,7 +136,8 @@ async def _run_together(
 
 
 def _percentiles(seconds: Sequence[float]) -> dict[str, float] | None:
-    """Return {"p50", "p90", "p99"} of seconds, in ms; None without values."""
+    """Return {"p50", "p90", "p99"} of a load test's times in seconds, in ms; None without
+    values."""
     if not seconds:
         return None
     return {f"p{p}": float(np.percentile(seconds, p)) * 1000 for p in (50, 90, 99)}
@@ -148,7 +150,8 @@ async def _measure(
     rate: float | None,
     objectives: Objectives,
 ) -> dict[str, Any]:
-    """Run a test at `rate`, or search for the highest rate if it is None; return the document."""
+    """Run a load test at `rate`, or search for the highest rate if it is None; return the
+    document."""
     async with client:
         model = await client.model()
         chosen = await inputs.choose_inputs(client, model, lines)
@@ -180,8 +183,8 @@ async def _measure(
 
 
 def _lowest_rate(schedule: Schedule, objectives: Objectives) -> float:
-    """Return the lowest rate at which a run has enough requests to bound a 99th percentile; LOWEST
-    if only times between tokens are limited, because each request has many."""
+    """Return the lowest request rate at which a run has enough requests to bound a 99th percentile;
+    LOWEST if only times between tokens are limited, because each request has many."""
     if objectives.limits.keys() <= {"between"}:
         return highest_rate.LOWEST
     requests = solve_mean_requests(fewest(99), schedule.burst)
@@ -205,7 +208,8 @@ class _LoadTest:
     runs: list[dict[str, Any]] = field(default_factory=list)
 
     async def run_at(self, rate: float) -> Verdict:
-        """Run at this rate, append the run's document to `runs` and return its verdict."""
+        """Send requests at this rate, append the run's document to `runs` and return its
+        verdict."""
         values, seconds = [*self.expected], self.schedule.seconds
         say(f"load: {rate:.4g} requests a second for {seconds:g} s")
         due = self.schedule.instants(rate)
@@ -223,7 +227,8 @@ class _LoadTest:
         return verdict
 
     async def seconds_alone(self) -> float:
-        """Return the median seconds of a request sent alone, over three requests per input."""
+        """Return the median seconds of a request that the server under test gets alone, over three
+        requests per input."""
         taken = []
         for value in [*self.expected] * 3:
             reply = Reply(0.0)

@@ -41,7 +41,7 @@ Metadata = Mapping[str, Any]  # name, datatype and shape of one model input
 
 
 class Client(Protocol):
-    """Client of one server, used as an async context manager."""
+    """Client by which a load test sends requests to a server, used as an async context manager."""
 
     url: str
 
@@ -51,20 +51,21 @@ class Client(Protocol):
     ) -> None: ...
 
     async def model(self) -> str:
-        """Return the name of the model to test. Raises MachineError where nothing answers, and
-        InputError where the answer is not what such a server sends."""
+        """Return the name of the model under load test. Raises MachineError where nothing answers,
+        and InputError where the answer is not what such a server sends."""
 
     async def inputs(self, model: str) -> Sequence[Metadata]:
-        """Return the model's inputs by the Open Inference Protocol; [] from other servers."""
+        """Ask the server under test for the model's inputs by the Open Inference Protocol; [] from
+        other servers."""
 
     async def kind(self, model: str, column: str, value: str) -> RequestKind:
-        """Return the kind of request for inputs of this column, after trying it with `value`.
-        Raises InputError where the server does not answer."""
+        """Return the kind of a load test's requests for inputs of this column, after trying it with
+        `value`. Raises InputError where the server does not answer."""
 
     async def ask(
         self, kind: RequestKind, model: str, value: str, reply: Reply, start: float
     ) -> Reply:
-        """Send one request now, fill in `reply` and return it.
+        """Send the server under test one request now, fill in `reply` and return it.
 
         start: time.perf_counter() at the start of the run
         """
@@ -73,8 +74,8 @@ class Client(Protocol):
 async def ask_alone(
     client: Client, kind: RequestKind, model: str, values: Sequence[str]
 ) -> dict[str, str]:
-    """Send each input with no other request running. Returns {input: answer}. Raises InputError
-    for an input without an answer."""
+    """Send the server under test each input with no other request running. Returns {input: answer}.
+    Raises InputError for an input without an answer."""
     expected = {}
     for value in values:
         reply = await client.ask(kind, model, value, Reply(0.0), time.perf_counter())
@@ -91,7 +92,8 @@ async def ask_alone(
 async def send_all(
     client: Client, kind: RequestKind, model: str, values: Sequence[str], due: Sequence[float]
 ) -> list[Reply]:
-    """Send a request at each instant of `due`, cycling through `values`; return all replies."""
+    """Send the server under test a request at each instant of `due`, cycling through `values`;
+    return all replies."""
     replies = [Reply(instant) for instant in due]
     with pause_collection():
         start = time.perf_counter()

@@ -79,7 +79,8 @@ def _rate_gate(highest: Mapping[str, Any]) -> Gate:
 
 
 def _answered_gate(run: Mapping[str, Any], section: Slo) -> Gate:
-    """Return the gate that fails for any wrong or lost answer, or too large a share of refusals."""
+    """Return the load test's gate that fails for any wrong or lost answer, or too large a share of
+    refusals."""
     share = run["refused"] / max(run["sent"], 1)
     bad = run["wrong"] + run["lost"]
     verdict: Verdict = "pass" if not bad and share <= section.max_refused else "fail"

@@ -24,7 +24,7 @@ FULL = {"rows": "full_batch_ms", "slots": "full_step_ms"}  # fields of the log l
 
 @dataclass
 class ServerUnderTest:
-    """Server of one bundle, and the load test that measures it.
+    """Server of one bundle whose settings are tuned by load tests.
 
     lines: texts, or paths of images (see inputs.choose_inputs)
     schedule: arrivals of each run
@@ -53,8 +53,8 @@ class ServerUnderTest:
         return {name: line[name] for name in names}
 
     def highest(self, settings: Values) -> HighestRate:
-        """Measure the highest rate that meets the objectives; HighestRate(None, None) where this
-        machine cannot run the server with these settings."""
+        """Measure by load tests the highest rate that meets the objectives; HighestRate(None, None)
+        where this machine cannot run the server with these settings."""
         say(f"tune-serving: {format_settings(settings)}")
         try:
             document = self._measure(settings, None, self.objectives)
@@ -64,7 +64,8 @@ class ServerUnderTest:
         return HighestRate(**document["highest_rate"])
 
     def overload(self, settings: Values, rate: float) -> Verdict:
-        """Return the verdict at a rate above capacity, where all requests may be refused."""
+        """Return the verdict of a load test at a rate above capacity, where all requests may be
+        refused."""
         say(f"tune-serving: {format_settings(settings)} at {rate:.4g} requests a second")
         document = self._measure(settings, rate, replace(self.objectives, max_refused=1.0))
         verdict: Verdict = document["verdict"]
@@ -81,7 +82,8 @@ class ServerUnderTest:
 
 
 def list_arguments(settings: Values) -> list[str]:
-    """Return options of `optimize serve` for these settings; settings of None have no option."""
+    """Return options of `optimize serve` for these settings of a server under test; settings of
+    None have no option."""
     return [
         word
         for name, value in settings.items()
@@ -163,5 +165,5 @@ def _rate(trial: Mapping[str, Any]) -> str:
 
 
 def format_settings(settings: Values) -> str:
-    """Return settings for people, such as "rows 8, workers 2"."""
+    """Return a server's settings for people, such as "rows 8, workers 2"."""
     return ", ".join(f"{name} {value}" for name, value in settings.items())

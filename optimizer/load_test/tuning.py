@@ -31,7 +31,8 @@ Values = Mapping[str, Any]  # {setting: value}
 
 @dataclass(frozen=True)
 class TuningTrial:
-    """Settings, and the highest rate that meets the objectives with them."""
+    """Settings of a server under load test, and the highest rate that meets the objectives with
+    them."""
 
     settings: Values
     highest: HighestRate
@@ -51,7 +52,8 @@ class Tuning:
     trials: list[TuningTrial] = field(default_factory=list)
 
     def best(self, start: Values) -> TuningTrial:
-        """Search, and return the trial with the best settings. start: settings of the bundle."""
+        """Search for the best settings of a server, and return their trial. start: settings of the
+        bundle."""
         best = first = self._try(start)
         if "rows" in start:
             best = self._double(best, "workers", self.processors)
@@ -69,7 +71,8 @@ class Tuning:
         return self.trials[-1]
 
     def _double(self, best: TuningTrial, name: str, most: int) -> TuningTrial:
-        """Return the best trial after doubling a setting or, if that is not better, halving it."""
+        """Return the best trial after doubling a setting of the server or, if that is not better,
+        halving it."""
         start = int(best.settings[name])
         up = (start << n for n in range(1, most.bit_length()) if start << n <= most)
         larger = self._climb(best, name, up)
@@ -78,7 +81,8 @@ class Tuning:
         return self._climb(best, name, (start >> n for n in range(1, start.bit_length())))
 
     def _climb(self, best: TuningTrial, name: str, values: Iterable[int]) -> TuningTrial:
-        """Try values in order until a trial is not better than `best`; return the best trial."""
+        """Try values of a server's setting in order until a trial is not better than `best`; return
+        the best trial."""
         for value in values:
             trial = self._try({**best.settings, name: value})
             if not is_better(trial.highest, best.highest):
@@ -88,7 +92,8 @@ class Tuning:
 
 
 def is_better(new: HighestRate, old: HighestRate) -> bool:
-    """Tell if `new` met a rate that `old` was not shown to meet."""
+    """Return True if a server's settings `new` met a request rate that `old` was not shown to
+    meet."""
     if new.met is None:
         return False
     return old.met is None or (old.missed is not None and new.met >= old.missed)

@@ -23,7 +23,7 @@ ROOT = Path("/sys/class/powercap")
 
 @dataclass(frozen=True)
 class EnergyCounter:
-    """Energy counter of one device.
+    """Counter of the energy that one device spends while an engine is measured.
 
     microjoules: function that reads the counter
     range: value in microjoules at which the counter restarts from 0
@@ -39,7 +39,7 @@ Counters = tuple[Sequence[EnergyCounter], str]
 
 
 class Meter:
-    """Meter of the energy of all processor packages and, with `gpu`, of the GPU.
+    """Meter of the energy that all processor packages and, with `gpu`, the GPU spend on an engine.
 
     root: folder of powercap
     gpu: True for a model that runs on a GPU

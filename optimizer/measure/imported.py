@@ -45,7 +45,7 @@ ACCEPTED = (
 
 @dataclass(frozen=True)
 class ProfiledRange:
-    """Named range of one thread, in the profile's unit of time."""
+    """Named range of one thread in an imported profile, in the profile's unit of time."""
 
     start: float
     end: float
@@ -213,7 +213,8 @@ def _sum_by_module(
 
 
 def _module(name: str) -> str:
-    """Return the module that a range is named after; "" for other names, such as aten::addmm."""
+    """Return the module that a range of a profile is named after; "" for other names, such as
+    aten::addmm."""
     module = module_of(name) or name
     return module if NAME.fullmatch(module) else ""
 

@@ -21,7 +21,7 @@ CONTAINERS = frozenset({"If", "Loop", "Scan"})
 def kernels(
     runner: OrtRunner, arrays: Mapping[str, Any], rounds: int, *, packed: bool = True
 ) -> list[Event]:
-    """Profile `rounds` runs of a model; return the events of its kernels, in order.
+    """Profile `rounds` runs of a model in ONNX Runtime; return the events of its kernels, in order.
 
     runner: gives the file, the device and the threads; another session is profiled
     packed: False profiles without prepacking: slower, with the sizes of weights in the events
@@ -60,6 +60,6 @@ def node_of(event: Event) -> str:
 
 
 def module_of(node: str) -> str:
-    """Return the module in the name of a node; "" for nodes of no module."""
+    """Return the module in the name of a profiled node; "" for nodes of no module."""
     module, slash, _ = node.removeprefix(FUSED).partition("/")
     return module if slash else ""

@@ -64,7 +64,7 @@ class Work:
 
 @dataclass(frozen=True)
 class MachineRates:
-    """Fastest rates of this machine: multiplications and bandwidths.
+    """Fastest rates of this machine, its roofline: multiplications and bandwidths.
 
     float32, int8: operations per second of a large product; one multiplication and addition is two
     bandwidth: {bytes of an addition: bytes per second}
@@ -86,7 +86,8 @@ class MachineRates:
 
 
 def measure(threads: int) -> MachineRates:
-    """Measure the rates of this machine: the shortest of several rounds, in about 5 seconds."""
+    """Measure the roofline of this machine, its fastest rates: the shortest of several rounds, in
+    about 5 seconds."""
     with make_temporary_folder("rates") as folder:
         arrays = graph.write(folder / "rates.onnx")
         with OrtRunner(folder / "rates.onnx", threads=threads) as runner:
@@ -103,7 +104,8 @@ def measure(threads: int) -> MachineRates:
 
 
 def format_rates(rates: Mapping[str, Any]) -> list[str]:
-    """Return lines that explain the percentages beside each module, and the rates behind them."""
+    """Return lines that explain the percentages of the roofline beside each module, and the rates
+    behind them."""
     bandwidth = ", ".join(f"{v / 1e9:.3g} GB/s" for v in rates["bandwidth"].values())
     sizes = ", ".join(f"{int(size) >> 20}" for size in rates["bandwidth"])
     return [
@@ -138,5 +140,5 @@ def work_of(event: Event) -> Work | None:
 
 
 def _shapes(entries: Sequence[Mapping[str, Sequence[int]]]) -> list[tuple[str, Sequence[int]]]:
-    """Return (type, shape) of each input or output of an event."""
+    """Return (type, shape) of each input or output of a kernel's event in a profile."""
     return [pair for entry in entries for pair in entry.items()]

@@ -57,7 +57,8 @@ FIGURES = ("p50", "p50_interval", "p99", "p99_interval")
 
 
 def lengths(max_length: int) -> list[int]:
-    """Return the default lengths in tokens to time, for a model of at most `max_length` tokens."""
+    """List the default lengths, in tokens, that `optimize measure` times, for a model of at most
+    `max_length` tokens."""
     doubled = [SHORTEST << i for i in range(7) if SHORTEST << i <= LONGEST]
     return [n for n in doubled if n < max_length] + [min(max_length, LONGEST)] * (
         max_length <= LONGEST
@@ -123,7 +124,7 @@ def measure_rates(runner: OrtRunner) -> MachineRates | None:
 
 
 def build_arrays(system: System, texts: Sequence[Any], cell: tuple[int, int]) -> dict[str, Any]:
-    """Encode a batch of equal rows. cell: (batch, sequence)"""
+    """Encode a batch of equal rows, to time an engine. cell: (batch, sequence)"""
     batch, sequence = cell
     return dict(system.pre([system.lengthen([*texts], sequence)] * batch, sequence))
 
@@ -138,7 +139,7 @@ def measure_system(
     *,
     gpu: bool = False,
 ) -> dict[str, Any]:
-    """Measure the parts of a table that do not depend on a bundle.
+    """Measure an engine: the parts of its table that do not depend on a bundle.
 
     texts: inputs, joined to rows of each length
     grid: (batch, sequence) of each cell
@@ -176,7 +177,7 @@ def _cell(
     meter: Meter,
     price: float | None,
 ) -> dict[str, Any]:
-    """Time one shape and return its entry in the table.
+    """Time an engine with one shape, and return its entry in the table.
 
     cell: (batch, sequence)
     seconds: time limit
@@ -211,8 +212,8 @@ def _cell(
 
 
 def write(document: Mapping[str, Any], out: Path, key: Path | None) -> None:
-    """Write a measured table, and its signature where a private key is given; without a key a
-    signature of an earlier table is removed."""
+    """Write a bundle's measured table of times, and its signature where a private key is given;
+    without a key a signature of an earlier table is removed."""
     private_key = None if key is None else sign.load_private(key)
     with atomic.explain_disk_errors(out, "--out"):
         atomic.write(out, json.dumps(document, indent=1).encode() + b"\n")
@@ -224,7 +225,7 @@ def write(document: Mapping[str, Any], out: Path, key: Path | None) -> None:
 
 
 def read(file: Path, key: Path | None = None) -> dict[str, Any]:
-    """Read a signed table of measurements.
+    """Read a signed table of a bundle's measured times and energy.
 
     key: public key; None: no signature is required
 
@@ -256,7 +257,7 @@ def read(file: Path, key: Path | None = None) -> dict[str, Any]:
 
 
 def _check(value: Any, name: str, whole: bool) -> None:
-    """Raise ValueError for a value that is not a finite number above 0.
+    """Raise ValueError for a value of a measured table that is not a finite number above 0.
 
     whole: True for whole numbers only
     """

@@ -96,7 +96,8 @@ def _compare(bundle: Path, files: list[str], texts: LabelModelSteps[Path], sourc
 
 
 def _vectors(model: nn.Module, batch: Batch) -> Array:
-    """Embed texts with the model of texts: its vectors at the last token, scaled to unit length.
+    """Embed label texts with the bundle's model of texts: its vectors at the last token, scaled to
+    unit length.
 
     Computed in the model's float type; returned as float64, (texts, width).
     """

@@ -41,8 +41,8 @@ def lock(recipe: Recipe) -> dict[str, Any]:
 
 
 def check(recipe_file: Path, recipe: Recipe, against: Path) -> None:
-    """Raise RecipeError, naming up to NAMED differences, where a recipe differs from the lock or
-    the manifest.json at the path `against`."""
+    """Raise RecipeError, naming up to NAMED differences, where a recipe, its data or packages
+    differ from the lock or the manifest.json at the path `against`."""
     differences = compare_inputs(read(against), lock(recipe))
     if differences:
         more = len(differences) - NAMED

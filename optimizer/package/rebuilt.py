@@ -32,7 +32,8 @@ class Rebuilt:
 
 
 def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> Rebuilt:
-    """Compare two bundles by their checked manifests; `first` is the earlier bundle's."""
+    """Compare a rebuilt bundle with the earlier one by their checked manifests; `first` is the
+    earlier bundle's."""
     a, b = first["files"], second["files"]
     differing = [n for n in sorted({*a, *b}) if _sha256(a, n) != _sha256(b, n)]
     measured = [n for n in differing if (a.get(n) or b[n])["measured"]]
@@ -63,7 +64,8 @@ def compare_inputs(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[
 
 
 def _engines(first: list[Any], second: list[Any]) -> list[str]:
-    """Return a sentence per engine in only one list, and per field of ENGINE that differs."""
+    """Return a sentence per engine that only one of two bundles has, and per field of ENGINE that
+    differs."""
     a, b = ({e["target"]: e for e in engines} for engines in (first, second))
     lines = [f"engine {t}: in only one of the two bundles" for t in sorted({*a} ^ {*b})]
     lines += [

@@ -54,7 +54,7 @@ def check(bundle: Path, validated: Sequence[Path]) -> None:
 
 
 def _contract(document: Mapping[str, Any]) -> Contract:
-    """Parse the contract of a document, without the quantized forms of its embeddings.
+    """Parse the contract in a bundle's manifest, without the quantized forms of its embeddings.
 
     web/bundle.json is compared with manifest.json, and does not have these forms.
 
@@ -65,7 +65,7 @@ def _contract(document: Mapping[str, Any]) -> Contract:
 
 
 def _check_answers(bundle: Path, target: str, judged: Path) -> None:
-    """Raise GateError if the bundle does not run, or answers a judged row with other bits.
+    """Raise GateError if the finished bundle does not run, or answers a judged row with other bits.
 
     target: target of the engine
     judged: file of the judged rows and answers

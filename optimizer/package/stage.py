@@ -159,7 +159,8 @@ def run(
 
 
 def name_targets(sections: Sequence[TargetSection]) -> list[str]:
-    """Return a folder name per target: "onnxruntime-cpu"; if repeated also "onnxruntime-cpu-2"."""
+    """Name each target's folder in the bundle: "onnxruntime-cpu"; if repeated also
+    "onnxruntime-cpu-2"."""
     names: list[str] = []
     for base in (s.name for s in sections):
         same = sum(n == base or n.startswith(f"{base}-") for n in names)
@@ -187,8 +188,8 @@ def list_left_out(section: Packaging) -> list[dict[str, str]]:
 def write_requirements(
     sections: Sequence[TargetSection], task: str, others: Sequence[str] = ()
 ) -> str:
-    """Return the text of requirements.txt: packages that the harness imports for a task and the
-    bundle's targets, and others, at the versions installed here."""
+    """Return the text of a bundle's requirements.txt: packages that the harness imports for a task
+    and the bundle's targets, and others, at the versions installed here."""
     known = tasks.find_task(task)
     packages = ["numpy", *known.inputs.requires]
     packages += sorted({p for s in sections for p in s.harness_packages} | set(others))
@@ -198,8 +199,8 @@ def write_requirements(
 
 
 def serve_requirements() -> str:
-    """Return the text of requirements-serve.txt at the versions installed here, with packages of
-    `serve --otlp-endpoint` where installed; "" where a package of SERVE is missing."""
+    """Return the text of a bundle's requirements-serve.txt at the versions installed here, with
+    packages of `serve --otlp-endpoint` where installed; "" where a package of SERVE is missing."""
     versions = {name: package_version(name) for name in SERVE}
     if None in versions.values():
         return ""
@@ -208,8 +209,9 @@ def serve_requirements() -> str:
 
 
 def _version(distribution: str) -> str:
-    """Return a distribution's version to pin: the installed one. A build of ONNX Runtime that is
-    not installed gets the other build's minor release, "1.31.*", because patches may differ.
+    """Return a distribution's version to pin in a bundle's requirements: the installed one. A build
+    of ONNX Runtime that is not installed gets the other build's minor release, "1.31.*", because
+    patches may differ.
 
     Raises MachineError where no build is installed, so no version was tested.
     """
@@ -404,8 +406,8 @@ def _read(path: Path) -> Any:
 
 
 def estimate(section: Packaging, shapes: Shapes) -> Estimate:
-    """Return the predicted needs. Disk: models and engines, twice with a tar. Memory: a process
-    that opens one engine at a time and answers judged rows."""
+    """Predict the needs of writing the bundle. Disk: models and engines, twice with a tar. Memory:
+    a process that opens one engine at a time and answers judged rows."""
     records = [targets.look_up(t.runtime) for t in section.recipe.targets]
     widths = [4 if t.float_type == "fp32" else 2 for t in section.recipe.targets]
     sizes = [lowered_bytes(shapes, width) for width in widths]
@@ -420,8 +422,8 @@ def estimate(section: Packaging, shapes: Shapes) -> Estimate:
 def digest_sources(
     section: Packaging, folder: Path = HARNESS, templates: Path = TEMPLATES
 ) -> dict[str, str]:
-    """Return {name: digest} of the harness's sources, the report's templates, the web page, and the
-    code that adds files to a target's model."""
+    """Return, for the key of stage package, {name: digest} of the harness's sources, the report's
+    templates, the web page, and the code that adds files to a target's model."""
     code: dict[str, str] = {}
     for target in section.recipe.targets:
         code |= targets.look_up(target.runtime).code("package")

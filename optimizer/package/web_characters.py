@@ -23,8 +23,8 @@ NONE = -1  # index of code points that are not recorded
 
 
 def signature(tokenizer: Any, character: str) -> str:
-    """Return the signature of a character (see the top of this file): how the tokenizer treats it
-    in context.
+    """Describe how the tokenizer treats a character in context: its signature, by which the
+    bundle's web page checks the browser's text handling.
 
     tokenizer: a tokenizers.Tokenizer
     """
@@ -38,8 +38,8 @@ def signature(tokenizer: Any, character: str) -> str:
 
 
 def build_table(tokenizer: Any) -> dict[str, list[Any]]:
-    """Return the table for the web page: {"signatures", "runs"}, as above, of the code points in
-    RECORDED. tokenizer: a tokenizers.Tokenizer"""
+    """Return the table of characters for the bundle's web page: {"signatures", "runs"}, as above,
+    of the code points in RECORDED. tokenizer: a tokenizers.Tokenizer"""
     indices: dict[str, int] = {}
     runs: list[list[int]] = []
     previous = -1

@@ -104,7 +104,8 @@ def add(part: Packed) -> None:
 
 
 def limit_of(report: Mapping[str, Any], hop: str, output: str) -> float:
-    """Return the limit of the difference of one output between the browser and the harness.
+    """Return the limit, for a bundle's web page, of the difference of one output between the
+    browser and the harness.
 
     hop: name of the ledger's comparison whose limit is used
 
@@ -123,7 +124,8 @@ def limit_of(report: Mapping[str, Any], hop: str, output: str) -> float:
 
 
 def _run_texts(model: Path, contract: Contract, encoder: Any) -> dict[str, list[Any]]:
-    """Return {"outputs", "answers"} for TEXTS from the harness, then None for the cut text."""
+    """Return {"outputs", "answers"} for TEXTS from the bundle's harness, with which the web page
+    compares its own, then None for the cut text."""
     outputs: list[Any] = []
     expected: list[Any] = []
     with closing(OrtRunner(model, threads=1)) as runner:

@@ -24,7 +24,7 @@ REPORT_FILES = frozenset({REPORT, "report.json"})
 
 
 def publish(bundle: Path, artifacts: Path, name: str, version: str) -> Path:
-    """Copy the bundle's folder and its tar to artifacts/<name>/; return the folder.
+    """Publish a run's bundle on this disk, as artifacts/<name>/ with its tar; return the folder.
 
     A bundle with the same bytes stays as it is; another bundle of this version is replaced, and an
     old tar and the report of a failed run are removed.
@@ -87,7 +87,8 @@ def publish_failed(files: Mapping[str, str], artifacts: Path, name: str, version
 
 @contextmanager
 def _lock_version(artifacts: Path, name: str, version: str) -> Iterator[Path]:
-    """Wait for the lock of the version, and yield an empty folder, in which the caller writes it.
+    """Lock artifacts/<name>/<version>, where a bundle is published on this disk, and yield an empty
+    folder, in which the caller writes the bundle.
 
     The folder lies beside that of the version, so that it can be renamed to it. Raises
     RecipeError where a folder of that name lacks a manifest.
@@ -119,7 +120,8 @@ def _is_report(folder: Path) -> bool:
 
 
 def _remove_leftovers(final: Path, tar: str) -> None:
-    """Remove the files of a run that was killed, also those of older releases of this program."""
+    """Remove what runs that were killed while publishing left in artifacts/<name>/, also files of
+    older releases of this program."""
     home = final.parent
     for old in (f".{final.name}.partial", f".{tar}.partial", f"{final.name}.failed.partial"):
         atomic.remove(home / old)
@@ -137,7 +139,8 @@ def _check_replaceable(final: Path) -> None:
 
 
 def _have_same_files(folder: Path, other: Path) -> bool:
-    """Return True for two folders with the same names and bytes, and without links."""
+    """Compare a bundle with the one published before: return True for folders with the same names
+    and bytes, and without links."""
     names = _names(folder)
     if names != _names(other) or any((other / n).is_symlink() for n in [*names, "."]):
         return False
@@ -153,14 +156,16 @@ def _names(folder: Path) -> list[str]:
 
 
 def _is_same_tar(tar: Path, other: Path) -> bool:
-    """Return True if the two files are equal or both missing; False for a link."""
+    """Compare a bundle's tar with the published one: return True if both are equal or both missing;
+    False for a link."""
     if not (tar.is_file() and other.is_file()) or other.is_symlink():
         return not tar.is_file() and not os.path.lexists(other)
     return filecmp.cmp(tar, other, shallow=False)
 
 
 def _copy(folder: Path, to: Path) -> None:
-    """Copy files and folders; raise the first OSError unchanged, which shutil.copytree does not."""
+    """Copy a bundle to where it is published; raise the first OSError unchanged, which
+    shutil.copytree does not."""
     to.mkdir()
     for path in sorted(folder.rglob("*")):
         target = to / path.relative_to(folder)
@@ -172,8 +177,8 @@ def _copy(folder: Path, to: Path) -> None:
 
 @contextmanager
 def _explain_disk_errors(artifacts: Path) -> Iterator[None]:
-    """Raise errors of the disk as MachineError where it is full or read-only, and as RecipeError
-    where a file has the name of a folder that publishing makes."""
+    """Raise errors of the disk, met while a bundle is published, as MachineError where it is full
+    or read-only, and as RecipeError where a file has the name of a folder that publishing makes."""
     with atomic.explain_disk_errors(artifacts, "--artifacts"):
         try:
             yield

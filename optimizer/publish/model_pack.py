@@ -133,7 +133,8 @@ def build_referrer(attached: Blob, media_type: str, name: str, subject: Json) ->
 
 
 def read_layers(data: bytes, where: str, kind: str = ARTIFACT_TYPE) -> dict[str, Json]:
-    """Read {file name: descriptor of its layer} from a manifest's untrusted bytes.
+    """Read {file name: descriptor of its layer} from the untrusted bytes of a published bundle's
+    manifest.
 
     Raises BundleError for another artifact type, and for invalid names, digests and sizes.
     """
@@ -164,7 +165,8 @@ def read_layers(data: bytes, where: str, kind: str = ARTIFACT_TYPE) -> dict[str,
 
 
 def is_descriptor(entry: Any) -> bool:
-    """Return True for an object with a SHA-256 digest and a size below 1 PiB."""
+    """Return True for a descriptor of the OCI format: an object with a SHA-256 digest and a size
+    below 1 PiB."""
     if not isinstance(entry, dict):
         return False
     digest, size = entry.get("digest"), entry.get("size")

@@ -45,7 +45,8 @@ class Pulled:
 
 
 def resolve(place: Releases, address: BundleAddress) -> bytes:
-    """Return the bytes of the ModelPack manifest at an address, by its digest, else by its tag.
+    """Find the bundle to pull: return the bytes of the ModelPack manifest at an address, by its
+    digest, else by its tag.
 
     Raises RecipeError for a missing manifest or reference, BundleError for another digest.
     """
@@ -124,7 +125,8 @@ def pull(
 
 
 def _default_folder(place: Releases, layers: dict[str, Json], address: BundleAddress) -> Path:
-    """Return artifacts/NAME/VERSION, with name and version from the bundle's manifest.json."""
+    """Choose the folder to pull a bundle into: artifacts/NAME/VERSION, with name and version from
+    the bundle's manifest.json."""
     layer = layers[verify.MANIFEST]
     manifest = parse_document(fetch_small(place, layer, str(address)), str(address))
     name, version = str(manifest.get("name")), str(manifest.get("version"))
@@ -143,7 +145,8 @@ def pull_description(place: Releases, address: BundleAddress, folder: Path) -> N
 
 
 def _is_present(final: Path, layers: dict[str, Json]) -> bool:
-    """Return True for a folder that holds this bundle. Raises RecipeError for another folder."""
+    """Return True for a folder that holds the bundle to pull already. Raises RecipeError for
+    another folder."""
     if not os.path.lexists(final):
         return False
     if final.is_dir() and not final.is_symlink() and not _has_other_files(final, layers):
@@ -166,7 +169,8 @@ def _has_other_files(folder: Path, layers: dict[str, Json]) -> bool:
 
 
 def _fetch(place: Releases, layers: dict[str, Json], folder: Path) -> int:
-    """Fetch every file into the folder, equal files once; return the bytes received now."""
+    """Fetch every file of a published bundle into the folder, equal files once; return the bytes
+    received now."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, _ in [*verify.list_entries(folder)]:
         if name not in layers:

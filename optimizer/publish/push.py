@@ -115,7 +115,8 @@ def _write(
 
 
 def send(place: Place, blobs: Iterable[Blob]) -> tuple[int, int]:
-    """Send the blobs that the place lacks; return the bytes sent, and the bytes it had."""
+    """Send a bundle's blobs that the registry `place` lacks; return the bytes sent, and the bytes
+    it had."""
     sent = shared = 0
     for blob in blobs:
         if place.has(blob):

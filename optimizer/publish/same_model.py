@@ -22,7 +22,8 @@ Manifest = Mapping[str, Any]
 
 
 def list_differences(old: Manifest, new: Manifest) -> list[str]:
-    """List the parts of the model in which two manifests differ, as "task A, and B there"."""
+    """List the parts of the model in which two bundles' manifests differ, as "task A, and B
+    there"."""
     parts = {
         "task": [m["contract"]["task"] for m in (new, old)],
         "architecture": [m["source"].get("architecture") for m in (new, old)],

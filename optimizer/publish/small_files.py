@@ -12,7 +12,8 @@ SWAPPED = "Do not use it: its bytes are not those of the manifest. Get it elsewh
 
 
 def fetch_small(place: Releases, layer: Json, where: str) -> bytes:
-    """Return a blob's bytes; BundleError for a wrong digest or above verify.LARGEST bytes."""
+    """Fetch a small file of a published bundle, a registry's blob; BundleError for a wrong digest
+    or above verify.LARGEST bytes."""
     if layer["size"] > verify.LARGEST:
         raise BundleError(f"{layer['size']:,} bytes where a small file is expected", where=where)
     with make_temporary_folder("pull") as folder:

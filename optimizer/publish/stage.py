@@ -33,7 +33,7 @@ NOTE = ".published.json"  # suffix, after the name of the bundle's folder
 
 @dataclass(frozen=True)
 class Published:
-    """Result of publishing to one address.
+    """Result of publishing a bundle to one address.
 
     address: address with its tag, and with its digest once published.
     error, fix: reason for not publishing, and advice.
@@ -62,7 +62,7 @@ class Published:
 
 
 def check(addresses: Sequence[str]) -> list[BundleAddress]:
-    """Return the recipe's addresses, parsed and checked without a network.
+    """Return the addresses that a recipe publishes to, parsed and checked without a network.
 
     Raises RecipeError for text that is not an address, has a digest, comes twice, or is a folder of
     something else; MachineError for a missing package.
@@ -91,7 +91,8 @@ def check(addresses: Sequence[str]) -> list[BundleAddress]:
 
 
 def describe_tag(address: BundleAddress, version: str, open_place: OpenPlace) -> str:
-    """Return a sentence for `optimize plan`: the digest that the tag names, or the error there."""
+    """Return a sentence for `optimize plan`: the digest that the tag of an address to publish to
+    names now, or the error there."""
     tag = address.tag or version
     try:
         with open_place(str(address)) as (_, place):

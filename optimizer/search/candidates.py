@@ -44,7 +44,7 @@ TRIED = ("smoothing", "rounding", "block-tuning")
 
 @dataclass(frozen=True)
 class Candidate:
-    """One variant of the model.
+    """One variant of the model, which a search tries.
 
     target: index in the recipe's targets
     methods: names of quantization methods, in order
@@ -61,7 +61,7 @@ class Candidate:
     size: float = 1.0
 
     def label(self, recipe: Recipe) -> str:
-        """Return the candidate's name for tables and messages."""
+        """Return the candidate's name for the tables and messages of a search."""
         parts = ["+".join(self.methods)]
         if self.finer:
             parts.append(f"{self.finer:.0%} of weights {name_finer_precision(recipe.quantize)}")
@@ -75,12 +75,13 @@ class Candidate:
 
 
 def name_finer_precision(quantize: Quantize) -> str:
-    """Return the name of the precision in which the most sensitive modules are kept."""
+    """Name the precision in which a search's candidates keep the most sensitive modules."""
     return "int8" if finer_weights(quantize) else "float"
 
 
 def finer_weights(quantize: Quantize) -> Weights | None:
-    """Return the weight format of the most sensitive modules; None if they stay float."""
+    """Return the weight format in which a search's candidates keep the most sensitive modules; None
+    if they stay float."""
     if quantize.activations is None and quantize.weights.bits < 8:
         return Weights(bits=8, granularity="channel")
     return None
@@ -118,8 +119,8 @@ def list_candidates(recipe: Recipe) -> list[Candidate]:
 
 
 def count_added_bytes(quantize: Quantize) -> tuple[float, float]:
-    """Return the fewest and the most bytes that a weight takes more in higher precision than in the
-    recipe's format.
+    """Predict, for a search's candidates, the fewest and the most bytes that a weight takes more in
+    higher precision than in the recipe's format.
 
     The fewest are negative for small groups, whose scales take more than the bits that they save.
     """
@@ -130,9 +131,9 @@ def count_added_bytes(quantize: Quantize) -> tuple[float, float]:
 
 
 def drops_choice(quantize: Quantize) -> bool:
-    """Return True where candidates with a share in higher precision drop a choice of precision that
-    the recipe makes by itself (`_quantize`), so that their files may be smaller than the recipe's.
-    """
+    """Return True where a search's candidates with a share in higher precision drop a choice of
+    precision that the recipe makes by itself (`_quantize`), so that their files may be smaller than
+    the recipe's."""
     return quantize.allocate is not None or quantize.keep_float_auto is not None
 
 
@@ -159,7 +160,7 @@ def fill_limit(
 
 
 def _sizes(recipe: Recipe, search: Search) -> tuple[float, ...]:
-    """Return the values of reduce.goal.keep to try, the recipe's own first.
+    """Return the values of reduce.goal.keep that a search tries, the recipe's own first.
 
     Raises RecipeError for sizes below 1 of a model that generates text.
     """
@@ -179,7 +180,8 @@ def _sizes(recipe: Recipe, search: Search) -> tuple[float, ...]:
 
 
 def _first(own: Any, others: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the recipe's own value, then the others, without duplicates."""
+    """List the values of a choice that a search tries: the recipe's own, then the others, without
+    duplicates."""
     return tuple(dict.fromkeys((own, *others)))
 
 
@@ -196,7 +198,7 @@ def get_section(recipe: Recipe) -> Search:
 
 
 def _targets(recipe: Recipe, search: Search) -> tuple[int, ...]:
-    """Return the indices of the targets to try.
+    """Return the indices of the targets that a search tries.
 
     If the search needs times, search.over.targets: all leaves out the targets that are not timed.
 
@@ -226,7 +228,7 @@ def _targets(recipe: Recipe, search: Search) -> tuple[int, ...]:
 
 
 def _every_method(recipe: Recipe) -> tuple[tuple[str, ...], ...]:
-    """Return the quantization methods to try, each alone.
+    """Return the quantization methods that a search tries, each alone.
 
     () for a recipe that quantizes nothing, or takes the checkpoint's integers as they are.
     """
@@ -236,8 +238,8 @@ def _every_method(recipe: Recipe) -> tuple[tuple[str, ...], ...]:
 
 
 def _every_attention(recipe: Recipe) -> tuple[str, ...]:
-    """Return the kinds of attention to try: int8, too, where activations are static, and the model
-    has attention whose products are quantized, or is not on this machine."""
+    """Return the kinds of attention that a search tries: int8, too, where activations are static,
+    and the model has attention whose products are quantized, or is not on this machine."""
     quantized = recipe.quantize.static_activations and _attends(recipe.model)
     return ("float", "int8") if quantized else ("float",)
 
@@ -262,7 +264,7 @@ def find_objection(recipe: Recipe, candidate: Candidate) -> InputError | None:
 def _check_each(
     search: Search, admitted: Sequence[Candidate], refused: Mapping[tuple[str, Any], InputError]
 ) -> None:
-    """Raise RecipeError for a listed value that no admitted candidate has."""
+    """Raise RecipeError for a value, listed in `search.over`, that no admitted candidate has."""
     over = search.over
     fields = {"method": "methods", "attention": "attention", "size": "size"}
     for name, attribute in fields.items():
@@ -285,7 +287,7 @@ def _check_each(
 def choose_kept_modules(
     sensitivities: Mapping[str, Mapping[str, float]], share: float
 ) -> tuple[str, ...]:
-    """Return the modules to keep in higher precision.
+    """Choose the modules that a candidate keeps in higher precision.
 
     These are the modules with the largest squared error per weight, as long as their weights are at
     most `share` of all; () for share 0.
@@ -306,7 +308,7 @@ def choose_kept_modules(
 
 
 def derive_recipe(recipe: Recipe, candidate: Candidate, kept: Sequence[str] = ()) -> Recipe:
-    """Return the recipe of a candidate, with one target, and without section `search`.
+    """Return the recipe of a search's candidate, with one target, and without section `search`.
 
     The limits of the search become its gates.
 
@@ -361,7 +363,8 @@ def _quantize(quantize: Quantize, candidate: Candidate, kept: Sequence[str]) -> 
 
 
 def _reduce(recipe: Recipe, size: float) -> dict[str, Reduce]:
-    """Return {"reduce": the recipe's section with goal.keep = size}; {} for size 1."""
+    """Return a candidate's section of reduce: {"reduce": the recipe's with goal.keep = size}; {}
+    for size 1."""
     if size == 1:
         return {}
     fields = _fields_set(recipe.reduce) if recipe.reduce else {}
@@ -381,7 +384,8 @@ def _validate(recipe: Recipe) -> Validate:
 
 
 def _fields_set(section: Section) -> dict[str, Any]:
-    """Return {key in YAML: value} of the fields that a section sets explicitly."""
+    """Return {key in YAML: value} of the fields that a section of the searched recipe sets
+    explicitly."""
     fields = type(section).model_fields
     return {
         fields[n].alias or n: getattr(section, n) for n in section.model_fields_set if n in fields

@@ -22,7 +22,8 @@ PARTS: tuple[Part, ...] = ("search", "held_out")
 
 
 def count(section: Validation, margin: float, base: Path, answered: Path) -> dict[str, int]:
-    """Return {part: number of its rows; of text-generation, of its windows}.
+    """Count the rows by which a search judges candidates: {part: number of its rows; of
+    text-generation, of its windows}.
 
     section: section of the recipe's validation
     margin: largest drop allowed

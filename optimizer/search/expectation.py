@@ -32,7 +32,7 @@ PRIOR = math.log(2)  # slope of the logarithm over the share kept finer, before 
 
 @dataclass(frozen=True)
 class Expectation:
-    """Predictions of quality, time and size of candidates.
+    """Predictions of quality, time and size of a search's candidates that were not tried yet.
 
     sensitivities: {module: {"error", "weights"}}; {} if they were not measured
     kept: {candidate: modules in higher precision}
@@ -48,13 +48,13 @@ class Expectation:
     added_bytes: float = 0.0
 
     def error(self, candidate: Candidate) -> float:
-        """Predict the relative error of the output that quantization makes."""
+        """Predict for a candidate the relative error of the output that quantization makes."""
         finer = set(self.kept[candidate])
         left = (m["error"] ** 2 for n, m in self.sensitivities.items() if n not in finer)
         return math.sqrt(sum(left))
 
     def drop(self, candidate: Candidate) -> float:
-        """Predict the drop of the metric; 0 before any trial."""
+        """Predict for a candidate the drop of the metric; 0 before any trial."""
         trials = (t for t in self.trials if t.candidate.size == 1)
         known = [(self.error(t.candidate) ** 2, t.drop) for t in trials if t.drop is not None]
         squares = sum(e * e for e, _ in known)
@@ -95,7 +95,7 @@ class Expectation:
         return sizes
 
     def _count_finer(self, candidate: Candidate) -> float:
-        """Count the weights of the modules in higher precision."""
+        """Count a candidate's weights of the modules in higher precision."""
         return sum(self.sensitivities[name]["weights"] for name in self.kept[candidate])
 
     def _ratios(self, candidates: Sequence[Candidate], name: str) -> list[float]:
@@ -133,7 +133,8 @@ def _constants(candidate: Candidate) -> set[tuple[str, str]]:
 
 
 def kendall_tau(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """Compute Kendall's tau-a of pairs of numbers: (concordant - discordant pairs) / all pairs.
+    """Compute Kendall's tau-a between expected and measured numbers of a search's trials:
+    (concordant - discordant pairs) / all pairs.
 
     None for fewer than two pairs.
     """

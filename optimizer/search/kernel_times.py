@@ -82,8 +82,8 @@ class KernelTimes:
 
 
 def measure(recipe: Recipe, root: Root, seconds: float, price: float | None) -> Json:
-    """Build the recipe's model, and measure its table on this machine. Raises MachineError where
-    ONNX Runtime does not run it, RecipeError for text generation."""
+    """Build for a search the recipe's model, and measure its table on this machine. Raises
+    MachineError where ONNX Runtime does not run it, RecipeError for text generation."""
     first = candidates.list_candidates(recipe)[0]
     _check_task(recipe)
     built = Workbench(recipe, root, first).build(first)
@@ -131,7 +131,8 @@ def _check_task(recipe: Recipe) -> None:
 
 
 def _describe(built: BuiltCandidate) -> Json:
-    """Return the field `form` of the table: target, formats, checkpoint and timed cell."""
+    """Return the field `form` of a search's table of times: target, formats, checkpoint and timed
+    cell."""
     source = json.loads((built.artifacts.base.path / "source.json").read_text("utf-8"))
     recipe = built.recipe
     return {
@@ -187,7 +188,7 @@ def check_recipe(recipe: Recipe) -> None:
 
 
 def read(file: Path, key: Path | None, built: BuiltCandidate) -> KernelTimes:
-    """Read the table of a recipe's model.
+    """Read for a search the table of times of a recipe's model.
 
     key: public key that must have signed the table; None: no signature is required
     built: the recipe's own candidate
@@ -221,7 +222,7 @@ def read(file: Path, key: Path | None, built: BuiltCandidate) -> KernelTimes:
 
 
 def _profile(document: Json, name: str, file: Path) -> dict[str, float]:
-    """Return {module: ms} of a profile in the table. name: "modules" or "float"
+    """Return {module: ms} of a profile in a search's table of times. name: "modules" or "float"
 
     Raises DataError for a time that is negative, infinite or not a number.
     """

@@ -82,7 +82,7 @@ def _package() -> Any:
 
 @contextmanager
 def _connected(ray: Any) -> Iterator[None]:
-    """Connect the process to the Ray cluster for the duration of the `with`.
+    """Connect the process to the Ray cluster to search there during the `with`.
 
     A connection that existed before is kept.
 
@@ -108,7 +108,7 @@ def _connected(ray: Any) -> Iterator[None]:
 
 @contextmanager
 def _mark(store: Root) -> Iterator[Mark]:
-    """Yield a mark by which other nodes recognize the store.
+    """Yield a mark by which other nodes of Ray recognize the search's store.
 
     For a folder this is an empty file in it, removed at the end; for a bucket its identity.
     """
@@ -126,7 +126,8 @@ def _mark(store: Root) -> Iterator[Mark]:
 
 
 def _admitted(ray: Any, resources: Sequence[str]) -> list[Node]:
-    """Return the living nodes that have all `resources`, by default a processor.
+    """Return the cluster's living nodes for a search, that have all `resources`, by default a
+    processor.
 
     Raises MachineError if no node has them.
     """
@@ -154,8 +155,8 @@ def _admitted(ray: Any, resources: Sequence[str]) -> list[Node]:
 
 
 def _resources(node: Node) -> list[str]:
-    """Return the resources of a node that a user can give, without Ray's names of the node
-    itself."""
+    """Return the resources of a node of the Ray cluster that a user can give, without Ray's names
+    of the node itself."""
     return sorted(
         name for name in node["Resources"] if not name.startswith("node:") and name not in MEMORY
     )
@@ -166,8 +167,8 @@ def _name(node: Node) -> str:
 
 
 def _check_nodes(ray: Any, nodes: Sequence[Node], mark: Mark) -> None:
-    """Raise MachineError for a node that does not see the store, or runs another version of this
-    package."""
+    """Raise MachineError for a Ray node that does not see the store, or runs another version of
+    this package."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     look = ray.remote(_why_not)
@@ -243,7 +244,7 @@ def _task(ray: Any, nodes: Sequence[Node], resources: Sequence[str]) -> Any:
 
 
 def _search(recipe: Recipe, mark: Mark, times: Table | None) -> Result | ExplainedError:
-    """Search on this node.
+    """Search for the best candidate on this Ray node.
 
     An error of this package or of the system, such as a full disk, is returned and not raised: Ray
     would wrap it, and lose its error number.
@@ -264,7 +265,8 @@ def _search(recipe: Recipe, mark: Mark, times: Table | None) -> Result | Explain
 
 
 def _until_done(ray: Any, task: Any, store: Root, arguments: tuple[Any, ...]) -> Any:
-    """Run the task until it returns; start it again after its node died or its process ended.
+    """Run the search's Ray task until it returns; start it again after its node died or its process
+    ended.
 
     search/progress.py then skips the candidate that ended the process.
 

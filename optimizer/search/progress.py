@@ -63,11 +63,12 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """Seconds of the search, earlier runs included."""
+        """Seconds spent on the search, earlier runs included."""
         return float(self._state["seconds"]) + self._clock() - self._since
 
     def decide(self, find_reason: Callable[[], str]) -> str:
-        """Return why the modules are not measured, as an earlier run of this search decided.
+        """Return why the search does not measure the modules, as an earlier run of this search
+        decided.
 
         find_reason: function that decides where no earlier run did; it returns "" to measure them
         """
@@ -77,7 +78,7 @@ class Progress:
         return str(self._state["unmeasured"])
 
     def begin(self, candidate: str) -> str:
-        """Record that a trial begins; return the reason to skip it, "" to run it."""
+        """Record that a trial of the search begins; return the reason to skip it, "" to run it."""
         steps = finished_steps(self._root)
         running = self._state["running"] or {}
         same = running.get("form") == candidate
@@ -100,7 +101,8 @@ class Progress:
         self._write()
 
     def interrupt(self) -> None:
-        """Record that the trial was ended by an exception, such as Ctrl-C, not by the candidate."""
+        """Record that the search's trial was ended by an exception, such as Ctrl-C, not by the
+        candidate."""
         self._state["running"] = None
         self._write()
 
@@ -116,7 +118,7 @@ class Progress:
 
 
 def finished_steps(root: Root) -> int:
-    """Count the finished steps of a store."""
+    """Count the finished steps of a search's store."""
     if isinstance(root, SharedStore):
         return root.count_steps()
     return sum(1 for _ in root.glob(f"*/*/{MADE_FROM}"))

@@ -29,14 +29,14 @@ Expect = Callable[[Sequence[Trial]], Expectation]
 
 
 class Proposals(Protocol):
-    """Source of candidates."""
+    """Source of the candidates that a search tries next."""
 
     def propose(self, trials: Sequence[Trial]) -> Candidate | None:
         """Return the next candidate; None where all were tried."""
         ...
 
     def tell(self, trial: Trial) -> None:
-        """Take the result of the candidate that was proposed last."""
+        """Take the trial's result of the candidate that was proposed last."""
         ...
 
 
@@ -118,7 +118,7 @@ class Sampled:
         return self._ranked.propose(trials)
 
     def tell(self, trial: Trial) -> None:
-        """Add the trial to the sampler's study."""
+        """Add a candidate's trial to the study of Optuna's sampler."""
         if self._question is not None:
             self._study.tell(self._question.number, self._value(trial))
             return
@@ -135,8 +135,8 @@ class Sampled:
         return self._by_parameters.get(tuple(parameters.get(key) for key in self._choices))
 
     def _value(self, trial: Trial | None) -> float:
-        """Return the number that the sampler minimizes. It reads only the order of these numbers,
-        so refused and stopped trials get larger ones than all others."""
+        """Return the number of a trial that the sampler minimizes. It reads only the order of these
+        numbers, so refused and stopped trials get larger ones than all others."""
         if trial is None or trial.outcome == "refused":
             return 2 * BEYOND
         value = get_objective(trial, self._objective)
@@ -146,7 +146,7 @@ class Sampled:
 
 
 def import_optuna(count: int) -> Any:
-    """Import Optuna and return it.
+    """Import Optuna, whose sampler proposes a search's candidates, and return it.
 
     count: number of candidates
 

@@ -25,7 +25,7 @@ NAMED, ROWS = 3, 15  # modules in a sentence, and in a table
 
 
 def build_document(result: Result, file: Path | None, report: Path) -> dict[str, Any]:
-    """Return the document of `--json`.
+    """Return the document of `optimize search --json`.
 
     file: file of the recipe that was found, or None
     report: file of the page
@@ -104,7 +104,8 @@ def write_text(result: Result, document: dict[str, Any]) -> str:
 
 
 def _rows(result: Result) -> str:
-    """Return the name of the judged examples: "windows" of text generation, else "rows"."""
+    """Return the name of the examples by which a search judges: "windows" of text generation, else
+    "rows"."""
     return "windows" if tasks.find_task(result.recipe.model.task).generates else "rows"
 
 
@@ -113,7 +114,7 @@ def _timed(result: Result) -> bool:
 
 
 def _in_order(result: Result) -> list[Trial]:
-    """Return the trials sorted by outcome (kept, undecided, stopped, refused), then by
+    """Return a search's trials sorted by outcome (kept, undecided, stopped, refused), then by
     objective."""
     outcomes = get_args(Outcome)
 
@@ -136,7 +137,7 @@ def _entries(trial: Trial, result: Result) -> tuple[str, ...]:
 
 
 def write_conclusion(result: Result, document: dict[str, Any]) -> list[str]:
-    """Return sentences on the candidate that was found, or why none was."""
+    """Write sentences on the candidate that a search found, or why none was."""
     lost = [
         f"Not taken: {c.candidate.label}: {c.why}"
         for c in result.confirmations
@@ -174,7 +175,8 @@ def write_conclusion(result: Result, document: dict[str, Any]) -> list[str]:
 
 
 def _unmeasured(result: Result) -> list[str]:
-    """Return a sentence on the candidates that need sensitivities, where none were measured."""
+    """Return a sentence on a search's candidates that need sensitivities, where none were
+    measured."""
     if not result.unmeasured:
         return []
     finer = candidates.name_finer_precision(result.recipe.quantize)
@@ -185,7 +187,8 @@ def _unmeasured(result: Result) -> list[str]:
 
 
 def _server(result: Result) -> list[str]:
-    """Return a sentence on the tuned server of the candidate that was found; [] without one."""
+    """Return a sentence on the tuned server of the candidate that a search found; [] without
+    one."""
     server = result.server
     if server is None:
         return []
@@ -218,7 +221,7 @@ def _none(result: Result) -> str:
 
 
 def write_page(result: Result, document: dict[str, Any]) -> str:
-    """Return report.html."""
+    """Return the report.html of a search."""
     cards = [_plot(result), _table(result), _lost(result), _modules(result), _settings(result)]
     cards += [_errors(result, document)]
     content = {
@@ -234,7 +237,8 @@ def write_page(result: Result, document: dict[str, Any]) -> str:
 
 
 def _plot(result: Result) -> Card | None:
-    """Return the chart of drop against time or size, the Pareto set marked; None without points."""
+    """Return the chart, in a search's report, of drop against time or size, the Pareto set marked;
+    None without points."""
     timed, best = _timed(result), result.pareto
     points = []
     for trial in result.trials:
@@ -260,8 +264,8 @@ def _table(result: Result) -> Card:
 
 
 def _lost(result: Result) -> Card:
-    """Return the card of reasons: why candidates were stopped, refused or not taken, and which
-    modules the found one keeps in higher precision."""
+    """Return the card, in a search's report, of reasons: why candidates were stopped, refused or
+    not taken, and which modules the found one keeps in higher precision."""
     reasons = [(t.label, t.why) for t in result.trials if t.why]
     reasons += [(c.candidate.label, c.why) for c in result.confirmations if c.why]
     winner = result.winner
@@ -275,7 +279,7 @@ def _lost(result: Result) -> Card:
 
 
 def _slower(trial: Trial, winner: Trial) -> str:
-    """Return a sentence on the modules that make a trial slower than the winner.
+    """Return a sentence on the modules that make a search's trial slower than the winner.
 
     "" if the trial is not surely slower, or the times of its modules are unknown.
     """
@@ -290,14 +294,15 @@ def _slower(trial: Trial, winner: Trial) -> str:
 
 
 def _differences(one: Mapping[str, float], other: Mapping[str, float]) -> list[tuple[str, float]]:
-    """Return (module, ms in `one` - ms in `other`), in descending order."""
+    """Return (module, ms in `one` - ms in `other`), of two trials of a search, in descending
+    order."""
     added = {name: one.get(name, 0.0) - other.get(name, 0.0) for name in {**one, **other}}
     return sorted(added.items(), key=lambda item: (-item[1], item[0]))
 
 
 def _modules(result: Result) -> Card | None:
-    """Return the card of time by module, of the found candidate and the recipe; None without
-    times."""
+    """Return the card, in a search's report, of time by module, of the found candidate and the
+    recipe; None without times."""
     first, winner = result.trials[0], result.winner
     if winner is None or winner is first or not first.modules or not winner.modules:
         return None
@@ -320,7 +325,8 @@ def _modules(result: Result) -> Card | None:
 
 
 def _settings(result: Result) -> Card | None:
-    """Return the card of the server settings that were tried; None if none were."""
+    """Return the card, in a search's report, of the server settings that were tried; None if none
+    were."""
     if result.server is None:
         return None
     trials = result.server.document["trials"]

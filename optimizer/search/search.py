@@ -114,7 +114,7 @@ class Result:
 
     @property
     def pareto(self) -> list[Trial]:
-        """Kept trials that no other kept trial beats in all figures."""
+        """The search's Pareto set: kept trials that no other kept trial beats in all figures."""
         return find_pareto_set(self.trials)
 
 
@@ -191,7 +191,8 @@ def run(
 
 
 def _distinct(bench: Workbench, space: list[Candidate]) -> list[Candidate]:
-    """Remove candidates that keep the same modules in higher precision as an earlier one.
+    """Remove from a search candidates that keep the same modules in higher precision as an earlier
+    one.
 
     A model with few modules has fewer different choices than SHARES.
     """
@@ -204,7 +205,7 @@ def _distinct(bench: Workbench, space: list[Candidate]) -> list[Candidate]:
 def _try_all(
     bench: Workbench, space: list[Candidate], progress: Progress
 ) -> tuple[list[Trial], list[Candidate], str]:
-    """Run trials until all candidates were tried, or the budget is spent.
+    """Run a search's trials until all candidates were tried, or the budget is spent.
 
     The modules are measured once the candidates without a share in higher precision were tried, or,
     where there are fewer trials than candidates, after half of the trials.
@@ -237,7 +238,8 @@ def _try_all(
 
 
 def _measure_modules(bench: Workbench, progress: Progress) -> str:
-    """Measure the modules where the budget suffices; return the reason why not, "" if they are."""
+    """Measure the modules where the search's budget suffices; return the reason why not, "" if they
+    are."""
     if why := progress.decide(lambda: _find_want_of_time(bench, progress)):
         return why
     if why := progress.begin(MODULES):
@@ -252,7 +254,8 @@ def _measure_modules(bench: Workbench, progress: Progress) -> str:
 
 
 def _find_want_of_time(bench: Workbench, progress: Progress) -> str:
-    """Return why the rest of the budget does not suffice to measure the modules; "" if it does."""
+    """Return why the rest of the search's budget does not suffice to measure the modules; "" if it
+    does."""
     left = bench.search.budget.seconds - progress.seconds
     if left <= 0:
         return "search.budget.hours were spent"
@@ -325,9 +328,9 @@ def _try_each(
 def _find_smaller_excess(
     bench: Workbench, candidate: Candidate, trials: list[Trial], most: float
 ) -> str:
-    """Return why a candidate is too large without building it: a trial was too large that differs
-    from it only by fewer modules in higher precision. "" without such a trial, and where higher
-    precision may take fewer bytes.
+    """Return why a search's candidate is too large without building it: a trial was too large that
+    differs from it only by fewer modules in higher precision. "" without such a trial, and where
+    higher precision may take fewer bytes.
 
     most: largest bytes of the model's files allowed
     """
@@ -355,7 +358,7 @@ def _try(bench: Workbench, candidate: Candidate, best: Candidate, progress: Prog
 
 
 def _best_first(trials: list[Trial], bench: Workbench) -> list[Trial]:
-    """Sort trials by objective, then by drop."""
+    """Sort a search's trials by objective, then by drop."""
 
     def key(trial: Trial) -> tuple[float, float]:
         value = get_objective(trial, bench.search.objective)

@@ -41,19 +41,21 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Look:
-    """Interim test after `rows` rows, with error probability `error`."""
+    """Interim test of a search's candidate after `rows` rows, with error probability `error`."""
 
     rows: int
     error: float
 
 
 def spend_error(alpha: float, share: float) -> float:
-    """Return the error probability that may be spent up to a share (0 to 1) of the rows."""
+    """Return the error probability that a candidate's interim tests may spend up to a share (0 to
+    1) of the rows."""
     return alpha * math.log1p((math.e - 1) * share)
 
 
 def plan_looks(rows: int, alpha: float) -> list[Look]:
-    """Return the interim tests of `rows` rows; those at equal numbers of rows are merged."""
+    """Plan the interim tests of a candidate on `rows` rows; those at equal numbers of rows are
+    merged."""
     planned: dict[int, float] = {}
     for share in LOOKS:
         planned[math.ceil(share * rows)] = spend_error(alpha, share)
@@ -65,8 +67,8 @@ def plan_looks(rows: int, alpha: float) -> list[Look]:
 
 
 def screen(judge: Callable[[Look], tuple[Verdict, T]], rows: int, alpha: float) -> tuple[Look, T]:
-    """Return the last look and the result of `judge` there: the first look that fails, else the
-    last one."""
+    """Run a candidate's interim tests up to the first that fails; return the last look and the
+    result of `judge` there."""
     for look in plan_looks(rows, alpha):
         verdict, result = judge(look)
         if verdict == "fail":
@@ -75,7 +77,7 @@ def screen(judge: Callable[[Look], tuple[Verdict, T]], rows: int, alpha: float) 
 
 
 def confirmation_error(alpha: float, attempt: int) -> float:
-    """Return the level of the test of a candidate on held-out rows.
+    """Return the level at which a search tests a candidate on held-out rows.
 
     attempt: k for the k-th candidate besides the recipe itself; 0 for the recipe itself
     """
@@ -84,7 +86,7 @@ def confirmation_error(alpha: float, attempt: int) -> float:
 
 @dataclass(frozen=True)
 class Confirmation(Generic[T]):
-    """Result of judging one candidate on held-out rows at level `alpha`."""
+    """Result of judging a search's candidate on held-out rows at level `alpha`."""
 
     candidate: T
     verdict: Verdict
@@ -98,8 +100,8 @@ def confirm(
     alpha: float,
     is_recipe: Callable[[T], bool],
 ) -> list[Confirmation[T]]:
-    """Judge candidates, best first, until one passes; the last of the result is the winner if it
-    passed.
+    """Judge a search's candidates, best first, until one passes; the last of the result is the
+    winner if it passed.
 
     judge: (candidate, level) -> (verdict, reason)
     is_recipe: function that returns True for the recipe itself

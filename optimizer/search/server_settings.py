@@ -29,7 +29,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class TunedServer:
-    """Form with the best settings of its server.
+    """Candidate found by a search, with the best settings of its server.
 
     recipe: recipe of the candidate, with these settings in section serve
     why: reason of a verdict other than pass, a sentence
@@ -81,7 +81,8 @@ def _outcome(recipe: Recipe, root: Root, until: str) -> pipeline.Outcome:
 
 
 def write_sentence(document: Mapping[str, Any]) -> str:
-    """Return a sentence on the best settings, their highest rate, and that of the recipe's own.
+    """Write for a search's result a sentence on the best settings of the server, their highest
+    rate, and that of the recipe's own.
 
     document: trials and result, where some settings met the objectives
     """

@@ -17,7 +17,7 @@ Interval = tuple[float | None, float | None]
 
 @dataclass(frozen=True)
 class Trial:
-    """Result of one trial; a figure that was not measured is None.
+    """Result of one candidate's trial in a search; a figure that was not measured is None.
 
     why: reason of `outcome`, a sentence
     kept: modules in higher precision
@@ -62,17 +62,17 @@ class Trial:
 
     @property
     def drop_text(self) -> str:
-        """Drop and its interval as text; "" if it was not measured."""
+        """Drop of a search's trial and its interval as text; "" if it was not measured."""
         return "" if self.drop is None else write_interval(self.drop, self.drop_interval, 4)
 
     @property
     def ratio_text(self) -> str:
-        """Ratio of times and its interval as text; "" if it was not timed."""
+        """Ratio of times of a search's trial and its interval as text; "" if it was not timed."""
         return "" if self.ratio is None else write_interval(self.ratio, self.ratio_interval, 3)
 
     @property
     def summary(self) -> str:
-        """Outcome, figures and reason, on one line."""
+        """Trial of a search on one line: outcome, figures and reason."""
         known = [f"drop {self.drop_text}"] if self.drop is not None else []
         known += [f"{self.ratio_text} of the recipe's time"] if self.ratio is not None else []
         known += [f"{self.size / 1e6:.1f} MB"] if self.size is not None else []
@@ -80,13 +80,14 @@ class Trial:
 
 
 def write_interval(value: float, interval: Sequence[float | None], digits: int) -> str:
-    """Value and its interval for people; without one that has no width; "?" for an unknown end."""
+    """Write a figure of a search's trial and its interval; without one that has no width; "?" for
+    an unknown end."""
     low, high = ("?" if end is None else f"{end:.{digits}f}" for end in interval)
     return f"{value:.{digits}f}" + ("" if low == high else f" ({low} to {high})")
 
 
 def get_objective(trial: Trial, name: str) -> float | None:
-    """Return the figure that the search minimizes; None if it was not measured.
+    """Return a trial's figure that the search minimizes; None if it was not measured.
 
     name: value of search.objective
     """
@@ -122,7 +123,7 @@ def _bound_of_drop(trial: Trial) -> float:
 
 
 def _is_surely_worse(trial: Trial, other: Trial, name: str) -> bool:
-    """Return True if a trial's time is surely longer, or its size or drop larger."""
+    """Return True if the time of a search's trial is surely longer, or its size or drop larger."""
     if name == "latency":
         low, high = trial.ratio_interval[0], other.ratio_interval[1]
         return low is not None and high is not None and low > high
@@ -137,6 +138,7 @@ def find_pareto_set(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def beats(one: Trial, other: Trial) -> bool:
-    """Return True if `one` is at most as high as `other` in every figure, and lower in one."""
+    """Compare two trials of a search: return True if `one` is at most as high as `other` in every
+    figure, and lower in one."""
     pairs = list(zip(one.figures, other.figures, strict=True))
     return all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)

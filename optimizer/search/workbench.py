@@ -70,7 +70,7 @@ class Workbench:
 
     @property
     def margin(self) -> float:
-        """Largest drop of the metric that a candidate may have."""
+        """Largest drop of the metric that a search's candidate may have."""
         return derive_recipe(self.recipe, self.first).validate_.max_drop
 
     @property
@@ -79,7 +79,8 @@ class Workbench:
         return 1 - self.recipe.validate_.confidence
 
     def prepare(self) -> Step:
-        """Load the model, and answer the evaluation set with it; return the step of the answers."""
+        """Load the searched model, and answer the evaluation set with it; return the step of the
+        answers."""
         self._base = self._steps(derive_recipe(self.recipe, self.first), "load")["load"]
         target = self.recipe.targets[self.first.target].without_on_fail
         validation = self.recipe.validation(target)
@@ -88,7 +89,7 @@ class Workbench:
 
     @property
     def base(self) -> Path:
-        """Folder of load."""
+        """Folder of load of the searched model."""
         return self._base.path
 
     def predict_seconds_of_modules(self) -> float:
@@ -135,7 +136,7 @@ class Workbench:
         return self._built[candidate]
 
     def try_(self, candidate: Candidate, best: Candidate | None) -> Trial:
-        """Run one trial and return its record.
+        """Try one candidate of the search and return its record.
 
         best: kept candidate with the lowest objective so far, timed beside this one; None for the
             recipe itself, which comes first and whose errors are raised
@@ -150,7 +151,8 @@ class Workbench:
         return Trial(candidate, label, outcome, why, kept, **known)
 
     def _measure(self, candidate: Candidate, best: Candidate | None) -> tuple[Outcome, str, Json]:
-        """Measure a candidate; return (outcome, reason, figures). A missed limit ends it early."""
+        """Judge and time a candidate; return (outcome, reason, figures). A missed limit ends it
+        early."""
         built = self.build(candidate)
         known: Json = {"size": built.size}
         if why := self._too_large(built):
@@ -172,7 +174,7 @@ class Workbench:
         return "kept", "", known
 
     def judge(self, built: BuiltCandidate, part: Part, alpha: float) -> Json:
-        """Judge the answers to one part of the rows at level alpha; return the content of
+        """Judge a candidate's answers to one part of the rows at level alpha; return the content of
         judged.json."""
         validation = built.recipe.validation(built.recipe.targets[0])
         section = Judging(validation=validation, part=part, alpha=alpha)
@@ -218,7 +220,8 @@ class Workbench:
         return f"its p99 is at least {low:.4g} ms; allowed: {limit:g} ms"
 
     def too_much_memory(self, report: Json) -> str:
-        """Return a sentence on the peak memory beyond constraints.memory_mb; "" if it is within.
+        """Return a sentence on a candidate's peak memory beyond constraints.memory_mb; "" if it is
+        within.
 
         report: report of stage validate
         """
@@ -237,7 +240,7 @@ class Workbench:
         return store
 
     def _steps(self, recipe: Recipe, until: str) -> dict[str, Step]:
-        """Run a recipe up to stage `until`; return {stage: its first step}."""
+        """Run a candidate's recipe up to stage `until`; return {stage: its first step}."""
         store = self._store(until)
         pipeline.run(recipe, store)
         first = reversed(store.log)  # of a smaller model, export makes the reference's graph last
@@ -245,8 +248,8 @@ class Workbench:
 
 
 def explain_refusal(label: str, error: Exception) -> str:
-    """Print and return the reason for which one candidate is refused, without passwords: it needs
-    too much memory, or a library fails on it. The search tries the others.
+    """Print and return the reason for which a search refuses one candidate, without passwords: it
+    needs too much memory, or a library fails on it. The search tries the others.
 
     Raises `error` itself for a full disk and the like, which would refuse every candidate after it.
     """
@@ -292,10 +295,11 @@ def _times(raced: Json) -> Json:
 
 
 def explain_verdict(judged: Json) -> str:
-    """Return the message of the gate that decided the verdict."""
+    """Return the message of the gate that decided the verdict on a search's candidate."""
     return str(find_deciding_gate(judged["gates"], judged["verdict"])["message"])
 
 
 def find_deciding_gate(gates: Sequence[Json], verdict: str) -> Json:
-    """Return the first gate whose verdict is `verdict`, that of all gates together."""
+    """Return the first gate of a candidate whose verdict is `verdict`, that of all gates
+    together."""
     return next(gate for gate in gates if gate["verdict"] == verdict)

@@ -24,7 +24,7 @@ Cost = Callable[[int], float]
 
 @dataclass(frozen=True)
 class Buckets:
-    """Optimal bucket lengths for one number of buckets.
+    """Optimal lengths, for users' requests, to pad rows to, for one number of buckets.
 
     lengths: bucket lengths in tokens, ascending
     cost: expected cost of a row, divided by its cost without padding
@@ -35,7 +35,8 @@ class Buckets:
 
 
 def choose(lengths: Mapping[int, float], cost: Cost, most: int, longest: int) -> list[Buckets]:
-    """Return the best 1, 2, ... up to `most` buckets; fewer where there are fewer lengths.
+    """Choose the lengths to pad users' requests to: the best 1, 2, ... up to `most` buckets; fewer
+    where there are fewer lengths.
 
     lengths: {tokens of a row: number of rows}
     cost: cost of a row that is padded to this length
@@ -67,7 +68,7 @@ def choose(lengths: Mapping[int, float], cost: Cost, most: int, longest: int) ->
 
 
 def _trace(chosen: Sequence[Sequence[int]], ends: Sequence[int]) -> tuple[int, ...]:
-    """Return the buckets, from the last one to the first."""
+    """Read the chosen buckets back from the dynamic program, the last one first."""
     picked, j = list[int](), len(ends) - 1
     for before in reversed(chosen):
         picked.append(ends[j])
@@ -76,8 +77,8 @@ def _trace(chosen: Sequence[Sequence[int]], ends: Sequence[int]) -> tuple[int, .
 
 
 def interpolate_times(cells: Sequence[Mapping[str, float]], batch: int, where: str) -> Cost:
-    """Return a function from a row's length in tokens to its cost, interpolated from measured
-    times.
+    """Return a function from the length of a request's row in tokens to its cost, interpolated from
+    measured times.
 
     Times are those of the largest measured batch up to `batch`, divided by that batch; linear
     between two lengths, constant below the shortest. The function raises DataError beyond the

@@ -70,7 +70,8 @@ def build_document(
 def _compared(
     report: Mapping[str, Any], metrics: Exposition, of_model: Labels
 ) -> Iterator[Compared]:
-    """Yield (name, server's histogram, bundle's histogram, True for ordered bins) to compare."""
+    """Yield (name, server's histogram, bundle's histogram of lengths or labels, True for ordered
+    bins) to compare."""
     texts = (report.get("sense") or {}).get("texts", {})
     lengths = {int(n): count for n, count in metrics.counts(LENGTHS, of_model).items()}
     for place in PLACES:
@@ -95,8 +96,8 @@ def _check_bounds(bins: Mapping[int, int], metrics: Exposition, of_model: Labels
 
 
 def _most(served: Mapping[Any, int], recorded: Mapping[Any, int]) -> dict[str, Any]:
-    """Find how requests drifted most: {"bin", "server", "bundle"}, the bin whose shares of rows
-    differ most, and both shares."""
+    """Find how users' requests drifted most from the bundle's data: {"bin", "server", "bundle"},
+    the bin whose shares of rows differ most, and both shares."""
     shares = [{k: n / sum(side.values()) for k, n in side.items()} for side in (served, recorded)]
     bin_ = max({*served, *recorded}, key=lambda k: abs(shares[0].get(k, 0) - shares[1].get(k, 0)))
     return {"bin": bin_, "server": shares[0].get(bin_, 0.0), "bundle": shares[1].get(bin_, 0.0)}
@@ -106,7 +107,7 @@ WORDS = {"fail": "drift", "pass": "no drift", "inconclusive": "too few rows to t
 
 
 def format_document(document: Mapping[str, Any]) -> str:
-    """Return a line per comparison, and the verdict."""
+    """Write for `optimize drift` a line per comparison, and the verdict."""
     lines = [_line(result, document["least"]) for result in document["compared"]]
     return "\n".join([*lines, f"drift: {document['verdict']}"])
 

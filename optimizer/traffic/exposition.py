@@ -19,7 +19,7 @@ Labels = dict[str, str]
 
 @dataclass(frozen=True)
 class Exposition:
-    """Samples of one /metrics page.
+    """Samples of one /metrics page, on the requests that a server answered.
 
     samples: (metric, {label: value}, number) per sample
     where: file or address, for messages
@@ -87,7 +87,8 @@ class Exposition:
         )
 
     def counts(self, name: str, labels: Labels) -> dict[float, int]:
-        """Return {upper bound: observations in the bucket} of a histogram, without empty buckets.
+        """Return {upper bound: observations in the bucket} of a histogram in a server's metrics,
+        without empty buckets.
 
         Raises DataError for cumulative counts that fall, and for values above the last finite
         bound.
@@ -110,7 +111,7 @@ class Exposition:
         return counts
 
     def bounds(self, name: str, labels: Labels) -> set[float]:
-        """Return the upper bounds of all buckets of a histogram."""
+        """Return the upper bounds of all buckets of a histogram in a server's metrics."""
         return {
             float(own["le"])
             for sample, own, _ in self.samples
@@ -118,7 +119,8 @@ class Exposition:
         }
 
     def count_by_label(self, name: str, label: str, labels: Labels) -> Mapping[str, int]:
-        """Return {value of `label`: count} of a counter, among the series with `labels`."""
+        """Return {value of `label`: count} of a counter in a server's metrics, among the series
+        with `labels`."""
         return self._sums(name, label, labels)
 
     def _sums(self, name: str, label: str, labels: Labels) -> dict[str, int]:

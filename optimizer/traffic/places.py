@@ -13,8 +13,8 @@ LARGEST = 1 << 30  # bytes
 
 
 def read(place: str) -> str:
-    """Return the text of a file, or of http:// and https:// addresses. Raises DataError where it
-    cannot be read."""
+    """Read the log or metrics of a server's requests as text, from a file or from http:// and
+    https:// addresses. Raises DataError where it cannot be read."""
     try:
         if place.startswith(("http://", "https://")):
             refuse_credentials(place, "URL", "Save the answer with curl, and name that file.")

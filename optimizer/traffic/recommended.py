@@ -25,14 +25,16 @@ Value = TypeVar("Value", int, float)
 
 
 def quantile(counts: Mapping[Value, float], percent: float) -> Value:
-    """Return the smallest value that `percent` % of the weight do not exceed."""
+    """Compute a quantile of users' requests: the smallest value that `percent` % of the weight do
+    not exceed."""
     values = sorted(counts)
     share = np.cumsum([counts[v] for v in values]) / sum(counts.values())
     return values[int(np.argmax(share >= percent / 100 - 1e-12))]
 
 
 def measure_rates(instants: Sequence[float]) -> dict[str, float] | None:
-    """Return {"mean", "busiest", "window"} of ascending arrival times in seconds.
+    """Return {"mean", "busiest", "window"} of users' requests from ascending arrival times in
+    seconds.
 
     mean, busiest: requests per second, over all the time and over the busiest `window` seconds
 
@@ -47,7 +49,8 @@ def measure_rates(instants: Sequence[float]) -> dict[str, float] | None:
 
 
 def choose_cost(traffic: Traffic, times: tuple[Path, Path | None] | None) -> tuple[Cost, str]:
-    """Return (function from a row's length to its cost, origin of the costs in words).
+    """Choose the cost by which lengths for users' requests are recommended: (function from a row's
+    length to its cost, origin of the costs in words).
 
     Costs are the measured times of a table or, with times=None, the number of tokens.
 
@@ -124,7 +127,8 @@ def _slo(traffic: Traffic) -> dict[str, float] | None:
 
 
 def format_document(document: Mapping[str, Any]) -> str:
-    """Return a YAML fragment for a recipe, whose comments have the figures."""
+    """Write what the requests recommend as a YAML fragment for a recipe, whose comments have the
+    figures."""
     of_model = f" to {document['model']}" if document["model"] else ""
     lines = [
         f"# {document['rows']:,.0f} rows{of_model} in {document['requests']}",
@@ -164,5 +168,5 @@ def _figures(values: Mapping[str, int]) -> str:
 
 
 def _flow(value: Any) -> str:
-    """Format a value in YAML's flow style."""
+    """Format a value of the recommended recipe in YAML's flow style."""
     return json.dumps(value).replace('"', "")

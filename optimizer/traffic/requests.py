@@ -76,7 +76,7 @@ def _report_no_model(names: Sequence[str], where: str, problem: str) -> DataErro
 
 
 def _entries(text: str, where: str, left_out: Counter[str]) -> Iterator[dict[str, Any]]:
-    """Yield the lines that describe a request, each with its "line"."""
+    """Yield the lines of a server's log that describe a request, each with its "line"."""
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue

@@ -84,8 +84,9 @@ def compare(
 
 
 def fewest(alpha: float, least: float) -> int:
-    """Return the fewest rows that miss a bin with a share of `least` with at most probability
-    alpha: the smallest n with (1 - least)^n <= alpha."""
+    """Return how many rows of users' requests a test of drift needs: the fewest that miss a bin
+    with a share of `least` with at most probability alpha: the smallest n with (1 - least)^n <=
+    alpha."""
     return math.ceil(math.log(alpha) / math.log1p(-least))
 
 
@@ -95,14 +96,15 @@ def _capped(side: Mapping[Any, int], name: Any) -> int:
 
 
 def _distance(a: Floats, b: Floats, ordered: bool) -> Floats:
-    """Return the distance of two arrays of shares (..., bins), along the last axis."""
+    """Return the distance of two samples of requests, arrays of shares (..., bins), along the last
+    axis."""
     if ordered:
         return np.abs(np.cumsum(a - b, -1)).max(-1)  # type: ignore[no-any-return]
     return np.abs(a - b).sum(-1) / 2  # type: ignore[no-any-return]
 
 
 def _needed(critical: float, sizes: Any, least: float) -> int | None:
-    """Return the size of the first sample at which the critical distance is `least`; None if no
+    """Return the number of users' requests at which the critical distance is `least`; None if no
     size suffices.
 
     The critical distance shrinks with the root of 1 / n + 1 / m. sizes: (n, m) now

@@ -169,8 +169,9 @@ def finish(
 
 
 def _example(recipe: Recipe, manifest: Mapping[str, Any]) -> str:
-    """Return a row of the evaluation data as arguments of `predict`; "" for one that cannot be
-    typed: an image in a column of bytes, a conversation, or a long text."""
+    """Choose an example that `optimize run` shows: a row of the evaluation data as arguments of
+    `predict`; "" for one that cannot be typed: an image in a column of bytes, a conversation, or a
+    long text."""
     from optimizer.data.datasets import read_samples
 
     try:
@@ -235,8 +236,8 @@ def _add_gates(report: dict[str, Any], slo: dict[str, Any]) -> None:
 
 
 def _report(step: Step) -> dict[str, Any]:
-    """Return a validate step's report, with a command that shows more in the message of a failed
-    ledger.
+    """Return, for `optimize run`, a validate step's report, with a command that shows more in the
+    message of a failed ledger.
 
     The command is added here and not in the file, because a store may be moved.
     """

@@ -30,7 +30,7 @@ ERRORS = (CheckpointError, DataError, InconclusiveError, MachineError, RecipeErr
 
 @dataclass(frozen=True)
 class RunRequest:
-    """Command line of a run.
+    """Command line of `optimize run`, parsed.
 
     lock: lock that the recipe must agree with, or None
     portable_kernels: True in a process started with portable kernels

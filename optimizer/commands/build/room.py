@@ -20,8 +20,9 @@ ANYWAY = "To run anyway: --ignore-estimate."
 
 
 def check(steps: Sequence[Mapping[str, Any]], store: Root, memory: int | None) -> None:
-    """Raise MachineError where a step is predicted to need more than `memory`, or all steps
-    together, those to be fetched included, more disk than is free below `store`.
+    """Check before `optimize run`: raise MachineError where a step is predicted to need more than
+    `memory`, or all steps together, those to be fetched included, more disk than is free below
+    `store`.
 
     steps: entries of predictions.build_document
     memory: bytes of memory of this machine; None: unknown

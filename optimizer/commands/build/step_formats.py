@@ -13,7 +13,8 @@ CONTROL = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def prometheus(flat: Mapping[str, float]) -> str:
-    """Return {"TARGET/METRIC": number} as Prometheus text 0.0.4: gauge `optimize`, two labels."""
+    """Write a run's metrics for a CI system: {"TARGET/METRIC": number} as Prometheus text 0.0.4:
+    gauge `optimize`, two labels."""
     lines = ["# HELP optimize Measurements of a run of optimize.", "# TYPE optimize gauge"]
     for name, value in sorted(flat.items()):
         target, _, metric = name.partition("/")
@@ -75,7 +76,8 @@ def _text(value: object) -> str:
 
 
 def markdown(verdict: str, digest: str, text: str) -> str:
-    """Return the summary `text` in Markdown: a heading, and a fence longer than any in the text."""
+    """Return a run's summary `text` in Markdown for a CI system: a heading, and a fence longer than
+    any in the text."""
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     named = f"\n\nDigest of the bundle: `{digest}`" if digest else ""

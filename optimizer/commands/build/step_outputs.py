@@ -58,7 +58,7 @@ class Ended:
 
 
 def check_value(where: str, value: str) -> None:
-    """Raise RecipeError for a value that is not one line."""
+    """Check an output of `optimize step`: raise RecipeError for a value that is not one line."""
     if BREAKS.search(value):
         raise RecipeError(
             f"{value!a:.200} contains a line end or another control character",
@@ -69,7 +69,7 @@ def check_value(where: str, value: str) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Remove the files of an earlier run, and no other file."""
+    """Remove the files that an earlier `optimize step` wrote, and no other file."""
     with atomic.explain_disk_errors(folder, "--outputs"):
         for name in FILES:
             (folder / name).unlink(missing_ok=True)
@@ -109,7 +109,7 @@ def write(ended: Ended, folder: Path, run_id: str) -> None:
 
 
 def _github(ended: Ended, folder: Path, outputs: Path | None, summary: Path | None) -> None:
-    """Append outputs of the step and a section of the job's page, for GitHub."""
+    """Append, for GitHub, outputs of `optimize step` and a section of the job's page."""
     if outputs is not None:
         lines = [f"{name}={ended.value(name)}\n" for name in VALUES]  # checked by `write`
         with outputs.open("a", encoding="utf-8") as f:
@@ -120,14 +120,14 @@ def _github(ended: Ended, folder: Path, outputs: Path | None, summary: Path | No
 
 
 def _gitlab(ended: Ended, folder: Path, outputs: Path | None, summary: Path | None) -> None:
-    """Write optimize.env for artifacts:reports:dotenv: variables of later jobs."""
+    """Write for GitLab's CI optimize.env for artifacts:reports:dotenv: variables of later jobs."""
     del outputs, summary
     lines = [f"OPTIMIZE_{name.upper()}={ended.value(name)}\n" for name in VALUES]
     atomic.write(folder / "optimize.env", "".join(lines).encode())
 
 
 def _files(ended: Ended, folder: Path, outputs: Path | None, summary: Path | None) -> None:
-    """Do nothing: the files in the folder are all that this tool reads."""
+    """Do nothing more at `optimize step`: the files in the folder are all that this tool reads."""
     del ended, folder, outputs, summary
 
 

@@ -44,7 +44,7 @@ def bench(obj: dict[str, bool], bundle: Path, arguments: tuple[str, ...]) -> Non
 
 
 def _bench_vllm(bundle: Path, options: argparse.Namespace, *, as_json: bool) -> None:
-    """Start vLLM with the bundle, and time its answers over HTTP."""
+    """Start, for `optimize bench`, vLLM with the bundle, and time its answers over HTTP."""
     from optimizer.commands.serve.load import read_lines
     from optimizer.foundation.errors import InputError
     from optimizer.harness.runtimes.machine import list_gpus

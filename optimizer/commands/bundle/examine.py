@@ -23,9 +23,9 @@ LISTED = ("torch", "transformers", "onnx", "onnxscript", "datasets", "tokenizers
 
 
 def examine(machine: Machine | None = None) -> dict[str, Any]:
-    """Return {machine: {...}, packages: {name: version}, devices: {runtime: {id: full name}},
-    targets: [{runtime, provider, builds, runs, reason, fix}]}, with one target per provider of the
-    harness and one per target that other programs run.
+    """Examine this machine for `optimize doctor`: {machine: {...}, packages: {name: version},
+    devices: {runtime: {id: full name}}, targets: [{runtime, provider, builds, runs, reason, fix}]},
+    with one target per provider of the harness and one per target that other programs run.
 
     Imports no heavy package except runtimes that alone can list their devices (OpenVINO).
     """
@@ -54,7 +54,7 @@ def examine(machine: Machine | None = None) -> dict[str, Any]:
 
 
 def _served_target(runtime: str, machine: Machine) -> dict[str, Any]:
-    """Return the row of `optimize examine` on a target that other programs run, such as vLLM."""
+    """Return the row of `optimize doctor` on a target that other programs run, such as vLLM."""
     target, served_by = TARGETS[runtime], table.look_up(runtime).served_by
     missing = [name for name in target.judged_by if machine.version((name,)) is None]
     if not target.judged_by and machine.version(target.distributions) is None:
@@ -77,8 +77,8 @@ def _not_installed(names: list[str]) -> str:
 def _devices(
     machine: Machine, names: Collection[str] = tuple(table.RUNTIMES)
 ) -> dict[str, dict[str, str]]:
-    """Return {runtime: {device id: full name}} of installed runtimes that list their devices.
-    names: runtimes to look for."""
+    """Return for `optimize doctor` {runtime: {device id: full name}} of installed runtimes that
+    list their devices. names: runtimes to look for."""
     from optimizer.harness.errors import MachineError
 
     listed = {}
@@ -91,7 +91,7 @@ def _devices(
 
 
 def _absent(runtime: str, device: str, devices: Mapping[str, Mapping[str, str]]) -> str:
-    """Explain for `optimize examine` why `device` is not among the devices that a runtime lists; ""
+    """Explain for `optimize doctor` why `device` is not among the devices that a runtime lists; ""
     where it is, and for a runtime whose devices were not listed.
 
     devices: {runtime: {device: its description}}
@@ -103,7 +103,8 @@ def _absent(runtime: str, device: str, devices: Mapping[str, Mapping[str, str]])
 def _target(
     runtime: str, provider: str, machine: Machine, devices: Mapping[str, Mapping[str, str]]
 ) -> dict[str, Any]:
-    """Return a provider's row, by the harness's decision about a deferred engine."""
+    """Return a provider's row of `optimize doctor`, by the harness's decision about a deferred
+    engine."""
     row = table.look_up(runtime)
     fit = {"driver_minimum": row.driver_minimum} if row.driver_minimum else {}
     on_cuda = provider == "cuda" or provider not in DEVICES
@@ -144,7 +145,8 @@ def _target(
 
 
 def _ready(engine: dict[str, Any], machine: Machine) -> str:
-    """Return "ready", and the models that this processor would answer wrongly."""
+    """Return for `optimize doctor` "ready", and the models that this processor would answer
+    wrongly."""
     if not table.look_up(engine["runtime"]).saturates:
         return "ready"
     integers = {**engine, "fit": {"integer_products": True}}
@@ -153,7 +155,8 @@ def _ready(engine: dict[str, Any], machine: Machine) -> str:
 
 
 def examine_engines(folder: Path, machine: Machine | None = None) -> list[dict[str, Any]]:
-    """Return {target, how, why, install} per engine of a bundle; how: None if it cannot run here.
+    """Examine for `optimize doctor` and `inspect` a bundle's engines: {target, how, why, install}
+    per engine; how: None if it cannot run here.
 
     Raises harness.errors.BundleError where the folder is not a bundle, or a file that every engine
     needs is damaged.

@@ -20,9 +20,9 @@ Document = Mapping[str, Any]
 
 
 def inspect(bundle: Path) -> dict[str, Any]:
-    """Return the manifest plus "overview" (overview.py), "runs_here" (rows of
-    examine.examine_engines), and two lists of file names: "damaged", files without their recorded
-    digest, and "unlisted", files that the manifest lacks.
+    """Collect for `optimize inspect` a bundle's manifest, plus "overview" (overview.py),
+    "runs_here" (rows of examine.examine_engines), and two lists of file names: "damaged", files
+    without their recorded digest, and "unlisted", files that the manifest lacks.
 
     Raises BundleError where the folder is not a bundle, or its manifest is not valid.
     """
@@ -96,8 +96,8 @@ def inspect_text(document: dict[str, Any], *, files: bool = False) -> str:
 
 
 def is_runnable(manifest: Mapping[str, Any]) -> bool:
-    """Return True where the harness runs at least one engine of the bundle; computed for older
-    manifests, without the field "runnable"."""
+    """Return True, for `optimize inspect`, where the harness runs at least one engine of the
+    bundle; computed for older manifests, without the field "runnable"."""
     recorded = manifest.get("runnable")
     if recorded is not None:
         return bool(recorded)
@@ -105,8 +105,8 @@ def is_runnable(manifest: Mapping[str, Any]) -> bool:
 
 
 def _state(engine: Mapping[str, Any]) -> str:
-    """Describe the state of an engine in a bundle: built or opened where the bundle was made, or
-    not."""
+    """Describe for `optimize inspect` the state of an engine in a bundle: built or opened where the
+    bundle was made, or not."""
     runtime = table.look_up(engine["runtime"])
     state = "not there yet" if engine["engine"] is None else "built and checked where it was made"
     if not runtime.engine_files:
@@ -130,7 +130,7 @@ class Description:
 
 
 def describe(bundle: Path, name: str = "", *, whole: bool = True) -> Description:
-    """Return the description of the bundle in a folder.
+    """Read the bundle in a folder for `optimize inspect` and `compare`.
 
     name: name to show instead of the path
     whole: False where only the manifest and the report are in the folder
@@ -146,7 +146,7 @@ def describe(bundle: Path, name: str = "", *, whole: bool = True) -> Description
 
 
 def compare(a: Description, b: Description) -> dict[str, Any]:
-    """Compare two bundles.
+    """Compare two bundles for `optimize compare`.
 
     Returns {"a", "b": {name: number}, "recipe": {path: [value in a, value in b]} of differing
     settings, "quality": results of the paired test that `optimize promote` uses, "speed", "size":
@@ -230,8 +230,8 @@ def judge_speed(old: Document, new: Document, apart: str = "") -> str:
 
 
 def _ratio(cell: Document) -> tuple[float, float, float] | None:
-    """Return (median, lower end, upper end) of a cell's ratio to float; None where one is unknown.
-    Of generated text the ratio of the time between tokens."""
+    """Return (median, lower end, upper end) of a timing cell's ratio to float, for `optimize
+    compare`; None where one is unknown. Of generated text the ratio of the time between tokens."""
     ratio = get_part(cell, "ratio")
     ratio = get_part(ratio, "inter_token") if "prompt" in cell else ratio
     bounds = ratio.get("interval")
@@ -321,7 +321,7 @@ def compare_text(document: dict[str, Any], width: int = 100) -> str:
 
 
 def _row(name: str, x: str, y: str, width: int) -> list[str]:
-    """Format for a terminal the lines of a row of three columns, each wrapped in its column."""
+    """Format for `optimize compare` a row of three columns, each wrapped in its column."""
     narrow = max((width - 4) * 3 // 10, 8)
     widths = (max(width - 4 - 2 * narrow, 8), narrow, narrow)
     columns = [wrap(text, w) for text, w in zip((name, x, y), widths, strict=True)]

@@ -116,7 +116,8 @@ def _output(contract: Contract) -> str:
 
 
 def _adapters(report: Document) -> str:
-    """Return the quality with each adapter that requests may choose; "" without adapters."""
+    """Return for `optimize inspect` the quality with each adapter that requests may choose; ""
+    without adapters."""
     sections = get_part(report, "adapters")
     judged = {name: {**report, "quality": get_part(sections, name)} for name in sections}
     return "; ".join(f"{n}: {_quality(one, f'adapter.{n}.')}" for n, one in judged.items())

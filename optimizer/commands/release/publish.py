@@ -35,7 +35,7 @@ class Access:
 
 
 def with_registry(command: Callable[..., R]) -> Callable[..., R]:
-    """Add options for access to registries, as the command's parameter `access`."""
+    """Add options for access to registries to a command of `optimize`, which gets `access`."""
 
     @click.option(
         "--hf-endpoint",

@@ -65,7 +65,7 @@ OPTIONS = (
 
 
 def with_load(command: F) -> F:
-    """Add the options in OPTIONS to a command."""
+    """Add the options of `optimize load` (OPTIONS) to a command."""
     for option in reversed(OPTIONS):
         command = option(command)
     return command

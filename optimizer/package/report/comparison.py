@@ -39,7 +39,8 @@ SYSTEMS = {
 
 @dataclass(frozen=True)
 class TableEntry:
-    """Entry of a table: text of a number, and a note below it, such as an interval or a reason."""
+    """Entry of a table in the report: text of a number, and a note below it, such as an interval or
+    a reason."""
 
     text: str
     note: str = ""
@@ -47,7 +48,7 @@ class TableEntry:
 
 @dataclass(frozen=True)
 class TableRow:
-    """Row of the comparison: entries of float, of the candidate, and of the change."""
+    """Row of the report's comparison: entries of float, of the candidate, and of the change."""
 
     name: str
     before: TableEntry
@@ -87,14 +88,15 @@ def list_warnings(report: Document) -> list[str]:
 
 
 def sort_gates(report: Document) -> list[Document]:
-    """Return gates: failed and not measured first, then inconclusive, then passed."""
+    """Sort the report's gates: failed and not measured first, then inconclusive, then passed."""
     rank = {"inconclusive": 1, "pass": 2}
     return sorted(get_parts(report, "gates"), key=lambda g: rank.get(str(g.get("verdict")), 0))
 
 
 def explain_missing(report: Document, section: str) -> str:
-    """Return the reason why a section has no measurement, from report["not_measured"][section],
-    report[section]["not_measured"] or the target's deferred engine."""
+    """Return the reason why a section of the report has no measurement, from
+    report["not_measured"][section], report[section]["not_measured"] or the target's deferred
+    engine."""
     reason = get_part(report, "not_measured").get(section) or get_part(report, section).get(
         "not_measured"
     )
@@ -128,8 +130,9 @@ def system(name: str, recipe: Any) -> str:
 
 
 def baseline(cell: Document, target: str) -> str | None:
-    """Return the name of the float system that a cell's candidate is compared with: the system
-    in its ratio, else the same runtime's, else ONNX Runtime's, else the first; None without any."""
+    """Return the name of the float system that the report compares a cell's candidate is compared
+    with: the system in its ratio, else the same runtime's, else ONNX Runtime's, else the first;
+    None without any."""
     others = [n for n in get_part(cell, "systems") if n != "candidate"]
     compared = str(get_part(cell, "ratio").get("to", ""))
     for float_target in (compared, f"{target.rsplit('-', 1)[0]}-float", "onnxruntime-float"):
@@ -139,12 +142,14 @@ def baseline(cell: Document, target: str) -> str | None:
 
 
 def build_cell(value: Any, write: Writer, bounds: Any = None) -> TableEntry:
-    """Return a cell: `value` written by `write`, and its interval `bounds` as the note."""
+    """Return a cell of the report's table: `value` written by `write`, and its interval `bounds` as
+    the note."""
     return TableEntry(write(value), interval(bounds, write, unit=False))
 
 
 def quality_rows(report: Document) -> list[TableRow]:
-    """Return rows on the metric (not perplexity) and cosine; one with the reason if unmeasured."""
+    """Return the report's rows on the metric (not perplexity) and cosine; one with the reason if
+    unmeasured."""
     quality = get_part(report, "quality")
     if not quality.get("metric"):
         gap = TableEntry(NOT_MEASURED, explain_missing(report, "quality"))
@@ -169,7 +174,8 @@ def quality_rows(report: Document) -> list[TableRow]:
 
 
 def latency_rows(report: Document) -> list[TableRow]:
-    """Return rows on p50 and p99 of each batch x sequence; one with the reason if unmeasured."""
+    """Return the report's rows on p50 and p99 of each batch x sequence; one with the reason if
+    unmeasured."""
     cells = get_parts(get_part(report, "speed"), "cells")
     if not cells:
         gap = TableEntry(NOT_MEASURED, explain_missing(report, "speed"))
@@ -206,7 +212,8 @@ def format_length(cell: Document) -> str:
 
 
 def divide(after: Any, before: Any) -> float | None:
-    """Return after / before; None where either is not a finite number, or `before` is 0."""
+    """Return a change for the report, after / before; None where either is not a finite number, or
+    `before` is 0."""
     a, b = finite(after), finite(before)
     return a / b if a is not None and b else None
 
@@ -227,7 +234,8 @@ def size_rows(report: Document) -> list[TableRow]:
 
 
 def _pair(holder: Document, target: str) -> tuple[Any, Any]:
-    """Return bytes (float, candidate) from {float_bytes, candidate_bytes} or {system: bytes}."""
+    """Return the bytes that the report compares, (float, candidate), from {float_bytes,
+    candidate_bytes} or {system: bytes}."""
     if "candidate_bytes" in holder or "float_bytes" in holder:
         return holder.get("float_bytes"), holder.get("candidate_bytes")
     first = baseline({"systems": holder}, target)

@@ -32,7 +32,7 @@ def finite(value: Any) -> float | None:
 
 
 def is_broken(value: Any) -> bool:
-    """Return True for a recorded value that is not a finite number."""
+    """Return True for a value of the report that is not a finite number."""
     return value is not None and finite(value) is None
 
 
@@ -48,8 +48,8 @@ def _or_words(value: Any, write: Callable[[float], str]) -> str:
 
 
 def plain(value: Any) -> str:
-    """Format a dimensionless number: a whole number in full, others with four significant digits;
-    below 0.001 and from 1e6 with two, as 1.2e-07."""
+    """Format a dimensionless number for the report: a whole number in full, others with four
+    significant digits; below 0.001 and from 1e6 with two, as 1.2e-07."""
 
     def write(x: float) -> str:
         if x != 0 and (abs(x) < 1e-3 or abs(x) >= 1e6):
@@ -114,22 +114,25 @@ def title(metric: str) -> str:
 
 
 def level(metric: str) -> Writer:
-    """Return the formatter of a metric's values: shares in percent, others with four decimals."""
+    """Return the report's formatter of a metric's values: shares in percent, others with four
+    decimals."""
     if metric in SHARES:
         return percent
     return lambda v: _or_words(v, lambda x: f"{x:.4f}")
 
 
 def change(metric: str) -> Writer:
-    """Return the formatter of a metric's differences: "+0.12 points" for shares, else "+0.0012"."""
+    """Return the report's formatter of a metric's differences: "+0.12 points" for shares, else
+    "+0.0012"."""
     if metric in SHARES:
         return lambda v: _or_words(v, lambda x: f"{100 * x:+.2f} points")
     return lambda v: _or_words(v, lambda x: f"{x:+.4f}")
 
 
 def interval(bounds: Any, write: Writer, unit: bool = True) -> str:
-    """Format the pair `bounds` as "86.5 to 90.1 %"; an end None is unknown: "at least 19.0 ms". ""
-    for two such ends or another value. unit: False leaves out the unit of two known ends."""
+    """Format the interval `bounds` for the report as "86.5 to 90.1 %"; an end None is unknown: "at
+    least 19.0 ms". "" for two such ends or another value. unit: False leaves out the unit of two
+    known ends."""
     if not isinstance(bounds, list | tuple) or len(bounds) != 2:
         return ""
     low, high = (write(b) for b in bounds)

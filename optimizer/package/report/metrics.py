@@ -10,7 +10,7 @@ Report = Mapping[str, Any]
 
 
 def list_metrics(reports: Sequence[Report]) -> dict[str, float]:
-    """Return {"<target>/<name>": number} of every finite measurement."""
+    """Return {"<target>/<name>": number} of every finite measurement in a run's reports."""
     flat: dict[str, Any] = {}
     for report in reports:
         target = report["target"]

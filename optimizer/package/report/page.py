@@ -47,7 +47,8 @@ from optimizer.package.report.view import (
 
 
 def render(document: Mapping[str, Any]) -> str:
-    """Return the page as text, to be written as UTF-8; passwords in addresses are removed."""
+    """Render the report of a run (report.html) as text, to be written as UTF-8; passwords in
+    addresses are removed."""
     return environment().get_template("page.html").render(page=_page(scrub_document(document)))
 
 

@@ -82,7 +82,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Bar:
-    """Row of a log chart: a measured value and its limit."""
+    """Row of a logarithmic chart of the report: a measured value and its limit."""
 
     name: str
     value: float | None
@@ -93,7 +93,8 @@ class Bar:
 
 @dataclass(frozen=True)
 class Point:
-    """A candidate in the plane of two figures, with an interval of each. name: label, or ""."""
+    """A candidate in a chart of the report over two figures, with an interval of each. name: label,
+    or ""."""
 
     name: str
     x: float
@@ -104,14 +105,16 @@ class Point:
 
 
 def style(system: str, baseline: str | None) -> str:
-    """Return a system's style: "candidate", "baseline" for the name `baseline`, or "other"."""
+    """Return a system's style in the report's charts: "candidate", "baseline" for the name
+    `baseline`, or "other"."""
     if system == "candidate":
         return "candidate"
     return "baseline" if system == baseline else "other"
 
 
 def _at(fraction: float) -> str:
-    """Return a fraction as a position, "12.50%"; 0 and 1 lie just inside the edges; clipped."""
+    """Return a fraction as a position in a chart of the report, "12.50%"; 0 and 1 lie just inside
+    the edges; clipped."""
     return f"{0.8 + 98.4 * min(max(fraction, 0.0), 1.0):.2f}%"
 
 
@@ -123,7 +126,7 @@ def _span(start: float, end: float) -> str:
 
 
 def _label(fraction: float, y: float, text: str, style: str = "") -> ChartText:
-    """Make the text at a position of a chart, aligned inwards near the edges."""
+    """Make the text at a position of a chart of the report, aligned inwards near the edges."""
     anchor = "" if fraction < 0.3 else "end" if fraction > 0.7 else "mid"
     return ChartText(text, _at(fraction), y, f"{style} {anchor}".strip())
 
@@ -131,7 +134,8 @@ def _label(fraction: float, y: float, text: str, style: str = "") -> ChartText:
 def _row(
     y: float, left: str, right: str, style: str = "soft", most: int = 30
 ) -> tuple[ChartText, ChartText]:
-    """Return the two texts above a bar; `left` is cut to at most `most` characters for a phone."""
+    """Return the two texts above a bar of a chart in the report; `left` is cut to at most `most`
+    characters for a phone."""
     room = max(most - max(len(right) - 18, 0), 12)
     shown = left if len(left) <= room else left[: room - 1] + "…"
     return ChartText(shown, "0.8%", y, "strong"), ChartText(right, "99.2%", y, f"end {style}")
@@ -157,7 +161,7 @@ def _ticks(most: float) -> list[float]:
 def difference(
     value: float, bounds: tuple[float, float], margin: float, write: Writer, title: str
 ) -> Chart:
-    """Draw the change of a metric with its interval, and the margin.
+    """Draw for the report the change of a metric with its interval, and the margin.
 
     value, bounds: candidate - baseline
     margin: largest drop allowed, above 0; left of -margin is the zone of failure
@@ -187,8 +191,8 @@ def difference(
 
 
 def latency(systems: Mapping[str, tuple[str, Mapping[str, Any]]], title: str) -> Chart | None:
-    """Draw a strip of timed runs per system, with quartiles, median and p99, in milliseconds; None
-    where no median is positive.
+    """Draw for the report a strip of timed runs per system, with quartiles, median and p99, in
+    milliseconds; None where no median is positive.
 
     systems: {display name: (style, end_to_end of the report)}
     """
@@ -238,7 +242,8 @@ def _strip(e: Mapping[str, Any], style: str, y: float, most: float) -> list[Shap
 
 
 def stages(systems: Mapping[str, Mapping[str, float]], title: str) -> Chart | None:
-    """Draw a stacked bar per system; None if all are 0. systems: {name: {stage: median ms}}."""
+    """Draw for the report a stacked bar per system; None if all are 0. systems: {name: {stage:
+    median ms}}."""
     totals = {n: sum(s.values()) for n, s in systems.items()}
     most = max(totals.values(), default=0.0)
     if most <= 0:
@@ -264,7 +269,8 @@ def stages(systems: Mapping[str, Mapping[str, float]], title: str) -> Chart | No
 
 
 def log_bars(rows: Sequence[Bar], title: str) -> Chart | None:
-    """Draw bars on a logarithmic scale, with marks at the limits; None without positive values."""
+    """Draw for the report bars on a logarithmic scale, with marks at the limits; None without
+    positive values."""
     values = [v for r in rows for v in (r.value, r.limit) if v is not None and v > 0]
     if not values:
         return None
@@ -293,8 +299,9 @@ def log_bars(rows: Sequence[Bar], title: str) -> Chart | None:
 
 
 def columns(values: Sequence[tuple[str, float]], title: str, worst: int) -> Chart | None:
-    """Draw one column per (module, value), the `worst` highest marked, the highest named; None
-    without a value above 0. Separators show where the block, a number in the names, changes."""
+    """Draw for the report one column per (module, value), the `worst` highest marked, the highest
+    named; None without a value above 0. Separators show where the block, a number in the names,
+    changes."""
     most = max((v for _, v in values), default=0.0)
     if most <= 0:
         return None
@@ -321,7 +328,8 @@ def columns(values: Sequence[tuple[str, float]], title: str, worst: int) -> Char
 
 
 def curve(points: Sequence[tuple[float, float]], best: float, title: str) -> Chart | None:
-    """Draw values over steps on a logarithmic scale; None with fewer than two positive values.
+    """Draw for the report values over training steps on a logarithmic scale; None with fewer than
+    two positive values.
 
     points: (step, value)
     best: step of the weights kept, marked
@@ -353,8 +361,8 @@ def curve(points: Sequence[tuple[float, float]], best: float, title: str) -> Cha
 
 
 def pareto(points: Sequence[Point], margin: float, title: str, unit: str) -> Chart | None:
-    """Draw points with the intervals of both figures, and the margin of the vertical one, which
-    grows upwards; None without points. unit: of the horizontal figure"""
+    """Draw for a search's report points with the intervals of both figures, and the margin of the
+    vertical one, which grows upwards; None without points. unit: of the horizontal figure"""
     if not points:
         return None
     ends = [[e for p in points for e in (*p.x_interval, p.x) if e is not None]]
@@ -399,8 +407,8 @@ def _ending(name: str, most: int = 38) -> str:
 
 
 def _blocks(names: Sequence[str], width: float, floor: float) -> list[Shape]:
-    """Return the axis of a chart over modules: separators between the model's blocks, and at most
-    12 block numbers under the middles of their blocks."""
+    """Return the axis of the report's chart over modules: separators between the model's blocks,
+    and at most 12 block numbers under the middles of their blocks."""
     numbers = [m.group(1) if (m := re.search(r"\.(\d+)(?:\.|$)", n)) else "" for n in names]
     starts = [i for i, b in enumerate(numbers) if i == 0 or b != numbers[i - 1]]
     every = max(math.ceil(len(starts) / 12), 1)

@@ -19,8 +19,8 @@ from optimizer.package.report.figures import times, whole
 
 
 def build_rows(report: Document) -> list[TableRow]:
-    """Return rows float | quantized | change: quality, latency per batch x sequence, size, memory;
-    for a reduced model also its speedup and parameters."""
+    """Return the report's rows float | quantized | change: quality, latency per batch x sequence,
+    size, memory; for a reduced model also its speedup and parameters."""
     return [*_answering(report), *gain_rows(report), *_smaller(report)]
 
 

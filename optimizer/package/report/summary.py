@@ -25,9 +25,10 @@ COLUMNS = (22, 22, 22, 28)  # name, float, quantized, change; with gaps of 1 thi
 
 
 def summarize(document: Mapping[str, Any]) -> str:
-    """Return one block per target: verdict, gates that did not pass, and a table of quality with
-    interval, p50 and p99 end to end, and size. The first line lists dropped targets with reasons.
-    At most 100 columns wide, except that line and commands to copy."""
+    """Summarize a run's report for the terminal: one block per target: verdict, gates that did not
+    pass, and a table of quality with interval, p50 and p99 end to end, and size. The first line
+    lists dropped targets with reasons. At most 100 columns wide, except that line and commands to
+    copy."""
     lines = [_first(document)]
     for report in get_parts(document, "reports"):
         lines += ["", *_target(report, name_candidate(document.get("recipe")))]
@@ -46,7 +47,8 @@ def _first(document: Mapping[str, Any]) -> str:
 
 
 def _target(report: Document, name: str) -> list[str]:
-    """Return the text on one target: verdict, gates that did not pass, warnings, and the table."""
+    """Return the text, in a report's summary, on one target: verdict, gates that did not pass,
+    warnings, and the table."""
     verdict = str(report.get("verdict")).upper() + (", DROPPED" if report.get("dropped") else "")
     heading = f"{report.get('target')}: {verdict}, {counts(report)}"
     lines = _wrapped(heading, "")

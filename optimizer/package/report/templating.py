@@ -15,7 +15,8 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-
 
 @cache
 def environment() -> Environment:
-    """Return the Jinja environment of templates/: it escapes values; undefined names are errors."""
+    """Return the Jinja environment of the report's templates: it escapes values; undefined names
+    are errors."""
     drawn = Environment(
         loader=FileSystemLoader(FOLDER),
         autoescape=True,
@@ -30,13 +31,13 @@ def environment() -> Environment:
 
 
 def _visible(value: Any) -> Any:
-    """Replace control and bidirectional-override characters, which could disguise text, by U+FFFD.
-    Markup of macros was already processed."""
+    """Replace in the report control and bidirectional-override characters, which could disguise
+    text, by U+FFFD. Markup of macros was already processed."""
     if not isinstance(value, str) or hasattr(value, "__html__"):
         return value
     return _CONTROL.sub("\ufffd", value.encode("utf-8", "replace").decode("utf-8"))
 
 
 def _pixels(value: float) -> str:
-    """Format a number of pixels with at most two decimals."""
+    """Format pixels for the report page with at most two decimals."""
     return f"{value:.2f}".rstrip("0").rstrip(".")

@@ -26,8 +26,8 @@ from optimizer.package.report.figures import (
 
 
 def counts(report: Document) -> str:
-    """Return a count of verdicts: "all 6 gates passed", "of 6 gates, 2 failed and 1 undecided", "3
-    gates passed, 1 not measured here"."""
+    """Count the verdicts of a report's gates: "all 6 gates passed", "of 6 gates, 2 failed and 1
+    undecided", "3 gates passed, 1 not measured here"."""
     gates = [str(g.get("verdict")) for g in get_parts(report, "gates")]
     if not gates:
         return "no gate was judged"

@@ -14,7 +14,8 @@ from optimizer.package.report.plots import Chart
 
 @dataclass(frozen=True)
 class Span:
-    """Part of a line. style: as macro `span` in templates/parts.html reads it; href: link or ""."""
+    """Part of a line of the report page. style: as macro `span` in templates/parts.html reads it;
+    href: link or ""."""
 
     text: str
     style: str = ""
@@ -26,7 +27,8 @@ Line = tuple[Span, ...]
 
 @dataclass(frozen=True)
 class Paragraph:
-    """A paragraph or an item of a list. style: its class, "missing", "bad" or "hint"."""
+    """A paragraph or an item of a list on the report page. style: its class, "missing", "bad" or
+    "hint"."""
 
     line: Line
     style: str = ""
@@ -34,7 +36,8 @@ class Paragraph:
 
 @dataclass(frozen=True)
 class ReportTable:
-    """Table whose first column heads its rows; the second of two cells spans a wider table.
+    """Table of the report page whose first column heads its rows; the second of two cells spans a
+    wider table.
 
     numbers: right-aligned columns
     stacked: True puts the first column above the others on a narrow screen, instead of scrolling
@@ -112,12 +115,14 @@ def line(*pieces: str | Span) -> Line:
 
 
 def small(*texts: str) -> list[Span]:
-    """Return spans, each on a separate line below the text before it; "" is skipped."""
+    """Return spans for the report page, each on a separate line below the text before it; "" is
+    skipped."""
     return [Span(text, "small") for text in texts if text]
 
 
 def figure(text: str) -> Span:
-    """Return a formatted number as a span, highlighted where it is missing or not finite."""
+    """Return a number of the report, formatted, as a span, highlighted where it is missing or not
+    finite."""
     if text in (NOT_A_NUMBER, "infinite"):
         return Span(text, "bad")
     return Span(text, "missing" if text == NOT_MEASURED else "")
@@ -131,7 +136,7 @@ def badge(verdict: Any) -> Span:
 
 
 def figures(*texts: str) -> tuple[Line, ...]:
-    """Return one table entry per formatted number, each as `figure` makes it."""
+    """Return one entry of a table in the report per formatted number, each as `figure` makes it."""
     return tuple(line(figure(text)) for text in texts)
 
 

@@ -67,7 +67,7 @@ def build_provenance(
 
 
 def _source(source: Mapping[str, Any]) -> list[Json]:
-    """Return an entry for the checkpoint and its revision, and an entry per file."""
+    """List for a bundle's provenance the checkpoint with its revision, and each of its files."""
     revision = source.get("revision")
     entry: Json = {"name": "source", "uri": f"urn:checkpoint:{source['source']}"}
     if revision:
@@ -80,7 +80,8 @@ def _source(source: Mapping[str, Any]) -> list[Json]:
 
 
 def _data(manifest: Mapping[str, Any]) -> list[Json]:
-    """Return an entry per data set, named by its use, with the digest of its rows."""
+    """List for a bundle's provenance each data set, named by its use, with the digest of its
+    rows."""
     return [
         {
             "name": f"data/{use}",

@@ -96,7 +96,8 @@ def _tensor(tensor: Mapping[str, Any]) -> str:
 
 
 def _metrics(report: Mapping[str, Any]) -> list[Json]:
-    """Return the quality of both models with intervals, and p50 and p99 of each timing cell."""
+    """Return for a bundle's SBOM the quality of both models with intervals, and p50 and p99 of each
+    timing cell."""
     target, quality = report["target"], report.get("quality") or {}
     metrics = [
         {
@@ -135,7 +136,7 @@ def _licences(name: str) -> Json:
 
 
 def _source(manifest: Mapping[str, Any]) -> Json:
-    """Return the component of the checkpoint, with its files as components inside it."""
+    """Return the SBOM's component of the checkpoint, with its files as components inside it."""
     source = manifest["source"]
     files = source.get("files") or {}
     component: Json = {
@@ -163,7 +164,7 @@ def _data(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _data_set(use: str, digest: str, manifest: Mapping[str, Any]) -> Json:
-    """Return the component of a data set; its digest is that of its rows."""
+    """Return the SBOM's component of a data set; its digest is that of its rows."""
     spec = data_spec(manifest["recipe"], use)
     return {
         "type": "data",
@@ -178,7 +179,8 @@ def _data_set(use: str, digest: str, manifest: Mapping[str, Any]) -> Json:
 
 
 def data_spec(recipe: Mapping[str, Any], use: str) -> Mapping[str, Any]:
-    """Return the recipe's data section of a use, a key of the manifest's calibration; or {}."""
+    """Return for a bundle's documents the recipe's data section of a use, a key of the manifest's
+    calibration; or {}."""
     validate = recipe.get("validate") or {}
     sections: dict[str, Any] = {
         "calibrate": (recipe.get("calibrate") or {}).get("data"),
@@ -193,7 +195,8 @@ def data_spec(recipe: Mapping[str, Any], use: str) -> Mapping[str, Any]:
 
 
 def _adapters(recipe: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return (name, its data section or None) per adapter that requests can choose."""
+    """List for a bundle's SBOM (name, its data section or None) per adapter that requests can
+    choose."""
     adapters = (recipe.get("model") or {}).get("adapters")
     sources = adapters.get("sources") or {} if isinstance(adapters, Mapping) else {}
     return [

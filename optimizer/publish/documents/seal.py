@@ -153,7 +153,8 @@ def _decrypt(pyrage: Any, sealed: Path, identities: list[Any], into: Path) -> No
 
 
 def _lines(recipient: str) -> list[str]:
-    """Return the public keys that `recipient` gives: one typed key, or the lines of a file."""
+    """Return the public keys of one recipient of a sealed bundle: one typed key, or the lines of a
+    file."""
     _refuse_secret(recipient, "--recipient", RECIPIENTS)
     if recipient.startswith("age1"):
         return [recipient]
@@ -161,7 +162,8 @@ def _lines(recipient: str) -> list[str]:
 
 
 def _refuse_secret(text: str, option: str, accepted: str) -> None:
-    """Raises RecipeError, without repeating the text, for a typed secret key."""
+    """Raises RecipeError, without repeating the text, for a secret key typed as an option of
+    sealing or opening a bundle."""
     if text.strip().upper().startswith(SECRET_KEY):
         raise RecipeError(
             "a secret key was typed",
@@ -172,7 +174,8 @@ def _refuse_secret(text: str, option: str, accepted: str) -> None:
 
 
 def _keys(path: Path, *, secret: bool = False) -> list[str]:
-    """Read the age keys in a file, one per line; empty lines and comments (#) are skipped."""
+    """Read a file of age keys, which seal and open bundles, one per line; empty lines and comments
+    (#) are skipped."""
     try:
         data = (read_secret if secret else read)(path, LARGEST_KEYS)
         lines = data.decode("ascii").splitlines()

@@ -62,12 +62,14 @@ def _is_signature(path: Path) -> bool:
 
 
 def read_secret(path: Path, largest: int = verify.LARGEST) -> bytes:
-    """Return the bytes of a secret key's file; print a warning if other users may read the file."""
+    """Read the secret key's file with which a bundle is signed or opened; print a warning if other
+    users may read the file."""
     return plain_file.read_secret(path, lambda m: say(f"warning: {m}"), largest, shared=True)
 
 
 def load_private(path: Path) -> Any:
-    """Return the private key in a PEM file; print a warning if other users may read the file."""
+    """Return the private key in a PEM file, with which bundles are signed; print a warning if other
+    users may read the file."""
     try:
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
     except ImportError:
@@ -105,8 +107,8 @@ def build_statement(bundle: Path) -> Json:
 
 
 def compose_statement(name: str, digests: Mapping[str, str]) -> Json:
-    """Build the in-toto statement that lists files by digest. digests: {name of a file: sha256}, in
-    order"""
+    """Build the in-toto statement that lists a bundle's files by digest, to be signed. digests:
+    {name of a file: sha256}, in order"""
     return {
         "_type": signature.STATEMENT_TYPE,
         "subject": [
@@ -129,7 +131,8 @@ def compose_statement(name: str, digests: Mapping[str, str]) -> Json:
 
 
 def sign_statement(statement: Json, private_key: Any) -> bytes:
-    """Return the bytes of a sigstore bundle with the signed statement."""
+    """Sign the statement on a bundle's files; return its signature file (a sigstore bundle) as
+    bytes."""
     payload = json.dumps(statement, indent=1, sort_keys=True).encode()
     public_key = private_key.public_key()
     sig = private_key.sign(signature.encode_payload(payload), signature.algorithm(public_key))

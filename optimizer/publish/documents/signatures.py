@@ -31,7 +31,7 @@ ANNOUNCE_AFTER = 100  # attachments after which the search prints a line
 def find_signature(
     place: Releases, digest: str, layers: Mapping[str, Json], key: Path, where: str
 ) -> tuple[bytes, str]:
-    """Return the key's signature of exactly the files in `layers`, and the key's hint.
+    """Find in a registry the key's signature of exactly the files in `layers`, and the key's hint.
 
     layers: {file name: descriptor} of the bundle with this digest.
 
@@ -77,7 +77,8 @@ def find_attachments(
     folder: Path,
     kinds: Sequence[Attachment] = ATTACHMENTS,
 ) -> dict[Attachment, bytes]:
-    """Return the last attachment of each kind that names this bundle. Authors are not verified.
+    """Find in a registry the last attachment of each kind that names this bundle. Authors are not
+    verified.
 
     folder: folder of the bundle, already compared with `layers`.
     """
@@ -94,7 +95,8 @@ def find_attachments(
 def fetch_attachments(
     place: Releases, digest: str, attachment: Attachment, largest: int, most: int
 ) -> Iterator[bytes]:
-    """Yield the bytes of the attachments of one kind, the last one first, none twice.
+    """Yield from a registry a bundle's attachments of one kind as bytes, the last one first, none
+    twice.
 
     largest: maximum bytes per attachment.
     most: maximum number of attachments to look at.
@@ -132,7 +134,8 @@ def fetch_attachments(
 
 
 def _largest(attachment: Attachment, layers: Mapping[str, Json]) -> int:
-    """Return the maximum bytes of one attachment; a signature only names the bundle's files."""
+    """Return the maximum bytes of one attachment to fetch from a registry; a signature only names
+    the bundle's files."""
     if attachment is not SIGNATURE:
         return verify.LARGEST
     names = sum(2 * len(name.encode()) + PER_FILE for name in layers)

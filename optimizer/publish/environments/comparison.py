@@ -28,7 +28,7 @@ FIRST = "validate"
 
 @dataclass(frozen=True)
 class MetricComparison:
-    """Result of the test of one target and metric.
+    """Result of the test, at a promotion, of the new bundle's metric on one target.
 
     verdict: "pass" if the new bundle is worse by less than the margin
     message: sentence with the difference, its interval and what it means for the margin
@@ -50,7 +50,7 @@ def compare(
     new_manifest: Mapping[str, Any],
     new_reports: Sequence[Mapping[str, Any]],
 ) -> tuple[MetricComparison, ...]:
-    """Compare each target and metric that both bundles have.
+    """Compare for a promotion each target and metric that the old and the new bundle have.
 
     The examples of two reports are the same if their data sets have the same digest.
     """
@@ -70,7 +70,8 @@ def compare(
 
 
 def _sections(report: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return {use of a data set, a key of the manifest's calibration: quality section}."""
+    """Return from a bundle's report {use of a data set, a key of the manifest's calibration:
+    quality section}."""
     sections = {FIRST: report.get("quality")}
     for prefix, sets in (("also.", "also"), ("adapter.", "adapters")):
         sections |= {f"{prefix}{name}": part for name, part in (report.get(sets) or {}).items()}
@@ -101,8 +102,9 @@ def _compare(
 
 
 def describe_decision(decision: Decision, unit: str) -> str:
-    """Return "better by ...", "worse by ..." or "cannot be told: ...", with the interval and the
-    margin. unit: unit of the difference, with a space before it."""
+    """Describe the difference of a metric between two bundles: "better by ...", "worse by ..." or
+    "cannot be told: ...", with the interval and the margin. unit: unit of the difference, with a
+    space before it."""
     (low, high), drop = decision.interval, decision.drop
     counted = f"{decision.confidence:.0%} on each side, {decision.examples:,} examples"
     if decision.verdict == "pass" and high <= 0:
@@ -124,7 +126,8 @@ def describe_decision(decision: Decision, unit: str) -> str:
 
 
 def _explain_incomparable(old: Mapping[str, Any], new: Mapping[str, Any], same_rows: bool) -> str:
-    """Return the reason why two results cannot be compared; "" where they can."""
+    """Return the reason why a metric's results in two bundles cannot be compared; "" where they
+    can."""
     a, b = (section.get("each") or {} for section in (old, new))
     if new["metric"] != old["metric"]:
         return f"its metric is {new['metric']}, and that of the other is {old['metric']}"

@@ -231,7 +231,8 @@ def _check_moved(done: bool, environment: str) -> None:
 
 
 def cut_history(digests: list[str], current: str) -> list[str]:
-    """Return `digests` up to the last `current`, without undone promotions; at least [current]."""
+    """Return an environment's history, `digests`, up to the last `current`, without undone
+    promotions; at least [current]."""
     if current not in digests:
         return [current]
     return digests[: len(digests) - digests[::-1].index(current)]

@@ -22,13 +22,13 @@ class PrunablePlace(Place, Protocol):
     """Place without garbage collection of its own: a layout or an object store."""
 
     def lock(self) -> AbstractContextManager[None]:
-        """Inside, keep other writers from changing the registry."""
+        """Inside, keep other writers from changing the registry, which is being pruned."""
 
     def resolve_tags(self) -> dict[str, str]:
         """Return {tag: digest of its bundle} of the registry, the last tagged last."""
 
     def blobs(self) -> dict[str, int]:
-        """Return {digest: bytes} of all blobs."""
+        """Return {digest: bytes} of all blobs in the registry."""
 
     def drop_tags(self, tags: Collection[str]) -> None:
         """Remove tags of pruned bundles; the caller holds the lock."""
@@ -39,7 +39,7 @@ class PrunablePlace(Place, Protocol):
 
 @dataclass(frozen=True)
 class PruneResult:
-    """Result of a prune.
+    """Result of removing a bundle's old versions from a registry.
 
     versions, kept: tags of the versions that were removed and that stay.
     blobs, size: number of removed blobs, and their bytes.
@@ -67,7 +67,8 @@ def prune(place: PrunablePlace, keep: int, *, delete: bool = False) -> PruneResu
 
 
 def _choose(place: PrunablePlace, keep: int) -> tuple[PruneResult, set[str], list[str]]:
-    """Return the result of a prune, and the tags and blobs to remove, referrers' included."""
+    """Choose what to prune from a registry: return the result, and the tags and blobs to remove,
+    referrers' included."""
     tagged = place.resolve_tags()
     versions, environments = _split_tags(tagged)
     safe = {tagged[e] for e in environments}
@@ -86,7 +87,8 @@ def _choose(place: PrunablePlace, keep: int) -> tuple[PruneResult, set[str], lis
 
 
 def _split_tags(tagged: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Split tags into versions, the last tagged last, and environments, which have a history."""
+    """Split a registry's tags into versions, the last tagged last, and environments, which have a
+    history."""
     names = list(tagged)
     environments = [n for n in names if f"{n}{SUFFIX}" in names]
     others = (*environments, *(f"{e}{SUFFIX}" for e in environments))
@@ -94,7 +96,8 @@ def _split_tags(tagged: Iterable[str]) -> tuple[list[str], list[str]]:
 
 
 def _reachable(place: Place, digests: Iterable[str]) -> set[str]:
-    """Return `digests` and all digests that these manifests refer to, directly or indirectly."""
+    """Return `digests` and all digests that these manifests of the registry refer to, directly or
+    indirectly."""
     reachable: set[str] = set()
     waiting = list(digests)
     while waiting:

@@ -53,7 +53,8 @@ class FolderRegistry(Protocol):
     """
 
     def versions(self) -> dict[str, str]:
-        """Return {version: revision}, oldest first; {} for a registry that does not exist yet."""
+        """Return {published version of the bundle: revision}, oldest first; {} for a registry that
+        does not exist yet."""
 
     def environments(self) -> dict[str, str]:
         """Return {name of an environment: revision of the bundle that it names}."""

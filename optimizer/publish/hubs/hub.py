@@ -46,7 +46,8 @@ CONFLICT = (409, 412)
 
 
 class Hub:
-    """FolderRegistry on a hub; endpoint: URL of the server, None for huggingface_hub's default."""
+    """FolderRegistry in a repository of the Hugging Face Hub; endpoint: URL of the server, None for
+    huggingface_hub's default."""
 
     def __init__(self, repository: str, endpoint: str | None = None) -> None:
         from huggingface_hub import HfApi
@@ -81,7 +82,7 @@ class Hub:
                 self._append(revision, name, size, f)
 
     def _append(self, revision: str, name: str, size: int, f: BinaryIO) -> None:
-        """Append the bytes of one response to the file `f`.
+        """Append the bytes of one response of the hub to the file `f`.
 
         size: bytes of the complete file
 
@@ -212,7 +213,7 @@ class Hub:
         raise self._overtaken_error()
 
     def _published_digests(self) -> set[str]:
-        """Return the digests of the files of all versions in the repository."""
+        """Return the digests of the files of all versions in the hub's repository."""
         digests: set[str] = set()
         for revision in self.versions().values():
             data = self.read(revision, verify.MANIFEST)
@@ -222,7 +223,8 @@ class Hub:
         return digests
 
     def _commit(self, branch: str, operations: list[Any], parent: str, message: str) -> str | None:
-        """Return the id of the new commit; None if the branch's head is no longer `parent`."""
+        """Commit to a branch of the hub's repository; return the commit's id; None if the branch's
+        head is no longer `parent`."""
         from huggingface_hub.errors import HfHubHTTPError
 
         try:
@@ -240,7 +242,7 @@ class Hub:
         return str(commit.oid)
 
     def _create_ref(self, kind: str, name: str, commit: str) -> bool:
-        """Make a tag or a branch; False if the name exists."""
+        """Make a tag or a branch of the hub's repository; False if the name exists."""
         from huggingface_hub.errors import HfHubHTTPError
 
         try:
@@ -294,11 +296,12 @@ class Hub:
             )
 
     def _head(self) -> str:
-        """Return the id of the commit that the branch main names; "" for a missing repository."""
+        """Return the id of the commit that the branch main names; "" for a repository that the hub
+        lacks."""
         return next((r.target_commit for r in self._refs("branches") if r.name == MAIN), "")
 
     def _tree(self, revision: str) -> dict[str, Any]:
-        """Return {name: RepoFile} of all files of the repository at a revision."""
+        """Return {name: RepoFile} of all files of the hub's repository at a revision."""
         from huggingface_hub.hf_api import RepoFile
 
         listed = self.api.list_repo_tree(self.repository, revision=revision, recursive=True)
@@ -319,7 +322,8 @@ class Hub:
 
     @contextmanager
     def _open(self, revision: str, name: str, start: int = 0) -> Iterator[Any]:
-        """Yield the response to a GET of a file of the repository, from the byte `start` on."""
+        """Yield the response to a GET of a file of the hub's repository, from the byte `start`
+        on."""
         from huggingface_hub import get_session, hf_hub_url
         from huggingface_hub.utils import build_hf_headers
 

@@ -48,7 +48,8 @@ PAGE = 100
 
 
 class RegisteredModel:
-    """FolderRegistry in a model; uri: URI of the server, None for MLflow's own setting."""
+    """FolderRegistry in a registered model of MLflow; uri: URI of the server, None for MLflow's own
+    setting."""
 
     def __init__(self, name: str, uri: str | None = None) -> None:
         import mlflow
@@ -78,7 +79,7 @@ class RegisteredModel:
         return None if run is None else self._read(run, f"{MODEL}/{BUNDLE}/{name}")
 
     def receive(self, revision: str, name: str, size: int, into: Path) -> None:
-        """Fetch the complete file: MLflow servers have no range requests."""
+        """Fetch a published bundle's file completely: MLflow servers have no range requests."""
         run = self._run_of(revision)
         if run is None:
             raise BundleError(f"version {revision} is not a bundle", where=self.where)
@@ -128,7 +129,8 @@ class RegisteredModel:
     def move(
         self, environment: str, revision: str, past: Sequence[str] | None, expected: str
     ) -> bool:
-        """Set the alias of the environment if it names the revision `expected`, and read it again.
+        """Set MLflow's alias of the environment if it names the revision `expected`, and read it
+        again.
 
         Not atomic: MLflow has no conditional write, so another writer may set it in between.
         """
@@ -151,7 +153,7 @@ class RegisteredModel:
         """Do nothing: MLflow has one session per process."""
 
     def _versions(self) -> list[Any]:
-        """Return all versions of the model, ordered by number."""
+        """Return all versions of the MLflow model, ordered by number."""
         versions: list[Any] = []
         token = None
         with self._explain_errors():
@@ -221,7 +223,8 @@ class RegisteredModel:
             self.client.log_batch(run, metrics=values[start:stop], params=texts[start:stop])
 
     def _send(self, run: str, folder: BundleFolder) -> int:
-        """Send the files that the run lacks, by name and size; return their bytes."""
+        """Send the bundle's files that the MLflow run lacks, by name and size; return their
+        bytes."""
         contents: dict[str, Any] = {
             f"{MODEL}/{BUNDLE}/{name}": blob.content for name, blob in folder.files.items()
         }
@@ -243,7 +246,8 @@ class RegisteredModel:
         return sent
 
     def _register(self, run: Any, folder: BundleFolder) -> str:
-        """Return the number of an untagged version of this bundle, a killed run's or a new one."""
+        """Return the number of an untagged version, in MLflow, of this bundle, a killed run's or a
+        new one."""
         unnamed = [
             str(v.version)
             for v in self._versions()
@@ -258,8 +262,8 @@ class RegisteredModel:
         return str(version.version)
 
     def _tag(self, number: str, folder: BundleFolder, tag: str, replace: bool) -> None:
-        """Tag the version, then read all tags again: a writer that finds another bundle with this
-        tag fails, so that at most one of simultaneous writers succeeds."""
+        """Tag a version of the MLflow model, then read all tags again: a writer that finds another
+        bundle with this tag fails, so that at most one of simultaneous writers succeeds."""
         self.client.set_model_version_tag(self.name, number, VERSION, tag)
         for other in self._versions():
             if other.tags.get(VERSION) != tag or str(other.version) == number:
@@ -277,7 +281,7 @@ class RegisteredModel:
             )
 
     def _list_artifacts(self, run: str, at: str) -> dict[str, int]:
-        """Return {name: bytes} of all artifacts below the folder `at`."""
+        """Return {name: bytes} of all artifacts of an MLflow run below the folder `at`."""
         files: dict[str, int] = {}
         waiting = [at]
         while waiting:
@@ -300,7 +304,7 @@ class RegisteredModel:
             self.client.log_artifact(run, str(file), folder or None)
 
     def _read(self, run: str, name: str) -> bytes | None:
-        """Return the bytes of a small artifact; None for a missing artifact."""
+        """Return the bytes of a small artifact of an MLflow run; None for a missing artifact."""
         with self._explain_errors():
             listed = self.client.list_artifacts(run, posixpath.dirname(name) or None)
             entry = next((e for e in listed if e.path == name and not e.is_dir), None)
@@ -312,8 +316,8 @@ class RegisteredModel:
                 return self._download(run, name, folder).read_bytes()
 
     def _download(self, run: str, name: str, folder: str) -> Path:
-        """Download one artifact into the folder, by the run's URI: with its id the client would ask
-        for the run's models each time."""
+        """Download one artifact of an MLflow run into the folder, by the run's URI: with its id the
+        client would ask for the run's models each time."""
         from mlflow.artifacts import download_artifacts
 
         if run not in self._roots:

@@ -31,7 +31,7 @@ Document = Mapping[str, Any]
 def build_model_files(
     manifest: Document, requirements: str, mlflow_version: str
 ) -> dict[str, bytes]:
-    """Return {name: bytes} of the model's files beside the bundle.
+    """Return {name: bytes} of the files that make an MLflow model of the bundle, beside the bundle.
 
     requirements: content of the bundle's requirements.txt.
     mlflow_version: version of the package mlflow.
@@ -74,7 +74,8 @@ def collect_metrics(reports: Sequence[Document]) -> dict[str, float]:
 
 
 def flatten_recipe(recipe: Document) -> dict[str, str]:
-    """Return {path in the recipe: value}, a list as JSON, without null and too long values."""
+    """Flatten a recipe to the parameters of an MLflow run: {path in the recipe: value}, a list as
+    JSON, without null and too long values."""
     flat = {NAME.sub("_", name): text for name, text in _flatten(recipe, "").items()}
     return {name: text for name, text in flat.items() if len(text) <= LONGEST_PARAMETER}
 

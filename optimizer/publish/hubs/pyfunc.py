@@ -22,7 +22,7 @@ class PyfuncModel:
         self.name: str = self.bundle.task.inputs.name
 
     def predict(self, model_input: Any, params: Any = None) -> list[dict[str, Any]]:
-        """Return one answer per input, as `harness predict --json` does.
+        """Answer MLflow's calls: return one answer per input, as `harness predict --json` does.
 
         model_input: list of texts, or data frame or list of dicts with the columns "text" and,
             optionally, "text_pair"; other kinds of input have their own name in place of "text".
@@ -51,8 +51,8 @@ class PyfuncModel:
 
 
 def import_harness(folder: Path) -> str:
-    """Import the bundle's package `harness` under a name unique to the bundle, and return the name.
-    Raises ImportError for changed sources."""
+    """Import, for MLflow, the bundle's package `harness` under a name unique to the bundle, and
+    return the name. Raises ImportError for changed sources."""
     package = folder / "harness"
     digest = hashlib.sha256((folder / "manifest.json").read_bytes()).hexdigest()
     name = f"bundle_harness_{digest[:16]}"

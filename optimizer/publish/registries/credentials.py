@@ -23,7 +23,8 @@ HELPER_SECONDS = 30
 
 
 def read_basic(folder: Path, host: str) -> str | None:
-    """Return "Basic ...", the value of the header Authorization for a host; None if not stored.
+    """Return "Basic ...", the value of the header Authorization for a registry's host; None if not
+    stored.
 
     folder: docker's folder, usually ~/.docker.
 

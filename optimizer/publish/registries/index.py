@@ -19,7 +19,8 @@ EMPTY: Json = {"schemaVersion": 2, "manifests": []}
 
 
 def read(data: bytes | None, where: str) -> Json:
-    """Parse index.json; None gives an index without tags. Raises BundleError for other bytes."""
+    """Parse an OCI registry's index.json; None gives an index without tags. Raises BundleError for
+    other bytes."""
     if data is None:
         return EMPTY
     index = parse_document(data, where)
@@ -40,7 +41,7 @@ def annotation(index: Json, name: str) -> str:
 
 
 def annotate(index: Json, name: str, value: str) -> Json:
-    """Return the index with this annotation, or without it if the value is empty."""
+    """Return the registry's index with this annotation, or without it if the value is empty."""
     others = {k: v for k, v in index.get("annotations", {}).items() if k != name}
     annotations = {**others, **({name: value} if value else {})}
     bare = {k: v for k, v in index.items() if k != "annotations"}

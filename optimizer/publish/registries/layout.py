@@ -57,7 +57,8 @@ class OciLayout:
             self._send(blob)
 
     def _send(self, blob: Blob) -> None:
-        """Write a blob; the caller holds the lock, because all writers share one partial file."""
+        """Write a blob of a bundle into the layout; the caller holds the lock, because all writers
+        share one partial file."""
         final = self.blob(blob.digest)
         partial = self.folder / ".partial"
         if isinstance(blob.content, bytes):
@@ -137,7 +138,7 @@ class OciLayout:
             return True
 
     def drop_tags(self, tags: Collection[str]) -> None:
-        """Remove tags from the index; the caller holds the lock."""
+        """Remove tags from the registry's index; the caller holds the lock."""
         self._write_index(indexes.remove_tags(self._index(), tags))
 
     def blobs(self) -> dict[str, int]:
@@ -146,7 +147,7 @@ class OciLayout:
         return {f"sha256:{path.name}": path.stat().st_size for path in paths}
 
     def drop_blobs(self, digests: Collection[str]) -> None:
-        """Delete the files of these blobs; the caller holds the lock."""
+        """Delete the layout's files of these blobs; the caller holds the lock."""
         for digest in digests:
             self.blob(digest).unlink()
 

@@ -157,7 +157,7 @@ class ObjectStore:
         return {f"sha256:{name.rpartition('/')[2]}": size for name, size in sizes.items()}
 
     def drop_tags(self, tags: Collection[str]) -> None:
-        """Remove tags from the index; the caller holds the lock."""
+        """Remove tags from the registry's index; the caller holds the lock."""
         self._check_time("the prune has changed nothing")
         self._change(lambda index: indexes.remove_tags(index, tags), ())
 
@@ -180,7 +180,8 @@ class ObjectStore:
         )
 
     def _index(self) -> tuple[Json, dict[str, str] | None]:
-        """Return the index, and its version for a conditional write; None for no index.json."""
+        """Return the registry's index in the bucket, and its version for a conditional write; None
+        for no index.json."""
         stored = self.objects.read(indexes.FILE)
         where = f"{self.objects.where}/{indexes.FILE}"
         if stored is None:
@@ -190,7 +191,8 @@ class ObjectStore:
     def _change(
         self, changed: Callable[[Json], bytes | None], manifests: Collection[bytes]
     ) -> bool:
-        """Write changed(index), again if another writer wrote first; False if it is None.
+        """Replace the bucket's index.json by changed(index), again if another writer wrote first;
+        False if it is None.
 
         manifests: manifests whose blobs must exist when the index is written.
         """
@@ -213,8 +215,8 @@ class ObjectStore:
         )
 
     def _without_lapsed_mark(self, index: Json) -> Json:
-        """Return the index without a lapsed mark. Raises MachineError during another prune, and
-        when our own took too long."""
+        """Return the index without the lapsed mark of a prune. Raises MachineError during another
+        prune, and when our own took too long."""
         mark = indexes.annotation(index, PRUNING)
         if mark == self._mark:
             return index

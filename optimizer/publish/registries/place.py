@@ -67,12 +67,13 @@ class Place(Releases, Protocol):
 
 
 def encode(document: Json) -> bytes:
-    """Encode JSON canonically: the same document gives the same bytes."""
+    """Encode a manifest of a registry as canonical JSON: the same document gives the same bytes."""
     return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
 
 
 def parse_document(data: bytes, where: str) -> Json:
-    """Parse a manifest's bytes. Raises BundleError for bytes that are not a JSON object."""
+    """Parse the bytes of a registry's manifest. Raises BundleError for bytes that are not a JSON
+    object."""
     try:
         value = parse(data)
     except (ValueError, RecursionError) as e:
@@ -83,7 +84,8 @@ def parse_document(data: bytes, where: str) -> Json:
 
 
 def describe(data: bytes) -> Json:
-    """Return the descriptor of a manifest: its digest, size and type, as an index lists it."""
+    """Return the descriptor of a published manifest: its digest, size and type, as an index lists
+    it."""
     manifest = parse_document(data, "manifest")
     entry: Json = {
         "mediaType": manifest["mediaType"],
@@ -102,12 +104,13 @@ def fallback_tag(subject: str) -> str:
 
 
 def is_fallback_tag(tag: str) -> bool:
-    """Return True for a tag made by `fallback_tag`."""
+    """Return True for a tag made by `fallback_tag`, which names no bundle of the registry."""
     return tag.startswith("sha256-") and len(tag) == len("sha256-") + 64
 
 
 def add_referrer(old: bytes | None, added: Json) -> bytes:
-    """Return the bytes of the index of referrers `old` (None: empty) with descriptor `added`."""
+    """Return the bytes of a registry's index of referrers `old` (None: empty) with descriptor
+    `added`."""
     listed = parse_referrers(old)
     if all(entry["digest"] != added["digest"] for entry in listed):
         listed = [*listed, added]
@@ -115,7 +118,8 @@ def add_referrer(old: bytes | None, added: Json) -> bytes:
 
 
 def parse_referrers(index: bytes | None) -> list[Json]:
-    """Return the descriptors in an index of referrers, [] for None; BundleError if invalid."""
+    """Return the descriptors in a registry's index of referrers, [] for None; BundleError if
+    invalid."""
     if index is None:
         return []
     listed = parse_document(index, "index of referrers").get("manifests")

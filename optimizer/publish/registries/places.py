@@ -25,7 +25,7 @@ PACKAGES = {**{name: store.packages for name, store in STORES.items()}, "mlflow"
 
 
 def check_installed(address: BundleAddress) -> None:
-    """Raises MachineError for a missing package that the address needs."""
+    """Raises MachineError for a missing package that publishing to the address needs."""
     objects.check_installed(PACKAGES.get(address.store, ()), address.store, str(address))
 
 
@@ -37,7 +37,7 @@ def make_place(
     hub: str | None = None,
     token_services: tuple[str, ...] = (),
 ) -> Place | Folders:
-    """Make the client of the place at an address.
+    """Make the client of the registry, hub or bucket at a bundle's address.
 
     docker: folder with docker's config.json; None: no credentials are read
     plain: True uses HTTP instead of HTTPS also for hosts other than this machine

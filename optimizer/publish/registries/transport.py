@@ -43,7 +43,8 @@ Body = Path | bytes | None
 
 @dataclass(frozen=True)
 class RegistryResponse:
-    """Answer to a request: headers by lower-case name; data is empty if written to a file."""
+    """A registry's answer to a request: headers by lower-case name; data is empty if written to a
+    file."""
 
     status: int
     headers: Mapping[str, str]
@@ -60,7 +61,8 @@ class RegistryResponse:
 
 
 class Sink:
-    """File for an answer's body, of at most `size` bytes: an endless blob would fill the disk."""
+    """File for the body of a registry's answer, of at most `size` bytes: an endless blob would fill
+    the disk."""
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         self._file, self._size = file, size
@@ -119,7 +121,7 @@ class Transport:
         body: Body = None,
         into: Sink | None = None,
     ) -> RegistryResponse:
-        """Send a request, with retries after temporary failures.
+        """Send a request to the registry, with retries after temporary failures.
 
         url: absolute URL, or path on the registry.
         into: file for the body of a successful answer.
@@ -178,7 +180,8 @@ class Transport:
         )
 
     def _log_in(self, challenge: str) -> str | None:
-        """Return the header Authorization for a challenge: Basic, or a token from its service."""
+        """Return the header Authorization for a registry's challenge: Basic, or a token from its
+        service."""
         basic = self.basic()
         scheme, _, parameters = challenge.partition(" ")
         if scheme.lower() != "bearer":
@@ -204,7 +207,7 @@ class Transport:
         return f"Bearer {token}"
 
     def _check_token_service(self, service: SplitResult) -> None:
-        """Raises MachineError for a service that may not get the password."""
+        """Raises MachineError for a service that may not get the registry's password."""
         if f"{service.scheme}://{service.netloc}" == self.base:
             return
         secure = service.scheme == "https"
@@ -235,7 +238,7 @@ class Transport:
     def _send_once(
         self, method: str, url: str, headers: Mapping[str, str], body: Body, into: Sink | None
     ) -> RegistryResponse:
-        """Send one request without retries and return its answer.
+        """Send one request to the registry without retries and return its answer.
 
         into: file for the body of status 200 or 206; None: the answer's `data`
 
@@ -279,7 +282,8 @@ class Transport:
             raise self._no_address(reference) from None
 
     def _parts(self, url: str) -> SplitResult:
-        """Split a URL. Raises MachineError for one that is invalid or holds a password."""
+        """Split a URL of the registry. Raises MachineError for one that is invalid or holds a
+        password."""
         try:
             parts = urlsplit(url)
             valid = parts.port != 0 and parts.scheme in ("http", "https") and parts.hostname
@@ -308,7 +312,7 @@ class Transport:
 
 
 class _Watch:
-    """Context that closes a connection whose answer is too slow.
+    """Context that closes a connection to a registry whose answer is too slow.
 
     first: seconds until the answer must begin.
     then: seconds in which its body must bring LEAST_BYTES; a socket's timeout, which restarts at
@@ -322,8 +326,8 @@ class _Watch:
         self._thread = Thread(target=self._watch, daemon=True)
 
     def read_chunks(self, response: http.client.HTTPResponse) -> Iterator[bytes]:
-        """Yield the body of a response in chunks, whose bytes are counted so that a transfer that
-        is too slow is noticed."""
+        """Yield the body of a registry's response in chunks, whose bytes are counted so that a
+        transfer that is too slow is noticed."""
         self._begun.set()
         while chunk := response.read1(CHUNK):
             self._received += len(chunk)

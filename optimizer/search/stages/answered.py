@@ -35,7 +35,8 @@ OBSERVATIONS = {kind.__name__: kind for kind, _ in METRICS}
 
 
 def run(section: Validation, base: Path, out: Path) -> None:
-    """Answer the rows of validate.data, and of validate.train for a probe. base: folder of load"""
+    """Answer with the float model the rows by which a search judges candidates: those of
+    validate.data, and of validate.train for a probe. base: folder of load"""
     m = RunArtifacts(section, base, base, base, base, base, scratch=out)
     rows, train = read_rows(section, base)
     reference_device.check(m)
@@ -49,7 +50,8 @@ def run(section: Validation, base: Path, out: Path) -> None:
 
 
 def read_rows(section: Validation, base: Path) -> tuple[list[Sample], list[Sample] | None]:
-    """Return the rows of validate.data, with the model's label ids, and those of validate.train.
+    """Return a search's rows of validate.data, with the model's label ids, and those of
+    validate.train.
 
     base: folder of load. The second is None for a recipe without validate.train.
     """
@@ -60,7 +62,7 @@ def read_rows(section: Validation, base: Path) -> tuple[list[Sample], list[Sampl
 
 
 def read_baseline(folder: Path, every: Sequence[Sample], rows: Sequence[Sample]) -> Answers:
-    """Read the float model's answers to some rows.
+    """Read the float model's answers to some rows of a search.
 
     folder: folder of this stage
     every: all rows, as `read_rows` returned them
@@ -71,8 +73,8 @@ def read_baseline(folder: Path, every: Sequence[Sample], rows: Sequence[Sample])
 
 
 def probe_rows(folder: Path, train: Sequence[Sample] | None) -> answers.Train | None:
-    """Return the rows that a probe is fitted to, with the float model's answers; None for another
-    metric.
+    """Return the search's rows that a probe is fitted to, with the float model's answers; None for
+    another metric.
 
     folder: folder of this stage
     train: rows of validate.train, as `read_rows` returned them
@@ -82,7 +84,7 @@ def probe_rows(folder: Path, train: Sequence[Sample] | None) -> answers.Train | 
 
 
 def write(system: Answers, file: Path) -> None:
-    """Write the answers of a system. A field without a value has no array."""
+    """Write the answers of a system in a search. A field without a value has no array."""
     arrays: dict[str, Any] = {}
     for name in ARRAYS:
         for i, value in enumerate(getattr(system, name) or ()):
@@ -122,7 +124,7 @@ def read(file: Path) -> Answers:
 
 
 def _fields(record: Any) -> dict[str, Any]:
-    """Return {name: array or number} of a record's fields.
+    """Return {name: array or number} of the fields of a record of answers.
 
     A field that is itself a record gives an entry "field.inner" per field of it; None gives none.
     """
@@ -136,7 +138,7 @@ def _fields(record: Any) -> dict[str, Any]:
 
 
 def _observation(kind: Any, arrays: Mapping[str, Any], place: str) -> Any:
-    """Return the record of type `kind` whose `_fields` are in `arrays` below `place`."""
+    """Read an answer: the record of type `kind` whose `_fields` are in `arrays` below `place`."""
     values = {}
     for name, hint in get_type_hints(kind).items():
         if is_dataclass(hint):
@@ -148,7 +150,8 @@ def _observation(kind: Any, arrays: Mapping[str, Any], place: str) -> Any:
 
 
 def files(section: Validation) -> dict[str, str]:
-    """Return the digests of the rows of every data set, {name: sha256}."""
+    """Return, for the key of this stage of a search, the digests of the rows of every data set,
+    {name: sha256}."""
     return {name: digest_rows(spec) for name, spec in list_specs(section).items()}
 
 

@@ -50,7 +50,8 @@ Judge = Callable[[Look], tuple[Verdict, dict[str, Any]]]
 
 
 def run(section: Judging, reference: Path, artifacts: Artifacts[Path], out: Path) -> None:
-    """Judge the candidate in `artifacts`. reference: folder of `answered`.
+    """Judge a search's candidate, whose folders are `artifacts`, on its answers. reference: folder
+    of `answered`.
 
     Raises MachineError where nothing on this machine answers for the target."""
     folders = (artifacts.base, artifacts.state, artifacts.graph, artifacts.model, artifacts.engine)
@@ -74,7 +75,8 @@ def _open(m: RunArtifacts) -> Any:
 
 
 def _judge(m: RunArtifacts, runner: Any, part: Part, reference: Path) -> tuple[Judge, int]:
-    """Return a function from a look to (verdict, document), and the number of rows of one part.
+    """Return, to judge a search's candidate, a function from a look to (verdict, document), and the
+    number of rows of one part.
 
     m: folders of the candidate
     runner: runner that answers for the candidate
@@ -97,7 +99,7 @@ def cut_held_out(m: RunArtifacts, rows: Sequence[Sample]) -> list[Window]:
 
 
 class _Reading:
-    """Scores of the float model and of the candidate on the windows read so far."""
+    """Scores of the float model and of a search's candidate on the windows read so far."""
 
     def __init__(self, m: RunArtifacts, runner: Any, windows: Sequence[Window]) -> None:
         self._m, self.windows = m, windows
@@ -106,7 +108,8 @@ class _Reading:
         self._parts: list[Scores] = []
 
     def judge(self, look: Look) -> tuple[Verdict, dict[str, Any]]:
-        """Score the windows that this look adds, and test all scores at the look's level."""
+        """Score the windows that this look adds, and test all of the candidate's scores at the
+        look's level."""
         done = sum(len(part.added) for part in self._parts)
         if more := self.windows[done : look.rows]:
             scores = perplexity.score(
@@ -137,7 +140,7 @@ def _document(judged: Sequence[Gate], quality: dict[str, Any]) -> tuple[Verdict,
 
 
 class _Answering:
-    """Answers of one candidate so far, and their comparison with the float model's.
+    """Answers of one candidate of a search so far, and their comparison with the float model's.
 
     rows, baseline: rows of the part, and the float model's answers to them
     fit_on: rows that a probe is fitted to, with the float model's answers; None for other metrics
@@ -155,7 +158,8 @@ class _Answering:
         self._fit_on, self._parts = fit_on, list[Answers]()
 
     def judge(self, look: Look) -> tuple[Verdict, dict[str, Any]]:
-        """Answer the rows that this look adds, and test all answers at the look's level."""
+        """Answer the rows that this look adds, and test all of the candidate's answers at the
+        look's level."""
         done = sum(len(part.text) for part in self._parts)
         more = self._rows[done : look.rows]
         if more:
@@ -166,7 +170,7 @@ class _Answering:
 
 
 def joined(parts: Sequence[Answers]) -> Answers:
-    """Join the answers to consecutive rows."""
+    """Join a candidate's answers to consecutive rows."""
 
     def whole(name: str) -> Any:
         values = [getattr(part, name) for part in parts]
@@ -176,7 +180,7 @@ def joined(parts: Sequence[Answers]) -> Answers:
 
 
 def at_level(m: RunArtifacts, alpha: float) -> RunArtifacts:
-    """Return the same folders with settings that judge at confidence 1 - alpha."""
+    """Return a candidate's folders with settings that judge it at confidence 1 - alpha."""
     settings = m.section.validate_.model_copy(update={"confidence": 1 - alpha})
     section = m.section.model_copy(update={"validate_": settings})
     folders = (m.source, m.state_folder, m.graph, m.model, m.engine)
@@ -184,7 +188,8 @@ def at_level(m: RunArtifacts, alpha: float) -> RunArtifacts:
 
 
 def files(section: Judging) -> dict[str, str]:
-    """Return the digests of the data and of the code that opens the target, and the machine."""
+    """Return, for the key of this stage of a search, the digests of the data and of the code that
+    opens the target, and the machine."""
     return {
         **answered.files(section.validation),
         **targets.look_up(section.validation.target.runtime).code("open"),

@@ -41,7 +41,8 @@ FIGURES = ("p50", "p50_interval", "p99", "p99_interval")
 
 
 def run(section: Race, base: Path, models: tuple[Path, ...], out: Path) -> None:
-    """Time the models. base: folder of load; models: folders of lower, one per system."""
+    """Time models of a search's candidates in turns. base: folder of load; models: folders of
+    lower, one per system."""
     contract, latency = contracts.read(base / "contract.json"), section.latency
     task = tasks.look_up(contract)
     encoder = task.inputs.open(base / "checkpoint", contract)
@@ -102,7 +103,8 @@ def _modules(runner: OrtRunner, arrays: Mapping[str, Any]) -> dict[str, float]:
 
 
 def files(section: Race) -> dict[str, str]:
-    """Return the digests of the texts and of the code that opens the targets, and the machine."""
+    """Return, for the key of this stage of a search, the digests of the texts and of the code that
+    opens the targets, and the machine."""
     data = section.latency.data
     code = [targets.look_up(target.runtime).code("open") for target in section.targets.values()]
     return {

@@ -14,7 +14,7 @@ from optimizer.search.stages.split import Part
 
 
 class Judging(Section):
-    """Section of the stage that judges the answers of one candidate.
+    """Section of a search's stage that judges the answers of one candidate.
 
     validation: section of the recipe's validation
     part: rows that are answered, the search's or the held-out ones
@@ -27,7 +27,7 @@ class Judging(Section):
 
 
 class Race(Section):
-    """Section of the stage that times several candidates in turns.
+    """Section of a search's stage that times several candidates in turns.
 
     targets: {name of a system: its target}
     seconds: time limit for deciding if the candidate is faster or slower than the best so far

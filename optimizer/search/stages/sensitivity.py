@@ -37,9 +37,9 @@ SAMPLES = int(KeepFloatAuto.model_fields["samples"].default)
 
 
 def make_section(compression: Compression) -> Compression:
-    """Section of this stage: the recipe's formats, without methods, which the measurement does not
-    use, and with float attention; for a decoder of which weights alone are quantized, `allocate`
-    with the finer form."""
+    """Make the section by which a search measures modules: the recipe's formats, without methods,
+    which the measurement does not use, and with float attention; for a decoder of which weights
+    alone are quantized, `allocate` with the finer form."""
     quantize = compression.quantize
     activations = quantize.activations
     if activations is not None:
@@ -57,7 +57,8 @@ def make_section(compression: Compression) -> Compression:
 
 
 def run(section: Compression, base: Path, out: Path) -> None:
-    """Measure every module that the recipe quantizes. base: folder of load"""
+    """Measure for a search the sensitivity of every module that the recipe quantizes. base: folder
+    of load"""
     source = open_source(section.task, base)
     selection = select(source, section.quantize)
     batches = calibration.make_batches(section, base)
@@ -69,7 +70,7 @@ def run(section: Compression, base: Path, out: Path) -> None:
 
 
 def predict_seconds(section: Compression, base: Path) -> float:
-    """Predict the seconds that `run` takes, from those of the first module.
+    """Predict the seconds that measuring all modules takes, from those of the first module.
 
     base: folder of load
 
@@ -114,8 +115,8 @@ def _predicted(
     selection: Selection,
     scratch: Path,
 ) -> dict[str, Any]:
-    """Predict, for each module of a decoder, the nats per token that it costs in the recipe's
-    weight format beyond the finer one of the search.
+    """Predict for a search, for each module of a decoder, the nats per token that it costs in the
+    recipe's weight format beyond the finer one of the search.
 
     Returns {module: {"error": square root of these nats, "weights": number of weights}}. A root,
     as in other models `error` is a distance, whose square is proportional to the nats.

@@ -20,7 +20,8 @@ FILE = "served.json"
 
 
 def run(section: Slo, packaged: Path, out: Path) -> None:
-    """Write served.json. Raises what tuned_server.tune raises.
+    """Tune the server of the candidate that a search found, and write served.json. Raises what
+    tuned_server.tune raises.
 
     packaged: folder of stage package
     """

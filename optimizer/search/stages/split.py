@@ -20,8 +20,9 @@ Part = Literal["search", "held_out"]
 
 
 def select_rows(part: Part, rows: Sequence[Sample], task: Task) -> list[Sample]:
-    """Return the rows of one part in the order of their groups, so that the first rows are a random
-    sample of all, also of a file that is sorted by label."""
+    """Return the rows of one part of a search, its own or the held-out, in the order of their
+    groups, so that the first rows are a random sample of all, also of a file that is sorted by
+    label."""
     groups: dict[str, list[Sample]] = {}
     for row in rows:
         groups.setdefault(_key(row, task), []).append(row)

@@ -66,13 +66,15 @@ def choose_metric(model: ModelFacts) -> str:
 
 
 def is_regression(model: ModelFacts) -> bool:
-    """Return True for a model whose answer is a number, compared with scores in the data."""
+    """Return True, for `optimize init`, for a model whose answer is a number, compared with scores
+    in the data."""
     number = len(model.labels) == 1 or model.problem == "regression"
     return number and "spearman" in model.task.metrics and not model.task.ranks
 
 
 def is_multi_label(model: ModelFacts) -> bool:
-    """Return True for a classifier whose texts may have any number of its labels."""
+    """Return True, for `optimize init`, for a classifier whose texts may have any number of its
+    labels."""
     return model.problem == "multi_label_classification" and "micro_f1" in model.task.metrics
 
 
@@ -154,7 +156,7 @@ def propose(table: Any, file: Path, model: ModelFacts) -> tuple[dict[str, str], 
 
 
 def _usual(field: str, model: ModelFacts) -> str:
-    """Return the key of NAMES that lists the usual names of a column of a data set."""
+    """Return the key of NAMES that lists the names that `optimize init` expects of a column."""
     first, second = _pair_names(model)
     return {"text": first, "text_pair": second}.get(field, field)
 
@@ -162,7 +164,8 @@ def _usual(field: str, model: ModelFacts) -> str:
 def _find_pair_columns(
     strings: Sequence[str], head: Mapping[str, Sequence[Any]], model: ModelFacts, file: Path
 ) -> dict[str, str]:
-    """Return {"text": column, "text_pair": column} for a task that reads two texts.
+    """Choose for a new recipe {"text": column, "text_pair": column} for a task that reads two
+    texts.
 
     Columns with the usual names are taken; else the one with the longest texts is the pair, and the
     next longest the text. Raises DataError for fewer than two columns of strings.
@@ -186,7 +189,7 @@ def _find_pair_columns(
 
 
 def _pair_names(model: ModelFacts) -> tuple[str, str]:
-    """Return the keys of NAMES for the input and its pair."""
+    """Return, for `optimize init`, the keys of NAMES for the input and its pair."""
     if model.task.extracts:
         return "question", "context"
     return ("query", "document") if model.task.ranks else ("text", "text_pair")
@@ -201,7 +204,8 @@ def _report_no_answers(others: Sequence[str]) -> str:
 
 
 def _is_numbers(values: Sequence[Any], count: int) -> bool:
-    """Return True for values of a column that are all lists of `count` numbers."""
+    """Return True for values of a column, at `optimize init`, that are all lists of `count`
+    numbers."""
     return all(
         isinstance(c, list) and len(c) == count and all(isinstance(x, int | float) for x in c)
         for c in values
@@ -260,7 +264,7 @@ def _label_column(
 
 
 def split_labels(value: Any, several: bool) -> list[Any]:
-    """Return the labels in one value of a column, as a list.
+    """Return the labels in one value of a column, as a list, for a new recipe's data.
 
     several: True splits a text at its commas
     """

@@ -287,7 +287,8 @@ def _find_headless_task(kind: str) -> str:
 
 
 def _list_unread_tensors(section: Model, stored: Mapping[str, weights.Stored]) -> list[str] | None:
-    """Return the names of the tensors that the model of section.task does not read.
+    """Return, to choose a new recipe's task, the names of the tensors that the model of
+    section.task does not read.
 
     None if one of its parameters has no tensor of its name and shape.
     """
@@ -368,7 +369,8 @@ def _list_headed_tasks() -> list[tasks.Task]:
 
 
 def _is_base(named: str) -> bool:
-    """Return True for the name of a transformers class without a head for a task."""
+    """Return True for the name of a transformers class without a head for a task, at `optimize
+    init`."""
     return named.endswith("Model") and not named.endswith("DoubleHeadsModel")
 
 
@@ -412,8 +414,8 @@ def _files(folder: Path, task: tasks.Task, kind: str) -> tuple[tuple[str, ...], 
 
 
 def _open_tokenizer(folder: Path, kind: str) -> Any:
-    """Return transformers' tokenizer of a model; None where it cannot be opened. Its class depends
-    on the model type, which is `kind` where config.json names none."""
+    """Open transformers' tokenizer of a model for `optimize init`; None where it cannot be opened.
+    Its class depends on the model type, which is `kind` where config.json names none."""
     with make_temporary_folder("tokenizer") as scratch:
         taken = None if _named(read_json(folder / "config.json")) else kind
         try:
@@ -423,8 +425,8 @@ def _open_tokenizer(folder: Path, kind: str) -> Any:
 
 
 def describe_unknown_tokens(model: ModelFacts, texts: Sequence[str]) -> str:
-    """Return a sentence with an example where the tokenizer does not know many tokens of the texts.
-    Returns "" where it knows most of them, or cannot be opened."""
+    """Return, for a new recipe, a sentence with an example where the tokenizer does not know many
+    tokens of the texts. Returns "" where it knows most of them, or cannot be opened."""
     if model.folder is None or model.task.inputs.name != TEXT.name:
         return ""
     opened = _open_tokenizer(model.folder, model.kind)

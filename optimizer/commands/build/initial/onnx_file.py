@@ -29,8 +29,8 @@ ANY_SIZE = 32
 
 
 def is_file(name: str, task: str | None) -> bool:
-    """Return True for an ONNX file, a folder with one and without config.json, or a task of ONNX
-    files."""
+    """Return True where `optimize init` is given an ONNX file, a folder with one and without
+    config.json, or a task of ONNX files."""
     path = Path(name).expanduser()
     folder = path.is_dir() and not (path / "config.json").is_file()
     return (
@@ -117,7 +117,7 @@ def look_at_rows(file: Path, folder: Path, recipe_folder: Path, model: ModelFact
 def _columns(
     rows: Sequence[Mapping[str, Any]], file: Path, model: ModelFacts
 ) -> tuple[dict[str, str], str]:
-    """Return ({field of a recipe's `columns`: array}, metric) for rows of arrays.
+    """Choose for a new recipe ({field of a recipe's `columns`: array}, metric) for rows of arrays.
 
     An array beside the inputs with one whole number per row is taken as labels.
 

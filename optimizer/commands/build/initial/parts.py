@@ -60,8 +60,8 @@ def split_rows(
 
 
 def write_part(file: Path, content: bytes, recipe_folder: Path) -> str:
-    """Write the file of a part of the data; return its name in the new recipe. Raises DataError for
-    a file that exists with another content."""
+    """Write for a new recipe the file of a part of the data; return its name in the new recipe.
+    Raises DataError for a file that exists with another content."""
     if file.exists() and file.read_bytes() != content:
         raise DataError(
             "the file exists already, with other rows",

@@ -91,7 +91,8 @@ def _accepted_labels(model: ModelFacts) -> str:
 
 
 def look(file: Path, folder: Path, recipe_folder: Path, model: ModelFacts) -> DataFacts:
-    """Propose columns of the data in `file`, write its parts into `folder`, and return both.
+    """Propose for a new recipe columns of the data in `file`, write its parts into `folder`, and
+    return both.
 
     file: csv, json lines, parquet or text, or a folder of images
     folder: folder of the parts; made
@@ -221,7 +222,8 @@ def _metric(columns: Mapping[str, str], model: ModelFacts) -> str:
 def _rows(
     table: Any, columns: Mapping[str, str], file: Path, recipe_folder: Path
 ) -> list[dict[str, Any]]:
-    """Return the rows without those that have a null or an empty text; only the columns used."""
+    """Return a new recipe's rows of data, without those that have a null or an empty text; only the
+    columns used."""
     base = file if file.is_dir() else file.parent
     images = [columns[field] for field in ("image", *PATHS) if columns.get(field)]
     for column in images:
@@ -254,7 +256,8 @@ def _rows(
 def _doubt_tokenizer(
     rows: Sequence[dict[str, Any]], columns: Mapping[str, str], model: ModelFacts
 ) -> str:
-    """Return a warning if the tokenizer does not know many tokens of the first rows, else ""."""
+    """Return a warning for `optimize init` if the tokenizer does not know many tokens of the first
+    rows, else ""."""
     column = columns.get("text") or columns.get("messages")
     if column is None:
         return ""
@@ -262,7 +265,8 @@ def _doubt_tokenizer(
 
 
 def _read_text(value: Any) -> str:
-    """Return the text of a value in a data set: a text, a list of words, or a conversation."""
+    """Return the text of a value in a new recipe's data set: a text, a list of words, or a
+    conversation."""
     if isinstance(value, str) and CHAT.match(value):
         return conversations.join_messages(conversations.parse(value, "--data"))
     if not isinstance(value, list):
@@ -275,7 +279,7 @@ def _read_text(value: Any) -> str:
 def _split(
     rows: Sequence[dict[str, Any]], columns: Mapping[str, str], model: ModelFacts, doubt: str
 ) -> dict[str, list[dict[str, Any]]]:
-    """Split rows into the parts of a recipe, with no text or image in two parts.
+    """Split rows into the parts of a new recipe, with no text or image in two parts.
 
     Returns {part: rows} for the parts "calibrate", "time" and "evaluate".
 

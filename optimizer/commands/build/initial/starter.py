@@ -249,12 +249,13 @@ def starter_recipe(
 
 
 def _make_name(text: str) -> str:
-    """Return text as the name of a recipe; "" where no character of it is accepted."""
+    """Turn a text into the name of a new recipe; "" where no character of it is accepted."""
     return re.sub(r"[^a-z0-9._-]+", "-", text.lower()).strip("-._")[:100]
 
 
 def _source(model: str, folder: Path) -> str:
-    """Return a model as a recipe in `folder` names it: a relative path, or a hub's name unchanged.
+    """Return a model as a new recipe in `folder` names it: a relative path, or a hub's name
+    unchanged.
 
     model: path or name as typed in the current folder
     """
@@ -285,7 +286,7 @@ def _part(data: DataFacts, part: str) -> dict[str, str]:
 
 
 def _flow(data: DataFacts, fields: Sequence[str]) -> str:
-    """Write {field: column} as YAML in one line."""
+    """Write {field: column} as YAML in one line of a new recipe."""
     return "{" + ", ".join(f"{f}: {quote(data.columns[f])}" for f in fields) + "}"
 
 

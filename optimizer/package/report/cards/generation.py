@@ -35,7 +35,8 @@ def is_generation(report: Document) -> bool:
 
 
 def cost(report: Document) -> tuple[Any, list[Any]]:
-    """Return (value, [low, high]): nats per token the candidate loses, `difference` negated."""
+    """Return for the report (value, [low, high]): nats per token the candidate loses, `difference`
+    negated."""
     moved = get_part(get_part(report, "quality"), "difference")
     bounds = moved.get("interval")
     ends = list(bounds) if isinstance(bounds, list | tuple) and len(bounds) == 2 else [None, None]
@@ -48,7 +49,7 @@ def _minus(value: Any) -> Any:
 
 
 def quality_rows(report: Document) -> list[TableRow]:
-    """Return rows on perplexity and on agreement of predictions and generated text."""
+    """Return the report's rows on perplexity and on agreement of predictions and generated text."""
     section = get_part(report, "quality")
     before, after = get_part(section, "baseline"), get_part(section, "candidate")
     value, bounds = cost(report)
@@ -79,7 +80,7 @@ def quality_rows(report: Document) -> list[TableRow]:
 
 
 def latency_rows(report: Document) -> list[TableRow]:
-    """Return rows per batch x prompt: first token, next token, tokens per second."""
+    """Return the report's rows per batch x prompt: first token, next token, tokens per second."""
     rows = []
     for cell in get_parts(get_part(report, "speed"), "cells"):
         first = baseline(cell, str(report.get("target", "")))
@@ -110,7 +111,8 @@ def latency_rows(report: Document) -> list[TableRow]:
 
 
 def agreement(section: Document) -> tuple[ReportTable, ...]:
-    """Return one folded table of KL, equal next tokens and equal texts; () if not measured."""
+    """Return the report's folded table of KL, equal next tokens and equal texts; () if not
+    measured."""
     body: list[tuple[str, str, str]] = []
     figures: list[tuple[str, str, Writer]] = [
         ("KL from float, nats per token", "kl", plain),
@@ -138,7 +140,8 @@ def agreement(section: Document) -> tuple[ReportTable, ...]:
 
 
 def latency(report: Document, recipe: Any) -> tuple[Card, ...]:
-    """Return one card per batch x prompt: a chart of the time to the first token, and a table."""
+    """Return one card of the report per batch x prompt: a chart of the time to the first token, and
+    a table."""
     target = str(report.get("target", ""))
     return tuple(
         _latency(cell, target, recipe) for cell in get_parts(get_part(report, "speed"), "cells")

@@ -37,7 +37,8 @@ ABOUT = (
 
 
 def ledger(report: Document) -> Card:
-    """Return the card: every hop from the checkpoint to the harness, failures, skipped hops."""
+    """Return the report's card on the ledger: every hop from the checkpoint to the harness,
+    failures, skipped hops."""
     hops = get_parts(report, "ledger")
     title = "Ledger: where the numbers could have gone wrong"
     if not hops:
@@ -81,7 +82,8 @@ def _not_run(hop: Document) -> bool:
 
 
 def _distance(hop: Document) -> Any:
-    """Return the distance compared with the limit; NaN for a failed hop without a number."""
+    """Return a hop's distance that the report compares with its limit; NaN for a failed hop without
+    a number."""
     measured = get_part(hop, "measured")
     reached = measured.get(name_statistic(str(hop.get("hop"))), measured.get("relative_l2"))
     return float("nan") if reached is None and hop.get("ok") is False else reached
@@ -96,7 +98,8 @@ def _bar(hop: Document) -> plots.Bar:
 
 
 def _texts(hop: Document) -> tuple[str, str]:
-    """Return (distance, limit) as `optimize explain` prints them; "" for no limit of the whole."""
+    """Return a hop's (distance, limit) for the report, as `optimize explain` prints them; "" for no
+    limit of the whole."""
     measured, limit = finite(_distance(hop)), finite(hop.get("tolerance"))
     if measured is not None and limit is not None:
         reached, allowed = (text.replace("-", "−") for text in write_breach(measured, limit))

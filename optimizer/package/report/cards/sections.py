@@ -56,12 +56,13 @@ AS_A_TABLE = "As a table"
 
 
 def build_unmeasured_card(title: str, what: str, report: Document, section: str) -> Card:
-    """Return the card of an unmeasured section, with the reason; what: subject, e.g. "Quality"."""
+    """Return the report's card of an unmeasured section, with the reason; what: subject, e.g.
+    "Quality"."""
     return Card(title, paragraphs=(missing(what, explain_missing(report, section)),))
 
 
 def comparison(report: Document, recipe: Any) -> Card:
-    """Return the card with the table float | quantized | change (report/rows.py)."""
+    """Return the report's card with the table float | quantized | change (report/rows.py)."""
     name = name_candidate(recipe)
     examples = get_part(report, "quality").get("examples")
     level_of = finite(get_part(report, "quality").get("confidence"))
@@ -90,8 +91,8 @@ def _write(entry: TableEntry) -> Line:
 
 
 def quality(report: Document, recipe: Any, name: str = "") -> Card:
-    """Return the card on the quality difference and margin; name: further evaluation set or adapter
-    (rows.list_further_reports), or ""."""
+    """Return the report's card on the quality difference and margin; name: further evaluation set
+    or adapter (rows.list_further_reports), or ""."""
     section = get_part(report, "quality")
     on = "with" if section.get("data") else "on"  # an adapter's section names its data
     title = f"Is {name_candidate(recipe)} as good as float" + (f" {on} {name}?" if name else "?")
@@ -133,7 +134,8 @@ def quality(report: Document, recipe: Any, name: str = "") -> Card:
 
 
 def _rows_judged(report: Document, place: str, name: str) -> list[str]:
-    """Return sentences on rows also used for fitting, and on rows that the bundle answers."""
+    """Return the report's sentences on rows also used for fitting, and on rows that the bundle
+    answers."""
     sentences = [f"Judged on the rows of {place}."] if name else []
     shared = get_part(report, "shared_rows")
     if counts := [f"{whole(of.get(place))} in {n}" for n, of in shared.items()]:
@@ -162,7 +164,7 @@ def _cells(report: Document) -> list[tuple[str, Document]]:
 
 
 def latency(report: Document, recipe: Any) -> tuple[Card, ...]:
-    """Return one card of latency distributions per cell batch x sequence."""
+    """Return one card of the report on latency distributions per cell batch x sequence."""
     cells = _cells(report)
     if cells and generation.is_generation(report):
         return generation.latency(report, recipe)
@@ -203,8 +205,8 @@ def _latency(where: str, cell: Document, target: str, recipe: Any) -> Card:
 
 
 def stages(report: Document, recipe: Any) -> tuple[Card, ...]:
-    """Return one card of the time per stage for each cell; () for generation, which has one
-    stage."""
+    """Return one card of the report on the time per stage for each cell; () for generation, which
+    has one stage."""
     cells = [] if generation.is_generation(report) else _cells(report)
     return tuple(_stages(where, cell, report, recipe) for where, cell in cells)
 
@@ -242,7 +244,7 @@ def _stages(where: str, cell: Document, report: Document, recipe: Any) -> Card:
 
 
 def gates(report: Document) -> Card:
-    """Return the card of gates: verdict, measured value, limit and message."""
+    """Return the report's card of gates: verdict, measured value, limit and message."""
     body = []
     for g in sort_gates(report):
         name = line(Span(str(g.get("name")), "code"), *small(str(g.get("message", ""))))
@@ -261,8 +263,8 @@ def gates(report: Document) -> Card:
 
 
 def modules(report: Document) -> Card:
-    """Return the card of the quantization error at each module's output, in model order; of its
-    weight, where compression read no inputs."""
+    """Return the report's card of the quantization error at each module's output, in model order;
+    of its weight, where compression read no inputs."""
     entries = get_parts(report, "modules")
     title = "Error per layer"
     if not entries:
@@ -325,7 +327,8 @@ def fallbacks(report: Document) -> Card:
 
 
 def _fallback(note: Any) -> Line:
-    """Format a fallback, given as {"module", "what", "why"} or as a sentence."""
+    """Format for the report a fallback to more bits, given as {"module", "what", "why"} or as a
+    sentence."""
     if not isinstance(note, dict) or "module" not in note:
         return line(format_value(note))
     rest = {k: v for k, v in note.items() if k not in ("module", "what", "why")}

@@ -19,7 +19,7 @@ SIZES = {"blocks": "Blocks", "ffn": "Neurons", "heads": "Key/value heads"}
 
 
 def gain_rows(report: Document) -> list[TableRow]:
-    """Return one row on the speedup over the unreduced model; [] if it was not timed."""
+    """Return the report's row on the speedup over the unreduced model; [] if it was not timed."""
     gain = get_part(get_part(report, "speed"), "gain")
     if not gain:
         return []
@@ -38,12 +38,13 @@ def gain_rows(report: Document) -> list[TableRow]:
 
 
 def _precision(measured: Document) -> str:
-    """Return the precision in which the unreduced model was timed, "float" or "quantized"."""
+    """Return for the report the precision in which the unreduced model was timed, "float" or
+    "quantized"."""
     return "float" if measured.get("over") == "float" else "quantized"
 
 
 def _bounds(measured: Document) -> str:
-    """Format the interval of the speedup, 1 / ratio; "" without an interval."""
+    """Format for the report the interval of the speedup, 1 / ratio; "" without an interval."""
     ends = measured.get("interval")
     if not isinstance(ends, list | tuple) or len(ends) != 2:
         return ""
@@ -51,7 +52,8 @@ def _bounds(measured: Document) -> str:
 
 
 def sizes(report: Document) -> tuple[Card, ...]:
-    """Return one card with the timed sizes among which reduce chose; () without timings."""
+    """Return the report's card with the timed sizes among which reduce chose; () without
+    timings."""
     table = get_part(report, "latencies")
     if not table:
         return ()
@@ -85,13 +87,15 @@ def sizes(report: Document) -> tuple[Card, ...]:
 
 
 def _distance(reduced: Document, sizes: Document) -> str:
-    """Format the distance of a size from the reference; "" if it was not compared."""
+    """Format for the report the distance of a reduced model from the reference; "" if it was not
+    compared."""
     known = [c for c in get_parts(reduced, "compared") if get_part(c, "sizes") == sizes]
     return next((plain(finite(c.get("distance"))) for c in known), "")
 
 
 def _row(entry: Document, kinds: list[str], words: tuple[str, str]) -> tuple[Line, ...]:
-    """Return the row of one size. words: distance from the reference, and "kept" or "tried"."""
+    """Return the row of one timed size in the report. words: distance from the reference, and
+    "kept" or "tried"."""
     own: Any = get_part(entry, "sizes")
     predicted = finite(entry.get("predicted"))
     return (
