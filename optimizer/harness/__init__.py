@@ -24,7 +24,8 @@ STARTING = sys.argv[:1] == ["-m"]  # true in `python -m harness`, while Python f
 
 
 def leave_no_bytecode(cached: str | None) -> None:
-    """Stop writing bytecode, and remove the file `cached`, the bytecode of this file, if any."""
+    """Stop writing bytecode into the bundle, and remove the file `cached`, the bytecode of this
+    file, if any."""
     sys.dont_write_bytecode = True
     if cached:
         try:

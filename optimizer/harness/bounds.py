@@ -29,7 +29,7 @@ STOP = 1000  # characters per stop string
 
 
 def whole(low: int, high: int) -> Callable[[str], int]:
-    """Return an argparse type for an option of the command line: a whole number from `low` to
+    """Return an argparse type for an option of the harness's commands: a whole number from `low` to
     `high`."""
 
     def parsed(text: str) -> int:
@@ -47,7 +47,7 @@ def whole(low: int, high: int) -> Callable[[str], int]:
 
 
 def fewest(percent: float, confidence: float = CONFIDENCE) -> int:
-    """Return the fewest samples that bound a percentile on both sides.
+    """Return the fewest timed samples that bound a percentile on both sides.
 
     All of n samples lie below the percentile with probability (percent / 100)^n, and above it
     with (1 - percent / 100)^n (bundle/bench.percentile_interval).
@@ -57,13 +57,15 @@ def fewest(percent: float, confidence: float = CONFIDENCE) -> int:
 
 
 def length_bounds(longest: int) -> tuple[int, ...]:
-    """Return the upper bounds of a histogram of lengths: four per doubling, and `longest`."""
+    """Return the upper bounds of a server's histogram of input lengths: four per doubling, and
+    `longest`."""
     steps = (quarter << octave for octave in range(20) for quarter in (4, 5, 6, 7))
     return (*itertools.takewhile(lambda bound: bound < longest, steps), longest)
 
 
 def check_grid(batch: int, sequence: int) -> None:
-    """Raise InputError for more than BATCH rows, SEQUENCE tokens per row, or TOKENS in all."""
+    """Check the shapes that `bench` shall time: raise InputError for more than BATCH rows, SEQUENCE
+    tokens per row, or TOKENS in all."""
     for option, value, most in (("--batch", batch, BATCH), ("--sequence", sequence, SEQUENCE)):
         if not 1 <= value <= most:
             raise InputError(f"{value:,} was given", where=option, accepted=f"1 to {most:,}")

@@ -110,7 +110,7 @@ DTYPES = ("int64", "int32", "float32", "float16")
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Name, type and axes of one input or output array.
+    """Name, type and axes of one input or output array in a bundle's contract.
 
     axes: a name per dynamic axis, a size per fixed axis
     """
@@ -122,7 +122,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class TokenizerSpec:
-    """Tokenizer file and padding.
+    """Tokenizer file and padding, in a bundle's contract.
 
     max_length: maximum tokens per text, special tokens included; longer texts are truncated.
     padded_to: tokens of every text of a model that reads padding as other tokens (SigLIP): shorter
@@ -159,7 +159,8 @@ class TokenizerSpec:
 
 @dataclass(frozen=True)
 class Generation:
-    """Shape of the model's KV cache, special tokens and sampling defaults.
+    """Section `generation` of a bundle's contract: shape of the model's KV cache, special tokens
+    and sampling defaults.
 
     layers, kv_heads, head_dim: sizes of the KV cache.
     vocabulary: width of the logits.
@@ -221,7 +222,8 @@ def _is_integer(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class Contract:
-    """A contract as plain data; tasks.look_up(contract) is its task. Raises BundleError if invalid.
+    """A bundle's contract (contract.json) as plain data; tasks.look_up(contract) is its task.
+    Raises BundleError if invalid.
 
     layer_weights: the array of embedding.file, which `open_layers` reads; not in the document.
     form: (type, dimensions) of a sentence embedding's answers, set by with_form of
@@ -291,48 +293,48 @@ class Contract:
 
     @property
     def multi_label(self) -> bool:
-        """Return True if a text may have any number of the labels."""
+        """Return True if a text may have any number of the contract's labels."""
         several = self.activation == "sigmoid" and len(self.labels or ()) > 1
         return several and self.input_kind == "text"
 
     @property
     def text(self) -> TokenizerSpec:
-        """The tokenizer section. Raises InputError if the model does not take texts."""
+        """The contract's tokenizer section. Raises InputError if the model does not take texts."""
         if self.tokenizer is None:
             raise InputError(f"the model takes inputs of kind {self.input_kind}", where=self.task)
         return self.tokenizer
 
     @property
     def poolings(self) -> tuple[str, ...]:
-        """Pooling methods whose results are joined; () without pooling."""
+        """Pooling methods in the contract whose results are joined; () without pooling."""
         return (self.pooling,) if isinstance(self.pooling, str) else tuple(self.pooling or ())
 
     @property
     def vectors(self) -> EmbeddingSettings:
-        """The embedding section; the default settings without one."""
+        """The contract's embedding section; the default settings without one."""
         return self.embedding or EmbeddingSettings()
 
     @property
     def spans(self) -> SpanSettings:
-        """The answers section. Raises BundleError without one."""
+        """The contract's answers section. Raises BundleError without one."""
         require(self.answers is not None, "answers", None, f"a section, for {self.task}")
         return self.answers  # type: ignore[return-value]
 
     @property
     def splade(self) -> SparseSettings:
-        """The sparse section. Raises BundleError without one."""
+        """The contract's sparse section. Raises BundleError without one."""
         require(self.sparse is not None, "sparse", None, f"a section, for {self.task}")
         return self.sparse  # type: ignore[return-value]
 
     @property
     def candidates(self) -> DetectionSettings:
-        """The detections section. Raises BundleError without one."""
+        """The contract's detections section. Raises BundleError without one."""
         require(self.detections is not None, "detections", None, f"a section, for {self.task}")
         return self.detections  # type: ignore[return-value]
 
     @property
     def choice(self) -> ZeroShotSettings:
-        """The zero_shot section. Raises BundleError without one."""
+        """The contract's zero_shot section. Raises BundleError without one."""
         require(self.zero_shot is not None, "zero_shot", None, f"a section, for {self.task}")
         return self.zero_shot  # type: ignore[return-value]
 
@@ -384,14 +386,15 @@ class Contract:
 
     @property
     def images(self) -> ImageSettings:
-        """The image section. Raises InputError if the model does not take images."""
+        """The contract's image section. Raises InputError if the model does not take images."""
         if self.image is None:
             raise InputError(f"the model takes inputs of kind {self.input_kind}", where=self.task)
         return self.image
 
     @property
     def decoder(self) -> Generation:
-        """The generation section. Raises InputError if the task is not text generation."""
+        """The contract's generation section. Raises InputError if the task is not text
+        generation."""
         if self.generation is None:
             raise InputError(
                 f"the task is {self.task}",
@@ -476,7 +479,7 @@ def adapter_file(name: str) -> str:
 
 
 def read(path: Path) -> Contract:
-    """Read a contract file, and the parameters of its layers.
+    """Read a bundle's contract file, and the parameters of its layers.
 
     Raises BundleError if it is missing or invalid.
     """

@@ -23,7 +23,8 @@ ACTIVATIONS = ("none", "sigmoid", "softmax")
 
 @dataclass(frozen=True)
 class DetectionSettings:
-    """Fields of a detector's candidates, and which of them are answered.
+    """Section `detections` of a bundle's contract: the fields of a detector's candidates, and which
+    candidates are answered.
 
     layout: fields, of LAYOUTS
     box: "cxcywh" (centre and size), "xyxy" (two corners) or "xywh" (upper left corner and size)
@@ -59,7 +60,7 @@ class DetectionSettings:
         require(not final, where, self.activation, "none, for layout final")
 
     def count_fields(self, labels: int) -> tuple[int, ...]:
-        """Return the numbers of fields that a candidate may have.
+        """Return the numbers of fields that a detector's candidate may have by the contract.
 
         labels: number of labels
         """

@@ -37,7 +37,7 @@ LARGEST = 1 << 16  # maximum inputs and outputs of a layer
 
 @dataclass(frozen=True)
 class EmbeddingType:
-    """Type in which the numbers of a vector are stored.
+    """Type, chosen in a bundle's contract, in which the numbers of an embedding are stored.
 
     bits: bits per number
     dtype: numpy's name of the type of the stored array
@@ -48,11 +48,11 @@ class EmbeddingType:
 
     @property
     def ranged(self) -> bool:
-        """True if integers are scaled by the range of each dimension."""
+        """True if integers are scaled by the range of each dimension of the embeddings."""
         return self.bits == 8
 
     def bytes(self, dimensions: int) -> int:
-        """Return the bytes of one stored vector of this type."""
+        """Return the bytes of one stored embedding of this type."""
         return (self.bits * dimensions + 7) // 8
 
 
@@ -69,7 +69,8 @@ FLOAT = "float32"
 
 @dataclass(frozen=True)
 class QuantizedVectors:
-    """Quantized and shortened forms in which vectors may be requested.
+    """Part of a bundle's contract: quantized and shortened forms in which embeddings may be
+    requested.
 
     Each form's search quality was judged when the bundle was made.
 
@@ -99,7 +100,7 @@ class QuantizedVectors:
 
 @dataclass(frozen=True)
 class LayerAfterPooling:
-    """One layer after the pooling.
+    """One layer after the pooling of an embedding, as a bundle's contract describes it.
 
     kind: "dense", "layer_norm" or "normalize", as described above
     inputs, outputs: dimensions of its input and output; outputs only for dense layers
@@ -128,7 +129,7 @@ class LayerAfterPooling:
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Shapes of the parameters, in the order of the file."""
+        """Shapes of the layer's parameters, in the order of the file."""
         if self.kind == "layer_norm":
             return ((self.inputs,), (self.inputs,))
         if self.kind == "normalize":
@@ -140,7 +141,7 @@ class LayerAfterPooling:
 
 @dataclass(frozen=True)
 class EmbeddingSettings:
-    """Settings of a sentence embedding.
+    """Section `embedding` of a bundle's contract: settings of a sentence embedding.
 
     prompts: {name: text that may stand before an input}
     prompt: name of the default prompt; null: none
@@ -171,7 +172,7 @@ class EmbeddingSettings:
 
     @property
     def all_prompts(self) -> dict[str, str]:
-        """Prompts by name, including the empty ones that every model accepts."""
+        """Prompts of a contract by name, including the empty ones that every model accepts."""
         return {**EMPTY_PROMPTS, **self.prompts}
 
     @property
@@ -185,8 +186,8 @@ class EmbeddingSettings:
         return sum(prod(shape) for layer in self.layers for shape in layer.shapes)
 
     def parameters(self, values: Any) -> Iterator[tuple[LayerAfterPooling, list[Any]]]:
-        """Yield (layer, its parameter arrays) in order. values: all parameters, float32, one
-        axis"""
+        """Yield (layer after the pooling, its parameter arrays) in order. values: all parameters,
+        float32, one axis"""
         at = 0
         for layer in self.layers:
             arrays = []

@@ -35,7 +35,8 @@ class ExplainedError(Exception):
         return text
 
     def as_dict(self) -> dict[str, str]:
-        """Return the error as texts for `--json`, with the problem under "found"."""
+        """Return an error of the harness or toolchain as texts for `--json`, with the problem under
+        "found"."""
         return {
             "error": type(self).__name__,
             "where": self.where,
@@ -50,13 +51,13 @@ class HarnessError(ExplainedError):
 
 
 class InputError(HarnessError):
-    """The request is wrong: a text, an array or an argument."""
+    """Error of the harness for a wrong request: a text, an array or an argument."""
 
     exit_code = 2
 
 
 class AnswerError(HarnessError):
-    """The model computed NaN or infinity."""
+    """Error of the harness where the model computed NaN or infinity."""
 
     exit_code = 2
 
@@ -70,29 +71,31 @@ class AnswerError(HarnessError):
 
 
 class BundleError(HarnessError):
-    """The bundle is damaged, incomplete, or of a version that cannot be read."""
+    """Error of the harness for a bundle that is damaged, incomplete, or of an unreadable
+    version."""
 
     exit_code = 2
 
 
 class BuildError(HarnessError):
-    """The engine builder rejects the model, the shapes or the GPU."""
+    """Error of the harness where the engine builder rejects the model, the shapes or the GPU."""
 
     exit_code = 2
 
 
 class MachineError(HarnessError):
-    """This machine lacks a package, a device or a driver."""
+    """Error of the harness where this machine lacks a package, a device or a driver."""
 
     exit_code = 5
 
 
 class UnopenedError(MachineError):
-    """This machine's runtime does not open an engine or model; one built here may open."""
+    """Error of the harness for a file that this machine's runtime does not open; one built here
+    may."""
 
 
 class CacheError(MachineError):
-    """The cache folder of engines cannot be written."""
+    """Error of the harness where the cache folder of engines cannot be written."""
 
 
 def require(good: bool, where: str, value: object, accepted: str, fix: str = "") -> None:

@@ -207,7 +207,8 @@ CONTRACT = record(
 
 
 def _span(value: Any, where: str) -> None:
-    """Raise BundleError for a value that is not [min, opt, max]: three ascending whole numbers."""
+    """Raise BundleError for a range of shapes in a bundle's manifest that is not [min, opt, max]:
+    three ascending whole numbers."""
     list_of(whole(0, 1 << 31), 3, 3)(value, where)
     low, opt, high = value
     if not low <= opt <= high:
@@ -215,7 +216,7 @@ def _span(value: Any, where: str) -> None:
 
 
 def _profile(value: Any, where: str) -> None:
-    """Raise BundleError for a value that is not {axis: [min, opt, max]}.
+    """Raise BundleError for a profile in a bundle's manifest that is not {axis: [min, opt, max]}.
 
     "buckets" may list replacements of some axes.
     """

@@ -30,7 +30,7 @@ LARGEST = 16_384  # maximum pixels of a side
 
 @dataclass(frozen=True)
 class Letterbox:
-    """Frame around an image that keeps its proportions.
+    """Part of a bundle's contract: frame around an image that keeps its proportions.
 
     fill: value of the frame's pixels, 0 to 255
     place: "centre", or "corner" for the upper left one
@@ -47,7 +47,7 @@ class Letterbox:
 
 @dataclass(frozen=True)
 class ImageSettings:
-    """Preprocessing of an image.
+    """Section `image` of a bundle's contract: preprocessing of an image.
 
     channels: 3 for RGB, 1 for grey
     height, width: size of the model's input in pixels
@@ -106,7 +106,8 @@ class ImageSettings:
 
     @property
     def _size(self) -> tuple[int, ...] | None:
-        """(height, width) of all images after preprocessing; None if it depends on the image."""
+        """(height, width) of all images after the contract's preprocessing; None if it depends on
+        the image."""
         if self.crop is not None:
             return tuple(self.crop)
         resize = self.resize or {}
@@ -135,8 +136,8 @@ class ImageSettings:
         return document
 
     def place(self, sides: tuple[int, int]) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Return ((height, width), (top, left)) of an image in its letterbox, in pixels of the
-        model's input.
+        """Place an image by the contract's settings: ((height, width), (top, left)) of an image in
+        its letterbox, in pixels of the model's input.
 
         sides: height and width of the image
         """

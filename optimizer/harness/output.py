@@ -14,7 +14,7 @@ from .tasks.task import Task
 
 @dataclass(frozen=True)
 class Summary:
-    """Totals of one `predict` call.
+    """Totals that the harness prints after one `predict` call.
 
     texts: number of inputs, answered or failed.
     cut: number of truncated inputs.
@@ -42,7 +42,7 @@ class Summary:
 
     @property
     def lines(self) -> list[str]:
-        """Lines for standard error; none if every input was answered whole."""
+        """Lines of `predict` for standard error; none if every input was answered whole."""
         lines = []
         if self.longest is not None:
             lines.append(
@@ -67,7 +67,7 @@ class Summary:
 def write(
     answers: Iterable[Answered], emit: Callable[[Answered], None], noun: str = "text"
 ) -> Summary:
-    """Emit each result as it arrives, and return the totals."""
+    """Emit each result of `predict` as it arrives, and return the totals."""
     texts = cut = failed = unknowns = 0
     longest: Answered | None = None
     unknown: Answered | None = None
@@ -89,7 +89,8 @@ def write(
 
 
 def format_json(answered: Answered, engine: str) -> str:
-    """Return one line, a JSON object in ASCII. engine: target of the engine that answered.
+    """Format a result of `predict` as one line, a JSON object in ASCII. engine: target of the
+    engine that answered.
 
     The object is the task's answer with "engine", and, except for generation, "tokens" (of the text
     before truncation) and "truncated"; or {"error", "where", "found", "accepted", "fix"}.
@@ -103,7 +104,7 @@ def format_json(answered: Answered, engine: str) -> str:
 
 
 def format_text(answered: Answered, task: Task) -> str:
-    """Return one answer for a person, on one line; a generated text keeps its lines.
+    """Format a result of `predict` for a person, on one line; a generated text keeps its lines.
 
     Control characters are escaped (shown.py); --json prints every character.
     """

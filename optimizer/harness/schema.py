@@ -22,7 +22,8 @@ SHOWN = 60  # maximum characters of a value in a message
 
 
 def refuse(value: Any, where: str, accepted: str) -> None:
-    """Raise BundleError naming `value`, shortened, its place `where` and the `accepted` values."""
+    """Refuse a value in a bundle's JSON: raise BundleError naming `value`, shortened, its place
+    `where` and the `accepted` values."""
     shown = "null" if value is None else repr(value)
     if len(shown) > SHOWN:
         shown = f"{shown[:SHOWN]}..."
@@ -30,7 +31,8 @@ def refuse(value: Any, where: str, accepted: str) -> None:
 
 
 def text(most: int = 1000, pattern: str = "", accepted: str = "") -> Check:
-    """Return a check for a string of at most `most` characters that matches `pattern` fully."""
+    """Return a check for a field of a bundle's JSON: a string of at most `most` characters that
+    matches `pattern` fully."""
     takes = accepted or f"a text of up to {most:,} characters"
 
     def check(value: Any, where: str) -> None:
@@ -42,7 +44,7 @@ def text(most: int = 1000, pattern: str = "", accepted: str = "") -> Check:
 
 
 def choice(*names: str) -> Check:
-    """Return a check for a field of a JSON document: a string that is one of `names`."""
+    """Return a check for a field of a bundle's JSON: a string that is one of `names`."""
 
     def check(value: Any, where: str) -> None:
         if not isinstance(value, str) or value not in names:
@@ -52,7 +54,8 @@ def choice(*names: str) -> Check:
 
 
 def whole(low: int, high: int) -> Check:
-    """Return a check for a whole number from `low` to `high`; true and false are refused."""
+    """Return a check for a field of a bundle's JSON: a whole number from `low` to `high`; true and
+    false are refused."""
 
     def check(value: Any, where: str) -> None:
         plain = isinstance(value, int) and not isinstance(value, bool)
@@ -63,7 +66,8 @@ def whole(low: int, high: int) -> Check:
 
 
 def number(low: float, high: float) -> Check:
-    """Return a check for a number from `low` to `high`; NaN, true and false are refused."""
+    """Return a check for a field of a bundle's JSON: a number from `low` to `high`; NaN, true and
+    false are refused."""
 
     def check(value: Any, where: str) -> None:
         plain = isinstance(value, int | float) and not isinstance(value, bool)
@@ -74,24 +78,26 @@ def number(low: float, high: float) -> Check:
 
 
 def float_number(value: Any, where: str) -> None:
-    """Refuse a value that is not a number. NaN and infinity are numbers; true and false are not."""
+    """Check a field of a bundle's JSON: refuse a value that is not a number. NaN and infinity are
+    numbers; true and false are not."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         refuse(value, where, "a number")
 
 
 def flag(value: Any, where: str) -> None:
-    """Raise an error for a field whose value is not true or false."""
+    """Raise an error for a field of a bundle's JSON whose value is not true or false."""
     if not isinstance(value, bool):
         refuse(value, where, "true or false")
 
 
 def anything(value: Any, where: str) -> None:
-    """Accept any value of a field that only people read."""
+    """Accept any value of a field of a bundle's JSON that only people read."""
     del value, where
 
 
 def file_name(value: Any, where: str) -> None:
-    """Refuse a value that is not a file name below the bundle's folder."""
+    """Check a field of a bundle's JSON: refuse a value that is not a file name below the bundle's
+    folder."""
     why = name_problem(value)
     if why:
         raise BundleError(
@@ -100,7 +106,7 @@ def file_name(value: Any, where: str) -> None:
 
 
 def null_or(check: Check) -> Check:
-    """Return a check for a field of a JSON document: null, or a value that `check` accepts."""
+    """Return a check for a field of a bundle's JSON: null, or a value that `check` accepts."""
 
     def either(value: Any, where: str) -> None:
         if value is not None:
@@ -110,7 +116,8 @@ def null_or(check: Check) -> Check:
 
 
 def one_of(*checks: Check) -> Check:
-    """Return a check for a value that any of `checks` accepts; it raises the last check's error."""
+    """Return a check for a field of a bundle's JSON that any of `checks` accepts; it raises the
+    last check's error."""
 
     def any_of(value: Any, where: str) -> None:
         for check in checks[:-1]:
@@ -124,7 +131,8 @@ def one_of(*checks: Check) -> Check:
 
 
 def list_of(check: Check, least: int = 0, most: int = MOST) -> Check:
-    """Return a check for a list of `least` to `most` entries, each accepted by `check`."""
+    """Return a check for a field of a bundle's JSON: a list of `least` to `most` entries, each
+    accepted by `check`."""
 
     def each(value: Any, where: str) -> None:
         if not isinstance(value, list | tuple) or not least <= len(value) <= most:
@@ -136,7 +144,8 @@ def list_of(check: Check, least: int = 0, most: int = MOST) -> Check:
 
 
 def map_of(check: Check, least: int = 0, key: Check | None = None) -> Check:
-    """Return a check for an object of `least` entries or more. check: of each value; key: keys."""
+    """Return a check for a field of a bundle's JSON: an object of `least` entries or more. check:
+    of each value; key: keys."""
 
     def each(value: Any, where: str) -> None:
         if not isinstance(value, Mapping) or not least <= len(value) <= MOST:
@@ -152,7 +161,8 @@ def map_of(check: Check, least: int = 0, key: Check | None = None) -> Check:
 def record(
     fields: Mapping[str, Check], optional: Mapping[str, Check] | None = None, closed: bool = False
 ) -> Check:
-    """Return a check for an object with all `fields`, any `optional`. closed: refuse other keys."""
+    """Return a check for a part of a bundle's JSON: an object with all `fields`, any `optional`.
+    closed: refuse other keys."""
     every = {**fields, **(optional or {})}
 
     def check(value: Any, where: str) -> None:

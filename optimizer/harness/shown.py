@@ -59,12 +59,13 @@ without its last line ends at the quote."""
 
 
 def escape_line(text: str) -> str:
-    """Return the text escaped, line ends too, so that a value cannot fake a line."""
+    """Escape a text that the harness prints, line ends too, so that a value cannot fake a line."""
     return _remove_commands("".join(map(_escaped, text)) if not text.isprintable() else text)
 
 
 def escape_lines(text: str) -> str:
-    """Return the text escaped except line ends and tabs. JSON stays the same document."""
+    """Escape a text that the harness prints, except line ends and tabs. JSON stays the same
+    document."""
     parts = (
         part if part.isprintable() else "".join(c if c == "\t" else _escaped(c) for c in part)
         for part in text.split("\n")
@@ -73,7 +74,7 @@ def escape_lines(text: str) -> str:
 
 
 class Pieces:
-    """Escapes a text that arrives in pieces, as `escape_lines` does for a whole one.
+    """Escapes a text that the harness prints in pieces, as `escape_lines` does for a whole one.
 
     The end of a piece that may begin a command is held back until the next piece or the end.
     """
@@ -92,7 +93,7 @@ class Pieces:
         return self._printed(text[:end])
 
     def end(self) -> str:
-        """Return the escaped text that was held back, perhaps ""."""
+        """Return the escaped text that was held back from printing, perhaps ""."""
         tail, self._tail = self._tail, ""
         return self._printed(tail)
 
@@ -104,19 +105,22 @@ class Pieces:
 
 
 def scrub(text: str) -> str:
-    """Return the text with passwords in addresses, keys and tokens as ***. JSON stays JSON."""
+    """Remove secrets from a text to be printed or logged: return it with passwords in addresses,
+    keys and tokens as ***. JSON stays JSON."""
     for pattern, instead in PATTERNS:
         text = pattern.sub(instead, text)
     return ADDRESS.sub(_remove_users, text)
 
 
 def scrub_document(document: Any) -> Any:
-    """Return a JSON document with `scrub` applied to every text, keys included."""
+    """Return a JSON document, to be printed or stored, with `scrub` applied to every text, keys
+    included."""
     return _each_text(document, scrub)
 
 
 def has_credentials(address: str) -> bool:
-    """Return True for an address with a user or a password: scheme://user:password@host."""
+    """Return True for an address, not to be printed, with a user or a password:
+    scheme://user:password@host."""
     return any(_remove_users(match) != match[0] for match in ADDRESS.finditer(address))
 
 
@@ -131,8 +135,8 @@ def _each_text(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _remove_users(match: re.Match[str]) -> str:
-    """Remove the user from each address in a word. A path may hold an @; a user may hold a slash
-    only in the password."""
+    """Remove the user from each address in a word to be printed. A path may hold an @; a user may
+    hold a slash only in the password."""
     first, *parts = match[0].split("://")
     for i, part in enumerate(parts):
         user = USER.match(part)
@@ -148,7 +152,7 @@ def _remove_commands(text: str) -> str:
 
 
 def _escaped(character: str) -> str:
-    """Escape a character as JSON does, so that JSON stays the same document."""
+    """Escape a printed character as JSON does, so that JSON stays the same document."""
     if character.isprintable() or character in JOINERS:
         return character
     return json.dumps(character)[1:-1].replace("\x7f", r"\u007f")

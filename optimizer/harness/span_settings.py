@@ -10,7 +10,7 @@ from .errors import require
 
 @dataclass(frozen=True)
 class SpanSettings:
-    """Settings of the answers to questions.
+    """Section `answers` of a bundle's contract: settings of the answers to questions.
 
     doc_stride: tokens that two windows of a long context share
     max_answer_len: maximum tokens of an answer

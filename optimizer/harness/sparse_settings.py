@@ -18,7 +18,7 @@ ACTIVATIONS = ("relu", "log1p_relu")
 
 @dataclass(frozen=True)
 class SparseSettings:
-    """Settings of a sparse embedding.
+    """Section `sparse` of a bundle's contract: settings of a sparse embedding.
 
     pooling: name of POOLINGS
     activation: name of ACTIVATIONS

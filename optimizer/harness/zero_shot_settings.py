@@ -11,13 +11,13 @@ SLOT = "{}"  # place of a label in a template
 
 
 def is_template(text: str) -> bool:
-    """Return True for a text with one SLOT and no other brace."""
+    """Return True for a template of a contract: a text with one SLOT and no other brace."""
     return text.count(SLOT) == text.count("{") == text.count("}") == 1
 
 
 @dataclass(frozen=True)
 class ZeroShotSettings:
-    """Settings of the choice among labels that a request may give.
+    """Section `zero_shot` of a bundle's contract: the choice among labels that a request may give.
 
     candidate_labels: labels of a request that gives none
     hypothesis_template: sentence about a text, with SLOT in place of a label
@@ -45,7 +45,7 @@ class ZeroShotSettings:
 
 @dataclass(frozen=True)
 class LabelTexts:
-    """Settings to classify images by labels that come with a request.
+    """Section `label_texts` of a bundle's contract: images are classified by labels of a request.
 
     The bundle's second model (bundle/label_encoder.py) reads a sentence for each label:
 

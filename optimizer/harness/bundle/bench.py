@@ -43,7 +43,7 @@ PERCENTILES = (50, 90, 95, 99)
 
 @dataclass(frozen=True)
 class System:
-    """System to time, as functions of one batch.
+    """Bundle's engine, or another system, to time, as functions of one batch.
 
     pre: (inputs, size) -> arrays; encodes inputs at exactly `size` tokens
     forward: arrays -> outputs
@@ -59,7 +59,7 @@ class System:
 
 @dataclass(frozen=True)
 class Again:
-    """Plan for closing and opening all systems while they are timed.
+    """Plan for closing and opening all systems while `bench` times them.
 
     rounds: rounds that count after each opening
     open: function that opens the systems anew
@@ -125,14 +125,16 @@ def measure(
 
 
 def percentile(samples: Sequence[float], percent: float) -> float:
-    """Compute a percentile of samples, linear between order statistics (type 7 of R)."""
+    """Compute a percentile of timed samples of a bundle, linear between order statistics (type 7 of
+    R)."""
     return float(np.percentile(samples, percent))
 
 
 def percentile_interval(
     samples: Sequence[float], percent: float, confidence: float = CONFIDENCE
 ) -> tuple[float | None, float | None]:
-    """Compute the confidence interval of a percentile from order statistics, tails split evenly.
+    """Compute the confidence interval of a percentile of times from order statistics, tails split
+    evenly.
 
     An end is None if there are too few samples to bound it (David & Nagaraja, Order Statistics,
     7.1).
@@ -160,7 +162,7 @@ def read_peak_memory() -> int:
 
 
 def read_peak(code: str) -> int:
-    """Measure the peak resident bytes of a fresh Python that runs `code`.
+    """Measure the peak resident bytes of a fresh Python that runs `code`, such as a bundle's model.
 
     The child measures itself, because the usage that a parent reads starts at the parent's size.
     Raises HarnessError with the child's last line if it fails.
@@ -181,8 +183,8 @@ def _make_batches(
     size: int,
     longer: Callable[[Iterable[Any], int], Any],
 ) -> list[list[Any]]:
-    """Make the batches that are timed, of `batch` rows of `size`, each row starting at another
-    input.
+    """Make the batches with which a bundle is timed, of `batch` rows of `size`, each row starting
+    at another input.
 
     longer: function that joins inputs to one of at least `size`
     """
@@ -218,8 +220,8 @@ class RoundPlan:
 def _run_rounds(
     systems: Mapping[str, System], rounds: list[list[Any]], sequence: int, counted: RoundPlan
 ) -> dict[str, dict[str, list[float]]]:
-    """Time the systems in turns, round by round; returns {system: {stage: milliseconds of each
-    counted round}}."""
+    """Time a bundle and other systems in turns, round by round; returns {system: {stage:
+    milliseconds of each counted round}}."""
     times: dict[str, dict[str, list[float]]] = {n: {s: [] for s in STAGES} for n in systems}
     names = list(systems)
     with pause_collection():  # a collection would be charged to another system than caused it
@@ -239,7 +241,7 @@ def _run_rounds(
 
 
 def order_systems(names: Sequence[str], round_: int) -> list[str]:
-    """Return the order in which systems run in a round.
+    """Return the order in which the timed systems run in a round.
 
     It rotates every two rounds, and is reversed in the second of these, so that each of two systems
     runs first in one of them.
@@ -252,7 +254,8 @@ def order_systems(names: Sequence[str], round_: int) -> list[str]:
 def plan_rounds(
     iterations: int, warmup: int, again: Again | None, more: Callable[[], int] | None
 ) -> Iterator[bool]:
-    """Yield True for each round that counts, False for warm-up rounds, which follow each opening.
+    """Yield True for each round that counts of a timing of bundles, False for warm-up rounds, which
+    follow each opening.
 
     more: function that returns further rounds; 0 ends
     """
@@ -269,7 +272,7 @@ def plan_rounds(
 
 
 def _time_batch(system: System, texts: list[Any], sequence: int) -> tuple[float, float, float]:
-    """Run one batch through a system; returns the seconds of each of STAGES."""
+    """Time one batch in a system, such as a bundle; returns the seconds of each of STAGES."""
     clock = time.perf_counter
     t0 = clock()
     arrays = system.pre(texts, sequence)
@@ -295,7 +298,8 @@ def _end_to_end(stages: dict[str, list[float]]) -> list[float]:
 
 
 def percentiles(samples: Sequence[float]) -> dict[str, Any]:
-    """Compute PERCENTILES of measured times: {"p50": ..., "p50_interval": [low, high], ...}."""
+    """Compute PERCENTILES of the times of a bundle's batches: {"p50": ..., "p50_interval": [low,
+    high], ...}."""
     values: dict[str, Any] = {f"p{p}": percentile(samples, p) for p in PERCENTILES}
     for p in PERCENTILES:
         values[f"p{p}_interval"] = list(percentile_interval(samples, p))
@@ -303,7 +307,7 @@ def percentiles(samples: Sequence[float]) -> dict[str, Any]:
 
 
 def _ratio(candidate: dict[str, list[float]], baseline: dict[str, list[float]]) -> dict[str, Any]:
-    """Compare the end-to-end times of two systems by round.
+    """Compare by round the end-to-end times of a bundle and its baseline.
 
     candidate, baseline: {stage: ms of each round}
     """
@@ -311,13 +315,15 @@ def _ratio(candidate: dict[str, list[float]], baseline: dict[str, list[float]]) 
 
 
 def compare_times(candidate: Sequence[float], baseline: Sequence[float]) -> dict[str, Any]:
-    """Return {"median", "interval": [low, high]} of candidate's / baseline's time in each round."""
+    """Return {"median", "interval": [low, high]} of a timed bundle's time / its baseline's in each
+    round."""
     ratios = [c / b for c, b in zip(candidate, baseline, strict=True)]
     return {"median": percentile(ratios, 50), "interval": list(percentile_interval(ratios, 50))}
 
 
 def _binomial(n: int, q: float) -> list[float]:
-    """Return P(k of n), k = 0..n, computed in logarithms so that a large n does not underflow."""
+    """Return, for the interval of a percentile, P(k of n), k = 0..n, computed in logarithms so that
+    a large n does not underflow."""
     log_q, log_r = math.log(q), math.log1p(-q)
     return [
         math.exp(

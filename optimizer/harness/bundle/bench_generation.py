@@ -47,7 +47,8 @@ def measure_generation(
     more: Callable[[Mapping[str, Rounds]], int] | None = None,
     again: Again | None = None,
 ) -> dict[str, Any]:
-    """Measure {"machine", "threads", "cells": [...]}, in ms; a cell per batch and prompt length.
+    """Time bundles that generate text: {"machine", "threads", "cells": [...]}, in ms; a cell per
+    batch and prompt length.
 
     prompts: real texts; their tokens are joined and cut to exactly each of `lengths`
     new_tokens: tokens generated per row, so new_tokens - 1 times between tokens
@@ -132,7 +133,8 @@ def _checked(
 
 
 def _prompts(tokens: list[int], rows: int, length: int) -> Iterator[list[list[int]]]:
-    """Yield batches of `rows` rows of `length` tokens; a row starts where the last row ended."""
+    """Yield prompts to time a bundle with: batches of `rows` rows of `length` tokens; a row starts
+    where the last row ended."""
     at = 0
     while True:
         batch = []
@@ -150,8 +152,8 @@ def _run_rounds(
     plan: Callable[[Callable[[], int] | None], Iterator[bool]],
     more: Callable[[Mapping[str, Rounds]], int] | None,
 ) -> dict[str, Rounds]:
-    """Generate in all rounds; return {system: [(ms to the first token, ms of each step)] by
-    round}."""
+    """Time the generation of text in all rounds; return {system: [(ms to the first token, ms of
+    each step)] by round}."""
     times: dict[str, Rounds] = {n: [] for n in systems}
     names = list(systems)
     with pause_collection():  # a collection would be charged to another system than caused it
@@ -168,7 +170,8 @@ def _run_rounds(
 def _time_batch(
     runner: DecoderRunner, model: tuple[Contract, Any], batch: list[list[int]], options: Options
 ) -> tuple[float, list[float]]:
-    """Time one batch: ms to the first token of all rows, and from each step to the next."""
+    """Time the generation of one batch: ms to the first token of all rows, and from each step to
+    the next."""
     contract, tokenizer = model
     last, clock = len(batch) - 1, time.perf_counter
     marks = [clock()]
@@ -179,7 +182,8 @@ def _time_batch(
 
 
 def _summary(rounds: Rounds, batch: int, prompt: int) -> dict[str, Any]:
-    """Return a system's entry in a cell: percentiles in ms, and tokens per second.
+    """Return the entry of a timed system, such as a bundle, in a cell: percentiles in ms, and
+    tokens per second.
 
     rounds: (ms to the first token, ms of each step) by round
     prompt: tokens per prompt

@@ -252,7 +252,7 @@ class Bundle(Closing):
 
     @property
     def reentrant(self) -> bool:
-        """True if several threads may run the engine at once."""
+        """True if several threads may run the bundle's engine at once."""
         alone = table.is_reentrant(self.engine) and not self.task.generates
         return alone and (self.texts is None or self.texts.reentrant)
 
@@ -276,8 +276,8 @@ class Bundle(Closing):
         return GenaiRunner(folder)
 
     def _prompt_lookup(self, guesses: int) -> PromptLookup:
-        """Measure prompt lookup. Raises InputError for a task without generation, MachineError if
-        texts would depend on guessed tokens."""
+        """Measure prompt lookup on the bundle's engine. Raises InputError for a task without
+        generation, MachineError if texts would depend on guessed tokens."""
         if not self.task.generates or self._genai is not None:
             problem = f"the task is {self.task.name}"
             if self._genai is not None:
@@ -301,7 +301,8 @@ class Bundle(Closing):
         pairs: Sequence[Any] | None = None,
         batch_size: int = BATCH,
     ) -> list[dict[str, Any]]:
-        """Answer inputs: one JSON object per input, in order; tasks/ documents its fields.
+        """Answer inputs with the bundle's engine: one JSON object per input, in order; tasks/
+        documents its fields.
 
         text-generation uses the default options of the model; `generate` accepts options and
         conversations.
@@ -333,7 +334,7 @@ class Bundle(Closing):
         return results
 
     def answer(self, queries: Sequence[Query], batch_size: int = BATCH) -> Iterator[Answered]:
-        """Yield an answer or an error for each query, in order (tasks/answering.py)."""
+        """Yield the bundle's answer or error for each query, in order (tasks/answering.py)."""
         return answer(self.predictor, queries, batch_size)
 
     @property
@@ -342,7 +343,7 @@ class Bundle(Closing):
         return Predictor(self.contract, self.encoder, self.infer)
 
     def infer(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Run the chosen engine, or the second model if the arrays are its inputs.
+        """Run the bundle's chosen engine, or the second model if the arrays are its inputs.
 
         arrays: inputs of the model by name
         """
@@ -357,7 +358,7 @@ class Bundle(Closing):
         batch_size: int = BATCH,
         numbers: Sequence[int] | None = None,
     ) -> list[Completion]:
-        """Generate a text for each prompt.
+        """Generate with the bundle's engine a text for each prompt.
 
         prompts: a text, a conversation or token ids each
         options: options of generation; None: the model's defaults
@@ -385,7 +386,8 @@ class Bundle(Closing):
         batch_size: int = BATCH,
         numbers: Sequence[int] | None = None,
     ) -> Iterator[Piece]:
-        """Generate as `generate` does, and yield a Piece per token as it is generated."""
+        """Generate with the bundle as `generate` does, and yield a Piece per token as it is
+        generated."""
         return stream(
             self.contract,
             self.decoders,
@@ -405,7 +407,8 @@ class Bundle(Closing):
 
     @property
     def runner(self) -> Runner:
-        """Runner of the chosen engine. Raises InputError if the bundle was opened with `genai`."""
+        """Runner of the bundle's chosen engine. Raises InputError if the bundle was opened with
+        `genai`."""
         if self._open is None:
             raise InputError(
                 "onnxruntime-genai returns texts only", where="genai", fix="Open it without genai."
@@ -413,7 +416,8 @@ class Bundle(Closing):
         return self._open
 
     def values(self, inputs: Sequence[Any]) -> Array:
-        """Run the model on inputs as one batch; return the task's array (tasks/__init__.py)."""
+        """Run the bundle's model on inputs as one batch; return the task's array
+        (tasks/__init__.py)."""
         batch = encode(self.contract, self.encoder, inputs)
         return decode(self.contract, self.infer(batch), batch)
 
@@ -430,7 +434,7 @@ class Bundle(Closing):
 
     @property
     def max_length(self) -> int:
-        """Maximum size of an input: for texts the number of tokens."""
+        """Maximum size of an input of the bundle: for texts the number of tokens."""
         return tasks.longest(self.contract)
 
     @property

@@ -41,7 +41,7 @@ def describe_origin(
     machine: Machine,
     version: str,
 ) -> dict[str, Any]:
-    """Return everything that an engine built here depends on; its hash is the cache key.
+    """Return everything that a bundle's engine built here depends on; its hash is the cache key.
 
     The driver is left out, because a later driver runs the same engine.
 
@@ -96,7 +96,8 @@ def obtain(
     timing_cache: Path | None = None,
     say: Say | None = None,
 ) -> Path:
-    """Return the path of the cached engine with this origin, after building it if necessary.
+    """Return the path of the cached engine of a bundle with this origin, after building it if
+    necessary.
 
     document: result of `describe_origin`
     build: function that builds the engine
@@ -158,7 +159,7 @@ def _finish(partial: Path, final: Path, document: Mapping[str, Any]) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Flush a file or folder to disk. Windows cannot open folders."""
+    """Flush a file or folder of the engine cache to disk. Windows cannot open folders."""
     if sys.platform == "win32" and path.is_dir():
         return
     fd = os.open(path, os.O_RDWR if path.is_file() else os.O_RDONLY)

@@ -55,7 +55,7 @@ class Workshop:
     damaged: Set[str] = frozenset()
 
     def open(self, engine: Mapping[str, Any], how: How, threads: int) -> Runner:
-        """Open an engine and return its runner.
+        """Open a bundle's engine and return its runner.
 
         engine: entry of the manifest
         how: "load" opens it as shipped, "build" builds it first
@@ -68,7 +68,7 @@ class Workshop:
         return OPENERS[engine["runtime"]](self, engine, how, threads)
 
     def build_cached(self, engine: Mapping[str, Any]) -> Path:
-        """Find or build an engine in the cache; return the path of its file.
+        """Find or build a bundle's engine in the cache; return the path of its file.
 
         Raises MachineError without a cache folder, and the errors of the builder.
         """
@@ -98,7 +98,8 @@ class Workshop:
         return engine_cache.find_cached(self.cache, self.describe_origin(engine)) is not None
 
     def describe_origin(self, engine: Mapping[str, Any]) -> dict[str, Any]:
-        """Return everything that the engine depends on if it is built here (engine_cache.py)."""
+        """Return everything that a bundle's engine depends on if it is built here
+        (engine_cache.py)."""
         version = FitContext(engine, self.machine, frozenset()).installed or ""
         return engine_cache.describe_origin(engine, self.manifest["files"], self.machine, version)
 
@@ -121,7 +122,7 @@ def open_model(shop: Workshop, engine: Mapping[str, Any], _how: How, threads: in
 def open_decoder(
     shop: Workshop, contract: Contract, model: Path, device: str, graphs: bool
 ) -> Runner:
-    """Open a decoder on a device.
+    """Open a bundle's decoder (text generation) on a device.
 
     graphs: replay one CUDA graph per step of one token; a model that cannot be captured runs
         without, with a warning
@@ -136,7 +137,7 @@ def open_decoder(
 
 
 def _open_decoder_with_graphs(contract: Contract, model: Path, device: str) -> Runner:
-    """Open a decoder and capture a step, so that one that cannot be captured is known."""
+    """Open a bundle's decoder and capture a step, so that one that cannot be captured is known."""
     runner = OrtRunner(model, device=device, graphs=True)
     try:
         if not runner.fixes_steps:
@@ -168,7 +169,8 @@ def padded_sizes(engine: Mapping[str, Any], contract: Contract) -> list[dict[str
 def open_on_device(
     shop: Workshop, contract: Contract, model: Path, device: str, sizes: Sequence[dict[str, Any]]
 ) -> Runner:
-    """Open an encoder of texts on buffers of a device, from which only the answer is copied.
+    """Open a bundle's encoder of texts on buffers of a device, from which only the answer is
+    copied.
 
     sizes: sizes that texts are padded to, to replay a CUDA graph of each; a model that cannot be
         captured runs without, with a warning. Empty: no graphs
@@ -186,7 +188,8 @@ def open_on_device(
 def _open_with_graphs(
     contract: Contract, model: Path, device: str, answer: str, sizes: Sequence[dict[str, Any]]
 ) -> Runner:
-    """Open a model and capture its smallest size, so that one that cannot be captured is known."""
+    """Open a bundle's model and capture its smallest size, so that one that cannot be captured is
+    known."""
     runner = OrtRunner(model, device=device, graphs=True, answer=answer)
     fitted = FittedRunner(runner, contract, sizes)
     try:
@@ -198,7 +201,8 @@ def _open_with_graphs(
 
 
 def open_openvino(shop: Workshop, engine: Mapping[str, Any], _how: How, threads: int) -> Runner:
-    """Open a portable model in OpenVINO; the compiled model is cached for the next start."""
+    """Open a bundle's portable model in OpenVINO; the compiled model is cached for the next
+    start."""
     from ..runtimes.openvino import devices
     from ..runtimes.openvino.run import OpenVinoRunner, OpenVinoSettings
 
@@ -214,8 +218,8 @@ def open_openvino(shop: Workshop, engine: Mapping[str, Any], _how: How, threads:
 def _compiled(
     shop: Workshop, engine: Mapping[str, Any], settings: OpenVinoSettings, threads: int
 ) -> Path | None:
-    """Return the path of the cached model compiled for this processor; None if the cache is not
-    writable."""
+    """Return the path of the bundle's model in the cache, compiled by OpenVINO for this processor;
+    None if the cache is not writable."""
     from ..runtimes.openvino.devices import read_full_name
     from ..runtimes.openvino.run import write_compiled
 
@@ -280,7 +284,7 @@ OPENERS: dict[str, Callable[[Workshop, Mapping[str, Any], How, int], Runner]] = 
 
 
 def builder(shop: Workshop, engine: Mapping[str, Any]) -> Build:
-    """Make a Build, which builds the engine for the GPU of shop.machine and reports its
+    """Make a Build, which builds a bundle's engine for the GPU of shop.machine and reports its
     progress."""
     from ..runtimes.trt.build import builder
 
@@ -331,7 +335,8 @@ def spans(shapes: Any) -> list[dict[str, Span]]:
 def progress(
     target: str, say: Say | None, clock: Callable[[], float] = time.monotonic
 ) -> Callable[[str, int, int], None] | None:
-    """Make a callback that reports a build's progress each second; None if `say` is None."""
+    """Make a callback that reports the progress of building a bundle's engine each second; None if
+    `say` is None."""
     if say is None:
         return None
     start, reported = clock(), -EVERY

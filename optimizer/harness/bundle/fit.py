@@ -69,7 +69,8 @@ OTHER_ADVICE = (
 
 @dataclass(frozen=True)
 class Fit:
-    """Decision to load engine `index` of the manifest as it was shipped."""
+    """Decision, when a bundle is opened, to load engine `index` of the manifest as it was
+    shipped."""
 
     index: int
     reason: str
@@ -77,7 +78,8 @@ class Fit:
 
 @dataclass(frozen=True)
 class Rebuild:
-    """Decision to build engine `index` of the manifest from its portable ONNX file, and load it."""
+    """Decision, when a bundle is opened, to build engine `index` of the manifest from its portable
+    ONNX file, and load it."""
 
     index: int
     reason: str
@@ -85,7 +87,8 @@ class Rebuild:
 
 @dataclass(frozen=True)
 class FallBack:
-    """Decision to use a later engine; `reason` explains why each earlier one was skipped."""
+    """Decision to use a later engine of the bundle; `reason` explains why each earlier one was
+    skipped."""
 
     index: int
     how: How
@@ -110,7 +113,7 @@ Decision = Fit | Rebuild | FallBack | Refuse
 
 @dataclass(frozen=True)
 class EngineVerdict:
-    """Verdict about one engine on this machine.
+    """Verdict about one engine of a bundle on this machine.
 
     index: place in the manifest's engines
     how: "load" or "build"; None if it cannot run here
@@ -134,7 +137,7 @@ class EngineVerdict:
 def decide(
     manifest: Mapping[str, Any], rows: Sequence[EngineVerdict], runtime: str | None = None
 ) -> Decision:
-    """Choose the first engine that runs on this machine.
+    """Choose the first engine of a bundle that runs on this machine.
 
     rows: verdicts of `judge_engines`, for the same `runtime`
     runtime: only runtime to consider; None: any
@@ -187,7 +190,7 @@ def judge_engines(
 def _judge(
     index: int, engine: Mapping[str, Any], context: FitContext, unopened: str
 ) -> EngineVerdict:
-    """Return the verdict about one engine.
+    """Return the verdict about one engine of a bundle.
 
     unopened: reason why its shipped file did not open; "" if it was not tried
     """
@@ -213,13 +216,15 @@ def _judge(
 
 
 def find_objection(context: FitContext) -> str:
-    """Return the first reason why the machine cannot run an engine, whatever its files; or ""."""
+    """Return the first reason why the machine cannot run a bundle's engine, whatever its files; or
+    ""."""
     column, why = _find_objection(POSSIBLE, context)
     return f"{column}: {why}" if column else ""
 
 
 def _find_objection(rules: Sequence[tuple[str, Column]], context: FitContext) -> tuple[str, str]:
-    """Return (column, reason) of the first rule that objects; ("", "") if none does."""
+    """Return (column, reason) of the first rule that objects to a bundle's engine; ("", "") if none
+    does."""
     for name, column in rules:
         why = column(context)
         if why:

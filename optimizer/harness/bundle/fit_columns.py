@@ -51,7 +51,7 @@ OPENS_OLDER_MAJOR = {(10, 11)}  # (built by, opened by): version-compatible engi
 
 @dataclass(frozen=True)
 class FitContext:
-    """Engine and machine that a column compares.
+    """Bundle's engine and machine, which a column of the fit compares.
 
     engine: entry of the manifest
     damaged: names of damaged files of the bundle
@@ -72,7 +72,8 @@ class FitContext:
 
     @property
     def required(self) -> tuple[tuple[str, ...], ...]:
-        """Groups of packages, of each of which one must be installed; () for an unknown runtime."""
+        """Groups of packages that the bundle's engine needs, of each of which one must be
+        installed; () for an unknown runtime."""
         provider = self.engine.get("provider") or self.engine["device"]
         return self.record.required.get(provider, ())
 
@@ -82,7 +83,7 @@ class FitContext:
 
     @property
     def installed(self) -> str | None:
-        """Installed version of the runtime; None if it is not installed."""
+        """Installed version of the engine's runtime; None if it is not installed."""
         return self.machine.version(self.required[0]) if self.required else None
 
     @property
@@ -96,7 +97,7 @@ Column = Callable[[FitContext], str]
 
 
 def runner(a: FitContext) -> str:
-    """Explain why the harness does not run engines of this runtime, or ""."""
+    """Explain why the harness does not run a bundle's engines of this runtime, or ""."""
     if a.runtime in a.machine.runners and a.required:
         return ""
     if a.record.served_by:
@@ -115,8 +116,8 @@ def package(a: FitContext) -> str:
 
 
 def runnable(a: FitContext) -> str:
-    """Return why the installed runtime is too old or too new for the harness; the first half of the
-    column `version`."""
+    """Return why the installed runtime of a bundle's engine is too old or too new for the harness;
+    the first half of the column `version`."""
     here, lowest = a.installed or "", a.fit.get("runtime_minimum", "")
     if numbers(here) < numbers(lowest):
         return f"{a.runtime} {here} is older than {lowest}"
@@ -128,12 +129,12 @@ def runnable(a: FitContext) -> str:
 
 
 def gpu(a: FitContext) -> str:
-    """State that the engine needs a GPU and the machine has none, or return ""."""
+    """State that the bundle's engine needs a GPU and the machine has none, or return ""."""
     return "no GPU was found" if a.engine["device"] == "cuda" and a.machine.gpu is None else ""
 
 
 def driver(a: FitContext) -> str:
-    """State that the GPU's driver is older than the engine needs, or return ""."""
+    """State that the GPU's driver is older than the bundle's engine needs, or return ""."""
     lowest = a.fit.get("driver_minimum", "")
     if a.engine["device"] != "cuda" or numbers(a.gpu.driver) >= numbers(lowest):
         return ""
@@ -144,7 +145,7 @@ SATURATES = "it multiplies int8 by int8, whose sums saturate without VNNI"
 
 
 def processor(a: FitContext) -> str:
-    """Return which number format of the engine this processor lacks, or "".
+    """Return which number format of the bundle's engine this processor lacks, or "".
 
     "" too if the processor's features are not known. Without VNNI, OpenVINO's oneDNN adds two int8
     products in 16 bits, which saturate (vpmaddubsw): answers are then off by a tenth, without an
@@ -169,20 +170,21 @@ def built(a: FitContext) -> str:
 
 
 def engine_digest(a: FitContext) -> str:
-    """Return why the engine file, or the model from which it reads weights, is damaged; or ""."""
+    """Return why the bundle's engine file, or the model from which it reads weights, is damaged; or
+    ""."""
     if a.engine["engine"] in a.damaged:
         return f"damaged: {a.engine['engine']}"
     return model_digest(a) if a.fit.get("strip_weights", False) else ""
 
 
 def model_digest(a: FitContext) -> str:
-    """Name the damaged files of the portable model, or ""."""
+    """Name the damaged files of the bundle's portable model, or ""."""
     wrong = sorted(a.damaged & set(a.engine["model_files"]))
     return f"damaged: {', '.join(wrong)}" if wrong else ""
 
 
 def version(a: FitContext) -> str:
-    """Explain why the installed runtime does not open the engine file, or ""."""
+    """Explain why the installed runtime does not open the bundle's engine file, or ""."""
     by, here = a.fit["runtime_version"], a.installed or ""
     if by == here or (a.fit.get("version_compatible", False) and _opens(by, here)):
         return ""
@@ -200,13 +202,14 @@ def _opens(by: str, here: str) -> bool:
 
 
 def system(a: FitContext) -> str:
-    """Explain why the engine does not run on this operating system and processor, or ""."""
+    """Explain why the bundle's engine does not run on this operating system and processor, or
+    ""."""
     here, there = (a.machine.os, a.machine.architecture), (a.fit["os"], a.fit["architecture"])
     return "" if here == there else f"built for {' '.join(there)}, this is {' '.join(here)}"
 
 
 def architecture(a: FitContext) -> str:
-    """Explain why the engine does not run on this model of GPU, or ""."""
+    """Explain why the bundle's engine does not run on this model of GPU, or ""."""
     if not a.record.compute_capabilities:
         return _tensorrt_architecture(a)
     if capability(a.gpu.compute_capability) in a.fit["compute_capabilities"]:
@@ -244,7 +247,7 @@ def profiles(fit_shapes: Any) -> list[dict[str, Any]]:
 
 
 def builder(a: FitContext) -> str:
-    """Explain why the installed builder makes no engine for this GPU, or ""."""
+    """Explain why the installed builder makes no engine from the bundle for this GPU, or ""."""
     here = a.gpu.compute_capability
     named = a.record.compute_capabilities
     makes = capability(here) in named if named else numbers(here) >= TENSORRT_BUILDS_FROM
@@ -252,8 +255,8 @@ def builder(a: FitContext) -> str:
 
 
 def install(a: FitContext) -> str:
-    """Return the pip command that would install the engine's runtime, or "" where no package is
-    missing or would help."""
+    """Return the pip command that would install the runtime of a bundle's engine, or "" where no
+    package is missing or would help."""
     if runner(a) or gpu(a):  # no package would help
         return ""
     lowest = a.fit.get("runtime_minimum", "")
@@ -267,12 +270,13 @@ def install(a: FitContext) -> str:
 
 
 def capability(dotted: str) -> str:
-    """Convert a compute capability "8.9" to the form in engines, "89"."""
+    """Convert a compute capability "8.9" to the form in a bundle's engines, "89"."""
     return dotted.replace(".", "")
 
 
 def numbers(dotted: str) -> tuple[int, ...]:
-    """Parse the leading numbers of a version, for comparison: "1.31.1rc1" -> (1, 31)."""
+    """Parse the leading numbers of a runtime's version, to compare it with an engine's: "1.31.1rc1"
+    -> (1, 31)."""
     leading = []
     for part in dotted.split("."):
         if not part.isdigit():

@@ -25,7 +25,8 @@ ROWS = 64  # maximum sentences of a run
 
 
 class LabelEncoder(Closing):
-    """Encoder of the sentences of labels; its model is opened at the first sentence.
+    """Encoder of the sentences of labels, the bundle's second model, which is opened at the first
+    sentence.
 
     bundle: folder of the bundle
     files: names of the files that its manifest lists
@@ -49,7 +50,8 @@ class LabelEncoder(Closing):
         return OrtRunner(self.folder / MODEL, threads=self._threads)
 
     def problem(self, texts: Sequence[str]) -> str:
-        """Return why a sentence would be read differently than by transformers' pipeline, or ""."""
+        """Return why a label's sentence would be read differently than by transformers' pipeline,
+        or ""."""
         most = self.contract.text.max_length
         encoded = tasks.encode_each(self.contract, self.tokenizer, texts)
         for text, one in zip(texts, encoded, strict=True):
@@ -62,7 +64,8 @@ class LabelEncoder(Closing):
         return ""
 
     def vectors(self, texts: Sequence[str]) -> Array:
-        """Return the sentences' vectors, scaled to unit length, (texts, width) float32."""
+        """Return the vectors of labels' sentences, scaled to unit length, (texts, width)
+        float32."""
         kept = self._vectors
         known = {text: kept[text] for text in texts if text in kept}
         missing = [text for text in dict.fromkeys(texts) if text not in known]
@@ -77,7 +80,7 @@ class LabelEncoder(Closing):
 
     @cached_property
     def _around(self) -> frozenset[int]:
-        """Ids of the special tokens that the tokenizer puts around a text."""
+        """Ids of the special tokens that the tokenizer puts around a label's text."""
         one = self.tokenizer.encode("a")
         both = zip(one.ids, one.special_tokens_mask, strict=True)
         return frozenset(number for number, special in both if special)

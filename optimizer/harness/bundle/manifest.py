@@ -80,7 +80,7 @@ STARTED = ("harness/__init__.py", "harness/__main__.py", "requirements.txt")
 def digest_content(
     contract: Any, files: Mapping[str, Mapping[str, Any]], texts: str | None = None
 ) -> str:
-    """Compute content_digest, the digest of everything that determines answers.
+    """Compute content_digest, the digest of everything that determines a bundle's answers.
 
     contract, files, texts: fields of the manifest; texts is None without a second model
     """
@@ -152,8 +152,8 @@ def _parsed(path: Path) -> dict[str, Any]:
 
 
 def _check_contract(document: Mapping[str, Any]) -> None:
-    """Check the contract beyond its fields. An unknown task belongs to another package; only its
-    fields are checked."""
+    """Check the contract in a manifest beyond its fields. An unknown task belongs to another
+    package; only its fields are checked."""
     try:
         tasks.find_task(document["task"])
     except KeyError:
@@ -162,7 +162,8 @@ def _check_contract(document: Mapping[str, Any]) -> None:
 
 
 def _check_engines(manifest: Mapping[str, Any], where: str) -> None:
-    """Check the fields that each engine's runtime needs, and that targets are unique."""
+    """Check in a manifest the fields that each engine's runtime needs, and that targets are
+    unique."""
     names = [engine["target"] for engine in manifest["engines"]]
     for i, engine in enumerate(manifest["engines"]):
         at = f"{where}engines[{i}]"
@@ -177,8 +178,8 @@ def _check_engines(manifest: Mapping[str, Any], where: str) -> None:
 
 
 def required(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """List the files that a manifest's `files` must name, {file: field of the manifest that uses
-    it}."""
+    """List the files that a bundle's manifest's `files` must name, {file: field of the manifest
+    that uses it}."""
     names = dict.fromkeys(STARTED, "every bundle")
     for i, engine in enumerate(manifest["engines"]):
         used = {
@@ -207,7 +208,7 @@ def required(manifest: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _check_files(manifest: Mapping[str, Any], where: str) -> None:
-    """Check that all required files are listed, and which are marked as measured.
+    """Check in a manifest that all required files are listed, and which are marked as measured.
 
     Raises BundleError otherwise.
     """
@@ -233,7 +234,7 @@ def _check_files(manifest: Mapping[str, Any], where: str) -> None:
 def list_damaged_files(
     folder: Path, manifest: Mapping[str, Any], *, reports: bool = False
 ) -> frozenset[str]:
-    """Return the names of damaged files.
+    """Return the names of a bundle's damaged files.
 
     Damaged: missing, a link, of another size or digest, or an engine whose header contradicts its
     entry.
@@ -250,12 +251,13 @@ def list_damaged_files(
 
 
 def is_intact(folder: Path, name: str, entry: Mapping[str, Any]) -> bool:
-    """Return True if a file exists, is not a link, and has the size and digest of its entry."""
+    """Return True if a bundle's file exists, is not a link, and has the size and digest of its
+    entry."""
     return not describe_problem(folder, name, entry)
 
 
 def list_unlisted_files(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
-    """Return the names of files, links and bytecode that are in the folder and not in the
+    """Return the names of files, links and bytecode that are in a bundle's folder and not in the
     manifest."""
     try:
         return sorted(find_unlisted(folder, manifest["files"]))
@@ -298,8 +300,8 @@ def refuse_damage(folder: Path, manifest: Mapping[str, Any]) -> frozenset[str]:
 
 
 def read_reports(folder: Path, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Read the reports of all targets. Raises BundleError if report.json is missing, damaged or
-    has a wrong field."""
+    """Read the reports of all targets of a bundle. Raises BundleError if report.json is missing,
+    damaged or has a wrong field."""
     path, entry = folder / REPORT, manifest["files"].get(REPORT)
     if entry is None or not is_intact(folder, REPORT, entry):
         raise BundleError(f"damaged or missing: {REPORT}", where=str(folder), fix=AGAIN)

@@ -27,7 +27,8 @@ def bench_grid(
     sequence: Sequence[int] | None,
     iterations: int | None,
 ) -> Grid:
-    """Return the recipe's grid of shapes, with the given parts replaced.
+    """Return the grid of shapes that `bench` times, that of the bundle's recipe with the given
+    parts replaced.
 
     batch, sequence, iterations: replacements; None: as in the manifest's recipe
 
@@ -51,7 +52,7 @@ def bench_grid(
 
 
 def choose_new_tokens(manifest: dict[str, Any], chosen: int | None) -> int:
-    """Return the number of tokens to generate per prompt: `chosen`, else the recipe's.
+    """Return the number of tokens that `bench` generates per prompt: `chosen`, else the recipe's.
 
     Raises InputError without either.
     """
@@ -67,7 +68,7 @@ def choose_new_tokens(manifest: dict[str, Any], chosen: int | None) -> int:
 
 
 def recorded_speed(folder: Path, manifest: dict[str, Any], target: str) -> dict[str, Any]:
-    """Read the candidate's times and its ratio to float from the report of a target.
+    """Read the candidate's times and its ratio to float from a bundle's report of a target.
 
     Returns {"machine", "threads", "cells": [{"batch", "sequence", "p50" in ms, "ratio"}]}, or
     {"missing": reason}. Cells of text-generation are {"batch", "prompt", "ratio"}.

@@ -36,7 +36,8 @@ PROMPT, NEW = 16, 12
 def replay_answers(
     contract: Contract, encoder: Any, runner: Runner, rows: Sequence[Mapping[str, Any]]
 ) -> list[Any]:
-    """Answer rows, and return a JSON value per row in the format above.
+    """Answer with a bundle the rows that its report records, and return a JSON value per row in the
+    format above.
 
     encoder: tokenizer or image encoder of the bundle
 

@@ -14,7 +14,7 @@ NUMBERS = "numbers with dots between them, e.g. 3 or 1.12.0"
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
-    """Add --require-signature, --signature and --at-least to a command."""
+    """Add --require-signature, --signature and --at-least to a command that opens a bundle."""
     command.add_argument(
         "--require-signature",
         type=Path,
@@ -58,8 +58,8 @@ def check(folder: Path, args: argparse.Namespace, say: Callable[[str], None]) ->
 
 
 def check_age(version: str, least: str, where: str) -> None:
-    """Raise BundleError for a version below `least`, because an old signed bundle stays signed.
-    Raises InputError if `least` is not a version number."""
+    """Raise BundleError for a bundle's version below `least`, because an old signed bundle stays
+    signed. Raises InputError if `least` is not a version number."""
     lowest = NUMBERED.fullmatch(least)
     if lowest is None:
         raise InputError(f"{least!r:.80} was given", where="--at-least", accepted=NUMBERS)

@@ -20,8 +20,8 @@ SHOWN = (
 
 
 async def ask(service: Service, address: tuple[str, int], token: str, text: str) -> None:
-    """Send `text` to the server at (host, port), print the answer (token by token in text
-    generation) and some metrics. Raises MachineError without an answer."""
+    """Send `text` to a server at (host, port) from the command line, print the answer (token by
+    token in text generation) and some metrics. Raises MachineError without an answer."""
     model = service.engine.model
     if model.task.generates:
         chat = model.contract.decoder.chat_template is not None
@@ -60,7 +60,8 @@ def _show(event: Mapping[str, Any], printed: Pieces) -> None:
 async def _lines(
     address: tuple[str, int], path: str, token: str, document: Mapping[str, Any] | None = None
 ) -> AsyncIterator[str]:
-    """Send a request to `path` and yield the lines of the response's body as they arrive.
+    """Send a server a request for `path` from the command line and yield the lines of the
+    response's body as they arrive.
 
     address: (host, port)
     token: bearer token, or ""

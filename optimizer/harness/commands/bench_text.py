@@ -11,7 +11,8 @@ WIDTH = 23
 
 
 def bench_text(document: dict[str, Any]) -> str:
-    """Format the document of bench.measure as text: a block per cell, at most 110 columns wide."""
+    """Format for `harness bench` the document of bench.measure as text: a block per cell, at most
+    110 columns wide."""
     inputs = document["inputs"]
     lines = list[str]()
     for cell in document["cells"]:
@@ -44,7 +45,8 @@ def _framed(document: dict[str, Any], lines: list[str]) -> str:
 
 
 def name_processor(document: Mapping[str, Any]) -> str:
-    """Return the name of the GPU with its driver, or of the CPU with its threads.
+    """Return for `harness bench` the name of the GPU with its driver, or of the CPU with its
+    threads.
 
     document: result of `bench`
     """
@@ -55,7 +57,8 @@ def name_processor(document: Mapping[str, Any]) -> str:
 
 
 def _size(cell: dict[str, Any], inputs: dict[str, Any]) -> str:
-    """Return the size of a cell's inputs in words; "" if all inputs have one size."""
+    """Return the size of a cell's inputs in words, for the text of `harness bench`; "" if all
+    inputs have one size."""
     return f" x {cell['sequence']} {inputs['size']}" if inputs["size"] else ""
 
 
@@ -70,7 +73,8 @@ def _interval(ends: Sequence[float | None]) -> str:
 
 
 def _recorded(cell: dict[str, Any], recorded: dict[str, Any]) -> str:
-    """Return a line on the same cell when the bundle was built: ratio to float, and machine."""
+    """Return for `harness bench` a line on the same cell when the bundle was built: ratio to float,
+    and machine."""
     if "missing" in recorded:
         return f"ratio to float when built: unknown: {recorded['missing']}"
     shape = (cell["batch"], cell["sequence"])
@@ -90,7 +94,8 @@ def _recorded(cell: dict[str, Any], recorded: dict[str, Any]) -> str:
 
 
 def format_generation(document: dict[str, Any]) -> str:
-    """Format the document of measure_generation as text, at most 100 columns wide."""
+    """Format for `harness bench` the document of measure_generation as text, at most 100 columns
+    wide."""
     lines = list[str]()
     for cell in document["cells"]:
         system = cell["systems"]["candidate"]

@@ -51,7 +51,7 @@ WORDS = 50  # words of the text that memory is measured with
 
 
 def main(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> int:
-    """Run one command and return the exit code.
+    """Run one command of the harness and return the exit code.
 
     arguments: command line; None: that of the process
     program: words before the command, for messages
@@ -84,7 +84,8 @@ def main(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> int:
 
 
 def _print_error(error: HarnessError, as_json: bool) -> int:
-    """Print an error, with --json as a document, and return its exit code."""
+    """Print an error of the harness's command, with --json as a document, and return its exit
+    code."""
     if as_json:
         print(
             escape_lines(
@@ -97,13 +98,14 @@ def _print_error(error: HarnessError, as_json: bool) -> int:
 
 
 def _print_document(document: dict[str, Any], text: str, args: argparse.Namespace) -> int:
-    """Print `text`, or with --json the document; return the document's exit code, by default 0."""
+    """Print a command's `text`, or with --json the document; return the document's exit code, by
+    default 0."""
     print(escape_lines(json.dumps(document) if args.json else text))
     return int(document.get("exit_code", 0))
 
 
 def predict(folder: Path, args: argparse.Namespace) -> int:
-    """Print an answer or an error per input; return the exit code."""
+    """Run the command `predict`: print an answer or an error per input; return the exit code."""
     from .. import output
 
     with open_bundle(folder, args, _say, lookup=args.prompt_lookup or 0) as bundle:
@@ -149,7 +151,8 @@ def predict(folder: Path, args: argparse.Namespace) -> int:
 
 
 def bench(folder: Path, args: argparse.Namespace) -> int:
-    """Time the bundle, and print the times beside those recorded in it; return the exit code."""
+    """Run the command `bench`: time the bundle, and print the times beside those recorded in it;
+    return the exit code."""
     from ..bundle.bench import read_peak
     from ..bundle.recorded import recorded_speed
     from ..generate import Options
@@ -189,7 +192,8 @@ def bench(folder: Path, args: argparse.Namespace) -> int:
 
 
 def _measure_batches(bundle: Bundle, args: argparse.Namespace, texts: list[Any]) -> dict[str, Any]:
-    """Time a model that answers a batch in one run; return the document of bench.measure."""
+    """Time for the command `bench` a model that answers a batch in one run; return the document of
+    bench.measure."""
     from ..bundle.bench import measure
     from ..bundle.recorded import bench_grid
 
@@ -216,8 +220,8 @@ def _measure_batches(bundle: Bundle, args: argparse.Namespace, texts: list[Any])
 
 
 def check(folder: Path, args: argparse.Namespace) -> int:
-    """Compare the bundle with its manifest, and print which engines run here; return the exit
-    code."""
+    """Run the command `check`: compare the bundle with its manifest, and print which engines run
+    here; return the exit code."""
     from ..bundle.engines import Workshop
     from ..bundle.fit import Refuse, decide, judge_engines
     from ..bundle.manifest import list_damaged_files, list_unlisted_files, read_manifest
@@ -272,7 +276,8 @@ def check(folder: Path, args: argparse.Namespace) -> int:
 
 
 def serve(args: argparse.Namespace) -> int:
-    """Serve a bundle, with vLLM if its engine is vLLM's, until SIGTERM; return the exit code."""
+    """Run the command `serve`: serve a bundle, with vLLM if its engine is vLLM's, until SIGTERM;
+    return the exit code."""
     serving.check_installed("serve", {p: p for p in ("orjson", "starlette", "uvicorn")})
     from . import vllm_server
 
@@ -286,7 +291,7 @@ def serve(args: argparse.Namespace) -> int:
 
 
 def parse_arguments(words: Sequence[str], program: str = PROGRAM) -> argparse.Namespace:
-    """Parse a command line. Raises InputError."""
+    """Parse a command line of the harness. Raises InputError."""
     parser = _parser(program)
     args, unknown = parser.parse_known_args(words)
     if unknown:
@@ -305,14 +310,15 @@ def _refuse_unknown(command: argparse.ArgumentParser, word: str) -> NoReturn:
 
 
 def describe_options(command: str) -> str:
-    """Return the help text of a command's options, in groups, for a program that passes them on."""
+    """Return the help text of the options of a command of the harness, in groups, for a program
+    that passes them on."""
     parser = _parser("optimize").subcommands[command]
     parser.usage, parser.description = argparse.SUPPRESS, None
     return parser.format_help()
 
 
 def web(folder: Path, args: argparse.Namespace) -> int:
-    """Serve the bundle's page until interrupted; return the exit code."""
+    """Run the command `web`: serve the bundle's page until interrupted; return the exit code."""
     from .web import PageServer, find_pages
 
     with PageServer(find_pages(folder), args.port) as server:
@@ -325,14 +331,14 @@ def web(folder: Path, args: argparse.Namespace) -> int:
 
 
 def _render_verdict(row: dict[str, Any]) -> list[str]:
-    """Return the lines of `check` on one engine."""
+    """Return the lines of the command `check` on one engine."""
     before = " (built here before)" if row["built_before"] else ""
     lines = [f"  {row['how'] or 'no':<6} {row['target']}: {row['why']}{before}"]
     return lines + ([f"         {row['install']}"] if row["install"] else [])
 
 
 class _CommandParser(argparse.ArgumentParser):
-    """Parser that raises InputError. subcommands: {name: parser}"""
+    """Parser of the harness's command line that raises InputError. subcommands: {name: parser}"""
 
     subcommands: Mapping[str, argparse.ArgumentParser]
 
@@ -442,7 +448,8 @@ def _parser(program: str) -> _CommandParser:
 
 
 def _default_cache() -> Path | None:
-    """Default cache folder; None for a user without a home folder."""
+    """Default of a command's option --cache, the cache folder; None for a user without a home
+    folder."""
     try:
         return Path.home() / ".cache" / "optimize-engines"
     except RuntimeError:
@@ -450,5 +457,5 @@ def _default_cache() -> Path | None:
 
 
 def _say(message: str) -> None:
-    """Print a message to standard error, escaped and without secrets."""
+    """Print a command's message to standard error, escaped and without secrets."""
     print(escape_line(scrub(message)), file=sys.stderr, flush=True)

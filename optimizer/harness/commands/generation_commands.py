@@ -106,7 +106,8 @@ def predict(
     windows: Iterator[Sequence[Query]],
     emit: Callable[[Answered], None],
 ) -> Summary:
-    """Generate a text for each prompt and emit it or its error; return the totals.
+    """Run the command `predict`: generate a text for each prompt and emit it or its error; return
+    the totals.
 
     args: command line; with --stream a text is printed token by token
     windows: prompts, in the portions in which they were read
@@ -140,7 +141,8 @@ def predict(
 
 
 def bench(bundle: Bundle, args: argparse.Namespace, texts: Sequence[str]) -> dict[str, Any]:
-    """Time text generation over the recipe's grid; return the document of measure_generation.
+    """Run the command `bench`: time text generation over the recipe's grid; return the document of
+    measure_generation.
 
     args: options that replace parts of the grid
     texts: texts that prompts are cut from
@@ -163,7 +165,8 @@ def bench(bundle: Bundle, args: argparse.Namespace, texts: Sequence[str]) -> dic
 
 
 def largest_cell_call(document: dict[str, Any]) -> str:
-    """Return Python source that calls the Bundle for the timed cell with the most memory."""
+    """Return, for the command `bench`, Python source that calls the Bundle for the timed cell with
+    the most memory."""
     cell = max(document["cells"], key=lambda c: c["batch"] * (c["prompt"] + c["new_tokens"]))
     return (
         f"generate([[0] * {cell['prompt']}] * {cell['batch']}, Options({cell['new_tokens']}, "
@@ -209,7 +212,7 @@ def _answer_batches(
     options: Options,
     windows: Iterator[Sequence[Query]],
 ) -> Iterator[Answered]:
-    """Yield the results of prompts, neighbouring ones generated as one batch."""
+    """Yield, for `predict`, the results of prompts, neighbouring ones generated as one batch."""
     from ..tasks.answering import Answered
 
     first = 0
@@ -249,7 +252,8 @@ def _answer_json(bundle: Bundle, args: argparse.Namespace, query: Query) -> Answ
 
 
 def _parse_request(args: argparse.Namespace, query: Query) -> tuple[Prompt, Options]:
-    """Parse a line of JSON to (prompt, options); options that it lacks are the command line's.
+    """Parse a line of JSON on the command's standard input to (prompt, options); options that it
+    lacks are the command line's.
 
     Raises InputError for a line that is not such an object.
     """

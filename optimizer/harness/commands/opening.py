@@ -18,14 +18,16 @@ Say = Callable[[str], None]
 
 
 def find_verified(args: argparse.Namespace, stack: ExitStack, say: Say) -> Path:
-    """Return the bundle's folder, after checking signature and version as the options require."""
+    """Return the folder of a command's bundle, after checking signature and version as the options
+    require."""
     folder = _folder(args.bundle, stack)
     signed.check(folder, args, say)
     return folder
 
 
 def _folder(bundle: Path | None, stack: ExitStack) -> Path:
-    """Return a bundle's folder. A tar is unpacked into a temporary folder that `stack` removes.
+    """Return the folder of a command's bundle. A tar is unpacked into a temporary folder that
+    `stack` removes.
 
     bundle: folder or tar; None: the bundle that contains this file
     """
@@ -70,7 +72,7 @@ def open_bundle(
 
 
 def make_opener(args: argparse.Namespace, say: Say) -> Callable[[Path | None, ExitStack], Bundle]:
-    """Return the function by which a server opens bundles.
+    """Return the function by which the command `serve` opens bundles.
 
     It maps (path or None, stack) to a Bundle, which the stack closes.
 

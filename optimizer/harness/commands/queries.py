@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 
 def accepts_pairs(bundle: Bundle) -> bool:
-    """Return True for a model that reads two texts together and was judged on pairs."""
+    """Return True for a model, asked by `predict`, that reads two texts together and was judged on
+    pairs."""
     validate = bundle.manifest["recipe"].get("validate") or {}
     columns = (validate.get("data") or {}).get("columns") or {}
     return bundle.task.pairs_together and "text_pair" in columns
@@ -50,7 +51,7 @@ def refuse_single_texts(args: argparse.Namespace, names: Sequence[str]) -> None:
 
 
 def parse_pairs(window: Sequence[Query], names: Sequence[str]) -> list[Query]:
-    """Parse each line as a JSON object with both texts of a pair.
+    """Parse each line of `predict` as a JSON object with both texts of a pair.
 
     names: fields of the two texts
 
@@ -75,7 +76,8 @@ def parse_pairs(window: Sequence[Query], names: Sequence[str]) -> list[Query]:
 
 
 def check_labels(labels: str | None, contract: Contract) -> None:
-    """Raise InputError for --labels with a model that does not take the labels of a request."""
+    """Raise InputError for `predict --labels` with a model that does not take the labels of a
+    request."""
     from ..inputs.text import check_text
 
     if labels is None:
@@ -99,12 +101,13 @@ def check_labels(labels: str | None, contract: Contract) -> None:
 
 
 def accepts_labels(contract: Contract) -> bool:
-    """Return True if a request may give the labels to choose from."""
+    """Return True if a command or request may give the labels to choose from."""
     return tasks.look_up(contract).chooses or contract.label_texts is not None
 
 
 def parse_labels(window: Sequence[Query], labels: str | None, field: str) -> list[Query]:
-    """Parse lines that are JSON objects with an input and its labels; other lines are inputs.
+    """Parse lines of `predict` that are JSON objects with an input and its labels; other lines are
+    inputs.
 
     labels: labels of inputs that give none; None: the contract's
     field: name of the input in such a line, text or image
@@ -126,12 +129,14 @@ def parse_labels(window: Sequence[Query], labels: str | None, field: str) -> lis
 
 
 def parse_inputs(window: Sequence[Query], task: Task) -> list[Query]:
-    """Parse lines of text into inputs of the task's kind. A pair is a text for every kind."""
+    """Parse lines of the command `predict` into inputs of the task's kind. A pair is a text for
+    every kind."""
     return [replace(a, input=task.inputs.parse(a.input)) for a in window]
 
 
 def parse_objects(window: Sequence[Query], names: Sequence[str]) -> list[Query]:
-    """Parse lines that are JSON objects with the fields `names`; other lines are first inputs."""
+    """Parse lines of `predict` that are JSON objects with the fields `names`; other lines are first
+    inputs."""
     queries, (first, second) = [], names
     for one in window:
         document = None

@@ -37,7 +37,7 @@ SWITCH = 0.0005  # seconds until the model's thread hands the GIL to the event l
 
 
 def run(open_bundle: OpenBundle, args: argparse.Namespace) -> int:
-    """Serve until SIGTERM or SIGINT; return the exit code.
+    """Run the command `serve` until SIGTERM or SIGINT; return the exit code.
 
     open_bundle: function that opens bundles (opening.make_opener)
     args: options of `serve`
@@ -93,7 +93,8 @@ async def _serve(open_bundle: OpenBundle, app: App, args: argparse.Namespace) ->
 
 
 async def _start(loader: BundleLoader, ending: asyncio.Event) -> None:
-    """Open and warm up the bundles; end the process with exit code 0 if `ending` is set meanwhile.
+    """Open and warm up the bundles of the command `serve`; end the process with exit code 0 if
+    `ending` is set meanwhile.
 
     The thread that opens a bundle or runs its model cannot be interrupted, and Python would wait
     for it. No request was accepted yet, and a later run removes temporary folders.
@@ -115,8 +116,9 @@ async def _load(loader: BundleLoader, name: str) -> None:
 
 
 def _freeze_loaded_objects() -> None:
-    """Exclude loaded objects from garbage collection, whose full runs stop the event loop for 20 to
-    30 ms, every 2 s under load. Objects that died since are freed at the next call."""
+    """Exclude, in `serve`, loaded objects from garbage collection, whose full runs stop the event
+    loop for 20 to 30 ms, every 2 s under load. Objects that died since are freed at the next
+    call."""
     gc.unfreeze()
     gc.collect()
     gc.freeze()
@@ -141,7 +143,8 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 def application(args: argparse.Namespace, hosts: Hosts | None) -> tuple[App, Tracer | None]:
-    """Return (application, still without a bundle; tracer of its spans, or None).
+    """Make for the command `serve` (application, still without a bundle; tracer of its spans, or
+    None).
 
     args: options of `serve`
     hosts: accepted names of the server; None: any
@@ -155,7 +158,7 @@ def application(args: argparse.Namespace, hosts: Hosts | None) -> tuple[App, Tra
 
 
 def choose_hosts(args: argparse.Namespace, *, loopback: bool) -> Hosts | None:
-    """Return the names that a request's Host header may have; None: any.
+    """Return for the command `serve` the names that a request's Host header may have; None: any.
 
     loopback: True if only this machine reaches the server
     """
@@ -165,7 +168,8 @@ def choose_hosts(args: argparse.Namespace, *, loopback: bool) -> Hosts | None:
 
 
 def read_token(path: Path, warn: Callable[[str], None]) -> str:
-    """Read the bearer token that clients must send from a file, without white space around it.
+    """Read for the command `serve` the bearer token that clients must send from a file, without
+    white space around it.
 
     warn: receives a warning if other users may use the file
 
@@ -186,7 +190,8 @@ def _warn(message: str) -> None:
 
 
 def say(**fields: Any) -> None:
-    """Write the fields and the time as one JSON line to standard error."""
+    """Write the fields and the time as one JSON line to standard error, the log of the command
+    `serve`."""
     now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     line = {"time": now, **fields}
     text = escape_lines(json.dumps(line))

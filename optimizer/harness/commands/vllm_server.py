@@ -48,7 +48,8 @@ def engine_of(bundle: Path | None, runtime: str | None) -> dict[str, Any] | None
 
 
 def run(folder: Path, engine: Mapping[str, Any], args: argparse.Namespace, defaults: Any) -> int:
-    """Start vLLM and serve until SIGTERM or SIGINT, or until vLLM ends; return the exit code.
+    """Run the command `serve` with vLLM until SIGTERM or SIGINT, or until vLLM ends; return the
+    exit code.
 
     folder: folder of the bundle
     engine: result of `engine_of`
@@ -101,7 +102,7 @@ def run(folder: Path, engine: Mapping[str, Any], args: argparse.Namespace, defau
 
 
 def free_port(host: str) -> int:
-    """Find a free port of the host, at which vLLM's server can listen."""
+    """Find a free port of the host, at which the command's vLLM server can listen."""
     from ..server.http.listening import open_sockets, resolve_addresses
 
     (first, *others) = open_sockets(resolve_addresses(host, 0))
@@ -112,7 +113,7 @@ def free_port(host: str) -> int:
 
 
 def wait_until_ready(child: subprocess.Popen[bytes], address: str) -> None:
-    """Wait until the address answers with status 200.
+    """Wait until vLLM's server answers at the address with status 200.
 
     Raises MachineError if the process ends before.
     """

@@ -47,7 +47,7 @@ IDLE = 30  # timeout of a silent connection in seconds
 
 
 def find_pages(folder: Path) -> dict[str, Path]:
-    """Return {name: path} of the files to serve.
+    """Return {name: path} of the files of a bundle's web page, to serve them.
 
     Raises BundleError for a bundle without a page, and for a file that differs from the manifest.
     """
@@ -97,19 +97,19 @@ class PageServer(ThreadingHTTPServer):
             ) from None
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore connections that a browser closes early."""
+        """Ignore, in the server of a bundle's page, connections that a browser closes early."""
         if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
 
     @property
     def address(self) -> str:
-        """Address of the page."""
+        """Address of the bundle's web page."""
         return f"http://{LOOPBACK}:{self.server_port}/{WEB}"
 
     @property
     def hosts(self) -> frozenset[str]:
-        """Accepted Host headers. A page elsewhere whose name resolves to this machine sends its own
-        name (DNS rebinding)."""
+        """Host headers that the server of a bundle's page accepts. A page elsewhere whose name
+        resolves to this machine sends its own name (DNS rebinding)."""
         return frozenset(f"{name}:{self.server_port}" for name in (LOOPBACK, "localhost"))
 
 
@@ -145,11 +145,12 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(piece)
 
     def _end(self, status: HTTPStatus, headers: Mapping[str, str] | None = None) -> None:
-        """Send status and headers of an HTTP response; errors have no body."""
+        """Send status and headers of an HTTP response of the web page's server; errors have no
+        body."""
         self.send_response(status)
         for name, value in {"Content-Length": "0", **HEADERS, **(headers or {})}.items():
             self.send_header(name, value)
         self.end_headers()
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Log nothing: standard error is for errors."""
+        """Log nothing in the command `web`: standard error is for errors."""

@@ -22,16 +22,17 @@ NO_SPACES = {"whitespace_flexible": False}  # otherwise endless spaces would be 
 
 
 def is_installed() -> bool:
-    """Return True if the package llguidance is installed."""
+    """Return True if the package llguidance, for structured output, is installed."""
     return find_spec(PACKAGE) is not None
 
 
 class SchemaError(AnswerError):
-    """A schema that llguidance cannot follow at the current token."""
+    """A schema of structured output that llguidance cannot follow at the current token."""
 
 
 class Grammars:
-    """Compiler of grammars for one tokenizer; its construction takes about a second.
+    """Compiler of grammars for structured output for one tokenizer; its construction takes about a
+    second.
 
     vocabulary: vocabulary size of the model, which may exceed the tokenizer's.
     end: id of the token that ends a text.
@@ -89,18 +90,18 @@ class Grammar:
         self._grammars, self._text = grammars, text
 
     def begin(self) -> Follower:
-        """Return the state of a new text at the start of the grammar."""
+        """Return the state of a new generated text at the start of the grammar."""
         return Follower(self._grammars.matcher(self._text))
 
 
 class Follower:
-    """State of one text in the grammar that its tokens must follow."""
+    """State of one generated text in the grammar that its tokens must follow."""
 
     def __init__(self, matcher: Any) -> None:
         self._matcher = matcher
 
     def mask_scores(self, scores: Array) -> Array:
-        """Return scores (vocabulary,) with -inf for forbidden tokens.
+        """Return next-token scores (vocabulary,) with -inf for forbidden tokens.
 
         Raises SchemaError if the grammar is too expensive to follow, or allows no token.
         """
@@ -112,5 +113,5 @@ class Follower:
         return np.where(allowed, scores, np.float32(-np.inf))
 
     def add(self, token: int) -> None:
-        """Advance the state by the token that was chosen."""
+        """Advance the state by the token that was generated."""
         self._matcher.consume_token(token)

@@ -45,7 +45,8 @@ class Completion:
     stop: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return a dict of all fields; "tokens" is the number of generated tokens."""
+        """Return a dict of a generated text's fields; "tokens" is the number of generated
+        tokens."""
         return {**asdict(self), "tokens": len(self.tokens)}
 
 
@@ -127,7 +128,8 @@ def _stream(
     numbers: Sequence[int] | None,
     lookup: PromptLookup | None,
 ) -> Iterator[Piece]:
-    """Yield the pieces of checked prompts, in batches or, with `lookup`, one prompt at a time."""
+    """Yield the pieces of generated text of checked prompts, in batches or, with `lookup`, one
+    prompt at a time."""
     rules = Rules.build(contract, tokenizer, options)
     drawn = range(len(prompts)) if numbers is None else numbers
     if lookup is not None:
@@ -143,8 +145,8 @@ def _stream(
 def batches(
     contract: Contract, lengths: Sequence[int], options: Options, batch_size: int
 ) -> Iterator[range]:
-    """Divide prompts into batches: yield ranges of prompt numbers; the prompts of a range run as
-    one batch.
+    """Divide the prompts of a generation into batches: yield ranges of prompt numbers; the prompts
+    of a range run as one batch.
 
     lengths: tokens of each prompt.
     batch_size: maximum prompts per batch.
@@ -172,7 +174,7 @@ def _batch(
     prompts: list[list[int]],
     rows: list[RowState],
 ) -> Iterator[Piece]:
-    """Generate the rows of one batch until all have ended; yield a piece per row and step.
+    """Generate the texts of one batch until all have ended; yield a piece per row and step.
 
     prompts: token ids of each row
     """

@@ -38,7 +38,7 @@ NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetiti
 
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling parameters with all defaults resolved."""
+    """Sampling parameters of a generation with all defaults resolved."""
 
     do_sample: bool
     temperature: float = 1.0
@@ -133,7 +133,7 @@ class Options:
         return cls(**document)
 
     def sampling(self, defaults: Mapping[str, float]) -> Sampling:
-        """Return the sampling parameters with all defaults resolved.
+        """Return a generation's sampling parameters with all defaults resolved.
 
         defaults: generation.defaults of the contract
         """

@@ -43,7 +43,7 @@ DECAY = 0.9  # weight of earlier guesses per step
 
 @dataclass(frozen=True)
 class PromptLookup:
-    """Prompt lookup on one engine.
+    """Prompt lookup on one engine: guesses next tokens from earlier text to generate faster.
 
     slots: (capacity in tokens) -> Slots with one row.
     seconds: {tokens per step: seconds}.
@@ -54,7 +54,8 @@ class PromptLookup:
 
 
 class SeenTokens:
-    """Tokens of a text, and an index of the token that last followed each run of 1 to 3 tokens."""
+    """Tokens of a generated text, and an index of the token that last followed each run of 1 to 3
+    tokens."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self._tokens: list[int] = []
@@ -77,8 +78,8 @@ class SeenTokens:
         return next((n for n in NEWEST if tuple(self._tokens[-n:]) in self._next), 0)
 
     def guess(self, length: int, count: int) -> list[int]:
-        """Return the `count` tokens after the last earlier occurrence of the newest `length`
-        tokens, repeated periodically beyond the end of the text."""
+        """Guess next tokens: return the `count` tokens after the last earlier occurrence of the
+        newest `length` tokens, repeated periodically beyond the end of the text."""
         place = self._next[tuple(self._tokens[-length:])]
         period = len(self._tokens) - place
         return [self._tokens[place + i % period] for i in range(count)]
@@ -101,7 +102,7 @@ class Guesses:
         self.guessed = self.right = 0  # guessed tokens so far, arbitrary ones excluded
 
     def step(self, room: int) -> list[int]:
-        """Return the newest token and the guesses after it, LEAST tokens or more.
+        """Return the newest token and the guesses of next tokens after it, LEAST tokens or more.
 
         room: maximum number of guesses, at least 1.
         """
@@ -122,7 +123,8 @@ class Guesses:
         return max((size for size in self.seconds if size <= room + 1), key=tokens_a_second)
 
     def update(self, step: Sequence[int], tokens: Sequence[int]) -> None:
-        """Record the tokens chosen in a step, except the token that ended the text."""
+        """Record the tokens that a step of guesses generated, except the token that ended the
+        text."""
         if not tokens:
             return
         if self._length:
@@ -141,7 +143,8 @@ class Guesses:
 def generate_row(
     lookup: PromptLookup, row: RowState, prompt: Sequence[int], piece: int
 ) -> Iterator[Piece]:
-    """Generate the text of one prompt and yield its pieces.
+    """Generate the text of one prompt by guessing next tokens (prompt lookup), and yield its
+    pieces.
 
     piece: maximum tokens per run of prefill.
     """
@@ -195,7 +198,7 @@ def verify_step(
 
 
 def score_in_pairs(scored: Callable[[Sequence[int]], Array], tokens: Sequence[int]) -> Array:
-    """Return the scores after each token, computed in steps of LEAST tokens.
+    """Return the scores after each token of a generated text, computed in steps of LEAST tokens.
 
     They are the reference for larger steps. scored: function from tokens to scores after each
     """
@@ -237,7 +240,8 @@ def compare_steps(
     most: int,
     clock: Callable[[], float],
 ) -> dict[int, float] | None:
-    """Return {tokens per step: seconds}; None if larger steps change a bit of scores or cannot run.
+    """Compare steps of prompt lookup: return {tokens per step: seconds}; None if larger steps
+    change a bit of scores or cannot run.
 
     Steps of LEAST, 2 * LEAST, ... up to `most` tokens are compared, also after undone tokens.
     of_tokens: PromptLookup.slots.

@@ -57,7 +57,8 @@ class Rules:
 
     @classmethod
     def build(cls, contract: Contract, tokenizer: Any, options: Options) -> Rules:
-        """Build the rules of a request. Raises InputError for a stop string that cannot occur."""
+        """Build the sampling rules of a generation request. Raises InputError for a stop string
+        that cannot occur."""
         spec = contract.decoder
         return cls(
             options,
@@ -90,7 +91,7 @@ class RowState:
 
     @classmethod
     def start(cls, rules: Rules, prompt: Sequence[int], number: int, drawn: int) -> RowState:
-        """Start a row.
+        """Start to generate a text, a row of a batch.
 
         number: number of the prompt, Piece.row.
         drawn: number that seeds the row's random numbers, together with the seed.
@@ -107,7 +108,7 @@ class RowState:
         )
 
     def add(self, scores: Array) -> Piece:
-        """Choose the next token of a prompt by its scores (vocabulary,) and return it as a
+        """Choose the next token of a generated text by its scores (vocabulary,) and return it as a
         Piece."""
         rules = self.rules
         if self.follower is not None:
@@ -136,7 +137,8 @@ class RowState:
 
 
 def _stop_tokens(tokenizer: Any, stops: Sequence[str]) -> dict[int, str]:
-    """Return {id: stop string} of the stop strings that are special tokens, which print nothing.
+    """Return {id: stop string} of a generation's stop strings that are special tokens, which print
+    nothing.
 
     Raises InputError for a stop string with a special token among others, which cannot occur.
     """

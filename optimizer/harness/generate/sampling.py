@@ -19,7 +19,8 @@ from .options import Sampling
 
 
 def penalize(scores: Array, seen: Collection[int], penalty: float) -> Array:
-    """Divide positive scores of seen tokens by the penalty, multiply negative scores by it.
+    """Divide positive scores of tokens already in the text by the penalty, multiply negative ones
+    by it.
 
     Keskar et al. 2019, arXiv 1909.05858, section 4.1.
     """
@@ -31,7 +32,7 @@ def penalize(scores: Array, seen: Collection[int], penalty: float) -> Array:
 
 
 def keep_top_k(scores: Array, k: int) -> Array:
-    """Keep the k highest scores, and all scores equal to the k-th highest."""
+    """Keep the k highest next-token scores, and all scores equal to the k-th highest."""
     if k >= scores.size:
         return scores
     least = np.partition(scores, scores.size - k)[scores.size - k]
@@ -39,7 +40,7 @@ def keep_top_k(scores: Array, k: int) -> Array:
 
 
 def keep_top_p(scores: Array, p: float) -> Array:
-    """Keep the smallest set of most likely tokens with a total probability of at least p.
+    """Keep the smallest set of most likely next tokens with a total probability of at least p.
 
     Holtzman et al. 2020, arXiv 1904.09751.
     """
@@ -50,7 +51,7 @@ def keep_top_p(scores: Array, p: float) -> Array:
 
 
 def keep_min_p(scores: Array, p: float) -> Array:
-    """Keep tokens with at least p times the highest probability.
+    """Keep next tokens with at least p times the highest probability.
 
     Nguyen et al. 2024, arXiv 2407.01082.
     """
@@ -65,7 +66,7 @@ def softmax(scores: Array) -> Array:
 
 
 def shape_scores(scores: Array, sampling: Sampling) -> Array:
-    """Return the scores after temperature, top-k, top-p and min-p."""
+    """Return next-token scores after temperature, top-k, top-p and min-p."""
     with np.errstate(over="ignore"):  # -inf at worst, which leaves the most likely token
         logits: Array = (scores - scores.max()) / np.float32(sampling.temperature)
     if sampling.top_k:
@@ -78,7 +79,7 @@ def shape_scores(scores: Array, sampling: Sampling) -> Array:
 
 
 def draw(scores: Array, generator: np.random.Generator) -> int:
-    """Draw a token id with probability softmax(scores), by inverse transform sampling."""
+    """Draw the next token's id with probability softmax(scores), by inverse transform sampling."""
     upto = np.cumsum(softmax(scores))
     at = np.searchsorted(upto, generator.random() * upto[-1], side="right")
     return int(min(at, np.flatnonzero(np.isfinite(scores))[-1]))

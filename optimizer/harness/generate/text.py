@@ -13,7 +13,7 @@ CONTEXT = 8  # prompt tokens decoded along, because some decoders strip the firs
 
 
 class Detokenizer:
-    """Converter of one row's token ids to text, token by token.
+    """Converter of one generated text's token ids to text, token by token.
 
     A character of several tokens is returned with its last token. Each step decodes only the newest
     tokens, so that the cost per token is constant. Special tokens print nothing.
@@ -27,7 +27,7 @@ class Detokenizer:
         self._read = len(self._ids)
 
     def add(self, token: int) -> str:
-        """Return the text that this token completes, perhaps ""."""
+        """Return the text that this generated token completes, perhaps ""."""
         self._ids.append(token)
         text = self._decode(0)
         if len(text) <= len(self._written) or text.endswith(BROKEN):
@@ -77,13 +77,14 @@ class StopFilter:
         return out
 
     def flush(self) -> str:
-        """Return the text withheld because a stop string could have begun in it; called once, at
-        the end."""
+        """Return the generated text withheld because a stop string could have begun in it; called
+        once, at the end."""
         out, self._pending = self._pending, ""
         return out
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest suffix of `text` that is a prefix of `stop`."""
+    """Return the length of the longest suffix of the generated `text` that is a prefix of
+    `stop`."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if stop.startswith(text[-n:])), 0)

@@ -26,7 +26,7 @@ def render(
     add_generation_prompt: bool = True,
     now: str | None = None,
 ) -> str:
-    """Return the prompt text up to the start of the assistant's answer.
+    """Render a chat to the prompt text up to the start of the assistant's answer.
 
     messages: {"role", "content"} each, and other keys that the template reads.
     add_generation_prompt: False for a conversation that ends with its last message.
@@ -77,7 +77,7 @@ def apply_template(
     add_generation_prompt: bool = True,
     now: str | None = None,
 ) -> str:
-    """Return the prompt text: messages rendered with a template.
+    """Return the prompt text: a chat's messages rendered with a template.
 
     special_tokens: {"bos_token", "eos_token", "pad_token": text}, each optional.
     add_generation_prompt, now: see `render`.
@@ -94,7 +94,8 @@ def apply_template(
 
 
 def _special_tokens(contract: Contract, tokenizer: Any) -> dict[str, str]:
-    """Return the special tokens that the tokenizer has; templates print nothing for the others."""
+    """Return for a chat template the special tokens that the tokenizer has; templates print nothing
+    for the others."""
     ids = {"bos_token": contract.decoder.bos_id, "eos_token": contract.decoder.eos_ids[0]}
     tokens = {n: tokenizer.id_to_token(i) for n, i in ids.items() if i is not None}
     tokens["pad_token"] = contract.text.pad_token

@@ -72,8 +72,8 @@ def find_excess(document: Any) -> Excess | None:
 
 
 def _steps(part: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the steps of a part of tokenizer.json (such as its normalizer), including those of
-    nested Sequences."""
+    """Yield, to bound what it adds to inputs, the steps of a part of tokenizer.json (such as its
+    normalizer), including those of nested Sequences."""
     waiting = [part]
     while waiting:
         step = waiting.pop()
@@ -101,7 +101,8 @@ def _growth(step: Mapping[str, Any]) -> tuple[float, int]:
 
 
 def _replacement_growth(pattern: Any, length: int) -> float:
-    """Return the growth factor of replacing matches of a pattern by `length` characters.
+    """Return by which factor a tokenizer lengthens a text by replacing matches of a pattern by
+    `length` characters.
 
     A regular expression may match empty text, between any two characters.
     """
@@ -114,7 +115,7 @@ def _replacement_growth(pattern: Any, length: int) -> float:
 
 
 def _longest_precompiled(charsmap: Any) -> float:
-    """Return the longest replacement in a SentencePiece character map.
+    """Return the longest replacement in the SentencePiece character map of a tokenizer.
 
     The map holds the size of a trie in 4 bytes, the trie, and zero-terminated replacement texts.
     """
@@ -127,7 +128,8 @@ def _longest_precompiled(charsmap: Any) -> float:
 
 
 def _template_growth(step: Mapping[str, Any]) -> tuple[float, int]:
-    """Return (copies of the text, added tokens) of a post-processor that applies templates."""
+    """Return (copies of the text, added tokens) of a tokenizer's post-processor that applies
+    templates."""
     special = step.get("special_tokens")
     ids = {
         name: len(token["ids"])

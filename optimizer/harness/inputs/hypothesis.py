@@ -39,13 +39,13 @@ class Claim:
 
     @property
     def pair(self) -> tuple[str, str]:
-        """The text and its hypothesis, as the tokenizer reads them."""
+        """The input text and its hypothesis, as the tokenizer reads them."""
         return self.text, self.settings.hypothesis(self.label)
 
 
 def list_claims(text: str, settings: ZeroShotSettings) -> list[Claim]:
-    """Return one claim per label, in an order rotated by a hash of the text. Calibration reads only
-    the first claim, so the rotation lets it see every label."""
+    """Return one claim on a text per label, in an order rotated by a hash of the text. Calibration
+    reads only the first claim, so the rotation lets it see every label."""
     labels = settings.candidate_labels
     start = zlib.crc32(text.encode()) % len(labels)
     order = [*range(start, len(labels)), *range(start)]
@@ -89,7 +89,7 @@ def encode(
 
 
 def read_settings(default: ZeroShotSettings, named: str | None) -> tuple[ZeroShotSettings, str]:
-    """Parse the labels of a request.
+    """Parse the labels that a request gives beside its text or image.
 
     Returns (settings, ""), or (any settings, reason why the labels cannot be read).
 
@@ -121,7 +121,7 @@ def read_settings(default: ZeroShotSettings, named: str | None) -> tuple[ZeroSho
 
 
 def add_labels(named: str | None, labels: str | None) -> str | None:
-    """Merge the labels of one text with those of the command line.
+    """Merge the labels of one input text with those of the command line.
 
     Fields that `named` lacks are taken from `labels`. If either is not JSON, it is returned
     unchanged, so that reading it refuses the text.
@@ -141,7 +141,8 @@ def add_labels(named: str | None, labels: str | None) -> str | None:
 
 
 def _options(named: str) -> dict[str, Any]:
-    """Parse labels to their fields. Raises ValueError or RecursionError if they are not JSON."""
+    """Parse an input's labels to their fields. Raises ValueError or RecursionError if they are not
+    JSON."""
     value: Any = json.loads(named) if named.lstrip().startswith(("[", "{")) else named
     return value if isinstance(value, dict) else {NAMES[0]: value}
 

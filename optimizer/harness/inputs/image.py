@@ -31,7 +31,7 @@ def encode(
     pairs: Sequence[Any] | None = None,
     size: int | None = None,
 ) -> list[Encoded]:
-    """Decode, resize and crop each image to uint8 (height, width, channels).
+    """Decode, resize and crop each input image to uint8 (height, width, channels).
 
     images: paths, file contents as bytes, or arrays (see image_file.load_image). An image that
         cannot be read gets a `problem`.
@@ -61,8 +61,8 @@ def _encoded(settings: ImageSettings, source: Any) -> Encoded:
 
 
 def prepare(settings: ImageSettings, source: Any) -> tuple[Array, tuple[int, int]]:
-    """Return the image's pixels, uint8 (height, width, channels), before rescaling, and its height
-    and width before resizing, turned as EXIF says.
+    """Return an input image's pixels, uint8 (height, width, channels), before rescaling, and its
+    height and width before resizing, turned as EXIF says.
 
     Raises UnreadableImage.
     """
@@ -82,7 +82,7 @@ def prepare(settings: ImageSettings, source: Any) -> tuple[Array, tuple[int, int
 
 
 def _letterbox(settings: ImageSettings, image: Any, sides: tuple[int, int]) -> Array:
-    """Resize a Pillow image into the model's input size, and fill what it leaves."""
+    """Resize an input image (Pillow's) into the model's input size, and fill what it leaves."""
     (height, width), (top, left) = settings.place(sides)
     shape = settings.height, settings.width, settings.channels
     frame = np.full(shape, settings.letterbox.fill if settings.letterbox else 0, np.uint8)
@@ -92,7 +92,7 @@ def _letterbox(settings: ImageSettings, image: Any, sides: tuple[int, int]) -> A
 
 
 def _resize(image: Any, size: tuple[int, int] | None, resample: str) -> Array:
-    """Resize a Pillow image; return uint8 (height, width, channels).
+    """Resize an input, a Pillow image; return uint8 (height, width, channels).
 
     size: width and height; None: unchanged
     """
@@ -115,7 +115,7 @@ def _resize(image: Any, size: tuple[int, int] | None, resample: str) -> Array:
 
 
 def _resized_size(settings: ImageSettings, width: int, height: int) -> tuple[int, int] | None:
-    """Return (width, height) of an image after resizing; None if it is not resized."""
+    """Return (width, height) of an input image after resizing; None if it is not resized."""
     if settings.resize is None:
         return None
     if "shortest_edge" not in settings.resize:
@@ -127,7 +127,8 @@ def _resized_size(settings: ImageSettings, width: int, height: int) -> tuple[int
 
 
 def _center_crop(array: Array, height: int, width: int) -> Array:
-    """Return the centre of an array (height, width, channels), padded with 0 if it is smaller.
+    """Return the centre of an input image (height, width, channels), padded with 0 if it is
+    smaller.
 
     Rounds like transformers' center_crop: the extra pixel of an odd difference is cropped at the
     end, and padded at the beginning.
@@ -148,7 +149,8 @@ def value_table(
     std: tuple[float, ...] | None,
     divide: tuple[float, ...] | None,
 ) -> Array:
-    """Return the normalized value of each of the 256 pixel values, float32 (256, channels or 1).
+    """Return, for the input of an image, the normalized value of each of the 256 pixel values,
+    float32 (256, channels or 1).
 
     The parameters are the fields of image_settings.py, which has the formula.
     """
@@ -161,7 +163,8 @@ def value_table(
 
 
 def collate(contract: Contract, encoded: Sequence[Encoded], size: int | None = None) -> Batch:
-    """Return one batch, {the first input: float32 (batch, channels, height, width)}."""
+    """Join encoded images to one input batch, {the first input: float32 (batch, channels, height,
+    width)}."""
     del size
     s = contract.images
     values = value_table(s.rescale, s.offset, s.mean, s.std, s.divide)
@@ -189,7 +192,7 @@ def read_received(data: bytes, textual: bool) -> bytes:
 
 
 def encode_sent(path: str) -> str:
-    """Return the image file at `path` in base64, the inverse of `read_received`.
+    """Return an input image's file at `path` in base64, the inverse of `read_received`.
 
     Raises InputError for a file that cannot be read.
     """

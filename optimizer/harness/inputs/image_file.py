@@ -28,7 +28,7 @@ MODES = {1: "L", 3: "RGB"}
 
 
 class UnreadableImage(Exception):
-    """An image that cannot be read.
+    """An input image that cannot be read.
 
     problem: the reason, as a clause.
     fix: remedy, as a sentence.
@@ -53,7 +53,7 @@ def import_pillow() -> Any:
 
 
 def load_image(source: Any, channels: int) -> Any:
-    """Return an image as a Pillow image with `channels` channels: 1, grey, or 3, RGB.
+    """Open an input image as a Pillow image with `channels` channels: 1, grey, or 3, RGB.
 
     source: path, bytes of a file, or an array, uint8 or uint16, (height, width) or (height, width,
         1, 3 or 4); the fourth channel is opacity.
@@ -82,7 +82,7 @@ def load_image(source: Any, channels: int) -> Any:
 
 
 def read_sides(source: Any) -> tuple[int, int]:
-    """Return two sides of an image in pixels, in either order, from its header alone.
+    """Return two sides of an input image in pixels, in either order, from its header alone.
 
     (0, 0) for an image that `load_image` refuses.
 
@@ -103,7 +103,7 @@ def read_sides(source: Any) -> tuple[int, int]:
 
 
 def _open_file(file: Any, channels: int) -> Any:
-    """Decode an image file, turned as EXIF says, in mode L (1 channel) or RGB (3).
+    """Decode an input image's file, turned as EXIF says, in mode L (1 channel) or RGB (3).
 
     Raises UnreadableImage for other formats, animations, damaged data and images that are too
     large.
@@ -168,7 +168,8 @@ def _open_array(array: Array) -> Any:
 
 
 def _convert(opened: Any, channels: int) -> Any:
-    """Return the Pillow image in mode L (1 channel) or RGB (3), transparency on white."""
+    """Convert an input image (Pillow's) to one in mode L (1 channel) or RGB (3), transparency on
+    white."""
     image = import_pillow()
     if opened.mode in GREYS:
         values = np.asarray(opened)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Encoded:
-    """One encoded input, ready for a batch.
+    """One encoded input (text, image, arrays), ready for a batch.
 
     encoding: result of the kind's encoder, e.g. the tokenizer's.
     size: size by which inputs are batched; of a text its tokens after truncation.
@@ -124,7 +124,7 @@ def _all_real(arrays: Mapping[str, Array]) -> Array:
 
 @dataclass(frozen=True)
 class InputKind:
-    """One kind of input.
+    """One kind of input, such as text or image.
 
     name: name in a contract.
     encode, collate: see the protocols.
@@ -177,5 +177,5 @@ class InputKind:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Names of the input and its pair in requests."""
+        """Names of this kind's input and its pair in requests."""
         return self.requested or self.columns

@@ -29,7 +29,8 @@ def past_name(layer: int | str, part: str) -> str:
 
 
 def present_name(layer: int | str, part: str) -> str:
-    """Return the name of the output that becomes the input `past_name` in the next step."""
+    """Return the name of the KV cache's graph output that becomes the input `past_name` in the next
+    step."""
     return f"{PRESENT}.{layer}.{part}"
 
 
@@ -49,7 +50,8 @@ def is_present(name: str) -> bool:
 
 
 def past_of(present: str) -> str:
-    """Return the name of the input that the output `present` becomes in the next step."""
+    """Return the name of the KV cache's graph input that the output `present` becomes in the next
+    step."""
     return PAST + present.removeprefix(PRESENT)
 
 
@@ -72,7 +74,7 @@ def text_bytes(spec: Generation, tokens: int, itemsize: int) -> int:
 
 
 def position_ids(mask: Array, new: int) -> Array:
-    """Return the position ids of the last `new` columns, int64 (batch, new).
+    """Return a decoder's input position ids of the last `new` columns, int64 (batch, new).
 
     The position of a token is the number of real tokens before it; padding on the left has 0.
     mask: (batch, past + new), 0 where padded.

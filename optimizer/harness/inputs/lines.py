@@ -29,14 +29,15 @@ class ByteStream(Protocol):
 
 @dataclass(frozen=True)
 class InputLine:
-    """One line of a command's standard input. number: line number, starting at 1."""
+    """One line of text inputs, from a command's standard input. number: line number, starting at
+    1."""
 
     number: int
     text: str
 
 
 def read_windows(source: ByteStream, most: int) -> Iterator[list[InputLine]]:
-    """Yield lists of lines in order, each as soon as its lines have been read.
+    """Yield lists of input lines in order, each as soon as its lines have been read.
 
     most: maximum lines per list. Lists are not filled up: the lines of one read are passed on, so
         that a client that writes line by line gets answers line by line.
@@ -67,7 +68,8 @@ def read_windows(source: ByteStream, most: int) -> Iterator[list[InputLine]]:
 
 
 def read_lines(path: Path) -> list[str]:
-    """Return the lines of a file. Raises InputError if it cannot be read or is not UTF-8."""
+    """Return the lines of a file, one input each. Raises InputError if it cannot be read or is not
+    UTF-8."""
     with open_regular(path) as source:
         try:
             return [line.text for window in read_windows(source, READ) for line in window]
@@ -79,7 +81,8 @@ def read_lines(path: Path) -> list[str]:
 
 
 def _decode(raw: Sequence[bytes], number: int) -> Iterator[list[InputLine]]:
-    """Yield the lines as one list; if a line is not UTF-8, the lines before it, then raise."""
+    """Yield the input lines as one list; if a line is not UTF-8, the lines before it, then
+    raise."""
     lines: list[InputLine] = []
     for i, line in enumerate(raw, number):
         line = line.removeprefix(MARK) if i == 1 else line

@@ -57,7 +57,7 @@ def encode(
 
 
 def render(contract: Contract, query: str, document: str | None) -> str:
-    """Return the text of a query and its document.
+    """Return the model's input text of a query and its document.
 
     document: None for a text `query` that is itself a document, without a query
     """
@@ -67,8 +67,8 @@ def render(contract: Contract, query: str, document: str | None) -> str:
 
 
 def suffix(contract: Contract, tokenizer: TextTokenizer) -> list[int]:
-    """Return the ids of the template's tokens after the document, the same for every pair; [] for a
-    template that ends with the document."""
+    """Return the ids of the input template's tokens after the document, the same for every pair; []
+    for a template that ends with the document."""
     rows = [render(contract, *pair) for pair in (SHORT, LONG)]
     one, other = (encoding.ids for encoding in tokenize(tokenizer, rows, special=False))
     count = 0

@@ -75,7 +75,7 @@ def encode(
 
 
 def _find_problem(context: str, room: int, stride: int) -> tuple[str, str]:
-    """Return (problem, remedy) of a question and its context; ("", "") if they can be read.
+    """Return (problem, remedy) of an input question and its context; ("", "") if they can be read.
 
     room: tokens that the question leaves for the context
     stride: tokens that two windows share
@@ -97,7 +97,7 @@ def _find_problem(context: str, room: int, stride: int) -> tuple[str, str]:
 def _encoded(
     context: str, windows: Sequence[Any], stride: int, unknown: int, overflows: bool
 ) -> Encoded:
-    """Build the encoding of one question with its context.
+    """Build the model's input of one question with its context.
 
     windows: the tokenizer's encodings of its windows
     unknown: id of the unknown token; -1 without one

@@ -52,7 +52,8 @@ ERRORS = {"not Jinja": NotJinja, "refused": Rejected, "too much": TooMuch}
 
 
 class Renderer:
-    """Renderer whose child process starts on first use, and again after it was ended.
+    """Renderer of chat templates to prompts, whose child process starts on first use, and again
+    after it was ended.
 
     Thread-safe: one rendering at a time.
     seconds: maximum seconds of processor time per rendering.
@@ -88,7 +89,7 @@ class Renderer:
         self._child = None
 
     def _exchange(self, request: bytes) -> dict[str, Any]:
-        """Send a request to the child, started if necessary, and return its reply.
+        """Send a chat to render to the child process, started if necessary, and return its reply.
 
         Raises TooMuch if the child reaches a limit; it is then ended.
         """
@@ -126,7 +127,8 @@ class Renderer:
 
     def _start(self) -> None:
         # -P: keep the working directory off the path unless it is on ours
-        """Start the child process, which runs `answer_requests` of this file alone."""
+        """Start the child process that renders chat templates, which runs `answer_requests` of this
+        file alone."""
         places = [os.path.abspath(place) for place in sys.path]
         code = (
             f"import sys; sys.path[:] = {places!r}\nimport runpy\n"
@@ -145,7 +147,8 @@ class Renderer:
 
 @lru_cache(maxsize=1)
 def _renderer_of(pid: int) -> Renderer:
-    """Return the Renderer of this process: after a fork, two processes would share one child."""
+    """Return this process's Renderer of chat templates: after a fork, two processes would share one
+    child."""
     del pid
     return Renderer()
 
@@ -173,7 +176,8 @@ def _write(stream: IO[bytes], message: bytes) -> None:
 
 
 def _read(stream: IO[bytes], most: int) -> bytes | None:
-    """Read the next message between the two processes; None at the end of the stream.
+    """Read the next message between the renderer of chats and its parent; None at the end of the
+    stream.
 
     most: maximum bytes; a longer message raises ValueError.
     """
@@ -203,7 +207,7 @@ def answer_requests(seconds: float, memory: int) -> None:
 
 
 def _limit_memory(size: int) -> None:
-    """Limit the growth of this process's address space to `size` bytes."""
+    """Limit the growth of address space of this process, the renderer of chats, to `size` bytes."""
     try:
         import resource
 
@@ -216,7 +220,8 @@ def _limit_memory(size: int) -> None:
 
 
 def _limit_seconds(seconds: float) -> None:
-    """Have the system end this process after `seconds` of processor time; 0: no limit."""
+    """Let the system end this process, the renderer of chats, after `seconds` of processor time; 0:
+    no limit."""
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_PROF, seconds)
 

@@ -35,7 +35,7 @@ LARGEST = 1 << 30  # maximum bytes of a file
 
 
 class TensorRow(Mapping[str, Any]):
-    """Arrays of one row by name. Rows with the same types, shapes and values are equal.
+    """Arrays of one input row by name. Rows with the same types, shapes and values are equal.
 
     sha256: digest of names, types, shapes and values
     """
@@ -76,7 +76,8 @@ def encode(
     size: int | None = None,
     prepare: Prepare | None = None,
 ) -> list[Encoded]:
-    """Convert each row to arrays of the contract's types; one that does not fit gets a `problem`.
+    """Convert each input row to arrays of the contract's types; one that does not fit gets a
+    `problem`.
 
     rows: {input: array or nested list}, or the array alone for a model of one input.
     size: ignored, because all rows have one size.
@@ -152,14 +153,14 @@ def _array(value: Any, spec: TensorSpec) -> tuple[Array, str]:
 
 
 def collate(contract: Contract, encoded: Sequence[Encoded], size: int | None = None) -> Batch:
-    """Stack rows of raw arrays to one batch, {input: (batch, ...)}."""
+    """Stack input rows of raw arrays to one batch, {input: (batch, ...)}."""
     del size
     arrays = {s.name: np.stack([e.encoding[s.name] for e in encoded]) for s in contract.inputs}
     return Batch(arrays, [e.input for e in encoded], [e.encoding for e in encoded])
 
 
 def parse(text: str) -> Any:
-    """Read a row of arrays from a line of the command.
+    """Read an input row of arrays from a line of the command.
 
     text: JSON, {input: nested list} or a nested list; or the path of an .npz file with an array per
         input, or of an .npy file
@@ -185,7 +186,7 @@ def _check_values(document: Any) -> Any:
 
 
 def read_file(file: Path) -> Any:
-    """Return the arrays of an .npz file by name, or the array of an .npy file.
+    """Read input arrays from a file: those of an .npz file by name, or the array of an .npy file.
 
     Raises InputError if it cannot be read.
     """
@@ -204,7 +205,7 @@ def read_file(file: Path) -> Any:
 
 
 def read_received(data: bytes, textual: bool) -> Any:
-    """Read the arrays of a row from a request's JSON."""
+    """Read the arrays of an input row from a request's JSON."""
     del textual
     if len(data) > LINE:
         raise ValueError(f"more than {LINE} bytes")
@@ -212,7 +213,7 @@ def read_received(data: bytes, textual: bool) -> Any:
 
 
 def encode_sent(text: str) -> str:
-    """Return the row of a command line as JSON, the inverse of `read_received`.
+    """Return the input row of a command line as JSON, the inverse of `read_received`.
 
     Raises InputError as `parse` does.
     """
@@ -223,7 +224,7 @@ def encode_sent(text: str) -> str:
 
 
 def draw_noise(contract: Contract) -> list[InputRow]:
-    """Return rows of noise for timing: floats normally distributed, whole numbers 0 or 1."""
+    """Return input rows of noise for timing: floats normally distributed, whole numbers 0 or 1."""
     rng = np.random.default_rng(0)
 
     def array(spec: TensorSpec) -> Array:

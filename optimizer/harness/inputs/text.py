@@ -38,7 +38,8 @@ NEUTRAL = tuple(
 
 
 class TextTokenizer:
-    """A `tokenizers.Tokenizer` without truncation and padding, and copies with truncation.
+    """The tokenizer of a model's input texts: a `tokenizers.Tokenizer` without truncation and
+    padding, and copies with truncation.
 
     Other attributes are the Tokenizer's. Truncation is a setting of the library's object;
     no call changes a setting here, so threads can share it.
@@ -55,7 +56,8 @@ class TextTokenizer:
         return getattr(self._whole, name)
 
     def cut_at(self, length: int, stride: int = 0, strategy: str = "longest_first") -> Any:
-        """Return the copy that truncates to `length` tokens, special tokens included.
+        """Return the copy of the tokenizer that truncates to `length` tokens, special tokens
+        included.
 
         stride: tokens that a truncated part shares with the one before it.
         strategy: the library's name of the texts of a pair that are truncated.
@@ -70,7 +72,7 @@ class TextTokenizer:
 
     @cached_property
     def unknown_id(self) -> int:
-        """Return the id of the unknown token; -1 without one."""
+        """Return the id of the tokenizer's unknown token; -1 without one."""
         model = self._whole.model
         if hasattr(model, "unk_token"):
             unknown = self._whole.token_to_id(model.unk_token) if model.unk_token else None
@@ -79,7 +81,7 @@ class TextTokenizer:
         return -1 if unknown is None else int(unknown)
 
     def head(self, text: str, length: int) -> str:
-        """Return the beginning of a text that determines its first `length` tokens.
+        """Return the beginning of an input text that determines its first `length` tokens.
 
         The text is cut at white space behind at least 2 * `length` tokens, so that the cut cannot
         change the first `length`. If the first READ_AT_MOST characters have fewer tokens (one
@@ -95,7 +97,7 @@ class TextTokenizer:
         return text
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return all token ids of each text, without truncation and special tokens.
+        """Return all token ids of each input text, without truncation and special tokens.
 
         A text of more than PIECE characters is tokenized in pieces that end at white space, which
         bounds memory. A tokenizer that puts a space before every text (like Llama 2's) adds one
@@ -124,7 +126,8 @@ class TextTokenizer:
 
 
 def _last_space(text: str, end: int, start: int = 0) -> int:
-    """Return the index of the last white space in the second half of start..end, else `end`."""
+    """Find where to cut an input text: return the index of the last white space in the second half
+    of start..end, else `end`."""
     for at in range(end - 1, start + (end - start) // 2, -1):
         if text[at].isspace():
             return at
@@ -214,7 +217,7 @@ def count_prompt_tokens(tokenizer: TextTokenizer, prompt: str, limit: int) -> in
 
 
 def tokenize(tokenizer: Any, rows: list[Any], *, special: bool = True) -> list[Any]:
-    """Return the Encoding of each text or pair. Raises BundleError if the tokenizer fails.
+    """Return the Encoding of each input text or pair. Raises BundleError if the tokenizer fails.
 
     special: False to add no special tokens around a text.
 
@@ -229,7 +232,7 @@ def tokenize(tokenizer: Any, rows: list[Any], *, special: bool = True) -> list[A
 
 
 def _encoded(text: str, encoding: Any, shorter: bool, unknown: int, skipped: int) -> Encoded:
-    """Build the encoding of one text.
+    """Build the encoding of one input text.
 
     shorter: True if only the beginning of the text was tokenized.
     unknown: id of the unknown token; -1 without one.
@@ -252,7 +255,7 @@ def _encoded(text: str, encoding: Any, shorter: bool, unknown: int, skipped: int
 
 @dataclass(frozen=True)
 class TokenIds:
-    """Token ids of a row, in place of the tokenizer's Encoding.
+    """Token ids of an input row, in place of the tokenizer's Encoding.
 
     offsets: (start, end) of tokens in the text; () if they are not known.
     """
@@ -354,13 +357,14 @@ def collate(contract: Contract, encoded: Sequence[Encoded], length: int | None =
 
 
 def real(arrays: Mapping[str, Array]) -> Array:
-    """Return the mask of the positions that are not padding, (batch, sequence) bool."""
+    """Return from input arrays the mask of the positions that are not padding, (batch, sequence)
+    bool."""
     return np.asarray(arrays[MASK]).astype(bool)
 
 
 def check_length(contract: Contract, length: int | None) -> int:
-    """Return the maximum tokens of a text: `length`, or the contract's. Raises InputError for a
-    length out of range."""
+    """Return the maximum tokens of an input text: `length`, or the contract's. Raises InputError
+    for a length out of range."""
     longest = contract.text.max_length
     if length is not None and not 2 <= length <= longest:
         raise InputError(
@@ -372,7 +376,7 @@ def check_length(contract: Contract, length: int | None) -> int:
 
 
 def check_text(text: object, where: str) -> None:
-    """Raises InputError for a value that is not a string, or a string with a lone surrogate.
+    """Raises InputError for an input text that is not a string, or a string with a lone surrogate.
 
     JSON escapes and command-line arguments can contain lone surrogates; tokenizers fail on them.
     """
@@ -389,7 +393,8 @@ def check_text(text: object, where: str) -> None:
 
 
 def check_texts(texts: Sequence[str], pairs: Sequence[str | None] | None) -> None:
-    """Raises InputError without texts, for more or fewer pairs than texts, and as check_text."""
+    """Raises InputError without input texts, for more or fewer pairs than texts, and as
+    check_text."""
     if isinstance(texts, str) or not len(texts):
         raise InputError("a list of at least one text is needed", where="texts")
     if pairs is not None and len(pairs) != len(texts):
@@ -409,12 +414,12 @@ def _to_tokenizer_arguments(texts: Sequence[str], pairs: Sequence[str | None] | 
 
 
 def longest(contract: Contract) -> int:
-    """Return the maximum tokens per text."""
+    """Return the maximum tokens per input text."""
     return contract.text.max_length
 
 
 def lengthen(texts: Iterable[str], size: int) -> str:
-    """Return texts joined until they have at least `size` words, or no text is left."""
+    """Return input texts joined until they have at least `size` words, or no text is left."""
     words: list[str] = []
     for text in texts:
         words += text.split() or ["."]

@@ -75,7 +75,7 @@ def end_by_signal(parent: int) -> bool:
 
 
 def end_by_pipe() -> None:
-    """End this process when the other end of its standard input is closed."""
+    """End this child process when the other end of its standard input is closed."""
 
     def wait() -> None:
         while os.read(0, 1024):

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def pause_collection() -> Iterator[None]:
-    """Collect garbage once, then not again until the end of the `with`.
+    """Collect this process's garbage once, then not again until the end of the `with`.
 
     Used while something is timed: a collection takes 0.1 s with 100,000 live answers. Also used
     while TensorRT has a Python logger: a builder left in a reference cycle would be freed inside a

@@ -76,7 +76,7 @@ def make_private_folder(parent: Path, name: str) -> Iterator[Path]:
 
 
 def _open_owner(parent: Path, name: str) -> tuple[Path, BinaryIO]:
-    """Choose a new folder below `parent`, and open and lock its owner file; return both.
+    """Choose a new temporary folder below `parent`, and open and lock its owner file; return both.
 
     Another process may take the file for an abandoned one before it is locked; then another name is
     tried. If files cannot be locked, no machine is written, and no process removes the folder.

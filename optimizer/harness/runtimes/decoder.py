@@ -28,7 +28,8 @@ class Decoder(Protocol):
         """Tokens per row in the KV cache, padding included."""
 
     def step(self, arrays: Mapping[str, Array]) -> Array:
-        """Add tokens to the KV cache; return their logits (batch, sequence, vocabulary), float32.
+        """Run the engine on new tokens, added to the KV cache; return their logits (batch,
+        sequence, vocabulary), float32.
 
         Raises InputError for arrays that contradict the contract or the KV cache.
         """
@@ -38,14 +39,14 @@ class Decoder(Protocol):
 
 
 class _StepDecoder(Protocol):
-    """Interface of a decoder that returns the logits of all new tokens."""
+    """Interface of a runtime's decoder that returns the logits of all new tokens."""
 
     def step(self, arrays: Mapping[str, Array]) -> Array: ...
 
 
 class LastOfStep:
-    """Mixin that implements `last` by `step`, for models that always compute the logits of all
-    tokens."""
+    """Mixin of a runtime's decoder that implements `last` by `step`, for models that always compute
+    the logits of all tokens."""
 
     def last(self: _StepDecoder, arrays: Mapping[str, Array]) -> Array:
         """Add tokens as `step`; return the logits (batch, vocabulary) of each row's newest."""
@@ -54,7 +55,7 @@ class LastOfStep:
 
 
 class DecoderRunner(Protocol):
-    """Interface of an open model that generates text.
+    """Interface of a model that a runtime opened and that generates text.
 
     A new decoder starts a generation with its own KV cache. One decoder is in use at a time.
     """
@@ -67,7 +68,7 @@ class DecoderRunner(Protocol):
 
 
 def pieces(arrays: Mapping[str, Array], size: int) -> Iterator[dict[str, Array]]:
-    """Split the arrays of one step into steps of at most `size` tokens per row.
+    """Split the arrays of one step of a decoder into steps of at most `size` tokens per row.
 
     arrays: inputs of the step without the KV cache, as for `Decoder.step`
     size: maximum new tokens per row of a piece
@@ -88,7 +89,7 @@ def pieces(arrays: Mapping[str, Array], size: int) -> Iterator[dict[str, Array]]
 def check_step(
     arrays: Mapping[str, Array], expected: Sequence[str], past: int, rows: int
 ) -> tuple[int, int]:
-    """Check the arrays of a step and return (rows, new tokens per row).
+    """Check the arrays of a decoder's step and return (rows, new tokens per row).
 
     expected: names of the arrays.
     past: tokens per row in the KV cache.

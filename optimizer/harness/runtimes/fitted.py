@@ -70,7 +70,8 @@ class FittedRunner(Closing):
         return self._runner.outputs
 
     def infer(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the outputs without padding; a batch larger than a profile runs in parts."""
+        """Run an engine on arrays padded to its profiles; return the outputs without padding. A
+        batch larger than a profile runs in parts."""
         if set(arrays) != set(self._inputs):
             return self._runner.infer(arrays)  # which names the wrong inputs
         rows, tokens = self._sizes(arrays)
@@ -97,7 +98,8 @@ class FittedRunner(Closing):
         self._runner.close()
 
     def _profile(self, rows: int, tokens: int) -> Mapping[str, Span] | None:
-        """Choose the profile that needs the fewest parts, then the least padding.
+        """Choose the engine's optimization profile that needs the fewest parts, then the least
+        padding.
 
         Returns None if `tokens` exceeds the longest sequence of every profile.
         """
@@ -118,8 +120,8 @@ class FittedRunner(Closing):
         return len(array), array.shape[axes.index("sequence")] if "sequence" in axes else 0
 
     def _part(self, arrays: Mapping[str, Array], profile: Mapping[str, Span]) -> dict[str, Array]:
-        """Pad arrays to the minimum sizes of a profile, run them, and cut the padding from the
-        outputs."""
+        """Pad arrays to the minimum sizes of an engine's profile, run them, and cut the padding
+        from the outputs."""
         rows, tokens = self._sizes(arrays)
         more = {"batch": max(profile["batch"][0] - rows, 0)}
         if tokens:

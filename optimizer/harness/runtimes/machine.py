@@ -71,7 +71,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Machine:
-    """Description of one machine.
+    """Description of one machine that a runtime runs on.
 
     os, architecture: names from Python's platform module in lower case
     packages: {installed distribution: version}
@@ -93,7 +93,7 @@ class Machine:
 
     @property
     def key(self) -> str:
-        """Return processor, cores and GPU as text.
+        """Return the machine's processor, cores and GPU as text.
 
         Part of the cache key of steps whose measured times are valid on this machine only.
         """
@@ -166,7 +166,7 @@ def _cpu_features() -> tuple[str, ...]:
 
 
 def _cpuinfo(field_name: str) -> str:
-    """Read a field of the first processor in /proc/cpuinfo; "" without it."""
+    """Read a field of this machine's first processor in /proc/cpuinfo; "" without it."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith(field_name):

@@ -13,23 +13,24 @@ from .slots import Slots
 
 
 class Runner(Protocol):
-    """Interface of an open model or engine. OrtRunner is the reference implementation."""
+    """Interface of a model or engine that a runtime opened. OrtRunner is the reference
+    implementation."""
 
     @property
     def model(self) -> Path:
-        """Return the path of the model or engine file."""
+        """Return the path of the file of the model or engine that the runtime runs."""
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """Return the model's inputs, {name: element type}."""
+        """Return the opened model's inputs, {name: element type}."""
 
     @property
     def outputs(self) -> list[str]:
-        """Return the output names in graph order."""
+        """Return the opened model's output names in graph order."""
 
     def infer(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """Run the model on a batch, and return its outputs by name. Raises InputError naming a
-        missing, unknown or wrong input."""
+        """Run the model or engine on a batch, and return its outputs by name. Raises InputError
+        naming a missing, unknown or wrong input."""
 
     def decoder(self, contract: Contract, capacity: int = 0) -> Decoder:
         """Return a decoder with an empty KV cache; see decoder.DecoderRunner."""

@@ -27,20 +27,20 @@ from .decoder import Decoder, DecoderRunner
 
 
 class Slots(Protocol):
-    """Slots of one model, each for a text that is being generated.
+    """Slots of a model opened by a runtime, each for a text that is being generated.
 
     A text is numbered by the caller. Scores are the logits (vocabulary,) float32 of the next token.
     """
 
     @property
     def together(self) -> bool:
-        """Return True if one run of the model decodes several texts."""
+        """Return True if one run of the runtime decodes several texts."""
 
     multiple: int
     """The rows of a step are padded to a multiple of this number; 1 if not `together`."""
 
     def open(self, text: int, adapter: str = "") -> None:
-        """Reserve a slot for a text.
+        """Reserve a slot of the runtime's KV cache for a text.
 
         adapter: name in OrtRunner.adapters of the LoRA adapter that the text uses; "" for the model
             itself, the only value that other runtimes accept
@@ -51,11 +51,12 @@ class Slots(Protocol):
         last one."""
 
     def step(self, tokens: Mapping[int, int]) -> dict[int, Array]:
-        """Decode one token of each text: {text: its newest token} -> {text: scores of the next}."""
+        """Run the engine on one token of each text: {text: its newest token} -> {text: scores of
+        the next}."""
 
     def scores(self, text: int, ids: Sequence[int]) -> Array:
-        """Run several tokens of a text, such as guesses, in one step; return the scores (tokens,
-        vocabulary) after each.
+        """Run the engine on several tokens of a text, such as guesses, in one step; return the
+        scores (tokens, vocabulary) after each.
 
         Available only if `together` is True.
         """
@@ -67,16 +68,17 @@ class Slots(Protocol):
         """
 
     def close(self, text: int) -> None:
-        """Remove a text that has ended from its slot, which is then free."""
+        """Remove a text that has ended from its slot of the KV cache, which is then free."""
 
     def copy_tokens(self, text: int, start: int, stop: int) -> Sequence[Array]:
-        """Return copies of the keys and values of tokens [start, stop), layer by layer.
+        """Return copies of the keys and values in the KV cache of tokens [start, stop), layer by
+        layer.
 
         Available only if `together` is True.
         """
 
     def append(self, text: int, arrays: Sequence[Array]) -> None:
-        """Add tokens to a text by their keys and values.
+        """Add tokens to a text's KV cache by their keys and values.
 
         arrays: result of `copy_tokens` of a text with the same tokens up to the last copied one
 

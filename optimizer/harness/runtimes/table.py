@@ -44,7 +44,7 @@ class Runtime:
 
     @property
     def runs(self) -> bool:
-        """Return True if the harness runs this runtime."""
+        """Return True if the harness runs this runtime (ONNX Runtime, TensorRT ...)."""
         return bool(self.required)
 
     @property

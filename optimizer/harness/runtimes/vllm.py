@@ -22,7 +22,7 @@ FIX = 'pip install "vllm==0.33.0", on Linux with an NVIDIA GPU, and run the comm
 
 
 def count_processes(fit: Mapping[str, Any]) -> int:
-    """Return the number of GPUs that an engine needs, one per process of vLLM."""
+    """Return the number of GPUs that vLLM needs for an engine, one per process of vLLM."""
     return int(fit["tensor_parallel_size"]) * int(fit["pipeline_parallel_size"])
 
 
@@ -64,7 +64,7 @@ def check(
 def build_command(
     fit: Mapping[str, Any], model: Path, name: str, where: tuple[str, int], *, generates: bool
 ) -> list[str]:
-    """Return the command line that serves the folder `model` under `name`.
+    """Return vLLM's command line that serves the folder `model` under `name`.
 
     where: (host, port) to listen on
     generates: False for a model that embeds, classifies or ranks

@@ -40,7 +40,7 @@ FEWER = "Ask for fewer rows or outputs at once"
 
 
 def check_answer(size: int, largest: int, fix: str = FEWER) -> None:
-    """Raise TooLargeError if an answer would exceed the limit.
+    """Raise TooLargeError if a server's answer would exceed the limit.
 
     size: predicted bytes of the answer
     largest: maximum bytes
@@ -119,7 +119,7 @@ def _escaped_bytes(text: str) -> int:
 def predict_tensor_bytes(
     contract: Contract, arrays: Mapping[str, Array], chosen: Mapping[str, bool]
 ) -> int:
-    """Predict the maximum bytes of a model's outputs for raw input arrays.
+    """Predict the maximum bytes of a server's answer, the model's outputs, for raw input arrays.
 
     chosen: {output: True if binary, False if JSON}; other outputs are computed too and count as
         binary

@@ -33,7 +33,7 @@ class Prompts:
 
 @dataclass(frozen=True)
 class Event:
-    """A generated token of a request.
+    """A generated token, sent to a server's client.
 
     piece: token, the text that it adds, and the number of the text that it belongs to (`row`)
     logprobs: log probabilities; None if not requested
@@ -44,7 +44,7 @@ class Event:
 
 
 class TokenStream:
-    """Stream of the tokens of a request.
+    """Stream of the tokens that a server generates for a request.
 
     `async for event in answers` yields an Event per token until all texts are complete, and raises
     RequestError if the request fails. The caller closes it.
@@ -83,7 +83,7 @@ class TokenStream:
         self._events.put_nowait(event)
 
     def record_run(self, begun: float, ended: float) -> None:
-        """Record the times of a token, in seconds.
+        """Record the times of a request's token, in seconds.
 
         begun: time at which its text got a slot
         ended: time at which its decode step ended

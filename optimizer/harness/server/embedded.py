@@ -30,7 +30,7 @@ from .warm_up.warm_up import warm_up
 
 @dataclass(frozen=True)
 class EmbeddedRequest:
-    """Request that another server passes to Embedded.
+    """Request that another server (Triton) passes to Embedded.
 
     inputs: arrays of bytes by column, `text` and optionally `text_pair`, or `image`
     outputs: names of the columns to return
@@ -43,7 +43,7 @@ class EmbeddedRequest:
 
 
 class Embedded(Closing):
-    """An open bundle that answers batches of requests.
+    """An open bundle that answers batches of requests inside another server.
 
     rows: maximum rows per batch
     cache: cache folder, as for Bundle
@@ -64,7 +64,8 @@ class Embedded(Closing):
             self.sharing = self._model.sharing
 
     def answer(self, requests: Sequence[EmbeddedRequest]) -> list[dict[str, Array] | RequestError]:
-        """Answer requests: per request, in order, {column: array with one element per input}.
+        """Answer another server's requests: per request, in order, {column: array with one element
+        per input}.
 
         A request that cannot be answered gets its RequestError instead.
         """

@@ -44,7 +44,8 @@ Observer = Callable[[Sequence[Any], Sequence[Any] | None, Mapping[str, Any] | No
 
 
 class Service:
-    """Answers the protocol's requests with one engine, as the models NAME and NAME-tensors.
+    """Answers a server's requests (Open Inference Protocol) with one engine, as the models NAME and
+    NAME-tensors.
 
     timeout: default seconds of a request
     largest: maximum bytes of an answer
@@ -82,7 +83,7 @@ class Service:
         return {"name": SERVER, "version": self.version, "extensions": list(EXTENSIONS)}
 
     def metadata(self, name: str, version: str = "") -> dict[str, Any]:
-        """Return the protocol's metadata of a model. Raises UnknownError for another name or
+        """Return the protocol's metadata of a served model. Raises UnknownError for another name or
         version."""
         model = self._check(name, version)
         if name == self.raw_name:
@@ -101,7 +102,7 @@ class Service:
         }
 
     def config(self, name: str, version: str = "") -> dict[str, Any]:
-        """Return Triton's configuration of a model. Raises UnknownError for another name or
+        """Return Triton's configuration of a served model. Raises UnknownError for another name or
         version."""
         model, raw = self._check(name, version), name == self.raw_name
         specs = (*model.contract.inputs, *model.contract.outputs)
@@ -118,14 +119,14 @@ class Service:
         )
 
     def _optional(self, *, raw: bool) -> tuple[str, ...]:
-        """Return the names of the model's inputs that a request may leave out."""
+        """Return the names of the served model's inputs that a request may leave out."""
         model = self.engine.model
         if raw or model.task.extracts:
             return ()
         return self.columns if model.task.reads_texts else self.columns[1:]
 
     def statistics(self, name: str) -> dict[str, Any]:
-        """Return Triton's statistics of a model. Raises UnknownError for another name."""
+        """Return Triton's statistics of a served model. Raises UnknownError for another name."""
         self._check(name, "")
         return self.engine.metrics.statistics[name].document(name, self.version)
 
@@ -200,7 +201,8 @@ class Service:
         return result
 
     def _options(self, parameters: Mapping[str, Any]) -> str:
-        """Return the parameters that change an answer as JSON, for a cache key; "" without any.
+        """Return a request's parameters that change an answer as JSON, for a cache key; "" without
+        any.
 
         These are the adapter and options of text generation, or the prompt of a sentence embedding.
         """
@@ -248,7 +250,7 @@ class Service:
     async def pieces(
         self, name: str, version: str, tensors: InferRequest, request: Request, result: Result
     ) -> AsyncGenerator[tuple[NamedArrays, bool]]:
-        """Generate one text and yield ([(output, array)], last) per token.
+        """Generate one text for a client and yield ([(output, array)], last) per token.
 
         The outputs are the text that the token adds, and with the last token all requested outputs.
         Closing the generator ends the generation. Raises RequestError.
@@ -294,7 +296,8 @@ class Service:
 def read_inputs(
     kind: InputKind, arrays: Mapping[str, Array], textual: Collection[str], most: int
 ) -> tuple[list[Any], list[Any] | None]:
-    """Convert columns to (inputs of a request, their second texts; None without that column).
+    """Convert columns of a client's request to (inputs, their second texts; None without that
+    column).
 
     kind: kind of the inputs that the task takes
     arrays: columns by name
@@ -330,7 +333,8 @@ def build_column(
     answers: Sequence[Mapping[str, Any]],
     engine: str,
 ) -> Array:
-    """Return field `name` of each answer as an array; for ANSWER, each answer as JSON.
+    """Return field `name` of each answer as an array for the client; for ANSWER, each answer as
+    JSON.
 
     tensors: {field: (dtype, axes)} from Task.tensors
     engine: name of the engine, for the JSON
@@ -373,7 +377,8 @@ def _decode_column(
 def _choose_outputs(
     request: InferRequest, default: Sequence[str], names: Sequence[str]
 ) -> dict[str, bool]:
-    """Return {output: True if binary, False if JSON} in the request's order. Raises RequestError.
+    """Return {output: True if binary, False if JSON} in the order in which a client's request names
+    them. Raises RequestError.
 
     default: outputs of a request that names none
     names: accepted names

@@ -20,7 +20,7 @@ OPENING, CLOSING = np.frombuffer(b"[{", np.uint8), np.frombuffer(b"]}", np.uint8
 
 
 def check_size(data: bytes, most: int) -> None:
-    """Check the size of a JSON document without parsing it; its syntax is not checked.
+    """Check the size of a request's JSON without parsing it; its syntax is not checked.
 
     most: maximum values; a list or an object counts as LIST values
 
@@ -56,7 +56,7 @@ def check_size(data: bytes, most: int) -> None:
 
 
 def _find_escaped(piece: Array, before: int) -> tuple[Array, int]:
-    """Find the escaped characters of a piece of a document.
+    """Find the escaped characters of a piece of a request's JSON.
 
     before: number of backslashes at the end of the previous piece; only its parity matters
 

@@ -30,7 +30,7 @@ Answer = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """Limits of a request.
+    """Limits of one request to a server.
 
     rows: maximum inputs, or rows of raw tensors
     full: rows of the longest texts that run as one batch; raw tensors of more positions run in
@@ -42,7 +42,7 @@ class RequestLimits:
 
 
 class ServedModel:
-    """An open bundle that answers batches.
+    """An open bundle by which a server answers batches of requests.
 
     limits: limits of a request
     sharing: rows that may share a batch: "alone", none; "equal", those of equal length; "padded",
@@ -64,8 +64,8 @@ class ServedModel:
     def encode(
         self, inputs: Sequence[Any], pairs: Sequence[Any] | None, prompt: object = None
     ) -> list[Encoded]:
-        """Encode each input as a row; a tuple holds the token ids of a text. Raises RequestError
-        for an input that cannot be read.
+        """Encode each input of a request as a row; a tuple holds the token ids of a text. Raises
+        RequestError for an input that cannot be read.
 
         prompt: name of the prompt before each text; None: the model's default
         """
@@ -90,7 +90,8 @@ class ServedModel:
         return rows
 
     def merge(self, inputs: Sequence[Encoded], answers: Sequence[Any]) -> list[Any]:
-        """Combine the answers to the rows of inputs that were split into several rows, in order.
+        """Combine for the client the answers to the rows of inputs that were split into several
+        rows, in order.
 
         An input with a failed row gets the exception of that row.
         """
@@ -113,15 +114,16 @@ class ServedModel:
             raise RequestError(f"unknown {PROMPT}; accepted: {accepted}", param=PROMPT) from None
 
     def bucket(self, row: Encoded) -> tuple[Hashable, int]:
-        """Return (key that rows of one batch have in common, predicted length of that batch in
-        tokens)."""
+        """Return (key that requests' rows of one batch have in common, predicted length of that
+        batch in tokens)."""
         if self.sharing == "padded" and (self.task.inputs.size or row.side):
             width = -(-row.size // WIDTH) * WIDTH
             return (row.side, width), width
         return (object() if self.sharing == "alone" else (row.side, row.size)), row.size
 
     def run(self, rows: Sequence[Encoded]) -> list[Answer | Exception]:
-        """Run rows as one batch: an answer per row, in order, or the exception of a failed row."""
+        """Run rows of requests as one batch: an answer per row, in order, or the exception of a
+        failed row."""
         batch = self.task.inputs.collate(self.contract, rows)
         batch.encoder = self.predictor.encoder
         try:
@@ -133,8 +135,8 @@ class ServedModel:
         return list(build_answers(self.contract, values, batch))
 
     def infer(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """Run raw inputs {name: array}; return the outputs by name. Raises RequestError for inputs
-        that the contract does not accept."""
+        """Run a request's raw inputs {name: array}; return the outputs by name. Raises RequestError
+        for inputs that the contract does not accept."""
         self._check_rows(arrays)
         rows, most = len(next(iter(arrays.values()))), self._rows_at_once(arrays)
         try:
@@ -151,8 +153,8 @@ class ServedModel:
             raise RequestError("the model cannot be run on these tensors") from None
 
     def _rows_at_once(self, arrays: Mapping[str, Array]) -> int:
-        """Return the maximum rows of raw inputs per run, with at most the positions of a full
-        batch."""
+        """Return the maximum rows of a request's raw inputs per run, with at most the positions of
+        a full batch."""
         tokenizer, full, rows = self.contract.tokenizer, self.limits.full, self.limits.rows
         specs = (*self.contract.inputs, *self.contract.outputs)
         if tokenizer is None or full is None or any(s.axes[:1] != ("batch",) for s in specs):
@@ -171,7 +173,7 @@ class ServedModel:
             raise TooLargeError(f"{rows} rows; accepted: 1 to {self.limits.rows}")
 
     def check_inputs(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Check raw inputs against the contract; return a copy of the mapping.
+        """Check a request's raw inputs against the contract; return a copy of the mapping.
 
         Raises RequestError for another name, type or shape, NaN or infinity, and rows longer than
         the model reads.
@@ -206,7 +208,7 @@ class ServedModel:
 
 
 def as_json(answer: Answer, engine: str) -> bytes:
-    """Encode an answer as `predict --json` prints it. engine: name of the engine."""
+    """Encode the server's answer as `predict --json` prints it. engine: name of the engine."""
     return format_json(Answered("", answer), engine).encode()
 
 
@@ -222,7 +224,8 @@ def client_failure(error: Exception) -> RequestError:
 
 
 def list_numbers(answer: Any) -> list[Any]:
-    """Flatten an answer: return its keys, numbers and strings in order."""
+    """Flatten a server's answer, to compare it with another: return its keys, numbers and strings
+    in order."""
     if isinstance(answer, Mapping):
         return [n for key, value in answer.items() for n in (key, *list_numbers(value))]
     if isinstance(answer, list | tuple):
@@ -231,7 +234,8 @@ def list_numbers(answer: Any) -> list[Any]:
 
 
 def difference(one: Answer, other: Answer) -> float:
-    """Return the largest absolute difference between the floats of two answers.
+    """Compare a server's answers, in a batch and alone: return the largest absolute difference
+    between the floats of two.
 
     0 if the answers are equal; infinite if anything else in them differs.
     """

@@ -32,7 +32,7 @@ def model_config(
     cached: bool,
     optional: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Build Triton's model configuration.
+    """Build Triton's model configuration of a served model.
 
     metadata: the protocol's metadata of the model
     rows: maximum rows of a request; 0 for a model without a batch axis
@@ -74,7 +74,7 @@ def model_config(
 
 
 def number_enumerations(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace names of enumerations by their numbers, as a gRPC message needs them."""
+    """Replace, in a model's configuration for gRPC, names of enumerations by their numbers."""
 
     def tensors(name: str) -> list[dict[str, Any]]:
         return [{**t, "data_type": TYPES.index(t["data_type"])} for t in config[name]]

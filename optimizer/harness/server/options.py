@@ -149,7 +149,7 @@ def _add_access(command: argparse.ArgumentParser) -> None:
 
 
 def _add_settings(command: argparse.ArgumentParser) -> None:
-    """Add the options of `serve` that set the scheduler's limits (Settings)."""
+    """Add to the parser the server's options that set the scheduler's limits (Settings)."""
     add = command.add_argument_group("batches and slots").add_argument
     add(
         "--settings",
@@ -314,7 +314,7 @@ def _seconds(text: str) -> float:
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a scheduler.
+    """Settings of a server's scheduler.
 
     rows: maximum rows per batch
     delay_ms: milliseconds that the first row of a batch waits for others
@@ -365,7 +365,7 @@ def _read(file: Path | None) -> Mapping[str, Any]:
 
 
 def check_installed(where: str, packages: Mapping[str, str]) -> None:
-    """Raise MachineError if a package is not installed.
+    """Raise MachineError if a package that a server's option needs is not installed.
 
     where: option that needs the packages
     packages: {module: package}

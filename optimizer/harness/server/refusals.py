@@ -7,7 +7,7 @@ from __future__ import annotations
 
 
 class RequestError(Exception):
-    """Error of a request that is not answered.
+    """Error of a request that the server does not answer.
 
     http: status
     grpc: name of the status code
@@ -34,13 +34,14 @@ class RequestError(Exception):
 
 
 class UnknownError(RequestError):
-    """The model or the path does not exist."""
+    """Refusal: the requested model or path does not exist."""
 
     http, grpc = 404, "NOT_FOUND"
 
 
 class MethodError(RequestError):
-    """The path takes another method. accepted: name of the method that it takes."""
+    """Refusal: the server's path takes another method. accepted: name of the method that it
+    takes."""
 
     http, grpc = 405, "UNIMPLEMENTED"
 
@@ -50,60 +51,61 @@ class MethodError(RequestError):
 
 
 class TooLargeError(RequestError):
-    """The request, or its answer, exceeds a limit."""
+    """Refusal: the request, or its answer, exceeds a limit."""
 
     http, grpc = 413, "INVALID_ARGUMENT"
 
 
 class SlowClientError(RequestError):
-    """The client did not send its request in time."""
+    """Refusal: the client did not send its request in time."""
 
     http, grpc, closes = 408, "CANCELLED", True
 
 
 class FramingError(RequestError):
-    """The length of the body is given twice, so a proxy may have read another body."""
+    """Refusal: the length of the request's body is given twice, so a proxy may have read another
+    body."""
 
     closes = True
 
 
 class HostError(RequestError):
-    """The request names another host than this server's."""
+    """Refusal: the request names another host than this server's."""
 
     http, grpc = 421, "INVALID_ARGUMENT"
 
 
 class TokenError(RequestError):
-    """The bearer token is missing or wrong."""
+    """Refusal: the request's bearer token is missing or wrong."""
 
     http, grpc = 401, "UNAUTHENTICATED"
 
 
 class ForbiddenError(RequestError):
-    """The request is not allowed to this client, whatever its token."""
+    """Refusal: the request is not allowed to this client, whatever its token."""
 
     http, grpc = 403, "PERMISSION_DENIED"
 
 
 class OverloadError(RequestError):
-    """More requests wait than the queue limit allows."""
+    """Refusal: more requests wait than the queue limit allows."""
 
     http, grpc = 503, "RESOURCE_EXHAUSTED"
 
 
 class DrainingError(RequestError):
-    """The server is ending, or is not ready."""
+    """Refusal: the server is ending, or is not ready."""
 
     http, grpc = 503, "UNAVAILABLE"
 
 
 class DeadlineError(RequestError):
-    """The request cannot be answered before its deadline, or was not."""
+    """Refusal: the request cannot be answered before its deadline, or was not."""
 
     http, grpc = 503, "DEADLINE_EXCEEDED"
 
 
 class ModelError(RequestError):
-    """The model failed, or its output is NaN or infinite."""
+    """Refusal of a request: the model failed, or its output is NaN or infinite."""
 
     http, grpc = 500, "INTERNAL"

@@ -17,7 +17,7 @@ ANSWERED = (200, "OK")  # statuses of an answer
 
 @dataclass(frozen=True)
 class Times:
-    """Times of a request, in seconds of time.monotonic.
+    """Times of a server's request, in seconds of time.monotonic.
 
     These are its acceptance, the start of its first batch or slot, and the end of its last batch or
     decode step.
@@ -35,7 +35,7 @@ class Times:
 
 @dataclass
 class Result:
-    """Answers to a request.
+    """A server's answers to a request.
 
     answers: one per row
     truncated: number of rows that were cut to the model's longest input
@@ -63,8 +63,8 @@ class Result:
 
 @dataclass(eq=False)
 class QueuePlace:
-    """Place in the queue of a request that was admitted before its body is read. The caller closes
-    it.
+    """Place in the server's queue of a request that was admitted before its body is read. The
+    caller closes it.
 
     client: address of the client
     leave: function that `close` calls

@@ -44,7 +44,7 @@ Parameters = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class OutputChoice:
-    """Output that a request names.
+    """Output that a client's request names.
 
     binary: True returns raw bytes, False JSON
     """
@@ -55,7 +55,7 @@ class OutputChoice:
 
 @dataclass(frozen=True)
 class InferRequest:
-    """Tensors of a request.
+    """Tensors of a client's request.
 
     inputs: arrays by name; BYTES as an array of bytes objects
     outputs: outputs to return; None for all
@@ -72,18 +72,20 @@ class InferRequest:
 
 
 def check_once(outputs: Sequence[str]) -> None:
-    """Raise RequestError for an output that is named twice, which would multiply the answer."""
+    """Raise RequestError for an output that a request names twice, which would multiply the
+    answer."""
     if len(set(outputs)) < len(outputs):
         raise RequestError("an output comes twice in outputs")
 
 
 def datatype(dtype: str) -> str:
-    """Return the protocol's name of a numpy dtype, e.g. FP32 for float32."""
+    """Return the Open Inference Protocol's name of a numpy dtype, e.g. FP32 for float32."""
     return NAMES[dtype]
 
 
 def read(body: bytes, document_length: int | None, values: int = VALUES) -> InferRequest:
-    """Read the body of a request. Raises RequestError naming the input that is wrong.
+    """Read the body of a client's request for inference. Raises RequestError naming the input that
+    is wrong.
 
     document_length: bytes of the JSON where raw tensors follow it; None for JSON alone
     values: maximum values in the JSON
@@ -136,7 +138,7 @@ def read(body: bytes, document_length: int | None, values: int = VALUES) -> Infe
 def write(
     document: Mapping[str, Any], outputs: Sequence[tuple[str, Array, bool]]
 ) -> tuple[bytes, int | None]:
-    """Encode an answer: (body, bytes of its JSON if raw tensors follow it, else None).
+    """Encode the server's answer: (body, bytes of its JSON if raw tensors follow it, else None).
 
     document: all fields but `outputs`
     outputs: (name, array, True for raw bytes) of each output
@@ -158,7 +160,7 @@ def write(
 
 
 def answer_bytes(kind: str, count: int, binary: bool) -> int:
-    """Return the maximum bytes of `count` elements in an answer.
+    """Return the maximum bytes of `count` elements in a server's answer.
 
     kind: datatype; of BYTES only the 4-byte lengths of elements are counted
     binary: True for raw bytes, False for JSON
@@ -169,12 +171,13 @@ def answer_bytes(kind: str, count: int, binary: bool) -> int:
 
 
 def write_json(document: Any) -> bytes:
-    """Write JSON without spaces."""
+    """Write the JSON of a server's answer without spaces."""
     return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def write_elements(flat: Array) -> orjson.Fragment:
-    """Write a flat array as a JSON list, CHUNK elements at a time: writing blocks other threads.
+    """Write a flat array of a server's answer as a JSON list, CHUNK elements at a time: writing
+    blocks other threads.
 
     Numbers are written as float64, the numbers that `predict` prints.
     """
@@ -191,7 +194,7 @@ def _as_text(element: Any) -> Any:
 
 
 def from_raw(data: bytes, kind: str, shape: tuple[int, ...], where: str) -> Array:
-    """Decode a tensor from raw bytes.
+    """Decode a request's tensor from raw bytes.
 
     kind: datatype of the protocol
     where: name of the tensor, for errors
@@ -221,8 +224,8 @@ def to_raw(array: Array) -> bytes:
 
 
 def check_type(kind: object, shape: object, where: str) -> tuple[str, tuple[int, ...]]:
-    """Check the datatype and shape of a tensor; return them. Raises RequestError for others than
-    the protocol has.
+    """Check the datatype and shape of a request's tensor; return them. Raises RequestError for
+    others than the protocol has.
 
     where: name of the tensor, for errors
     """
@@ -237,7 +240,8 @@ def check_type(kind: object, shape: object, where: str) -> tuple[str, tuple[int,
 
 
 def check_count(elements: int, shape: tuple[int, ...], where: str) -> None:
-    """Raise RequestError unless `elements` is the number of elements of `shape`."""
+    """Raise RequestError unless `elements` is the number of elements of a request's tensor of this
+    shape."""
     if elements != prod(shape):
         raise RequestError(
             f"{where} has {elements} elements, and its shape {list(shape)} has {prod(shape)}"
@@ -245,7 +249,7 @@ def check_count(elements: int, shape: tuple[int, ...], where: str) -> None:
 
 
 def read_object(data: bytes, values: int = VALUES) -> dict[str, Any]:
-    """Parse a body that must be a JSON object.
+    """Parse a request's body that must be a JSON object.
 
     values: maximum values, see json_size.py
 
@@ -294,7 +298,8 @@ def _from_json(tensor: Mapping[str, Any], where: str) -> Array:
 
 
 def _flatten(data: object, where: str) -> list[Any]:
-    """Return the elements of nested lists, row by row; json_size.py bounds the depth."""
+    """Return the elements of nested lists in a request, row by row; json_size.py bounds the
+    depth."""
     if not isinstance(data, list):
         raise RequestError(f"{where} has neither data nor binary_data_size")
     while any(isinstance(e, list) for e in data):
@@ -305,7 +310,8 @@ def _flatten(data: object, where: str) -> list[Any]:
 
 
 def _elements(data: bytes, where: str, count: int) -> list[bytes]:
-    """Decode the elements of a BYTES tensor. Raises RequestError for more than `count`."""
+    """Decode the elements of a BYTES tensor in a request. Raises RequestError for more than
+    `count`."""
     elements, at = list[bytes](), 0
     while at < len(data):
         if len(elements) == count:
@@ -347,8 +353,8 @@ def _parameters(document: Mapping[str, Any], where: str) -> Parameters:
 
 
 def _show(value: object) -> str:
-    """Format a number or None for a message; other values by type, because messages repeat no
-    text."""
+    """Format a number or None for the server's message to a client; other values by type, because
+    messages repeat no text."""
     if isinstance(value, int | float) or value is None:
         return str(value)[:40]
     return f"of type {type(value).__name__}"

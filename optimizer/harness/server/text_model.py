@@ -45,7 +45,7 @@ class Room:
 
 
 class TextModel:
-    """An open bundle that generates texts in slots.
+    """An open bundle by which a server generates texts in slots.
 
     room: limits of the server
     memory: maximum bytes of the KV cache of all slots; None: no limit
@@ -130,7 +130,7 @@ class TextModel:
         return str(name)
 
     def prompts(self, prompts: Sequence[Prompt]) -> list[list[int]]:
-        """Tokenize prompts; return the token ids of each.
+        """Tokenize a request's prompts; return the token ids of each.
 
         Raises RequestError for a prompt that leaves no room for a new token.
         """
@@ -165,7 +165,8 @@ class TextModel:
         return rows, rules
 
     def check_room(self, rows: Sequence[Sequence[int]], answer: int) -> None:
-        """Raise RequestError if a prompt and `answer` more tokens exceed the context of a slot.
+        """Raise RequestError if a request's prompt and `answer` more tokens exceed the context of a
+        slot.
 
         A slot with the model's whole context is not checked, because a text ends there by itself.
         """
@@ -183,6 +184,7 @@ class TextModel:
 
 
 def client_error(error: InputError) -> RequestError:
-    """Convert an InputError for a client: names and ranges, without the values that it sent."""
+    """Convert an InputError to what the server sends a client: names and ranges, without the values
+    that it sent."""
     accepted = f"; accepted: {error.accepted}" if error.accepted else ""
     return RequestError(f"{error.where} is not accepted{accepted}", param=error.where)

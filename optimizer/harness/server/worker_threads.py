@@ -34,7 +34,7 @@ class WorkerThreads:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # next client first
 
     async def run(self, client: str, work: Callable[[], Value]) -> Value:
-        """Run `work` in a thread when it is the client's turn; return its result or raise its
+        """Run `work` for a client in a thread when it is its turn; return its result or raise its
         exception.
 
         client: address of the client
@@ -64,7 +64,8 @@ class WorkerThreads:
             raise
 
     def _done(self, future: Future[Value]) -> None:
-        """Free the thread of ended work. Called in that thread; on the loop if work never began."""
+        """Free the server's thread of ended work. Called in that thread; on the loop if work never
+        began."""
         del future
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._next)

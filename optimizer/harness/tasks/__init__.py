@@ -222,7 +222,7 @@ def check(contract: Contract, where: str = "contract.json") -> Task:
 
 
 def longest(contract: Contract) -> int:
-    """Return the maximum size of an input, e.g. the tokens of a text."""
+    """Return the maximum size of a task's input, e.g. the tokens of a text."""
     return look_up(contract).inputs.longest(contract)
 
 
@@ -246,8 +246,8 @@ def list_generating() -> list[str]:
 def encode_each(
     contract: Contract, encoder: Any, inputs: Sequence[Any], pairs: Sequence[Any] | None = None
 ) -> list[Encoded]:
-    """Encode inputs that are to be answered. One that the model cannot read, or that the task
-    cannot answer, gets a `problem`. Raises the kind's InputError."""
+    """Encode a task's inputs that are to be answered. One that the model cannot read, or that the
+    task cannot answer, gets a `problem`. Raises the kind's InputError."""
     record = look_up(contract)
     each = []
     for one in record.inputs.encode(contract, encoder, inputs, pairs):
@@ -263,7 +263,7 @@ def encode(
     pairs: Sequence[Any] | None = None,
     size: int | None = None,
 ) -> Batch:
-    """Encode inputs as one batch, padded on the right to the largest.
+    """Encode a task's inputs as one batch, padded on the right to the largest.
 
     encoder: encoder of the kind of input, e.g. the tokenizer.
     pairs: a second input per input, or None.
@@ -281,7 +281,7 @@ def encode(
 
 
 def decode(contract: Contract, outputs: Mapping[str, Array], inputs: Mapping[str, Array]) -> Array:
-    """Return the task's array, float32, in the shape listed above.
+    """Decode the model's outputs to the task's array, float32, in the shape listed above.
 
     outputs: outputs of the model by name
     inputs: input arrays of the model; they define which positions are padding, and a Batch also
@@ -341,7 +341,7 @@ def _read_output(contract: Contract, outputs: Mapping[str, Array], rows: int) ->
 
 
 def _join_outputs(contract: Contract, outputs: Mapping[str, Array], rows: int) -> Array:
-    """Flatten all outputs per row and join them, float32 (rows, numbers).
+    """Flatten all outputs of a task's model per row and join them, float32 (rows, numbers).
 
     Raises BundleError for a missing output or another shape.
     """
@@ -377,7 +377,8 @@ def _check_finite(name: str, raw: Array, real: Array) -> None:
 
 
 def build_answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, Any]]:
-    """Return one JSON object per input from decode's array; its keys are in the task's file.
+    """Build the task's answers: one JSON object per input from decode's array; its keys are in the
+    task's file.
 
     Raises BundleError, with the line, where a task of another package raises an error or returns
     another number of answers.

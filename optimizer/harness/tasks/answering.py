@@ -23,7 +23,7 @@ WINDOW = 16  # batches that are sorted by size together
 
 @dataclass(frozen=True)
 class Query:
-    """One input to answer.
+    """One input that a task answers.
 
     where: place of the input in messages, e.g. "line 7".
     pair: second input, or None.
@@ -36,7 +36,7 @@ class Query:
 
 @dataclass(frozen=True)
 class Answered:
-    """Result for one input: its answer or its error.
+    """Result of a task for one input: its answer or its error.
 
     tokens: tokens of the text before truncation, special tokens included; None for generation,
         which reports them in its answer, and for inputs that are never truncated.
@@ -58,7 +58,7 @@ class Answered:
 
 @dataclass(frozen=True)
 class Predictor:
-    """A model that answers a batch in one run.
+    """A model of a task that answers a batch in one run.
 
     encoder: encoder of the model's kind of input, e.g. the tokenizer.
     infer: Runner.infer.
@@ -70,7 +70,8 @@ class Predictor:
 
 
 def group_by_length(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
-    """Return lists of row numbers, each a batch of at most `batch_size` rows of similar length.
+    """Group inputs to answer: lists of row numbers, each a batch of at most `batch_size` rows of
+    similar length.
 
     Rows within a batch, and batches by their first rows, are in ascending order, so that few
     answers wait for a later batch.
@@ -80,7 +81,8 @@ def group_by_length(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
 
 
 def answer(predictor: Predictor, queries: Sequence[Query], batch_size: int) -> Iterator[Answered]:
-    """Yield an answer or an error for each input, in order, as soon as it is available.
+    """Answer by the model's task: yield an answer or an error for each input, in order, as soon as
+    it is available.
 
     batch_size: maximum inputs per run of the model.
     Raises InputError for inputs of another kind. An AnswerError is yielded as the input's error.
@@ -143,7 +145,7 @@ def answer(predictor: Predictor, queries: Sequence[Query], batch_size: int) -> I
 def _yield_in_order(
     batches: Iterator[dict[int, Result]], counts: Sequence[int]
 ) -> Iterator[list[Result]]:
-    """Yield the results of each input's rows, in order, as soon as all are there.
+    """Yield a task's results of each input's rows, in order, as soon as all are there.
 
     batches: {number of a row: its result} per batch.
     counts: number of rows of each input.

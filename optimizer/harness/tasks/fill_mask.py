@@ -31,7 +31,8 @@ def decode(contract: Contract, logits: Array, mask: Array) -> Array:
 
 
 def check(contract: Contract, encoded: Encoded) -> tuple[str, str]:
-    """Return (problem, remedy) of a text without a mask among the tokens that the model reads.
+    """Check an input of fill-mask: (problem, remedy) of a text without a mask among the tokens that
+    the model reads.
 
     ("", "") for other texts.
     """
@@ -43,8 +44,8 @@ def check(contract: Contract, encoded: Encoded) -> tuple[str, str]:
 
 
 def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, Any]]:
-    """Return {"masks"} per text: for each mask the BEST tokens, the likeliest first, each
-    {"score", "token", "token_str", "sequence"}.
+    """Return the answers of fill-mask, {"masks"} per text: for each mask the BEST tokens, the
+    likeliest first, each {"score", "token", "token_str", "sequence"}.
 
     sequence: the text with the token in place of the mask; of several masks the others stay, and so
         do special tokens.
@@ -58,7 +59,7 @@ def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, A
 def _filled(
     contract: Contract, ids: list[int], logits: Array, tokenizer: Any
 ) -> list[list[dict[str, Any]]]:
-    """Return the BEST tokens for each mask of one text, in the form of `answers`.
+    """Fill masks: return the BEST tokens for each mask of one text, in the form of `answers`.
 
     ids: token ids of the text
     logits: (sequence, vocabulary)
@@ -87,7 +88,8 @@ def _filled(
 
 
 def ask(contract: Contract, text: str) -> str:
-    """Return a text of a data set with its second word replaced by the mask token."""
+    """Make an input of fill-mask: a text of a data set with its second word replaced by the mask
+    token."""
     token = str(contract.text.mask_token)
     words = text.split() or [""]
     words[min(1, len(words) - 1)] = token
@@ -95,8 +97,8 @@ def ask(contract: Contract, text: str) -> str:
 
 
 def draw_positions(encoding: Any) -> Array:
-    """Return the positions of SHARE of a text's tokens, one or more and none of them special, drawn
-    by the digest of the ids."""
+    """Choose where to mask a text: the positions of SHARE of a text's tokens, one or more and none
+    of them special, drawn by the digest of the ids."""
     digest = hashlib.sha256(np.array(encoding.ids, np.int64).tobytes()).digest()
     own = np.flatnonzero(np.array(encoding.special_tokens_mask) == 0)
     count = min(len(own), max(1, round(SHARE * len(own))))
@@ -104,8 +106,8 @@ def draw_positions(encoding: Any) -> Array:
 
 
 def mask_tokens(contract: Contract, batch: Batch) -> tuple[Batch, Array]:
-    """Return a copy of a batch with masks at the positions that `draw_positions` draws in each
-    text, and where they are, (batch, sequence) bool."""
+    """Return a copy of a batch of texts with masks at the positions that `draw_positions` draws in
+    each text, and where they are, (batch, sequence) bool."""
     places = np.zeros(batch["input_ids"].shape, bool)
     for row, encoding in zip(places, batch.encodings, strict=True):
         row[draw_positions(encoding)] = True
@@ -115,7 +117,7 @@ def mask_tokens(contract: Contract, batch: Batch) -> tuple[Batch, Array]:
 
 
 def line(answer: Mapping[str, Any]) -> str:
-    """Write an answer in one line for a person: the likeliest tokens of each mask."""
+    """Write an answer of fill-mask in one line for a person: the likeliest tokens of each mask."""
     masks = ([f"{t['token_str']} {t['score']:.4f}" for t in row] for row in answer["masks"])
     return " | ".join("  ".join(row) for row in masks)
 

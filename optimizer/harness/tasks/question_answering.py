@@ -30,13 +30,14 @@ START, END = 0, 1  # places in the last axis of `decode`
 
 
 def decode(contract: Contract, logits: Array, mask: Array) -> Array:
-    """Return logits of start and end, (batch, sequence, 2), zero where padded."""
+    """Return the logits of an answer's start and end, (batch, sequence, 2), zero where padded."""
     del contract
     return np.where(mask[..., None], logits, np.float32(0))
 
 
 def check(contract: Contract, encoded: Encoded) -> tuple[str, str]:
-    """Return (problem, remedy) of a context without a question; ("", "") for others."""
+    """Check an input of question answering: (problem, remedy) of a context without a question; ("",
+    "") for others."""
     del contract
     if 0 in encoded.encoding.sequence_ids:
         return "", ""
@@ -47,8 +48,8 @@ def check(contract: Contract, encoded: Encoded) -> tuple[str, str]:
 
 
 def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, Any]]:
-    """Return {"spans", "null"} per window, for `merge`: its best spans, the best first, and the
-    probability of no answer."""
+    """Answer a question: return {"spans", "null"} per window, for `merge`: its best spans, the best
+    first, and the probability of no answer."""
     return [
         _window(contract, context, encoding, row)
         for context, encoding, row in zip(batch.inputs, batch.encodings, values, strict=True)
@@ -56,7 +57,7 @@ def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, A
 
 
 def _window(contract: Contract, context: str, encoding: Any, logits: Array) -> dict[str, Any]:
-    """Return {"spans", "null"} of one window, as `answers` does.
+    """Return {"spans", "null"} of one window of a context, as `answers` does.
 
     logits: (sequence, 2), start and end
     """
@@ -81,7 +82,8 @@ def _window(contract: Contract, context: str, encoding: Any, logits: Array) -> d
 
 
 def _class_places(encoding: Any) -> Array:
-    """Return the mask of the class token, (tokens,) bool: the first token, if it is special."""
+    """Return, where a question has no answer, the mask of the class token, (tokens,) bool: the
+    first token, if it is special."""
     ids = np.array(encoding.ids)
     return np.asarray((ids == ids[0]) & bool(encoding.special_tokens_mask[0]))
 
@@ -104,8 +106,9 @@ def _characters(encoding: Any, first: int, last: int) -> tuple[int, int]:
 
 
 def merge(contract: Contract, windows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return {"answer", "score", "start", "end"} of the best answer over all windows; with top_k
-    also "answers", the best first. start and end are characters of the context.
+    """Join the windows' answers to a question: {"answer", "score", "start", "end"} of the best
+    answer over all windows; with top_k also "answers", the best first. start and end are characters
+    of the context.
 
     The answer is "" with start and end 0 if no window has a span, or, with
     handle_impossible_answer, if the lowest probability of no answer over the windows is above the
@@ -125,7 +128,7 @@ def merge(contract: Contract, windows: Sequence[Mapping[str, Any]]) -> dict[str,
 
 
 def line(answer: Mapping[str, Any]) -> str:
-    """Write an answer in one line for a person: each span with its score."""
+    """Write the answer to a question in one line for a person: each span with its score."""
     listed = answer.get("answers", [answer])
     return "  ".join(f"{one['answer'] or '-'} {one['score']:.4f}" for one in listed)
 

@@ -53,7 +53,7 @@ Columns = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True)
 class Task:
-    """One task.
+    """One task, such as text-classification: what a model reads and how its outputs become answers.
 
     name: name in a recipe and in a contract.
     inputs: kind of input that the task takes.
@@ -150,53 +150,53 @@ class Task:
 
     @property
     def classifies(self) -> bool:
-        """Return True if the output is logits of labels, per input or per position."""
+        """Return True if the task's output is logits of labels, per input or per position."""
         return "labels" in self.axes
 
     @property
     def fills(self) -> bool:
-        """Return True if the output is logits of the vocabulary in place of masks."""
+        """Return True if the task's output is logits of the vocabulary in place of masks."""
         return self.reads_vocabulary and not self.weighs
 
     @property
     def reads_vocabulary(self) -> bool:
-        """Return True if the model is a masked language model, whose logits are of the whole
+        """Return True if the task's model is a masked language model, whose logits are of the whole
         vocabulary at each position."""
         return "vocabulary" in self.axes and not self.generates
 
     @property
     def weighs(self) -> bool:
-        """Return True if the answer is a weight per entry of the vocabulary."""
+        """Return True if the task's answer is a weight per entry of the vocabulary."""
         return "sparse" in self.optional
 
     @property
     def extracts(self) -> bool:
-        """Return True if the answers are spans of an input's pair."""
+        """Return True if the task's answers are spans of an input's pair."""
         return "answers" in self.optional
 
     @property
     def chooses(self) -> bool:
-        """Return True if an input names the labels of its answer."""
+        """Return True if the task's input names the labels of its answer."""
         return "zero_shot" in self.optional
 
     def fields(self, contract: Contract) -> tuple[str, ...]:
-        """Return the names of the inputs of a request: of an input, and of its pair if the model
-        reads one, or of a text in its place."""
+        """Return the names of the task's inputs in a request: of an input, and of its pair if the
+        model reads one, or of a text in its place."""
         several = self.pairs_together or contract.label_texts is not None
         fields = self.inputs.fields if several else self.inputs.fields[:1]
         return (*fields, self.inputs.instead) if self.reads_texts else fields
 
     @property
     def needs_labels(self) -> bool:
-        """Return True if the recipe names the labels of the evaluation."""
+        """Return True if the recipe names the labels of the task's evaluation."""
         return self.chooses or self.names_labels
 
     @property
     def in_parts(self) -> bool:
-        """Return True if the model reads an input in several rows."""
+        """Return True if the task's model reads an input in several rows."""
         return self.merge is not _only
 
     @property
     def per_position(self) -> bool:
-        """Return True if the output has one vector per position of the sequence."""
+        """Return True if the task's output has one vector per position of the sequence."""
         return "sequence" in self.axes

@@ -17,13 +17,13 @@ SHOWN = 6  # numbers of an output in a line
 
 
 def sizes(contract: Contract) -> tuple[int, ...]:
-    """Return how many numbers each output has per row."""
+    """Return how many numbers each output of the task `tensors` has per row."""
     return tuple(prod(int(axis) for axis in o.axes[1:]) for o in contract.outputs)
 
 
 def split(contract: Contract, values: Array) -> dict[str, Array]:
-    """Split a row's outputs, which the model gives joined as (batch, numbers), into {output:
-    (batch, ...)}."""
+    """Split for the answer a row's outputs, which the model gives joined as (batch, numbers), into
+    {output: (batch, ...)}."""
     arrays, start = {}, 0
     for output, size in zip(contract.outputs, sizes(contract), strict=True):
         shape = (len(values), *(int(axis) for axis in output.axes[1:]))
@@ -33,7 +33,7 @@ def split(contract: Contract, values: Array) -> dict[str, Array]:
 
 
 def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, Any]]:
-    """Return {output: nested list of floats} per row."""
+    """Return the answers of the task `tensors`, {output: nested list of floats} per row."""
     del batch
     arrays = split(contract, values)
     return [
@@ -43,12 +43,14 @@ def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, A
 
 
 def tensors(contract: Contract) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Return {field of an answer: (dtype, shape per input)} for servers that send arrays."""
+    """Return {field of the task's answer: (dtype, shape per input)} for servers that send
+    arrays."""
     return {o.name: ("float32", tuple(int(a) for a in o.axes[1:])) for o in contract.outputs}
 
 
 def line(answer: Mapping[str, Any]) -> str:
-    """Write an answer in one line for a person: the first numbers of each output."""
+    """Write an answer of the task `tensors` in one line for a person: the first numbers of each
+    output."""
     parts = []
     for name, value in answer.items():
         flat = list(_numbers(value))

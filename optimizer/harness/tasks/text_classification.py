@@ -19,19 +19,20 @@ THRESHOLD = 0.5  # least probability of a label of a multi-label model, without 
 
 
 def softmax(logits: Array) -> Array:
-    """Compute probabilities of labels from logits along the last axis, float32."""
+    """Compute the answer's probabilities of labels from logits along the last axis, float32."""
     shifted = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return np.asarray(shifted / shifted.sum(axis=-1, keepdims=True))
 
 
 def sigmoid(logits: Array) -> Array:
-    """Compute the probability of each label by itself from its logit, float64."""
+    """Compute the answer's probability of each label by itself from its logit, float64."""
     small = np.exp(-np.abs(logits.astype(np.float64)))  # never overflows
     return np.asarray(np.where(logits < 0, small, 1.0) / (1.0 + small))
 
 
 def activated(contract: Contract, values: Array) -> Array:
-    """Return the contract's activation of `values`, float32; `values` themselves without one."""
+    """Return the contract's activation of a classifier's logits, `values`, float32; `values`
+    themselves without one."""
     if contract.activation != "sigmoid":
         return values
     return sigmoid(values).astype(np.float32)
@@ -75,7 +76,8 @@ def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, A
 
 
 def tensors(contract: Contract) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Return {field of an answer: (dtype, shape per input)} for servers that send arrays."""
+    """Return {field of a classifier's answer: (dtype, shape per input)} for servers that send
+    arrays."""
     if contract.activation is not None and len(contract.labels or ()) > 1:
         return {}
     number = "value" if len(contract.labels or ()) == 1 else "score"
@@ -83,7 +85,7 @@ def tensors(contract: Contract) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 
 def line(answer: Mapping[str, Any]) -> str:
-    """Write an answer in one line for a person: the label with its probability."""
+    """Write a classifier's answer in one line for a person: the label with its probability."""
     if "values" in answer:
         return "  ".join(f"{label} {value:.4f}" for label, value in answer["values"].items())
     if "labels" in answer:

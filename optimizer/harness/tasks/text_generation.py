@@ -88,7 +88,7 @@ def _wrong_type(value: Any, where: str) -> InputError:
 
 
 def arrays(contract: Contract, rows: Sequence[Sequence[int] | Array], width: int = 0) -> Batch:
-    """Return the model's input arrays for prefill, padded on the left to the longest prompt.
+    """Return the decoder's input arrays for prefill, padded on the left to the longest prompt.
 
     rows: token ids of each prompt.
     width: minimum width in tokens.
@@ -103,7 +103,7 @@ def arrays(contract: Contract, rows: Sequence[Sequence[int] | Array], width: int
 
 
 def build_step_arrays(contract: Contract, ids: Array, mask: Array) -> dict[str, Array]:
-    """Return the model's input arrays for a decode step.
+    """Return the decoder's input arrays for a step of text generation.
 
     ids: new tokens (batch, new).
     mask: attention mask of all tokens so far (batch, total).
@@ -112,7 +112,8 @@ def build_step_arrays(contract: Contract, ids: Array, mask: Array) -> dict[str, 
 
 
 def decode(contract: Contract, logits: Array, mask: Array) -> Array:
-    """Return logits (batch, sequence, vocabulary), zero where padded.
+    """Return, as the task's output, next-token logits (batch, sequence, vocabulary), zero where
+    padded.
 
     mask: (batch, past + sequence), False where padded
     """
@@ -122,7 +123,7 @@ def decode(contract: Contract, logits: Array, mask: Array) -> Array:
 
 
 def answers(contract: Contract, values: Array, batch: Batch) -> list[Any]:
-    """Raise InputError, because generation takes more than one run of the model."""
+    """Raise InputError, because the task text-generation takes more than one run of the model."""
     del values, batch
     raise InputError("the result of one run is logits", where=contract.task, fix="Call generate().")
 
@@ -134,13 +135,14 @@ def _inputs(contract: Contract, ids: Array, mask: Array) -> dict[str, Array]:
 
 
 def tensors(contract: Contract) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Return {field of an answer: (dtype, shape per input)} for servers that send arrays."""
+    """Return {field of a generated text's answer: (dtype, shape per input)} for servers that send
+    arrays."""
     del contract
     return {"text": ("object", ())}
 
 
 def line(answer: Mapping[str, Any]) -> str:
-    """Return the generated text of an answer, for a person."""
+    """Return the generated text of the task's answer, for a person."""
     return str(answer["text"])
 
 

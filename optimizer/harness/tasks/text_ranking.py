@@ -17,20 +17,22 @@ COLUMNS = (("text_pair", "score"), ("text_pair", "label"))  # of which metrics r
 
 
 def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, Any]]:
-    """Return {"score", "logit"}: the contract's activation of the model's logit, and the logit."""
+    """Return the answers of text ranking, {"score", "logit"}: the contract's activation of the
+    model's logit, and the logit."""
     del batch
     both = zip(activated(contract, values), values, strict=True)
     return [{"score": float(score), "logit": float(logit)} for (score,), (logit,) in both]
 
 
 def tensors(contract: Contract) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Return {field of an answer: (dtype, shape per input)} for servers that send arrays."""
+    """Return {field of a ranking's answer: (dtype, shape per input)} for servers that send
+    arrays."""
     del contract
     return {"score": ("float32", ()), "logit": ("float32", ())}
 
 
 def line(answer: Mapping[str, Any]) -> str:
-    """Write an answer in one line for a person: the score of the pair."""
+    """Write an answer of text ranking in one line for a person: the score of the pair."""
     return f"{answer['score']:.4f}"
 
 

@@ -42,7 +42,8 @@ def decode(contract: Contract, logits: Array, mask: Array) -> Array:
 
 
 def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, Any]]:
-    """Return {"words", "entities"} per text; with contract.aggregation only {"entities"}.
+    """Return the answers of token classification, {"words", "entities"} per text; with
+    contract.aggregation only {"entities"}.
 
     Without aggregation each item is {"label", "score", "text", "start", "end"}, with offsets in
     characters. An entity's score is the mean of its words' scores. Words lost to truncation are not
@@ -60,7 +61,8 @@ def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, A
 
 
 def words(contract: Contract, text: str, encoding: Any, logits: Array) -> list[dict[str, Any]]:
-    """Return {"label", "score", "text", "start", "end"} per word of a text, by its first token.
+    """Label the words of a text: {"label", "score", "text", "start", "end"} per word, by its first
+    token.
 
     encoding: encoding of a text without a pair.
     logits: (sequence, labels).
@@ -95,14 +97,14 @@ def word_labels(contract: Contract, text: str, encoding: Any, logits: Array, tok
 
 
 def _place(text: str, start: int, end: int) -> dict[str, Any]:
-    """Return {"text", "start", "end"} of a span, without the white space at its start, which
-    byte-level tokens include."""
+    """Return {"text", "start", "end"} of a labelled span, without the white space at its start,
+    which byte-level tokens include."""
     start += len(text[start:end]) - len(text[start:end].lstrip())
     return {"text": text[start:end], "start": start, "end": end}
 
 
 def join_entities(text: str, tagged: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Join adjacent words of one kind to entities, which have the keys of `words`.
+    """Join adjacent labelled words of one kind to entities, which have the keys of `words`.
 
     "B-" in a word's label starts a new entity, and "O" ends one.
 
@@ -154,7 +156,7 @@ def aggregate_entities(
 def aggregate_words(
     contract: Contract, tokenizer: Any, text: str, encoding: Any, logits: Array
 ) -> list[dict[str, Any]]:
-    """Return {"entity", "score", "word", "start", "end"} per word.
+    """Return {"entity", "score", "word", "start", "end"} per labelled word.
 
     Its label follows from the labels of its tokens by contract.aggregation: first, average or max.
     """
@@ -188,7 +190,7 @@ def _label_tokens(contract: Contract, scores: Array) -> dict[str, Any]:
 
 
 def _tokens(tokenizer: Any, text: str, encoding: Any, scores: Array) -> list[dict[str, Any]]:
-    """Return the tokens of a text that are not special.
+    """Return the labelled tokens of a text that are not special.
 
     is_subword: True if a token continues a word. Without a mark of its own in the vocabulary (##),
         white space at its start tells, as in the pipeline.
@@ -210,7 +212,8 @@ def _tokens(tokenizer: Any, text: str, encoding: Any, scores: Array) -> list[dic
 
 
 def _split_adjacent(parts: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Group adjacent tokens or words of one kind to entities; a label "B-" starts a new one."""
+    """Group adjacent labelled tokens or words of one kind to entities; a label "B-" starts a new
+    one."""
     groups: list[list[dict[str, Any]]] = []
     previous = None
     for part in parts:

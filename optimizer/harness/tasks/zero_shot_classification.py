@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 
 def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, Any]]:
-    """Return {"label", "number", "entailment", "contradiction", "alone"} per claim, for `merge`.
+    """Answer zero-shot classification: return {"label", "number", "entailment", "contradiction",
+    "alone"} per claim, for `merge`.
 
     number: index of the label in the request
     entailment, contradiction: logits
@@ -43,7 +44,7 @@ def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, A
 
 
 def merge(contract: Contract, claims: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return {"labels", "scores"}, the likeliest label first."""
+    """Join the claims on a text to its answer: {"labels", "scores"}, the likeliest label first."""
     del contract
     ordered = sorted(claims, key=lambda claim: int(claim["number"]))
     logits = np.array([[c["contradiction"], c["entailment"]] for c in ordered], np.float32)
@@ -56,7 +57,8 @@ def merge(contract: Contract, claims: Sequence[Mapping[str, Any]]) -> dict[str, 
 
 
 def weigh_claims(claims: Sequence[Mapping[str, Any]]) -> Array:
-    """Return a number per label of a request, in its order, by which labels are ranked.
+    """Rank a text's labels: return a number per label of a request, in its order, by which labels
+    are ranked.
 
     It is the logit of entailment, minus that of contradiction if labels are judged separately.
     """
@@ -67,7 +69,8 @@ def weigh_claims(claims: Sequence[Mapping[str, Any]]) -> Array:
 
 
 def line(answer: Mapping[str, Any]) -> str:
-    """Write an answer in one line for a person: each candidate label with its probability."""
+    """Write an answer of zero-shot classification in one line for a person: each candidate label
+    with its probability."""
     both = zip(answer["labels"], answer["scores"], strict=True)
     return "  ".join(f"{label} {score:.4f}" for label, score in both)
 

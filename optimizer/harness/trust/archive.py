@@ -84,8 +84,8 @@ def _members(archive: tarfile.TarFile, tar: Path) -> list[tarfile.TarInfo]:
 
 
 def _check_end(archive: tarfile.TarFile) -> None:
-    """Raise ReadError unless the tar ends in a block of zeros. tarfile takes a damaged header, or a
-    truncation between two members, for the end."""
+    """Raise ReadError unless a bundle's tar ends in a block of zeros. tarfile takes a damaged
+    header, or a truncation between two members, for the end."""
     assert archive.fileobj is not None
     archive.fileobj.seek(archive.offset)
     if archive.fileobj.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):

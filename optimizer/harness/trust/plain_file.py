@@ -17,7 +17,7 @@ WRITE, OTHERS = 0o022, 0o077  # mode bits: write, and any access, by others than
 
 
 def open_regular(path: Path) -> io.BufferedReader:
-    """Open a regular file for reading.
+    """Open an untrusted path for reading, only if it is a regular file.
 
     Raises InputError if it cannot be opened, also for a FIFO or a device, which may never end.
     """
@@ -33,7 +33,7 @@ def open_regular(path: Path) -> io.BufferedReader:
 
 
 def read(path: Path, largest: int = LARGEST) -> bytes:
-    """Return the bytes of a regular file.
+    """Read an untrusted path: return the bytes of a regular file.
 
     Raises InputError if it cannot be read, or has more than `largest` bytes.
     """
@@ -44,7 +44,7 @@ def read(path: Path, largest: int = LARGEST) -> bytes:
 def read_secret(
     path: Path, warn: Callable[[str], None], largest: int = LARGEST, *, shared: bool = False
 ) -> bytes:
-    """Return the bytes of a file with a secret.
+    """Return the bytes of a file with a secret, such as a key or a token.
 
     warn: receives a warning if others on this machine may use the file
     shared: True accepts a file that others may write, with a warning: CI systems make such files of

@@ -77,7 +77,8 @@ def require(folder: Path, key: Path, signature: Path) -> str:
 
 
 def load_public(path: Path) -> Any:
-    """Load a public key from a PEM file, as an object of the package cryptography.
+    """Load a public key, by which bundles are verified, from a PEM file, as an object of the
+    package cryptography.
 
     Raises InputError for another file, MachineError without the package.
     """
@@ -94,14 +95,15 @@ def load_public(path: Path) -> Any:
 
 
 def check_curve(key: Any, path: Path) -> None:
-    """Raise InputError for a key whose curve is not in HASHES. path: the key's file, for errors."""
+    """Raise InputError for a signing key whose curve is not in HASHES. path: the key's file, for
+    errors."""
     name = getattr(getattr(key, "curve", None), "name", type(key).__name__)
     if name not in HASHES:
         raise InputError(f"a key of {name}", where=str(path), accepted=KEYS, fix=MAKE)
 
 
 def algorithm(key: Any) -> Any:
-    """Return ECDSA with the hash that belongs to a key's curve."""
+    """Return, to verify a signature, ECDSA with the hash that belongs to a key's curve."""
     _, hashes = _cryptography()
     from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -109,7 +111,7 @@ def algorithm(key: Any) -> Any:
 
 
 def digest_key(public_key: Any) -> str:
-    """Return the name of a key in a signature: the sha256 of the public key as PEM."""
+    """Return the name of a key in a bundle's signature: the sha256 of the public key as PEM."""
     serialization, _ = _cryptography()
     pem: bytes = public_key.public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
@@ -124,12 +126,13 @@ def encode_payload(payload: bytes, payload_type: str = PAYLOAD_TYPE) -> bytes:
 
 
 def digest_subject(digests: list[str]) -> str:
-    """Return the digest of a statement's subject. digests: sha256 of the files in hex, in order"""
+    """Return the digest of the subject of a bundle's signed statement. digests: sha256 of the files
+    in hex, in order"""
     return hashlib.sha256(b"".join(map(bytes.fromhex, digests))).hexdigest()
 
 
 def verify_signed_files(data: bytes, public_key: Any, where: str) -> dict[str, str]:
-    """Verify a signature and return the signed files, {name: sha256}.
+    """Verify a bundle's signature and return the signed files, {name: sha256}.
 
     data: content of the signature's file
     public_key: object of the package cryptography
@@ -208,7 +211,7 @@ def open_envelope(data: bytes, public_key: Any, where: str) -> dict[str, Any]:
 
 
 def compare(folder: Path, signed: Mapping[str, str]) -> list[str]:
-    """Return the differences between a folder and the signed files, one sentence each.
+    """Return the differences between a bundle's folder and the signed files, one sentence each.
 
     signed: {name: sha256}
     """
@@ -233,7 +236,8 @@ def _sha256(path: Path) -> str:
 
 
 def _cryptography() -> tuple[Any, Any]:
-    """Return the modules serialization and hashes of the package cryptography.
+    """Return the modules serialization and hashes of the package cryptography, which verifies
+    signatures.
 
     Raises MachineError if it is not installed.
     """

@@ -37,7 +37,7 @@ BRACKET = re.compile(r"[\[{\]}]")
 
 
 def parse(data: bytes, *, finite: bool = True) -> Any:
-    """Parse a JSON document strictly.
+    """Parse a bundle's untrusted JSON document strictly.
 
     finite: False accepts NaN and Infinity, which a report holds if a model computed them
 
@@ -63,7 +63,7 @@ def parse_shallow(text: str, *, finite: bool = True) -> Any:
 
 
 def encode_canonical(value: Any) -> bytes:
-    """Encode a value as canonical JSON: ASCII, keys sorted, no spaces.
+    """Encode a value as canonical JSON, to be digested: ASCII, keys sorted, no spaces.
 
     Raises ValueError for NaN and infinity.
     """
@@ -72,7 +72,7 @@ def encode_canonical(value: Any) -> bytes:
 
 
 def digest(manifest: Mapping[str, Any]) -> str:
-    """Compute the digest of a manifest without its key `digest`, which holds it."""
+    """Compute the digest of a bundle's manifest without its key `digest`, which holds it."""
     rest = {key: value for key, value in manifest.items() if key != "digest"}
     return hashlib.sha256(encode_canonical(rest)).hexdigest()
 
@@ -95,7 +95,7 @@ def name_problem(name: object) -> str:
 
 
 def list_entries(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield (name, lstat) of everything below the folder except folders.
+    """Yield (name, lstat) of everything below a bundle's folder except folders.
 
     Links are not followed. Raises OSError for a folder that cannot be listed.
     """
@@ -112,7 +112,7 @@ def list_entries(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def find_unlisted(folder: Path, files: Mapping[str, Any]) -> dict[str, str]:
-    """Return {name below the folder: kind, in words} of the files that the manifest does not
+    """Return {name below the folder: kind, in words} of the files that a bundle's manifest does not
     list."""
     return {
         name: _kind(name, status)
@@ -122,7 +122,7 @@ def find_unlisted(folder: Path, files: Mapping[str, Any]) -> dict[str, str]:
 
 
 def describe_problem(folder: Path, name: str, entry: Mapping[str, Any]) -> str:
-    """Return how a listed file differs from its entry, {sha256, size}; "" if it does not."""
+    """Return how a bundle's file differs from its entry, {sha256, size}; "" if it does not."""
     path, status = str(folder), None
     try:
         for part in name.split("/"):
@@ -145,7 +145,7 @@ def describe_problem(folder: Path, name: str, entry: Mapping[str, Any]) -> str:
 
 
 def list_problems(folder: Path) -> tuple[str, list[str]]:
-    """Compare a folder with its manifest.
+    """Verify a bundle: compare a folder with its manifest.
 
     Returns (the manifest's digest, or "" if it is wrong; all differences, a sentence each).
     """
@@ -177,7 +177,8 @@ def list_problems(folder: Path) -> tuple[str, list[str]]:
 
 
 def list_unjudged_files(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
-    """Compare the manifest with the files that the bundle's report.json says were judged.
+    """Verify a bundle: compare its manifest with the files that the bundle's report.json says were
+    judged.
 
     Returns a sentence per difference. The digest of report.json itself is not checked here.
     """
@@ -190,7 +191,8 @@ def list_unjudged_files(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
 
 
 def list_unjudged(manifest: Mapping[str, Any], reports: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Compare the manifest with the judged files; return a sentence per difference.
+    """Verify a bundle: compare the manifest with the judged files; return a sentence per
+    difference.
 
     reports: content of report.json, one per target in the recipe's order; a report without `judged`
         (validate/judged.py) is not compared
@@ -244,7 +246,7 @@ def main(arguments: list[str]) -> int:
 def _list_changed_files(
     engine: Mapping[str, Any], manifest: Mapping[str, Any], judged: Mapping[str, Any]
 ) -> list[str]:
-    """List the files of an engine that differ from the judged ones."""
+    """List, to verify a bundle, an engine's files that differ from the judged ones."""
     contract = manifest["contract"]
     opened = [contract.get("tokenizer"), contract.get("embedding")]
     files = [section["file"] for section in opened if section and section.get("file")]
@@ -279,7 +281,8 @@ def _list_changed_files(
 def _list_changed_settings(
     engine: Mapping[str, Any], contract: Any, judged: Mapping[str, Any]
 ) -> list[str]:
-    """List the differences of contract and settings of an engine from the judged ones."""
+    """List, to verify a bundle, the differences of contract and settings of an engine from the
+    judged ones."""
     titles = {
         "contract": f"{MANIFEST}: contract",
         "opened_with": f"{MANIFEST}: {', '.join(OPENED_WITH)} of {engine['target']}",
@@ -292,7 +295,7 @@ def _list_changed_settings(
 
 
 def _check_surrogates(value: Any) -> None:
-    """Raise ValueError for a text that UTF-8 cannot encode."""
+    """Raise ValueError for a text in a bundle's JSON that UTF-8 cannot encode."""
     waiting = [value]
     while waiting:
         part = waiting.pop()
@@ -310,7 +313,8 @@ def _check_surrogates(value: Any) -> None:
 
 
 def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build an object. Raises ValueError for a duplicate key, which readers resolve differently."""
+    """Build an object of a bundle's JSON. Raises ValueError for a duplicate key, which readers
+    resolve differently."""
     fields = dict(pairs)
     if len(fields) != len(pairs):
         raise ValueError("a key comes twice")
@@ -329,7 +333,7 @@ def _finite(text: str) -> float:
 
 
 def _kind(name: str, status: os.stat_result) -> str:
-    """Describe a directory entry for a message."""
+    """Describe an entry of a bundle's folder for a message."""
     if stat.S_ISLNK(status.st_mode):
         return "a link"
     if stat.S_ISDIR(status.st_mode):

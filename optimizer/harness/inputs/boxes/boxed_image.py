@@ -74,7 +74,8 @@ def encode(
 
 
 def _encoded(settings: ImageSettings, source: Any, named: Any) -> Encoded:
-    """Cut the boxes out of one image; the result has a part per box, or a `problem`."""
+    """Cut the boxes out of one image, as inputs of the model; the result has a part per box, or a
+    `problem`."""
     opened = source.image if isinstance(source, Boxed) else source
     named = source.boxes if isinstance(source, Boxed) else named
     try:
@@ -95,8 +96,8 @@ def _encoded(settings: ImageSettings, source: Any, named: Any) -> Encoded:
 
 
 def read_boxes(named: Any, width: int, height: int) -> list[Box]:
-    """Return the boxes in `named` (JSON text, a list or None) of an image. Raises UnreadableImage
-    for none, too many, and one that is not four numbers or is outside the image."""
+    """Read an image's boxes from `named` (JSON text, a list or None). Raises UnreadableImage for
+    none, too many, and one that is not four numbers or is outside the image."""
     if named is None:
         return [(0.0, 0.0, float(width), float(height))]
     if isinstance(named, str):

@@ -18,7 +18,8 @@ UNIT = 200.0  # pixels of a person's scale, as in COCO's top-down models
 
 
 def region(box: Box, height: int, width: int) -> tuple[Array, Array]:
-    """Return (centre, size) of the part of the image to read for a box, float32 (x, y) each.
+    """Return (centre, size) of the part of the image that is the model's input for a box, float32
+    (x, y) each.
 
     box: left, top, width and height in pixels
     height, width: size of the model's input in pixels
@@ -35,7 +36,7 @@ def region(box: Box, height: int, width: int) -> tuple[Array, Array]:
 
 
 def cut(pixels: Array, box: Box, height: int, width: int) -> Array:
-    """Cut a box out of an image; returns uint8 (height, width, channels).
+    """Cut a box out of an image, as the model's input; returns uint8 (height, width, channels).
 
     pixels: image, uint8 (rows, columns, channels)
     height, width: size of the model's input in pixels
@@ -54,7 +55,7 @@ def cut(pixels: Array, box: Box, height: int, width: int) -> Array:
 
 
 def _interpolate(pixels: Array, rows: Array, columns: Array) -> Array:
-    """Return the image at the grid `rows` x `columns`, bilinear and rounded; 0 outside the
+    """Resample an input image at the grid `rows` x `columns`, bilinear and rounded; 0 outside the
     image."""
     inside, low, high, weights = zip(
         *(_neighbours(at, side) for at, side in zip((rows, columns), pixels.shape, strict=False)),

@@ -24,14 +24,15 @@ Pairs = Sequence[tuple[str, str]]
 
 
 class StatefulModel(ModelPorts, Protocol):
-    """Interface of an open model that keeps its KV cache as states; see OpenVinoRunner."""
+    """Interface of a model open in OpenVINO that keeps its KV cache as states; see
+    OpenVinoRunner."""
 
     def request(self) -> Any: ...
     def run(self, request: Any, arrays: Mapping[str, Array]) -> dict[str, Array]: ...
 
 
 class PagedModel(ModelPorts, Protocol):
-    """Interface of an open model with a paged KV cache."""
+    """Interface of a model open in OpenVINO with a paged KV cache."""
 
     def pages(self, texts: int, tokens: int) -> Pages: ...
 
@@ -56,12 +57,12 @@ class OpenVinoDecoder(LastOfStep):
         return logits
 
     def cache(self) -> dict[str, Array]:
-        """Return copies of the KV cache {present: array}, float32."""
+        """Return copies of OpenVINO's KV cache {present: array}, float32."""
         return read_states(self._request, self._names) if self.past else {}
 
 
 class PagedDecoder(LastOfStep):
-    """Decoder with a paged KV cache; see decoder.Decoder. Padding is not in the cache.
+    """Decoder with OpenVINO's paged KV cache; see decoder.Decoder. Padding is not in the cache.
 
     capacity: initial capacity of each row in tokens.
     Raises BundleError if inputs or outputs of the model and the contract differ.
@@ -80,7 +81,8 @@ class PagedDecoder(LastOfStep):
         return self._seen.shape[1]
 
     def step(self, arrays: Mapping[str, Array]) -> Array:
-        """Return logits (batch, sequence, vocabulary), float32, 0 where padded.
+        """Run the paged OpenVINO model on new tokens; return logits (batch, sequence, vocabulary),
+        float32, 0 where padded.
 
         Raises InputError for arrays that contradict the contract or the KV cache, for a mask that
         changes earlier columns, and for position ids that do not count each row's tokens.
@@ -104,8 +106,8 @@ class PagedDecoder(LastOfStep):
         return logits
 
     def _check(self, arrays: Mapping[str, Array], mask: Array, rows: int, sequence: int) -> None:
-        """Check a step of generation: raise InputError for a mask or position ids that contradict
-        earlier steps, or for rows of padding only."""
+        """Check a step of OpenVINO's decoder: raise InputError for a mask or position ids that
+        contradict earlier steps, or for rows of padding only."""
         if self.past and not np.array_equal(mask[:, : self.past], self._seen):
             raise InputError(
                 "it changes columns of an earlier step",
@@ -121,7 +123,7 @@ class PagedDecoder(LastOfStep):
             raise InputError(f"all {rows} rows are only padding", where="input attention_mask")
 
     def cache(self) -> dict[str, Array]:
-        """Return copies of the KV cache: present.{i}.key and .value, (batch, kv_heads, past,
+        """Return copies of OpenVINO's KV cache: present.{i}.key and .value, (batch, kv_heads, past,
         head_dim) each, 0 where padded; {} before the first step."""
         if self._pages is None:
             return {}
@@ -137,12 +139,12 @@ class PagedDecoder(LastOfStep):
 
 
 def identity_rows(rows: int) -> Array:
-    """Return the `beam_idx` input (rows,) with which each row continues its own KV cache."""
+    """Return OpenVINO's input `beam_idx` (rows,) with which each row continues its own KV cache."""
     return np.arange(rows, dtype=np.int32)
 
 
 def read_states(request: Any, names: Pairs) -> dict[str, Array]:
-    """Copy the KV cache of an infer request to arrays {present: array}, float32.
+    """Copy the KV cache of an infer request of OpenVINO to arrays {present: array}, float32.
 
     names: (past, present) of each state
     """
@@ -154,7 +156,8 @@ def read_states(request: Any, names: Pairs) -> dict[str, Array]:
 
 
 def write_states(ov: Any, request: Any, names: Pairs, arrays: Mapping[str, Array]) -> None:
-    """Set the KV cache of an infer request from arrays {past: array}; empty arrays reset it.
+    """Set the KV cache of an infer request of OpenVINO from arrays {past: array}; empty arrays
+    reset it.
 
     names: (past, present) of each state
     """

@@ -54,12 +54,14 @@ def check(device: str) -> None:
 
 
 def read_full_name(device: str) -> str:
-    """Return the full name of a present device; of several GPUs the first, on which models run."""
+    """Return the full name of a device that OpenVINO lists; of several GPUs the first, on which
+    models run."""
     return str(open_core().get_property(DEVICES[device], "FULL_DEVICE_NAME"))
 
 
 def list_capabilities(device: str = "cpu") -> list[str]:
-    """Return the precisions that a device has kernels for: "FP32", "BF16", "INT8", ...
+    """Return from OpenVINO the precisions that a device has kernels for: "FP32", "BF16", "INT8",
+    ...
 
     Raises MachineError if the package is missing.
     """
@@ -67,7 +69,8 @@ def list_capabilities(device: str = "cpu") -> list[str]:
 
 
 def refuse_emulation(listed: Sequence[str], precision: str, device: str = "cpu") -> None:
-    """Raise MachineError if a device has no kernels for a precision and would emulate it.
+    """Raise MachineError if a device of OpenVINO has no kernels for a precision and would emulate
+    it.
 
     listed: result of `list_capabilities`
     """
@@ -86,7 +89,8 @@ def refuse_emulation(listed: Sequence[str], precision: str, device: str = "cpu")
 def select_supported(
     properties: Mapping[str, Any], supported: Sequence[str], device: str = "cpu"
 ) -> dict[str, Any]:
-    """Return the properties that the device supports, and drop others, e.g. threads on a GPU.
+    """Return OpenVINO's properties that the device supports, and drop others, e.g. threads on a
+    GPU.
 
     supported: SUPPORTED_PROPERTIES of the device
 

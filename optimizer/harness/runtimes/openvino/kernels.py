@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Kernel:
-    """Kernel that runs one node of the compiled graph.
+    """Kernel that runs one node of the graph that OpenVINO compiled.
 
     kind: layerType
     primitive: primitiveType, the name of the implementation

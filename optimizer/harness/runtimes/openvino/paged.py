@@ -79,7 +79,7 @@ def rewrite_cache_as_pages(ov: Any, model: Any) -> None:
 
 @dataclass
 class _Text:
-    """A text in the paged KV cache.
+    """A text in OpenVINO's paged KV cache.
 
     length: number of its tokens in the KV cache
     blocks: numbers of its blocks, in order
@@ -90,7 +90,7 @@ class _Text:
 
 
 class Pages:
-    """Paged KV cache of one infer request, for texts that the caller numbers.
+    """Paged KV cache of one infer request of OpenVINO, for texts that the caller numbers.
 
     ov: the openvino package
     compiled: ov.CompiledModel in the form of `rewrite_cache_as_pages`
@@ -112,19 +112,20 @@ class Pages:
         self._companion = [self._free.pop()] if companion else []
 
     def open(self, text: int, adapter: str = "") -> None:  # noqa: ARG002
-        """Add a text without tokens to the paged KV cache."""
+        """Add a text without tokens to OpenVINO's paged KV cache."""
         self._texts[text] = _Text()
 
     def close(self, text: int) -> None:
-        """Remove a text from the paged KV cache, so that its blocks are free for others."""
+        """Remove a text from OpenVINO's paged KV cache, so that its blocks are free for others."""
         self._free += reversed(self._texts.pop(text).blocks)
 
     def length(self, text: int) -> int:
-        """Return the number of tokens of a text in the KV cache."""
+        """Return the number of tokens of a text in OpenVINO's paged KV cache."""
         return self._texts[text].length
 
     def run(self, tokens: Mapping[int, Sequence[int] | Array]) -> list[Array]:
-        """Add one or more tokens to each text; return the scores (tokens, vocabulary) of each."""
+        """Run OpenVINO on one or more new tokens of each text; return the scores (tokens,
+        vocabulary) of each."""
         new = [np.asarray(ids, np.int64) for ids in tokens.values()]
         texts = [self._texts[number] for number in tokens]
         pasts = [text.length for text in texts]
@@ -160,11 +161,12 @@ class Pages:
         return [scores[start:stop] for start, stop in pairwise(begins)]
 
     def forget(self, text: int, count: int = 1) -> None:
-        """Remove the newest `count` tokens of a text from the KV cache."""
+        """Remove the newest `count` tokens of a text from OpenVINO's paged KV cache."""
         self._texts[text].length -= count
 
     def copy_tokens(self, text: int, start: int, stop: int) -> list[Array]:
-        """Return keys and values (heads, tokens, head_dim) of tokens start..stop, layer by layer.
+        """Return keys and values (heads, tokens, head_dim) of tokens start..stop from OpenVINO's
+        paged KV cache, layer by layer.
 
         bf16 values are returned as their bits, typed float16.
         """
@@ -172,8 +174,8 @@ class Pages:
         return [cache[blocks, :, within].swapaxes(0, 1) for cache in self._caches.values()]
 
     def append(self, text: int, arrays: Sequence[Array]) -> None:
-        """Add tokens to a text in the KV cache by their keys and values, as `copy_tokens` returns
-        them, without running the model."""
+        """Add tokens to a text in OpenVINO's paged KV cache by their keys and values, as
+        `copy_tokens` returns them, without running the model."""
         start = self.length(text)
         stop = start + arrays[0].shape[1]
         self._reserve(self._texts[text], stop)
@@ -183,8 +185,8 @@ class Pages:
         self._texts[text].length = stop
 
     def _places(self, text: int, start: int, stop: int) -> tuple[Array, Array]:
-        """Return where the KV cache has each token of a text: its block, and its index in the
-        block."""
+        """Return where OpenVINO's paged KV cache has each token of a text: its block, and its index
+        in the block."""
         blocks, within = np.divmod(np.arange(start, stop), self._block)
         return np.asarray(self._texts[text].blocks)[blocks], within
 
@@ -217,7 +219,7 @@ NUMPY: dict[str, Any] = {"f32": np.float32, "bf16": np.float16, "f16": np.float1
 
 
 def blocks_bytes(compiled: Any, tokens: int) -> int:
-    """Return the bytes of the blocks of one text, over all layers.
+    """Return the bytes of OpenVINO's KV cache blocks of one text, over all layers.
 
     tokens: length of the text.
     Includes the scales of an 8-bit KV cache.
@@ -238,12 +240,13 @@ def _cache_ports(compiled: Any) -> dict[str, Any]:
 
 
 def _block_tokens(ports: Mapping[str, Any]) -> int:
-    """Return the tokens per block, by the values: 8-bit keys hold scales on the token axis."""
+    """Return the tokens per block of OpenVINO's KV cache, by the values: 8-bit keys hold scales on
+    the token axis."""
     return _sizes(ports[f"{PARTS[1]}.0"])[1]
 
 
 def _sizes(port: Any) -> tuple[int, ...]:
-    """Return the sizes of one block of keys or values in the paged KV cache."""
+    """Return the sizes of one block of keys or values in OpenVINO's paged KV cache."""
     return tuple(size.get_length() for size in list(port.get_partial_shape())[1:])
 
 

@@ -82,7 +82,7 @@ class OpenVinoSettings:
 
     @classmethod
     def from_fit(cls, fit: Mapping[str, Any]) -> OpenVinoSettings:
-        """Read the settings from `fit` of an engine's manifest entry."""
+        """Read OpenVINO's settings from `fit` of an engine's manifest entry."""
         return cls(
             fit.get("float", "fp32"),
             fit.get("hint", "latency"),
@@ -103,7 +103,7 @@ class OpenVinoSettings:
 
 
 class OpenVinoRunner(Closing):
-    """A model compiled for a device of this machine, for any shapes. Thread-safe.
+    """A model that OpenVINO compiled for a device of this machine, for any shapes. Thread-safe.
 
     OpenVINO holds a decoder's KV cache, as states (stateful.py) or, with `settings.paged`, in
     blocks (paged.py); `infer` takes and returns it as arrays in both cases. The two forms of a
@@ -144,19 +144,20 @@ class OpenVinoRunner(Closing):
 
     @cached_property
     def _compiled(self) -> Any:
-        """Compile the model, with a decoder's KV cache as states: an ov.CompiledModel."""
+        """Compile the model in OpenVINO, with a decoder's KV cache as states: an
+        ov.CompiledModel."""
         settings = replace(self.settings, paged=False, cache="float")
         return _open(self.model, settings, self.threads, self._file)
 
     @cached_property
     def _results(self) -> list[str]:
-        """Return the names of the outputs. Keys and values that a stateful model keeps inside are
-        not among them."""
+        """Return the names of the OpenVINO model's outputs. Keys and values that a stateful model
+        keeps inside are not among them."""
         return [_name(port) for port in self._compiled.outputs]
 
     @cached_property
     def _paged(self) -> Any:
-        """Compile the model with a paged KV cache: an ov.CompiledModel."""
+        """Compile the model in OpenVINO with a paged KV cache: an ov.CompiledModel."""
         return _open(self.model, self.settings, self.threads, None)
 
     def _ports(self, model: Any) -> tuple[Inputs, list[str]]:
@@ -215,7 +216,7 @@ class OpenVinoRunner(Closing):
         return int(self._compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
 
     def _run_in_parts(self, arrays: Mapping[str, Array], count: int) -> dict[str, Array]:
-        """Run a batch in `count` concurrent requests of about equal rows."""
+        """Run a batch in `count` concurrent requests of OpenVINO of about equal rows."""
         requests = [self._request() for _ in range(count)]
         shares = {name: np.array_split(array, count) for name, array in arrays.items()}
         with self._running():
@@ -238,11 +239,12 @@ class OpenVinoRunner(Closing):
             return self.request()
 
     def request(self) -> Any:
-        """Make an infer request, in which one generation runs, with an empty KV cache."""
+        """Make an infer request of OpenVINO, in which one generation runs, with an empty KV
+        cache."""
         return self._compiled.create_infer_request()
 
     def run(self, request: Any, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """Run one inference of an infer request; return {output: array}.
+        """Run one inference of an infer request of OpenVINO; return {output: array}.
 
         Raises BundleError if it fails, e.g. for arrays that the model does not take; MachineError
         if this processor has no kernel for it.
@@ -268,7 +270,8 @@ class OpenVinoRunner(Closing):
             raise BundleError(problem, where=str(self.model), fix=fix) from e
 
     def pages(self, texts: int, tokens: int) -> Pages:
-        """Return an empty paged KV cache, initially for `texts` texts of `tokens` tokens.
+        """Return an empty paged KV cache in OpenVINO, initially for `texts` texts of `tokens`
+        tokens.
 
         With integer products a companion makes scores independent of the other texts. It costs 3 %
         of the time of one text (SmolLM2), but a third with float products, which get none.
@@ -287,7 +290,8 @@ class OpenVinoRunner(Closing):
         return SeparateDecoders(self, contract, capacity)
 
     def cache_bytes(self, contract: Contract, tokens: int) -> int:
-        """Return the bytes of the KV cache of one text; a paged cache is rounded up to blocks."""
+        """Return the bytes of OpenVINO's KV cache of one text; a paged cache is rounded up to
+        blocks."""
         if self.settings.paged:
             return blocks_bytes(self._paged, tokens)
         itemsize = ITEMSIZES[CACHES[self.settings.precision]]
@@ -305,7 +309,8 @@ class OpenVinoRunner(Closing):
 
 
 def write_compiled(model: Path, settings: OpenVinoSettings, threads: int, out: Path) -> None:
-    """Compile a model for this processor and write it to `out`, for OpenVinoRunner's `compiled`.
+    """Compile a model by OpenVINO for this processor and write it to `out`, for OpenVinoRunner's
+    `compiled`.
 
     threads: 0 means one per core that this process may use
 
@@ -347,7 +352,7 @@ def write_model(model: Any, out: Path) -> None:
 
 
 def open_string_model(path: Path) -> Callable[[str], dict[str, Array]]:
-    """Open a model with string operators: a function from a text to {output: array}.
+    """Open in OpenVINO a model with string operators: a function from a text to {output: array}.
 
     The caller imports openvino_tokenizers first, which registers the operators.
     """
@@ -414,15 +419,15 @@ def _opening(ov: Any, file: Path, kind: type[HarnessError] = BundleError) -> Ite
 
 
 def _name(port: Any) -> str:
-    """Return the name that an input or output has in the file; OpenVINO may know it by further
-    names."""
+    """Return the name that an OpenVINO model's input or output has in the file; OpenVINO may know
+    it by further names."""
     name = str(port.get_node().get_friendly_name()).removesuffix("/sink_port_0")
     return name if name in port.get_names() else str(port.any_name)
 
 
 def _shape(port: Any) -> Shape | None:
-    """Return the sizes of an input's axes, with None for a dynamic axis; None if the rank is
-    dynamic."""
+    """Return the sizes of the axes of an OpenVINO model's input, with None for a dynamic axis; None
+    if the rank is dynamic."""
     shape = port.get_partial_shape()
     if shape.rank.is_dynamic:
         return None
@@ -430,7 +435,7 @@ def _shape(port: Any) -> Shape | None:
 
 
 def _cut_first_line(error: BaseException) -> str:
-    """Return the first line of an error message, without the source locations before it."""
+    """Return the first line of OpenVINO's error message, without the source locations before it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     informative = [line for line in lines if not line.startswith(("Exception from src", "Check '"))]
     return (informative or lines or [type(error).__name__])[0][:300]

@@ -18,7 +18,7 @@ from .decoder import PagedModel
 
 
 class PagedSlots:
-    """Slots over a paged KV cache; see slots.Slots.
+    """Slots for texts over OpenVINO's paged KV cache; see slots.Slots.
 
     rows: maximum number of texts.
     capacity: tokens per text, prompt and answer; memory is used on demand.

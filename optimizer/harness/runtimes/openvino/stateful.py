@@ -21,7 +21,8 @@ EXPECTED = {"where": "OpenVINO", "accepted": "keys and values of each layer, fro
 
 
 def is_decoder(names: Iterable[str]) -> bool:
-    """Return True if any of these input names belongs to a KV cache."""
+    """Return True if any of these input names belongs to a KV cache, which OpenVINO keeps as
+    states."""
     return any(map(kv_cache.is_past, names))
 
 
@@ -31,7 +32,8 @@ def variable(past: str, present: str) -> str:
 
 
 def list_state_pairs(states: Collection[str]) -> list[tuple[str, str]]:
-    """Return (past, present) of each state of a compiled model, in the order of kv_cache.names.
+    """Return (past, present) of each state of a model that OpenVINO compiled, in the order of
+    kv_cache.names.
 
     Raises BundleError for states that are not a KV cache.
     """
@@ -71,8 +73,8 @@ def make_stateful(ov: Any, model: Any) -> None:
 
 
 def _start_empty(ov: Any, model: Any) -> None:
-    """Let generation start with an empty KV cache: initialize every state as (rows of input_ids,
-    kv_heads, 0, head_dim)."""
+    """Let generation start with an empty KV cache: initialize every state in OpenVINO as (rows of
+    input_ids, kv_heads, 0, head_dim)."""
     ops = ov.opset13
     shape_of_ids = ops.shape_of(model.input("input_ids"), output_type="i64")
     batch = ops.gather(shape_of_ids, ops.constant(np.array([0])), ops.constant(np.int64(0)))

@@ -26,7 +26,7 @@ HEADER = 50_000_000  # maximum bytes of that header
 
 
 def read(file: Path) -> dict[str, Array]:
-    """Read an adapter's file as {graph input: float32 matrix}.
+    """Read a LoRA adapter's file for ONNX Runtime as {graph input: float32 matrix}.
 
     Raises BundleError for a damaged file.
     """
@@ -46,7 +46,7 @@ def read(file: Path) -> dict[str, Array]:
 
 
 def _matrix(entry: Mapping[str, Any], data: memoryview) -> Array:
-    """Read the matrix that an entry of the safetensors header describes.
+    """Read the adapter's matrix that an entry of the safetensors header describes.
 
     data: the bytes after the header
 

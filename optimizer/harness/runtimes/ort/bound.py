@@ -29,7 +29,7 @@ Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 @dataclass(frozen=True)
 class Buffers:
-    """Device buffers for one combination of input shapes.
+    """Device buffers of an ONNX Runtime session for one combination of input shapes.
 
     binding: IOBinding of inputs and outputs
     values: device arrays of the inputs by name
@@ -44,7 +44,7 @@ class Buffers:
 
 
 class BoundSession:
-    """Session that runs on device buffers, kept per combination of input shapes.
+    """ONNX Runtime session that runs on device buffers, kept per combination of input shapes.
 
     ort: the onnxruntime module
     device: device of the buffers
@@ -62,7 +62,7 @@ class BoundSession:
         self._count = 0
 
     def infer(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """Copy inputs in, run, and copy outputs out.
+        """Run ONNX Runtime on the device: copy inputs in, run, and copy outputs out.
 
         arrays: all inputs, of the session's types.
         """
@@ -72,8 +72,8 @@ class BoundSession:
             return self.outputs(buffers)
 
     def put(self, arrays: Mapping[str, Array]) -> Buffers:
-        """Copy a batch's arrays into the bound buffers for their shapes, which are allocated if
-        new."""
+        """Copy a batch's arrays into the session's bound buffers for their shapes, which are
+        allocated if new."""
         key: Shapes = tuple((n, arrays[n].shape) for n in sorted(arrays))
         buffers = self._sets.pop(key, None)
         if buffers is None:
@@ -100,8 +100,8 @@ class BoundSession:
         self._sets.clear()
 
     def _make(self, arrays: Mapping[str, Array]) -> Buffers:
-        """Allocate and bind buffers for the shapes of a batch; one run determines the sizes of the
-        outputs."""
+        """Allocate and bind buffers of an ONNX Runtime session for the shapes of a batch; one run
+        determines the sizes of the outputs."""
         binding = self._session.io_binding()
         values = {
             name: self._ort.OrtValue.ortvalue_from_numpy(
@@ -123,7 +123,8 @@ class BoundSession:
         return Buffers(binding, values, self._count, size)
 
     def _make_room(self, size: int) -> None:
-        """Release the least recently used sets, so that one of `size` bytes fits."""
+        """Release the least recently used sets of bound buffers, so that one of `size` bytes
+        fits."""
         while self._sets and (
             len(self._sets) >= LIMIT or size + sum(b.size for b in self._sets.values()) > BYTES
         ):
@@ -141,7 +142,7 @@ class BoundSession:
 
 
 def list_profiles(max_length: int) -> list[dict[str, tuple[int, int, int]]]:
-    """List the sizes that texts are padded to, as profiles for fitted.FittedRunner.
+    """List the sizes that texts are padded to for CUDA graphs, as profiles for fitted.FittedRunner.
 
     Sizes are powers of two, so that padding less than doubles the rows, and the tokens of texts of
     at least TOKENS tokens.

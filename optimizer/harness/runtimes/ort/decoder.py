@@ -30,7 +30,7 @@ SHARED = ("kv_cache", "shared")  # key and value in the model's metadata
 
 
 class ModelPorts(Protocol):
-    """Interface of a model with named inputs and outputs."""
+    """Interface of a model open in ONNX Runtime with named inputs and outputs."""
 
     @property
     def inputs(self) -> Mapping[str, Any]: ...
@@ -102,8 +102,8 @@ class OrtDecoder(LastOfStep):
         return logits
 
     def cache(self) -> dict[str, Array]:
-        """Return copies of the KV cache: present.{i}.key and .value, (batch, kv_heads, past,
-        head_dim) each."""
+        """Return copies of the decoder's KV cache in ONNX Runtime: present.{i}.key and .value,
+        (batch, kv_heads, past, head_dim) each."""
         return {
             present: np.array(self._cache[past].numpy()[:, :, : self.past])
             for past, present in self._names
@@ -111,8 +111,8 @@ class OrtDecoder(LastOfStep):
         }
 
     def _bind_cache(self, total: int) -> None:
-        """Bind the KV cache as past inputs and present outputs of a step that ends with `total`
-        tokens."""
+        """Bind in ONNX Runtime the KV cache as past inputs and present outputs of a step that ends
+        with `total` tokens."""
         if self._shared:
             if self._make_room(total):
                 for past, present in self._names:
@@ -126,7 +126,8 @@ class OrtDecoder(LastOfStep):
             self._binding.bind_output(present, self._runner.device)
 
     def _make_room(self, total: int) -> bool:
-        """Grow shared buffers to at least `total` tokens, copying the KV cache.
+        """Grow the decoder's shared buffers in ONNX Runtime to at least `total` tokens, copying the
+        KV cache.
 
         Returns True if the buffers are new.
         """
@@ -150,7 +151,8 @@ class OrtDecoder(LastOfStep):
 def run_last(
     runner: BindableModel, arrays: Mapping[str, Array], cache: Mapping[str, Any], spec: Generation
 ) -> Array:
-    """Add tokens to a shared KV cache; return the logits (batch, vocabulary) of each row's newest.
+    """Run ONNX Runtime on tokens, added to a shared KV cache; return the logits (batch, vocabulary)
+    of each row's newest.
 
     arrays: inputs without the KV cache
     cache: {name of the past: OrtValue}, which receives the new tokens
@@ -163,7 +165,7 @@ def run_last(
 
 
 def check_graph(runner: ModelPorts, inputs: list[str], names: list[tuple[str, str]]) -> None:
-    """Raise BundleError if the model's inputs and outputs differ from the contract's and the KV
+    """Raise BundleError if an ONNX graph's inputs and outputs differ from the contract's and the KV
     cache's.
 
     inputs: names of the contract's inputs

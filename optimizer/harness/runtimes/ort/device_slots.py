@@ -24,7 +24,7 @@ from .slots import OrtSlots
 
 
 class DeviceSlots(OrtSlots):
-    """Slots whose KV cache stays on the runner's device; see slots.Slots.
+    """Slots for texts whose KV cache stays on the runner's device; see slots.Slots.
 
     rows: maximum number of texts
     capacity: maximum tokens per text, prompt and answer; memory is allocated at once
@@ -46,7 +46,7 @@ class DeviceSlots(OrtSlots):
         self._written = [0] * rows  # columns of each row that are not 0
 
     def close(self, text: int) -> None:
-        """Free the slot and set its row of the KV cache to 0.
+        """Free a text's slot on the device and set its row of the KV cache to 0.
 
         A kernel may multiply masked values by 0, and a NaN left there would reach the next text.
         """
@@ -80,8 +80,8 @@ class DeviceSlots(OrtSlots):
         return len(self._texts)
 
     def _run(self, adapter: str, row: int, ids: Array, mask: Array, positions: Array) -> Array:
-        """Run the texts in the rows from `row` on: a captured step for one token per row, else
-        uncaptured."""
+        """Run in ONNX Runtime the texts in the rows from `row` on: a captured step for one token
+        per row, else uncaptured."""
         rows, sequence = ids.shape
         if adapter or sequence > 1:
             return super()._run(adapter, row, ids, mask, positions)
@@ -97,8 +97,8 @@ class DeviceSlots(OrtSlots):
         )
 
     def _heads(self, past: str, row: int, start: int, stop: int) -> list[Any]:
-        """Return tokens start..stop of a row of one past, as one OrtValue (tokens, head_dim) per
-        head.
+        """Return tokens start..stop of a row of the KV cache, as one OrtValue (tokens, head_dim)
+        per head.
 
         The OrtValues share the memory of the KV cache.
         """
@@ -112,7 +112,8 @@ class DeviceSlots(OrtSlots):
         ]
 
     def _write(self, row: int, start: int, arrays: Sequence[Array]) -> None:
-        """Write keys and values, (kv_heads, tokens, head_dim) each, into a row from `start` on."""
+        """Write keys and values, (kv_heads, tokens, head_dim) each, into a row of the device's KV
+        cache from `start` on."""
         for past, array in zip(self._cache, arrays, strict=True):
             array = np.ascontiguousarray(array, self._runner.inputs[past])
             for part, head in zip(

@@ -38,7 +38,7 @@ RUNS = 5  # batches per size that run both ways; the first is warm-up and does n
 
 @dataclass
 class _Tried:
-    """Timing of the first batches of one size.
+    """Timing of the first batches of one size in ONNX Runtime, whole and divided.
 
     seconds: (by rows, by operators) of each batch
     same: True if both ways gave equal bits in every batch
@@ -49,7 +49,8 @@ class _Tried:
 
     @property
     def by_operators(self) -> bool:
-        """Return True if later batches of this size run whole, with threads inside each operator.
+        """Return True if later batches of this size run whole in ONNX Runtime, with threads inside
+        each operator.
 
         With both ways equally fast this happens with a chance of 1 in 16.
         """
@@ -96,8 +97,8 @@ class DividedRuns:
     def _both_ways(
         self, outputs: Sequence[str], arrays: Mapping[str, Array], tried: _Tried
     ) -> list[Array]:
-        """Run a batch whole and divided by rows, record both times, and return the outputs of the
-        divided run."""
+        """Run a batch in ONNX Runtime whole and divided by rows, record both times, and return the
+        outputs of the divided run."""
         times = [self._clock()]
         values = self._by_rows(outputs, arrays)
         times.append(self._clock())
@@ -114,8 +115,8 @@ class DividedRuns:
         self._session = self._others = None
 
     def _by_rows(self, outputs: Sequence[str], arrays: Mapping[str, Array]) -> list[Array]:
-        """Divide a batch by rows among threads, run the parts, and return the concatenated
-        outputs."""
+        """Divide a batch by rows among threads of ONNX Runtime, run the parts, and return the
+        concatenated outputs."""
         rows = len(next(iter(arrays.values())))
         each = rows // self._threads
         session, others = self._opened()
@@ -148,5 +149,5 @@ def can_divide_rows(session: Any) -> bool:
 
 
 def _rows(arrays: Mapping[str, Array], first: int, last: int) -> dict[str, Array]:
-    """Cut rows first..last out of each array of a batch."""
+    """Cut rows first..last out of each array of a batch, for one thread."""
     return {name: array[first:last] for name, array in arrays.items()}

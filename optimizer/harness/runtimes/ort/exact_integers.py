@@ -32,7 +32,7 @@ PRODUCT = bytes.fromhex(
 
 
 def list_settings(ort: Any) -> tuple[tuple[str, str], ...]:
-    """Return the session entries (key, value) that make integer products exact.
+    """Return the entries (key, value) of an ONNX Runtime session that make integer products exact.
 
     ort: the onnxruntime module
 

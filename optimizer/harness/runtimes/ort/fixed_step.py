@@ -39,7 +39,8 @@ class ReplayingModel(BindableModel, Protocol):
 
 
 class FixedStep:
-    """Decode step of one token per row, on buffers of fixed size that a CUDA graph can replay.
+    """Decode step, in ONNX Runtime, of one token per row, on buffers of fixed size that a CUDA
+    graph can replay.
 
     cache: {name of the past: OrtValue of (rows, kv_heads, capacity, head_dim)}
     graph: gpu_graph_id
@@ -89,7 +90,8 @@ class FixedStep:
 
 
 def capacity_of(tokens: int, context: int) -> int:
-    """Return the capacity of a KV cache for `tokens` per row: the next power of two.
+    """Return, for captured steps, the capacity of a KV cache for `tokens` per row: the next power
+    of two.
 
     context: maximum tokens that the model reads, which also limits the capacity
     """
@@ -112,7 +114,7 @@ class FixedSteps:
         self._count = 0
 
     def take(self, contract: Contract, rows: int, tokens: int) -> FixedStep:
-        """Return an idle or new step for at least `tokens` tokens per row.
+        """Return an idle or new captured step for at least `tokens` tokens per row.
 
         Its KV cache may hold the values of an earlier text.
         """
@@ -131,7 +133,7 @@ class FixedSteps:
         )
 
     def make(self, contract: Contract, cache: Mapping[str, Any]) -> FixedStep:
-        """Return a new step on a KV cache that the caller owns.
+        """Return a new captured step on a KV cache that the caller owns.
 
         cache: {name of the past: OrtValue}
         """
@@ -140,7 +142,7 @@ class FixedSteps:
             return FixedStep(self._runner, contract, cache, self._count)
 
     def give_back(self, step: FixedStep) -> None:
-        """Give a step that came from `take` back to the pool, for later texts.
+        """Give a captured step that came from `take` back to the pool, for later texts.
 
         The pool keeps at most BYTES of KV cache; graphs of least recently used steps are released.
         """
@@ -150,7 +152,7 @@ class FixedSteps:
                 self._release(self._free.pop(0).graph)
 
     def release(self, steps: Mapping[Any, FixedStep]) -> None:
-        """Release the graphs of steps that `make` returned."""
+        """Release the CUDA graphs of steps that `make` returned."""
         with self._lock:
             for step in steps.values():
                 self._release(step.graph)

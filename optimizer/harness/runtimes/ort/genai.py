@@ -43,7 +43,7 @@ class GenaiRunner:
             ) from e
 
     def decoder(self, contract: Contract, capacity: int = 0) -> GenaiDecoder:
-        """Return a decoder of one row with an empty KV cache.
+        """Return onnxruntime-genai's decoder of one row with an empty KV cache.
 
         capacity: maximum tokens; 0 means the whole context.
         """
@@ -56,14 +56,15 @@ class GenaiRunner:
 
 
 class GenaiDecoder(LastOfStep):
-    """Decoder of one row; see decoder.Decoder."""
+    """Decoder of one row in onnxruntime-genai; see decoder.Decoder."""
 
     def __init__(self, generator: Any) -> None:
         self._generator = generator
         self.past = 0
 
     def step(self, arrays: Mapping[str, Array]) -> Array:
-        """Return logits (1, 1, vocabulary) of the last new token only.
+        """Run onnxruntime-genai on new tokens; return logits (1, 1, vocabulary) of the last new
+        token only.
 
         Raises InputError for several rows or padding.
         """

@@ -33,7 +33,7 @@ VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 
 
 def list_external_files(model: Path) -> set[str]:
-    """Return every location of external data, as written in the file.
+    """Return every location of external data that an ONNX file names.
 
     Raises BundleError if the file is not a protobuf message.
     """
@@ -41,7 +41,7 @@ def list_external_files(model: Path) -> set[str]:
 
 
 def read_metadata(model: Path) -> dict[str, str]:
-    """Return the model's metadata_props {key: value}.
+    """Return the metadata_props of an ONNX file {key: value}.
 
     Raises BundleError if the file is not a protobuf message.
     """
@@ -49,7 +49,7 @@ def read_metadata(model: Path) -> dict[str, str]:
 
 
 def _pairs(model: Path) -> list[tuple[str, str, str]]:
-    """Return (kind, key, value) of every key-value message, in file order."""
+    """Return (kind, key, value) of every key-value message of an ONNX file, in file order."""
     pairs: list[tuple[str, str, str]] = []
     try:
         with model.open("rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -60,7 +60,7 @@ def _pairs(model: Path) -> list[tuple[str, str, str]]:
 
 
 def check_inside(model: Path, folder: Path, listed: set[str]) -> None:
-    """Raise BundleError if the model names external data outside the folder or not in `listed`.
+    """Raise BundleError if an ONNX file names external data outside the folder or not in `listed`.
 
     listed: file names of the manifest, relative to `folder`
     """
@@ -90,7 +90,8 @@ def _walk(
     pairs: list[tuple[str, str, str]],
     depth: int = 0,
 ) -> None:
-    """Append (kind, key, value) of each key-value message between two offsets to `pairs`.
+    """Parse an ONNX file: append (kind, key, value) of each key-value message between two offsets
+    to `pairs`.
 
     message: type of the protobuf message that these bytes hold
     depth: number of enclosing messages

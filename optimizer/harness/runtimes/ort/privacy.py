@@ -12,5 +12,5 @@ import os
 
 
 def disable_telemetry() -> None:
-    """Disable telemetry in this process and its children. Call before the import."""
+    """Disable ONNX Runtime's telemetry in this process and its children. Call before the import."""
     os.putenv("ORT_DISABLE_TELEMETRY", "1")

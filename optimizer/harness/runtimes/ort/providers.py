@@ -133,7 +133,7 @@ BY_MESSAGE = {
 
 
 def advise(name: str, message: str) -> str:
-    """Return advice for a model that a provider does not open.
+    """Return advice for a model that an execution provider of ONNX Runtime does not open.
 
     message: error of ONNX Runtime
     """
@@ -179,7 +179,8 @@ def start(ort: Any, name: str, options: Any, *, graphs: bool) -> list[Any]:
 
 
 def _plugin_devices(ort: Any, name: str, row: ExecutionProvider) -> list[Any]:
-    """Return the plugin's devices; its library is registered once per process."""
+    """Return the devices of an execution provider's plugin; its library is registered once per
+    process."""
     try:
         plugin = importlib.import_module(row.plugin)
         ep_name = plugin.get_ep_name()
@@ -203,7 +204,7 @@ def _plugin_devices(ort: Any, name: str, row: ExecutionProvider) -> list[Any]:
 
 
 def refuse_fallback(name: str, running: Sequence[str], placed: Mapping[str, int]) -> None:
-    """Raise MachineError if ONNX Runtime silently runs the model without the provider.
+    """Raise MachineError if ONNX Runtime silently runs the model without the execution provider.
 
     running: providers of the session
     placed: result of `count_placement`; empty if unknown
@@ -238,7 +239,8 @@ def count_placement(session: Any) -> dict[str, int]:
 
 
 def list_nodes_on_cpu(session: Any) -> list[str]:
-    """Return "name (operator)" of each node that the CPU runs although a GPU should.
+    """Return "name (operator)" of each node of an ONNX Runtime session that the CPU runs although a
+    GPU should.
 
     session: session opened with RECORD_PLACEMENT
 

@@ -66,7 +66,8 @@ NOT_PACKED = ("session.disable_prepacking", "1")
 
 
 class OrtRunner(Closing):
-    """A model opened for inference on one device. It never falls back to another device.
+    """A model opened in ONNX Runtime for inference on one device. It never falls back to another
+    device.
 
     device: a key of providers.PROVIDERS. (The attribute `device` is "cpu" or "cuda", where arrays
         are, and `provider` is the key.)
@@ -149,17 +150,18 @@ class OrtRunner(Closing):
             self._run = self._divided.run
 
     def end_profiling(self) -> Path:
-        """Write the profile of a session that was opened with `profile`; returns its file."""
+        """Write the profile of an ONNX Runtime session that was opened with `profile`; returns its
+        file."""
         return Path(self._session.end_profiling())
 
     @property
     def fixes_steps(self) -> bool:
-        """Return True if a decoder's steps run on buffers of fixed size."""
+        """Return True if ONNX Runtime runs a decoder's steps on buffers of fixed size."""
         return self._steps is not None
 
     @property
     def divided(self) -> bool:
-        """Return True if large batches are divided among threads by rows."""
+        """Return True if ONNX Runtime's large batches are divided among threads by rows."""
         return self._divided is not None
 
     @property
@@ -181,11 +183,11 @@ class OrtRunner(Closing):
 
     @property
     def metadata(self) -> dict[str, str]:
-        """Return the metadata_props {key: value} of the file."""
+        """Return the metadata_props {key: value} of the ONNX file."""
         return dict(self._session.get_modelmeta().custom_metadata_map)
 
     def adapted(self, matrices: Mapping[str, Array]) -> Self:
-        """Return this model changed by a LoRA adapter. It shares the session of this runner.
+        """Return this ONNX model changed by a LoRA adapter. It shares the session of this runner.
 
         matrices: {optional graph input: matrix}, as adapters.read returns them
 
@@ -232,7 +234,8 @@ class OrtRunner(Closing):
         return kv_cache.text_bytes(contract.decoder, tokens, kv_cache.read_itemsize(self.inputs))
 
     def binding(self) -> Any:
-        """Make an IOBinding, to which inputs and outputs of a run are bound as buffers."""
+        """Make ONNX Runtime's IOBinding, to which inputs and outputs of a run are bound as
+        buffers."""
         binding = self._session.io_binding()
         for name, value in self._adapter_values.items():
             binding.bind_ortvalue_input(name, value)
@@ -243,7 +246,7 @@ class OrtRunner(Closing):
         return _import().OrtValue.ortvalue_from_numpy(array, self.device, 0)
 
     def run_bound(self, binding: Any, graph: int = UNCAPTURED) -> None:
-        """Run the model once on inputs and outputs bound to buffers (an IOBinding).
+        """Run ONNX Runtime once on inputs and outputs bound to buffers (an IOBinding).
 
         graph: gpu_graph_id to capture at its first run and replay later, in a session with graphs
         """
@@ -261,7 +264,7 @@ class OrtRunner(Closing):
             self._session.release_captured_graph(graph)
 
     def run_values(self, feeds: Mapping[str, Any], fetches: Mapping[str, Any]) -> None:
-        """Run the model once and write the outputs into `fetches`.
+        """Run ONNX Runtime once and write the outputs into `fetches`.
 
         feeds, fetches: {name: array, or OrtValue on this runner's device}
 
@@ -324,8 +327,8 @@ class OrtRunner(Closing):
 
 
 def check_names(inputs: set[str], expected: set[str], model: str) -> None:
-    """Check a batch for a model: raise InputError if the given input names differ from the expected
-    ones.
+    """Check a batch before a runtime runs it: raise InputError if the given input names differ from
+    the expected ones.
 
     model: name of the model, for the error
     """
@@ -345,8 +348,8 @@ def check_array(
     shape: tuple[int | str | None, ...],
     axes: dict[str, tuple[int, str]],
 ) -> None:
-    """Check a batch for a model: raise InputError if an array has the wrong dtype, rank or size for
-    its input.
+    """Check a batch before a runtime runs it: raise InputError if an array has the wrong dtype,
+    rank or size for its input.
 
     shape: expected size per axis; a str names an axis whose size may vary; None accepts any size
     axes: {named axis: (size, input that set it)}, filled by this function; a later input with
@@ -399,7 +402,7 @@ def _session(
     graphs: bool = False,
     profile: Path | None = None,
 ) -> Any:
-    """Create the InferenceSession with the options described at OrtRunner."""
+    """Create ONNX Runtime's InferenceSession with the options described at OrtRunner."""
     ort = _import()
     options = ort.SessionOptions()
     levels = ort.GraphOptimizationLevel

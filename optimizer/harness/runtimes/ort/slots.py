@@ -30,7 +30,7 @@ def supports_slots(runner: BindableModel) -> bool:
 
 
 class OrtSlots:
-    """Slots in the rows of a shared KV cache; see slots.Slots.
+    """Slots for texts in the rows of a shared KV cache; see slots.Slots.
 
     rows: maximum number of texts
     capacity: maximum tokens per text, prompt and answer; memory is used on demand
@@ -80,7 +80,8 @@ class OrtSlots:
         return np.asarray(logits[0])
 
     def _added(self, text: int, ids: Sequence[int]) -> tuple[int, tuple[Array, Array, Array]]:
-        """Return (row of a text, (ids, mask, positions)) for a run that adds `ids` to it.
+        """Return (row of a text, (ids, mask, positions)) for a run of ONNX Runtime that adds `ids`
+        to it.
 
         The arrays have one row; nothing is run yet.
         """
@@ -98,7 +99,7 @@ class OrtSlots:
         return scores | {t: self.read(t, [tokens[t]]) for t in tokens if t not in own}
 
     def _step(self, tokens: Mapping[int, int]) -> dict[int, Array]:
-        """Decode one token of each of these texts in one run of the model. None of them uses an
+        """Decode one token of each of these texts in one run of ONNX Runtime. None of them uses an
         adapter."""
         rows = self._texts[: self._gather(tokens)]
         texts = {t: row for row, t in enumerate(rows) if t is not None and t in tokens}
@@ -149,7 +150,7 @@ class OrtSlots:
         return min(-(-count // self.multiple) * self.multiple, len(self._texts))
 
     def _run(self, adapter: str, row: int, ids: Array, mask: Array, positions: Array) -> Array:
-        """Run the model on the texts in rows from `row` of the KV cache on; return logits (rows,
+        """Run ONNX Runtime on the texts in rows from `row` of the KV cache on; return logits (rows,
         tokens, vocabulary), float32.
 
         adapter: adapter of all rows; "" for the model itself
@@ -169,7 +170,7 @@ class OrtSlots:
         return self._runner.adapters[adapter] if adapter else self._runner
 
     def _binding(self, adapter: str, first: int, last: int) -> Any:
-        """Return a binding of rows first..last of the KV cache, without a copy."""
+        """Return ONNX Runtime's binding of rows first..last of the KV cache, without a copy."""
         if (adapter, first, last) not in self._bindings:
             binding = self._model(adapter).binding()
             view = self._view(first, last)

@@ -19,7 +19,7 @@ INSTALL = "pip install cuda-python"
 
 
 class Cuda:
-    """One stream of one device, and memory on it.
+    """One CUDA stream of one GPU, and memory on it, for TensorRT engines.
 
     runtime: module cuda.bindings.runtime.
     Raises MachineError without a device, and if a call fails.
@@ -46,14 +46,15 @@ class Cuda:
         return name, f"{properties.major}.{properties.minor}"
 
     def allocate(self, size: int) -> int:
-        """Allocate `size` bytes on the GPU, aligned to 256; return the address."""
+        """Allocate `size` bytes on the GPU for an engine, aligned to 256; return the address."""
         return int(self._call("cudaMalloc", size))
 
     def free(self, address: int) -> None:
         self._call("cudaFree", address)
 
     def pinned(self, size: int) -> tuple[int, Array]:
-        """Allocate pinned host memory; return its address and its bytes as an array."""
+        """Allocate pinned host memory, to copy to the GPU; return its address and its bytes as an
+        array."""
         address = int(self._call("cudaMallocHost", size))
         memory = (ctypes.c_uint8 * size).from_address(address)
         return address, np.ctypeslib.as_array(memory)
@@ -83,7 +84,7 @@ class Cuda:
         self._call("cudaStreamBeginCapture", self._stream, mode)
 
     def end_capture(self) -> Any:
-        """Stop recording; return the CUDA graph for `launch`."""
+        """Stop recording on the stream; return the CUDA graph for `launch`."""
         graph = self._call("cudaStreamEndCapture", self._stream)
         try:
             return self._call("cudaGraphInstantiate", graph, 0)
@@ -97,7 +98,7 @@ class Cuda:
         self._call("cudaGraphExecDestroy", graph)
 
     def close(self) -> None:
-        """Close the stream. Memory can still be freed by its owners."""
+        """Close the CUDA stream. Memory can still be freed by its owners."""
         if self.stream:
             self._call("cudaStreamDestroy", self._stream)
         self.stream, self._stream = 0, None
@@ -117,7 +118,7 @@ class Cuda:
 
 
 def open_cuda() -> Cuda:
-    """Open a stream on device 0. Raises MachineError if cuda-python is missing."""
+    """Open a CUDA stream on device 0. Raises MachineError if cuda-python is missing."""
     try:
         runtime = import_module("cuda.bindings.runtime")
     except ImportError as e:
@@ -140,7 +141,7 @@ def first_device() -> tuple[str, str] | None:
 
 
 def refuse_another(driver: Cuda, expected: tuple[str, str]) -> None:
-    """Raises MachineError if device 0 is not the GPU that the engine was chosen for.
+    """Raises MachineError if CUDA's device 0 is not the GPU that the engine was chosen for.
 
     nvidia-smi lists GPUs by bus, CUDA by speed, and CUDA_VISIBLE_DEVICES hides some.
     expected: (name, compute capability) of the GPU.

@@ -106,7 +106,8 @@ class TrtDecoder(LastOfStep):
         return rows, self._spec.kv_heads, tokens, self._spec.head_dim
 
     def _make_room(self, total: int) -> None:
-        """Grow both sets of buffers to at least `total` tokens, copying the KV cache."""
+        """Grow both sets of the engine's GPU buffers to at least `total` tokens, copying the KV
+        cache."""
         if total <= self._room:
             return
         self._room = max(total, self._capacity, 2 * self._room)

@@ -11,7 +11,7 @@ LIMIT = 16  # graphs; each holds its own context
 
 
 class Graphs(Generic[T]):
-    """Least-recently-used cache of captured CUDA graphs.
+    """Least-recently-used cache of the CUDA graphs captured of an engine.
 
     release: function that frees a capture
     limit: maximum number of captures
@@ -35,7 +35,8 @@ class Graphs(Generic[T]):
         return self._graphs[key]
 
     def due(self, key: Hashable) -> bool:
-        """Return True if a forward of `key` should be captured now.
+        """Return True if an engine's run with the shapes `key` should be captured now as a CUDA
+        graph.
 
         False at the first call for a key, and for a key that was refused.
         """
@@ -49,7 +50,7 @@ class Graphs(Generic[T]):
         return False
 
     def refuse(self, key: Hashable) -> None:
-        """Record that runs with these shapes, `key`, cannot be captured."""
+        """Record that runs with these shapes, `key`, cannot be captured as a CUDA graph."""
         self._refused[key] = None
         if len(self._refused) > 8 * self._limit:
             self._refused.popitem(last=False)

@@ -25,7 +25,7 @@ CAPABILITIES = {0x01: "75", 0x02: "80", 0x04: "86", 0x08: "89", 0x10: "120", 0x2
 
 @dataclass(frozen=True)
 class EngineHeader:
-    """Header of an engine.
+    """Header of a TensorRT engine's file.
 
     length: bytes of the file.
     version: version of the builder, e.g. "1.7.1.116".
@@ -38,7 +38,7 @@ class EngineHeader:
 
 
 def read_header(path: Path) -> EngineHeader:
-    """Parse and check the header of an engine file, without deserializing the engine.
+    """Parse and check the header of a TensorRT engine file, without deserializing the engine.
 
     Raises BundleError if the file is not an engine, or has another length than the header states.
     """
@@ -62,7 +62,7 @@ def read_header(path: Path) -> EngineHeader:
 
 
 def fits_entry(path: Path, fit: Mapping[str, Any]) -> bool:
-    """Return True if an engine file has the version and GPUs of its manifest entry.
+    """Return True if a TensorRT engine file has the version and GPUs of its manifest entry.
 
     A correct digest alone may belong to another engine.
     fit: `fit` of the manifest entry.

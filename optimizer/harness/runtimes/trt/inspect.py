@@ -61,7 +61,7 @@ GEMM = re.compile(r"_(?:gemm|fprop|conv)\w*?_(?:(?:b?f|tf|i|e\dm)\d+){2}_(b?f\d+
 def inspect_engine(
     trt: Any, log: Any, plan: Any, modules: Mapping[str, Any], *, host_code: bool = False
 ) -> dict[str, Any] | None:
-    """Return `read_layers` of a new engine; None if it cannot be opened on this machine.
+    """Return `read_layers` of a new TensorRT engine; None if it cannot be opened on this machine.
 
     host_code: see TrtRunner.
     """
@@ -95,7 +95,8 @@ def layer_information(trt: Any, engine: Any) -> str:
 
 
 def read_layers(text: str, modules: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return {module: {"layer", "tactic", "multiplies", "weight", "fused"}} of an engine's layers.
+    """Return {module: {"layer", "tactic", "multiplies", "weight", "fused"}} of a TensorRT engine's
+    layers.
 
     text: JSON of `layer_information`.
     modules: {module: {"product": ONNX node that multiplies by its weight}}.
@@ -130,15 +131,15 @@ def read_layers(text: str, modules: Mapping[str, Mapping[str, Any]]) -> dict[str
 
 
 def _widest(types: Sequence[str | None]) -> str | None:
-    """Return the widest of the types in which a kernel computes; None if a kernel without a type
-    may have higher precision."""
+    """Return the widest of the types in which an engine's kernel computes; None if a kernel without
+    a type may have higher precision."""
     widest = max((t for t in types if t), key=lambda t: BITS[t], default=None)
     return None if widest in QUANTIZED and None in types else widest
 
 
 def _weight(layer: Mapping[str, Any], names: Sequence[str], products: Sequence[str]) -> str | None:
-    """Return the narrowest type of a kernel's inputs and weights; None if that is a quantized type
-    and several modules share the kernel.
+    """Return the narrowest type of the inputs and weights of an engine's kernel; None if that is a
+    quantized type and several modules share the kernel.
 
     names: ONNX nodes of the kernel
     products: ONNX nodes that multiply by a weight, of all modules
@@ -151,7 +152,8 @@ def _weight(layer: Mapping[str, Any], names: Sequence[str], products: Sequence[s
 def precision_fallbacks(
     schemes: Mapping[str, Mapping[str, str]], kernels: Mapping[str, Any]
 ) -> dict[str, str]:
-    """Return {module: requested and actual precision} of modules that run in higher precision.
+    """Return {module: requested and actual precision} of modules that TensorRT runs in higher
+    precision.
 
     schemes: {module: {"weight": "int8 channel", "activation": "int8" | "float"}} of lowering.json.
     kernels: result of `read_layers`.
@@ -172,13 +174,13 @@ def precision_fallbacks(
 def list_unreported_modules(
     schemes: Mapping[str, Mapping[str, str]], kernels: Mapping[str, Any]
 ) -> list[str]:
-    """Return the modules whose precision the engine does not report."""
+    """Return the modules whose precision the TensorRT engine does not report."""
     return sorted(m for m, scheme in schemes.items() if _actual(scheme, kernels.get(m)) is None)
 
 
 def _required(scheme: Mapping[str, str]) -> tuple[str, int]:
-    """Return the requested type as text, and its bits: of the activation if it is quantized, else
-    of the weight."""
+    """Return a module's requested type as text, to compare the engine's, and its bits: of the
+    activation if it is quantized, else of the weight."""
     if scheme["activation"] != "float":
         return f"{scheme['activation']} activations", 8
     kind = scheme["weight"].split()[0]
@@ -194,7 +196,7 @@ def _actual(scheme: Mapping[str, str], kernel: Mapping[str, Any] | None) -> str 
 
 
 def _rank(layer: Mapping[str, Any]) -> int:
-    """Return 0 for a kernel that certainly multiplies, up to 3 for a reformat.
+    """Return 0 for a TensorRT kernel that certainly multiplies, up to 3 for a reformat.
 
     Copies and casts around a product name the same ONNX node as the product itself.
     """
@@ -228,7 +230,8 @@ def _types(layer: Mapping[str, Any]) -> list[str]:
 
 
 def _type(tensor: Mapping[str, Any]) -> str | None:
-    """Return the float or quantized type of a tensor; None for indices and unreported types."""
+    """Return the float or quantized type that TensorRT reports of a tensor; None for indices and
+    unreported types."""
     for key in ("Format/Datatype", "DataType", "Datatype"):
         label = str(tensor.get(key, ""))
         for word in re.findall(r"\w+", label):

@@ -12,7 +12,7 @@ GROWTH = 3  # halves: minimum growth by half, so that slowly rising sizes reallo
 
 
 class Memory(Protocol):
-    """Interface of a driver's memory; see cuda.Cuda."""
+    """Interface of the GPU's memory by its driver; see cuda.Cuda."""
 
     def allocate(self, size: int) -> int: ...
     def free(self, address: int) -> None: ...
@@ -22,7 +22,7 @@ class Memory(Protocol):
 
 
 class Device:
-    """Device buffer that grows on demand and loses its contents when it grows.
+    """GPU buffer of an engine that grows on demand and loses its contents when it grows.
 
     An empty buffer has an address too, because the runtime needs one. The memory is freed when the
     object is garbage collected.
@@ -54,7 +54,7 @@ class Device:
 
 
 class Pinned:
-    """Pinned host buffer that grows on demand; freed like Device."""
+    """Pinned host buffer, from which the GPU copies, that grows on demand; freed like Device."""
 
     def __init__(self, driver: Memory) -> None:
         self.address = 0

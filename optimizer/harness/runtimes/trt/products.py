@@ -19,7 +19,7 @@ Compatibility = Literal["none", "ampere_plus", "same_compute_capability"]
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """Build options besides shapes. Precision is in the ONNX file.
+    """Options of building a TensorRT engine, besides shapes. Precision is in the ONNX file.
 
     workspace_gb: maximum device memory of a running kernel in GiB; None: the builder's limit.
     sparse_weights: use kernels for 2:4 sparse weights where they are faster.
@@ -48,7 +48,7 @@ class BuildOptions:
         return cls(**values)
 
     def changed(self) -> list[str]:
-        """Return the names of the options that differ from their defaults."""
+        """Return the names of the build options that differ from their defaults."""
         return [f.name for f in fields(self) if getattr(self, f.name) != f.default]
 
 
@@ -85,7 +85,7 @@ class TensorRtProduct:
 
     @property
     def distribution(self) -> str:
-        """Return the distribution to install."""
+        """Return the distribution to install for TensorRT."""
         return self.distributions[0]
 
 
@@ -121,8 +121,8 @@ PRODUCTS = {
 
 
 def version(product: str = "tensorrt-rtx") -> str | None:
-    """Return the installed version of a product without importing it; None if it is not
-    installed."""
+    """Return the installed version of TensorRT or TensorRT-RTX without importing it; None if it is
+    not installed."""
     for distribution in PRODUCTS[product].distributions:
         try:
             return metadata.version(distribution)
@@ -132,7 +132,8 @@ def version(product: str = "tensorrt-rtx") -> str | None:
 
 
 def import_product(product: str) -> Any:
-    """Import a product's module. Raises MachineError if it is missing or of a wrong version."""
+    """Import the module of TensorRT or TensorRT-RTX. Raises MachineError if it is missing or of a
+    wrong version."""
     row = PRODUCTS[product]
     install = f'pip install "{row.distribution}>={row.versions[0]},<{row.versions[1]}"'
     try:
@@ -155,7 +156,8 @@ def import_product(product: str) -> Any:
 
 
 def refuse_options(product: str, options: BuildOptions) -> None:
-    """Raises BuildError naming the first option or GPU that a product does not support."""
+    """Raises BuildError naming the first option or GPU that TensorRT or TensorRT-RTX does not
+    support."""
     row = PRODUCTS[product]
     for name in options.changed():
         if name not in row.options:
@@ -175,7 +177,7 @@ def refuse_options(product: str, options: BuildOptions) -> None:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """Parse the numeric start of a version: "10.13.0rc1" -> (10, 13)."""
+    """Parse the numeric start of TensorRT's version: "10.13.0rc1" -> (10, 13)."""
     numbers = []
     for part in text.split("."):
         if not part.isdigit():

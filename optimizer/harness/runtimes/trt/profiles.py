@@ -58,8 +58,8 @@ def _list_misses(profile: Profile, shapes: Mapping[str, Shape]) -> list[tuple[st
 
 
 def _distance(profile: Profile, shapes: Mapping[str, Shape]) -> float:
-    """Measure how far a batch's sizes are from those that a profile is optimized for: the sum of
-    absolute logarithms of the ratios."""
+    """Measure how far a batch's sizes are from those that a TensorRT engine's profile is optimized
+    for: the sum of absolute logarithms of the ratios."""
     return sum(
         abs(math.log((size + 1) / (middle + 1)))  # +1: an axis may be empty
         for name, shape in shapes.items()

@@ -31,7 +31,7 @@ Captured = tuple[Any, Any, dict[str, Shape]]  # graph, its context, output shape
 
 
 class TrtRunner(Closing):
-    """An engine opened for inference; see runner.Runner.
+    """A TensorRT engine opened for inference; see runner.Runner.
 
     engine: file that fits this machine according to bundle/fit.py.
     product: a key of products.PRODUCTS.
@@ -100,7 +100,7 @@ class TrtRunner(Closing):
         return {}
 
     def infer(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """Run the engine once on a batch. Raises InputError naming the missing, unknown or
+        """Run the TensorRT engine once on a batch. Raises InputError naming the missing, unknown or
         misshaped input, or the input outside all profiles and its range."""
         shapes = check_arrays(self.session, arrays, self.model.name)
         profile = choose(self.session.profiles, shapes)
@@ -120,7 +120,7 @@ class TrtRunner(Closing):
         }
 
     def _run_new(self, key: Any, profile: int, shapes: dict[str, Shape]) -> dict[str, Shape]:
-        """Enqueue a forward without a graph, or capture one if the key is due.
+        """Enqueue a run of the engine without a CUDA graph, or capture one if the key is due.
 
         Returns the output shapes.
         """
@@ -143,7 +143,7 @@ class TrtRunner(Closing):
     def _enqueue(
         self, context: Any, shapes: Mapping[str, Shape], output_shapes: Mapping[str, Shape]
     ) -> None:
-        """Enqueue copies of inputs to the device, the forward, and copies of outputs to the
+        """Enqueue copies of inputs to the GPU, the engine's run, and copies of outputs to the
         host."""
         for name, shape in shapes.items():
             size = byte_size(shape, self.session.inputs[name])
@@ -154,7 +154,7 @@ class TrtRunner(Closing):
             self._driver.to_host(self._pinned[name].address, self._device[name].address, size)
 
     def _capture(self, profile: int, shapes: Mapping[str, Shape]) -> Captured | None:
-        """Capture a graph of `_enqueue` with its own context.
+        """Capture a CUDA graph of `_enqueue` with its own context.
 
         Returns None if that fails, with the reason in `not_captured`.
         """
@@ -173,7 +173,7 @@ class TrtRunner(Closing):
     def _dependent(
         self, context: Any, shapes: Mapping[str, Shape], output_shapes: Mapping[str, Shape]
     ) -> dict[str, Shape]:
-        """Run a forward whose output shapes depend on the data; return the output shapes.
+        """Run the engine where its output shapes depend on the data; return the output shapes.
 
         output_shapes: shapes as far as known, -1 where they depend on the data
         """
@@ -204,8 +204,8 @@ class TrtRunner(Closing):
         return final_shapes
 
     def _room(self, name: str, size: int) -> None:
-        """Grow the buffers of an input or output; where an address changes, the captured CUDA
-        graphs become invalid."""
+        """Grow the buffers of an engine's input or output; where an address changes, the captured
+        CUDA graphs become invalid."""
         moved = self._device[name].room(size)
         moved = self._pinned[name].room(size) or moved
         if moved:
@@ -221,7 +221,7 @@ class TrtRunner(Closing):
         return kv_cache.text_bytes(contract.decoder, tokens, kv_cache.read_itemsize(self.inputs))
 
     def close(self) -> None:
-        """Free device memory and write the runtime cache."""
+        """Free the engine's device memory and write the runtime cache."""
         self._graphs.clear()
         close_all(self._device, self._pinned)
         self.session.close()
@@ -257,7 +257,8 @@ def capture_graph(driver: Any, enqueue: Any) -> tuple[Any, str]:
 
 
 def check_arrays(session: Session, arrays: Mapping[str, Array], model: str) -> dict[str, Shape]:
-    """Check input arrays; return {input: shape}. Raises InputError for a wrong name or dtype.
+    """Check the input arrays of a TensorRT engine; return {input: shape}. Raises InputError for a
+    wrong name or dtype.
 
     model: name of the engine, for the error
     """

@@ -40,7 +40,7 @@ before the first forward, or "none"."""
 
 
 class Session:
-    """An open engine with its execution contexts, on one CUDA stream.
+    """An open TensorRT engine with its execution contexts, on one CUDA stream.
 
     trt: module of the product
     driver: see cuda.Cuda
@@ -84,8 +84,8 @@ class Session:
         self._contexts: dict[tuple[int, bool], Any] = {}
 
     def _read_tensors(self) -> None:
-        """Set `inputs` and `outputs`, {name: dtype}, and `profiles`, each {input: range of
-        shapes}."""
+        """Read from the TensorRT engine `inputs` and `outputs`, {name: dtype}, and `profiles`, each
+        {input: range of shapes}."""
         engine, trt = self.engine, self.trt
         self.inputs: dict[str, np.dtype[Any]] = {}
         self.outputs: dict[str, np.dtype[Any]] = {}
@@ -144,7 +144,7 @@ class Session:
         config.set_runtime_cache(self._cache)
 
     def context(self, profile: int, *, repeats: bool = True) -> Any:
-        """Return the context that all uncaptured forwards of a profile share.
+        """Return TensorRT's context that all uncaptured runs of a profile share.
 
         repeats: True if shapes and addresses repeat, so that the product may capture a graph by
             itself; False for a decoder
@@ -155,7 +155,7 @@ class Session:
         return self._contexts[key]
 
     def new_context(self, profile: int, *, repeats: bool = True) -> Any:
-        """Create a context for a profile, on the shared buffer."""
+        """Create TensorRT's context for a profile, on the shared buffer."""
         engine = self.engine
         if self._row.runtime_config:
             context = engine.create_execution_context(self._config(self._graphs and repeats))
@@ -175,8 +175,8 @@ class Session:
         return context
 
     def set_shapes(self, context: Any, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
-        """Set the input shapes of a context; return the output shapes, -1 where they depend on the
-        data."""
+        """Set the input shapes of TensorRT's context; return the output shapes, -1 where they
+        depend on the data."""
         for name, shape in shapes.items():
             if not context.set_input_shape(name, shape):
                 raise MachineError(
@@ -186,7 +186,8 @@ class Session:
         return {name: tuple(context.get_tensor_shape(name)) for name in self.outputs}
 
     def enqueue(self, context: Any, addresses: Mapping[str, int]) -> None:
-        """Enqueue one forward pass on buffers at the given addresses, without waiting for it."""
+        """Enqueue one run of the engine on buffers at the given addresses, without waiting for
+        it."""
         for name, address in addresses.items():
             context.set_tensor_address(name, address)
         if not context.execute_async_v3(self.driver.stream):
@@ -195,7 +196,7 @@ class Session:
             )
 
     def close(self) -> None:
-        """Free contexts and memory, and write the cache of compiled kernels."""
+        """Free the engine's contexts and memory, and write the cache of compiled kernels."""
         self._contexts.clear()
         if self._cache is not None and self._cache_file is not None:
             write(self._cache_file, self._cache.serialize())
@@ -221,7 +222,7 @@ def _open(trt: Any, runtime: Any, log: Any, file: Path) -> Any:
 
 
 def _refit(trt: Any, log: Any, engine: Any, weights: Path) -> None:
-    """Load the weights of the ONNX file into a stripped engine."""
+    """Load the weights of the ONNX file into a stripped TensorRT engine."""
     refitter = trt.Refitter(engine, log)
     taken = trt.OnnxParserRefitter(refitter, log).refit_from_file(str(weights))
     if not taken or not refitter.refit_cuda_engine():
@@ -232,7 +233,7 @@ def _refit(trt: Any, log: Any, engine: Any, weights: Path) -> None:
 
 
 def allocator(trt: Any, driver: Memory) -> Any:
-    """Return an allocator of data-dependent outputs, with .memory and .shapes by name."""
+    """Return TensorRT's allocator of data-dependent outputs, with .memory and .shapes by name."""
 
     class Allocator(trt.IOutputAllocator):
         def __init__(self) -> None:

@@ -28,7 +28,7 @@ REBUILT = 1 | 2 | 32  # reasons that building on this machine removes
 
 @pause_collection()
 def refuse_invalid(engine: Path | bytes, trt: Any, where: str = "") -> None:
-    """Raise an error if the runtime rejects the engine on this machine.
+    """Raise an error if TensorRT rejects the engine on this machine.
 
     engine: file, or at least its first bytes
     trt: module of the product

@@ -32,7 +32,8 @@ class Cache:
         return len(self._entries)
 
     def get(self, key: bytes) -> Any:
-        """Return the value of a key and mark it as just used; None without one."""
+        """Return the cached answer to a request, by its key, and mark it as just used; None without
+        one."""
         entry = self._entries.get(key)
         if entry is None:
             return None
@@ -60,7 +61,7 @@ def cache_key(
     pairs: Sequence[str | bytes] | None,
     options: str = "",
 ) -> bytes:
-    """Hash a request to its cache key.
+    """Hash a request to the server to its cache key.
 
     digest: digest of the bundle
     engine: name of the engine
@@ -83,7 +84,7 @@ def cache_key(
 
 
 def size(value: Any) -> int:
-    """Return the bytes that an answer occupies in memory."""
+    """Return the bytes that a server's cached answer occupies in memory."""
     total = sys.getsizeof(value)
     if isinstance(value, Mapping):
         return total + sum(size(k) + size(v) for k, v in value.items())

@@ -92,7 +92,7 @@ def open_semantic_cache(
 
 
 class ReplayedStream:
-    """Stream of cached tokens, with the interface of TokenStream."""
+    """Stream of a server's cached answer, its tokens, with the interface of TokenStream."""
 
     queued = 0.0
     times: Times | None = None
@@ -114,7 +114,7 @@ class ReplayedStream:
 
 
 class RecordingStream:
-    """Stream that passes new tokens on and records them for the cache.
+    """Stream that passes the server's new tokens on and records them for the cache.
 
     answers: stream of the tokens
     texts: number of texts
@@ -156,7 +156,7 @@ Events = TokenStream | RecordingStream | ReplayedStream
 
 @dataclass(frozen=True)
 class CompletionCache:
-    """Exact and semantic cache of one version of a model; each is None if disabled.
+    """Exact and semantic cache of answers of one version of a model; each is None if disabled.
 
     digest: digest of the version's bundle
     """
@@ -170,7 +170,7 @@ class CompletionCache:
     async def answers(
         self, request: TextRequest, control: frozenset[str], begin: Callable[[], TokenStream]
     ) -> tuple[Events, dict[str, str]]:
-        """Answer a request from a cache, else by starting its generation.
+        """Answer a server's request from a cache, else by starting its generation.
 
         control: directives of the request's cache-control header
         begin: function that starts the generation
@@ -213,7 +213,7 @@ class CompletionCache:
         return RecordingStream(begin(), texts, keep), {HEADER: MISS}
 
     def _key(self, request: TextRequest) -> bytes:
-        """Hash everything that determines the tokens of an answer."""
+        """Hash, for the server's cache, everything that determines the tokens of an answer."""
         prompts = request.prompts
         parts = [prompts.rows, prompts.n, prompts.logprobs, prompts.adapter]
         parts.append(asdict(prompts.rules.options))
@@ -221,7 +221,7 @@ class CompletionCache:
         return cache_key(self.digest, self.model.target, [], None, TOKENS + text)
 
     def _frame(self, question: Question, adapter: str) -> bytes:
-        """Hash everything in a request but its question.
+        """Hash, for the semantic cache, everything in a request but its question.
 
         That includes other fields, the adapter, and text that the chat template adds, such as a
         date.

@@ -21,7 +21,7 @@ WAITING = 64  # maximum texts in the encoder's queue; beyond it the cache is ski
 
 
 class QuestionEncoder:
-    """Embedding bundle that runs in its own thread.
+    """Embedding bundle of a server's semantic cache, in its own thread.
 
     Raises InputError for a bundle of another task.
     """
@@ -39,7 +39,8 @@ class QuestionEncoder:
         self._waiting = 0
 
     async def vector(self, text: str) -> Vectors | None:
-        """Embed a text in the encoder's thread, as `embed`; None also while its queue is full."""
+        """Embed a question for the semantic cache in the encoder's thread, as `embed`; None also
+        while its queue is full."""
         if self._waiting >= WAITING:
             return None
         self._waiting += 1
@@ -49,8 +50,8 @@ class QuestionEncoder:
             self._waiting -= 1
 
     def embed(self, text: str) -> Vectors | None:
-        """Return the normalized embedding of a text; None if the text is too long or the model
-        fails."""
+        """Return, for the semantic cache, the normalized embedding of a question; None if it is too
+        long or the model fails."""
         try:
             (row,) = self._model.encode([text], None)
         except RequestError:

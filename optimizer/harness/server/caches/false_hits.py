@@ -31,7 +31,7 @@ HALVINGS = 60  # bisection steps, down to the last bit of a double
 
 @dataclass(frozen=True)
 class QuestionPair:
-    """Two questions with a label.
+    """Two labelled questions, from which the semantic cache's threshold follows.
 
     same: True if one answer is right for both
     line: line of the file
@@ -78,7 +78,8 @@ class ChosenThreshold:
 
 
 def upper_bound(count: int, examples: int, confidence: float) -> float:
-    """Return the exact upper confidence bound of a binomial rate (Clopper and Pearson 1934).
+    """Return the exact upper confidence bound of the rate of false hits, a binomial (Clopper and
+    Pearson 1934).
 
     It is the largest rate at which at most `count` of `examples` have probability 1 - confidence.
     """
@@ -95,8 +96,8 @@ def upper_bound(count: int, examples: int, confidence: float) -> float:
 
 
 def min_questions(terms: FalseHitLimit) -> int:
-    """Return the least number of questions that can show the rate if none of them has a false
-    hit."""
+    """Return the least number of questions that can show the rate of the semantic cache if none of
+    them has a false hit."""
     return math.ceil(math.log(1 - terms.confidence) / math.log1p(-terms.rate))
 
 
@@ -106,7 +107,8 @@ def choose_threshold(
     terms: FalseHitLimit,
     where: str = "",
 ) -> ChosenThreshold:
-    """Choose the least similarity threshold whose false-hit rate is shown to be within the limit.
+    """Choose the semantic cache's least similarity threshold whose false-hit rate is shown to be
+    within the limit.
 
     pairs: labelled questions
     vectors: {text: normalized embedding}
@@ -160,8 +162,8 @@ def choose_threshold(
 
 
 def _max_false_hits(examples: int, terms: FalseHitLimit) -> int:
-    """Return the largest number of false hits among `examples` whose upper bound is within
-    terms.rate."""
+    """Return the largest number of the cache's false hits among `examples` whose upper bound is
+    within terms.rate."""
     low, high = 0, examples
     while high - low > 1:
         middle = (low + high) // 2
@@ -173,7 +175,7 @@ def _max_false_hits(examples: int, terms: FalseHitLimit) -> int:
 
 
 def _binomial_cdf(count: int, examples: int, rate: float) -> float:
-    """Return P(X <= count) for X ~ Binomial(examples, rate)."""
+    """Return, for the rate of false hits, P(X <= count) for X ~ Binomial(examples, rate)."""
     k = np.arange(count + 1, dtype=np.float64)
     logs: Floats = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, examples + 1)))])
     ways = logs[examples] - logs[: count + 1] - logs[examples - count : examples + 1][::-1]
@@ -181,8 +183,8 @@ def _binomial_cdf(count: int, examples: int, rate: float) -> float:
 
 
 def _answers(pairs: Sequence[QuestionPair], where: str) -> dict[str, int]:
-    """Number the answers that labelled questions share: {text: number}, equal for texts labelled
-    the same.
+    """Number, for the semantic cache, the answers that labelled questions share: {text: number},
+    equal for texts labelled the same.
 
     Labels are transitive. Raises InputError for pairs that contradict each other.
     """

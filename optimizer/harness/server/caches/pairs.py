@@ -27,8 +27,8 @@ def read(file: Path) -> list[QuestionPair]:
 
 
 def _pair(line: bytes, where: str, number: int) -> QuestionPair:
-    """Parse one line of the file `where`, a pair of questions. Raises InputError naming the line by
-    `number`."""
+    """Parse one line of the file `where`, a pair of questions for the semantic cache. Raises
+    InputError naming the line by `number`."""
     try:
         value: Any = json.loads(line.decode()) if len(line) <= LINE else None
     except (ValueError, RecursionError):

@@ -23,7 +23,7 @@ SPARE = 4  # maximum ratio of allocated to used rows of a frame's matrix
 
 @dataclass(eq=False)
 class _Frame:
-    """Cached questions of requests that are otherwise equal.
+    """A server's cached questions of requests that are otherwise equal.
 
     owner: digest of the bundle that answered
     vectors: matrix of embeddings, one row each; used rows come first
@@ -75,7 +75,7 @@ class _CachedAnswer:
 
 
 class SemanticCache:
-    """LRU cache of answers by the similarity of questions.
+    """LRU cache of a server's answers by the similarity of questions.
 
     most: maximum bytes
     entries: maximum questions per frame
@@ -112,7 +112,7 @@ class SemanticCache:
         return self._entries[key].value, float(alike[row])
 
     def put(self, owner: str, frame: bytes, vector: Vectors, value: Any) -> None:
-        """Store the answer to a question; an equal vector's answer is replaced.
+        """Cache the answer to a question; an equal vector's answer is replaced.
 
         owner: digest of the bundle that answered
         frame: digest of everything in the request but its question

@@ -72,7 +72,7 @@ class GrpcServer:
         self._server.add_generic_rpc_handlers((handler,))
 
     async def start(self, host: str, port: int) -> int:
-        """Listen on an address; return the port. Port 0 takes a free one.
+        """Listen on an address for gRPC calls; return the port. Port 0 takes a free one.
 
         Raises MachineError for a port that is taken or forbidden.
         """
@@ -86,7 +86,7 @@ class GrpcServer:
         return int(bound)
 
     async def close(self, seconds: float) -> None:
-        """Accept no more calls, and cancel calls that still run after `seconds`.
+        """Accept no more gRPC calls, and cancel calls that still run after `seconds`.
 
         A stream ends with the answers to the requests that it has received.
         """
@@ -94,8 +94,8 @@ class GrpcServer:
         await self._server.stop(seconds)
 
     def _guard(self, name: str, answer: Answer) -> Callable[[Any, Any], Awaitable[Any]]:
-        """Wrap a method so that its calls are counted, logged and traced, and errors become gRPC
-        statuses.
+        """Wrap a gRPC method so that its calls are counted, logged and traced, and errors become
+        gRPC statuses.
 
         name: name of the method
         answer: function that answers its request
@@ -121,7 +121,7 @@ class GrpcServer:
         return guarded
 
     async def _only(self, requests: AsyncIterator[bytes]) -> bytes:
-        """Return the bytes of a call's only request.
+        """Return the bytes of a gRPC call's only request.
 
         Raises RequestError if none arrives in time.
         """
@@ -135,7 +135,7 @@ class GrpcServer:
 
     @contextmanager
     def _place(self, client: str) -> Iterator[None]:
-        """Count a call among those of its client during the `with`.
+        """Count a gRPC call among those of its client during the `with`.
 
         Raises OverloadError if the client has its maximum number of calls already.
         """

@@ -62,7 +62,8 @@ def check_message(data: bytes, most: int) -> None:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Read a varint at `at`; return (number, position after it). Raises IndexError if malformed."""
+    """Read a varint of a gRPC message at `at`; return (number, position after it). Raises
+    IndexError if malformed."""
     value = 0
     for shift in range(0, 70, 7):
         byte = data[at]

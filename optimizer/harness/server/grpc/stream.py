@@ -32,7 +32,7 @@ STRICT = "triton_grpc_error"
 
 
 class GrpcStream:
-    """One call of ModelStreamInfer.
+    """One gRPC call of ModelStreamInfer, a stream of requests.
 
     kinds: classes of its messages
     context: context of the call from gRPC
@@ -56,13 +56,13 @@ class GrpcStream:
         self._free, self._writing = asyncio.Semaphore(AT_ONCE), asyncio.Lock()
 
     def call(self) -> AbstractContextManager[Request]:
-        """Count one request of the stream, from the start of this context to its end (App.call). A
-        stream that is refused before it sent a request counts as one."""
+        """Count one request of a gRPC stream, from the start of this context to its end (App.call).
+        A stream that is refused before it sent a request counts as one."""
         return self._app.call(f"grpc {STREAM}", self._metadata, client_of_call(self._context))
 
     async def run(self) -> None:
-        """Answer requests until the client sends no more. Raises RequestError if the stream
-        fails."""
+        """Answer the stream's requests until the client sends no more. Raises RequestError if the
+        stream fails."""
         failed: RequestError | None = None
         try:
             async with asyncio.TaskGroup() as group:
@@ -80,8 +80,8 @@ class GrpcStream:
             raise failed
 
     async def _next(self) -> bytes | None:
-        """Return the bytes of the next request; None after the last one, and when the server
-        ends."""
+        """Return the bytes of the client's next request on a gRPC stream; None after the last one,
+        and when the server ends."""
         from grpc.aio import EOF
 
         await self._free.acquire()
@@ -97,7 +97,7 @@ class GrpcStream:
         return None if data is EOF else data
 
     async def _answer(self, data: bytes, before: asyncio.Event, done: asyncio.Event) -> None:
-        """Answer one request.
+        """Answer one request of a gRPC stream.
 
         before: set once all earlier requests are answered
         done: set here once this request is answered, or later requests need not wait for it

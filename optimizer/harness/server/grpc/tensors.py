@@ -40,7 +40,7 @@ CONTENTS = {  # field of InferTensorContents by datatype; FP16 only comes raw
 
 
 async def parse(app: App, kind: Any, data: bytes, client: str) -> Any:
-    """Parse the bytes of a message.
+    """Parse the bytes of a gRPC message.
 
     kind: class of the message
     client: address of the client, for fairness among clients
@@ -61,7 +61,7 @@ async def parse(app: App, kind: Any, data: bytes, client: str) -> Any:
 
 
 def client_of_call(context: Any) -> str:
-    """Return the client of a call, as connections.client_of does.
+    """Return the client of a gRPC call, as connections.client_of does.
 
     gRPC names the peer as ipv4:127.0.0.1:80 or ipv6:%5B::1%5D:80.
     """
@@ -70,8 +70,8 @@ def client_of_call(context: Any) -> str:
 
 
 def read_request(message: Any) -> InferRequest:
-    """Read a ModelInferRequest. Raises RequestError for tensors that contradict their shape or
-    datatype."""
+    """Read a gRPC client's ModelInferRequest. Raises RequestError for tensors that contradict their
+    shape or datatype."""
     raw = message.raw_input_contents
     if raw and len(raw) != len(message.inputs):
         raise RequestError(f"{len(raw)} raw_input_contents for {len(message.inputs)} inputs")
@@ -94,7 +94,7 @@ def read_request(message: Any) -> InferRequest:
 
 
 def _from_contents(tensor: Any, kind: str, shape: tuple[int, ...], where: str) -> Array:
-    """Convert the typed contents of a tensor to an array.
+    """Convert the typed contents of a gRPC request's tensor to an array.
 
     kind: datatype of the protocol
     where: name of the tensor, for errors
@@ -125,7 +125,7 @@ def _parameters(entries: Mapping[str, Any]) -> dict[str, Any]:
 def build_response(
     kind: Any, message: Any, version: str, outputs: Sequence[tuple[str, Array]]
 ) -> Any:
-    """Build a ModelInferResponse.
+    """Build the ModelInferResponse to a gRPC client.
 
     kind: class of the response
     message: request that is answered

@@ -123,7 +123,7 @@ class App:
 
     @property
     def worker_threads(self) -> WorkerThreads:
-        """Return the threads in which large bodies are parsed."""
+        """Return the threads in which the server parses large bodies."""
         if self._worker_threads is None:  # an application may be made before there is an event loop
             self._worker_threads = WorkerThreads()
         return self._worker_threads
@@ -143,7 +143,7 @@ class App:
         return request
 
     async def _answer(self, request: HttpRequest, scope: Scope) -> Response:
-        """Return the response to a request, or the error response of a refused one.
+        """Return the HTTP response to a request, or the error response of a refused one.
 
         Raises ClientDisconnect.
         """
@@ -166,7 +166,7 @@ class App:
             return _error(request.route, ModelError("unexpected failure"))
 
     def _check(self, request: HttpRequest, scope: Scope) -> None:
-        """Check the host and the framing of a request.
+        """Check the host and the framing of an HTTP request.
 
         Raises HostError if it names another host than this server, FramingError if the length of
         the body is given twice.
@@ -287,7 +287,7 @@ class App:
             self._log(request)
 
     def log_bug(self, error: Exception, request_id: str = "") -> None:
-        """Log an exception that a request met and that the server does not expect."""
+        """Log in the server an exception that a request met and that the server does not expect."""
         self._say(level="error", event="bug", request_id=request_id, error=repr(error)[:500])
 
     def count_failure(self, error: RequestError | None, request: Request) -> None:

@@ -14,7 +14,7 @@ RATE = 240  # minimum bytes a second of a request, as Kestrel's MinRequestBodyDa
 
 
 class Connection(Protocol):
-    """Interface of an open connection.
+    """Interface of an open connection to the server.
 
     owner: client of the connection, see `client_of`
     waiting: False while a complete request is answered
@@ -42,7 +42,7 @@ class Connections:
         self._number = 0
 
     def enter(self, connection: Connection) -> bool:
-        """Count a new connection; return False if it must be refused.
+        """Count a client's new connection to the server; return False if it must be refused.
 
         At a limit, a waiting connection is dropped to make room; without one, the new one is
         refused.
@@ -65,7 +65,7 @@ class Connections:
         return True
 
     def start_waiting(self, connection: Connection) -> None:
-        """Record that a connection waits for a request from now on.
+        """Record that a client's connection waits for a request from now on.
 
         Of its client's connections it becomes the last that is dropped.
         """
@@ -75,7 +75,7 @@ class Connections:
             same[connection] = None
 
     def leave(self, connection: Connection) -> None:
-        """Forget a connection that is closed; a second call does nothing."""
+        """Forget a client's connection that is closed; a second call does nothing."""
         same = self._by_client.get(connection.owner, {})
         if connection in same:
             self._number -= 1
@@ -85,7 +85,8 @@ class Connections:
 
 
 def client_of(address: str) -> str:
-    """Return the client of an address: an IPv4 address, or the first 64 bits of an IPv6 address.
+    """Return the server's client of an address: an IPv4 address, or the first 64 bits of an IPv6
+    address.
 
     All IPv6 addresses with the same first 64 bits belong to one site.
     """
@@ -99,8 +100,8 @@ def client_of(address: str) -> str:
 
 
 def seconds_for(size: int, seconds: float) -> float:
-    """Return the seconds from the start of a request within which more than `size` bytes must
-    arrive.
+    """Return the seconds from the start of a client's request within which more than `size` bytes
+    must arrive.
 
     seconds: maximum seconds of any request
 

@@ -75,7 +75,8 @@ def _read(value: Any, where: str, contract: Contract) -> Any:
 
 
 def _field(value: Mapping[str, Any], where: str) -> tuple[str, Any]:
-    """Return ("text" or "image", content) of an object. Raises RequestError for other fields."""
+    """Return ("text" or "image", content) of an object in a request for embeddings. Raises
+    RequestError for other fields."""
     part = PARTS.get(str(value.get("type")))
     fields = {name: one for name, one in value.items() if name != "type" or part is None}
     if part is not None and [*fields] == [part]:
@@ -93,7 +94,7 @@ def _field(value: Mapping[str, Any], where: str) -> tuple[str, Any]:
 
 
 def read_image(value: str, where: str, contract: Contract) -> bytes:
-    """Decode an image that is given in base64 or as a data URL.
+    """Decode an image that a request gives in base64 or as a data URL.
 
     where: place of the image, for errors
 

@@ -34,7 +34,7 @@ class Hosts:
 
 
 def is_loopback(address: str) -> bool:
-    """Return True for an address that only this machine can reach."""
+    """Return True for an address of a server that only this machine can reach."""
     try:
         ip = ip_address(address)
     except ValueError:
@@ -44,7 +44,7 @@ def is_loopback(address: str) -> bool:
 
 
 def _name(header: str) -> str:
-    """Return the host of a header without its port, in lower case."""
+    """Return the host that a request's header Host names, without its port, in lower case."""
     host = header.strip().lower()
     if host.startswith("["):  # an address of IPv6
         return host[1:].partition("]")[0]

@@ -15,7 +15,7 @@ BACKLOG = 2048  # connections that wait to be accepted, as uvicorn has it
 
 @dataclass(frozen=True)
 class HostAddress:
-    """One address of a host.
+    """One address of a host that the server listens on.
 
     family, address: as in Python's socket module
     """
@@ -32,7 +32,7 @@ class HostAddress:
 
 
 def resolve_addresses(host: str, port: int) -> list[HostAddress]:
-    """Resolve a host to all of its addresses. Raises InputError if it has none."""
+    """Resolve the server's host to all of its addresses. Raises InputError if it has none."""
     try:
         resolved = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -46,7 +46,7 @@ def resolve_addresses(host: str, port: int) -> list[HostAddress]:
 
 
 def open_sockets(hosts: list[HostAddress]) -> list[socket.socket]:
-    """Open a listening socket for each address; with port 0, all on the same free port.
+    """Open the server's listening socket for each address; with port 0, all on the same free port.
 
     Raises MachineError for a port that is in use or not allowed, and InputError for addresses that
     do not belong to this machine.

@@ -127,7 +127,8 @@ async def embeddings(
 
 
 def find_width(service: Service) -> int:
-    """Return the dimensions of a service's embeddings. Raises UnknownError for other tasks."""
+    """Return the dimensions of the embeddings that a served model answers. Raises UnknownError for
+    other tasks."""
     model = service.engine.model
     fields = model.task.tensors(model.contract)
     if FIELD not in fields:
@@ -145,7 +146,8 @@ def find_width(service: Service) -> int:
 def _form(
     document: Mapping[str, Any], contract: Contract, width: int
 ) -> tuple[str, tuple[str, int]]:
-    """Return (encoding_format, (type, dimensions)) of a request. Raises RequestError for others.
+    """Return (encoding_format, (type, dimensions)) of a request to /v1/embeddings. Raises
+    RequestError for others.
 
     width: dimensions of the model's own vectors
     """
@@ -188,7 +190,7 @@ def find_form(
 
 
 def choose_prompt(document: Mapping[str, Any], contract: Contract) -> dict[str, Any]:
-    """Return {"prompt_name": name} if a request chooses a prompt, else {}.
+    """Return {"prompt_name": name} if a request for embeddings chooses a prompt, else {}.
 
     It chooses by `prompt_name`, or by `input_type`, a word of other APIs. Raises RequestError for
     both.

@@ -19,7 +19,7 @@ UNFINISHED = "�"  # decoded form of an incomplete character
 
 @dataclass
 class AnswerWriter:
-    """Writer of the answer to one request, whole or as a stream.
+    """Writer of the OpenAI API's answer to one request, whole or as a stream.
 
     model: name of the model
     tokenizer: tokenizer that gives the text of single tokens
@@ -36,7 +36,7 @@ class AnswerWriter:
     _offsets: dict[int, int] = field(default_factory=dict)
 
     def document(self, events: Sequence[Event]) -> dict[str, Any]:
-        """Return the whole answer as one document.
+        """Return the whole answer to a request as one JSON document.
 
         events: tokens of all texts of the request
         """
@@ -70,12 +70,14 @@ class AnswerWriter:
         return b"".join(parts)
 
     def end(self) -> bytes:
-        """Return the events that end a complete stream: the usage if requested, and [DONE]."""
+        """Return the events that end the complete stream to a client: the usage if requested, and
+        [DONE]."""
         usage = self._chunk([], usage=self.usage()) if self.request.usage else b""
         return usage + DONE
 
     def usage(self) -> dict[str, int]:
-        """Return the numbers of tokens so far; a prompt counts once for all of its texts."""
+        """Return the numbers of tokens that a request took so far; a prompt counts once for all of
+        its texts."""
         prompt = sum(map(len, self.request.prompts.rows))
         return {
             "prompt_tokens": prompt,

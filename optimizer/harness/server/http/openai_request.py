@@ -42,7 +42,7 @@ LOGPROBS = 20  # maximum alternatives per token
 
 @dataclass(frozen=True)
 class TextRequest:
-    """Parsed request for generation.
+    """Parsed request to the OpenAI API for generated text.
 
     chat: True for a conversation, False for texts
     stream: True if the answer is sent as server-sent events
@@ -66,7 +66,7 @@ class TextRequest:
 
 @dataclass(frozen=True)
 class Question:
-    """Last text of a request, apart from the rest of the request.
+    """Last text of a client's request, apart from the rest of the request.
 
     around: all other fields of the request, without those in SENT
     blank: the conversation with BLANK in place of the text; [] outside of a conversation
@@ -157,7 +157,7 @@ def _stream(fields: Mapping[str, Any]) -> tuple[bool, bool]:
 
 
 def _schema(fields: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the JSON schema of response_format; None for free text."""
+    """Return the JSON schema of a request's response_format; None for free text."""
     form = fields.get("response_format", {"type": "text"})
     kind = form.get("type") if isinstance(form, Mapping) else None
     if kind == "text":
@@ -172,7 +172,7 @@ def _schema(fields: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _conversation(fields: Mapping[str, Any], context: int) -> list[list[dict[str, Any]]]:
-    """Read the messages; return a list with one conversation.
+    """Read a request's messages; return a list with one conversation.
 
     Their number and characters are limited before the chat template renders them, which takes far
     longer.
@@ -239,7 +239,7 @@ def _is_text_or_ids(value: Any) -> bool:
 def _tokens(
     fields: Mapping[str, Any], model: TextModel, rows: Sequence[Sequence[int]], n: int, chat: bool
 ) -> int:
-    """Return the maximum new tokens per prompt.
+    """Return the maximum new tokens per prompt of a request.
 
     This is the client's number, else the rest of the context (at most TEXT_TOKENS outside of a
     conversation). Raises RequestError if it exceeds the rest of the context.

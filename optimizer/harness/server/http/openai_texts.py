@@ -24,7 +24,7 @@ from .request import Document, EventStream, HttpRequest, cache_control
 async def answer(
     service: Service, body: Mapping[str, Any], request: HttpRequest, *, chat: bool
 ) -> Response:
-    """Answer /v1/chat/completions if `chat`, else /v1/completions.
+    """Answer a request to /v1/chat/completions if `chat`, else /v1/completions.
 
     body: JSON of the request
 
@@ -91,7 +91,7 @@ async def _collect(answers: Events, first: Event) -> list[Event]:
 async def _stream_parts(
     answers: Events, first: Event, writer: AnswerWriter, result: Result
 ) -> AsyncGenerator[bytes]:
-    """Yield the bytes of a streamed answer.
+    """Yield the bytes of an answer streamed to a client.
 
     An error after the first token ends the stream without [DONE].
 

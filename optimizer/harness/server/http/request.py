@@ -69,8 +69,8 @@ class Bodies:
         self._largest, self.size = largest, 0
 
     def add(self, size: int) -> None:
-        """Count `size` more bytes of request bodies in memory. Raises OverloadError above the
-        limit."""
+        """Count `size` more bytes of request bodies that the server holds. Raises OverloadError
+        above the limit."""
         if self.size + size > self._largest:
             raise OverloadError("the server holds too many large requests", retry_after=1.0)
         self.size += size
@@ -102,7 +102,7 @@ class HttpRequest(Request):
     leases: ExitStack = field(default_factory=ExitStack)
 
     def lease(self, served: Served, name: str = "") -> Service:
-        """Lease the version that answers, and return its service.
+        """Lease the model's version that answers this request, and return its service.
 
         The version is not drained before `leases` is closed.
 
@@ -121,7 +121,7 @@ class HttpRequest(Request):
             self.leases.callback(self.place.close)
 
     def accept(self, route: str, method: str) -> None:
-        """Record the route and check method and token.
+        """Record a request's route and check its method and token.
 
         Raises MethodError for another method, TokenError without the token.
         """
@@ -148,7 +148,8 @@ class HttpRequest(Request):
             raise ForbiddenError("models are changed from this machine alone")
 
     async def body(self) -> bytes:
-        """Receive the body, as sent; `parse` unpacks it. Raises RequestError, ClientDisconnect."""
+        """Receive the request's body, as sent; `parse` unpacks it. Raises RequestError,
+        ClientDisconnect."""
         security, size, parts = self.security, 0, list[bytes]()
         encoding_of(self.headers)
         if (whole_header(self.headers, "content-length") or 0) > security.largest:
@@ -175,7 +176,7 @@ class HttpRequest(Request):
         return b"".join(parts)
 
     async def parse(self, body: bytes, parse: Callable[[bytes], Value]) -> Value:
-        """Unpack a body and return parse(body), outside of the event loop if it is large.
+        """Unpack a request's body and return parse(body), outside of the event loop if it is large.
 
         Raises RequestError.
         """
@@ -223,7 +224,7 @@ class HttpRequest(Request):
         return response
 
     async def while_connected(self, work: Awaitable[Value]) -> Value:
-        """Return the result of `work`, which is cancelled if the client leaves.
+        """Return the result of `work` for a request, which is cancelled if the client leaves.
 
         Raises ClientDisconnect.
         """
@@ -231,14 +232,14 @@ class HttpRequest(Request):
 
 
 class Document(JSONResponse):
-    """HTTP response with a JSON body."""
+    """The server's HTTP response with a JSON body."""
 
     def render(self, content: Any) -> bytes:
         return write_json(content)
 
 
 class EventStream(StreamingResponse):
-    """Response of server-sent events, sent as they are generated.
+    """The server's response of server-sent events, sent as they are generated.
 
     complete: True once all events were sent
     """
@@ -253,12 +254,12 @@ class EventStream(StreamingResponse):
 
 
 def cache_control(headers: Mapping[str, str]) -> frozenset[str]:
-    """Return the directives of a cache-control header (RFC 9111, 5.2.1) in lower case."""
+    """Return the directives of a request's cache-control header (RFC 9111, 5.2.1) in lower case."""
     return frozenset(w.strip().lower() for w in headers.get("cache-control", "").split(","))
 
 
 def whole_header(headers: Mapping[str, str], name: str) -> int | None:
-    """Return a header's value as a whole number from 0; None without the header.
+    """Return the value of a request's header as a whole number from 0; None without the header.
 
     Raises RequestError for other values.
     """
@@ -271,7 +272,8 @@ def whole_header(headers: Mapping[str, str], name: str) -> int | None:
 
 
 def encoding_of(headers: Mapping[str, str]) -> str:
-    """Return the content coding of a body; "" for none. Raises RequestError for unknown ones."""
+    """Return the content coding of a request's body; "" for none. Raises RequestError for unknown
+    ones."""
     encoding = headers.get("content-encoding", "identity").strip().lower()
     if encoding != "identity" and encoding not in ENCODINGS:
         raise RequestError(f"unknown content-encoding; accepted: {', '.join(ENCODINGS)}")
@@ -293,7 +295,7 @@ def inflate(data: bytes, encoding: str, largest: int) -> bytes:
 
 
 async def while_connected(work: Awaitable[Value], receive: Receive) -> Value:
-    """Return the result of `work`, which is cancelled if the client leaves.
+    """Return the result of `work` for a request, which is cancelled if the client leaves.
 
     receive: ASGI function that reports the disconnection
 

@@ -38,7 +38,7 @@ class ConnectionLimits:
 
 
 class Protocol(H11Protocol):
-    """One HTTP connection. HttpServer makes a subclass with its bounds."""
+    """One HTTP connection of the server. HttpServer makes a subclass with its bounds."""
 
     bounds: ClassVar[ConnectionLimits]
 
@@ -64,13 +64,13 @@ class Protocol(H11Protocol):
 
     @property
     def waiting(self) -> bool:
-        """False while a complete request is answered, so that the connection must stay open
+        """False while a complete HTTP request is answered, so that the connection must stay open
         (connections.Connection)."""
         resting = self.cycle is None or self.cycle.response_complete
         return resting or self.conn.their_state is h11.SEND_BODY or self.transport.is_closing()
 
     def drop(self) -> None:
-        """Close the connection at once."""
+        """Close the client's HTTP connection at once."""
         self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
@@ -96,7 +96,7 @@ class Protocol(H11Protocol):
             self._unread = None
 
     def _watch(self) -> None:
-        """Set the timer for the head or body that is being received.
+        """Set the timer for the request's head or body that is being received.
 
         uvicorn has a timer only for the time between two requests.
         """
@@ -115,7 +115,7 @@ class Protocol(H11Protocol):
             self._timer = self.loop.call_later(self._left(), self._close_if_slow)
 
     def _left(self) -> float:
-        """Return the seconds until the connection is closed if no more of its head or body
+        """Return the seconds until a client's connection is closed if no more of its head or body
         arrives."""
         seconds, size = self.bounds.seconds, 0
         if self.conn.their_state is h11.SEND_BODY:  # the application has the same limit
@@ -176,7 +176,7 @@ class HttpServer:
         self.port = 0
 
     async def start(self, host: str, port: int) -> None:
-        """Listen on an address; `port` of the server is then the port, a free one for 0.
+        """Listen for HTTP on an address; `port` of the server is then the port, a free one for 0.
 
         Raises InputError, MachineError.
         """
@@ -189,7 +189,7 @@ class HttpServer:
         self._loop = asyncio.create_task(self._server.main_loop())
 
     async def close(self) -> None:
-        """Accept no more connections, let running requests end, and close the connections."""
+        """Accept no more HTTP connections, let running requests end, and close the connections."""
         self._server.should_exit = True
         await self._loop
         await self._server.shutdown()

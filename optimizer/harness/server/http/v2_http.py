@@ -28,7 +28,7 @@ Load = Callable[[str], Awaitable[None]]
 
 
 async def ready(versions: Versions, request: HttpRequest, name: str, version: str = "") -> Response:
-    """GET /v2/models/NAME/ready."""
+    """Answer GET /v2/models/NAME/ready."""
     request.accept("ready", "GET")
     versions.find(name, version)
     return Document({"name": name, "ready": versions.ready}, 200 if versions.ready else 503)
@@ -37,7 +37,7 @@ async def ready(versions: Versions, request: HttpRequest, name: str, version: st
 async def metadata(
     versions: Versions, request: HttpRequest, name: str, version: str = ""
 ) -> Response:
-    """GET /v2/models/NAME."""
+    """Answer GET /v2/models/NAME."""
     request.accept("v2 metadata", "GET")
     document = versions.find(name, version).service.metadata(name, version)
     numbers = [s.version for s in versions.all if name in s.service.names]
@@ -47,7 +47,7 @@ async def metadata(
 async def config(
     versions: Versions, request: HttpRequest, name: str, version: str = ""
 ) -> Response:
-    """GET /v2/models/NAME/config, Triton's."""
+    """Answer GET /v2/models/NAME/config, Triton's."""
     request.accept("v2 config", "GET")
     return Document(versions.find(name, version).service.config(name, version))
 
@@ -55,13 +55,13 @@ async def config(
 async def statistics(
     versions: Versions, request: HttpRequest, name: str = "", version: str = ""
 ) -> Response:
-    """GET /v2/models/NAME/stats, Triton's; of all models without a name."""
+    """Answer GET /v2/models/NAME/stats, Triton's; of all models without a name."""
     request.accept("v2 statistics", "GET")
     return Document({"model_stats": versions.statistics(name, version)})
 
 
 async def infer(versions: Versions, request: HttpRequest, name: str, version: str = "") -> Response:
-    """POST /v2/models/NAME/infer. Raises RequestError, ClientDisconnect."""
+    """Answer POST /v2/models/NAME/infer. Raises RequestError, ClientDisconnect."""
     request.accept("v2 infer", "POST")
     service = request.lease(versions.route(name, version), name)
     body = await request.body()
@@ -79,13 +79,13 @@ async def infer(versions: Versions, request: HttpRequest, name: str, version: st
 
 
 async def index(versions: Versions, request: HttpRequest) -> Response:
-    """POST /v2/repository/index."""
+    """Answer POST /v2/repository/index."""
     request.accept("v2 index", "POST")
     return Response(versions.index(), media_type=JSON)
 
 
 async def load(app: App, request: HttpRequest, name: str) -> Response:
-    """POST /v2/repository/models/NAME/load: reload the model from its bundle's path. Raises
+    """Answer POST /v2/repository/models/NAME/load: reload the model from its bundle's path. Raises
     RequestError."""
     request.accept_owner("v2 load")
     served = app.versions.find(name)

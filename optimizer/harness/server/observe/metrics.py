@@ -22,7 +22,8 @@ Labels = Mapping[str, str]
 
 
 def _labels(labels: Labels) -> str:
-    """Format labels as {name="value",...}; values come from the manifest and this package only."""
+    """Format labels of a metric as {name="value",...}; values come from the manifest and this
+    package only."""
     escaped = (
         (k, v.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n"))
         for k, v in labels.items()
@@ -32,7 +33,7 @@ def _labels(labels: Labels) -> str:
 
 
 class Counter:
-    """One number per set of labels.
+    """Metric of a server: one number per set of labels.
 
     text: help text
     kind: "counter", which only grows, or "gauge"
@@ -57,7 +58,8 @@ class Counter:
 
 
 class Histogram:
-    """Histogram of observations, cumulative over `bounds`, with their sum and number.
+    """Metric of a server: histogram of observations, cumulative over `bounds`, with their sum and
+    number.
 
     text: help text
     bounds: upper bounds of the buckets
@@ -87,7 +89,7 @@ Metric = TypeVar("Metric", Counter, Histogram)
 
 
 class Metrics:
-    """Metrics of one version of a bundle.
+    """A server's metrics of one version of a bundle.
 
     labels: labels of every line
     longest: maximum tokens of a row
@@ -169,7 +171,7 @@ class Metrics:
 
 
 class TextMetrics(Metrics):
-    """Metrics of one model that generates text."""
+    """A server's metrics of one model that generates text."""
 
     def __init__(self, labels: Labels, context: int = SEQUENCE) -> None:
         super().__init__(labels, context)

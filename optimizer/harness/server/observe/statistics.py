@@ -19,7 +19,7 @@ NAMES = ("success", "fail", *PHASES, "cache_hit", "cache_miss")
 
 @dataclass
 class Duration:
-    """Number of events and their total duration.
+    """Statistic of a server: number of events and their total duration.
 
     ns: total in nanoseconds
     """
@@ -33,7 +33,7 @@ class Duration:
 
 
 class Statistics:
-    """Statistics of one model of a version."""
+    """A server's statistics of one model of a version."""
 
     def __init__(self) -> None:
         self._last = self._rows = self._runs = 0
@@ -41,7 +41,7 @@ class Statistics:
         self._batches: dict[int, Duration] = {}
 
     def record_run(self, rows: int, seconds: float) -> None:
-        """Count a run of the model.
+        """Count a run of the served model.
 
         rows: rows of its batch
         """
@@ -69,7 +69,7 @@ class Statistics:
                 requests[name].add(end - start)
 
     def count_failed(self, seconds: float) -> None:
-        """Count a request that was not answered."""
+        """Count a server's request that was not answered."""
         self._requests["fail"].add(seconds)
 
     def document(self, name: str, version: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ FORM = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(-.*)
 
 
 def trace_fields(header: str | None) -> dict[str, str]:
-    """Return {trace_id, parent_id} of a traceparent header, for a log line.
+    """Return {trace_id, parent_id} of a request's traceparent header, for a log line.
 
     Returns {} without a header, and for a malformed one.
     """

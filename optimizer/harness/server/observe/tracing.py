@@ -38,12 +38,12 @@ CODES = ("UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILAB
 
 
 def _failed(status: int | str) -> bool:
-    """Return True if the status of an answered request means that the server is at fault."""
+    """Return True if the status of a traced request means that the server is at fault."""
     return status in CODES if isinstance(status, str) else status >= FAILED
 
 
 def _attributes(request: Request) -> dict[str, str | int]:
-    """Return the attributes of a request's span."""
+    """Return the attributes of a server's trace span of a request."""
     attributes: dict[str, str | int] = {"request_id": request.id}
     if request.model:
         attributes |= {"model": request.model, "version": request.version}
@@ -133,7 +133,7 @@ def start_tracer(endpoint: str, say: Callable[..., None]) -> Tracer:
 
 
 class _LogLines(logging.Handler):
-    """Handler that logs the library's warnings as JSON lines."""
+    """Handler that logs the warnings of OpenTelemetry in the server as JSON lines."""
 
     def __init__(self, say: Callable[..., None]) -> None:
         super().__init__(logging.WARNING)

@@ -37,7 +37,7 @@ EMA_DECAY = 0.9  # weight of the old estimate of `pace` after a faster batch, an
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """Limits of a BatchScheduler.
+    """Limits of a server's BatchScheduler.
 
     rows: maximum rows per batch
     delay: seconds that the first row of a batch waits for others
@@ -56,7 +56,7 @@ class BatchLimits:
 
 @dataclass(eq=False)
 class BatchJob(Job):
-    """Rows that run together, usually one.
+    """Rows of a request that run together, usually one.
 
     size: length of the rows, the first argument of `cost`; the same for all jobs of a bucket
     rows: at most BatchLimits.rows, unless the job runs by itself
@@ -85,7 +85,7 @@ class ScheduledBatch(Generic[J]):
 
 
 class BatchScheduler(Generic[J]):
-    """Chooses the next batch and refuses requests; see the module.
+    """Chooses a server's next batch and refuses requests; see the module.
 
     cost(size, rows): predicted seconds of a batch; never less for more rows, and never more than
     the sum of its jobs run alone
@@ -105,7 +105,7 @@ class BatchScheduler(Generic[J]):
         self._above_since: float | None = None
 
     def submit(self, now: float, jobs: Sequence[J], *, admitted: bool = False) -> None:
-        """Accept the jobs of one request, or raise Refused for all of them.
+        """Accept into the queue the jobs of one request, or raise Refused for all of them.
 
         admitted: the request was admitted by `admit`, and no longer counts as arriving
         """
@@ -160,7 +160,8 @@ class BatchScheduler(Generic[J]):
             del self._arriving[client]
 
     def schedule(self, now: float) -> ScheduledBatch[J]:
-        """Choose the next batch of a free worker. `postprocess` must follow a batch with jobs."""
+        """Choose the server's next batch for a free worker. `postprocess` must follow a batch with
+        jobs."""
         batch = ScheduledBatch[J]()
         batch.expired = [job for job in self.waiting if now + job.seconds > job.deadline]
         for job in batch.expired:
@@ -181,7 +182,7 @@ class BatchScheduler(Generic[J]):
         return batch
 
     def postprocess(self, now: float, batch: ScheduledBatch[J]) -> None:
-        """End a batch; its duration corrects later predictions."""
+        """Record that a batch has run; its duration corrects later predictions."""
         self.running.remove(batch)
         if batch.predicted > 0:
             ratio = (now - batch.started) / batch.predicted * self.pace
@@ -214,11 +215,11 @@ class BatchScheduler(Generic[J]):
 
     @property
     def _limit(self) -> float:
-        """Seconds of the model's work that may wait in the queue."""
+        """Seconds of the model's work that may wait in the server's queue."""
         return self.limits.target if self.standing else self.limits.interval
 
     def _free_at(self, now: float) -> float:
-        """Return the time at which a worker is free.
+        """Return the time at which a worker of the server is free.
 
         Several workers end the batches of a queue no later than one worker would that starts at
         this time and runs them in the same order.
@@ -238,7 +239,8 @@ class BatchScheduler(Generic[J]):
             raise Refused("overload", self._wait(now))
 
     def _next_batch(self, now: float) -> tuple[list[J], list[list[J]]]:
-        """Choose the largest batch from the front of the queue after which all deadlines hold.
+        """Choose the largest batch from the front of the server's queue after which all deadlines
+        hold.
 
         Returns (jobs of the batch, plan of batches for the remaining jobs); the plan's next batch
         if no such batch is known.
@@ -260,7 +262,8 @@ class BatchScheduler(Generic[J]):
         return [min(self.waiting, key=lambda job: job.deadline)], []
 
     def _delay_until(self, now: float, jobs: Sequence[J]) -> float:
-        """Return the time until which a batch that is not full may wait for more rows."""
+        """Return the time until which a batch that is not full may wait for rows of more
+        requests."""
         full = sum(job.rows for job in jobs) >= self.limits.rows
         if full or self.draining or not self.limits.delay:
             return now
@@ -272,15 +275,15 @@ class BatchScheduler(Generic[J]):
         return until
 
     def _plan_waiting(self, start: float) -> list[list[J]] | None:
-        """Plan all waiting jobs; in constant time where even the sum of their seconds ends before
-        any deadline."""
+        """Plan all waiting jobs of requests; in constant time where even the sum of their seconds
+        ends before any deadline."""
         if start + self.waiting.seconds() <= self._earliest:
             return []
         self._earliest = min((job.deadline for job in self.waiting), default=math.inf)
         return self._plan_jobs(start, self.waiting)
 
     def _plan_jobs(self, start: float, waiting: Iterable[J]) -> list[list[J]] | None:
-        """Find an order from `start` in which every deadline holds.
+        """Find an order of requests' jobs from `start` in which every deadline holds.
 
         Returns [] where any order does, None where neither of two orders does: by deadline one by
         one, or by deadline in full batches.
@@ -302,7 +305,7 @@ class BatchScheduler(Generic[J]):
         return None
 
     def _observe_sojourn(self, now: float, sojourn: float) -> None:
-        """Update CoDel's state after a batch.
+        """Update CoDel's state, by which the server refuses requests, after a batch.
 
         sojourn: seconds that the oldest row of the batch waited
         """
@@ -315,7 +318,7 @@ class BatchScheduler(Generic[J]):
 
 
 def _batch_by_deadline(jobs: Sequence[J], rows: int) -> list[list[J]]:
-    """Divide jobs into batches of at most `rows` rows, the most urgent job first.
+    """Divide requests' jobs into batches of at most `rows` rows, the most urgent job first.
 
     jobs: jobs sorted by deadline
 

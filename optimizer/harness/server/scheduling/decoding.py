@@ -46,7 +46,7 @@ OPTIONS = frozenset(f.name for f in fields(Options))
 
 @dataclass(eq=False)
 class TextJob(GenerationJob):
-    """Job of Decoding: one text of a request.
+    """Job of a server's Decoding: one text to generate for a request.
 
     row: sampler of its tokens
     logprobs: number of alternatives reported per token; None: no logprobs
@@ -70,7 +70,7 @@ class TextJob(GenerationJob):
 
 
 class Decoding:
-    """Engine of text generation with one model, in one thread. Made on the event loop.
+    """A server's scheduler and thread of text generation with one model. Made on the event loop.
 
     prefixes: cache of prompt prefixes; None: no cache
     niceness: see process/niceness.py
@@ -109,7 +109,7 @@ class Decoding:
 
     @property
     def waiting(self) -> int:
-        """Return the number of texts that wait or run."""
+        """Return the number of a server's texts that wait or run."""
         return len(self._scheduler)
 
     def admit(self, client: str) -> None:
@@ -217,7 +217,7 @@ class Decoding:
         return Prompts(rows, rules, adapter=adapter)
 
     async def infer(self, arrays: Mapping[str, Any], request: Request) -> Result:  # noqa: ARG002
-        """Raise UnknownError: the KV cache stays on the server."""
+        """Refuse raw tensors: raise UnknownError, because a text's KV cache stays on the server."""
         raise UnknownError("raw tensors are not supported for text-generation")
 
     def abort(self, texts: Sequence[TextJob]) -> None:
@@ -270,15 +270,15 @@ class Decoding:
             self._loop.call_soon_threadsafe(self._deliver, events, len(step.decode), span)
 
     def _free(self, texts: Sequence[TextJob]) -> None:
-        """Free the slots, in the KV cache, of those texts that have one."""
+        """Free the server's slots, in the KV cache, of those texts that have one."""
         for text in texts:
             if text.has_slot:
                 self.model.slots.close(text.slot)
                 text.has_slot = False
 
     def _run(self, step: ScheduledStep[TextJob]) -> list[tuple[TextJob, Event | RequestError]]:
-        """Run a prompt piece or a decode step; return (text, its new token or error) of each
-        text."""
+        """Run what the server has scheduled, a prompt piece or a decode step; return (text, its new
+        token or error) of each text."""
         texts = step.jobs
         if not texts:
             return []
@@ -297,7 +297,7 @@ class Decoding:
         ]
 
     def _prefill(self, text: TextJob, start: int, stop: int) -> dict[int, Array]:
-        """Read tokens start..stop of a prompt.
+        """Run the model on tokens start..stop of a request's prompt.
 
         Returns {slot: scores of the first new token} after the last piece of the prompt, else {}.
         """
@@ -327,7 +327,7 @@ class Decoding:
         return Event(piece, logprobs(scores, piece.token, text.logprobs))
 
     def _run_guesses(self, text: TextJob) -> list[Event | RequestError]:
-        """Run one step of a text with guessed tokens; returns an event per new token."""
+        """Run one step of a request's text with guessed tokens; returns an event per new token."""
         guesses = text.guesses
         assert guesses is not None
 
@@ -348,7 +348,7 @@ class Decoding:
         return events
 
     def _score_step(self, number: int, step: Sequence[int]) -> Array:
-        """Scores after each token of one step of the text in slot `number`.
+        """Return the scores after each token of one step of the text in slot `number`.
 
         Some larger steps (`_is_rechecked`) are run again in steps of two tokens, whose scores are
         returned. If a score differs, although warm-up found no difference, later steps have two
@@ -375,7 +375,8 @@ class Decoding:
         return expected
 
     def _decode(self, tokens: Mapping[int, int]) -> dict[int, Array]:
-        """Decode one token of each text: {slot: newest token} -> {slot: scores of the next token}.
+        """Decode one token of each request's text: {slot: newest token} -> {slot: scores of the
+        next token}.
 
         Some shared steps (`_is_rechecked`) are run again with each text alone, whose scores are
         returned. If a score differs, although warm-up found no difference, each text runs alone
@@ -438,7 +439,8 @@ class Decoding:
 
 
 def _is_rechecked(number: int) -> bool:
-    """Return True if step `number` is verified: 1, 2, 4, 8 ... and every multiple of RECHECK."""
+    """Return True if the server verifies step `number`: 1, 2, 4, 8 ... and every multiple of
+    RECHECK."""
     return number % RECHECK == 0 or number & (number - 1) == 0
 
 
@@ -447,7 +449,7 @@ def _is_last(event: Event | RequestError) -> bool:
 
 
 def join_completion(pieces: Sequence[Piece], prompt: int) -> Completion:
-    """Join the pieces of a text to its Completion.
+    """Join the pieces of a request's text to its Completion.
 
     prompt: number of tokens of its prompt
     """

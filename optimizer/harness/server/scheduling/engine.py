@@ -45,8 +45,8 @@ class RowJob(BatchJob):
 
 
 class BatchEngine:
-    """Runs the requests of one model in batches, with one thread per worker of the scheduler. Made
-    on the event loop.
+    """Runs a server's requests of one model in batches, with one thread per worker of the
+    scheduler. Made on the event loop.
 
     say: function that logs one line
     niceness: see process/niceness.py
@@ -85,7 +85,7 @@ class BatchEngine:
 
     @property
     def waiting(self) -> int:
-        """Return the number of rows that wait for the model."""
+        """Return the number of requests' rows that wait for the model."""
         return self._scheduler.waiting.rows
 
     async def answer(
@@ -95,7 +95,7 @@ class BatchEngine:
         request: Request,
         parameters: Mapping[str, Any] | None = None,
     ) -> Result:
-        """Answer inputs: a Result with one answer per input, in order.
+        """Answer a request's inputs: a Result with one answer per input, in order.
 
         parameters: parameters of the request, of which `prompt_name` is read
 
@@ -142,7 +142,8 @@ class BatchEngine:
         )
 
     async def infer(self, arrays: Mapping[str, Any], request: Request) -> Result:
-        """Run raw tensors as a batch of their own; the Result's only answer is {output: array}.
+        """Run a request's raw tensors as a batch of their own; the Result's only answer is {output:
+        array}.
 
         Raises RequestError.
         """
@@ -258,7 +259,7 @@ class BatchEngine:
             return [error] * len(jobs)
 
     def _answers(self, rows: Sequence[Encoded]) -> list[Answer | Exception]:
-        """Run rows as one batch: an answer or an exception per row.
+        """Run requests' rows as one batch: an answer or an exception per row.
 
         Shared batches 1, 2, 4, 8 ... and multiples of RECHECK are run again row by row, for answers
         to return. If any differs, although warm-up found no difference, later rows run alone.

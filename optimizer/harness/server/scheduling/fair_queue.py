@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 
 
 class Refused(Exception):
-    """Error of a request that a scheduler does not accept.
+    """Error of a request that the server's scheduler does not accept.
 
     reason: "overload", "deadline" or "draining"
     retry_after: seconds until it may be accepted
@@ -52,7 +52,7 @@ J = TypeVar("J", bound=Job)
 
 
 class FairQueue(Generic[J]):
-    """Queue of jobs, first by priority, then fairly among clients."""
+    """Server's queue of requests' jobs, first by priority, then fairly among clients."""
 
     def __init__(self) -> None:
         self._jobs: dict[J, None] = {}
@@ -77,16 +77,16 @@ class FairQueue(Generic[J]):
 
     @property
     def rows(self) -> int:
-        """Return the number of rows that wait."""
+        """Return the number of rows that wait in the server's queue."""
         return self._rows.total()
 
     def seconds(self, priority: float = math.inf) -> float:
-        """Return the predicted seconds of jobs with this priority or a lower number; by default of
-        all."""
+        """Return the predicted seconds of queued jobs with this priority or a lower number; by
+        default of all."""
         return sum(seconds for p, seconds in self._seconds.items() if p <= priority)
 
     def push(self, now: float, job: J, seconds: float) -> None:
-        """Add a waiting job to the queue.
+        """Add a request's job to the server's queue.
 
         seconds: predicted seconds of the model for the job
         """
@@ -102,7 +102,7 @@ class FairQueue(Generic[J]):
         self._client_seconds[job.client] = self._client_seconds.get(job.client, 0.0) + seconds
 
     def remove(self, job: J) -> None:
-        """Take a job out, without running it."""
+        """Take a job out of the server's queue, without running it."""
         del self._jobs[job]
         self._rows[job.priority] -= job.rows
         self._seconds[job.priority] -= job.seconds
@@ -117,8 +117,8 @@ class FairQueue(Generic[J]):
             self._buckets.clear()
 
     def front(self, rows: int = 1) -> list[J]:
-        """Return the first job, and further jobs of its bucket, up to `rows` rows; [] if none
-        waits."""
+        """Return the queue's first job, and further jobs of its bucket, up to `rows` rows; [] if
+        none waits."""
         for bucket in list(self._buckets):
             heap = self._buckets[bucket]
             while heap and heap[0][1] not in self._jobs:

@@ -25,7 +25,7 @@ ENTRY = 500  # bytes of an entry without its arrays
 
 
 class PrefixCache:
-    """LRU cache of the keys and values of prompt pieces.
+    """A server's LRU cache of the keys and values of prompt pieces.
 
     slots: slots whose KV cache is read and written
     piece: tokens per piece
@@ -42,7 +42,7 @@ class PrefixCache:
         return len(self._entries)
 
     def length(self, ids: Sequence[int], adapter: str = "") -> int:
-        """Return the number of tokens at the beginning of a prompt that are cached.
+        """Return the number of tokens at the beginning of a prompt that the server has cached.
 
         These are whole pieces, and never the last piece of the prompt.
         """

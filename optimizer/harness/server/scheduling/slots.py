@@ -37,7 +37,7 @@ EMA_DECAY = 0.9  # weight of the old estimate of `share` at each answer that end
 
 @dataclass(frozen=True)
 class SlotLimits:
-    """Limits of a SlotScheduler.
+    """Limits of a server's SlotScheduler.
 
     slots: maximum texts that run at once
     waiting: maximum texts in the queue
@@ -53,7 +53,7 @@ class SlotLimits:
 
 @dataclass(frozen=True)
 class SlotCosts:
-    """Predicted seconds.
+    """Predicted seconds of a server's steps of text generation.
 
     prefill(tokens): seconds to read a piece of a prompt
     decode(texts): seconds of one token of each text
@@ -65,7 +65,7 @@ class SlotCosts:
 
 @dataclass(eq=False)
 class GenerationJob(Job):
-    """One text to generate.
+    """One text to generate for a request, which the server schedules.
 
     prompt: number of prompt tokens
     answer: maximum number of new tokens
@@ -97,12 +97,13 @@ class ScheduledStep(Generic[J]):
 
     @property
     def jobs(self) -> list[J]:
-        """Return the jobs of this step that the model runs for."""
+        """Return the jobs of this step of the server that the model runs for."""
         return self.decode if self.prefill is None else [self.prefill[0]]
 
 
 def cut_pieces(length: int, size: int, loop_size: int) -> list[tuple[int, int]]:
-    """Cut a prompt of `length` tokens into pieces of about `size` tokens: [(start, stop)].
+    """Cut, for a server's steps, a prompt of `length` tokens into pieces of about `size` tokens:
+    [(start, stop)].
 
     A prompt is cut at every multiple of `loop_size` too, where `predict` cuts it. No piece has one
     token unless `predict` has such a piece: kernels for one row and for several rows differ.
@@ -160,7 +161,8 @@ class SlotScheduler(Generic[J]):
         self._refuse(client, 1)
 
     def submit(self, now: float, jobs: Sequence[J]) -> None:
-        """Accept all jobs of one request into the queue, or raise Refused for all of them."""
+        """Accept all jobs of one request into the server's queue, or raise Refused for all of
+        them."""
         self._refuse(jobs[0].client, len(jobs))
         begins = now + self._wait()
         for job in jobs:
@@ -172,7 +174,7 @@ class SlotScheduler(Generic[J]):
             self.waiting.push(now, job, cost)
 
     def schedule(self, now: float) -> ScheduledStep[J]:
-        """Choose the next step of a free worker; `postprocess` must follow."""
+        """Choose the server's next step for a free worker; `postprocess` must follow."""
         step = ScheduledStep[J](aborted=self._aborted)
         self._aborted = []
         self._expire(now, step)
@@ -196,7 +198,7 @@ class SlotScheduler(Generic[J]):
         return step
 
     def postprocess(self, finished: Collection[J]) -> None:
-        """Free the slots of jobs that ended with the step.
+        """Free the server's slots of jobs that ended with the step.
 
         finished: jobs that are complete, or failed
         """
@@ -232,18 +234,19 @@ class SlotScheduler(Generic[J]):
         self.draining = True
 
     def _prefill_seconds(self, tokens: int) -> float:
-        """Return the seconds to read a prompt, with the decode steps between its pieces."""
+        """Predict for the scheduler the seconds to read a prompt, with the decode steps between its
+        pieces."""
         count = -(-tokens // self.limits.piece)
         between = self._costs.decode(len(self.running)) if self.running else 0.0
         return self._costs.prefill(tokens) + max(count - 1, 0) * between
 
     def _seconds(self, job: J) -> float:
-        """Return the seconds for which a job keeps the model from other jobs."""
+        """Predict the seconds for which a request's job keeps the model from other jobs."""
         step = self._costs.decode(self.limits.slots) / self.limits.slots
         return self._costs.prefill(job.prompt) + self.share * job.answer * step
 
     def _wait(self) -> float:
-        """Return the predicted seconds until the last waiting job gets its slot."""
+        """Predict the seconds until the server's last waiting job gets its slot."""
         ahead = self.waiting.seconds()
         if self.prefilling is not None:
             job, parts = self.prefilling

@@ -117,7 +117,8 @@ class BundleLoader:
             self._stack.close()
 
     def _replace(self, old: Served, new: Served) -> None:
-        """Move requests to the new version, or start its trial. Raises InputError, RequestError."""
+        """Move the server's requests to the new version, or start its trial. Raises InputError,
+        RequestError."""
         if self._versions.ending:
             raise DrainingError("the server is shutting down", retry_after=1.0)
         if new.name != old.name:
@@ -138,7 +139,8 @@ class BundleLoader:
         self._versions.set_share(new, trial)
 
     def _end(self, mirror: Mirror) -> None:
-        """End a trial: the new version replaces the old version, or is retired."""
+        """End a model's trial on the server: the new version replaces the old version, or is
+        retired."""
         old, new, trial = mirror.old, mirror.new, mirror.trial
         del self._mirrors[old.name]
         mirror.stop()
@@ -171,7 +173,8 @@ class BundleLoader:
     async def _open(
         self, path: Path | None, unless: str = "", number: int = 1, of: int = 1
     ) -> Served | None:
-        """Open and warm up the bundle at a path; return None if its digest is `unless`.
+        """Open and warm up, for the server, the bundle at a path; return None if its digest is
+        `unless`.
 
         number: number of the bundle from 1, for the log
         of: number of bundles that are opened

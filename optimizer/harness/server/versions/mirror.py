@@ -26,7 +26,7 @@ BUSY = (OverloadError, DeadlineError, DrainingError)
 
 
 class Mirror:
-    """Mirror that sends requests to both versions of a trial and compares the answers.
+    """Mirror of a server that sends requests to both versions of a trial and compares the answers.
 
     ended: function that is called once, when the trial is over
     """
@@ -38,12 +38,12 @@ class Mirror:
         self.tasks = set[asyncio.Task[None]]()
 
     def start(self) -> None:
-        """Start to compare the answers of the old and the new version."""
+        """Start to compare the answers of the model's served version and the new one."""
         self.old.service.on_answer = partial(self._ask, self.new)
         self.new.service.on_answer = partial(self._ask, self.old)
 
     def stop(self) -> None:
-        """Stop comparing the answers of the two versions."""
+        """Stop comparing the answers of the model's two versions."""
         self.old.service.on_answer = self.new.service.on_answer = None
 
     def _ask(

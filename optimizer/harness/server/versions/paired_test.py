@@ -23,7 +23,8 @@ MISSED = 0.02  # share of alpha spent on the disagreement rate lying outside its
 
 
 def judge_exactly(lost: int, won: int, examples: int, margin: float, alpha: float) -> Verdict:
-    """Judge the drop in accuracy, (lost - won) / examples, against a margin.
+    """Judge the drop in accuracy, (lost - won) / examples, of a new version under trial against a
+    margin.
 
     lost, won: numbers of examples that only the baseline, or only the candidate, gets right
 
@@ -38,7 +39,8 @@ def judge_exactly(lost: int, won: int, examples: int, margin: float, alpha: floa
 
 
 def score(lost: Floats, won: Floats, examples: int, drop: float) -> Floats:
-    """Return Tango's score statistic for each pair of `lost` and `won`.
+    """Return, for a paired test of two models, Tango's score statistic for each pair of `lost` and
+    `won`.
 
     drop: true drop in accuracy under the hypothesis
 
@@ -57,7 +59,8 @@ def score(lost: Floats, won: Floats, examples: int, drop: float) -> Floats:
 
 
 def p_value(lost: int, won: int, examples: int, drop: float, alpha: float) -> float:
-    """Return an upper bound of the probability of a score as low as the observed one.
+    """Return, for a paired test of two models, an upper bound of the probability of a score as low
+    as the observed one.
 
     drop: true drop in accuracy under the hypothesis
 
@@ -87,15 +90,16 @@ def p_value(lost: int, won: int, examples: int, drop: float, alpha: float) -> fl
 
 
 def _power(probability: float, count: Floats) -> Floats:
-    """Return count * log(probability), a term of a log-likelihood, with 0 log 0 = 0."""
+    """Return, for the paired test, count * log(probability), a term of a log-likelihood, with 0 log
+    0 = 0."""
     if probability <= 1e-300:
         return np.where(count > 0, -np.inf, 0.0)
     return count * math.log(probability)
 
 
 def _window(examples: int, low: float, high: float) -> Floats:
-    """Return the counts that a binomial with a rate between `low` and `high` may take, up to about
-    1e-12 of its mass."""
+    """Return, for the paired test, the counts that a binomial with a rate between `low` and `high`
+    may take, up to about 1e-12 of its mass."""
     reach = 7.5 * math.sqrt(examples * max(high * (1 - low), 1e-12)) + 25
     first = max(0, math.floor(examples * low - reach))
     last = min(examples, math.ceil(examples * high + reach))
@@ -103,7 +107,8 @@ def _window(examples: int, low: float, high: float) -> Floats:
 
 
 def _rate_interval(count: int, examples: int, gamma: float) -> tuple[float, float]:
-    """Return the interval of rates that a binomial count does not reject at level gamma.
+    """Return the interval of rates of disagreement that a binomial count does not reject at level
+    gamma.
 
     By Chernoff's bound, n KL(count/n, rate) <= log(2/gamma): guaranteed, and a little wider than
     Clopper-Pearson.

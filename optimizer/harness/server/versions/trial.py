@@ -24,7 +24,7 @@ MOST = 1 << 14  # examples after which an undecided trial ends
 
 @dataclass(frozen=True)
 class Terms:
-    """Terms of a trial.
+    """Terms of a trial of a model's new version on a server.
 
     margin: share of requests that may get another answer
     confidence: 1 - the maximum probability of a wrong verdict
@@ -37,7 +37,8 @@ class Terms:
 
 
 class VersionTrial:
-    """Test of a new version while examples arrive; `verdict` is "inconclusive" until decided."""
+    """Test of a new version on the server while examples arrive; `verdict` is "inconclusive" until
+    decided."""
 
     def __init__(self, terms: Terms) -> None:
         self.terms = terms
@@ -46,7 +47,7 @@ class VersionTrial:
 
     @property
     def over(self) -> bool:
-        """Return True once the trial is decided, or has seen MOST examples."""
+        """Return True once the trial of a new version is decided, or has seen MOST examples."""
         return self.verdict != "inconclusive" or self.examples >= MOST
 
     def add(self, differs: bool) -> bool:
@@ -65,12 +66,12 @@ class VersionTrial:
 
 
 def allowed_error(look: int, confidence: float) -> float:
-    """Return the error probability allowed at look 1, 2, 3 ..."""
+    """Return the error probability that the trial of a version may spend at look 1, 2, 3 ..."""
     return float((1 - confidence) / 2**look)
 
 
 def answers_differ(old: Mapping[str, Any], new: Mapping[str, Any], cosine: float) -> bool:
-    """Return True if two answers to one input differ.
+    """Return True if a model's two versions answer one input differently.
 
     cosine: least cosine of embeddings that count as the same
 

@@ -71,7 +71,7 @@ class Served:
 
 @dataclass
 class _Share:
-    """Version that answers a share of the requests that name no version.
+    """A model's version that answers a share of the requests that name no version.
 
     due: sum of shares since its last answer; at 1 it answers, and 1 is subtracted
     """
@@ -102,7 +102,7 @@ class Versions:
 
     @property
     def all(self) -> list[Served]:
-        """Return all versions, the default version of each model before its others."""
+        """Return all served versions, the default version of each model before its others."""
         return [served for versions in self._models.values() for served in versions]
 
     @property
@@ -112,7 +112,7 @@ class Versions:
 
     @property
     def waiting(self) -> int:
-        """Return the number of rows and texts in all queues."""
+        """Return the number of rows and texts in all of the server's queues."""
         return sum(s.service.engine.waiting for s in (*self.all, *self._leaving))
 
     def find(self, name: str, version: str = "") -> Served:
@@ -159,12 +159,12 @@ class Versions:
 
     @contextmanager
     def lease(self, name: str, version: str = "") -> Iterator[Service]:
-        """Lease the service that answers a request. Raises as `find`."""
+        """Lease the model's service that answers a request. Raises as `find`."""
         with self.route(name, version).lease() as service:
             yield service
 
     def check(self, served: Served) -> None:
-        """Raise InputError for a name or version that is taken."""
+        """Raise InputError for a name or version that the server has already."""
         for other in self.all:
             if other.name != served.name:
                 both = sorted(other.every_name & served.every_name)
@@ -178,7 +178,7 @@ class Versions:
                 )
 
     def add(self, served: Served) -> None:
-        """Serve a version; a model's first version is its default. Raises as `check`."""
+        """Serve a model's version; a model's first version is its default. Raises as `check`."""
         self.check(served)
         self._models.setdefault(served.name, []).append(served)
 

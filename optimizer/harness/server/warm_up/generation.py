@@ -41,7 +41,7 @@ SHORTEST, LONGER = 5, 7  # tokens of the first prompt, and tokens that each next
 
 @dataclass(frozen=True)
 class Measurement:
-    """Result of `measure_model`.
+    """Result of a server's warm-up of text generation (`measure_model`).
 
     sharing: TextModel.sharing
     difference: largest difference between scores in shared steps and scores of a text alone
@@ -69,7 +69,8 @@ def measure_model(
     clock: Callable[[], float] = time.perf_counter,
     progress: Progress = silent,
 ) -> Measurement:
-    """Measure whether texts in one step change each other's scores, and the seconds of a step.
+    """Measure, in a server's warm-up, whether texts in one step change each other's scores, and the
+    seconds of a step.
 
     batching: "exact", share steps if no score changes; "padded", always; "alone", never
     guesses: maximum tokens per step of prompt lookup; above 0 each text runs by itself
@@ -139,7 +140,8 @@ def _share(
     expected: Sequence[Sequence[Array]],
     batching: str,
 ) -> tuple[float, bool]:
-    """Set model.sharing; return `difference` and `steady` of Measurement."""
+    """Choose in the warm-up if texts share steps: set model.sharing; return `difference` and
+    `steady` of Measurement."""
     scores = run_together(model, texts, expected)
     if _same(scores, expected):
         model.sharing = EQUAL
@@ -180,8 +182,8 @@ def prompts(model: TextModel) -> list[list[int]]:
 
 
 def run_alone(model: TextModel, text: Sequence[int], steps: int, adapter: str = "") -> list[Array]:
-    """Return the scores after a text, and after each of `steps` greedy tokens, as `predict`
-    computes them."""
+    """Return for the warm-up the scores after a text, and after each of `steps` greedy tokens, as
+    `predict` computes them."""
     contract = model.contract
     decoder = model.decoders[adapter].decoder(contract, len(text) + steps)
     scores = [prefill(decoder, arrays(contract, [text]), PREFILL)[0]]
@@ -195,7 +197,7 @@ def run_alone(model: TextModel, text: Sequence[int], steps: int, adapter: str = 
 def run_together(
     model: TextModel, texts: Sequence[Sequence[int]], expected: Sequence[Sequence[Array]]
 ) -> list[list[Array]]:
-    """Return the scores of each text in shared steps of every size.
+    """Return for the warm-up the scores of each text in shared steps of every size.
 
     expected: scores of each text alone; their greedy tokens are fed, so that one difference causes
         no other
@@ -221,7 +223,7 @@ def run_together(
 
 
 def prefixes_hold(model: TextModel, piece: int) -> bool:
-    """Return True if copying a text's prefix from another slot changes no score.
+    """Return True if, in the warm-up, copying a text's prefix from another slot changes no score.
 
     False also if that cannot be tested.
     """
@@ -261,8 +263,8 @@ def _same(ours: Sequence[Sequence[Array]], theirs: Sequence[Sequence[Array]]) ->
 def _costs(
     model: TextModel, texts: Sequence[Sequence[int]], guesses: int, clock: Callable[[], float]
 ) -> tuple[LatencyLine, LatencyLine]:
-    """Measure steps; return (seconds of a prompt piece by tokens, seconds of a decode step by
-    texts), a fitted LatencyLine each."""
+    """Time steps in the server's warm-up; return (seconds of a prompt piece by tokens, seconds of a
+    decode step by texts), a fitted LatencyLine each."""
     slots, room = model.slots, model.context - 2 * REPEATS - guesses
     ids = list(texts[-1]) * (1 + 4 * SMALLEST // len(texts[-1]))
     reads = []
@@ -297,7 +299,7 @@ def _costs(
 
 
 def _piece(model: TextModel, read: LatencyLine, step: LatencyLine) -> int:
-    """Return the tokens per prompt piece.
+    """Choose in the warm-up the tokens per prompt piece.
 
     This is the largest power of two that takes at most the time of STALL decode steps of all slots,
     if pieces of that size give the same scores; else the piece size of `predict`.
@@ -314,7 +316,8 @@ def _piece(model: TextModel, read: LatencyLine, step: LatencyLine) -> int:
 
 
 def _equal_in_pieces(model: TextModel, text: Sequence[int], piece: int, adapter: str) -> bool:
-    """Return True if a text has the same scores with its prompt in pieces of this size."""
+    """Return True if, in the warm-up, a text has the same scores with its prompt in pieces of this
+    size."""
     slots, expected = model.slots, run_alone(model, text, 1, adapter)
     slots.open(0, adapter)
     for start, stop in cut_pieces(len(text), piece, PREFILL):

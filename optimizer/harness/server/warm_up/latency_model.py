@@ -14,7 +14,8 @@ ENOUGH = 1.0  # seconds of a shape's runs after which no further one is timed
 
 @dataclass(frozen=True)
 class LatencyLine:
-    """Seconds of a batch of one length: fixed + per_row * rows, both at least 0."""
+    """Prediction, for a server's scheduler, of the seconds of a batch of one length: fixed +
+    per_row * rows, both at least 0."""
 
     fixed: float
     per_row: float
@@ -25,7 +26,8 @@ class LatencyLine:
 
 @dataclass(frozen=True)
 class LatencyModel:
-    """Seconds of a batch by length and rows: a LatencyLine for each measured length, ascending.
+    """Prediction, for a server's scheduler, of the seconds of a batch by length and rows: a
+    LatencyLine for each measured length, ascending.
 
     Between two lengths it interpolates linearly; below the smallest it is constant, above the
     largest proportional to the length.
@@ -35,7 +37,7 @@ class LatencyModel:
     lines: tuple[LatencyLine, ...]
 
     def seconds(self, length: int, rows: int) -> float:
-        """Predict the seconds of a batch; never less for more rows."""
+        """Predict for the scheduler the seconds of a batch; never less for more rows."""
         at = bisect_left(self.lengths, length)
         if at == len(self.lengths):
             return self.lines[-1].seconds(rows) * length / self.lengths[-1]
@@ -47,7 +49,8 @@ class LatencyModel:
 
 
 def fit_line(seconds: Sequence[tuple[int, float]]) -> LatencyLine:
-    """Fit a LatencyLine through (rows, seconds) by least squares, with both parts at least 0.
+    """Fit in a server's warm-up a LatencyLine through (rows, seconds) by least squares, with both
+    parts at least 0.
 
     A batch then never costs more than its rows alone, and more rows never cost less. Raises
     ValueError without a measurement.
@@ -75,7 +78,7 @@ def measure_latency(
     clock: Callable[[], float] = time.perf_counter,
     progress: Callable[[int], None] = lambda _: None,
 ) -> LatencyModel:
-    """Time run(length, rows) for every pair of a length and a number of rows.
+    """Time in a server's warm-up run(length, rows) for every pair of a length and a number of rows.
 
     run: function that runs a batch; each shape was run before, because a runtime plans its memory
         in the first run

@@ -20,7 +20,7 @@ LONG = 128  # tokens from which any batch has more rows of a matrix than the til
 
 @dataclass(frozen=True)
 class Sharing:
-    """Result of `measure_sharing`.
+    """Result of `measure_sharing`: if rows of requests may share a batch.
 
     how: value for ServedModel.sharing
     batches: number of batches compared
@@ -33,7 +33,7 @@ class Sharing:
 
 
 def sizes(tokens: int, rows: int) -> list[int]:
-    """Return the numbers of rows to compare at a length.
+    """Return the numbers of rows that the warm-up compares at a length.
 
     These are 2 and more, or from LONG tokens on 2, 3, half of the maximum and the maximum.
 
@@ -48,7 +48,7 @@ def measure_sharing(
     padded: bool,
     progress: Callable[[int], None],
 ) -> Sharing:
-    """Compare rows' answers in shared batches with their answers alone.
+    """Compare in a server's warm-up rows' answers in shared batches with their answers alone.
 
     Sharing.how is "padded" with `padded`; else "equal" if no bit of an answer changes, or "alone".
 
@@ -81,7 +81,8 @@ def measure_sharing(
 def _measure_difference(
     model: ServedModel, batch: Sequence[Encoded], alone: Mapping[int, Answer | Exception]
 ) -> float:
-    """Return the largest difference between rows' answers in a batch and their answers alone."""
+    """Return for the warm-up the largest difference between rows' answers in a batch and their
+    answers alone."""
     answers = zip(batch, model.run(list(batch)), strict=True)
     return max(_difference(alone[id(row)], answer) for row, answer in answers)
 

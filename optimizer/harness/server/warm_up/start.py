@@ -49,7 +49,7 @@ async def start_service(
     say: Callable[..., None],
     executor: Executor | None = None,
 ) -> Service:
-    """Warm a bundle up, start its engine and return its Service.
+    """Warm a server's bundle up, start its engine and return its Service.
 
     args: options of `serve`
     say: function that logs one line
@@ -100,7 +100,7 @@ def _progress(name: str, say: Callable[..., None]) -> Progress:
 def _one_worker(
     settings: Settings, model: ServedModel, args: argparse.Namespace, say: Callable[..., None]
 ) -> Settings:
-    """Reduce the workers to 1, for an engine that runs one batch at a time.
+    """Reduce the server's workers to 1, for an engine that runs one batch at a time.
 
     Workers of the recipe may be meant for another engine of the bundle and are reduced with a
     warning; raises InputError for workers of this server's options.

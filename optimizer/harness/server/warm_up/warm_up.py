@@ -49,7 +49,7 @@ class WarmUpProgress:
         self._begun, self._started = clock(), list[tuple[str, int]]()
 
     def start(self, kind: str, length: int) -> None:
-        """Report a step that begins; the time left once each length has been run."""
+        """Report a step of the warm-up that begins; the time left once each length has been run."""
         keys = list(self._tokens)
         at, done = keys.index((kind, length)), sum(self._tokens[key] for key in self._started)
         left = sum(self._tokens[key] for key in keys[at:])
@@ -59,13 +59,13 @@ class WarmUpProgress:
 
 
 def lengths_of(model: ServedModel) -> list[int]:
-    """List the lengths to time: of images 1, of texts those of `lengths`."""
+    """List the lengths that a server's warm-up times: of images 1, of texts those of `lengths`."""
     texts, own = model.contract.texts, lengths(tasks.longest(model.contract))
     return own if texts is None else [*own, *lengths(texts.text.max_length)]
 
 
 def lengths(max_length: int) -> list[int]:
-    """List the lengths to time: 8, 32, 128 ... and `max_length`."""
+    """List the lengths that a server's warm-up times: 8, 32, 128 ... and `max_length`."""
     some, length = list[int](), SHORTEST
     while length < max_length:
         some.append(length)
@@ -74,7 +74,8 @@ def lengths(max_length: int) -> list[int]:
 
 
 def rows_of(model: ServedModel, length: int, count: int) -> list[Encoded]:
-    """Encode `count` different inputs of `length` tokens; images: the neutral inputs of `bench`."""
+    """Encode, for the warm-up, `count` different inputs of `length` tokens; images: the neutral
+    inputs of `bench`."""
     kind, encoder = model.task.inputs, model.predictor.encoder
     if not kind.size and length == 1:
         neutral = kind.neutral(model.contract)
@@ -91,7 +92,8 @@ def rows_of(model: ServedModel, length: int, count: int) -> list[Encoded]:
 def warm_up(
     model: ServedModel, rows: int, sharing: str, progress: Progress = silent
 ) -> tuple[LatencyModel, Sharing]:
-    """Measure the model and set ServedModel.sharing; return (latency of batches, measured sharing).
+    """Measure a server's model in its warm-up and set ServedModel.sharing; return (latency of
+    batches, measured sharing).
 
     rows: maximum rows per batch
     sharing: "exact", share batches if no answer changes; "padded", always; "alone", never
@@ -125,7 +127,8 @@ def warm_up(
 
 
 def _self_check(model: ServedModel, row: Encoded) -> None:
-    """Raise BundleError if a row is not answered, or gets another answer in a second run."""
+    """Check the model in the warm-up: raise BundleError if a row is not answered, or gets another
+    answer in a second run."""
     answer = model.run([row])[0]
     if isinstance(answer, Exception):
         raise BundleError(f"the model does not answer a warm-up input ({answer})", where=model.name)

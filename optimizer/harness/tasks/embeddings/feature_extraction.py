@@ -22,14 +22,16 @@ def decode(contract: Contract, hidden: Array, mask: Array) -> Array:
 
 
 def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, Any]]:
-    """Return {"hidden_states": a list of (tokens, width) floats} per text, without padding."""
+    """Return the answers of feature extraction, {"hidden_states": a list of (tokens, width) floats}
+    per text, without padding."""
     del contract
     kept = [values[i][: len(e.ids)] for i, e in enumerate(batch.encodings)]
     return [{"hidden_states": [[float(x) for x in row] for row in rows]} for rows in kept]
 
 
 def line(answer: Mapping[str, Any]) -> str:
-    """Write an answer in one line for a person: the number of tokens and of numbers per token."""
+    """Write an answer of feature extraction in one line for a person: the number of tokens and of
+    numbers per token."""
     rows = answer["hidden_states"]
     return f"{len(rows)} tokens x {len(rows[0])} numbers (--json prints all)"
 

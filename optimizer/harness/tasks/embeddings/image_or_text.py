@@ -33,7 +33,8 @@ def encode(
     pairs: Sequence[Any] | None = None,
     size: int | None = None,
 ) -> list[Encoded]:
-    """Encode each text as text.encode does and each image as image.encode does, in order.
+    """Encode, to be embedded, each text as text.encode does and each image as image.encode does, in
+    order.
 
     tokenizer: tokenizer of the model of texts
     size: maximum tokens of a text; longer ones are truncated
@@ -60,8 +61,8 @@ def _texts(
 
 
 def collate(contract: Contract, encoded: Sequence[Encoded], size: int | None = None) -> Batch:
-    """Return one batch of images or of texts, which different models run. Raises InputError for
-    both."""
+    """Return for the embedding of images and texts one batch of images or of texts, which different
+    models run. Raises InputError for both."""
     if len({one.side for one in encoded}) > 1:
         raise InputError("images and texts do not share a run", where="inputs")
     if encoded[0].side == SIDE and contract.texts is not None:
@@ -72,13 +73,13 @@ def collate(contract: Contract, encoded: Sequence[Encoded], size: int | None = N
 def count_full_lengths(
     contract: Contract, tokenizer: Any, texts: Sequence[str], pairs: Sequence[Any] | None = None
 ) -> list[int]:
-    """Return the number of tokens of each text that was truncated, before truncation."""
+    """Return the number of tokens of each text to embed that was truncated, before truncation."""
     del pairs
     return text.count_full_lengths(contract.texts or contract, tokenizer, texts)
 
 
 def parse(line: str) -> Any:
-    """Parse a line to a text or the path of an image.
+    """Parse a line to an input to embed, a text or the path of an image.
 
     {"text": ...} is a text, {"image": ...} and any line that is not an object is a path.
 

@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 
 
 def decode(contract: Contract, hidden: Array, real: Array) -> Array:
-    """Return the vectors (batch, width) of images from hidden (batch, positions, width)."""
+    """Decode the embeddings (batch, width) of images from hidden (batch, positions, width)."""
     return normalize(image_feature_extraction.decode(contract, hidden, real))
 
 
 def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, Any]]:
-    """Return {"embedding": numbers} per image or text, in the contract's form."""
+    """Return the task's answers, {"embedding": numbers} per image or text, in the contract's
+    form."""
     del batch
     if contract.form is not None and contract.texts is not None:
         values = convert(contract.texts, values, *contract.form)
@@ -34,7 +35,8 @@ def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, A
 
 
 def tensors(contract: Contract) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Return {field of an answer: (dtype, shape per input)} for servers that send arrays."""
+    """Return {field of an embedding's answer: (dtype, shape per input)} for servers that send
+    arrays."""
     (output,) = (o for o in contract.outputs if o.name == TASK.output)
     return {"embedding": ("float32", (int(output.axes[-1]),))}
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def quantize(vectors: Array, kind: str, ranges: Array | None) -> Array:
-    """Quantize vectors (batch, dimensions).
+    """Quantize embeddings (batch, dimensions), as an answer of the task.
 
     Returns (batch, dimensions), or (batch, ceil(dimensions / 8)) of packed bits for binary and
     ubinary.
@@ -45,7 +45,8 @@ def quantize(vectors: Array, kind: str, ranges: Array | None) -> Array:
 
 
 def steps(ranges: Array) -> tuple[Array, Array]:
-    """Return (lowest value, step) of each dimension; the step is 1 where the range is empty.
+    """Return (lowest value, step) of each dimension of quantized embeddings; the step is 1 where
+    the range is empty.
 
     ranges: (2, dimensions), lowest and highest value
     """
@@ -55,7 +56,7 @@ def steps(ranges: Array) -> tuple[Array, Array]:
 
 
 def read_ranges(contract: Contract, dimensions: int) -> Array | None:
-    """Return the contract's ranges for vectors of `dimensions`, (2, dimensions); None without
+    """Return the contract's ranges for embeddings of `dimensions`, (2, dimensions); None without
     any."""
     forms = contract.vectors.quantized
     ranges = None if forms is None else forms.ranges.get(str(dimensions))

@@ -61,7 +61,8 @@ def _mean_sqrt(hidden: Array, mask: Array) -> Array:
 
 
 def _weighted_mean(hidden: Array, mask: Array) -> Array:
-    """Return the mean of the tokens, each weighted by its position, from 1."""
+    """Pool to an embedding: return the mean of the tokens, each weighted by its position, from
+    1."""
     weights = mask * np.arange(1, mask.shape[1] + 1, dtype=np.float32)
     total = np.maximum(weights.sum(axis=1, keepdims=True), np.float32(1))
     return np.asarray(_sum(hidden * weights[..., None], mask) / total)
@@ -100,7 +101,7 @@ POOL: Mapping[str, Callable[[Array, Array], Array]] = {
 
 
 def normalize(vectors: Array) -> Array:
-    """Scale vectors (batch, numbers) to unit length."""
+    """Scale embeddings (batch, numbers) to unit length."""
     norm = np.sqrt(np.square(vectors).sum(axis=1, keepdims=True))
     return np.asarray(vectors / np.maximum(norm, np.float32(SMALLEST_NORM)))
 
@@ -131,7 +132,8 @@ def _dense(layer: LayerAfterPooling, vectors: Array, arrays: list[Array]) -> Arr
 
 
 def _layer_norm(_: LayerAfterPooling, vectors: Array, arrays: list[Array]) -> Array:
-    """Compute torch.nn.LayerNorm, in float64 and rounded once."""
+    """Compute, after the pooling of an embedding, torch.nn.LayerNorm, in float64 and rounded
+    once."""
     weight, bias = arrays
     x = vectors.astype(np.float64)
     x = x - x.mean(axis=1, keepdims=True)
@@ -147,8 +149,8 @@ LAYERS: Mapping[str, Callable[[LayerAfterPooling, Array, list[Array]], Array]] =
 
 
 def _gelu(x: Array) -> Array:
-    """Compute GELU after the pooling, x Phi(x), with erfc, which keeps the digits of a negative
-    x."""
+    """Compute GELU after the pooling of an embedding, x Phi(x), with erfc, which keeps the digits
+    of a negative x."""
     tails = np.array([math.erfc(-v / math.sqrt(2)) for v in x.ravel()]).reshape(x.shape)
     return np.asarray(x * tails / 2)
 
@@ -167,7 +169,7 @@ ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
 
 
 def shorten(contract: Contract, vectors: Array, dimensions: int) -> Array:
-    """Return the first `dimensions` numbers of vectors (batch, numbers).
+    """Return the first `dimensions` numbers of embeddings (batch, numbers).
 
     They are scaled to unit length again if the model's own answers are, as OpenAI's field
     `dimensions` does. The model's own width leaves vectors unchanged.
@@ -179,7 +181,7 @@ def shorten(contract: Contract, vectors: Array, dimensions: int) -> Array:
 
 
 def with_form(contract: Contract, kind: str | None, dimensions: int | None) -> Contract:
-    """Return the contract with answers of another type or width; None: the model's own.
+    """Return the contract with embeddings of another type or width; None: the model's own.
 
     Raises InputError as choose_form does.
     """
@@ -189,7 +191,7 @@ def with_form(contract: Contract, kind: str | None, dimensions: int | None) -> C
 
 
 def choose_form(contract: Contract, kind: str | None, dimensions: int | None) -> tuple[str, int]:
-    """Return (type, dimensions) of the answers to a request.
+    """Return (type, dimensions) of the embeddings that a request asks for.
 
     kind: name of embedding_settings.TYPES; None: float32
     dimensions: numbers of the vector; None: the model's own for float32, else the contract's first
@@ -226,7 +228,7 @@ def choose_form(contract: Contract, kind: str | None, dimensions: int | None) ->
 
 
 def convert(contract: Contract, vectors: Array, kind: str, dimensions: int) -> Array:
-    """Shorten vectors (batch, numbers) and quantize them.
+    """Shorten embeddings (batch, numbers) and quantize them.
 
     kind, dimensions: results of choose_form
     """
@@ -234,7 +236,7 @@ def convert(contract: Contract, vectors: Array, kind: str, dimensions: int) -> A
 
 
 def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, Any]]:
-    """Return {"embedding": numbers} per text, in the contract's form."""
+    """Return the task's answers, {"embedding": numbers} per text, in the contract's form."""
     del batch
     if contract.form is not None:
         values = convert(contract, values, *contract.form)
@@ -242,14 +244,15 @@ def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, A
 
 
 def tensors(contract: Contract) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Return {field of an answer: (dtype, shape per input)} for servers that send arrays."""
+    """Return {field of an embedding's answer: (dtype, shape per input)} for servers that send
+    arrays."""
     (output,) = (o for o in contract.outputs if o.name == TASK.output)
     pooled = int(output.axes[-1]) * len(contract.poolings)
     return {"embedding": ("float32", (contract.vectors.width(pooled),))}
 
 
 def line(answer: Mapping[str, Any]) -> str:
-    """Write an answer in one line for a person: the first numbers of the embedding."""
+    """Write an answer of the task in one line for a person: the first numbers of the embedding."""
     numbers = answer["embedding"]
     first = " ".join(f"{x:.4f}" if isinstance(x, float) else str(x) for x in numbers[:SHOWN])
     return f"[{first} ...] {len(numbers)} numbers (--json prints all)"

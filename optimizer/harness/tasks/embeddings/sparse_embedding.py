@@ -23,8 +23,8 @@ SHOWN = 10  # entries of the vocabulary that an answer names, the heaviest
 
 
 def decode(contract: Contract, logits: Array, mask: Array) -> Array:
-    """Return all weights (batch, vocabulary) of logits (batch, sequence, vocabulary), before
-    `prune`.
+    """Decode sparse embeddings: all weights (batch, vocabulary) of logits (batch, sequence,
+    vocabulary), before `prune`.
 
     The sum runs in sequence order, and padding adds zeros at its end.
     """
@@ -42,7 +42,8 @@ def _weigh(logits: Array, activation: str) -> Array:
 
 
 def prune(contract: Contract, weights: Array) -> Array:
-    """Keep the max_active_dims largest weights of each text, and set the others to 0.
+    """Keep in sparse embeddings the max_active_dims largest weights of each text, and set the
+    others to 0.
 
     Of equal weights those with lower ids are kept. weights: (batch, vocabulary)
     """
@@ -56,8 +57,9 @@ def prune(contract: Contract, weights: Array) -> Array:
 
 
 def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, Any]]:
-    """Return {"indices", "values", "strongest"} per text: ids of the vocabulary with their weights,
-    the heaviest first, and the SHOWN heaviest as {token: weight}."""
+    """Return the answers of sparse embedding, {"indices", "values", "strongest"} per text: ids of
+    the vocabulary with their weights, the heaviest first, and the SHOWN heaviest as {token:
+    weight}."""
     return [_list_heaviest(row, batch.encoder) for row in prune(contract, values)]
 
 
@@ -70,7 +72,7 @@ def _list_heaviest(weights: Array, tokenizer: Any) -> dict[str, Any]:
 
 
 def line(answer: Mapping[str, Any]) -> str:
-    """Write an answer in one line for a person: the tokens with the largest weights."""
+    """Write a sparse embedding in one line for a person: the tokens with the largest weights."""
     shown = "  ".join(f"{token} {value:.4f}" for token, value in answer["strongest"].items())
     count = len(answer["indices"])
     return f"{shown} ... {count} weights (--json prints all)" if count > SHOWN else shown

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def depth_map(depths: Array, sides: tuple[int, ...]) -> Array:
-    """Resize depths (rows, columns) to the size of the image.
+    """Resize a model's depths (rows, columns) to the size of the image.
 
     sides: (height, width) in pixels
     """
@@ -30,7 +30,8 @@ def depth_map(depths: Array, sides: tuple[int, ...]) -> Array:
 
 
 def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, Any]]:
-    """Return {"least", "most", "predicted_depth", "depth"} per image.
+    """Return the answers of depth estimation, {"least", "most", "predicted_depth", "depth"} per
+    image.
 
     least, most: of `predicted_depth`.
     predicted_depth: base64 of a NumPy file (.npy), float32 (height, width) of the image.
@@ -54,14 +55,14 @@ def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, A
 
 
 def most_bytes(contract: Contract, image: Any) -> int:
-    """Return the maximum bytes of an answer: five bytes a pixel, in base64."""
+    """Return the maximum bytes of a depth map as an answer: five bytes a pixel, in base64."""
     del contract
     height, width = read_sides(image)
     return height * width * 8 + 8192
 
 
 def line(answer: Mapping[str, Any]) -> str:
-    """Return an answer as text for a person."""
+    """Return an answer of depth estimation as text for a person."""
     return f"{answer['least']:.4f} to {answer['most']:.4f}  (--json prints the map)"
 
 

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 
 def find_fields(contract: Contract) -> int:
-    """Return the axis of the candidates' fields in outputs (row, axis 1, axis 2): 1 or 2.
+    """Return for a detector the axis of the candidates' fields in outputs (row, axis 1, axis 2): 1
+    or 2.
 
     An output of one axis beside the row has one field. Raises BundleError for outputs that do not
     have the fields of the section `detections`.
@@ -57,7 +58,7 @@ def find_fields(contract: Contract) -> int:
 def objects(
     contract: Contract, values: Array, sides: tuple[int, ...], least: float = 0.0
 ) -> Objects:
-    """Return the objects of one image, the most probable first.
+    """Return the objects that a detector sees in one image, the most probable first.
 
     values: (numbers,), all outputs of the row
     sides: height and width of the image
@@ -81,7 +82,7 @@ def objects(
 
 
 def join_fields(contract: Contract, values: Array) -> Array:
-    """Return the fields (candidates, fields) of one image.
+    """Return the fields (candidates, fields) of a detector's outputs for one image.
 
     values: (numbers,), all outputs of the row
     """
@@ -92,7 +93,8 @@ def join_fields(contract: Contract, values: Array) -> Array:
 
 
 def _score(fields: Array, layout: str, activation: str) -> tuple[Array, Array]:
-    """Return (probability, label id) of each candidate, from its fields behind the box."""
+    """Return (probability, label id) of each candidate of a detector, from its fields behind the
+    box."""
     if layout == "final":
         return fields[:, 0], np.rint(fields[:, 1]).astype(np.int64)
     if activation == "sigmoid":
@@ -105,7 +107,8 @@ def _score(fields: Array, layout: str, activation: str) -> tuple[Array, Array]:
 
 
 def _corners(boxes: Array, kind: str) -> Array:
-    """Return boxes (candidates, 4) as left, top, right, bottom. kind: as `box` of the settings"""
+    """Return a detector's boxes (candidates, 4) as left, top, right, bottom. kind: as `box` of the
+    settings"""
     first, second = boxes[:, :2], boxes[:, 2:]
     if kind == "xyxy":
         return boxes
@@ -114,8 +117,8 @@ def _corners(boxes: Array, kind: str) -> Array:
 
 
 def suppress(candidates: Objects, overlap: float, most: int) -> Array:
-    """Return the indices of at most `most` objects that no more probable one of their label
-    overlaps: non-maximum suppression.
+    """Choose among a detector's candidates the indices of at most `most` objects that no more
+    probable one of their label overlaps: non-maximum suppression.
 
     candidates: objects, the most probable first
     overlap: intersection over union above which an object is dropped
@@ -137,7 +140,8 @@ def suppress(candidates: Objects, overlap: float, most: int) -> Array:
 
 
 def _in_image(contract: Contract, boxes: Array, sides: tuple[int, ...]) -> Array:
-    """Return boxes (objects, 4) of the model's input in pixels of the image, within it."""
+    """Return a detector's boxes (objects, 4) of the model's input in pixels of the image, within
+    it."""
     image, (height, width) = contract.images, sides
     scale = np.array([image.width / width, image.height / height])
     start = np.zeros(2)
@@ -149,8 +153,8 @@ def _in_image(contract: Contract, boxes: Array, sides: tuple[int, ...]) -> Array
 
 
 def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, Any]]:
-    """Return {"objects"} per image, as object-detection does, of probabilities from
-    detections.threshold on."""
+    """Return a detector's answers, {"objects"} per image, as object-detection does, of
+    probabilities from detections.threshold on."""
     least = contract.candidates.threshold
     return [
         object_detection.describe(contract, objects(contract, row, sides, least))
@@ -159,7 +163,7 @@ def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, A
 
 
 def most_bytes(contract: Contract, image: Any) -> int:
-    """Return the maximum bytes of an answer: detections.most objects."""
+    """Return the maximum bytes of a detector's answer: detections.most objects."""
     del image
     longest = max(14 * len(label) for label in contract.labels or ("",))
     return contract.candidates.most * (OBJECT + longest)

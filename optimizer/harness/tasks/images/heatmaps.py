@@ -20,7 +20,7 @@ LEAST, MOST = 0.001, 50  # limits of a value before its logarithm
 
 
 def keypoints(heatmaps: Array, box: Box, height: int, width: int) -> tuple[Array, Array]:
-    """Find the keypoints of one box.
+    """Find the keypoints of one box in the heatmaps of keypoint detection.
 
     Returns (places (keypoints, 2), x and y in pixels of the image; scores (keypoints,)), float32.
 
@@ -47,7 +47,7 @@ def _log(heatmaps: Array) -> Array:
 
 
 def _smooth(values: Array, axis: int) -> Array:
-    """Return values smoothed by a Gaussian along an axis, mirrored at the ends, as
+    """Return heatmaps smoothed by a Gaussian along an axis, mirrored at the ends, as
     scipy.ndimage.gaussian_filter1d: sums are float64, the result float32."""
     at = np.arange(-RADIUS, RADIUS + 1)
     weights = np.exp(-0.5 / (SIGMA * SIGMA) * at**2)
@@ -66,7 +66,8 @@ def _smooth(values: Array, axis: int) -> Array:
 
 
 def _newton(logs: Array, places: Array) -> Array:
-    """Return the step (keypoints, 2) from each place to the maximum. logs: with a border of 1."""
+    """Return the step (keypoints, 2) from each place to the heatmap's maximum. logs: with a border
+    of 1."""
     count, rows, columns = logs.shape
     first = np.arange(count) * (rows * columns)
     index = (first + places[:, 0] + 1 + (places[:, 1] + 1) * columns).astype(np.int64)

@@ -22,7 +22,8 @@ ROWS = 64  # of the image that are enlarged at once, for all labels
 
 
 def label_map(logits: Array, sides: tuple[int, ...]) -> Array:
-    """Return the label id of each pixel, (height, width): the label with the largest logit.
+    """Segment an image: return the label id of each pixel, (height, width): the label with the
+    largest logit.
 
     logits: (classes, rows, columns), enlarged to `sides`
     sides: (height, width) of the image in pixels
@@ -37,7 +38,7 @@ def label_map(logits: Array, sides: tuple[int, ...]) -> Array:
 
 
 def answers(contract: Contract, values: Iterable[Array], batch: Batch) -> list[dict[str, Any]]:
-    """Return {"segments", "map"} per image.
+    """Return the answers of image segmentation, {"segments", "map"} per image.
 
     segments: {"label", "id", "share"} of each label in the image, in order of ids; `share` of the
         image's pixels.
@@ -59,7 +60,8 @@ def answers(contract: Contract, values: Iterable[Array], batch: Batch) -> list[d
 
 
 def most_bytes(contract: Contract, image: Any) -> int:
-    """Return the maximum bytes of an answer: a PNG that does not compress, in base64."""
+    """Return the maximum bytes of an answer of image segmentation: a PNG that does not compress, in
+    base64."""
     height, width = read_sides(image)
     labels = contract.labels or ()
     pixels = height * width * (1 if len(labels) <= 256 else 2)
@@ -67,7 +69,7 @@ def most_bytes(contract: Contract, image: Any) -> int:
 
 
 def line(answer: Mapping[str, Any]) -> str:
-    """Return an answer as text for a person."""
+    """Return an answer of image segmentation as text for a person."""
     ordered = sorted(answer["segments"], key=lambda one: -one["share"])
     return "  ".join(f"{one['label']} {one['share']:.1%}" for one in ordered)
 

@@ -19,7 +19,7 @@ KEYPOINT = 256  # maximum bytes of a keypoint in JSON within JSON, besides its l
 
 
 def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, Any]]:
-    """Return {"box", "score", "keypoints"} per box, for `merge`.
+    """Return the answers of keypoint detection, {"box", "score", "keypoints"} per box, for `merge`.
 
     box: [left, top, width, height] that the keypoints were looked for in.
     score: mean of the keypoints' scores.
@@ -37,19 +37,20 @@ def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, A
 
 
 def merge(contract: Contract, boxes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return {"poses": the answers to the boxes of an image, in their order}."""
+    """Join the answers of keypoint detection: {"poses": the answers to the boxes of an image, in
+    their order}."""
     del contract
     return {"poses": [dict(one) for one in boxes]}
 
 
 def most_bytes(contract: Contract, image: Any) -> int:
-    """Return the maximum bytes of an answer: BOXES boxes."""
+    """Return the maximum bytes of an answer of keypoint detection: BOXES boxes."""
     del image
     return BOXES * sum(KEYPOINT + 14 * len(label) for label in contract.labels or ())
 
 
 def line(answer: Mapping[str, Any]) -> str:
-    """Return an answer as text for a person."""
+    """Return an answer of keypoint detection as text for a person."""
     lines = []
     for pose in answer["poses"]:
         box = ", ".join(f"{side:g}" for side in pose["box"])

@@ -33,7 +33,7 @@ OBJECT = 256  # maximum bytes of an object in JSON within JSON, besides its labe
 
 @dataclass(frozen=True)
 class Objects:
-    """Objects of one image.
+    """Objects detected in one image.
 
     scores: probabilities (objects,).
     labels: label ids (objects,).
@@ -45,13 +45,13 @@ class Objects:
     boxes: Array
 
     def above(self, threshold: float) -> Objects:
-        """Return the objects whose probability is above `threshold`."""
+        """Return the detected objects whose probability is above `threshold`."""
         keep = self.scores > threshold
         return Objects(self.scores[keep], self.labels[keep], self.boxes[keep])
 
 
 def objects(contract: Contract, values: Array, sides: tuple[int, ...]) -> Objects:
-    """Return the objects of one image, whatever their probability.
+    """Return the objects detected in one image, whatever their probability.
 
     values: (queries, classes + 4): logits, then the box's centre and size from 0 to 1.
     sides: height and width of the image.
@@ -71,7 +71,7 @@ def objects(contract: Contract, values: Array, sides: tuple[int, ...]) -> Object
 
 
 def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, Any]]:
-    """Return {"objects"} per image.
+    """Return the answers of object detection, {"objects"} per image.
 
     objects: {"score", "label", "box": {"xmin", "ymin", "xmax", "ymax"}} each, in whole pixels
     """
@@ -80,7 +80,7 @@ def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, A
 
 
 def describe(contract: Contract, chosen: Objects) -> dict[str, Any]:
-    """Return {"objects"} of one image, as `answers` does."""
+    """Return {"objects"} of one image's chosen objects, as `answers` does."""
     labels = contract.labels or ()
     each = zip(chosen.scores, chosen.labels, chosen.boxes, strict=True)
     return {
@@ -96,7 +96,7 @@ def describe(contract: Contract, chosen: Objects) -> dict[str, Any]:
 
 
 def most_bytes(contract: Contract, image: Any) -> int:
-    """Return the maximum bytes of an answer: every query is an object."""
+    """Return the maximum bytes of an answer of object detection: every query is an object."""
     del image
     (queries,) = (int(o.axes[1]) for o in contract.outputs if o.name == TASK.output)
     longest = max(14 * len(label) for label in contract.labels or ("",))
@@ -104,7 +104,7 @@ def most_bytes(contract: Contract, image: Any) -> int:
 
 
 def line(answer: Mapping[str, Any]) -> str:
-    """Return an answer as text for a person."""
+    """Return an answer of object detection as text for a person."""
     shown = (
         f"{one['label']} {one['score']:.4f} [{', '.join(str(one['box'][c]) for c in CORNERS)}]"
         for one in answer["objects"]

@@ -27,13 +27,13 @@ MOST = 1000  # labels of a request, as of a recipe
 
 
 class LabelEncoder(Protocol):
-    """Encoder of sentences about images. Raises HarnessError where it cannot run."""
+    """Encoder of label sentences about images. Raises HarnessError where it cannot run."""
 
     def problem(self, texts: Sequence[str]) -> str:
-        """Return why a text cannot be read; "" if all can."""
+        """Return why a label's text cannot be read; "" if all can."""
 
     def vectors(self, texts: Sequence[str]) -> Array:
-        """Return vectors of unit length, (texts, width)."""
+        """Return label texts' vectors of unit length, (texts, width)."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def encode(
     labels: Sequence[str | None] | None = None,
     size: int | None = None,
 ) -> list[Encoded]:
-    """Encode each image as image.encode does.
+    """Encode, with a request's labels, each image as image.encode does.
 
     The `input` of an image with labels becomes a LabelledImage. Labels that cannot be read get a
     `problem`.

@@ -15,14 +15,15 @@ SHARPNESS = np.float32(-0.75)  # torch's coefficient of cubic convolution (Keys 
 
 
 def resize(maps: Array, height: int, width: int, cubic: bool = False) -> Array:
-    """Return maps (..., rows, columns) as (..., height, width), bilinear or bicubic."""
+    """Resize an image task's output: return maps (..., rows, columns) as (..., height, width),
+    bilinear or bicubic."""
     for axis, size in ((-2, height), (-1, width)):
         maps = _resize_axis(maps, axis, size, cubic)
     return maps
 
 
 def _resize_axis(maps: Array, axis: int, size: int, cubic: bool) -> Array:
-    """Resize maps along one axis to `size`, bilinear or bicubic."""
+    """Resize an image task's maps along one axis to `size`, bilinear or bicubic."""
     length = maps.shape[axis]
     at = (np.arange(size, dtype=np.float32) + np.float32(0.5)) * np.float32(length / size)
     at = at - np.float32(0.5)

@@ -30,8 +30,8 @@ MASKS: Mapping[str, tuple[str, ...]] = {
 
 
 def split(contract: Contract, values: Array) -> tuple[Array, Array]:
-    """Split the joined outputs of an image into (logits (queries, labels + 1), masks (queries,
-    rows, columns))."""
+    """Split the segmentation model's joined outputs of an image into (logits (queries, labels + 1),
+    masks (queries, rows, columns))."""
     ((rows, columns),) = (o.axes[2:] for o in contract.outputs if o.name in MASKS)
     pixels = int(rows) * int(columns)
     masks = values[:, -pixels:].reshape(len(values), int(rows), int(columns))
@@ -39,7 +39,7 @@ def split(contract: Contract, values: Array) -> tuple[Array, Array]:
 
 
 def label_scores(contract: Contract, values: Array) -> Array:
-    """Return the score of each label at each pixel, (labels, SIDE, SIDE).
+    """Segment an image: return the score of each label at each pixel, (labels, SIDE, SIDE).
 
     values: (queries, labels + 1 + pixels): logits, then the mask, row by row
     """
@@ -51,7 +51,8 @@ def label_scores(contract: Contract, values: Array) -> Array:
 
 
 def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, Any]]:
-    """Return {"segments", "map"} per image, as image-segmentation does."""
+    """Return the answers of universal segmentation, {"segments", "map"} per image, as
+    image-segmentation does."""
     each = (label_scores(contract, row) for row in values)
     return image_segmentation.answers(contract, each, batch)
 

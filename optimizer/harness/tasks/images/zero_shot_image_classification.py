@@ -30,7 +30,8 @@ VECTOR = "image_embeds"
 def of_request(
     contract: Contract, values: Array, outputs: Mapping[str, Array], batch: Batch
 ) -> Array:
-    """Return logits with those of the labels that requests give, (batch, most labels of an image).
+    """Classify images by a request's labels: return logits with those of these labels, (batch, most
+    labels of an image).
 
     Images with fewer labels are padded with minus infinity.
 
@@ -54,7 +55,8 @@ def of_request(
 
 
 def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, Any]]:
-    """Return {"label", "score", "scores"}: the likeliest label, its score and those of all."""
+    """Return an image's answer, {"label", "score", "scores"}: the likeliest label, its score and
+    those of all."""
     scores = softmax(values) if contract.activation is None else activated(contract, values)
     results = []
     for one, logits, row in zip(batch.inputs, values, scores, strict=True):
@@ -66,7 +68,8 @@ def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, A
 
 
 def tensors(contract: Contract) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Return {field of an answer: (dtype, shape per input)} for servers that send arrays."""
+    """Return {field of an image's answer: (dtype, shape per input)} for servers that send
+    arrays."""
     del contract
     return {"label": ("object", ()), "score": ("float32", ())}
 

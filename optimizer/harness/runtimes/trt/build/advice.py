@@ -50,7 +50,8 @@ UNSUPPORTED = "This target does not support the operator: use target onnxruntime
 
 
 def describe_node(node: str, operator: str) -> str:
-    """Describe a node: "module encoder.dense: its MatMul (encoder.dense/MatMul)".
+    """Describe for TensorRT's errors a node: "module encoder.dense: its MatMul
+    (encoder.dense/MatMul)".
 
     A node named otherwise has no module.
     """

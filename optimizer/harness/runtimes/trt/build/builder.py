@@ -45,7 +45,7 @@ def build(
     timing_cache: Path | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Build `engine` from `onnx` and return its description (see `_describe`).
+    """Build by TensorRT `engine` from `onnx` and return its description (see `_describe`).
 
     shapes: {dynamic axis in the ONNX: [min, opt, max]}; a list of them gives one profile each.
     product: a key of products.PRODUCTS.
@@ -152,7 +152,8 @@ def _same_capability(levels: Any) -> Any:
 def _add_profile(
     builder: Any, network: Any, config: Any, shapes: Mapping[str, Span], messages: Messages
 ) -> dict[str, dict[str, list[int]]]:
-    """Add an optimization profile; return {input: {"min", "opt", "max"}}, each a shape.
+    """Add an optimization profile to TensorRT's build; return {input: {"min", "opt", "max"}}, each
+    a shape.
 
     shapes: {dynamic axis: [min, opt, max]}
 
@@ -186,7 +187,8 @@ def _add_profile(
 def _refuse_bad_plan(
     plan: Any, messages: Messages, onnx: Path, product: str, options: BuildOptions
 ) -> None:
-    """Raise the error of a build that returned no engine, or one that is reported inconsistent."""
+    """Raise the error of a build of TensorRT that returned no engine, or one that is reported
+    inconsistent."""
     inconsistent = any("not self-consistent" in m for _, m in messages)
     if plan is not None and not inconsistent:
         return
@@ -207,8 +209,9 @@ def _describe(
     summary: dict[str, Any],
     messages: Messages,
 ) -> dict[str, Any]:
-    """Return {"runtime", "version", "compute_capabilities", "bytes", "io", "profiles", "layers",
-    "modules", "kernels", "weights", "kept_packed", "warnings", "sparse"}.
+    """Describe a built TensorRT engine: {"runtime", "version", "compute_capabilities", "bytes",
+    "io", "profiles", "layers", "modules", "kernels", "weights", "kept_packed", "warnings",
+    "sparse"}.
 
     compute_capabilities: those of the engine's header, or of the GPU that built it.
     kernels: see inspect.read_layers; None if the engine cannot be opened on this machine.
@@ -250,7 +253,7 @@ def _read_capability() -> list[str]:
 
 
 def keeps_packed(length: int, stored: int, widened: int, layers: int) -> bool | None:
-    """Return True if an engine is so small that its weights must still be quantized.
+    """Return True if a TensorRT engine is so small that its weights must still be quantized.
 
     length: bytes of the engine.
     stored: bytes of all weights as in the network.

@@ -29,7 +29,8 @@ PRODUCTS = ("MATRIX_MULTIPLY", "CONVOLUTION", "EINSUM")
 
 
 def summarize_network(network: Any, modules: Mapping[str, str]) -> dict[str, Any]:
-    """Return {"inputs", "outputs", "layers", "modules", "weights"} of an INetworkDefinition.
+    """Return {"inputs", "outputs", "layers", "modules", "weights"} of TensorRT's
+    INetworkDefinition.
 
     modules: {module: name of its quantized weight}.
     Returned layers: [name, type, [output dtypes]] in order. Returned modules: {module: {"product":
@@ -61,7 +62,8 @@ def summarize_network(network: Any, modules: Mapping[str, str]) -> dict[str, Any
 def _module(
     constant: Any, producer: Mapping[str, Any], consumers: Mapping[str, list[Any]]
 ) -> dict[str, Any] | None:
-    """Follow a quantized weight through its dequantization to the layer that multiplies by it.
+    """Follow in TensorRT's network a quantized weight through its dequantization to the layer that
+    multiplies by it.
 
     Returns {"product": layer name, "weight": dtype, "activation": dtype or None}; None if the
     weight is not quantized or reaches no product.
@@ -89,7 +91,8 @@ def _module(
 
 
 def _quantized_to(tensor: Any, producer: Mapping[str, Any]) -> str | None:
-    """Return the dtype of a quantized activation before dequantization; None for float."""
+    """Return the dtype in TensorRT's network of a quantized activation before dequantization; None
+    for float."""
     layer = producer.get(tensor.name)
     while layer is not None and _type(layer) in PASSES:
         layer = producer.get(layer.get_input(0).name)
@@ -99,7 +102,8 @@ def _quantized_to(tensor: Any, producer: Mapping[str, Any]) -> str | None:
 
 
 def _weights(constants: list[Any], consumers: Mapping[str, list[Any]]) -> dict[str, int]:
-    """Return {"stored": bytes of the constants, "widened": their bytes when dequantized}."""
+    """Measure the weights of TensorRT's network: {"stored": bytes of the constants, "widened":
+    their bytes when dequantized}."""
     stored = widened = 0
     for constant in constants:
         tensor = constant.get_output(0)

@@ -16,7 +16,7 @@ BEFORE_SLOW = 0.1  # share of the time before the slow phase; SmolLM2 with RTX 1
 
 
 class Advance:
-    """Progress of a build, computed from its nested phases.
+    """Progress of an engine's build by TensorRT, computed from its nested phases.
 
     A step of an outer phase counts as much as all phases inside it. The phase `slow` takes nearly
     all of the time and reports no steps, so the phases before it share BEFORE_SLOW. Reported
@@ -34,7 +34,8 @@ class Advance:
         return self._thousandths()
 
     def step(self, phase: str, done: int) -> int:
-        """Set the steps done of a phase of the build; return the progress in thousandths."""
+        """Set the steps done of a phase of an engine's build; return the progress in
+        thousandths."""
         for entry in reversed(self.phases):
             if entry[0] == phase:
                 entry[2] = min(done, entry[1])
@@ -62,8 +63,8 @@ class Advance:
 
 
 def logger(trt: Any) -> Any:
-    """Return a logger that collects warnings, errors and messages about sparse kernels in
-    .messages."""
+    """Return a logger for TensorRT that collects warnings, errors and messages about sparse kernels
+    in .messages."""
 
     class Log(trt.ILogger):
         def __init__(self) -> None:
@@ -81,7 +82,8 @@ def logger(trt: Any) -> Any:
 
 
 def monitor(trt: Any, progress: Progress | None, slow: str = "") -> Any:
-    """Return a monitor that reports progress, and stops the build once `interrupted` is set."""
+    """Return a monitor of TensorRT's build that reports progress, and stops the build once
+    `interrupted` is set."""
 
     class Monitor(trt.IProgressMonitor):
         def __init__(self) -> None:
@@ -114,7 +116,8 @@ def monitor(trt: Any, progress: Progress | None, slow: str = "") -> Any:
 
 @contextmanager
 def interruptible(watching: Any) -> Iterator[None]:
-    """Make Ctrl-C set watching.interrupted during the `with`, instead of raising an exception.
+    """During an engine's build, make Ctrl-C set watching.interrupted during the `with`, instead of
+    raising an exception.
 
     An exception may not cross C++ frames. Has no effect outside of the main thread, which alone
     receives signals.

@@ -34,7 +34,7 @@ FIELD = "text"  # of a document that is an object
 
 @dataclass(frozen=True)
 class RerankQuery:
-    """Parsed request to rank documents for a query.
+    """Parsed request to the server to rank documents for a query.
 
     text: query
     documents: texts that are scored for `text`
@@ -87,7 +87,8 @@ async def answer(
 
 
 def read(body: Mapping[str, Any], most: int, longest: int) -> RerankQuery:
-    """Parse the JSON of a request. Raises RequestError naming the field that is not accepted.
+    """Parse the JSON of a request to rank documents. Raises RequestError naming the field that is
+    not accepted.
 
     most: maximum documents
     longest: maximum tokens that the model reads
