@@ -54,7 +54,7 @@ AT_ONCE = 1 << 22  # values of a weight that are de-quantized together
 
 
 def fake_quantize(x: Tensor, covered: Range, mode: Activations = "tensor") -> Tensor:
-    """Quantize and de-quantize x (..., features) by one range, in a mode of STATIC."""
+    """Quantize and de-quantize x (..., features) in torch by one range, in a mode of STATIC."""
     if mode == "float8 tensor":
         return float8.nearest(x / covered.float8_scale).to(x.dtype) * covered.float8_scale
     if mode == "float4 group":
@@ -73,7 +73,7 @@ def find_largest_values(x: Tensor, mode: Activations) -> Tensor:
 
 
 def fake_quantize_per_token(x: Tensor) -> Tensor:
-    """Quantize and de-quantize each row of x (..., features) to int8 by its largest value."""
+    """Quantize and de-quantize each row of x (..., features) in torch to int8 by its largest value."""
     scale = x.abs().amax(-1, keepdim=True) / 127
     return (x / torch.where(scale > 0, scale, torch.ones_like(scale))).round() * scale
 
@@ -93,7 +93,8 @@ def quantize_tokens(x: Tensor, mode: Activations) -> Tensor:
 
 
 class QuantLinear(nn.Module):
-    """y = fake_quantize(x * factor) W^T + b.
+    """Torch module of a quantized linear layer, in the simulation of the compressed state: y =
+    fake_quantize(x * factor) W^T + b.
 
     weight: (out, in), de-quantized values, or integers that are de-quantized some rows at a time
         in every forward pass
@@ -132,7 +133,7 @@ class QuantLinear(nn.Module):
         covered: Range | None,
         factor: Tensor | None = None,
     ) -> QuantLinear:
-        """The quantized module for a linear layer or a convolution, with its bias."""
+        """The quantized torch module for a linear layer or a convolution, with its bias."""
         bias = cast(Tensor | None, module.bias)
         if not isinstance(module, nn.Conv2d):
             return QuantLinear(weight, bias, activations, covered, factor)
@@ -141,11 +142,13 @@ class QuantLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """De-quantized weight (out, in), which some models read from a linear."""
+        """De-quantized weight (out, in) of the quantized layer, which some models read from a
+        linear."""
         return self.values if self.integers is None else self.integers.dequantize()
 
     def quantize_input(self, x: Tensor) -> Tensor:
-        """x times the factor, fake-quantized; not quantized where activations is None."""
+        """x times the factor, fake-quantized as the compressed state says; not quantized where
+        activations is None."""
         if self.factor is not None:
             x = x * self.factor
         if self.activations in PER_TOKEN:
@@ -154,7 +157,8 @@ class QuantLinear(nn.Module):
 
     @property
     def ends(self) -> tuple[float, float]:
-        """Values that the static range's least and largest integer stand for."""
+        """Values that the least and largest integer of the quantized layer's static range stand
+        for."""
         assert self.covered is not None
         if self.activations == "float8 tensor":
             end = float8.LARGEST * self.covered.float8_scale
@@ -166,7 +170,8 @@ class QuantLinear(nn.Module):
         return -zero * scale, (255 - zero) * scale
 
     def within(self, x: Tensor) -> Tensor:
-        """x clamped to the range that its integers cover; x itself without a static range."""
+        """x clamped to the range that the quantized layer's integers cover; x itself without a
+        static range."""
         if self.covered is None:
             return x
         scaled = x if self.factor is None else x * self.factor
@@ -176,7 +181,8 @@ class QuantLinear(nn.Module):
         )
 
     def clipped(self, x: Tensor) -> int:
-        """Number of values of x outside the static range by more than rounding."""
+        """Number of values of the quantized layer's input x outside the static range by more than
+        rounding."""
         if self.covered is None:
             return 0
         x = x if self.factor is None else x * self.factor
@@ -198,7 +204,8 @@ class QuantLinear(nn.Module):
 
 
 class QuantConvolution(QuantLinear):
-    """y = fake_quantize(x) * W + b, a convolution with the geometry of `like`.
+    """Torch module of a quantized convolution, in the simulation of the compressed state: y =
+    fake_quantize(x) * W + b, with the geometry of `like`.
 
     weight: (out, in of a group * height * width)
     """
@@ -218,7 +225,8 @@ class QuantConvolution(QuantLinear):
 
 
 class QuantInput(nn.Module):
-    """Module that fake-quantizes its input by one range; it replaces an identity in the model."""
+    """Torch module that fake-quantizes its input by one range, in the simulation of the compressed
+    state; it replaces an identity in the model."""
 
     factor = None
 
@@ -286,17 +294,19 @@ def simulate_state(
 
 
 def replace_identity(name: str, covered: Range) -> QuantInput:
-    """Make the module that replaces the identity `name` and fake-quantizes what passes through."""
+    """Make the torch module that replaces the identity `name` when the compressed state is
+    simulated, and fake-quantizes what passes through."""
     return QuantInput(covered, "float8 tensor" if find_cache(name) else "tensor")
 
 
 def set_parameter(model: nn.Module, name: str, value: Tensor) -> None:
-    """Replace the parameter `name` of a torch model by a tensor."""
+    """Replace the parameter `name` of the torch model in which compress simulates its state by a
+    tensor."""
     owner, _, attribute = name.rpartition(".")
     setattr(model.get_submodule(owner), attribute, nn.Parameter(value, requires_grad=False))
 
 
 def set_module(model: nn.Module, name: str, module: nn.Module) -> None:
-    """Replace the module `name` of a torch model."""
+    """Replace the module `name` of the torch model in which compress simulates its state."""
     owner, _, attribute = name.rpartition(".")
     setattr(model.get_submodule(owner), attribute, module)

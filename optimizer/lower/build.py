@@ -95,8 +95,9 @@ def _translated() -> Iterator[None]:
 
 
 def files(section: TargetSection) -> Mapping[str, str]:
-    """Return {name: version or digest} of everything that a build depends on besides the model: the
-    builder's code, its packages, and GPU and processor where the section depends on them."""
+    """Return {name: version or digest} of everything that the build stage's key depends on besides
+    the lowered model: the builder's code, its packages, and GPU and processor where the section
+    depends on them."""
     target = targets.look_up(section.runtime)
     provider = runtimes.look_up(section.runtime).required.get(section.runs_on, ())
     names = {*target.distributions, *(name for group in provider for name in group)}

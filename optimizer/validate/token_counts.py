@@ -34,7 +34,8 @@ CONSUMED = "calibration.json"
 
 @dataclass(frozen=True)
 class Counts:
-    """Counts of a data set.
+    """Counts of a data set's rows and tokens, made again independently to judge those of
+    calibration and evaluation.
 
     rows: number of texts, images or windows
     tokens, digest: tokens of texts or windows; None for images
@@ -98,8 +99,8 @@ def count_calibration(section: Validation, source: Path, contract: Contract) -> 
 
 
 def fill_template(tokenizer: Any, template: Sequence[str], row: Sample, limit: int) -> Any:
-    """Return the token ids of a query and its document in a template. Where the text is cut, the
-    tokens behind the document stay.
+    """Return the token ids that a query and its document should have in a template. Where the text
+    is cut, the tokens behind the document stay.
 
     template: texts before, between and behind query and document
     limit: maximum number of tokens
@@ -117,7 +118,7 @@ def fill_template(tokenizer: Any, template: Sequence[str], row: Sample, limit: i
 
 
 def _hypothesis(text: str, contract: Contract) -> str:
-    """Return the hypothesis that calibration reads with a text: that of a label chosen by the
+    """Return the hypothesis that calibration should read with a text: that of a label chosen by the
     text's characters."""
     labels = contract.choice.candidate_labels
     label = labels[zlib.crc32(text.encode()) % len(labels)]
@@ -148,7 +149,7 @@ def _windows(
     rows: Sequence[Sample], checkpoint: Path, contract: Contract, sequence_length: int
 ) -> list[Any]:
     """Cut texts, joined by the end token, or conversations into windows of token ids
-    (sequence_length,). Tokens that fill no window are left out."""
+    (sequence_length,), independently of data/. Tokens that fill no window are left out."""
     tokenizer = _tokenizer(checkpoint, contract)
     stream: list[int] = []
     for row in conversations.render(rows, contract, tokenizer):

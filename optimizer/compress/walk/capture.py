@@ -104,7 +104,8 @@ def _record_graph(
 
 
 def _real(kind: InputKind, batch: Batch, states: Tensor) -> Tensor:
-    """Mask (batch, sequence) of the hidden states (batch, sequence, features) that are not padding.
+    """Mask (batch, sequence) of the hidden states (batch, sequence, features) that enter the walk
+    over the blocks and are not padding.
 
     For a kind of input that is never padded, the mask is True everywhere.
     """

@@ -34,7 +34,7 @@ from optimizer.recipe.schema import Task
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A model skeleton and its tensors.
+    """The model that a walk over its blocks fills and empties block by block: skeleton and tensors.
 
     model: skeleton; code that fills it empties it again
     tensors: {parameter: tensor}, read one by one; with `rows` for embeddings
@@ -54,17 +54,18 @@ class ModelSource:
 
     @property
     def decodes(self) -> bool:
-        """True for a decoder, which runs without its head and whose embedding is read by rows."""
+        """True where the walked model is a decoder, which runs without its head and whose embedding
+        is read by rows."""
         return self.family.kind == "decoder"
 
     @property
     def base(self) -> Any:
-        """The model without its head."""
+        """The walked model without its head."""
         return self.model.get_submodule(self.prefix.removesuffix("."))
 
     @property
     def blocks(self) -> tuple[str, ...]:
-        """The names of the blocks, in the order in which they run."""
+        """The names of the blocks that the walk visits, in the order in which they run."""
         path, starred, inner = self.family.blocks.rpartition("*.")
         around = (
             self._children(f"{self.prefix}{path}".rstrip("."))
@@ -140,7 +141,7 @@ class ModelSource:
 
     @property
     def widest(self) -> tuple[int, int]:
-        """(out, in) of the first block's largest matrix."""
+        """(out, in) of the largest matrix in the first block of the walk."""
         first = self.blocks[:1]
         shapes = [p.shape for n, p in self.model.named_parameters() if self.inside(n, first)]
         rows, columns = max((s for s in shapes if len(s) == 2), key=lambda s: s.numel())
@@ -153,17 +154,17 @@ class ModelSource:
 
     @property
     def final_norm(self) -> str:
-        """The name of the norm after the last block, or ""."""
+        """The name of the walked model's norm after the last block, or ""."""
         return f"{self.prefix}{self.family.final_norm}" if self.family.final_norm else ""
 
     @property
     def head(self) -> Tensor:
-        """The head's weight (vocabulary, features) of a filled model."""
+        """The head's weight (vocabulary, features) of a walked model that is filled."""
         return cast(Tensor, self.model.get_submodule(self.family.head).weight)
 
     @contextmanager
     def filled(self, overrides: Mapping[str, Tensor] | None = None) -> Iterator[None]:
-        """Inside, the entire model is in memory; overrides replace values of tensors."""
+        """Inside, the entire walked model is in memory; overrides replace values of tensors."""
         self.fill("", overrides)
         try:
             yield
@@ -171,13 +172,15 @@ class ModelSource:
             self.empty("")
 
     def fill(self, prefix: str, overrides: Mapping[str, Tensor] | None = None) -> None:
-        """Put the parameters and buffers of the module `prefix` on the device; "": of the model."""
+        """Put the parameters and buffers of the module `prefix` on the walk's device; "": of the
+        model."""
         for path in self.paths(prefix):
             materialize(self.model, path, self.tensors, overrides, lambda t: t.to(self.device))
         move_buffers(self.model.get_submodule(prefix), self.device)
 
     def empty(self, prefix: str) -> None:
-        """Free the parameters of the module `prefix`, and put its buffers back on the CPU."""
+        """Free the parameters of the module `prefix` after the walk left it, and put its buffers
+        back on the CPU."""
         for path in self.paths(prefix):
             release(self.model, path)
         move_buffers(self.model.get_submodule(prefix), CPU)
@@ -187,19 +190,20 @@ class ModelSource:
         return {name: tensor.to(self.device) for name, tensor in batch.items()}
 
     def features(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """Run a filled model without its head; returns the last hidden states (batch, sequence,
-        features)."""
+        """Run the walked model, filled, without its head; returns the last hidden states (batch,
+        sequence, features)."""
         states = self.base(**self.moved(batch), use_cache=False).last_hidden_state
         return cast(Tensor, states)
 
     def linears(self, names: Mapping[str, Any]) -> dict[str, nn.Linear]:
-        """Return {name: module} for names of modules or of parameters "<module>.weight"."""
+        """Return {name: module of the walked model} for names of modules or of parameters
+        "<module>.weight"."""
         modules = {n: self.model.get_submodule(n.removesuffix(".weight")) for n in names}
         return {n: cast(nn.Linear, m) for n, m in modules.items()}
 
 
 def open_source(task: Task, folder: Path) -> ModelSource:
-    """Open the model in a folder of load or reduce."""
+    """Open the model in a folder of load or reduce for a walk over its blocks."""
     checkpoint = open_checkpoint(folder)
     architecture = find_family(checkpoint.config, task, checkpoint.folder)
     model: Any = build_skeleton(checkpoint, task)

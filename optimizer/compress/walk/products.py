@@ -45,7 +45,8 @@ class ProductSettings:
 
 
 def time_in_turns(compute: Callable[[torch.dtype], None]) -> dict[str, list[float]]:
-    """Call `compute` with each dtype in turns; returns {precision: seconds of TIMED runs}."""
+    """Call `compute`, a product of the walk, with each dtype in turns; returns {precision: seconds
+    of TIMED runs}."""
     seconds: dict[str, list[float]] = {name: [] for name in TYPES}
     for _ in range(1 + TIMED):
         for name, dtype in TYPES.items():
@@ -67,7 +68,8 @@ def read_choice(progress: Path) -> ProductSettings | None:
 
 
 def store_choice(products: ProductSettings, progress: Path, what: str) -> None:
-    """Store the choice in `progress`, and print the fastest run of each type.
+    """Store the choice of the walk's float type in `progress`, and print the fastest run of each
+    type.
 
     what: name of the timed product
     """
@@ -86,7 +88,8 @@ def choose(
     step: str,
     device: torch.device = CPU,
 ) -> ProductSettings:
-    """Choose the precision for linears: an earlier run's choice in `progress`, else by timing.
+    """Choose the precision of the walk's linears: an earlier run's choice in `progress`, else by
+    timing.
 
     precision: fp32, bf16, or auto: timed
     shape: (out, in) of the timed product, the widest

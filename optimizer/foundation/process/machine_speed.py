@@ -25,7 +25,8 @@ LOOPED = 20_000  # turns of the timed loop in Python
 
 @dataclass(frozen=True)
 class MachineSpeed:
-    """Speed of one thread, and the number of threads that torch uses.
+    """Speed of one processor thread, from which `plan` predicts times of stages, and the number of
+    threads that torch uses.
 
     products: multiply-adds per second of a float32 matrix product
     integers: multiply-adds per second of an int8 matrix product, at least `products`
@@ -68,7 +69,8 @@ class MachineSpeed:
 
 @cache
 def measure() -> MachineSpeed:
-    """Measure this machine, once per process."""
+    """Probe this machine's speed in a fraction of a second, once per process, for the times that
+    stages predict in `plan`."""
     import torch
 
     (alone,) = threads.map_in_threads(lambda _: _measure(), [None])

@@ -51,8 +51,9 @@ def to_scale_grid(scale: Tensor) -> Tensor:
 
 
 def quantize_inputs(x: Tensor, global_scale: float) -> Tensor:
-    """Quantize and de-quantize each GROUP values of x (..., features) with a scale of their own:
-    their largest magnitude / LARGEST, as an E4M3 value / global_scale. A scale of 0 makes zeros."""
+    """Quantize and de-quantize each GROUP values of x (..., features) to NVFP4 with a scale of
+    their own: their largest magnitude / LARGEST, as an E4M3 value / global_scale. A scale of 0
+    makes zeros."""
     groups = x.unflatten(-1, (-1, GROUP))
     scale = input_scales(groups, global_scale)
     scaled = groups / torch.where(scale > 0, scale, torch.ones_like(scale))
@@ -61,7 +62,7 @@ def quantize_inputs(x: Tensor, global_scale: float) -> Tensor:
 
 
 def input_scales(groups: Tensor, global_scale: float) -> Tensor:
-    """Return the scale (..., 1) of each group of inputs (..., GROUP)."""
+    """Return the NVFP4 scale (..., 1) of each group of inputs (..., GROUP)."""
     wide = groups.abs().amax(-1, keepdim=True) / LARGEST * global_scale
     return float8.nearest(wide).to(groups.dtype) / global_scale
 

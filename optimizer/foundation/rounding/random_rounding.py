@@ -96,8 +96,9 @@ class RandomRounding(TorchDispatchMode):
         return int(torch.randint(TABLE, (), generator=self.generator))
 
     def noise(self, like: Tensor, start: int | None = None) -> Tensor:
-        """Return uniform numbers in [-1, 1] of the shape of `like`. They are a slice of the table,
-        because drawing new numbers takes longer than the perturbed operation.
+        """Return random rounding errors: uniform numbers in [-1, 1] of the shape of `like`. They
+        are a slice of the table, because drawing new numbers takes longer than the perturbed
+        operation.
 
         start: place of the first number; None for a random one
         """
@@ -109,8 +110,8 @@ class RandomRounding(TorchDispatchMode):
         return table[start : start + count].reshape(like.shape).to(like.dtype)
 
     def moved(self, value: Tensor, by: float, start: int | None = None) -> Tensor:
-        """Return `value` with each element changed at random by up to the fraction `by` of itself;
-        integers stay unchanged.
+        """Return `value` as a randomly rounded run may have it: each element changed at random by
+        up to the fraction `by` of itself; integers stay unchanged.
 
         start: see noise
         """
@@ -138,7 +139,7 @@ class RandomRounding(TorchDispatchMode):
         return self._run(func, func._schema.name, list(args), kwargs or {})
 
     def pause(self) -> None:
-        """Run operations unchanged and without dispatch cost until `resume`."""
+        """Run operations without random rounding and without dispatch cost until `resume`."""
         super().__exit__(None, None, None)
         self._paused = True
 
@@ -206,7 +207,8 @@ class RandomRounding(TorchDispatchMode):
 
 
 def _terms(name: str, args: list[Any]) -> int:
-    """Return the number of terms in each sum that an operation computes.
+    """Return the number of terms in each sum that an operation computes, from which its random
+    rounding error follows.
 
     name: torch's name of the operation
     args: its arguments
@@ -223,8 +225,8 @@ def _terms(name: str, args: list[Any]) -> int:
 
 @contextmanager
 def angles_in_float32(model: nn.Module, mode: RandomRounding) -> Iterator[None]:
-    """Inside, compute position angles with float32's rounding, and round the results once to the
-    type of mode.arithmetic.
+    """Inside, a run with random rounding computes position angles with float32's rounding, and
+    rounds the results once to the type of mode.arithmetic.
 
     Modules without parameters that take integers compute angles; libraries use float32 there
     whatever the model's type, because at position 64 half precision is off by a thirtieth.

@@ -34,8 +34,8 @@ Squares = tuple[float, float, int]
 
 
 def lengths(pairs: Iterable[tuple[Array, Array]], usual: float | None = None) -> list[float]:
-    """Return the relative L2 distance of each pair (actual, expected); infinite for unequal shapes,
-    NaN or infinity.
+    """Return the relative L2 distance of each pair (actual, expected), the measure of distance that
+    every comparison of the toolchain shares; infinite for unequal shapes, NaN or infinity.
 
     usual: mean square of the values of a usual example; None: that of `pairs`
 
@@ -80,7 +80,7 @@ def iterate_chunks(actual: Array, expected: Array) -> Iterator[tuple[Floats, Flo
 
 
 def compare_lengths(each: Sequence[Squares], usual: float | None = None) -> list[float]:
-    """Return the relative distances of pairs, computed from their squares.
+    """Return the relative L2 distances of pairs, as `lengths` does, from their squares alone.
 
     usual: see `lengths`
     """

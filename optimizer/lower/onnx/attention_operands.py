@@ -19,12 +19,14 @@ from optimizer.lower.onnx.qdq import Surgeon
 
 
 def is_signed(covered: Range) -> bool:
-    """Test that a range is symmetric (zero point 128 of uint8), so that its integers are int8."""
+    """Test that an activation range is symmetric (zero point 128 of uint8), so that the lowered
+    graph stores int8."""
     return covered.zero_point == 128
 
 
 def lower(surgeon: Surgeon, names: GraphNames, ranges: Mapping[str, Range]) -> None:
-    """Quantize operands of attentions in the surgeon's graph, in place.
+    """Insert QuantizeLinear and DequantizeLinear at the operands of attentions in the graph that is
+    lowered, in place.
 
     ranges: {module of names.operands: range}
     """

@@ -21,13 +21,13 @@ from optimizer.lower.onnx.examine import find_maker, find_only_user, read_consta
 
 
 class OtherPattern(Exception):
-    """Raised where the nodes of a layer differ from the pattern; the message names the first
-    difference."""
+    """Raised while attentions are fused, where the nodes of a layer differ from the pattern; the
+    message names the first difference."""
 
 
 @dataclass(frozen=True)
 class Fused:
-    """Result of fusing a decoder's attentions.
+    """Result of fusing a decoder's attentions while its graph is lowered.
 
     modules: fused attentions
     left: {layer: reason why it was not fused}
@@ -39,7 +39,7 @@ class Fused:
 
 @dataclass(frozen=True)
 class Attention:
-    """Attention of one layer in an exported graph.
+    """Attention of one layer, as the nodes of an exported graph, before a lowering fuses it.
 
     query: [batch, heads, sequence, width]
     cached: present keys and values [batch, kv_heads, total, width]
@@ -107,7 +107,8 @@ def find_user(value: ir.Value, op: str, perm: tuple[int, ...] | None = None) -> 
 
 
 def get_perm(node: ir.Node) -> tuple[int, ...]:
-    """Return the attribute `perm` of a Transpose: the order of its output's axes."""
+    """Return the attribute `perm` of a Transpose in the graph that is lowered: the order of its
+    output's axes."""
     attribute = node.attributes.get("perm")
     return tuple(attribute.as_ints()) if attribute is not None else ()
 
@@ -142,7 +143,7 @@ def _repeated(cached: ir.Value) -> tuple[int, ir.Value]:
 
 
 def _scaled(product: ir.Value) -> tuple[float, ir.Value]:
-    """Find the factor and the scaled scores of `product`, q k' (case 2).
+    """Find, in an exported attention, the factor and the scaled scores of `product`, q k' (case 2).
 
     Returns (1.0, product) without a scale.
     """

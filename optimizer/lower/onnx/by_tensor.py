@@ -26,14 +26,16 @@ def _values(model: ir.Model, names: Collection[str]) -> list[ir.Value]:
 
 
 def list_float_tensors(path: Path) -> list[str]:
-    """List the float32 tensors of a known rank that operators compute, in graph order."""
+    """List the float32 tensors of a known rank that operators of a lowered graph compute, in graph
+    order."""
     values = [v for node in open_graph(path).model.graph for v in node.outputs]
     known = [v for v in values if v.name and v.shape is not None]
     return [str(v.name) for v in known if v.dtype == ir.DataType.FLOAT]
 
 
 def write_through(path: Path, tensors: Collection[str], out: Path) -> None:
-    """Write the graph to `out` with `tensors` as further outputs, so that a run returns them."""
+    """Write the lowered graph to `out` with `tensors` as further outputs, so that a run returns
+    them."""
     model = open_graph(path).model
     own = set(model.graph.outputs)
     model.graph.outputs.extend(v for v in _values(model, tensors) if v not in own)
@@ -41,7 +43,8 @@ def write_through(path: Path, tensors: Collection[str], out: Path) -> None:
 
 
 def write_alone(path: Path, tensors: Mapping[str, int], out: Path) -> dict[str, str]:
-    """Write the graph cut at `tensors` to `out`. Returns {tensor: name of its output}.
+    """Write the lowered graph cut at `tensors` to `out`, to run each operator alone. Returns
+    {tensor: name of its output}.
 
     tensors: {tensor: number of axes}
     """
@@ -66,7 +69,8 @@ def write_alone(path: Path, tensors: Mapping[str, int], out: Path) -> dict[str, 
 def find_behind_modules(
     path: Path, tensors: Collection[str], modules: Collection[str]
 ) -> dict[str, bool]:
-    """Tell which tensors an operator of `modules` contributes to since the previous tensors.
+    """Tell which tensors of a lowered graph an operator of `modules` contributes to since the
+    previous tensors.
 
     Returns {tensor: True where such an operator lies between it and the nearest of `tensors` before
     it}.

@@ -79,8 +79,8 @@ def shift_bias(surgeon: Surgeon, product: ir.Node, name: str, shift: NDArray[Any
 
 
 def take_padding(product: ir.Node) -> tuple[int, ...]:
-    """Remove a Conv's padding and return it as Pad's (0, 0, top, left, 0, 0, bottom, right); ()
-    without padding, and for another operator."""
+    """Remove a Conv's padding from the graph that is lowered, and return it as Pad's (0, 0, top,
+    left, 0, 0, bottom, right); () without padding, and for another operator."""
     before = product.attributes.get_ints("pads", ()) if product.op_type == OPERATOR else ()
     if not any(before):
         return ()
@@ -92,7 +92,8 @@ def take_padding(product: ir.Node) -> tuple[int, ...]:
 def lower_summands(
     surgeon: Surgeon, names: GraphNames, ranges: Mapping[str, Range], *, signed: bool
 ) -> None:
-    """Quantize the operands of residual adds, pooling and float activations.
+    """Insert the quantizers of residual adds, pooling and float activations into the graph that is
+    lowered.
 
     ranges: {module of names.summands: range}
     """
@@ -117,7 +118,8 @@ def lower_summands(
 
 
 def _reader(surgeon: Surgeon, name: str, use: OperatorInput) -> tuple[ir.Node, int]:
-    """Return (operator of `use`, index of the operator's input that reads the tensor of `use`)."""
+    """Return, of the graph that is lowered, (operator of `use`, index of the operator's input that
+    reads the tensor of `use`)."""
     node = surgeon.nodes[use.node]
     places = [i for i, v in enumerate(node.inputs) if v is not None and v.name == use.input]
     if len(places) != 1:
@@ -136,7 +138,8 @@ def _unsigned(
     *,
     integers_before: Collection[str],
 ) -> ir.Value:
-    """Quantize to uint8, sharing a convolution's integers of `value`; return the float value.
+    """Lower one operand of a residual add to uint8, sharing a convolution's integers of `value`;
+    return the float value.
 
     integers_before: operators that read integers
     """
@@ -157,7 +160,8 @@ def _unsigned(
 def _centred(
     surgeon: Surgeon, add: ir.Node, name: str, value: ir.Value, covered: Range
 ) -> ir.Value:
-    """Quantize `value` minus the range's offset to int8; return the float value, offset added."""
+    """Lower one operand of a residual add: quantize `value` minus the range's offset to int8;
+    return the float value, offset added."""
     wide = bool(covered.offset) and surgeon.float_type != "float32"
     single = np.float32
 

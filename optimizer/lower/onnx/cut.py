@@ -42,7 +42,7 @@ LAYOUT = ("Reshape", "Unsqueeze", "Squeeze", "Identity")  # the same integers in
 
 @dataclass(frozen=True)
 class Edge:
-    """Names of the tensors at which one use of a linear module is cut from the graph.
+    """Names of the tensors at which one use of a linear module is cut from a lowered graph.
 
     input, output: float tensors; their ranks are 2 where (batch, sequence, width) is flattened
     integers: tensor of the quantized input, "" for a float one
@@ -70,7 +70,7 @@ class Edge:
 
 @dataclass(frozen=True)
 class GraphSummary:
-    """Facts about a graph that comparing its outputs alone might not show.
+    """Facts about a lowered graph that comparing its outputs alone might not show.
 
     by_column: attentions number positions by columns of the KV cache, not by position_ids, so the
         keys of a row padded on the left are rotated by its padding (lower/ort/attention.py)
@@ -84,7 +84,7 @@ class GraphSummary:
 
 
 def summarize(source: Source) -> GraphSummary:
-    """Summarize a graph for the ledger's laws; external weights are not read."""
+    """Summarize a lowered graph for the ledger's laws; external weights are not read."""
     model = source.model if isinstance(source, OpenGraph) else onnx_file.load(source)
     graph = model.graph
     inputs = tuple(str(v.name) for v in graph.inputs if not v.is_initializer())
@@ -167,8 +167,8 @@ def is_of(node: ir.Node, modules: Collection[str]) -> bool:
 
 
 def has_weight(node: ir.Node) -> bool:
-    """Test that a node's second operand is an initializer, directly or through the first operands
-    of other nodes (DequantizeLinear, Transpose, ...)."""
+    """Test that the second operand of a node in an exported or lowered graph is an initializer,
+    directly or through the first operands of other nodes (DequantizeLinear, Transpose, ...)."""
     value = node.inputs[1]
     while value is not None and not value.is_initializer():
         producer = value.producer()
@@ -210,7 +210,8 @@ def find_entering(product: ir.Node, modules: Collection[str], leaving: set[ir.Va
 
 
 def _quantized(product: ir.Node, entering: ir.Value) -> tuple[str, str, int, tuple[int, ...]]:
-    """Return the fields (integers, step, integers_rank, sides) of a product's Edge.
+    """Return the fields (integers, step, integers_rank, sides) of the Edge of a product in a
+    lowered graph.
 
     The integers are those that are multiplied or dequantized, so operators on them after
     QuantizeLinear belong to the quantizer.
@@ -252,7 +253,7 @@ def _rank(value: ir.Value | None) -> int:
 
 
 def cut(source: Source, inputs: Sequence[str], outputs: Sequence[str], out: Path) -> None:
-    """Write to `out` the part of the graph between these tensors."""
+    """Write to `out` the part of a lowered ONNX graph between these tensors."""
     model = open_model(source)
     piece = ir.convenience.extract(model.graph, list(inputs), list(outputs))
     for value in piece.inputs:
@@ -261,14 +262,15 @@ def cut(source: Source, inputs: Sequence[str], outputs: Sequence[str], out: Path
 
 
 def write_quantizers(source: Source, at: Sequence[Edge], out: Path) -> None:
-    """Write piece "quantizers" to `out`. at: edges with integers"""
+    """Cut the modules' quantizers out of a lowered graph and write them to `out` as piece
+    "quantizers". at: edges with integers"""
     with_one = [e for e in at if e.integers]
     results = [t for e in with_one for t in (e.integers, e.step) if t]
     cut(source, list(dict.fromkeys(e.input for e in with_one)), list(dict.fromkeys(results)), out)
 
 
 def split(at: Sequence[Edge]) -> list[list[Edge]]:
-    """Split edges into few parts, each of which can be cut out as one piece.
+    """Split the edges of a lowered graph into few parts, each of which can be cut out as one piece.
 
     Within a part, no edge's output is another's input (as of linear modules that follow each other
     directly), and edges with one float input have the same integers of it.
@@ -289,7 +291,8 @@ def split(at: Sequence[Edge]) -> list[list[Edge]]:
 def write_products(
     source: Source, at: Sequence[Edge], out: Path, *, quantizers: bool = False
 ) -> None:
-    """Write piece "products" to `out`.
+    """Cut the modules' matrix products out of a lowered graph and write them to `out` as piece
+    "products".
 
     at: one part of `split`
     quantizers: True to include the modules' quantizers
@@ -304,8 +307,8 @@ def write_products(
 
 
 def write_rest(source: Source, at: Sequence[Edge], out: Path) -> bool:
-    """Write piece "rest" to `out`. Returns False, without a file, where modules side by side are
-    the whole graph."""
+    """Cut everything but the modules out of a lowered graph and write it to `out` as piece "rest".
+    Returns False, without a file, where modules side by side are the whole graph."""
     interface = summarize(source)
     needed = dict.fromkeys([*(e.input for e in at), *interface.outputs])
     inputs = [*interface.inputs, *(e.output for e in at)]
@@ -316,7 +319,8 @@ def write_rest(source: Source, at: Sequence[Edge], out: Path) -> bool:
 
 
 def read_initializers(source: Source, names: Iterable[str]) -> dict[str, NDArray[Any]]:
-    """Read initializers as {name: array}. Raises OptimizeError for a name that the graph lacks."""
+    """Read initializers of a lowered graph as {name: array}. Raises OptimizeError for a name that
+    the graph lacks."""
     by_name = open_model(source).graph.initializers
     arrays = {}
     for name in names:
@@ -328,14 +332,14 @@ def read_initializers(source: Source, names: Iterable[str]) -> dict[str, NDArray
 
 
 def read_initializers_among(source: Source, names: Collection[str]) -> dict[str, NDArray[Any]]:
-    """Read, as {name: array}, those of `names` that are initializers of the graph."""
+    """Read, as {name: array}, those of `names` that are initializers of a lowered graph."""
     available = open_model(source).graph.initializers
     return read_initializers(source, [name for name in names if name in available])
 
 
 def find_floats(source: Source, modules: Collection[str]) -> list[str]:
-    """List, sorted, those of `modules` that multiply by a float initializer or look up rows of a
-    float table."""
+    """List, sorted, those of `modules` that still multiply by a float initializer in a lowered
+    graph, or look up rows of a float table."""
     wrong = set()
     for node in open_model(source).graph:
         if node.op_type == "Gather" and is_of(node, modules):
@@ -368,8 +372,8 @@ def _float(value: ir.Value) -> bool:
 
 
 def find_changed(before: Source, after: Source, names: Iterable[str]) -> list[str]:
-    """List, sorted, those of `names` that are initializers of both graphs and differ in value or
-    type.
+    """List, sorted, those of `names` that are initializers of both graphs, before and after a step
+    of lowering, and differ in value or type.
 
     before: graph without packed products
     """

@@ -20,20 +20,22 @@ Array = NDArray[Any]
 
 
 def find_maker(value: ir.Value | None, op: str) -> ir.Node | None:
-    """Find the node of a graph that computes `value`, where it is an `op`; else None."""
+    """Find the node that computes `value` in the graph that is lowered, where it is an `op`; else
+    None."""
     node = value.producer() if value is not None else None
     return node if node is not None and node.op_type == op else None
 
 
 def find_only_user(value: ir.Value) -> ir.Node | None:
-    """Find the node of a graph that alone uses `value`, Shapes not counted; None for none or
-    several."""
+    """Find the node that alone uses `value` in the graph that is lowered, Shapes not counted; None
+    for none or several."""
     users = [n for n, _ in value.uses() if n.op_type != "Shape"]
     return users[0] if len(users) == 1 else None
 
 
 def read_constant(value: ir.Value | None) -> list[Any] | None:
-    """Read the elements of a graph's initializer, flattened; None for any other value."""
+    """Read the elements of an initializer of the graph that is lowered, flattened; None for any
+    other value."""
     if value is None or value.const_value is None or not value.is_initializer():
         return None
     elements: list[Any] = value.const_value.numpy().reshape(-1).tolist()
@@ -41,7 +43,7 @@ def read_constant(value: ir.Value | None) -> list[Any] | None:
 
 
 def add_initializer(graph: ir.Graph, name: str, array: Array) -> ir.Value:
-    """Add an initializer to the graph."""
+    """Add an initializer to the graph that is lowered."""
     tensor = ir.tensor(np.asarray(array, order="C"), name=name)
     value = ir.val(name, tensor.dtype, tensor.shape, const_value=tensor)
     graph.register_initializer(value)
@@ -49,7 +51,8 @@ def add_initializer(graph: ir.Graph, name: str, array: Array) -> ir.Value:
 
 
 def take_over(old: ir.Value, new: ir.Value) -> None:
-    """Let `new` take the place of the value `old`: its name, its type and its readers."""
+    """Let `new` take the place of the value `old` in the graph that is lowered: its name, its type
+    and its readers."""
     name, new.type, new.shape = old.name, old.type, old.shape
     ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
     old.name, new.name = None, name
@@ -57,7 +60,8 @@ def take_over(old: ir.Value, new: ir.Value) -> None:
 
 @dataclass(frozen=True)
 class DecoderExamples:
-    """Example inputs of a decoder whose KV cache has `past` columns.
+    """Example inputs of a decoder's ONNX graph whose KV cache has `past` columns, on which a
+    lowering evaluates parts of the graph before it rewrites them.
     padding: attention_mask [batch, past + sequence]
     positions: [batch, sequence], by default counted from the padding
     """
@@ -77,7 +81,8 @@ class DecoderExamples:
         return seen
 
     def arrays(self) -> dict[str, Array]:
-        """Return {input: array} for the model; the KV cache is zeros that take no memory."""
+        """Return {input of the decoder's ONNX graph: array}; the KV cache is zeros that take no
+        memory."""
         batch, total = self.padding.shape
         arrays = {
             "input_ids": np.zeros((batch, total - self.past), np.int64),
@@ -99,7 +104,8 @@ class DecoderExamples:
 
 
 def evaluate(model: ir.Model, value: ir.Value, inputs: DecoderExamples) -> Array:
-    """Evaluate `value` on these inputs; only operators that it depends on run."""
+    """Evaluate `value` of the graph that is lowered on these inputs; only operators that it depends
+    on run."""
     names = [str(v.name) for v in model.graph.inputs]
     piece = ir.convenience.extract(model.graph, names, [str(value.name)])
     for v in piece.outputs:

@@ -25,7 +25,8 @@ BIASES = {  # {operator: index of its operand}
 
 @dataclass(frozen=True)
 class InputQuantization:
-    """Quantization of a module's input: round((x - offset) / scale) + zero_point."""
+    """Quantization of a module's input as a lowered graph holds it: round((x - offset) / scale) +
+    zero_point."""
 
     scale: float
     zero_point: int
@@ -33,7 +34,7 @@ class InputQuantization:
 
 
 def read_biases(source: Source, modules: Collection[str]) -> dict[str, NDArray[Any] | None]:
-    """Return {module: bias that the graph adds to its product; None without one}."""
+    """Return {module: bias that the lowered graph adds to its product; None without one}."""
     added: dict[str, NDArray[Any] | None] = {}
     for node in open_model(source).graph:
         if node.op_type not in PRODUCTS or not is_of(node, modules) or not has_weight(node):
@@ -68,9 +69,10 @@ def _operand(node: ir.Node, place: int) -> NDArray[Any] | None:
 def read_input_quantizations(
     source: Source, modules: Collection[str], summands: Collection[str] = ()
 ) -> dict[str, InputQuantization]:
-    """Return {module: quantization} of each input that is quantized with constants of the graph.
+    """Return {module: quantization} of each input that a lowered graph quantizes with constants.
 
-    summands: names of the identities before residual adds, whose operands are included"""
+    summands: names of the identities before residual adds, whose operands are included
+    """
     model, by_module = open_model(source), {}
     for node in model.graph:
         if node.op_type not in PRODUCTS or not is_of(node, modules) or not has_weight(node):
@@ -89,7 +91,8 @@ def read_input_quantizations(
 
 
 def _quantization(nodes: Sequence[ir.Node]) -> InputQuantization | None:
-    """Combine these operators into one quantization; None if its numbers are not constants."""
+    """Combine these operators of a lowered graph into one quantization; None if its numbers are not
+    constants."""
     scale = zero = None
     offset = 0.0
     for node in nodes:
@@ -102,7 +105,7 @@ def _quantization(nodes: Sequence[ir.Node]) -> InputQuantization | None:
 
 
 def _constant(value: ir.Value | None) -> float | None:
-    """Return the single number of an initializer, or None."""
+    """Return the single number of a lowered graph's initializer, or None."""
     if value is None or value.const_value is None or value.const_value.size != 1:
         return None
     return float(value.const_value.numpy().reshape(-1)[0])

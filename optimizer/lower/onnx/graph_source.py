@@ -25,7 +25,7 @@ KEEPS_RANK, READ = product.OPERATOR, (3, 4)
 
 @dataclass(frozen=True)
 class OpenGraph:
-    """Graph that was read once for many readers, which do not change it."""
+    """Lowered graph that was read once for many readers, which do not change it."""
 
     path: Path
     model: ir.Model
@@ -36,7 +36,7 @@ Source = Path | OpenGraph
 
 
 def open_graph(path: Path) -> OpenGraph:
-    """Open the graph at `path` with packed products unpacked and ranks inferred."""
+    """Open the lowered graph at `path` with packed products unpacked and ranks inferred."""
     first = model = _read_graph(path, READ[0])
     for rank in READ[1:]:
         if _consistent(model):
@@ -46,7 +46,7 @@ def open_graph(path: Path) -> OpenGraph:
 
 
 def _read_graph(path: Path, read: int) -> ir.Model:
-    """Read a graph, unpack its products and infer ranks.
+    """Read a lowered graph, unpack its products and infer ranks.
 
     read: assumed rank of the outputs of operators of type KEEPS_RANK, whose rank cannot be inferred
     """
@@ -65,19 +65,19 @@ def _read_graph(path: Path, read: int) -> ir.Model:
 
 
 def _consistent(model: ir.Model) -> bool:
-    """Test that inferred ranks agree: input and output of each operator KEEPS_RANK have one number
-    of axes."""
+    """Test that inferred ranks of a lowered graph agree: input and output of each operator
+    KEEPS_RANK have one number of axes."""
     pairs = [(n.inputs[0], n.outputs[0]) for n in model.graph if n.op_type == KEEPS_RANK]
     shapes = [(x.shape, y.shape) for x, y in pairs if x is not None]
     return all(x is not None and y is not None and len(x) == len(y) for x, y in shapes)
 
 
 def open_model(source: Source) -> ir.Model:
-    """Return the ONNX model of a graph that is open already, or open it where the caller has a
-    path."""
+    """Return the ONNX model of a lowered graph that is open already, or open it where the caller
+    has a path."""
     return source.model if isinstance(source, OpenGraph) else open_graph(source).model
 
 
 def place_of(source: Source) -> str:
-    """Return the path of the file that a graph was read from, for messages."""
+    """Return the path of the file that a lowered graph was read from, for messages."""
     return str(source.path if isinstance(source, OpenGraph) else source)

@@ -66,7 +66,8 @@ def _one(surgeon: Surgeon, name: str, entry: Lookup, q: QTensor) -> None:
 def _parts(
     surgeon: Surgeon, parameter: str, q: QTensor
 ) -> tuple[ir.Value, ir.Value, ir.Value | None]:
-    """Add the initializers of an embedding's table in the layout of its granularity (cases 1 to 3).
+    """Add the initializers of a quantized embedding's table to the graph that is lowered, in the
+    layout of its granularity (cases 1 to 3). Returns integers, scale, and zero point or None.
     Returns integers, scale, and zero point or None.
 
     parameter: name of the table
@@ -103,8 +104,8 @@ def _rows(
     scale: ir.Value,
     zero: ir.Value | None,
 ) -> ir.Value:
-    """Insert the lookup in place of `gather`, whose ids are [batch, sequence]. Returns the float
-    rows [batch, sequence, H]."""
+    """Insert the lookup of quantized rows in place of `gather`, whose ids are [batch, sequence].
+    Returns the float rows [batch, sequence, H]."""
     label, ids = surgeon.fresh(f"{name}/rows"), gather.inputs[1]
     single = q.scheme.granularity == "tensor"
 

@@ -24,8 +24,8 @@ DEFAULTS = {
 
 
 def read_epsilons(graph: ir.Graph) -> dict[str, tuple[float, ...]]:
-    """Read the epsilons of norms in a graph: {module: epsilon of each norm in it, in graph
-    order}."""
+    """Read the epsilons of norms in an exported or lowered graph: {module: epsilon of each norm in
+    it, in graph order}."""
     by_module: dict[str, tuple[float, ...]] = {}
     for node in graph:
         epsilon = _attribute(node) if node.op_type in DEFAULTS else _spelled_out(node)
@@ -40,7 +40,7 @@ def _attribute(node: ir.Node) -> float:
 
 
 def _spelled_out(node: ir.Node) -> float | None:
-    """Return the epsilon of a norm that is written as Sqrt(mean + epsilon), or None."""
+    """Return the epsilon of a norm that the graph writes as Sqrt(mean + epsilon), or None."""
     shifted = find_maker(node.inputs[0], "Add") if node.op_type == "Sqrt" else None
     if shifted is None:
         return None

@@ -50,7 +50,8 @@ def read(graph: Path, state: Path) -> tuple[ir.Model, GraphNames, CompressedStat
 def write(
     lowered: Lowered, names: GraphNames, state: CompressedState, float_type: str, out: Path
 ) -> None:
-    """Write model.onnx and lowering.json into `out`, and check the file's weights with `verify`.
+    """Write the lowered model.onnx and lowering.json into `out`, and check the file's weights with
+    `verify`.
 
     float_type: "fp32" or "fp16"
     Raises LedgerError for a weight that reads back differently.

@@ -70,8 +70,8 @@ class Surgeon:
         self._taken: dict[str, int] = {}
 
     def products(self, module: ModuleInGraph) -> list[ir.Node]:
-        """List the operators that multiply by the module's weight; OptimizeError for a missing
-        one."""
+        """List the operators of the lowered graph that multiply by the module's weight;
+        OptimizeError for a missing one."""
         names = [module.node, *(use.node for use in module.also)]
         missing = [n for n in names if n not in self.nodes]
         if missing:
@@ -96,7 +96,8 @@ class Surgeon:
         shape: tuple[int, ...],
         layout: Callable[[QTensor], ir.TensorProtocol],
     ) -> ir.Value:
-        """Return the initializer `name`, made on first use, with the integers of a parameter.
+        """Return the initializer `name` of the lowered graph, made on first use, with the integers
+        of a parameter.
 
         They are read when the graph is written, so that one weight is in memory at a time.
 
@@ -110,8 +111,8 @@ class Surgeon:
         return self.constant(name, ir.LazyTensor(read, dtype, ir.Shape(shape), name=name))
 
     def fresh(self, name: str) -> str:
-        """Return a name for a new node: `name`, or `name_1`, ... for a module that the graph uses
-        more than once."""
+        """Return a name for a new node of the lowered graph: `name`, or `name_1`, ... for a module
+        that the graph uses more than once."""
         count = self._taken[name] = self._taken.get(name, -1) + 1
         return f"{name}_{count}" if count else name
 
@@ -134,7 +135,7 @@ class Surgeon:
         return node.outputs[0]
 
     def number(self, name: str, value: float | Array) -> ir.Value:
-        """Return an initializer with one number in the graph's float type."""
+        """Return an initializer of the lowered graph with one number in the graph's float type."""
         return self.constant(name, np.asarray(value, self.float_type))
 
     def finish(self) -> None:
@@ -149,7 +150,7 @@ class Surgeon:
 def add_weight(
     surgeon: Surgeon, parameter: str, q: QTensor, unsigned: bool = False, copy: int = 0
 ) -> tuple[ir.Value, ir.Value, ir.Value | None, dict[str, int]]:
-    """Add a weight's initializers to the graph.
+    """Add a quantized weight's initializers to the graph that is lowered.
 
     Returns integers, scale, zero point or None, and the attributes of a DequantizeLinear of them.
     unsigned: True to count integers and zero point from the lowest (only with a zero point)
@@ -217,7 +218,8 @@ def dequantize_weight(
     copy: int = 0,
     zero_points: bool = True,
 ) -> ir.Value:
-    """Insert a DequantizeLinear of the weight before that node and return the float value.
+    """Insert a DequantizeLinear of the weight before that node of the lowered graph and return the
+    float value.
 
     zero_points: True to write zero points of 8-bit weights that are 0. On processors without VNNI,
         ONNX Runtime turns int8 weights into uint8 for exact products (session.x64quantprecision)
@@ -241,8 +243,8 @@ def dequantize_weight(
 
 
 def apply_factor(surgeon: Surgeon, product: ir.Node, name: str, factor: Tensor | None) -> ir.Value:
-    """Return the product's first operand for quantization, multiplied per feature by `factor`
-    unless it is None."""
+    """Return the first operand of a product in the lowered graph for quantization, multiplied per
+    feature by `factor` unless it is None."""
     x = product.inputs[0]
     assert x is not None
     if factor is None:
@@ -260,7 +262,8 @@ def apply_factor(surgeon: Surgeon, product: ir.Node, name: str, factor: Tensor |
 def find_quantized_modules(
     model: ir.Model, names: GraphNames, weights: Collection[str]
 ) -> dict[str, ModuleInGraph]:
-    """Return {name: module} of the modules whose weight is in `weights`, in graph order.
+    """Return {name: module} of the modules of an exported graph whose weight is in `weights` and is
+    to be lowered, in graph order.
     Raises OptimizeError for a weight that no module of names.json holds.
     """
     position = {str(n.name): i for i, n in enumerate(model.graph)}
@@ -322,7 +325,8 @@ def _check_copies(tensors: Mapping[str, ir.Value], parameter: str) -> None:
 
 
 def release(model: ir.Model, parameter: str) -> None:
-    """Close the external files of a weight that was read, and free its unpacked integers."""
+    """Close the external files of a lowered graph's weight that was read back, and free its
+    unpacked integers."""
     for name, initializer in model.graph.initializers.items():
         tensor = initializer.const_value
         if name.startswith(f"{parameter}_") and isinstance(tensor, ir.ExternalTensor):

@@ -86,7 +86,8 @@ def _add(graph: ir.Graph, module: str, adapted: Widths, x: ir.Value, y: ir.Value
 def _matrix(
     graph: ir.Graph, name: str, shape: tuple[int, int], axes: tuple[str | int, ...]
 ) -> ir.Value:
-    """Return an initializer of `shape` that a run may override, one for all uses of a module.
+    """Return an initializer of `shape`, a LoRA matrix in the lowered graph that a run may override,
+    one for all uses of a module.
 
     axes: axes of the matrix that a run gives. The name of the rank is the module's own, because
         ONNX Runtime reuses the memory of axes with one name, and a run may give some modules only
@@ -100,7 +101,8 @@ def _matrix(
 
 
 def _node(operator: str, inputs: Sequence[ir.Value], name: str) -> ir.Node:
-    """Make a node that belongs to no module."""
+    """Make a node of a LoRA adapter's products, which belongs to no module, for the graph that is
+    lowered."""
     named = f"{name}/{operator}"
     node = ir.node(operator, list(inputs), name=named, metadata_props={MODULE: ""})
     node.outputs[0].name = f"{named}:0"

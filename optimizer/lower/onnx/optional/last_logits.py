@@ -23,8 +23,8 @@ TOKENS = 1  # axis of hidden states [batch, tokens, features]
 
 
 def add(model: ir.Model) -> str:
-    """Add the initializer `start` to a decoder in place, 0 by default. Returns the reason where its
-    head is not found, else ""."""
+    """Add the initializer `start` to a decoder's graph that is lowered, in place, 0 by default.
+    Returns the reason where its head is not found, else ""."""
     graph = model.graph
     logits = next(v for v in graph.outputs if v.name == LOGITS)
     head = _head(logits)
