@@ -28,7 +28,7 @@ def check(
     modules: Mapping[str, nn.Conv2d],
     schemes: Iterable[Scheme],
 ) -> None:
-    """Raise RecipeError for options that convolutions do not support.
+    """Raise RecipeError before compress starts for options that convolutions do not support.
 
     modules, schemes: {name: convolution to quantize}, and their schemes; no modules: no check
     """
@@ -88,13 +88,15 @@ def compute_bias_step(covered: Range, scale: Tensor) -> Tensor:
 
 
 def integer_bias(bias: Tensor, step: Tensor) -> Tensor:
-    """The int32 (out,) that a runtime adds to its integer sums; each is a float32 value, so that
-    its product with the step is the same float32 in every runtime."""
+    """The int32 bias (out,) of a quantized convolution that a runtime adds to its integer sums;
+    each is a float32 value, so that its product with the step is the same float32 in every runtime.
+    """
     nearest = (bias.double() / step).round().clamp(-LARGEST, LARGEST).float()
     return nearest.to(torch.int32)
 
 
 def round_bias(bias: Tensor, covered: Range, scale: Tensor) -> Tensor:
-    """Round a bias, float32 (out,), to multiples of compute_bias_step(covered, scale)."""
+    """Round the bias of a quantized convolution, float32 (out,), to multiples of
+    compute_bias_step(covered, scale)."""
     step = compute_bias_step(covered, scale)
     return (integer_bias(bias, step).double() * step).float()

@@ -62,7 +62,8 @@ SWEEPS = 5.5  # products of a weight with H: target 2, feedback 0.5, each sweep 
 
 @dataclass(frozen=True)
 class _ValueCounts:
-    """Sizes of a model, in values unless stated otherwise.
+    """Sizes of a model from which the cost of compress is predicted, in values unless stated
+    otherwise.
 
     linear: all matrices inside the blocks; one: the largest of them
     blocks: number of blocks
@@ -205,8 +206,9 @@ def estimate(section: Compression, shapes: Shapes, speed: MachineSpeed | None = 
 
 
 def count_sums(section: Compression) -> int:
-    """Number of H in memory together, as float32: one; with partial sums, in float64 (awq), the sum
-    so far and the next part's, and of several processes those that one measured."""
+    """Count the Hessians H that compress has in memory together, as float32: one; with partial
+    sums, in float64 (awq), the sum so far and the next part's, and of several processes those that
+    one measured."""
     count, partial_sums = count_of(section), section.compress.partial_sums
     if partial_sums == 1:
         return 1
@@ -271,8 +273,8 @@ def _stored(section: Compression, of: _ValueCounts) -> int:
 
 
 def _rounding(section: Compression, of: _ValueCounts, stored: int, speed: MachineSpeed) -> float:
-    """Predict the seconds of rounding without matrix products, and of writing and reading the
-    state."""
+    """Predict the seconds that compress takes for rounding without matrix products, and for writing
+    and reading the state."""
     quantize = section.quantize
     operations = 0.0 if quantize.leaves_float else of.linear * count_operations(quantize.weights)
     for weights in {str(w): w for w in (quantize.head_weights, quantize.embedding)}.values():
@@ -285,14 +287,16 @@ def _rounding(section: Compression, of: _ValueCounts, stored: int, speed: Machin
 
 
 def count_operations(weights: Weights) -> float:
-    """Operations per value of rounding to nearest, each scale searched below 8 bits."""
+    """Count the operations per value of rounding to nearest, to predict compress's time; each scale
+    is searched below 8 bits."""
     scheme = make_scheme(weights)
     tried = NEAREST if scheme.bits == 8 else TRIED * len(list_shrinks(scheme))
     return tried * (1 if scheme.symmetric else OF_ZERO)
 
 
 def _tuning(section: Compression, shapes: Shapes) -> tuple[int, float]:
-    """Return (bytes, multiply-adds) of tuning the whole model; zeros where no method tunes it."""
+    """Predict for compress (bytes, multiply-adds) of tuning the whole model; zeros where no method
+    tunes it."""
     calibrate, tuning = section.calibrate, section.quantize.model_tuning
     if calibrate is None or tuning is None:
         return 0, 0.0
@@ -317,7 +321,7 @@ def _tuning(section: Compression, shapes: Shapes) -> tuple[int, float]:
 
 
 def count_passes(section: Compression, tokens: float) -> float:
-    """Number of passes of the calibration tokens through the blocks.
+    """Count the passes of the calibration tokens through the blocks, to predict compress's time.
 
     tokens: number of calibration tokens, of which the first ones are measured twice
     """

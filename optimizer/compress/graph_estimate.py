@@ -100,8 +100,8 @@ Integers = dict[str, tuple[tuple[int, ...], float]]
 
 
 def _weights(part: PartNeeds, shapes: GraphShapes, integers: Integers) -> int:
-    """Bytes of a part's parameters: float, those that are quantized also as integers, and small
-    ones of these de-quantized."""
+    """Predict the bytes that compress needs for a part's parameters: float, those that are
+    quantized also as integers, and small ones of these de-quantized."""
     values = {name: prod(shapes[name]) for name in part.parameters}
     return sum(
         size * ((6 if size > HELD else 10) if name in integers else 4)
@@ -110,13 +110,15 @@ def _weights(part: PartNeeds, shapes: GraphShapes, integers: Integers) -> int:
 
 
 def _moments(integers: Integers) -> int:
-    """Predict the bytes of the largest H, and of the weights that are rounded by it."""
+    """Predict for compress the bytes of the largest Hessian H, and of the weights that are rounded
+    by it."""
     sides = [(s[0], prod(s[1:])) for s, _ in integers.values()]
     return max((4 * i * i + 8 * o * i for o, i in sides), default=0)
 
 
 def _products(section: Compression, shapes: GraphShapes, integers: Integers, rows: int) -> float:
-    """Predict the multiply-adds of all H and P, and of rounding by them."""
+    """Predict for compress the multiply-adds of all Hessians H and cross moments P, and of rounding
+    by them."""
     count = 0.0
     for part in shapes.parts:
         for module, positions in part.positions.items():

@@ -16,7 +16,8 @@ FILE = "modules.json"
 
 @dataclass(frozen=True)
 class ModuleRow:
-    """One weighted module; values that were not measured are None.
+    """One weighted module in the report's table that compress writes; values that were not measured
+    are None.
 
     weight_error, output_error: relative (Frobenius norm of the weight, L2 of the output over
         calibration tokens)
@@ -32,12 +33,12 @@ class ModuleRow:
     note: str = ""
 
     def explained(self, why: str) -> ModuleRow:
-        """The row with `why` added to its note."""
+        """The module's row with `why` added to its note."""
         return replace(self, note=join_remarks(self.note, why))
 
 
 def join_remarks(*remarks: str | None) -> str:
-    """Join the non-empty remarks by semicolons."""
+    """Join the non-empty remarks of compression methods on a module by semicolons."""
     return "; ".join(filter(None, remarks))
 
 
@@ -55,7 +56,7 @@ def label(scheme: Scheme | None, activations: str | None, sparsity: Sparsity | N
 
 
 def round_significant(value: float) -> float:
-    """Round to six significant digits."""
+    """Round an error of a compressed module to six significant digits for the report."""
     return float(f"{value:.6g}")
 
 

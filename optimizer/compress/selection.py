@@ -306,7 +306,8 @@ def _inputs(module: nn.Module) -> int:
 
 
 def make_scheme(weights: Weights) -> Scheme:
-    """Convert the recipe's section on quantized weights to a Scheme."""
+    """Convert the recipe's section on quantized weights to the Scheme by which compress rounds
+    them."""
     return Scheme(
         weights.bits,
         weights.symmetric,

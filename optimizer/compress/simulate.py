@@ -73,7 +73,8 @@ def find_largest_values(x: Tensor, mode: Activations) -> Tensor:
 
 
 def fake_quantize_per_token(x: Tensor) -> Tensor:
-    """Quantize and de-quantize each row of x (..., features) in torch to int8 by its largest value."""
+    """Quantize and de-quantize each row of x (..., features) in torch, to int8 by its largest
+    value."""
     scale = x.abs().amax(-1, keepdim=True) / 127
     return (x / torch.where(scale > 0, scale, torch.ones_like(scale))).round() * scale
 

@@ -39,7 +39,8 @@ NOT_BUILT: dict[str, Any] = {"deferred": False, "why": "", "engine": None, "insp
 
 
 def run(section: TargetSection, model: Path, *, out: Path) -> None:
-    """Build for the target of `section` from `model`, the lower stage's folder.
+    """Build for the target of `section` from `model`, the lower stage's folder, or open it with the
+    runtime.
 
     Raises MachineError when this machine cannot build for the target (unless on_missing: defer),
     RecipeError when the builder does not take the model, GateError naming the modules that run
@@ -109,8 +110,8 @@ def files(section: TargetSection) -> Mapping[str, str]:
 
 
 def estimate(section: TargetSection, shapes: Shapes) -> Estimate:
-    """Estimate memory from the copies of the model that the target's builder holds: of the float
-    model for an engine, else of the lowered file."""
+    """Estimate memory of the build stage from the copies that the target's builder has in memory: of
+    the float model for an engine, else of the lowered file."""
     target = targets.look_up(section.runtime)
     cost, width = target.cost, 4 if section.float_type == "fp32" else 2
     floats = width * sum(map(prod, shapes.values()))

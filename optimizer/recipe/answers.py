@@ -34,7 +34,7 @@ WINDOW, SHARED = 384, 128  # maximum tokens of a window, and that two windows sh
 
 
 class SpanAnswers(Section):
-    """Search for the answer to a question in its context."""
+    """Recipe section `model.answers`: search for the answer to a question in its context."""
 
     doc_stride: int | None = Field(
         None,
@@ -51,7 +51,7 @@ class SpanAnswers(Section):
     top_k: int = Field(1, ge=1, le=1000, description="number of answers")
 
     def settings(self, max_length: int) -> SpanSettings:
-        """Return the contract's section about answers.
+        """Convert this section of the recipe to the contract's section about answers.
 
         max_length: tokens of a window
         """
@@ -60,7 +60,8 @@ class SpanAnswers(Section):
 
 
 class ImageInput(Section):
-    """Preparation of images for the input of an ONNX file, whose size is the file's."""
+    """Recipe section `model.image`: preparation of images for the input of an ONNX file, whose size
+    is the file's."""
 
     resize: Literal["letterbox", "stretch"] = Field(
         "letterbox",
@@ -87,7 +88,8 @@ class ImageInput(Section):
     bgr: bool = Field(False, description="true for a model that reads blue first")
 
     def settings(self, channels: int, height: int, width: int) -> ImageSettings:
-        """Return the contract's section `image` for an input of this size. Raises BundleError."""
+        """Convert this section of the recipe to the contract's section `image` for an input of this
+        size. Raises BundleError."""
         boxed = self.resize == "letterbox"
         return ImageSettings(
             channels=channels,
@@ -107,7 +109,7 @@ class ImageInput(Section):
 
 
 class Detections(Section):
-    """Boxes in the outputs of an ONNX file."""
+    """Recipe section `model.detections`: boxes in the outputs of an ONNX file."""
 
     labels: tuple[Pattern, ...] = Field(
         min_length=1,
@@ -140,12 +142,13 @@ class Detections(Section):
     most: int = Field(300, ge=1, le=10_000, description="maximum objects of an image")
 
     def settings(self) -> DetectionSettings:
-        """Return the contract's section `detections`."""
+        """Convert this section of the recipe to the contract's section `detections`."""
         return DetectionSettings(**self.model_dump(exclude={"labels"}))
 
 
 class ZeroShot(Section):
-    """Labels of zero-shot classification, and the sentence that each one is put into."""
+    """Recipe section `model.zero_shot`: labels of zero-shot classification, and the sentence that
+    each one is put into."""
 
     candidate_labels: tuple[Pattern, ...] = Field(
         min_length=1,
@@ -172,7 +175,7 @@ class ZeroShot(Section):
         return template
 
     def template(self, task: tasks.Task) -> str:
-        """Return the sentence about an input, with {} in place of the label."""
+        """Return the recipe's sentence about an input, with {} in place of the label."""
         default = "This is a photo of {}." if task.names_labels else "This example is {}."
         return self.hypothesis_template or default
 
@@ -187,8 +190,8 @@ def check_zero_shot(task: tasks.Task, section: ZeroShot | None) -> None:
 
 
 def split_template(template: str) -> list[str]:
-    """Split a template at its places {query} and {document}; return the three parts. Raises
-    ValueError unless each place occurs once, in this order."""
+    """Split the recipe's `model.template` at its places {query} and {document}; return the three
+    parts. Raises ValueError unless each place occurs once, in this order."""
     before, first, rest = template.partition(SLOTS[0])
     between, second, after = rest.partition(SLOTS[1])
     if not (first and second) or any(template.count(slot) != 1 for slot in SLOTS):

@@ -102,7 +102,8 @@ class DataSpec(Section):
 
 
 class Calibrate(Section):
-    """Calibration data: texts or images from which methods measure activations."""
+    """Recipe section on calibration data: texts or images, from which methods measure
+    activations."""
 
     data: DataSpec
     samples: int = Field(

@@ -23,7 +23,7 @@ Dimensions = Annotated[int, Field(ge=1, le=LARGEST)]
 
 
 class Embeddings(Section):
-    """Quantized or shorter vectors of a sentence embedding.
+    """Recipe section on quantized or shorter vectors of a sentence embedding.
 
     Each type at each number of dimensions is gated: documents are searched with the float model's
     vectors and with these, and recall and nDCG are compared query by query.
@@ -74,26 +74,27 @@ class Embeddings(Section):
         return self
 
     def margin(self, name: str, size: int) -> float:
-        """Return the max_drop that applies to a type at a number of dimensions."""
+        """Return the recipe's max_drop that applies to a type at a number of dimensions."""
         if not isinstance(self.max_drop, dict):
             return self.max_drop
         return self.max_drop.get(f"{name}.{size}", self.max_drop.get(name, MARGIN))
 
     @property
     def types(self) -> tuple[str, ...]:
-        """Chosen types, as a tuple also where the recipe names one."""
+        """The recipe's chosen types, as a tuple also where it names one."""
         return (self.type,) if isinstance(self.type, str) else tuple(self.type)
 
     @property
     def ranged(self) -> bool:
-        """True where a type needs the value range of each dimension, measured on the texts of
-        calibrate.data."""
+        """True where a type in the recipe needs the value range of each dimension, measured on the
+        texts of calibrate.data."""
         return any(TYPES[name].ranged for name in self.types)
 
 
 class Texts(Section):
-    """Text encoder of an image-text model whose image encoder is the recipe's model. It is
-    compressed, judged and packaged like a model of its own, into folder `texts` of the bundle."""
+    """Recipe section on the text encoder of an image-text model whose image encoder is the recipe's
+    model. It is compressed, judged and packaged like a model of its own, into folder `texts` of the
+    bundle."""
 
     calibrate: Calibrate | None = None
     quantize: Quantize = Quantize()
@@ -104,7 +105,8 @@ class Texts(Section):
 
 
 def check_texts(section: Texts | None, task: Task, normalize: bool | None) -> None:
-    """Raise ValueError where the section `texts` is missing for its task, or given for another.
+    """Refuse a recipe: raise ValueError where the section `texts` is missing for its task, or given
+    for another.
 
     normalize: value of model.normalize
     """
@@ -126,8 +128,8 @@ def check_texts(section: Texts | None, task: Task, normalize: bool | None) -> No
 
 
 def check(section: Embeddings, task: Task, calibrate: Calibrate | None) -> None:
-    """Raise ValueError where the task gives no sentence embeddings, and where int8 or uint8 vectors
-    have no calibration texts for their ranges."""
+    """Refuse a recipe: raise ValueError where the task gives no sentence embeddings, and where int8
+    or uint8 vectors have no calibration texts for their ranges."""
     if "embedding" not in task.optional or task.weighs:
         raise ValueError(
             f"embeddings is for task sentence-embedding, and the task is {task.name}; remove it, "

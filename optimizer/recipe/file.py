@@ -107,7 +107,7 @@ def _valid(section: type[S], value: object) -> S | None:
 
 
 def _at(document: dict[str, Any], field: tuple[str, ...]) -> Any:
-    """Return the value at a path of keys; None where it is absent."""
+    """Return the recipe's value at a path of keys; None where it is absent."""
     value: Any = document
     for key in field:
         value = value.get(key) if isinstance(value, dict) else None
@@ -140,7 +140,7 @@ def _read_document(path: Path, overrides: Sequence[str]) -> tuple[dict[str, Any]
 
 
 def _set_base(section: Any, folder: Path, lines: Lines, loc: tuple[str, ...]) -> None:
-    """Set the folder where relative paths of a section start."""
+    """Set the folder where relative paths of a recipe's section start."""
     if not isinstance(section, dict):
         return
     if "base" in section:
@@ -206,7 +206,8 @@ def _is_of_the_recipe(keys: Sequence[str], lines: Lines) -> bool:
 
 
 def _override(document: dict[str, Any], override: str, lines: Lines) -> tuple[Any, ...]:
-    """Set the value of one override and record its line; return its path."""
+    """Set the recipe's value that one override of the command line names, and record its line;
+    return its path."""
     where, equals, text = override.partition("=")
     keys = where.split(".")
     if not equals or not all(keys):
@@ -237,7 +238,8 @@ def _override(document: dict[str, Any], override: str, lines: Lines) -> tuple[An
 
 
 def _is_number(key: str) -> bool:
-    """Return True for ASCII digits; str.isdigit also accepts superscripts."""
+    """Return True for a part of a path in the recipe that is ASCII digits; str.isdigit also accepts
+    superscripts."""
     return key.isascii() and key.isdigit() and len(key) < 10
 
 
@@ -254,8 +256,8 @@ def _short(override: str) -> str:
 
 
 def _further_sets(document: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Return the paths of the data fields in validate.also and in model.adapters.sources, one per
-    name."""
+    """Return the paths in the recipe of the data fields in validate.also and in
+    model.adapters.sources, one per name."""
     parts = [("validate", "also"), ("texts", "validate", "also"), ("model", "adapters", "sources")]
     return [(*part, name, "data") for part in parts for name in _mapping(_at(document, part))]
 
@@ -268,7 +270,8 @@ def _mapping(value: Any) -> dict[str, Any]:
 def _inline_data(
     document: dict[str, Any], field: tuple[str, ...], start: Callable[..., Path], lines: Lines
 ) -> None:
-    """Replace the file name of a data spec by the file's content, and record its lines."""
+    """Replace the file name of a data spec in the recipe by the file's content, and record its
+    lines."""
     spec = _at(document, field)
     if isinstance(spec, str):
         folder = start(*field)
@@ -292,9 +295,9 @@ def _inline_data(
 
 
 def _causes(error: ValidationError) -> list[Any]:
-    """Return the problems that do not follow from another one, such as those of a section around
-    the faulty value, or of a default that needs it. Misspelt keys come first, because each also
-    makes the right key missing."""
+    """Return the problems of a refused recipe that do not follow from another one, such as those of
+    a section around the faulty value, or of a default that needs it. Misspelt keys come first,
+    because each also makes the right key missing."""
     problems: dict[Any, Any] = {}
     for problem in error.errors():
         if problem["type"] != "default_factory_not_called":
@@ -307,7 +310,7 @@ def _causes(error: ValidationError) -> list[Any]:
 
 
 def _explain(problem: Any, lines: Lines, document: dict[str, Any]) -> RecipeError:
-    """Return an error of pydantic (ErrorDetails) as a RecipeError."""
+    """Return an error of pydantic (ErrorDetails) on a recipe as a RecipeError."""
     loc = problem["loc"]
     path = ".".join(map(str, loc))
     where = f"{lines.where(loc)}: {path}" if path else lines.where(loc)

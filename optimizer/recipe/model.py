@@ -28,7 +28,7 @@ AdapterName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,59}$")
 
 
 class HotAdapter(Section):
-    """Adapter that requests can choose, and the texts that judge it."""
+    """Recipe section on an adapter that requests can choose, and the texts that judge it."""
 
     source: Pattern = Field(description="folder or hub id of a LoRA adapter of peft")
     data: DataSpec | None = Field(
@@ -46,7 +46,8 @@ def _or_source(schema: dict[str, Any]) -> None:
 
 
 class HotAdapters(Section):
-    """Adapters that stay apart from the compressed model, for requests to choose from."""
+    """Recipe section on adapters that stay apart from the compressed model, for requests to choose
+    from."""
 
     keep: Literal["hot"]
     sources: dict[AdapterName, HotAdapter] = Field(
@@ -71,7 +72,7 @@ class HotAdapters(Section):
 
 
 class Model(Section):
-    """Checkpoint to compress, and its task."""
+    """Recipe section `model`: the checkpoint to compress, and its task."""
 
     source: Pattern = Field(
         "",
@@ -197,13 +198,13 @@ class Model(Section):
 
     @property
     def merged(self) -> tuple[str, ...] | None:
-        """Adapters to merge into the model; None: an adapter beside the weights, if there is
-        one."""
+        """Adapters that the recipe merges into the model; None: an adapter beside the weights, if
+        there is one."""
         return () if isinstance(self.adapters, HotAdapters) else self.adapters
 
     @property
     def hot(self) -> dict[str, str]:
-        """{name: folder or hub id} of the adapters that stay apart from the model."""
+        """{name: folder or hub id} of the adapters that the recipe keeps apart from the model."""
         return {name: one.source for name, one in self._kept_apart.items()}
 
     @property
@@ -241,7 +242,7 @@ class Model(Section):
 
     @property
     def adapter_sources(self) -> tuple[str, ...]:
-        """Folders and hub ids of all adapters."""
+        """Folders and hub ids of all adapters in the recipe."""
         return (*(self.merged or ()), *self.hot.values())
 
     @model_serializer(mode="wrap")

@@ -15,8 +15,8 @@ Rate = Annotated[float, Field(gt=0, le=1)]
 
 
 class LossWeights(Section):
-    """Weights of the losses in optimizer/reduce/methods/losses.py. Each loss is divided by its
-    value before the first step, so that equal weights give equal influence."""
+    """Recipe's weights of the losses in optimizer/reduce/methods/losses.py. Each loss is divided by
+    its value before the first step, so that equal weights give equal influence."""
 
     output: float = Field(
         1.0,
@@ -47,8 +47,8 @@ class LossWeights(Section):
 
 
 class Learning(Section):
-    """Options of learning from the reference (optimizer/reduce/learn/distill.py). The model and its
-    teacher are both held in memory.
+    """Recipe's options of learning from the reference (optimizer/reduce/learn/distill.py). The
+    model and its teacher are both held in memory.
 
     PLACE: path of the section in a recipe
     """
@@ -140,7 +140,8 @@ class Learning(Section):
 
 
 class Recover(Learning):
-    """Training of a reduced model on the outputs of the model it was made from."""
+    """Recipe section on the training of a reduced model on the outputs of the model it was made
+    from."""
 
     PLACE: ClassVar[str] = "reduce.recover"
 
@@ -157,9 +158,9 @@ class Recover(Learning):
 
 
 class Qat(Learning):
-    """Quantization-aware training (optimizer/reduce/learn/qat.py): trains weights, scales, ranges,
-    norm weights and biases of the compressed model in its integer arithmetic. With losses:
-    {output: 0, hidden: 0, labels: 1} it learns from labels alone."""
+    """Recipe section on quantization-aware training (optimizer/reduce/learn/qat.py): trains
+    weights, scales, ranges, norm weights and biases of the compressed model in its integer
+    arithmetic. With losses: {output: 0, hidden: 0, labels: 1} it learns from labels alone."""
 
     PLACE: ClassVar[str] = "qat"
 

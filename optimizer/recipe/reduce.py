@@ -16,7 +16,7 @@ Importance = Literal["magnitude", "activations", "fisher", "second_order"]
 
 
 class Goal(Section):
-    """Size of the reduced model: exactly one of these keys."""
+    """Recipe section `reduce.goal`, the size of the reduced model: exactly one of these keys."""
 
     keep: float | None = Field(
         None, gt=0, le=1, description="maximum share of the weights in the blocks to keep"
@@ -46,8 +46,8 @@ class Goal(Section):
 
 
 class Student(Section):
-    """Smaller model with the reference's vocabulary. One without weights gets transformers' initial
-    weights."""
+    """Recipe section on a smaller model with the reference's vocabulary. One without weights gets
+    transformers' initial weights."""
 
     source: Pattern = Field(
         description="hub id | folder | python-package:<name>; a folder needs only config.json"
@@ -61,7 +61,7 @@ class Student(Section):
 
 
 def _named(value: Any) -> Any:
-    """Turn a name into a section with that source; return other values unchanged."""
+    """Turn a name in a recipe into a section with that source; return other values unchanged."""
     return {"source": value} if isinstance(value, str) else value
 
 
@@ -71,8 +71,8 @@ AnyStudent = Annotated[
 
 
 class Reduce(Section):
-    """Smaller checkpoint made before quantization: pruned from the reference to a goal, or a
-    student model that learns from it."""
+    """Recipe section on a smaller checkpoint made before quantization: pruned from the reference to
+    a goal, or a student model that learns from it."""
 
     goal: Goal | None = Field(None, description="size to prune to; alternatively give a student")
     student: AnyStudent = Field(
@@ -209,15 +209,16 @@ class Reduce(Section):
 
     @property
     def chosen(self) -> tuple[Method, ...]:
-        """Methods of the recipe or, by default, depth or width, as the goal implies; empty for a
-        student."""
+        """Methods of the recipe's `reduce` or, by default, depth or width, as the goal implies;
+        empty for a student."""
         if self.goal is None:
             return ()
         return self.methods or (("depth",) if self.goal.depth is not None else ("width",))
 
     @property
     def measure(self) -> Importance:
-        """Importance criterion in use. Hidden channels support activations and magnitude only."""
+        """Recipe's importance criterion in use. Hidden channels support activations and magnitude
+        only."""
         if self.chosen == ("hidden",) and self.importance != "magnitude":
             return "activations"
         return self.importance
@@ -236,7 +237,7 @@ class Reduce(Section):
 
     @property
     def calibrated(self) -> bool:
-        """True where the importance of units or blocks is measured on calibration data."""
+        """True where the recipe's importance of units or blocks is measured on calibration data."""
         if self.goal is None:
             return False
         by_weights = self.importance == "magnitude"

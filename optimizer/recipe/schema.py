@@ -97,7 +97,7 @@ __all__ = [
 
 
 class Package(Section):
-    """Section `package`: settings of the bundle."""
+    """Recipe section `package`: settings of the bundle."""
 
     RENAMED: ClassVar[Mapping[str, str]] = {
         "formats": "targets: [{runtime: compressed-tensors}]",

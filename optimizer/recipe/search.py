@@ -20,7 +20,8 @@ making and answering."""
 
 
 def _listed(value: Any) -> Any:
-    """Return one method's name as a tuple, and a list of names, applied in order, as a tuple."""
+    """Return one method's name in a recipe as a tuple, and a list of names, applied in order, as a
+    tuple."""
     if isinstance(value, str):
         return (value,)
     return tuple(value) if isinstance(value, list) else value
@@ -30,8 +31,8 @@ Methods = Annotated[tuple[MethodName, ...], BeforeValidator(_listed), Field(min_
 
 
 class Over(Section):
-    """Options that a search varies. An absent one takes every value that the targets and the model
-    allow."""
+    """Recipe section `search.over`: options that a search varies. An absent one takes every value
+    that the targets and the model allow."""
 
     method: tuple[Methods, ...] | None = Field(
         None,
@@ -83,7 +84,7 @@ class Over(Section):
 
 
 class Constraints(Section):
-    """Limits that the candidate that a search finds must meet."""
+    """Recipe section on the limits that the candidate that a search finds must meet."""
 
     max_drop: Limit | None = Field(
         None,
@@ -106,7 +107,7 @@ class Constraints(Section):
 
 
 class Budget(Section):
-    """Limits on the duration of a search."""
+    """Recipe section on the limits on the duration of a search."""
 
     hours: float = Field(
         2.0,
@@ -132,7 +133,8 @@ class Budget(Section):
 
 
 class Search(Section):
-    """Search for the variant that minimises the objective within the constraints."""
+    """Recipe section `search`: search for the variant that minimises the objective within the
+    constraints."""
 
     over: Over = Over()
     objective: Literal["latency", "size", "quality"] = Field(
@@ -159,12 +161,12 @@ class Search(Section):
 
     @property
     def timed(self) -> bool:
-        """True where the objective or a constraint is a latency."""
+        """True where the recipe's objective or a constraint is a latency."""
         return self.objective == "latency" or self.constraints.p99_ms is not None
 
 
 def check(search: Search, reduce: Reduce | None, others: Sequence[str], *, slo: bool) -> None:
-    """Raise ValueError where a search cannot vary this recipe's model.
+    """Refuse a recipe: raise ValueError where a search cannot vary this recipe's model.
 
     others: names of the sections among qat and sparsity that the recipe has
     slo: True where the recipe has a section slo

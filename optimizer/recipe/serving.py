@@ -27,8 +27,8 @@ OF_BATCHES = ("rows", "delay_ms", "workers")
 
 
 def solve_mean_requests(least: int, burst: int = 1, confidence: float = 0.95) -> float:
-    """Compute the mean number of requests of a load test whose random arrivals are `least` or more
-    with probability `confidence`.
+    """Compute, for the least requests of the recipe's `slo`, the mean number of requests of a load
+    test whose random arrivals are `least` or more with probability `confidence`.
 
     burst: requests that arrive together
 
@@ -40,8 +40,8 @@ def solve_mean_requests(least: int, burst: int = 1, confidence: float = 0.95) ->
 
 
 class Serve(Section):
-    """Defaults of `optimize serve` for this bundle; `optimize tune-serving` measures good ones.
-    Absent keys: the server's defaults (harness/server/options.py)."""
+    """Recipe section with the defaults of `optimize serve` for this bundle; `optimize tune-serving`
+    measures good ones. Absent keys: the server's defaults (harness/server/options.py)."""
 
     rows: BatchSize | None = Field(None, description=f"maximum rows per batch; {KEPT}")
     delay_ms: int | None = Field(
@@ -75,8 +75,8 @@ class Serve(Section):
 
 
 class Slo(Section):
-    """Objectives of the bundle's server under load on this machine, gated after packaging by the
-    load test of `optimize load`."""
+    """Recipe section on the objectives of the bundle's server under load on this machine, gated
+    after packaging by the load test of `optimize load`."""
 
     data: DataSpec | None = Field(None, description="texts to send; default: neutral ones")
     rate: Rate | None = Field(
@@ -129,8 +129,8 @@ class Slo(Section):
 def check(
     task: Task, targets: Sequence[TargetSection], sections: Mapping[str, Section | None]
 ) -> None:
-    """Raise ValueError for a field of `serve` or `slo` that does not apply to the task, and for an
-    slo where the harness cannot serve the bundle.
+    """Refuse a recipe: raise ValueError for a field of `serve` or `slo` that does not apply to the
+    task, and for an slo where the harness cannot serve the bundle.
 
     sections: {name in the recipe: section}
     """

@@ -24,7 +24,7 @@ from optimizer.recipe.validate import Latency, Validate
 
 
 def _task(name: str) -> tasks.Task:
-    """Return the record of a task. Raises ValueError for an unknown one."""
+    """Look up the record of a recipe's task. Raises ValueError for an unknown one."""
     try:
         return tasks.find_task(name)
     except KeyError:
@@ -90,7 +90,8 @@ PARTIAL_SUMS = 64
 
 
 class Compress(Section):
-    """Device, memory and arithmetic with which compress goes through the blocks."""
+    """Recipe section on the device, memory and arithmetic with which compress goes through the
+    blocks."""
 
     device: Device = Field(
         "auto",
@@ -133,22 +134,23 @@ class Compress(Section):
 
     @property
     def memory_bytes(self) -> int:
-        """`memory_gb` in bytes."""
+        """The recipe's `memory_gb` in bytes."""
         return int(self.memory_gb * 1e9)
 
     @property
     def chosen_device(self) -> Device:
-        """`device`, or cpu with `deterministic`, because GPUs cannot give the same bytes."""
+        """The recipe's `device`, or cpu with `deterministic`, because GPUs cannot give the same
+        bytes."""
         return "cpu" if self.deterministic else self.device
 
     @property
     def device_memory_bytes(self) -> int | None:
-        """`device_memory_gb` in bytes; None without a limit."""
+        """The recipe's `device_memory_gb` in bytes; None without a limit."""
         return None if self.device_memory_gb is None else int(self.device_memory_gb * 1e9)
 
     @property
     def decided(self) -> Literal["fp32", "bf16"]:
-        """`precision`, once auto has been resolved (compress/walk/precision.py)."""
+        """The recipe's `precision`, once auto has been resolved (compress/walk/precision.py)."""
         assert self.precision != "auto"
         return self.precision
 
@@ -178,8 +180,8 @@ class Compress(Section):
 
 
 def reads_activations(quantize: Quantize, sparsity: Sparsity | None) -> bool:
-    """Return True where quantization or pruning reads activations. Otherwise compress does not read
-    the data of `calibrate`."""
+    """Return True where the recipe's quantization or pruning reads activations. Otherwise compress
+    does not read the data of `calibrate`."""
     pruned = sparsity is not None and sparsity.record.calibrated
     return pruned or quantize.activations is not None or quantize.calibrated
 
@@ -202,7 +204,8 @@ class Compression(Section):
 
     @property
     def float_reference(self) -> bool:
-        """True where a method compares with the float model's hidden states at the same place."""
+        """True where a method of the recipe compares with the float model's hidden states at the
+        same place."""
         pruned = self.sparsity is not None and self.quantize.leaves_float
         return self.quantize.float_reference or (
             pruned and self.sparsity is not None and self.sparsity.float_target

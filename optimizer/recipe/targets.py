@@ -15,7 +15,7 @@ from optimizer.harness.runtimes.trt.products import PRODUCTS, BuildOptions
 
 
 class Export(Section):
-    """Section of the export stage; targets with equal sections share a graph."""
+    """Recipe section of the export stage; targets with equal sections share a graph."""
 
     float: Literal["fp32", "fp16"] = "fp32"
     opset: Literal[21] = 21
@@ -30,7 +30,7 @@ AXES = ("batch", "sequence", "past")
 
 
 class Bucket(Section):
-    """One of several optimization profiles: axes with narrower ranges than in `Shapes`."""
+    """Recipe section on one optimization profile: axes with narrower ranges than in `Shapes`."""
 
     batch: Span | None = None
     sequence: Span | None = None
@@ -38,8 +38,8 @@ class Bucket(Section):
 
 
 class Shapes(Section):
-    """Shapes that an engine accepts: [min, opt, max] of each dynamic axis. One optimization
-    profile, or one per bucket, with kernels chosen for that bucket's `opt`."""
+    """Recipe section on the shapes that an engine accepts: [min, opt, max] of each dynamic axis.
+    One optimization profile, or one per bucket, with kernels chosen for that bucket's `opt`."""
 
     batch: Span = (1, 8, 32)
     sequence: Span = (16, 128, 256)
@@ -47,7 +47,7 @@ class Shapes(Section):
     buckets: tuple[Bucket, ...] = ()
 
     def profiles(self) -> tuple[Shapes, ...]:
-        """Return the profiles, each with every axis and without buckets."""
+        """Return the recipe's profiles, each with every axis and without buckets."""
         plain = {axis: getattr(self, axis) for axis in AXES}
         return tuple(
             Shapes(**(plain | {a: s for a in AXES if (s := getattr(bucket, a)) is not None}))
@@ -78,7 +78,7 @@ def _check_order(where: str, low: int, opt: int, high: int) -> None:
 
 
 class TargetSection(Section):
-    """Keys and properties of every target; classes below add the keys of one runtime."""
+    """Recipe section on any target; classes below add the keys of one runtime."""
 
     RENAMED: ClassVar[Mapping[str, str]] = {"allow_wider": "allow_precision_fallback"}
 
@@ -96,7 +96,7 @@ class TargetSection(Section):
 
     @classmethod
     def devices(cls) -> tuple[str, ...]:
-        """Return the accepted values of `device:`; where they are not listed, the default."""
+        """Return a recipe's accepted values of `device:`; where not listed, the default."""
         field = cls.model_fields["device"]
         return get_args(field.annotation) or (str(field.default),)
 
@@ -108,33 +108,33 @@ class TargetSection(Section):
 
     @property
     def name(self) -> str:
-        """Name in reports, and of the target's folders in a bundle."""
+        """Name of the recipe's target in reports, and of its folders in a bundle."""
         return f"{self.runtime}-{self.device}"
 
     @property
     def export(self) -> Export | None:
-        """Section of the export stage; None for a target that is lowered without a graph."""
+        """Recipe section of the export stage; None for a target without an exported graph."""
         return Export(float="fp32")
 
     @property
     def float_type(self) -> Literal["fp32", "fp16", "bf16"]:
-        """Float type in which the unquantized part is stored."""
+        """Float type in which the recipe stores the unquantized part."""
         return self.export.float if self.export else "fp32"
 
     @property
     def computes_in(self) -> Literal["fp32", "fp16", "bf16"]:
-        """Float type in which the runtime computes the unquantized part."""
+        """Float type in which the recipe's runtime computes the unquantized part."""
         return self.float_type
 
     @property
     def intra_op_threads(self) -> int:
-        """Threads per request; 0: one per core."""
+        """The recipe's threads per request; 0: one per core."""
         return 0
 
     @property
     def rounds_cache(self) -> bool:
-        """True where the KV cache has fewer bits than attention computes in; this has a separate
-        gate."""
+        """True where the recipe's KV cache has fewer bits than attention computes in; this has a
+        separate gate."""
         return False
 
     @property
@@ -145,12 +145,12 @@ class TargetSection(Section):
 
     @property
     def execution_provider(self) -> str | None:
-        """Execution provider that compiles for the device; None where the runtime itself does."""
+        """Execution provider that compiles for the recipe's device, if any does."""
         return None
 
     @property
     def runs_on(self) -> str:
-        """Provider or device of the target, as named in the harness's table of runtimes."""
+        """Provider or device in the recipe, as named in the harness's table of runtimes."""
         return self.execution_provider or self.device
 
     @property
@@ -161,12 +161,12 @@ class TargetSection(Section):
 
     @property
     def depends_on_gpu(self) -> bool:
-        """True where the result of the build depends on the GPU of this machine."""
+        """True where this recipe section builds otherwise on another GPU."""
         return self.device != "cpu"
 
     @property
     def depends_on_processor(self) -> bool:
-        """True where the result of the build depends on the processor of this machine."""
+        """True where this recipe section builds otherwise on another processor."""
         return False
 
     @property
@@ -191,7 +191,7 @@ class TargetSection(Section):
 
 
 class OnnxRuntimeTarget(TargetSection):
-    """ONNX model in ONNX Runtime, on a CPU or a GPU."""
+    """Recipe section on ONNX Runtime as a target, on a CPU or a GPU."""
 
     runtime: Literal["onnxruntime"]
     device: Literal["cpu", "cuda"] = "cpu"
@@ -252,7 +252,7 @@ class OnnxRuntimeTarget(TargetSection):
 
     @property
     def replays_graphs(self) -> bool:
-        """True where decoding replays CUDA graphs; the TensorRT providers have no option for it."""
+        """True where decoding replays CUDA graphs by the recipe; TensorRT providers cannot."""
         return self.device == "cuda" and self.provider is None and self.cuda_graphs is not False
 
     @property
@@ -270,7 +270,7 @@ class OnnxRuntimeTarget(TargetSection):
 
 
 class OnnxRuntimeWebTarget(TargetSection):
-    """ONNX model as for ONNX Runtime on a CPU, and a page that runs it in a browser by wasm."""
+    """Recipe section on the browser as a target: ONNX model, and a page that runs it by wasm."""
 
     runtime: Literal["onnxruntime-web"]
     device: Literal["cpu"] = "cpu"
@@ -295,7 +295,7 @@ class OnnxRuntimeWebTarget(TargetSection):
 
 
 class OpenVinoTarget(TargetSection):
-    """Portable ONNX model in OpenVINO. `float` is a setting of the runtime, not of the file."""
+    """Recipe section on OpenVINO as a target. `float` is a runtime's setting, not the file's."""
 
     runtime: Literal["openvino"]
     device: Literal["cpu", "gpu", "npu"] = "cpu"
@@ -360,7 +360,7 @@ class OpenVinoTarget(TargetSection):
 
 
 class _HuggingFaceFolder(TargetSection):
-    """Folder of compressed-tensors, lowered from the checkpoint without an exported graph."""
+    """Recipe section on a target that is a folder lowered without an exported graph."""
 
     device: Literal["cpu"] = Field(
         "cpu", description="device on which transformers runs it for validation"
@@ -383,7 +383,7 @@ class _HuggingFaceFolder(TargetSection):
 
 
 class CompressedTensorsTarget(_HuggingFaceFolder):
-    """Hugging Face folder that transformers loads and vLLM serves, without a build."""
+    """Recipe section on a Hugging Face folder for transformers and vLLM, without a build."""
 
     runtime: Literal["compressed-tensors"]
     serve_with: tuple[Literal["vllm", "vllm-cpu", "sglang"], ...] = Field(
@@ -392,7 +392,7 @@ class CompressedTensorsTarget(_HuggingFaceFolder):
 
 
 class VllmTarget(_HuggingFaceFolder):
-    """Folder of compressed-tensors, and the sizes with which `serve` and `bench` start vLLM."""
+    """Recipe section on a compressed-tensors folder and the sizes with which vLLM is started."""
 
     runtime: Literal["vllm"]
     tensor_parallel_size: int = Field(1, ge=1, le=1024, description="GPUs that share each layer")
@@ -405,13 +405,13 @@ class VllmTarget(_HuggingFaceFolder):
 
     @property
     def serve_with(self) -> tuple[Literal["vllm"], ...]:
-        """Programs that must support every scheme."""
+        """Programs that must support every scheme of the recipe."""
         return ("vllm",)
 
 
 class GgufTarget(TargetSection):
-    """GGUF file that llama.cpp runs. It is lowered from the checkpoint, without an exported graph
-    or a build."""
+    """Recipe section on llama.cpp as a target: a GGUF file, without an exported graph or a
+    build."""
 
     runtime: Literal["gguf"]
     device: Literal["cpu"] = Field(
@@ -435,7 +435,7 @@ class GgufTarget(TargetSection):
 
 
 class TensorRTTarget(TargetSection):
-    """Engine of TensorRT or TensorRT-RTX; their options: harness/runtimes/trt/products.py."""
+    """Recipe section on a target of TensorRT or TensorRT-RTX (harness/runtimes/trt/products.py)."""
 
     runtime: Literal["tensorrt-rtx", "tensorrt"]
     device: Literal["cuda"] = "cuda"
@@ -472,7 +472,7 @@ class TensorRTTarget(TargetSection):
 
     @property
     def options(self) -> BuildOptions:
-        """Options of the engine builder, without the shapes."""
+        """The recipe's options of TensorRT's engine builder, without the shapes."""
         return BuildOptions.from_json(
             self.model_dump() | {"sparse_weights": bool(self.sparse_weights)}
         )

@@ -51,7 +51,7 @@ Depth = Literal["full", "sampled", "end_to_end"]
 
 
 class Latency(Section):
-    """Section `validate.latency`: how targets are timed, and the gates on their times."""
+    """Recipe section `validate.latency`: how targets are timed, and the gates on their times."""
 
     data: DataSpec | None = Field(
         None, description="texts to time; must not occur in the other data"
@@ -108,14 +108,15 @@ class Latency(Section):
 
 
 class EvaluationSet(Section):
-    """Further data set on which the quality is measured (validate/quality/evaluation.py)."""
+    """Recipe section on a further data set on which the quality is measured
+    (validate/quality/evaluation.py)."""
 
     data: DataSpec
     report_only: bool = Field(False, description="report the difference on this set without a gate")
 
 
 class Validate(Section):
-    """Section `validate`: how each target is judged against the reference."""
+    """Recipe section `validate`: how each target is judged against the reference."""
 
     data: DataSpec
     also: dict[Name, EvaluationSet] = Field(
@@ -183,8 +184,8 @@ class Validate(Section):
 
 
 def check_metric(task: tasks.Task, section: Validate) -> None:
-    """Raise ValueError where the metric does not apply to the task, or the data lack a column that
-    it reads."""
+    """Refuse a recipe: raise ValueError where the metric does not apply to the task, or the data
+    lack a column that it reads."""
     known, metric = task.metrics, section.metric
     if metric not in known:
         raise ValueError(
@@ -214,8 +215,8 @@ def check_metric(task: tasks.Task, section: Validate) -> None:
 
 
 def check_timing(task: tasks.Task, latency: Latency) -> None:
-    """Raise ValueError where the number of `iterations` is too small to decide p99_ms for any
-    latencies."""
+    """Refuse a recipe: raise ValueError where the number of `iterations` is too small to decide
+    p99_ms for any latencies."""
     from optimizer.harness.bounds import fewest
 
     if latency.max_seconds > 0 or latency.p99_ms is None:

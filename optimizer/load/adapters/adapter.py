@@ -168,16 +168,16 @@ def check_trained(one: Adapter, where: str, base: Mapping[str, Stored]) -> None:
 
 
 def _is_equal(entry: TensorPlace, own: Stored | None) -> bool:
-    """Test that a tensor that an adapter replaces whole has the model's values."""
+    """Test that a tensor that a LoRA adapter replaces whole has the loaded model's values."""
     if own is None or tuple(own.shape) != entry.shape:
         return False
     return torch.equal(read_entry(entry).float(), read_values(own).float())
 
 
 def _are_norms(entry: TensorPlace, weight: Stored | None) -> bool:
-    """Return True for the norms of a weight's rows, within the rounding of a sum of n squares, at
-    most n / 2 + 2 units (Higham, Accuracy and Stability of Numerical Algorithms, 2002, section
-    3.1), and of the coarser of both types."""
+    """Test that an adapter's DoRA magnitudes are the norms of a weight's rows, within the rounding
+    of a sum of n squares, at most n / 2 + 2 units (Higham, Accuracy and Stability of Numerical
+    Algorithms, 2002, section 3.1), and of the coarser of both types."""
     if weight is None or len(weight.shape) != 2 or entry.shape != tuple(weight.shape)[:1]:
         return False
     values = read_values(weight)
@@ -193,7 +193,8 @@ def _section(section: Model, name: str) -> Model:
 
 
 def replace_tensors(stored: Mapping[str, Stored], adapters: Sequence[Adapter]) -> dict[str, Stored]:
-    """The tensors of a model's files with those that its adapters replace whole."""
+    """Return the tensors of a loaded model's files, with those that its LoRA adapters replace
+    whole."""
     replaced = dict(stored)
     for one in adapters:
         replaced |= one.replaced
@@ -212,7 +213,8 @@ def digest_files(section: Model) -> dict[str, str]:
 
 
 def describe_files(section: Model, resolved: source.Source) -> dict[str, dict[str, Any]]:
-    """Return {file: {"sha256", "size"}} of a source, and of its adapters as "<name>: <file>"."""
+    """Return {file: {"sha256", "size"}} of a source that is loaded, and of its adapters as "<name>:
+    <file>"."""
     places = [("", resolved)]
     places += [(f"{name}: ", open_named(section, name).source) for name in section.adapter_sources]
     return {
@@ -226,7 +228,7 @@ def describe_files(section: Model, resolved: source.Source) -> dict[str, dict[st
 
 
 def is_alone(folder: Path) -> bool:
-    """Return True for a folder of an adapter without the model that it was trained on."""
+    """Return True for a source folder of an adapter without the model that it was trained on."""
     return (folder / CONFIG).is_file() and not (folder / "config.json").is_file()
 
 

@@ -196,8 +196,8 @@ def check_all_read(
 
 
 def _equal(tensor: Tensor, entry: TensorPlace) -> bool:
-    """Compare a tensor of the model with the file's; NaN equals NaN, which merging refuses with its
-    reason."""
+    """Compare a tensor of the model that peft opened with the adapter file's; NaN equals NaN, which
+    merging refuses with its reason."""
     stored = read_entry(entry).to(tensor.dtype)
     return tensor.shape == stored.shape and torch.equal(tensor.nan_to_num(), stored.nan_to_num())
 
@@ -239,7 +239,8 @@ def _fit_vocabulary(model: Any, adapter: Adapter) -> None:
 
 
 def _link_files(folder: Path, out: Path) -> None:
-    """Link the files of a model, without an adapter's, which transformers would apply itself."""
+    """Link the files of a source model, without an adapter's, which transformers would apply
+    itself."""
     out.mkdir()
     for file in folder.iterdir():
         if file.is_file() and file.name not in adapter_files.FILES:
@@ -247,8 +248,8 @@ def _link_files(folder: Path, out: Path) -> None:
 
 
 def _copy_settings(place: Source, root: Path, merged: Path) -> None:
-    """Copy the files of a source to `root`, without those of the model's weights and its
-    config.json; an adapter's replace the model's.
+    """Copy the files of a source to the merged checkpoint's folder `root`, without those of the
+    model's weights and its config.json; an adapter's replace the model's.
 
     merged: folder of the merged model, in `root`
     """

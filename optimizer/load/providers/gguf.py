@@ -75,8 +75,8 @@ def config(folder: Path, section: Model) -> Any:
 
 
 def _check_sizes(header: GgufHeader, file: Path) -> None:
-    """Raise CheckpointError for a size that is missing or larger than the file's tensors allow,
-    before transformers builds a model of it."""
+    """Raise CheckpointError for a size in a GGUF header that is missing or larger than the file's
+    tensors allow, before transformers builds a model of it."""
     tensors, values = len(header.tensors), sum(header.tensors.values())
     architecture = str(header.fields.get("general.architecture"))
     for name, most in (*((size, values) for size in SIZES), ("block_count", tensors)):
@@ -131,14 +131,15 @@ def read(section: Model, folder: Path, model_config: Any, out: Path) -> Loaded:
 
 
 def verify(section: Model, folder: Path, pairing: SourceWeights, out: Path) -> None:
-    """Raise OptimizeError naming the first parameter that differs when the file is read again.
-    Empties `pairing` first, so that memory holds one copy."""
+    """Raise OptimizeError naming the first parameter of the loaded checkpoint that differs when the
+    GGUF file is read again. Empties `pairing` first, so that memory holds one copy."""
     cast(dict[str, Stored], pairing.stored).clear()
     faithful.check(folder, section, open_checkpoint(out).tensors)
 
 
 def _write_tokenizer(folder: Path, section: Model, metadata: dict[str, str], out: Path) -> None:
-    """Write the tokenizer of the folder's tokenizer.json if there is one, else the GGUF file's."""
+    """Write to the loaded checkpoint the tokenizer of the folder's tokenizer.json if there is one,
+    else the GGUF file's."""
     from transformers import AutoTokenizer
 
     if (folder / "tokenizer.json").is_file():

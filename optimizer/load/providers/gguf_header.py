@@ -66,7 +66,7 @@ class _Reader:
         self._elements = 0
 
     def read(self) -> GgufHeader:
-        """Read the header, comparing each count with the bytes that remain."""
+        """Read the header of a GGUF file, comparing each count with the bytes that remain."""
         magic, version = self._read_bytes(4, "the magic"), self._read_bytes(4, "the version")
         if magic != b"GGUF":
             raise self._error(f"it begins with {magic!r}", "GGUF files")
@@ -84,7 +84,7 @@ class _Reader:
         return GgufHeader(values, self._read_tensors(tensors))
 
     def _read_value(self, kind: int, key: str) -> Any:
-        """Read the value of a metadata field; None for an array of strings."""
+        """Read the value of a metadata field in a GGUF header; None for an array of strings."""
         if kind == STRING:
             return self._read_string(key, TEXT).decode("utf-8", "replace")
         if kind in NUMBERS:
@@ -107,7 +107,8 @@ class _Reader:
         raise self._error(f"{key} has type {kind}", "types 0 to 12")
 
     def _read_tensors(self, count: int) -> dict[str, int]:
-        """Read the descriptions of `count` tensors; returns {tensor: number of values}."""
+        """Read the descriptions of `count` tensors in a GGUF header; returns {tensor: number of
+        values}."""
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
         blocks = {int(kind): GGML_QUANT_SIZES[kind] for kind in GGMLQuantizationType}
@@ -139,7 +140,7 @@ class _Reader:
         return sizes
 
     def _read_count(self, what: str, most: int, least: int) -> int:
-        """Read a count of elements in the header, which must fit the file.
+        """Read a count of elements in a GGUF header, which must fit the file.
 
         least: minimum bytes of one element
         """

@@ -30,8 +30,9 @@ SCORE = "score.weight"
 
 
 def read(section: Model, folder: Path, config: Any, scratch: Path) -> Loaded:
-    """The folder's tensors, without the head and with the classifier's weight. Raises
-    CheckpointError as weights.find, and for a head with a bias."""
+    """Read the tensors of a source folder whose causal language model ranks, without the head and
+    with the classifier's weight. Raises CheckpointError as weights.find, and for a head with a
+    bias."""
     if quantized.find(folder) is not None or conversions.converts(config.model_type):
         raise CheckpointError(
             "its scores are logits of the language model's head, which is read from float weights "
@@ -65,7 +66,7 @@ def read(section: Model, folder: Path, config: Any, scratch: Path) -> Loaded:
 
 
 def _link(folder: Path, scratch: Path) -> Path:
-    """Link the folder's files without config.json into a folder in `scratch`; return it."""
+    """Link the source folder's files without config.json into a folder in `scratch`; return it."""
     files = scratch / "classifier"
     files.mkdir()
     for file in (f for f in folder.iterdir() if f.is_file() and f.name != CONFIG):
@@ -74,7 +75,7 @@ def _link(folder: Path, scratch: Path) -> Path:
 
 
 def _files(folder: Path, config: Any, scratch: Path) -> Path:
-    """Return a folder of the model's files with the classifier's config.json."""
+    """Return a folder of a loaded ranking model's files with the classifier's config.json."""
     files = _link(folder, scratch)
     document = read_json(folder / CONFIG) | {
         "architectures": config.architectures,

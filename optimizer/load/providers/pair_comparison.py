@@ -42,8 +42,9 @@ Values = NDArray[np.float32]
 
 
 def compare(d: Described, out: Path) -> None:
-    """Raise CheckpointError where an image gets other logits, or an input another vector, than from
-    transformers. A folder of one side alone has nothing to compare with.
+    """Check at load our reading of a pair of image and text encoder: raise CheckpointError where an
+    image gets other logits, or an input another vector, than from transformers. A folder of one
+    side alone has nothing to compare with.
 
     out: folder that load wrote
     """
@@ -79,20 +80,23 @@ def compare(d: Described, out: Path) -> None:
 
 
 def _images(contract: Contract) -> list[Any]:
-    """Images of random pixels, of sizes that are resized and cropped."""
+    """Draw images of random pixels for load's comparison of a pair, of sizes that are resized and
+    cropped."""
     rng, settings = np.random.default_rng(0), contract.images
     sizes = [(settings.height + 7 * i, settings.width + 5 * (i % 3)) for i in range(IMAGES)]
     return [rng.integers(0, 256, (*size, 3), dtype=np.uint8) for size in sizes]
 
 
 def _texts(contract: Contract) -> list[Any]:
-    """Texts of several lengths, one of more tokens than the model reads."""
+    """Make texts of several lengths for load's comparison of a pair, one of more tokens than the
+    model reads."""
     texts = [text for text in TEXTS if text]
     return [*texts, " ".join(texts * contract.text.max_length)]
 
 
 def _ours(contract: Contract, encoder: Any, model: nn.Module, inputs: list[Any]) -> Values:
-    """The harness's values (inputs, numbers), in the float type of the model."""
+    """Compute for load's comparison of a pair the harness's values (inputs, numbers), in the float
+    type of the model."""
     task, kind = tasks.look_up(contract), next(model.parameters()).dtype
     batch = tasks.encode(contract, encoder, inputs)
     arrays = {name: torch.from_numpy(a) for name, a in batch.items()}
@@ -105,7 +109,8 @@ def _ours(contract: Contract, encoder: Any, model: nn.Module, inputs: list[Any])
 
 
 def _logits(d: Described, images: list[Any]) -> Values:
-    """Compute transformers' zero-shot logits (images, labels) of the whole pair in float32."""
+    """Compute for load's comparison of a pair transformers' zero-shot logits (images, labels) in
+    float32."""
     from PIL import Image
     from transformers import (
         AutoImageProcessor,
@@ -142,7 +147,8 @@ def _logits(d: Described, images: list[Any]) -> Values:
 
 
 def _vectors(d: Described, folder: Path, contract: Contract, inputs: list[Any]) -> Values:
-    """Compute transformers' vectors (inputs, width) of texts or images, normalized if ours are."""
+    """Compute for load's comparison of a pair transformers' vectors (inputs, width) of texts or
+    images, normalized if ours are."""
     from PIL import Image
     from transformers import AutoImageProcessor, AutoModel, AutoTokenizer
 

@@ -123,7 +123,8 @@ def read(section: Model, folder: Path, model_config: Any, out: Path) -> Loaded:
 
 
 def label_texts(d: Described) -> dict[str, Any]:
-    """Section `label_texts` of a contract, with the temperature and bias of the pair's files."""
+    """Build section `label_texts` of contract.json, with the temperature and bias of the pair's
+    files."""
     assert d.section.zero_shot is not None
     stored = weights.find(model_folder(d.root), d.section)
 
@@ -138,8 +139,9 @@ def label_texts(d: Described) -> dict[str, Any]:
 
 
 def _encode_labels(section: Model, folder: Path, tower: Tower) -> tuple[Tensor, Tensor]:
-    """Return (weights (labels, width), biases (labels,)) by which a vector of unit length gets the
-    logits of the pair. Raises RecipeError for a label that is longer than the model reads."""
+    """Encode a loaded zero-shot classifier's labels: return (weights (labels, width), biases
+    (labels,)) by which a vector of unit length gets the logits of the pair. Raises RecipeError for
+    a label that is longer than the model reads."""
     from transformers import AutoModelForZeroShotImageClassification, AutoTokenizer
 
     assert section.zero_shot is not None

@@ -68,8 +68,8 @@ def config(folder: Path, raw: Mapping[str, Any]) -> Any:
 
 
 def _label_names(raw: Mapping[str, Any], file: Path) -> list[str]:
-    """Read the names of a timm model's classes, or LABEL_0, ...; CheckpointError where some classes
-    have no name."""
+    """Read from the source's config.json the names of a timm model's classes, or LABEL_0, ...;
+    CheckpointError where some classes have no name."""
     count, names = raw.get("num_classes"), raw.get("label_names")
     if type(count) is int and 0 < count <= config_fields.LABELS:
         if names is None:
@@ -143,8 +143,9 @@ def _check_arguments(
 
 
 def read_settings(raw: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    """Return {"channels", "side", "resize", "filter", "mean", "std"} from `pretrained_cfg`. Raises
-    CheckpointError for a field that is missing or that no processor here supports."""
+    """Return {"channels", "side", "resize", "filter", "mean", "std"} from `pretrained_cfg` in a
+    timm source's config.json. Raises CheckpointError for a field that is missing or that no
+    processor here supports."""
     document = raw[CONFIG] if isinstance(raw[CONFIG], Mapping) else {}
 
     def field(name: str, accepted: str, fits: Any) -> Any:

@@ -21,7 +21,7 @@ _QKV = tuple(f"attention.{n}_proj" for n in "qkv")
 
 @dataclass(frozen=True)
 class TimmArchitecture:
-    """An architecture of timm as a model of transformers.
+    """An architecture of timm whose checkpoints load reads as a model of transformers.
 
     names: (pattern of a name in timm, its names in transformers); the first full match applies, and
         several names share the tensor's rows equally, in this order
@@ -195,7 +195,8 @@ COVERED = (
 
 
 def find_architecture(name: str) -> TimmArchitecture | None:
-    """The TimmArchitecture of timm's name `name`; None for a name that is not in COVERED."""
+    """Look up how load reads a timm checkpoint of architecture `name`; None for a name that is not
+    in COVERED."""
     if match := re.fullmatch(rf"(?:vit|deit)_{SIZES}_patch(\d{{1,2}})_(\d{{2,4}})", name):
         return _vit(match[1], int(match[2]), int(match[3]))
     if match := re.fullmatch(r"resnet(18|26|34|50|101|152)", name):

@@ -67,7 +67,8 @@ def check(root: Path, *, templated: bool, scored: bool) -> None:
 
 
 def read_activation(root: Path, config: Any, *, ranks: bool = False) -> str | None:
-    """The contract's activation of a model with one label; None for several labels.
+    """Read from a source folder the contract's activation of a model with one label; None for
+    several labels.
 
     root: folder of config_sentence_transformers.json
     config: transformers' config
@@ -99,8 +100,8 @@ def read_activation(root: Path, config: Any, *, ranks: bool = False) -> str | No
 
 
 def _saved(root: Path, config: Any) -> tuple[str, str] | None:
-    """Return (dotted name of the saved activation, its place), where CrossEncoder looks for it;
-    else None."""
+    """Return (dotted name of the activation that a source folder saves, its place), where
+    CrossEncoder looks for it; else None."""
     document = read_settings(root)
     if document and document.get("activation_fn") is not None:
         return str(document["activation_fn"]), f"{root / SETTINGS}: activation_fn"

@@ -179,7 +179,8 @@ def read(root: Path, section: Model, width: int) -> FolderSettings:
 
 
 def _modes(config: Mapping[str, Any], file: Path) -> str | tuple[str, ...]:
-    """Pooling modes of a Pooling module: a list in newer files, a flag per mode in older ones."""
+    """Read the pooling modes of a sentence-transformers folder's Pooling module: a list in newer
+    files, a flag per mode in older ones."""
     named = config.get("pooling_mode")
     if named is None:
         named = [mode for key, mode in FLAGS.items() if config.get(key)] or ["mean"]
@@ -243,14 +244,15 @@ def _read_sparse(root: Path, section: Model) -> FolderSettings:
 
 
 def _is_count(value: object) -> bool:
-    """Test a value of the config: True for None and for a whole number from 1."""
+    """Test a value of a sentence-transformers folder's config: True for None and for a whole number
+    from 1."""
     whole = isinstance(value, int) and not isinstance(value, bool) and value > 0
     return value is None or whole
 
 
 def _settings(root: Path, kind: str) -> tuple[EmbeddingSettings, list[str]]:
-    """Return (settings of config_sentence_transformers.json, sentences on its keys that are not
-    read).
+    """Read a sentence-transformers folder: (settings of config_sentence_transformers.json,
+    sentences on its keys that are not read).
 
     kind: key of KEYS
     """
@@ -332,8 +334,8 @@ LAYER_READERS = {"Dense": _dense, "LayerNorm": _layer_norm, "Normalize": _normal
 
 
 def _tensors(folder: Path, section: Model, shapes: Mapping[str, Sequence[int]]) -> Arrays:
-    """The tensors of a module's folder in float32, in the order of `shapes`. Raises CheckpointError
-    for one that is missing, of another shape, or not finite."""
+    """Read the tensors of a sentence-transformers module's folder in float32, in the order of
+    `shapes`. Raises CheckpointError for one that is missing, of another shape, or not finite."""
     stored = weights.find(folder, section)
     pairing = weights.SourceWeights(stored, {n: n for n in shapes if n in stored}, ())
     for name, shape in shapes.items():

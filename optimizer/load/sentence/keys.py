@@ -75,7 +75,8 @@ changes nothing at a value of NOTHING."""
 
 
 def find_unread_keys(file: Path, kind: str, document: Mapping[str, Any]) -> list[str]:
-    """Sentences on keys of `document`, read from `file`, with a value that is not read.
+    """Write sentences on keys of `document`, a file of the sentence-transformers folder that is
+    loaded, with a value that load does not read.
 
     kind: key of KEYS
     """

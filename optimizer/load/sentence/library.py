@@ -23,7 +23,8 @@ LONGEST = 512  # tokens up to which an input that is cut is compared
 
 
 def is_installed() -> bool:
-    """Return True if sentence-transformers can be imported; it is not imported here."""
+    """Return True if sentence-transformers can be imported for load's comparison; it is not
+    imported here."""
     return find_spec(NAME) is not None
 
 
@@ -45,7 +46,7 @@ def explain_not_run(d: Described) -> str:
 
 
 def count_parameters(d: Described) -> int:
-    """Count the parameters of the described model."""
+    """Count the parameters of the model that is loaded, as its config describes it."""
     return sum(torch.Size(shape).numel() for shape in list_parameter_shapes(d.model).values())
 
 
@@ -66,13 +67,15 @@ def predict_seconds(count: int) -> float:
 
 
 def limit_texts(number: int, d: Described) -> int:
-    """Return how many texts to compare: `number`, or fewer for a model above LARGEST."""
+    """Return how many texts load compares with sentence-transformers: `number`, or fewer for a
+    model above LARGEST."""
     return number if count_parameters(d) <= LARGEST else max(number // FEWER, 3)
 
 
 def choose_batch_size(tokenizer: Any) -> int:
-    """Rows per batch of the library's reference answers: 1 for a tokenizer that pads on the left,
-    because that shifts learned positions and an answer would depend on the other rows.
+    """Choose the rows per batch of the library's reference answers at load: 1 for a tokenizer that
+    pads on the left, because that shifts learned positions and an answer would depend on the other
+    rows.
 
     tokenizer: transformers'
     """
@@ -80,8 +83,9 @@ def choose_batch_size(tokenizer: Any) -> int:
 
 
 def draw_words(encoder: Any, number: int) -> list[str]:
-    """Words of the tokenizer's own vocabulary, from up to `number` ids at equal distances; those of
-    English sentences where it has none. encoder: the harness's tokenizer"""
+    """Draw words for load's comparison from the tokenizer's own vocabulary, at up to `number` ids
+    at equal distances; those of English sentences where it has none. encoder: the harness's
+    tokenizer"""
     count = encoder.get_vocab_size()
     ids = np.linspace(0, count - 1, num=min(count, number)).astype(int)
     drawn = dict.fromkeys(encoder.decode([int(i)]).strip() for i in ids)

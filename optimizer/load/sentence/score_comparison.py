@@ -45,8 +45,8 @@ Pairs = Sequence[tuple[str, str]]
 
 
 def compare(d: Described, out: Path) -> None:
-    """Raise CheckpointError where our reading of a cross-encoder scores a pair otherwise than the
-    library; where the library cannot be run, say so.
+    """Check at load our reading of a cross-encoder: raise CheckpointError where it scores a pair
+    otherwise than the library; where the library cannot be run, say so.
 
     out: folder that load wrote
     """
@@ -96,8 +96,8 @@ def compare(d: Described, out: Path) -> None:
 
 
 def _pairs(contract: Contract, encoder: Any, count: int) -> tuple[Pairs, tuple[str, str]]:
-    """Return (up to `count` pairs that the model reads whole, a pair that is cut). encoder: the
-    harness's tokenizer."""
+    """Draw pairs for load's comparison of a cross-encoder: (up to `count` pairs that the model
+    reads whole, a pair that is cut). encoder: the harness's tokenizer."""
     own = library.draw_words(encoder, 100 * PAIRS)
 
     def text(start: int, size: int) -> str:
@@ -112,7 +112,8 @@ def _pairs(contract: Contract, encoder: Any, count: int) -> tuple[Pairs, tuple[s
 
 
 def _logits(contract: Contract, encoder: Any, model: nn.Module, pairs: Pairs) -> Scores:
-    """The harness's logits (pairs, 1), each pair by itself, in the float type of the model."""
+    """Compute for load's comparison of a cross-encoder the harness's logits (pairs, 1), each pair
+    by itself, in the float type of the model."""
     each = []
     for query, document in pairs:
         batch = tasks.encode(contract, encoder, [query], [document])
@@ -123,8 +124,8 @@ def _logits(contract: Contract, encoder: Any, model: nn.Module, pairs: Pairs) ->
 
 
 def _limit(logits: Scores, exact: Scores) -> float:
-    """Distance of the logits of two runs in float32, which have the errors of both. exact: logits
-    in float64."""
+    """Bound, for load's comparison of a cross-encoder, the distance of the logits of two runs in
+    float32, which have the errors of both. exact: logits in float64."""
     errors = (logits - exact).ravel()
     both = np.concatenate([errors, -errors]).tolist()
     least = UNIT["fp32"] * float(np.abs(exact).max())
@@ -159,7 +160,8 @@ def _template(parts: str) -> str:
 
 
 def _theirs(opened: Any, pairs: Pairs) -> tuple[Scores, Scores]:
-    """Compute sentence-transformers' (logits, scores) of pairs, each (pairs, 1), in float32."""
+    """Compute for load's comparison sentence-transformers' (logits, scores) of pairs, each (pairs,
+    1), in float32."""
     rows = library.choose_batch_size(opened.tokenizer)
     with quiet():
         raw, scores = (

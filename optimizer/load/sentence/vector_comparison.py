@@ -52,8 +52,8 @@ Question = tuple[str | None, list[str]]
 
 
 def compare(d: Described, out: Path) -> None:
-    """Raise CheckpointError where our reading of a sentence-transformers folder answers a text
-    otherwise than the library, or where it cannot be compared and a key is not read.
+    """Check at load our reading of a sentence-transformers folder: raise CheckpointError where it
+    answers a text otherwise than the library, or where it cannot be compared and a key is not read.
 
     out: folder that load wrote
     """
@@ -94,8 +94,8 @@ def compare(d: Described, out: Path) -> None:
 
 
 def is_compared(section: Model) -> bool:
-    """Return True where a model of this section is compared, as far as is known before it is
-    fetched."""
+    """Return True where load compares a model of this section with sentence-transformers, as far as
+    is known before it is fetched."""
     if "embedding" not in tasks.find_task(section.task).optional or section.gguf_file is not None:
         return False
     if not source.is_local(section.source, section.base):
@@ -117,7 +117,8 @@ def _refuse_unread(d: Described, reading: FolderSettings, why: str) -> None:
 
 
 def _questions(section: Model, contract: Contract, encoder: Any, count: int) -> list[Question]:
-    """Texts to compare, `count` and a long one. encoder: the harness's tokenizer"""
+    """Make the texts of load's comparison with sentence-transformers, `count` and a long one.
+    encoder: the harness's tokenizer"""
     own = library.draw_words(encoder, 50 * TEXTS)
     texts = []
     for i in range(count):
@@ -135,8 +136,8 @@ def _questions(section: Model, contract: Contract, encoder: Any, count: int) -> 
 def _ours(
     contract: Contract, encoder: Any, out: Path, questions: Sequence[Question]
 ) -> tuple[list[Vectors], float]:
-    """Compute the harness's vectors of each question, and the limit of their distance to
-    sentence-transformers' vectors."""
+    """Compute for load's comparison with sentence-transformers the harness's vectors of each
+    question, and the limit of their distance to the library's."""
     model = load_torch_model(open_checkpoint(out), contract.task)
     ours = [
         np.concatenate(
@@ -159,7 +160,8 @@ def _ours(
 
 
 def _vectors(contract: Contract, encoder: Any, model: nn.Module, texts: Sequence[str]) -> Vectors:
-    """The harness's vectors of texts, of one batch through the torch model."""
+    """Compute for load's comparison the harness's vectors of texts, of one batch through the torch
+    model."""
     batch = tasks.encode(contract, encoder, texts)
     arrays = {name: torch.from_numpy(array) for name, array in batch.items()}
     with torch.no_grad():
@@ -169,7 +171,7 @@ def _vectors(contract: Contract, encoder: Any, model: nn.Module, texts: Sequence
 
 
 def _theirs(d: Described, questions: Sequence[Question]) -> list[Vectors]:
-    """Compute sentence-transformers' vectors of each question, in float32."""
+    """Compute for load's comparison sentence-transformers' vectors of each question, in float32."""
     with quiet():
         import sentence_transformers
 
@@ -207,7 +209,7 @@ def _refuse(
     other: Vectors,
     limit: float,
 ) -> None:
-    """Raise CheckpointError for a text whose vector by the harness differs from
+    """Raise CheckpointError at load for a text whose vector by the harness differs from
     sentence-transformers'."""
     if mine.shape != other.shape:
         how = f"our reading gives {mine.size} numbers, and encode {other.size}"

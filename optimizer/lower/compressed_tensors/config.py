@@ -52,14 +52,15 @@ class ModuleScheme:
 
     @property
     def format(self) -> str:
-        """The format's name for this kind of weight, such as "pack-quantized"."""
+        """The name in compressed-tensors for this kind of weight, such as "pack-quantized"."""
         if self.weight.is_float:
             return FLOAT8 if self.weight.is_float8 else FLOAT4
         return PACKED if self.activations is None else INTEGER
 
     @property
     def strategy(self) -> str | None:
-        """Granularity of the inputs' quantization: "tensor", "token", "group"; None for float."""
+        """Granularity of the inputs' quantization as compressed-tensors names it: "tensor",
+        "token", "group"; None for float."""
         return None if self.activations is None else self.activations.rpartition(" ")[2]
 
     def describe(self) -> dict[str, str | None]:
@@ -71,7 +72,8 @@ class ModuleScheme:
         }
 
     def group(self, targets: list[str]) -> dict[str, Any]:
-        """Build the entry of config_groups for modules with this quantization.
+        """Build the entry of config_groups in a compressed-tensors config for modules with this
+        quantization.
 
         targets: names of the modules, or "Linear"
         """
@@ -137,8 +139,8 @@ def expand_scheme(scheme: Scheme) -> Scheme:
 
 
 def has_symmetric_inputs(state: CompressedState) -> bool:
-    """Test that no static range needs a zero point. If one does, all are written with zero points,
-    because the parts of a fused layer must be of one kind."""
+    """Test for a compressed-tensors folder that no static range needs a zero point. If one does,
+    all are written with zero points, because the parts of a fused layer must be of one kind."""
     return all(r.zero_point == 128 for r in state.ranges.values())
 
 

@@ -223,8 +223,8 @@ def collect_cache_scales(state: CompressedState) -> dict[str, Tensor]:
 
 
 def read_float_value(checkpoint: Checkpoint, state: CompressedState, name: str) -> Tensor:
-    """Read a parameter's value before quantization, from the state's replaced ones, else the
-    checkpoint; for an untied head the embedding's."""
+    """Read the float value that the lowered folder gets of a parameter before quantization, from
+    the state's replaced ones, else the checkpoint; for an untied head the embedding's."""
     if name in state.replaced:
         return state.replaced[name]
     if name in checkpoint.tensors:
@@ -255,12 +255,14 @@ def are_equal(a: QTensor, b: QTensor) -> bool:
 
 
 def pack(integers: Tensor, bits: int) -> Tensor:
-    """Pack int8 (rows, columns) into int32 (rows, ceil(columns * bits / 32))."""
+    """Pack int8 (rows, columns) as compressed-tensors does, into int32 (rows, ceil(columns * bits /
+    32))."""
     return torch.from_numpy(packing.pack32(packing.to_unsigned(integers.numpy(), bits), bits))
 
 
 def find_head(checkpoint: Checkpoint) -> str:
-    """Return the module name of a decoder's output projection; "" for an encoder."""
+    """Return, for the compressed-tensors folder, the module name of a decoder's output projection;
+    "" for an encoder."""
     row = FAMILIES.get(str(checkpoint.config.get("model_type")))
     if row is not None:
         return row.head
@@ -283,7 +285,8 @@ def find_untied_head(checkpoint: Checkpoint, state: CompressedState) -> str:
 
 
 def find_embedding(checkpoint: Checkpoint) -> str:
-    """Return the parameter name of a known decoder's token embedding; "" for others."""
+    """Return, for the compressed-tensors folder, the parameter name of a known decoder's token
+    embedding; "" for others."""
     row = FAMILIES.get(str(checkpoint.config.get("model_type")))
     if row is None or row.kind != "decoder":
         return ""
@@ -291,8 +294,8 @@ def find_embedding(checkpoint: Checkpoint) -> str:
 
 
 def _shards(parts: Iterator[list[tuple[str, Tensor]]], out: Path) -> None:
-    """Write the tensors to safetensors files of at most SHARD bytes, with an index if there are
-    several."""
+    """Write the tensors of a compressed-tensors folder to safetensors files of at most SHARD bytes,
+    with an index if there are several."""
     files: list[Path] = []
     places: dict[str, int] = {}
     total = 0
@@ -329,8 +332,8 @@ def _shards(parts: Iterator[list[tuple[str, Tensor]]], out: Path) -> None:
 
 
 def _copy(folder: Path, out: Path) -> None:
-    """Copy the checkpoint's files but config and weights into the folder: tokenizer, chat template,
-    settings, licence."""
+    """Copy the checkpoint's files but config and weights into the compressed-tensors folder:
+    tokenizer, chat template, settings, licence."""
     for file in sorted(folder.iterdir()):
         weights = file.suffix == ".safetensors" or file.name.endswith(".safetensors.index.json")
         if file.is_file() and not weights and file.name != "config.json":

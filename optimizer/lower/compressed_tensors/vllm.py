@@ -41,8 +41,8 @@ def check_model(config: Mapping[str, Any], at: str, recipe: Recipe, section: Vll
 def _check_sizes(
     config: Mapping[str, Any], section: VllmTarget, at: str, scales: Sequence[Shared]
 ) -> None:
-    """Raise RecipeError where heads or scales do not divide among the GPUs, or layers are fewer
-    than the pipeline's stages."""
+    """Raise RecipeError where vLLM cannot divide heads or scales among the GPUs, or layers are
+    fewer than the pipeline's stages."""
     heads, layers = (config.get(name) for name in ("num_attention_heads", "num_hidden_layers"))
     shares, stages = section.tensor_parallel_size, section.pipeline_parallel_size
     if isinstance(heads, int) and (why := _uneven(config, heads, shares, scales)):
@@ -62,8 +62,8 @@ def _check_sizes(
 
 
 def _uneven(config: Mapping[str, Any], heads: int, shares: int, scales: Sequence[Shared]) -> str:
-    """Reason why a layer has no `shares` equal parts, or "" (QKVParallelLinear and `divide` of
-    vLLM; its verify_group_size_divides_partition and validate_fp8_block_shape)."""
+    """Explain why vLLM cannot divide a layer into `shares` equal parts, or "" (QKVParallelLinear
+    and `divide` of vLLM; its verify_group_size_divides_partition and validate_fp8_block_shape)."""
     groups = config.get("num_key_value_heads") or heads
     neurons = config.get(_width(config)) or shares
     if heads % shares:
@@ -84,7 +84,8 @@ def _width(config: Mapping[str, Any]) -> str:
 
 
 def _grouping_in_recipe(quantize: Quantize, module: str) -> Grouping | None:
-    """Grouping of a module's weight in a recipe; None where it stays float."""
+    """Return for vLLM's check the grouping of a module's weight in a recipe; None where it stays
+    float."""
     if matches(module, quantize.keep_float):
         return None
     rules = (rule.weights for rule in quantize.layers if matches(module, rule.modules))
@@ -95,8 +96,8 @@ def _grouping_in_recipe(quantize: Quantize, module: str) -> Grouping | None:
 def _lowered_grouping(
     modules: Mapping[str, Mapping[str, str | None]], module: str
 ) -> Grouping | None:
-    """Grouping of a module's weight in lowering.json, as "int4 group 64"; None where it is
-    float."""
+    """Return for vLLM's check the grouping of a module's weight in lowering.json, as "int4 group
+    64"; None where it is float."""
     if module not in modules:
         return None
     _, granularity, *size = str(modules[module]["weight"]).split()

@@ -10,7 +10,8 @@ from optimizer.targets import list_weight_blocks
 
 
 def check(recipe: Recipe, _section: GgufTarget, at: str) -> None:
-    """Raise RecipeError for a task without generation and for 8 bits with zero points."""
+    """Refuse a recipe's gguf target: raise RecipeError for a task without generation and for 8 bits
+    with zero points."""
     if not tasks.find_task(recipe.model.task).generates:
         raise RecipeError(
             f"{recipe.model.task} is not accepted by target gguf ({at}): its files hold language "

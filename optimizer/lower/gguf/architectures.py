@@ -111,7 +111,8 @@ def find_architecture(config: Mapping[str, Any]) -> GgufArchitecture:
 
 
 def check(config: Mapping[str, Any], at: str, *_: object) -> None:
-    """Raise RecipeError as find_architecture does, and for rows that are not whole blocks.
+    """Refuse a recipe's gguf target: raise RecipeError as find_architecture does, and for rows that
+    are not whole blocks.
     at: path of the target in the recipe
     """
     architecture = find_architecture(config)
@@ -151,7 +152,7 @@ def block_count(config: Mapping[str, Any]) -> int:
 
 
 def get_head_size(config: Mapping[str, Any]) -> int:
-    """Return the width of a head, in values, of a model with rotary positions."""
+    """Return for llama.cpp the width of a head, in values, of a model with rotary positions."""
     size = config.get("head_dim")
     return int(size or config["hidden_size"] // config["num_attention_heads"])
 
@@ -173,7 +174,7 @@ def limit_context(config: Mapping[str, Any]) -> int:
 
 
 def get_sliding_window(config: Mapping[str, Any]) -> int:
-    """Return the tokens of the sliding window; 0 for none."""
+    """Return for llama.cpp the tokens of the sliding window; 0 for none."""
     architecture = ARCHITECTURES[str(config["model_type"])]
     if not architecture.window or config.get("use_sliding_window") is False:
         return 0

@@ -48,7 +48,8 @@ def choose_type(q: QTensor) -> str:
 
 
 def pack(q: QTensor) -> Bytes:
-    """Pack a weight (out, in) into uint8 (out, in / 32 * bytes of a block).
+    """Pack a quantized weight (out, in) into GGUF's blocks, uint8 (out, in / 32 * bytes of a
+    block).
 
     Raises ValueError as choose_type.
     """
@@ -63,14 +64,14 @@ def pack(q: QTensor) -> Bytes:
 
 
 def compute_minimum(q: QTensor) -> Tensor:
-    """Compute m of Q4_1, the value of integer 0: float32 in the scale's shape, unrounded."""
+    """Compute m of GGUF's Q4_1, the value of integer 0: float32 in the scale's shape, unrounded."""
     assert q.zero_point is not None
     return -(q.zero_point.float() + 8) * q.scale
 
 
 def measure_minimum_error(q: QTensor) -> float:
-    """Measure the maximum error of m when rounded to fp16, in steps of its scale; 0.0 for symmetric
-    weights, which have no m."""
+    """Measure the maximum error of Q4_1's m when rounded to fp16, in steps of its scale; 0.0 for
+    symmetric weights, which have no m."""
     if q.zero_point is None:
         return 0.0
     exact = compute_minimum(q)
@@ -78,7 +79,8 @@ def measure_minimum_error(q: QTensor) -> float:
 
 
 def compute_values(q: QTensor) -> Tensor:
-    """Compute a weight's values in the file, float32 (out, in): the state's, with m in fp16."""
+    """Compute a weight's values in the GGUF file, float32 (out, in): the state's, with m in
+    fp16."""
     if q.zero_point is None:
         return q.dequantize()
     rows, columns = q.integers.shape
@@ -90,7 +92,8 @@ def compute_values(q: QTensor) -> Tensor:
 
 
 def expand_to_blocks(per_group: Tensor, q: QTensor) -> Tensor:
-    """Repeat numbers of groups (out, groups), or of a tensor (1, 1), to (out, blocks of a row)."""
+    """Repeat numbers of groups (out, groups), or of a tensor (1, 1), to GGUF's blocks (out, blocks
+    of a row)."""
     rows, columns = q.integers.shape
     blocks = columns // BLOCK
     return per_group.expand(rows, -1).repeat_interleave(blocks // per_group.shape[1], 1)

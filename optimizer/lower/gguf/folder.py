@@ -58,8 +58,8 @@ def lower(section: GgufTarget, source: Path, state: Path, _graph: Path, out: Pat
 
 
 def read_model(source: Path, state: Path, float_type: str) -> tuple[GgufModel, Vocabulary]:
-    """Read model and tokenizer from the stages' folders. Raises RecipeError for a tokenizer that
-    GGUF cannot hold.
+    """Read what becomes a GGUF file: model and tokenizer from the stages' folders. Raises
+    RecipeError for a tokenizer that GGUF cannot hold.
 
     float_type: "fp32", "fp16" or "bf16", the type of matrices that stay float
     """
@@ -147,7 +147,8 @@ def _notes(model: GgufModel, error: float, quantized: bool) -> Iterator[str]:
 
 
 def estimate(section: GgufTarget, shapes: Shapes) -> Estimate:
-    """Estimate memory from one tensor at a time, and disk as if every weight stayed float."""
+    """Estimate, for stage lower with a GGUF target, memory from one tensor at a time, and disk as
+    if every weight stayed float."""
     width = 4 if FLOATS[section.float] == "F32" else 2
     sizes = [width * prod(shape) for shape in shapes.values()]
     return Estimate(

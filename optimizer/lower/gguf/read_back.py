@@ -48,7 +48,8 @@ def describe_differences(file: Path, model: GgufModel, words: Vocabulary) -> Ite
 
 
 def _metadata(reader: Any, config: Mapping[str, Any], words: Vocabulary) -> Iterator[str]:
-    """Yield a sentence for each metadata key that is missing or has another value."""
+    """Yield a sentence for each metadata key that the GGUF file lacks or holds with another
+    value."""
     expected: dict[str, Any] = {
         "general.architecture": architectures.find_architecture(config).name,
         **architectures.build_metadata(config),

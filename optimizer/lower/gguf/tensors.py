@@ -88,8 +88,8 @@ class GgufModel:
             yield GgufTensor(parameter, f"{place}.{last}", kind, shape, heads)
 
     def bytes_of(self, entry: GgufTensor) -> Bytes:
-        """Encode one tensor, uint8 (..., bytes of a row). Raises OptimizeError for a value that its
-        type does not hold."""
+        """Encode one tensor for the GGUF file, uint8 (..., bytes of a row). Raises OptimizeError
+        for a value that its type does not hold."""
         rows = order_rows(entry.shape[0], entry.heads)
         if entry.kind in blocks.TYPES:
             return np.ascontiguousarray(blocks.pack(self.state.weights[entry.parameter])[rows])
@@ -104,16 +104,17 @@ class GgufModel:
         return raw
 
     def value(self, entry: GgufTensor) -> Tensor:
-        """Return the values that the file holds of a parameter, float32, rows in the checkpoint's
-        order."""
+        """Return the values that the GGUF file holds of a parameter, float32, rows in the
+        checkpoint's order."""
         if entry.kind in blocks.TYPES:
             return blocks.compute_values(self.state.weights[entry.parameter])
         value = read_float_value(self.checkpoint, self.state, entry.parameter)
         return value.float().to(DTYPES[entry.kind]).float()
 
     def _parameters(self) -> list[str]:
-        """List the parameters to write, with a head that the checkpoint ties to the embedding and
-        the state changes; OptimizeError for one of the state that the checkpoint lacks."""
+        """List the parameters to write to the GGUF file, with a head that the checkpoint ties to
+        the embedding and the state changes; OptimizeError for one of the state that the checkpoint
+        lacks."""
         own_head = find_untied_head(self.checkpoint, self.state)
         table = find_embedding(self.checkpoint)
         if own_head and _same(self.state.weights, own_head, table):
@@ -152,7 +153,7 @@ class GgufModel:
 
 
 def order_rows(rows: int, heads: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return the index of the checkpoint's row for each row of the file, int64 (rows,).
+    """Return the index of the checkpoint's row for each row of the GGUF file, int64 (rows,).
 
     heads: number of heads whose rows are reordered; 0 keeps the order
     transformers rotates feature i of a head with i + half; llama.cpp's llama graph rotates
@@ -165,7 +166,7 @@ def order_rows(rows: int, heads: int) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 def _same(weights: Mapping[str, QTensor], one: str, other: str) -> bool:
-    """Test that two parameters are quantized in `weights` with equal schemes, integers and scales,
-    as tied ones must be."""
+    """Test for the GGUF file that two parameters are quantized in `weights` with equal schemes,
+    integers and scales, as tied ones must be."""
     a, b = weights.get(one), weights.get(other)
     return a is not None and b is not None and a.scheme == b.scheme and are_equal(a, b)

@@ -26,7 +26,7 @@ BYTES: Step = ("ByteLevel", False)
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """Rule by which texts are split before the merges.
+    """Rule of llama.cpp by which texts are split before the merges.
 
     name: tokenizer.ggml.pre
     steps: types in tokenizer.json's pre_tokenizer, each with its distinguishing option
@@ -66,7 +66,7 @@ class Vocabulary:
 
 
 def read(folder: Path, rows: int) -> Vocabulary:
-    """Read the tokenizer of a checkpoint folder.
+    """Read the tokenizer of a checkpoint folder for a GGUF file.
 
     rows: number of rows in the model's token table
     Raises RecipeError for a tokenizer that is not in the table, or has more tokens than rows.
@@ -82,7 +82,8 @@ def read(folder: Path, rows: int) -> Vocabulary:
 
 
 def find_pre_tokenizer(document: Mapping[str, Any]) -> PreTokenizer:
-    """Look up the splitting rule of a tokenizer.json; RecipeError where the table lacks it."""
+    """Look up llama.cpp's splitting rule for a tokenizer.json; RecipeError where the table lacks
+    it."""
     model = document.get("model") or {}
     steps = tuple(_steps(document.get("pre_tokenizer")))
     whole_words = bool(model.get("ignore_merges"))
@@ -103,7 +104,7 @@ def find_pre_tokenizer(document: Mapping[str, Any]) -> PreTokenizer:
 
 
 def write(vocabulary: Vocabulary, writer: Any) -> None:
-    """Add the tokenizer's keys to `writer`, a gguf.GGUFWriter."""
+    """Add the tokenizer's keys to the GGUF file of `writer`, a gguf.GGUFWriter."""
     writer.add_tokenizer_model(BYTE_LEVEL)
     writer.add_tokenizer_pre(vocabulary.pre)
     writer.add_token_list(vocabulary.tokens)
@@ -112,7 +113,8 @@ def write(vocabulary: Vocabulary, writer: Any) -> None:
 
 
 def build_keys(vocabulary: Vocabulary) -> dict[str, Any]:
-    """Return {key: value} of every key that `write` adds, except the chat template."""
+    """Return {key: value} of every key that `write` adds to the GGUF file, except the chat
+    template."""
     special = vocabulary.special
     return {
         "tokenizer.ggml.model": BYTE_LEVEL,
@@ -145,7 +147,8 @@ def _document(folder: Path) -> dict[str, Any]:
 
 
 def _steps(node: Mapping[str, Any] | None) -> Iterator[Step]:
-    """Yield the steps of a pre_tokenizer; an unsupported option makes a step that matches none."""
+    """Yield the steps of a tokenizer.json's pre_tokenizer, to find llama.cpp's rule; an unsupported
+    option makes a step that matches none."""
     kind = str((node or {}).get("type"))
     if node is None:
         return
@@ -163,7 +166,8 @@ def _steps(node: Mapping[str, Any] | None) -> Iterator[Step]:
 
 
 def _tokens(document: Mapping[str, Any], rows: int) -> tuple[list[str], list[int]]:
-    """Return the text and type of every id; unused ids get a token that no text contains.
+    """Return for the GGUF file the text and type of every id; unused ids get a token that no text
+    contains.
 
     document: content of tokenizer.json
     rows: number of rows in the model's token table
@@ -186,10 +190,11 @@ def _tokens(document: Mapping[str, Any], rows: int) -> tuple[list[str], list[int
 
 
 def _added(folder: Path, special: Mapping[str, int]) -> dict[str, bool]:
-    """Return {"bos": True where the tokenizer puts bos before a text, "eos": True where it puts eos
-    after it}. Raises RecipeError for a tokenizer that adds anything else.
+    """Return for the GGUF file {"bos": True where the tokenizer puts bos before a text, "eos": True
+    where it puts eos after it}. Raises RecipeError for a tokenizer that adds anything else.
 
-    special: {name: token id}"""
+    special: {name: token id}
+    """
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))

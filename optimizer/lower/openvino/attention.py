@@ -27,8 +27,8 @@ OPSET = 23
 
 
 def fuse(model: ir.Model, context: int) -> tuple[Fused, str]:
-    """Rewrite `model` in place with its opset, which changes no other operator. Returns also the
-    reason why the KV cache cannot be paged, or "".
+    """Fuse a decoder's attentions for OpenVINO: rewrite `model` in place with its opset, which
+    changes no other operator. Returns also the reason why the KV cache cannot be paged, or "".
 
     context: maximum tokens of a sequence
     """

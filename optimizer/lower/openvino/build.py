@@ -27,7 +27,8 @@ GENAI_MODEL = "openvino_model.xml"  # package/openvino_genai.py makes a folder o
 
 
 def fit(section: OpenVinoTarget) -> dict[str, Any]:
-    """Return requirements on a machine and settings of the runtime (harness/bundle/fit.py)."""
+    """Return what an OpenVINO target requires of a machine, and settings of the runtime
+    (harness/bundle/fit.py)."""
     return {
         "runtime_minimum": MINIMUM,
         "device": section.device,
@@ -38,13 +39,14 @@ def fit(section: OpenVinoTarget) -> dict[str, Any]:
 
 
 def build(section: OpenVinoTarget, model: Path, out: Path) -> dict[str, Any]:
-    """Open the lowered model and inspect its kernels. Returns entries of engine.json.
+    """Open the lowered model with OpenVINO and inspect its kernels. Returns entries of engine.json.
 
     With the section's `genai`, the decoder is also written in OpenVINO's two files.
 
     model: the lower stage's folder
     Raises harness.errors.MachineError where the device is missing, cannot open the model, or would
-    answer wrongly (fit_columns.processor)."""
+    answer wrongly (fit_columns.processor).
+    """
     devices.check(section.device)
     lowering = json.loads((model / "lowering.json").read_text(encoding="utf-8"))
     integers = any(e["activation"] not in ("float", IDS) for e in lowering["modules"].values())

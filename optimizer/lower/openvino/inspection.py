@@ -89,8 +89,8 @@ def _multiplies_floats(attention: str, kernels: Sequence[Kernel]) -> str:
 
 
 def _uses(model: Path, modules: Mapping[str, Any]) -> dict[str, list[tuple[str, ...]]]:
-    """Return {module: names of its operators, one tuple per use}: a product and its bias's Add, or
-    a Gather of its integers."""
+    """Return {module: names of its operators in the lowered graph, one tuple per use}: a product
+    and its bias's Add, or a Gather of its integers."""
     graph = onnx.load(model, load_external_data=False).graph
     users: dict[str, list[onnx.NodeProto]] = {}
     for node in graph.node:
@@ -110,7 +110,8 @@ def _uses(model: Path, modules: Mapping[str, Any]) -> dict[str, list[tuple[str, 
 
 
 def _answered(node: onnx.NodeProto, results: Collection[str]) -> list[str]:
-    """Outputs of `node` among the graph's `results`; OpenVINO names such a node by its output."""
+    """List the outputs of a lowered graph's `node` among its `results`; OpenVINO names such a node
+    by its output."""
     return [name for name in node.output if name in results]
 
 
@@ -132,7 +133,7 @@ def _stands_for(layers: Sequence[str]) -> Callable[[str], bool]:
 
 
 def _in_float(kernel: Kernel | None, weight: str, quantized_input: bool) -> str:
-    """Explain why a kernel is not one that multiplies integers, or "" where it is."""
+    """Explain why a kernel of OpenVINO is not one that multiplies integers, or "" where it is."""
     if kernel is None:
         return UNTOLD
     if weight not in INTEGERS:

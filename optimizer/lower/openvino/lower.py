@@ -30,7 +30,8 @@ ZEROS = (
 
 
 def lower(section: OpenVinoTarget, source: Path, state: Path, graph: Path, out: Path) -> None:
-    """Write model.onnx and lowering.json into `out`; arguments as in lower/stage.run."""
+    """Lower for OpenVINO: write model.onnx and lowering.json into `out`; arguments as in
+    lower/stage.run."""
     model, names, compressed = onnx_lowering.read(graph, state)
     attention = _decoder(model, contracts.read(source / "contract.json"))
     transpose.split(model)
@@ -46,7 +47,7 @@ def lower(section: OpenVinoTarget, source: Path, state: Path, graph: Path, out: 
 
 
 def _decoder(model: ir.Model, contract: Contract) -> dict[str, Any] | None:
-    """Fuse a decoder's attentions in place. Returns `attention` of lowering.json."""
+    """Fuse a decoder's attentions in place for OpenVINO. Returns `attention` of lowering.json."""
     if not tasks.look_up(contract).generates:
         return None
     fused, unpaged = openvino_attention.fuse(model, contract.decoder.context)

@@ -28,7 +28,8 @@ def split(model: ir.Model) -> tuple[str, ...]:
 
 
 def _of_columns(node: ir.Node) -> bool:
-    """Test that a Transpose moves the innermost axis to the last place but one."""
+    """Test that a Transpose of the lowered graph moves the innermost axis to the last place but
+    one."""
     perm = get_perm(node)
     return len(perm) > 2 and perm[-2] == len(perm) - 1 and perm[-1] != len(perm) - 2
 
@@ -39,7 +40,8 @@ def _for_a_product(node: ir.Node) -> bool:
 
 
 def _rewrite(model: ir.Model, node: ir.Node) -> None:
-    """Replace one Transpose by the two steps; the second takes its output's name and readers."""
+    """Replace one Transpose of the lowered graph by the two steps; the second takes its output's
+    name and readers."""
     perm = get_perm(node)
     axes = range(len(perm))
     rows = (*perm[:-2], perm[-1], perm[-2])

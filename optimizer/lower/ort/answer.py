@@ -46,7 +46,8 @@ def add(model: ir.Model, contract: Contract) -> str:
 
 
 class _Pooling:
-    """Appends the operators of a pooling to the graph, one method per kind.
+    """Appends the operators of a sentence embedding's pooling to the graph that is lowered, one
+    method per kind.
     hidden: hidden states in float32, [batch, sequence, width]
     real: True where attention_mask is 1, [batch, sequence, 1]
     mask: the same in float32
@@ -68,7 +69,8 @@ class _Pooling:
         )
 
     def add(self, contract: Contract, name: str) -> None:
-        """Add the output `name`: pooled, then normalized and shortened as the contract says."""
+        """Add the output `name` to the lowered graph: pooled, then normalized and shortened as the
+        contract says."""
         parts = [POOL[pooling](self) for pooling in contract.poolings]
         vector = parts[0] if len(parts) == 1 else self._insert("Concat", parts, axis=1)
         if contract.normalize:
@@ -114,12 +116,13 @@ class _Pooling:
         return self._at(self._insert("ArgMax", [places], axis=1, keepdims=0))
 
     def _at(self, index: ir.Value) -> ir.Value:
-        """Gather the hidden state of one token of each text. index: its number, int64 [batch, 1]"""
+        """Insert into the lowered graph a Gather of the hidden state of one token of each text.
+        index: its number, int64 [batch, 1]"""
         return self._insert("GatherND", [self.hidden, index], batch_dims=1)
 
     def _place(self) -> ir.Value:
-        """Number of each token from 1. It is summed from the mask's shape, since a Range is
-        computed on the CPU."""
+        """Insert into the lowered graph the number of each token from 1. It is summed from the
+        mask's shape, since a Range is computed on the CPU."""
         ones = self._insert(
             "Add",
             [self._insert("Mul", [self.mask, self._number("zero", 0)]), self._number("one", 1)],
@@ -127,8 +130,8 @@ class _Pooling:
         return self._insert("CumSum", [ones, self._fixed("tokens", np.array(1, np.int64))])
 
     def _sum(self, values: ir.Value) -> ir.Value:
-        """Sum hidden states over the real tokens of each text. A padding token's state may be
-        infinite, so it is selected away."""
+        """Insert into the lowered graph the sum of hidden states over the real tokens of each text.
+        A padding token's state may be infinite, so it is selected away."""
         real = self._insert("Where", [self.real, values, self._number("zero", 0)])
         return self._over_tokens("ReduceSum", real)
 
@@ -145,7 +148,8 @@ class _Pooling:
         return known or add_initializer(self.graph, name, array)
 
     def _insert(self, op: str, inputs: list[ir.Value], /, **attributes: Any) -> ir.Value:
-        """Append a node outside every module, so that cuts exclude it; return its output."""
+        """Append a node to the lowered graph outside every module, so that cuts exclude it; return
+        its output."""
         name = f"answer/{op}_{len(self.graph)}"
         node = ir.node(op, inputs, attributes, name=name, metadata_props={MODULE: ""})
         node.outputs[0].name = name

@@ -65,7 +65,8 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class _AttentionLayer:
-    """Attention of one layer, recognised as one that can be fused.
+    """Attention of one layer in an exported graph, recognised as one that can be fused for ONNX
+    Runtime.
 
     q, k, v: (value, True if its heads are an axis, False if flat)
     repeats: query heads per key-value head
@@ -86,7 +87,8 @@ class _AttentionLayer:
 
 
 def fuse(model: ir.Model, context: int) -> Fused:
-    """Rewrite `model` in place. Returns the fused modules, and {layer: reason} of the others.
+    """Fuse a decoder's attentions for ONNX Runtime: rewrite `model` in place. Returns the fused
+    modules, and {layer: reason} of the others.
 
     context: maximum tokens of a sequence
     """
@@ -126,8 +128,8 @@ def _recognise(fusion: _Fusion, index: int) -> _AttentionLayer:
 
 
 def _unrotated(x: ir.Value) -> tuple[ir.Value, tuple[ir.Value, ir.Value] | None]:
-    """Find the input of a rotary embedding (case 2), x = y cos + (-second half, first half of y)
-    sin, before which keys or queries are not rotated.
+    """Find in an exported attention the input of a rotary embedding (case 2), x = y cos + (-second
+    half, first half of y) sin, before which keys or queries are not rotated.
 
     Returns y and (cos, sin); x and None where x is not rotated (2.1).
     """
@@ -151,8 +153,8 @@ def _unrotated(x: ir.Value) -> tuple[ir.Value, tuple[ir.Value, ir.Value] | None]
 
 
 def _halves_of(concat: ir.Node) -> ir.Value | None:
-    """Return y where `concat` is y with its halves exchanged and one negated, as rotary embeddings
-    have it: Concat(-y[..., half:], y[..., :half]); else None."""
+    """Return y where `concat` of an exported attention is y with its halves exchanged and one
+    negated, as rotary embeddings have it: Concat(-y[..., half:], y[..., :half]); else None."""
     negated = find_maker(concat.inputs[0], "Neg")
     second = find_maker(negated.inputs[0], "Slice") if negated is not None else None
     first = find_maker(concat.inputs[1], "Slice")
@@ -188,7 +190,7 @@ def _check_merged(reshape: ir.Node) -> None:
 
 @dataclass
 class _Fusion:
-    """Graph being rewritten, with values that its layers share.
+    """Graph whose attentions are being fused, with values that its layers share.
 
     float: type of the KV cache, and of all that the operator reads with it
     """
@@ -241,8 +243,8 @@ class _Fusion:
         self._checked[cos, sin] = self._checked["rotary"] = True
 
     def _table(self, value: ir.Value, positions: Array) -> Array:
-        """Evaluate cosines or sines [1, 1, positions, head width] for given positions, as a table
-        [positions, head width]."""
+        """Evaluate cosines or sines [1, 1, positions, head width] of the graph for given positions,
+        as a table [positions, head width] that the fused attention reads."""
         inputs = DecoderExamples(self.model, np.ones((1, len(positions)), int), 0, positions[None])
         table = evaluate(self.model, value, inputs)
         return table.reshape(len(positions), table.shape[-1])
@@ -307,8 +309,9 @@ class _Fusion:
         return node.outputs[0]
 
     def _of_mask(self) -> tuple[ir.Value, ir.Value, ir.Value]:
-        """Compute from attention_mask, once: the last real column of each row (case 8), int32
-        [batch]; the number of columns, int32; a mask, float [batch, 1, sequence, total]."""
+        """Insert nodes that compute from attention_mask, once: the last real column of each row
+        (case 8), int32 [batch]; the number of columns, int32; a mask, float [batch, 1, sequence,
+        total]."""
         if "bias" in self._shared:
             return self._shared["lengths"], self._shared["total"], self._shared["bias"]
         first = self.model.graph[0]

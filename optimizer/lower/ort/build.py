@@ -17,7 +17,8 @@ MINIMUM, GRAPHS_MINIMUM = "1.26", "1.31"  # the later one releases captured grap
 
 
 def fit(section: OnnxRuntimeTarget) -> dict[str, Any]:
-    """Return requirements on a machine and settings of the runtime (harness/bundle/fit.py)."""
+    """Return what an ONNX Runtime target requires of a machine, and settings of the runtime
+    (harness/bundle/fit.py)."""
     divided = {"divide_batches": section.divide_batches} if section.device == "cpu" else {}
     if section.replays_graphs:
         return {"runtime_minimum": GRAPHS_MINIMUM, "cuda_graphs": True}
@@ -25,7 +26,8 @@ def fit(section: OnnxRuntimeTarget) -> dict[str, Any]:
 
 
 def build(section: TargetSection, model: Path, _out: Path) -> dict[str, Any]:
-    """Open the lowered model and inspect the optimized graph. Returns entries of engine.json.
+    """Open the lowered model with ONNX Runtime and inspect the optimized graph. Returns entries of
+    engine.json.
 
     model: the lower stage's folder
     Raises harness.errors.MachineError where it cannot be opened here.
@@ -47,8 +49,8 @@ def build(section: TargetSection, model: Path, _out: Path) -> dict[str, Any]:
 
 
 def add_cpu_nodes(inspected: dict[str, Any], stayed: Sequence[str]) -> dict[str, Any]:
-    """Return the inspection with `wider` extended by computing nodes that run on the CPU because
-    the GPU's provider lacks them.
+    """Return the build's inspection with `wider` extended by computing nodes that run on the CPU
+    because the GPU's provider lacks them.
 
     stayed: names of these nodes
     """

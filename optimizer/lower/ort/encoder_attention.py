@@ -39,7 +39,7 @@ FORWARD, KEYS = (0, 2, 1, 3), (0, 2, 3, 1)
 
 @dataclass(frozen=True)
 class _EncoderAttention:
-    """Attention of one encoder layer in the graph.
+    """Attention of one encoder layer in the exported graph, before it is fused for ONNX Runtime.
 
     operands: flat q, k and v
     width: heads * head width, of a token's heads side by side
@@ -56,7 +56,8 @@ class _EncoderAttention:
 
 
 def fuse(model: ir.Model, *, biased: bool = False) -> tuple[str, ...]:
-    """Rewrite `model`, an encoder of ONNX's operators, in place. Returns the fused attentions.
+    """Fuse the attentions of `model`, an encoder of ONNX's operators, for ONNX Runtime, in place.
+    Returns the fused attentions.
 
     biased: True to fuse attentions with a mask or a position bias as well
     """
@@ -116,8 +117,8 @@ def _recognise(softmax: ir.Node, flat: Mapping[str, ir.Shape]) -> _EncoderAttent
 
 
 def _scores(value: ir.Value | None) -> tuple[float, ir.Node, tuple[ir.Value, ...]]:
-    """Parse the softmax's input. Returns the scale, the MatMul of queries and keys, and the values
-    added to the scores, without those that are 0 everywhere."""
+    """Parse the softmax's input in an exported attention. Returns the scale, the MatMul of queries
+    and keys, and the values added to the scores, without those that are 0 everywhere."""
     addition = find_maker(value, "Add")
     if addition is None:
         return (*_scaled(value), ())
@@ -131,8 +132,8 @@ def _scores(value: ir.Value | None) -> tuple[float, ir.Node, tuple[ir.Value, ...
 
 
 def _scaled(value: ir.Value | None) -> tuple[float, ir.Node]:
-    """Parse scores before anything is added (case 2). Returns the scale, and the MatMul of queries
-    and keys."""
+    """Parse an exported attention's scores before anything is added (case 2). Returns the scale,
+    and the MatMul of queries and keys."""
     scaled, scale = find_maker(value, "Mul") or find_maker(value, "Div"), 1.0
     if scaled is not None:
         first, second = (read_constant(v) for v in scaled.inputs)
@@ -224,10 +225,11 @@ def _rewrite(
 
 
 def _bias(model: ir.Model, attention: _EncoderAttention, label: str) -> ir.Value:
-    """Return the sum of the values added, with a row per query, as the operator requires (masks
-    have one row for all queries).
+    """Insert the sum of the values added to an attention's scores, with a row per query, as ONNX
+    Runtime's operator requires (masks have one row for all queries), and return it.
 
-    label: name of the sum"""
+    label: name of the sum
+    """
 
     def insert(op: str, inputs: list[ir.Value], name: str, /, **attributes: int) -> ir.Value:
         node = ir.node(op, inputs, attributes, name=name, metadata_props={MODULE: ""})

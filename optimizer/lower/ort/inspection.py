@@ -62,7 +62,7 @@ def inspect(lowered_folder: Path, optimized_model: Path) -> dict[str, Any]:
 
 
 def _is_fused(uses: dict[str, set[str]], name: str, operators: frozenset[str]) -> bool:
-    """Test that every user of the initializer `name`, which the runtime may extend, is in
-    `operators`."""
+    """Test in ONNX Runtime's optimized graph that every user of the initializer `name`, which the
+    runtime may extend, is in `operators`."""
     users = [ops for key, ops in uses.items() if key == name or key.startswith(f"{name}_")]
     return bool(users) and all(op in operators for ops in users for op in ops)

@@ -36,7 +36,8 @@ ZEROS = (
 
 
 def lower(section: OnnxRuntimeTarget, source: Path, state: Path, graph: Path, out: Path) -> None:
-    """Write model.onnx and lowering.json into `out`; arguments as in lower/stage.run."""
+    """Lower for ONNX Runtime: write model.onnx and lowering.json into `out`; arguments as in
+    lower/stage.run."""
     model, names, compressed = onnx_lowering.read(graph, state)
     contract = contracts.read(source / "contract.json")
     generates = tasks.look_up(contract).generates
@@ -63,7 +64,8 @@ def lower(section: OnnxRuntimeTarget, source: Path, state: Path, graph: Path, ou
 
 
 def _decoder(model: ir.Model, section: OnnxRuntimeTarget, contract: Contract) -> dict[str, Any]:
-    """Fuse a decoder's attentions and norms in place. Returns `attention` of lowering.json."""
+    """Fuse a decoder's attentions and norms in place for ONNX Runtime. Returns `attention` of
+    lowering.json."""
     if not section.fuse_attention:
         return {"fused": [], "left": {"all": "fuse_attention: false"}}
     if section.provider is not None:

@@ -23,7 +23,7 @@ DOMAIN = "com.microsoft"
 
 @dataclass(frozen=True)
 class _ResidualNorm:
-    """An RMS norm of the graph behind a residual sum: total / root * weight."""
+    """An RMS norm of the graph that is lowered, behind a residual sum: total / root * weight."""
 
     total: ir.Node
     weight: ir.Value
@@ -32,8 +32,8 @@ class _ResidualNorm:
 
 
 def fuse(model: ir.Model) -> tuple[str, ...]:
-    """Fuse RMS norms with the residual sums before them, in place. Returns the modules of the
-    norms."""
+    """Fuse RMS norms with the residual sums before them for ONNX Runtime, in place. Returns the
+    modules of the norms."""
     done = []
     for node in list(model.graph):
         norm = _norm(node) if node.op_type == "Div" else None
@@ -48,7 +48,8 @@ def fuse(model: ir.Model) -> tuple[str, ...]:
 
 
 def _norm(divided: ir.Node) -> _ResidualNorm | None:
-    """Recognise the norm whose division by the root is the Div `divided`; None for other nodes."""
+    """Recognise in the graph that is lowered the norm whose division by the root is the Div
+    `divided`; None for other nodes."""
     x, root = divided.inputs
     normalized = divided.outputs[0]
     narrowed = find_only_user(normalized)

@@ -33,8 +33,8 @@ NAMES = ("codes", "scale", "zero_point")
 
 
 def pack(model: ir.Model) -> dict[str, str]:
-    """Multiply by the q, k and v weights of an attention in one product, in place. Returns {module:
-    initializer with its integers}."""
+    """Join the products by an attention's q, k and v weights in a lowered graph to one, in place.
+    Returns {module: initializer with its integers}."""
     packed = {}
     for attention in [n for n in model.graph if n.op_type == "GroupQueryAttention"]:
         products = _products(attention)
@@ -45,7 +45,8 @@ def pack(model: ir.Model) -> dict[str, str]:
 
 
 def _products(attention: ir.Node) -> list[ir.Node]:
-    """Return the MatMuls of q, k and v of an attention; [] in cases 1 to 3 (not packed)."""
+    """Return the MatMuls of q, k and v of an attention in a lowered graph; [] in cases 1 to 3 (not
+    packed)."""
     producers = [find_maker(v, "MatMul") for v in attention.inputs[:3]]
     products = [n for n in producers if n is not None]
     weights = [find_maker(n.inputs[1], "DequantizeLinear") for n in products]
@@ -58,7 +59,8 @@ def _products(attention: ir.Node) -> list[ir.Node]:
 
 
 def _quantization(weight: ir.Node) -> tuple[object, ...] | None:
-    """Types, ranks and attributes of a weight, which must agree; None for one scale per tensor."""
+    """Return types, ranks and attributes of a lowered weight, which must agree to join products;
+    None for one scale per tensor."""
     tensors = [v.const_value if v is not None else None for v in weight.inputs]
     if any(t is None for t in tensors) or not len(tensors[1].shape):  # type: ignore[union-attr]
         return None
@@ -111,7 +113,7 @@ def _join(model: ir.Model, attention: ir.Node, products: Sequence[ir.Node]) -> s
 
 
 def unpack(model: ir.Model) -> None:
-    """Divide packed q, k and v products again, in place."""
+    """Divide packed q, k and v products of a lowered graph again, in place."""
     graph = model.graph
     for packed in [n for n in graph if PARTS in n.metadata_props]:
         weight = find_maker(packed.inputs[1], "DequantizeLinear")
@@ -151,11 +153,12 @@ def _add(
     parts: Sequence[ir.TensorProtocol],
     columns: int | None = None,
 ) -> ir.Value:
-    """Add an initializer that joins `parts` along their columns.
+    """Add an initializer to the lowered graph that joins `parts` along their columns.
 
     read: function that computes it whenever it is used, so that the weights of one layer are in
         memory at a time
-    columns: columns of the result; None for those of all parts"""
+    columns: columns of the result; None for those of all parts
+    """
     rows, dtype = parts[0].shape.numpy()[:-1], parts[0].dtype
     last = sum(t.shape.numpy()[-1] for t in parts) if columns is None else columns
     tensor = ir.LazyTensor(read, dtype, ir.Shape((*rows, last)), name=name)
@@ -186,7 +189,7 @@ def _tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
 
 
 def _remove(graph: ir.Graph, nodes: Sequence[ir.Node]) -> None:
-    """Remove these nodes, and the initializers that only they used."""
+    """Remove these nodes from the lowered graph, and the initializers that only they used."""
     initializers = [v for n in nodes for v in n.inputs if v is not None and v.is_initializer()]
     graph.remove(list(nodes), safe=True)
     for value in initializers:

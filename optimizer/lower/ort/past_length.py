@@ -34,9 +34,9 @@ EXAMPLE = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [0, 1, 1, 1, 0]])  # paddi
 
 
 def measure_by_row(model: ir.Model) -> list[str]:
-    """Compute past lengths row by row instead of from the KV cache's shape (case 1), in place, in a
-    model whose attentions are all GroupQueryAttention. Returns the names of nodes that still read
-    the shape (case 3)."""
+    """Compute past lengths in a lowered graph row by row instead of from the KV cache's shape (case
+    1), in place, in a model whose attentions are all GroupQueryAttention. Returns the names of
+    nodes that still read the shape (case 3)."""
     others = []
     for past in [v for v in model.graph.inputs if is_past(str(v.name))]:
         for node, _ in list(past.uses()):
@@ -58,7 +58,8 @@ def measure_by_row(model: ir.Model) -> list[str]:
 
 
 def _ends(node: ir.Node) -> tuple[int, int | None]:
-    """Return (start, end), the axes that a Shape node reads; (-1, None) for another operator."""
+    """Return (start, end), the axes that a Shape node of the lowered graph reads; (-1, None) for
+    another operator."""
     if node.op_type != "Shape":
         return -1, None
     start, end = node.attributes.get("start"), node.attributes.get("end")
@@ -66,8 +67,8 @@ def _ends(node: ir.Node) -> tuple[int, int | None]:
 
 
 def _keeps_new_columns(model: ir.Model, node: ir.Node, length: ir.Value) -> bool:
-    """Test that `node` is a Slice that keeps the columns of the new tokens (case 1), and by an
-    example that each row depends on itself alone."""
+    """Test that `node` of the lowered graph is a Slice that keeps the columns of the new tokens
+    (case 1), and by an example that each row depends on itself alone."""
     if node.op_type != "Slice" or node.inputs[1] is not length or node.inputs[0] is None:
         return False
     ends, axes, *steps = [read_constant(v) for v in node.inputs[2:5]]

@@ -28,8 +28,8 @@ BIAS = 6  # index of the input
 
 @dataclass(frozen=True)
 class _Biased:
-    """A product of integers and the bias added to it: product(DequantizeLinear x, DequantizeLinear
-    weight) + bias."""
+    """A product of integers in a lowered graph and the bias added to it: product(DequantizeLinear
+    x, DequantizeLinear weight) + bias."""
 
     product: ir.Node
     x: ir.Node
@@ -39,8 +39,8 @@ class _Biased:
 
 
 def fuse(model: ir.Model) -> tuple[str, ...]:
-    """Fuse products of integers with their biases, in place. Returns the modules of the
-    products."""
+    """Fuse products of integers with their biases for ONNX Runtime, in place. Returns the modules
+    of the products."""
     done = []
     for node in list(model.graph):
         biased = _biased(node) if node.op_type == "MatMul" else None
@@ -54,7 +54,7 @@ def fuse(model: ir.Model) -> tuple[str, ...]:
 
 
 def _biased(product: ir.Node) -> _Biased | None:
-    """Recognise a MatMul that can be fused, with its bias; None for others."""
+    """Recognise a MatMul of the lowered graph that can be fused, with its bias; None for others."""
     x, weight = (find_maker(value, "DequantizeLinear") for value in product.inputs)
     if x is None or weight is None or not _per_column(weight) or not _of_a_tensor(x):
         return None
@@ -80,8 +80,8 @@ def _per_column(weight: ir.Node) -> bool:
 
 
 def _of_a_tensor(x: ir.Node) -> bool:
-    """Test that a DequantizeLinear reads uint8 with one constant scale and zero point for the
-    entire tensor."""
+    """Test, to fuse a product, that a DequantizeLinear reads uint8 with one constant scale and zero
+    point for the entire tensor."""
     constants = [v for v in x.inputs[1:] if v is not None and v.is_initializer()]
     single = len(constants) == 2 and all(
         v.shape is not None and not len(v.shape) for v in constants

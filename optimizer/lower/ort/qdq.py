@@ -52,8 +52,8 @@ Products = list[tuple[ir.Node, ir.Value]]  # operators, each with its new input
 def lower(
     model: ir.Model, names: GraphNames, state: CompressedState, float_type: str = "fp32"
 ) -> dict[str, str]:
-    """Lower `model` in place. Returns {module: activation}: "uint8" (case 1), "uint8 per token"
-    (case 2), "float" (case 3) or "ids" (embedding).
+    """Lower `model` in place for ONNX Runtime. Returns {module: activation}: "uint8" (case 1),
+    "uint8 per token" (case 2), "float" (case 3) or "ids" (embedding).
 
     float_type: "fp32" | "fp16", the float type of the graph; fp16 has only case 3 and embeddings
     """
@@ -167,7 +167,8 @@ def _per_token(
 
 
 def _again(surgeon: Surgeon, before: ir.Node, module: str, old: ir.Value, copy: int) -> ir.Value:
-    """Reshape `old`, a weight's integers, to its own shape; return the value, of another name."""
+    """Insert a Reshape of `old`, a lowered weight's integers, to its own shape; return the value,
+    of another name."""
     assert old.shape is not None
     shape = surgeon.constant(f"{old.name}_shape", np.array(old.shape.numpy(), np.int64))
     value = surgeon.insert(before, "Reshape", [old, shape], f"{old.name}_{copy}", module)
@@ -178,7 +179,8 @@ def _again(surgeon: Surgeon, before: ir.Node, module: str, old: ir.Value, copy: 
 def _rows(
     surgeon: Surgeon, before: ir.Node, x: ir.Value, module: str, width: int
 ) -> tuple[ir.Value, ir.Value]:
-    """Quantize each row of x [.., K] to uint8. Returns the integers and the scales [.., 1].
+    """Insert into the lowered graph the quantization of each row of x [.., K] to uint8. Returns the
+    integers and the scales [.., 1].
 
     QuantizeLinear in blocks of K along the last axis takes one scale per row, and a zero point in
     the scale's shape, known at run time only.

@@ -42,8 +42,8 @@ def _rank(value: ir.Value | None) -> int | None:
 
 
 def _lift(surgeon: Surgeon, name: str, product: ir.Node, x: ir.Value) -> None:
-    """Give a product three axes: insert Unsqueeze between `x` and `product`, and Squeeze behind it
-    or behind its bias's Add."""
+    """Give a product of the lowered graph three axes: insert Unsqueeze between `x` and `product`,
+    and Squeeze behind it or behind its bias's Add."""
     first = surgeon.constant("first_axis", np.array([0], np.int64))
     key = (x, "rank 3")
     if key not in surgeon.inputs:

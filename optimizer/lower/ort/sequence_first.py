@@ -51,7 +51,7 @@ Ranks = Mapping[str, int]  # {value other than an initializer: rank}
 
 @dataclass(frozen=True)
 class _SequenceFirstAttention:
-    """Attention of one layer, with the nodes that reorder its axes.
+    """Attention of one layer in a lowered encoder, with the nodes that reorder its axes.
 
     splits, turned: Reshapes and Transposes of q, k and v
     back, merged: Transpose and Reshape that lay heads side by side
@@ -65,7 +65,7 @@ class _SequenceFirstAttention:
 
 @dataclass
 class _Region:
-    """Part of the graph that becomes [sequence, batch, ..].
+    """Part of the lowered graph that becomes [sequence, batch, ..].
 
     values, nodes: values, and the nodes that read and compute them
     gathers: lookups whose ids are transposed
@@ -98,7 +98,7 @@ def rearrange(model: ir.Model) -> tuple[str, ...]:
 
 
 def is_sequence_first(product: ir.Node) -> bool:
-    """Test that the product's input and output are [sequence, batch, width]."""
+    """Test that the product's input and output in a lowered graph are [sequence, batch, width]."""
     return SWAPPED in product.metadata_props
 
 
@@ -140,7 +140,8 @@ def _recognise(softmax: ir.Node) -> _SequenceFirstAttention:
 
 
 def _product(value: ir.Value | None) -> ir.Node:
-    """Find the product of queries and keys behind the softmax's input `value` (case 2)."""
+    """Find the product of queries and keys behind the softmax's input `value` in a lowered encoder
+    (case 2)."""
     added = find_maker(value, "Add")
     for scores in added.inputs if added is not None else (value,):
         scaled = find_maker(scores, "Mul") or find_maker(scores, "Div")
@@ -164,7 +165,8 @@ def _turned(value: ir.Value | None, perm: Perm) -> ir.Node:
 
 
 def _keeps_two(reshape: ir.Node, rank: int) -> None:
-    """Raise OtherPattern unless `reshape` has `rank` axes and leaves the first two as they are."""
+    """Raise OtherPattern, so that the graph stays as it is, unless `reshape` has `rank` axes and
+    leaves the first two as they are."""
     shape = read_constant(reshape.inputs[1])
     if shape is None or len(shape) != rank or shape[0] != 0 or shape[1] not in (0, -1):
         raise OtherPattern(f"{reshape.name} splits or joins more than the last axes")
@@ -208,8 +210,8 @@ def _join(region: _Region, node: ir.Node, pending: list[ir.Value | None], ranks:
 
 
 def _rank(value: ir.Value, ranks: Ranks) -> int | None:
-    """Return the number of axes of a value; None for initializers, which have neither batch nor
-    sequence."""
+    """Return the number of axes of a value in the lowered graph; None for initializers, which have
+    neither batch nor sequence."""
     return None if value.is_initializer() else ranks.get(str(value.name))
 
 
@@ -240,7 +242,8 @@ def _rank_of_any(value: ir.Value, ranks: Ranks) -> int | None:
 
 
 def _looks_up(node: ir.Node, ranks: Ranks) -> bool:
-    """Test that `node` is a Gather of a table's rows by ids [batch, sequence]."""
+    """Test, to move the sequence first, that `node` is a Gather of a table's rows by ids [batch,
+    sequence]."""
     if node.op_type != "Gather" or node.attributes.get_int("axis", 0) != 0:
         return False
     table, ids = node.inputs
@@ -280,8 +283,8 @@ def _rewrite(
 
 
 def _leave(model: ir.Model, value: ir.Value, inside: Iterable[ir.Node]) -> None:
-    """Transpose a value back to [batch, sequence, ..] for readers outside the region and for the
-    graph's outputs."""
+    """Insert a Transpose of a value back to [batch, sequence, ..] for readers outside the region
+    and for the graph's outputs."""
     producer, name = value.producer(), str(value.name)
     assert producer is not None
     readers = [(n, i) for n, i in value.uses() if n not in inside]
@@ -303,7 +306,8 @@ def _transposed(
     before: ir.Node | None = None,
     after: ir.Node | None = None,
 ) -> ir.Value:
-    """Insert a Transpose outside every module, so that cuts exclude it; return its output."""
+    """Insert a Transpose into the lowered graph outside every module, so that cuts exclude it;
+    return its output."""
     name = f"{value.name}/{SWAPPED}"
     node = ir.node("Transpose", [value], {"perm": perm}, name=name, metadata_props={MODULE: ""})
     node.outputs[0].name = name if before is not None else f"{value.name}/batch_first"

@@ -16,8 +16,8 @@ OPERATOR = "QuickGelu"
 
 
 def fuse(model: ir.Model) -> tuple[str, ...]:
-    """Fuse swish of quantized values, x * sigmoid(x), in place. Returns the modules of the
-    activations."""
+    """Fuse swish of quantized values, x * sigmoid(x), for ONNX Runtime, in place. Returns the
+    modules of the activations."""
     done = []
     for sigmoid in [n for n in model.graph if n.op_type == "Sigmoid"]:
         x, product = sigmoid.inputs[0], find_only_user(sigmoid.outputs[0])

@@ -9,7 +9,8 @@ from optimizer.recipe.schema import Recipe, TensorRTTarget
 
 
 def check(_recipe: Recipe, section: TensorRTTarget, at: str) -> None:
-    """Raise RecipeError for an option that TensorRT's builder would drop silently."""
+    """Refuse a recipe's TensorRT target: raise RecipeError for an option that TensorRT's builder
+    would drop silently."""
     try:
         refuse_options(section.runtime, section.options)
     except BuildError as e:

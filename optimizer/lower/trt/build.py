@@ -24,7 +24,8 @@ SPARSE_KERNELS = "2:4"
 
 
 def fit(section: TensorRTTarget) -> dict[str, Any]:
-    """Return requirements on a machine that are known before the build (harness/bundle/fit.py)."""
+    """Return what a TensorRT engine requires of a machine, as known before the build
+    (harness/bundle/fit.py)."""
     row = PRODUCTS[section.runtime]
     options = asdict(section.options)
     profiles = _profiles(section)
@@ -54,11 +55,12 @@ def _built_on(section: TensorRTTarget) -> dict[str, str]:
 
 
 def build(section: TensorRTTarget, model: Path, out: Path) -> dict[str, Any]:
-    """Build the engine into `out`, and inspect it. Returns entries of engine.json.
+    """Build the TensorRT engine into `out`, and inspect it. Returns entries of engine.json.
 
     model: the lower stage's folder
     Raises harness.errors.MachineError where it cannot be built here, BuildError where the builder
-    refuses the model."""
+    refuses the model.
+    """
     engine = out / ENGINE
     document = json.loads((model / "lowering.json").read_text(encoding="utf-8"))
     lowering, options = document["modules"], _options(section, document.get("sparsity", {}))
@@ -92,7 +94,7 @@ def build(section: TensorRTTarget, model: Path, out: Path) -> dict[str, Any]:
 
 
 def _options(section: TensorRTTarget, sparsity: dict[str, str]) -> BuildOptions:
-    """Builder options; the recipe, else a 2:4 in `sparsity`, {module: pattern}, sets
+    """TensorRT's builder options; the recipe, else a 2:4 in `sparsity`, {module: pattern}, sets
     sparse_weights."""
     if section.sparse_weights is not None:
         return section.options
@@ -100,7 +102,7 @@ def _options(section: TensorRTTarget, sparsity: dict[str, str]) -> BuildOptions:
 
 
 def _sparse_kernels(inspected: dict[str, Any], messages: list[str]) -> None:
-    """Add the builder's messages about kernels for sparse weights to `inspected`."""
+    """Add the messages of TensorRT's builder about kernels for sparse weights to `inspected`."""
     if messages:
         inspected["known"].append(f"kernels for 2:4 sparse weights: {'; '.join(messages)}")
     else:
@@ -111,7 +113,7 @@ def _sparse_kernels(inspected: dict[str, Any], messages: list[str]) -> None:
 
 
 def inspect_network(lowering: dict[str, Any], network: dict[str, Any]) -> dict[str, Any]:
-    """Inspect the quantized modules in a network definition and its engine.
+    """Inspect the quantized modules in TensorRT's network definition and its engine.
 
     A module counts as fused where the network has its integers, a dequantization and a product,
     with the lowered activation, and an engine that could be opened does not run it in higher

@@ -16,7 +16,8 @@ ZEROS = (
 
 
 def lower(section: TensorRTTarget, _source: Path, state: Path, graph: Path, out: Path) -> None:
-    """Write model.onnx and lowering.json into `out`; arguments as in lower/stage.run."""
+    """Lower for TensorRT: write model.onnx and lowering.json into `out`; arguments as in
+    lower/stage.run."""
     model, names, compressed = onnx_lowering.read(graph, state)
     activations = qdq.lower(model, names, compressed, section.float)
     lowered = Lowered("trt_qdq", model, activations, zeros=ZEROS)

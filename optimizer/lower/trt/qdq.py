@@ -38,7 +38,8 @@ from optimizer.lower.onnx.qdq import (
 def lower(
     model: ir.Model, names: GraphNames, state: CompressedState, float_type: str
 ) -> dict[str, str]:
-    """Lower `model` in place. Returns {module: activation: "int8", "float", or "ids" (embedding)}.
+    """Lower `model` in place for TensorRT. Returns {module: activation: "int8", "float", or "ids"
+    (embedding)}.
 
     float_type: "fp32" | "fp16", the float type of the graph
     """
@@ -111,8 +112,8 @@ def _quantized_input(
 
 
 def _shift_bias(surgeon: Surgeon, product: ir.Node, name: str, q: QTensor, offset: float) -> None:
-    """Add W offset to the bias of a module whose input range is centred. The new bias is an
-    initializer of its own, because modules may share one."""
+    """Add W offset to the bias of a module that is lowered for TensorRT and whose input range is
+    centred. The new bias is an initializer of its own, because modules may share one."""
     if not offset:
         return
     shift = offset * q.dequantize().double().sum(1).numpy()

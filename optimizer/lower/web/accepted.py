@@ -44,7 +44,8 @@ def check(recipe: Recipe, _section: OnnxRuntimeWebTarget, at: str) -> None:
 
 
 def check_tokenizer(path: Path) -> None:
-    """Raise CheckpointError naming the first step of tokenizer.json that PARTS lacks (case 2)."""
+    """Raise CheckpointError naming the first step of tokenizer.json that the browser's PARTS lack
+    (case 2)."""
     document = json.loads(path.read_text(encoding="utf-8"))
     for part, types in PARTS.items():
         for kind in _types(document.get(part)):
@@ -58,7 +59,8 @@ def check_tokenizer(path: Path) -> None:
 
 
 def check_embedding(contract: Contract) -> None:
-    """Raise CheckpointError for settings of a sentence embedding that the page ignores (case 3)."""
+    """Raise CheckpointError for settings of a sentence embedding that the web page ignores (case
+    3)."""
     settings = contract.vectors
     uncovered = "its Dense and LayerNorm modules" if settings.file else ""
     if settings.text and not settings.include_prompt:
@@ -73,7 +75,8 @@ def check_embedding(contract: Contract) -> None:
 
 
 def _types(part: dict[str, Any] | None) -> Iterator[str]:
-    """Yield the type of a part of tokenizer.json, and types inside a Sequence; nothing for None."""
+    """Yield the type of a part of tokenizer.json, to see if the browser has it, and types inside a
+    Sequence; nothing for None."""
     if part is None:
         return
     yield str(part.get("type"))

@@ -42,7 +42,8 @@ FOLDERS = {"onnxruntime-web": RUNTIME, "tokenizers": TOKENIZERS}
 
 
 def build(section: OnnxRuntimeWebTarget, model: Path, out: Path) -> dict[str, Any]:
-    """Fetch the packages into out/web, inspect the model, and return entries of engine.json.
+    """Fetch the packages of a target for the browser into out/web, inspect the model, and return
+    entries of engine.json.
 
     model: the lower stage's folder
     Raises MachineError for a package that cannot be fetched.

@@ -18,10 +18,12 @@ FLOAT = "float"
 
 
 def lower(section: OnnxRuntimeWebTarget, source: Path, state: Path, graph: Path, out: Path) -> None:
-    """Write model.onnx and lowering.json into `out`; arguments as in lower/stage.run.
+    """Lower for onnxruntime-web: write model.onnx and lowering.json into `out`; arguments as in
+    lower/stage.run.
 
     Raises CheckpointError for a tokenizer that the browser lacks, and for an embedding that the
-    page cannot compute."""
+    page cannot compute.
+    """
     contract = contracts.read(source / "contract.json")
     accepted.check_tokenizer(source / "checkpoint" / contract.text.file)
     accepted.check_embedding(contract)

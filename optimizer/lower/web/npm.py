@@ -23,7 +23,7 @@ LARGEST = 256 << 20  # maximum bytes of a package
 
 @dataclass(frozen=True)
 class NpmPackage:
-    """One version of a package.
+    """One version of an npm package that a target for the browser is built with.
 
     integrity: sha512-<base64>, as in npm's lock files
     files: {name in the package: name of the written file}
@@ -43,7 +43,7 @@ class NpmPackage:
 
 
 def write(package: NpmPackage, source: str, out: Path) -> None:
-    """Write the package's files into the folder `out`.
+    """Write the npm package's files into the web target's folder `out`.
 
     source: https:// address of a registry, or a folder that holds the .tgz
     Raises MachineError for a package that cannot be fetched, or has another digest.
@@ -66,7 +66,7 @@ def write(package: NpmPackage, source: str, out: Path) -> None:
 
 
 def _read(package: NpmPackage, source: str) -> bytes:
-    """Read the bytes of an npm package's .tgz, from a registry or a folder."""
+    """Read the bytes of the web target's npm package, a .tgz from a registry or a folder."""
     remote = source.startswith("https://")
     place = package.address(source) if remote else str(Path(source) / package.file_name)
     try:

@@ -28,8 +28,8 @@ SHAPES_ONLY = 8
 
 
 def check(quantize: Quantize) -> None:
-    """Raise ValueError for methods that cannot be combined with each other or with other keys of
-    the section."""
+    """Refuse a recipe: raise ValueError for methods that cannot be combined with each other or with
+    other keys of the section."""
     if quantize.method and quantize.methods:
         raise ValueError("method and methods are both given; use one of them")
     _check_order(quantize.chosen)
@@ -46,7 +46,8 @@ def check(quantize: Quantize) -> None:
 
 
 def check_labels(learning: Learning, data: DataSpec, task: str) -> None:
-    """Raise ValueError for a loss on labels where the task or the data have no labels."""
+    """Refuse a recipe: raise ValueError for a loss on labels where the task or the data have no
+    labels."""
     place = f"{learning.PLACE}.losses.labels"
     if not learning.losses.labels:
         return
@@ -61,7 +62,8 @@ def check_labels(learning: Learning, data: DataSpec, task: str) -> None:
 
 
 def check_generated(learning: Learning, task: str) -> None:
-    """Raise ValueError for generated text where the task's model does not generate."""
+    """Refuse a recipe: raise ValueError for generated text where the task's model does not
+    generate."""
     if learning.generated and not tasks.find_task(task).generates:
         writing = ", ".join(tasks.list_generating())
         raise ValueError(
@@ -71,8 +73,8 @@ def check_generated(learning: Learning, task: str) -> None:
 
 
 def check_deterministic(reduce: Reduce | None, qat: Qat | None) -> None:
-    """Raise ValueError for options whose result depends on the processor even with portable
-    kernels."""
+    """Refuse a recipe: raise ValueError for options whose result depends on the processor even with
+    portable kernels."""
     if reduce is not None and reduce.latency_gain is not None:
         raise ValueError(
             "compress.deterministic: reduce.goal.latency_gain chooses sizes by this machine's "
@@ -96,8 +98,8 @@ def check_deterministic(reduce: Reduce | None, qat: Qat | None) -> None:
 
 
 def check_training(quantize: Quantize) -> None:
-    """Raise ValueError for options that qat cannot train: qat needs quantized linears under the
-    checkpoint's names."""
+    """Refuse a recipe: raise ValueError for options that qat cannot train: qat needs quantized
+    linears under the checkpoint's names."""
     if quantize.leaves_float:
         raise ValueError("qat trains quantized weights; the recipe quantizes nothing; remove qat")
     if transforms := quantize.of_kind("model-transform"):
@@ -131,8 +133,8 @@ def check_training(quantize: Quantize) -> None:
 
 
 def cheapen(section: Compression) -> Compression:
-    """Return a section that is cheap to run and whose model has the same graph, hence the same
-    speed.
+    """Return a recipe's compression section that is cheap to run and whose model has the same
+    graph, hence the same speed.
 
     Methods that add to the graph or fold into it stay, calibrated on at most SHAPES_ONLY texts.
     Weights are rounded to nearest and not pruned (pruned by magnitude where nothing is quantized),
@@ -177,8 +179,8 @@ def _check_order(chosen: tuple[Method, ...]) -> None:
 
 
 def _check_alone(quantize: Quantize) -> None:
-    """Refuse further options where the checkpoint's own integers are kept, or where nothing is
-    quantized."""
+    """Refuse further options of a recipe where the checkpoint's own integers are kept, or where
+    nothing is quantized."""
     more = quantize.model_fields_set - {"method", "methods"}
     if quantize.passes_through and (len(quantize.chosen) > 1 or more):
         name = _names(quantize.of_kind("pass-through"))
@@ -232,7 +234,8 @@ def _check_activations(quantize: Quantize) -> None:
 
 
 def _check_float8(quantize: Quantize) -> None:
-    """Refuse options that FP8 and FP4 do not support, and FP8 or FP4 together with integers."""
+    """Refuse options of a recipe that FP8 and FP4 do not support, and FP8 or FP4 together with
+    integers."""
     if not quantize.is_float:
         return
     inputs = quantize.activations
@@ -288,7 +291,7 @@ def _check_allocation(quantize: Quantize) -> None:
 
 
 def check_inputs(task: str, specs: Mapping[str, DataSpec]) -> None:
-    """Raise ValueError for data whose kind of input differs from the task's.
+    """Refuse a recipe: raise ValueError for data whose kind of input differs from the task's.
 
     specs: {place in the recipe: data set}
     """
@@ -312,7 +315,8 @@ def check_inputs(task: str, specs: Mapping[str, DataSpec]) -> None:
 
 
 def check_of_files(model: Model) -> None:
-    """Raise ValueError for a key of ONNX files in the section of another kind of model."""
+    """Refuse a recipe: raise ValueError for a key of ONNX files in the section of another kind of
+    model."""
     keys = ("onnx_file", "outputs", "axes", "ranges", "module")
     present = [key for key in keys if getattr(model, key)]
     task = tasks.find_task(model.task)
@@ -336,7 +340,7 @@ def check_of_files(model: Model) -> None:
 
 
 def check_of_texts(task: str, sections: Mapping[str, Any]) -> None:
-    """Raise ValueError for a section that only tasks on texts have.
+    """Refuse a recipe: raise ValueError for a section that only tasks on texts have.
 
     sections: {place in the recipe: section or None}
     """

@@ -55,7 +55,7 @@ learned       trained by gradients through a block or the model, without a null 
 
 @dataclass(frozen=True)
 class Method:
-    """Record of one compression method.
+    """Record of one compression method that a recipe can name.
 
     name: word in the recipe, and file name in compress/apply/
     kind: see Kind
@@ -261,7 +261,8 @@ RENAMED: Mapping[str, str] = {
 
 
 def find_method(name: str) -> Method:
-    """Return the record of a method, from the table or from an installed distribution.
+    """Look up the record of a method that the recipe names, in the table or in an installed
+    distribution.
 
     Raises KeyError for an unknown name, TypeError for an entry point that is not a Method of that
     name.
@@ -275,7 +276,8 @@ def find_method(name: str) -> Method:
 
 
 def list_names() -> list[str]:
-    """Return the names of all methods: first METHODS, then entry points of other distributions."""
+    """Return the names of all methods that a recipe can choose: first METHODS, then entry points of
+    other distributions."""
     return list(dict.fromkeys([*METHODS, *list_entry_points(GROUP)]))
 
 
@@ -293,15 +295,16 @@ def list_calibrated() -> list[str]:
 
 
 def refuse_old_name(name: Any) -> Any:
-    """Return `name`. Raises ValueError with today's name for a name of an earlier version."""
+    """Return `name`, a method in a recipe. Raises ValueError with today's name for a name of an
+    earlier version."""
     if isinstance(name, str) and name in RENAMED:
         raise ValueError(f"this method was renamed to {RENAMED[name]}; use {RENAMED[name]}")
     return name
 
 
 def place(record: Method) -> tuple[int, int]:
-    """Return the sort key of a method: by kind, then by the table. Methods of other distributions
-    come last."""
+    """Return the sort key of a recipe's method: by kind, then by the table. Methods of other
+    distributions come last."""
     names = list(METHODS)
     at = names.index(record.name) if record.name in names else len(names)
     return get_args(Kind).index(record.kind), at

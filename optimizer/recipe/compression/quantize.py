@@ -45,7 +45,7 @@ def _is_float(value: str) -> bool:
 
 
 class Weights(Section):
-    """Section on quantized weights: type, bits and granularity."""
+    """Recipe section on quantized weights: type, bits and granularity."""
 
     type: Literal["int", "float8", "float4"] = Field(
         "int",
@@ -68,7 +68,7 @@ class Weights(Section):
     @model_validator(mode="before")
     @classmethod
     def _fill_in_float4(cls, values: Any) -> Any:
-        """Fill in the bits and the groups of NVFP4, which exist in one size only."""
+        """Fill in the recipe's bits and groups of NVFP4, which exist in one size only."""
         if isinstance(values, Mapping) and values.get("type") == "float4":
             return {"bits": 4, "granularity": "group", "group_size": FLOAT4_GROUP, **values}
         return values
@@ -93,12 +93,12 @@ class Weights(Section):
 
     @property
     def is_float8(self) -> bool:
-        """True where weights are E4M3 values."""
+        """True where the recipe asks for weights that are E4M3 values."""
         return self.type == "float8"
 
     @property
     def is_float(self) -> bool:
-        """True where weights are values of a small float type."""
+        """True where the recipe asks for weights that are values of a small float type."""
         return self.type != "int"
 
     @model_validator(mode="after")
@@ -117,7 +117,8 @@ class Weights(Section):
 
 
 class Activations(Section):
-    """Quantization of the inputs of linear layers and convolutions, and of attention."""
+    """Recipe section on the quantization of the inputs of linear layers and convolutions, and of
+    attention."""
 
     type: Literal["int", "float8", "float4"] = Field(
         "int",
@@ -150,25 +151,26 @@ class Activations(Section):
 
     @property
     def mode(self) -> Mode:
-        """Name of the quantization in a compressed state."""
+        """Name in a compressed state of the quantization that the recipe asks for."""
         return cast(
             "Mode", self.granularity if _is_int(self.type) else f"{self.type} {self.granularity}"
         )
 
     @property
     def is_symmetric(self) -> bool:
-        """True where static ranges are symmetric around 0, as those of FP8 and FP4 always are."""
+        """True where the recipe's static ranges are symmetric around 0, as those of FP8 and FP4
+        always are."""
         return self.symmetric or not _is_int(self.type)
 
     @property
     def is_static(self) -> bool:
-        """True where a range is calibrated for each module."""
+        """True where the recipe asks for a calibrated range of each module."""
         return self.granularity == "tensor" or self.type == "float4"
 
     @model_validator(mode="before")
     @classmethod
     def _fill_in_float4(cls, values: Any) -> Any:
-        """Fill in the bits and the groups of NVFP4, which exist in one size only."""
+        """Fill in the recipe's bits and groups of NVFP4, which exist in one size only."""
         if isinstance(values, Mapping) and values.get("type") == "float4":
             return {"bits": 4, "granularity": "group", **values}
         return values
@@ -202,7 +204,8 @@ class Activations(Section):
 
 
 class LayerRule(Section):
-    """Different weights for some modules. The first rule that matches a module applies."""
+    """Recipe's rule with different weights for some modules. The first rule that matches a module
+    applies."""
 
     modules: tuple[Pattern, ...] = Field(
         min_length=1, description="module name patterns (fnmatch); each must match something"
@@ -370,7 +373,7 @@ class Quantize(Section):
 
     @property
     def rounding(self) -> Method:
-        """Method that chooses the integers; by default rounding to nearest."""
+        """The recipe's method that chooses the integers; by default rounding to nearest."""
         return next(iter(self.of_kind("rounding")), methods.NEAREST)
 
     @property
@@ -382,23 +385,23 @@ class Quantize(Section):
 
     @property
     def in_use(self) -> tuple[Method, ...]:
-        """All methods whose code affects the result. NEAREST is always among them, because it
-        rounds embeddings."""
+        """All methods whose code affects what this recipe makes. NEAREST is always among them,
+        because it rounds embeddings."""
         return (*self.chosen, self.block_rounding, methods.NEAREST)
 
     @property
     def passes_through(self) -> bool:
-        """True where the checkpoint's own integers are used."""
+        """True where the recipe keeps the checkpoint's own integers."""
         return bool(self.of_kind("pass-through"))
 
     @property
     def leaves_float(self) -> bool:
-        """True where no weight is quantized."""
+        """True where the recipe quantizes no weight."""
         return bool(self.of_kind("float"))
 
     @property
     def head_weights(self) -> Weights | Literal["float"]:
-        """Format of the quantized output head; with head: tied that of the embedding."""
+        """Recipe's format of the quantized output head; with head: tied that of the embedding."""
         return self.embedding if self.head == "tied" else self.head
 
     @property
@@ -413,30 +416,31 @@ class Quantize(Section):
 
     @property
     def is_float(self) -> bool:
-        """True where a weight or an activation is quantized to a small float type."""
+        """True where the recipe quantizes a weight or an activation to a small float type."""
         inputs = self.activations is not None and not _is_int(self.activations.type)
         return inputs or any(w.is_float for w in self.every_weights.values())
 
     @property
     def static_activations(self) -> bool:
-        """True where activations are quantized with static ranges."""
+        """True where the recipe quantizes activations with static ranges."""
         return self.activations is not None and self.activations.is_static
 
     @property
     def integer_attention(self) -> bool:
-        """True where products of attention are quantized."""
+        """True where the recipe quantizes products of attention."""
         return self.activations is not None and self.activations.attention == "int8"
 
     @property
     def calibrated(self) -> bool:
-        """True where a method or an option needs calibration data."""
+        """True where a method or an option of the recipe needs calibration data."""
         looks = self.static_activations or self.bias_correction or self.allocate is not None
         looks = looks or self.keep_float_auto is not None or self.kv_cache == "float8"
         return looks or any(m.calibrated for m in self.chosen)
 
     @property
     def float_reference(self) -> bool:
-        """True where a method compares with the float model's hidden states at the same place."""
+        """True where a method of the recipe compares with the float model's hidden states at the
+        same place."""
         return any(self.aims_at_float(m) for m in self.chosen)
 
     @property
@@ -451,8 +455,8 @@ class Quantize(Section):
         return getattr(self, method.name, None)
 
     def aims_at_float(self, method: Method) -> bool:
-        """Return True where `method` compares with the float model's hidden states at the same
-        place."""
+        """Return True where `method`, with the recipe's options, compares with the float model's
+        hidden states at the same place."""
         return method.float_reference(self.options_of(method), self.static_activations)
 
     @model_validator(mode="after")

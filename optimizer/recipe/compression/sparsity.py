@@ -25,7 +25,7 @@ AMOUNT = 0.5
 
 @dataclass(frozen=True)
 class SparsityMethod:
-    """Record of one pruning method.
+    """Record of one pruning method that a recipe can name.
 
     apply: function "package.module:function", (Prunable) -> Sparse of compress/apply/pruning
     judged_by: how the ledger judges it. "recomputed": the mask follows from the weights alone;
@@ -90,8 +90,8 @@ def _pattern(text: str) -> str:
 
 
 class Sparsity(Section):
-    """Pruning, in the same pass over the blocks as quantize: prune a weight, then round what
-    remains, with one Hessian.
+    """Recipe section on pruning, in the same pass over the blocks as quantize: prune a weight, then
+    round what remains, with one Hessian.
 
     Without a quantize section the remaining weights stay float.
     """
@@ -122,7 +122,7 @@ class Sparsity(Section):
 
     @cached_property
     def shape(self) -> Pattern:
-        """Pattern in which weights are pruned, such as 2:4, or the share of zeros of an
+        """Pattern in which the recipe prunes weights, such as 2:4, or the share of zeros of an
         unstructured one."""
         if self.pattern == UNSTRUCTURED:
             return Pattern(amount=AMOUNT if self.amount is None else self.amount)
@@ -130,13 +130,13 @@ class Sparsity(Section):
 
     @property
     def adjusts(self) -> bool:
-        """True where the method also changes the weights that remain."""
+        """True where the recipe's pruning method also changes the weights that remain."""
         return self.record.judged_by == "adjusted"
 
     @property
     def float_target(self) -> bool:
-        """True where remaining float weights are fitted to the float model's output, which corrects
-        errors of earlier blocks."""
+        """True where the recipe's pruning fits remaining float weights to the float model's output,
+        which corrects errors of earlier blocks."""
         return self.record.float_target and self.sparsegpt.float_target is not False
 
     @model_validator(mode="after")
@@ -163,7 +163,8 @@ def digest_code(sparsity: Sparsity | None) -> dict[str, str]:
 
 
 def check(sparsity: Sparsity, quantize: Any) -> None:
-    """Raise ValueError where pruning and `quantize`, a Quantize, cannot be combined."""
+    """Refuse a recipe: raise ValueError where pruning and `quantize`, a Quantize, cannot be
+    combined."""
     refused = [m.name for m in quantize.chosen if not m.takes_mask]
     if refused:
         raise ValueError(

@@ -54,8 +54,8 @@ class _InputSums:
 
 
 def scale(group: BlockGroup, _quantize: Quantize) -> Folded:
-    """Fold scales into the model's weights (float32, in memory); returns replaced parameters and
-    notes."""
+    """Fold AWQ's scales into the model's weights (float32, in memory); returns replaced parameters
+    and notes."""
     folded = Folded()
     pairs = find_foldable_pairs(group, folded)
     leader = walk.find_sharing(group, tuple(group.schemes))
@@ -110,7 +110,8 @@ def _fold(group: BlockGroup, pair: SmoothPair, sums: _InputSums, folded: Folded)
 
 
 def round_weight(weight: FloatWeight, _quantize: Quantize) -> tuple[QTensor, str]:
-    """Round to nearest, each range searched by the output error; returns (integers, note)."""
+    """Round a weight to nearest as AWQ does, each range searched by the output error; returns
+    (integers, note)."""
     assert weight.second_moments is not None
     q = search_output_scales(weight.kept, weight.second_moments, weight.scheme)
     return q, "ranges by output error"

@@ -37,7 +37,8 @@ class Folded:
     notes: list[Note] = field(default_factory=list)
 
     def add(self, later: Folded) -> None:
-        """Merge the results of a later method on the same modules: its values win, remarks join."""
+        """Merge the results of a later smoothing method on the same modules: its values win,
+        remarks join."""
         self.replaced |= later.replaced
         self.factors |= later.factors
         for name, words in later.remarks.items():
@@ -45,8 +46,8 @@ class Folded:
         self.notes += later.notes
 
     def replace(self, model: nn.Module, name: str, value: Tensor) -> None:
-        """Set the parameter `name` of the float model to `value`, and record it among the
-        parameters that the state replaces."""
+        """Set the parameter `name` of the float model to its smoothed `value`, and record it among
+        the parameters that the state replaces."""
         set_parameter(model, name, value)
         self.replaced[name] = value
 
@@ -84,7 +85,8 @@ def find_foldable_pairs(group: BlockGroup, folded: Folded) -> list[SmoothPair]:
 
 
 def group_shared_heads(model: nn.Module, values: int, inputs: int) -> SharedHeads | None:
-    """Grouping of query heads over value heads; None where every query head has a value head.
+    """Group query heads over value heads, for smoothing values into the output projection; None
+    where every query head has a value head.
 
     values: value channels
     inputs: inputs of the output projection
@@ -102,7 +104,8 @@ def group_shared_heads(model: nn.Module, values: int, inputs: int) -> SharedHead
 
 
 def explain_bad_input(name: str, error: ValueError) -> CheckpointError:
-    """CheckpointError for a non-finite input of module `name`, with the message of `error`."""
+    """Make the CheckpointError for a non-finite calibration input of module `name`, with the
+    message of `error`."""
     return CheckpointError(
         str(error),
         where=input_name(name),

@@ -78,8 +78,8 @@ def rotate(source: ModelSource, quantize: Quantize) -> ModelSource:
 
 
 def _residual_roles(source: ModelSource, norms: Mapping[str, tuple[str, ...]]) -> dict[str, Role]:
-    """Return {parameter: role} of embedding, head, linears that read the residual stream, and
-    norms."""
+    """Return {parameter: role in a rotation} of embedding, head, linears that read the residual
+    stream, and norms."""
     embedding, last = f"{source.embedding}.weight", f"{source.final_norm}.weight"
     head = f"{source.family.head}.weight"
     tied = head not in dict(source.model.named_parameters())
@@ -99,7 +99,8 @@ def _residual_roles(source: ModelSource, norms: Mapping[str, tuple[str, ...]]) -
 def _block_roles(
     source: ModelSource, block: str, options: RotationOptions, roles: dict[str, Role]
 ) -> dict[str, Role]:
-    """Copy of `roles` with the block's writers of the residual stream, value and output linears."""
+    """Return `roles` in a rotation with the block's writers of the residual stream, value and
+    output linears added."""
     family = source.family
     for linear in dict.fromkeys((*family.writes, family.value, family.output)):
         module = source.model.get_submodule(f"{block}.{linear}")

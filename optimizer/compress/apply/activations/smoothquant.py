@@ -39,7 +39,8 @@ SEARCH_ROWS = 1024  # tokens for the search of a strength, spread evenly over al
 
 @dataclass(frozen=True)
 class InputSample:
-    """Sample of the consumers' input: largest magnitudes (in,), and rows (tokens, in)."""
+    """Sample of the input of a segment's consumers for SmoothQuant: largest magnitudes (in,), and
+    rows (tokens, in)."""
 
     absmax: Tensor
     rows: Tensor

@@ -78,7 +78,8 @@ def exclude_sensitive(
 
 
 def sample_evenly(inputs: Sequence[Batch], samples: int) -> Sequence[Batch]:
-    """Take `samples` inputs at equal distances: they may be in the order of their length."""
+    """Take `samples` calibration inputs at equal distances: they may be in the order of their
+    length."""
     return inputs[:: max(1, len(inputs) // samples)][:samples]
 
 
@@ -114,7 +115,7 @@ def _check(
 
 
 class Network:
-    """The float model, in which some modules and residual adds are quantized for a measurement of
+    """The float model, in which keep_float_auto quantizes some modules and residual adds to measure
     the output's error."""
 
     def __init__(
@@ -130,7 +131,8 @@ class Network:
         self._stand_ins = self._quantized_modules(quantize)
 
     def _map(self, function: Callable[[Batch], Any], count: int | None = None) -> Iterator[Any]:
-        """Apply a function to each input: in `count` threads on a CPU, one by one on a GPU."""
+        """Apply a function to each calibration input: in `count` threads on a CPU, one by one on a
+        GPU."""
         if self._source.device.type != "cpu":
             return map(function, self._inputs)
         return map_in_threads(function, self._inputs, count)
@@ -155,8 +157,8 @@ class Network:
         return (*names, *self._summands(names))
 
     def _output(self, batch: Batch) -> list[Tensor]:
-        """Compute the model's outputs (rows, features) of a batch, without padding; of a decoder
-        its last hidden states."""
+        """Compute the outputs (rows, features) of a batch for keep_float_auto, without padding; of
+        a decoder its last hidden states."""
         with torch.no_grad():
             if self._source.decodes:
                 outputs = [self._source.features(batch)]

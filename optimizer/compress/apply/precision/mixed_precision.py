@@ -127,8 +127,8 @@ def _slopes(
     selection: Selection,
     scratch: Path,
 ) -> dict[str, Buffer]:
-    """Backpropagate the log-probability of each window through the float model. Returns {module:
-    gradients at its output, (tokens, out) for each window}."""
+    """Backpropagate the log-probability of each window through the float model, to allocate bits by
+    sensitivity. Returns {module: gradients at its output, (tokens, out) for each window}."""
     options = section.quantize.allocate
     assert options is not None
     budget = BufferBudget(section.compress.memory_bytes)
@@ -249,7 +249,8 @@ def _choose_schemes(
 
 
 def _common(menus: Iterable[Sequence[Scheme]]) -> list[Scheme]:
-    """Return the schemes that every module's menu has, in the order of the first menu."""
+    """Return the schemes that every module's menu has when bits are allocated, in the order of the
+    first menu."""
     first, *others = menus
     return [s for s in first if all(s in menu for menu in others)]
 

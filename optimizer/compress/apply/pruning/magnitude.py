@@ -7,6 +7,6 @@ from optimizer.compress.methods.pruning.magnitude import magnitude
 
 
 def prune(weight: Prunable) -> Sparse:
-    """Zero the weights of smallest magnitude in each group of the pattern."""
+    """Prune a weight by magnitude: zero the smallest in each group of the pattern."""
     mask = magnitude(weight.values.float(), weight.sparsity.shape)
     return Sparse(weight.values.float() * mask, mask, label(weight.sparsity))

@@ -33,7 +33,8 @@ class Prunable:
 
 @dataclass(frozen=True)
 class Sparse:
-    """Pruned values (out, in), 0 where mask (out, in) is False, and a note for the report."""
+    """Result of pruning a weight: values (out, in), 0 where mask (out, in) is False, and a note for
+    the report."""
 
     values: Tensor
     mask: Tensor

@@ -7,7 +7,7 @@ from optimizer.compress.methods.pruning.sparsegpt import sparsegpt
 
 
 def prune(weight: Prunable) -> Sparse:
-    """Zero weights and adjust the others."""
+    """Prune a weight by SparseGPT: zero weights and adjust the others."""
     assert weight.second_moments is not None
     options = weight.sparsity.sparsegpt.model_copy(
         update={"act_order": weight.act_order, "damping": weight.damping}

@@ -7,7 +7,7 @@ from optimizer.compress.methods.pruning.wanda import wanda
 
 
 def prune(weight: Prunable) -> Sparse:
-    """Zero the weights with the smallest |W_ij| * |X_j|."""
+    """Prune a weight by Wanda: zero the values with the smallest |W_ij| * |X_j|."""
     assert weight.second_moments is not None
     norms = weight.second_moments.diagonal().clamp(min=0).sqrt()
     mask = wanda(weight.values.float(), norms, weight.sparsity.shape)

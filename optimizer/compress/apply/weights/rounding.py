@@ -64,7 +64,7 @@ class FloatWeight:
 
     @property
     def kept(self) -> Tensor:
-        """W (out, in) with 0 where pruned."""
+        """W (out, in), the weight to round, with 0 where pruned."""
         return self.values if self.mask is None else self.values * self.mask
 
 
@@ -110,7 +110,7 @@ class RoundedWeights:
 
     @property
     def all(self) -> dict[str, QTensor | Tensor]:
-        """{module: quantized weight, or pruned float weight}."""
+        """{module: quantized weight, or pruned float weight} of the segment."""
         return {**self.weights, **self.floats}
 
     def update(self, other: RoundedWeights) -> None:
@@ -120,7 +120,7 @@ class RoundedWeights:
         self.remarks |= other.remarks
 
     def on_cpu(self) -> RoundedWeights:
-        """Return the same results on the CPU, to be written."""
+        """Return the same rounded weights on the CPU, to be written."""
         weights = {name: q.to(CPU) for name, q in self.weights.items()}
         return RoundedWeights(weights, {n: w.cpu() for n, w in self.floats.items()}, self.remarks)
 
@@ -155,7 +155,7 @@ def prune_float(weight: Prunable, method: Method) -> tuple[Tensor, str]:
 def _prunable(
     weight: FloatWeight, sparsity: Sparsity, quantize: Quantize, method: Method
 ) -> Prunable:
-    """Make the input of a pruning method for weights that are rounded afterwards; pruning must keep
+    """Make the input of a pruning method for a weight that is rounded afterwards; pruning must keep
     H and P intact if `method` reads H."""
     options = choose_hessian_options(quantize, sparsity)
     return Prunable(
@@ -171,7 +171,8 @@ def _prunable(
 
 
 def choose_hessian_options(quantize: Quantize, sparsity: Sparsity | None) -> HessianOptions:
-    """Options of the H that pruning and rounding share: gptq's; sparsegpt's for float weights."""
+    """Choose the options of the Hessian H that pruning and rounding share: gptq's; sparsegpt's for
+    float weights."""
     if sparsity is not None and quantize.leaves_float:
         return sparsity.sparsegpt
     return quantize.gptq
@@ -241,7 +242,8 @@ def compress_weights(
 
 
 def uses_float_target(quantize: Quantize, sparsity: Sparsity | None) -> bool:
-    """Return True where weights aim at the float model's output at the same place."""
+    """Return True where pruned or rounded weights aim at the float model's output at the same
+    place."""
     if quantize.leaves_float:
         return sparsity is not None and sparsity.float_target
     return quantize.aims_at_float(quantize.block_rounding)
@@ -325,8 +327,9 @@ def _compress_sharing(
 
 
 def _stacks(linears: Mapping[str, nn.Linear], group: BlockGroup) -> list[list[str]]:
-    """Groups of modules that are rounded together: rows are independent, unless one scale serves
-    all of them. Modules with more than ALONE weights are rounded alone, which saves a copy."""
+    """Group modules whose weights are rounded together: rows are independent, unless one scale
+    serves all of them. Modules with more than ALONE weights are rounded alone, which saves a copy.
+    """
     stacks: dict[object, list[str]] = {}
     for name, linear in linears.items():
         scheme = group.schemes.get(name)
@@ -421,6 +424,7 @@ def measure_hessian(
 
 
 def _add_products(H: Tensor, x: Tensor) -> None:
-    """Add x^T x to H (in, in), except for blocks below its diagonal, which equal those above."""
+    """Add x^T x to the Hessian H (in, in), except for blocks below its diagonal, which equal those
+    above."""
     for start in range(0, len(H), PART):
         H[start : start + PART, start:].addmm_(x[:, start : start + PART].T, x[:, start:])
