@@ -47,7 +47,8 @@ def explain_alone(section: Compression) -> str:
 
 
 def check(section: Compression) -> None:
-    """Raise MachineError where this machine cannot run the processes."""
+    """Raise MachineError where this machine cannot run the processes that share the walk over the
+    blocks."""
     count = count_of(section)
     if count == 1:
         return

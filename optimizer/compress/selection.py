@@ -93,7 +93,8 @@ def select(source: ModelSource, quantize: Quantize, sparsity: Sparsity | None = 
 
 
 def _check_caches(source: ModelSource) -> None:
-    """Refuse a model whose keys and values cannot be read on their way into the cache."""
+    """Refuse, before compress starts, a model whose keys and values cannot be read on their way
+    into the cache."""
     names = cache_operands.list_attentions(source.model, source.blocks)
     if len(names) == len(source.blocks):
         return

@@ -25,7 +25,7 @@ ACCEPTED = 'a text, a list of texts, {"text": [...]} or a list of {"text": "..."
 
 
 def read_answers(written: Any, where: str) -> tuple[str, ...]:
-    """Return the right answers in a column's value; () where the question has none.
+    """Read from a data set's column the right answers to a question; () where it has none.
 
     written: the value; a text that begins with { or [ is JSON, because csv files hold lists and
         objects as text
@@ -57,27 +57,28 @@ def read_answers(written: Any, where: str) -> tuple[str, ...]:
 
 
 def normalize(text: str) -> str:
-    """Lower the case of a text and remove punctuation, articles and further white space, as SQuAD
-    does."""
+    """Lower the case of an answer and remove punctuation, articles and further white space, as
+    SQuAD does."""
     return " ".join(ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())
 
 
 def exact_match(answer: str, right: Sequence[str]) -> float:
-    """Score an answer to a question: 1.0 if it equals one of `right` after normalization, else
-    0.0."""
+    """Score an answer to a data set's question: 1.0 if it equals one of `right` after
+    normalization, else 0.0."""
     return float(normalize(answer) in map(normalize, select_usable(right)))
 
 
 def f1(answer: str, right: Sequence[str]) -> float:
-    """Score an answer to a question: the best F1 over words between it and one of `right`, after
-    normalization."""
+    """Score an answer to a data set's question: the best F1 over words between it and one of
+    `right`, after normalization."""
     return max(
         _f1(normalize(answer).split(), normalize(one).split()) for one in select_usable(right)
     )
 
 
 def select_usable(right: Sequence[str]) -> Sequence[str]:
-    """Return the right answers that are not empty after normalization; [""] if there are none."""
+    """Return the right answers of a data set's row that are not empty after normalization; [""] if
+    there are none."""
     return [one for one in right if normalize(one)] or [""]
 
 

@@ -22,14 +22,14 @@ LARGEST = 1 << 34  # bytes of the arrays of a file
 
 @dataclass(frozen=True)
 class Feature:
-    """Type of a column, with the attributes of a feature in library `datasets`."""
+    """Type of a data set's column, with the attributes of a feature in library `datasets`."""
 
     dtype: str
 
 
 class ArrayTable:
-    """Rows of .npz files, with the interface of a table of library `datasets`. Each array has one
-    entry per row along its first axis."""
+    """Rows of a data set in .npz files, with the interface of a table of library `datasets`. Each
+    array has one entry per row along its first axis."""
 
     def __init__(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         self._arrays = dict(arrays)
@@ -49,8 +49,8 @@ class ArrayTable:
 
 
 def open_files(files: Sequence[Path]) -> ArrayTable:
-    """Open .npz files as one table, file after file. Raises DataError for other files, arrays of
-    different lengths, and files with different arrays."""
+    """Open a data set's .npz files as one table, file after file. Raises DataError for other files,
+    arrays of different lengths, and files with different arrays."""
     parts = [_arrays(file) for file in files]
     for file, part in zip(files[1:], parts[1:], strict=True):
         if set(part) != set(parts[0]):
@@ -82,7 +82,7 @@ def _arrays(file: Path) -> dict[str, NDArray[Any]]:
 
 
 def list_columns(field: str, columns: Mapping[str, str], present: Sequence[str]) -> list[str]:
-    """Return the names of the columns that hold a row's inputs.
+    """Return the names of a data set's columns that hold a row's inputs.
 
     field: value of `arrays` in a data spec; ALL: every column that has no other role
     columns: {field: column} of the spec
@@ -93,7 +93,7 @@ def list_columns(field: str, columns: Mapping[str, str], present: Sequence[str])
 
 
 def read_row(values: Mapping[str, Any], where: str, *, alone: bool) -> TensorRow:
-    """Return the arrays of a row.
+    """Return the arrays of a data set's row.
 
     values: {input: value}
     where: the row, for messages

@@ -20,7 +20,7 @@ TODAY = "2024-07-26"
 
 
 def parse(value: Any, where: str) -> tuple[Mapping[str, str], ...]:
-    """Return the messages in a column's value.
+    """Read the messages of a conversation in a data set's column.
 
     value: a list of {"role", "content"} or of {"from", "value"}, or this list as JSON text, as csv
         files hold it
@@ -62,7 +62,8 @@ def parse(value: Any, where: str) -> tuple[Mapping[str, str], ...]:
 
 
 def join_messages(messages: Sequence[Mapping[str, str]]) -> str:
-    """Join a conversation without a chat template: one line "role: content" per message."""
+    """Join a data set's conversation without a chat template: one line "role: content" per
+    message."""
     return "\n".join(f"{message['role']}: {message['content']}" for message in messages)
 
 

@@ -180,7 +180,7 @@ def map_labels(
 
 
 def sort_by_size(rows: Sequence[Sample], task: Task) -> list[Sample]:
-    """Return the rows ordered by size, so that batches have little padding."""
+    """Return a data set's rows ordered by size, so that batches have little padding."""
     extent = task.inputs.extent
     return sorted(rows, key=lambda r: extent(r.input) + extent(r.text_pair or ""))
 
@@ -188,8 +188,8 @@ def sort_by_size(rows: Sequence[Sample], task: Task) -> list[Sample]:
 def encode_batches(
     rows: Sequence[Sample], contract: Contract, encoder: Any, batch_size: int, sequence_length: int
 ) -> Iterator[Batch]:
-    """Yield the model's input arrays for `rows`, in order, in batches of batch_size rows. The
-    harness encodes them. A batch of texts is padded to its longest text, which is cut to
+    """Yield the model's input arrays for a data set's `rows`, in order, in batches of batch_size
+    rows. The harness encodes them. A batch of texts is padded to its longest text, which is cut to
     `sequence_length` tokens and to the contract's max_length."""
     sequence_length = min(sequence_length, tasks.longest(contract))
     sized = bool(tasks.look_up(contract).inputs.size)
@@ -243,8 +243,8 @@ def cut_windows(
 
 
 def pick_input(row: Sample, task: Task) -> Any:
-    """Return the input that stands for a row where the model gets no pairs: its text or image; for
-    question answering the context, which is longer than the question."""
+    """Return the input that stands for a data set's row where the model gets no pairs: its text or
+    image; for question answering the context, which is longer than the question."""
     return row.text_pair if task.extracts and row.text_pair else row.input
 
 
@@ -419,7 +419,8 @@ def _sample(
 
 
 def _text(value: Any, where: str) -> str:
-    """Return a string or a number as text; `datasets` reads a column of digits as numbers."""
+    """Return a string or a number of a data set as text; `datasets` reads a column of digits as
+    numbers."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if isinstance(value, str) or (number and math.isfinite(value)):
         return str(value)
@@ -444,8 +445,8 @@ def _score(value: Any, where: str) -> float:
 
 
 def _usable(values: Mapping[str, Any]) -> bool:
-    """Return True for a row without nulls whose text is not empty or white space, and whose
-    conversation has a message."""
+    """Return True for a data set's row without nulls whose text is not empty or white space, and
+    whose conversation has a message."""
     text = next(values[field] for field in INPUTS if field in values)
     empty = not text.strip() if isinstance(text, str) else text in ([], {})
     parts = [*values.values(), *values.get("arrays", {}).values()]

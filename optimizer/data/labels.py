@@ -16,7 +16,8 @@ UNNAMED = re.compile(r"LABEL_\d+")  # transformers' names for the labels of a mo
 
 
 def normalize_text(text: str) -> str:
-    """Return `text` after NFKC, case folding and collapsing white space, for comparison."""
+    """Return a label's `text` after NFKC, case folding and collapsing white space, for comparison
+    of data set and model."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
@@ -66,8 +67,8 @@ def collect_names(spec: DataSpec, table: Any, columns: Mapping[str, str]) -> tup
 
 
 def label_id(value: Any, names: Sequence[str], where: str) -> int:
-    """Return the id of a label that is given as an id or as one of `names`. Raises DataError for
-    any other value."""
+    """Return the id of a data set's label that is given as an id or as one of `names`. Raises
+    DataError for any other value."""
     if isinstance(value, str):
         if value in names:
             return names.index(value)
@@ -88,7 +89,7 @@ def label_id(value: Any, names: Sequence[str], where: str) -> int:
 
 
 def label_ids(value: Any, names: Sequence[str], separator: str, where: str) -> tuple[int, ...]:
-    """Return the ids, ascending, of several labels.
+    """Return the ids, ascending, of several labels of a data set's row.
 
     value: a list of ids or names, or a text of names with `separator` between them
     where: the row, for messages

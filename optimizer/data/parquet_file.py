@@ -33,8 +33,8 @@ def find_common_columns(files: Sequence[str], spec: DataSpec) -> list[str]:
 
 
 def measure_sizes(file: Path, columns: Sequence[str] | None, most: int) -> Iterator[int]:
-    """Yield decompressed sizes in bytes: first the total in the footer, then the bytes read so far
-    after every TOGETHER rows.
+    """Yield decompressed sizes of a data set's Parquet file in bytes: first the total in the
+    footer, then the bytes read so far after every TOGETHER rows.
 
     columns: names of the columns to read; None for all
     most: maximum number of columns, nested ones included
@@ -72,15 +72,15 @@ def _open_parquet(file: Path) -> Any:
 
 
 def _decode(column: Any) -> Any:
-    """Return the column with dictionary encoding resolved to values."""
+    """Return a Parquet file's column with dictionary encoding resolved to values."""
     from pyarrow import types
 
     return column.dictionary_decode() if types.is_dictionary(column.type) else column
 
 
 def _longest(column: Any) -> int:
-    """Return the bytes of the longest value of a column; for lists the bytes of all values, an
-    upper bound."""
+    """Return the bytes of the longest value of a Parquet file's column; for lists the bytes of all
+    values, an upper bound."""
     from pyarrow import compute, types
 
     texts = (types.is_string, types.is_binary, types.is_large_string, types.is_large_binary)

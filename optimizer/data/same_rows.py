@@ -62,7 +62,7 @@ def _texts(row: Sample) -> tuple[str, ...]:
 
 
 def make_text_keys(texts: Sequence[str], ids: TokenIds | None) -> dict[str, str | bytes]:
-    """Return {text: key}, with equal keys for texts that a model cannot distinguish.
+    """Return {text of a data set: key}, with equal keys for texts that a model cannot distinguish.
 
     ids: function from texts to token ids, of which a key is the digest; None: the key is the text
     """
@@ -79,7 +79,7 @@ def _answers(row: Sample) -> tuple[object, ...]:
 
 
 def drop_repeated(rows: Sequence[Sample], where: str, ids: TokenIds | None = None) -> list[Sample]:
-    """Return the rows without later rows that repeat an input; inputs are compared as in
+    """Return the data set's rows without later rows that repeat an input; inputs are compared as in
     check_disjoint."""
     keys = make_text_keys([t for r in rows for t in _texts(r)], ids)
     first: dict[tuple[str | bytes, ...], Sample] = {}

@@ -48,7 +48,8 @@ class Sample:
 
     @property
     def input(self) -> Any:
-        """Text, image (perhaps with boxes) or arrays of the row, as the harness takes them."""
+        """Text, image (perhaps with boxes) or arrays of a data set's row, as the harness takes
+        them."""
         if self.arrays is not None:
             return self.arrays
         if self.image is not None and self.boxes is not None:
@@ -57,14 +58,14 @@ class Sample:
 
     @property
     def boxes(self) -> tuple[Box, ...] | None:
-        """Boxes of the image in which the model is to find keypoints; None for a row without
-        poses."""
+        """Boxes of a data set's image in which the model is to find keypoints; None for a row
+        without poses."""
         if self.keypoints is None:
             return None
         return tuple(pose.box for pose in self.keypoints if pose.read)
 
     def as_row(self) -> dict[str, Any]:
-        """Return the row as JSON, with digests in place of images and arrays."""
+        """Return the data set's row as JSON, with digests in place of images and arrays."""
         row = {**vars(self)}
         if self.arrays is not None:
             row["arrays"] = self.arrays.sha256

@@ -12,8 +12,8 @@ Key = str | bytes
 def split(
     inputs: Sequence[Sequence[Key]], labels: Sequence[Hashable], shares: Mapping[str, float]
 ) -> dict[str, list[int]]:
-    """Split rows into parts such that rows that share an input are in one part; return {part:
-    indices of its rows, ascending}.
+    """Split a data set's rows into parts such that rows that share an input are in one part; return
+    {part: indices of its rows, ascending}.
 
     inputs: keys of the inputs of each row, from same_rows.make_text_keys
     labels: label of each row, None for rows without; the rows of each label are divided by the same

@@ -40,8 +40,10 @@ QUOTED_END = re.compile(rb'(?:[^"]++|"")*+("?)')
 
 @contextmanager
 def open_unpacked(file: Path) -> Iterator[BinaryIO]:
-    """Open a file for reading bytes, decompressed if it is compressed with gzip, bzip2 or xz.
-    Raises DataError for a damaged file."""
+    """Open a data set's file for reading bytes, decompressed if it is compressed with gzip, bzip2
+    or xz. Raises DataError for a damaged file.
+    Raises DataError for a damaged file.
+    """
     with reading(file, error=DataError):
         with file.open("rb") as plain:
             start = plain.read(max(map(len, MAGIC)))

@@ -39,7 +39,8 @@ def is_local(spec: DataSpec) -> bool:
 
 
 def _folder(spec: DataSpec) -> Path:
-    """Return the path of a source that is a folder. Raises DataError for an impossible path."""
+    """Return the path of a data set's source that is a folder. Raises DataError for an impossible
+    path."""
     folder = Path(spec.base or ".") / spec.source
     with reading(describe_place(spec), error=DataError):
         folder.is_dir()
@@ -203,9 +204,9 @@ def _of_files(spec: DataSpec, files: list[str], cache: Path, **options: Any) -> 
 
 
 def detect_separator(spec: DataSpec, file: Path) -> str:
-    """Return the character between the fields of a csv file: the spec's; else the first of
-    SEPARATORS with which the first line has the spec's columns; else the one with which it has the
-    most fields."""
+    """Return the character between the fields of a data set's csv file: the spec's; else the first
+    of SEPARATORS with which the first line has the spec's columns; else the one with which it has
+    the most fields."""
     if spec.separator is not None:
         return spec.separator
     with reading(file, error=DataError), open_unpacked(file) as content:

@@ -143,5 +143,5 @@ def _same(size: int, kernel: int, stride: int, dilation: int) -> Pair:
 
 
 def flatten_positions(images: Tensor) -> Tensor:
-    """Reshape (images, channels, rows, columns) to (positions, channels)."""
+    """Reshape a convolution's images (images, channels, rows, columns) to (positions, channels)."""
     return images.movedim(1, -1).reshape(-1, images.shape[1])

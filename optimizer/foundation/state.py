@@ -108,14 +108,14 @@ class Range:
 
     @classmethod
     def symmetric(cls, absmax: float) -> Range:
-        """Return the range whose zero point is 128 and whose integer 255 stands for at least
-        absmax."""
+        """Return the activation range whose zero point is 128 and whose integer 255 stands for at
+        least absmax."""
         scale = _grid(absmax / 127.0)
         return cls(-128 * scale, 127 * scale)
 
     @cached_property
     def scale(self) -> float:
-        """Size of one step, on the scale grid."""
+        """Size of one step of this activation range, on the scale grid."""
         return _grid((self.high - self.low) / 255.0)
 
     @property
@@ -125,7 +125,8 @@ class Range:
 
     @cached_property
     def float8_scale(self) -> float:
-        """Scale, on the scale grid, with which E4M3 values cover the range."""
+        """Scale, on the scale grid, with which E4M3 values cover this activation range of a
+        compressed state."""
         return _grid(max(-self.low, self.high) / float8.LARGEST)
 
     @property
@@ -162,7 +163,7 @@ def owner_of(name: str) -> str:
 
 @dataclass(frozen=True)
 class Note:
-    """Note for the report: a fallback, or a module left in float."""
+    """Note in a compressed state for the report: a fallback, or a module left in float."""
 
     module: str
     what: str  # "float" | "fallback" | "weight-only"
@@ -409,7 +410,8 @@ class _LazyFloats(Mapping[str, Tensor]):
 
 
 def read(folder: Path) -> CompressedState:
-    """Open a state lazily. Raises CheckpointError for anything the specification refuses."""
+    """Open a compressed state lazily. Raises CheckpointError for anything the specification
+    refuses."""
     from safetensors import SafetensorError, safe_open
 
     file = folder / "tensors.safetensors"

@@ -73,7 +73,8 @@ class Lines:
 
 
 def read_yaml(path: Path) -> tuple[dict[str, Any], Lines]:
-    """Read a YAML file; returns the mapping in the file, and the lines of its values.
+    """Read any YAML file, such as a recipe or a data spec; returns the mapping in the file, and the
+    lines of its values.
 
     Raises RecipeError for a missing, unreadable, irregular or too large file, bad YAML, a repeated
     key (YAML itself would keep the last one), a value that is not plain, or a document that is not

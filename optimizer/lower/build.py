@@ -110,7 +110,7 @@ def files(section: TargetSection) -> Mapping[str, str]:
 
 
 def estimate(section: TargetSection, shapes: Shapes) -> Estimate:
-    """Estimate memory of the build stage from the copies that the target's builder has in memory: of
+    """Estimate memory of the build stage from the copies of the model in the target's builder: of
     the float model for an engine, else of the lowered file."""
     target = targets.look_up(section.runtime)
     cost, width = target.cost, 4 if section.float_type == "fp32" else 2

@@ -190,7 +190,8 @@ class RunArtifacts:
 
     @cached_property
     def float_model(self) -> nn.Module:
-        """Model of the checkpoint in `source`, in torch and float32."""
+        """Reference that validate compares with: model of the checkpoint in `source`, in torch and
+        float32."""
         return load_torch_model(self.checkpoint, self.task, place=self.mapped)
 
     @cached_property

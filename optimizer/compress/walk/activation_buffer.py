@@ -15,13 +15,13 @@ from torch import Tensor
 
 
 class BufferBudget:
-    """Bytes of memory that all activation buffers of a walk share."""
+    """Bytes of memory that all buffers of calibration activations in a walk share."""
 
     def __init__(self, bytes_: int) -> None:
         self.left = bytes_
 
     def take(self, bytes_: int) -> bool:
-        """Reserve bytes; False where fewer are left."""
+        """Reserve bytes for the walk's activations; False where fewer are left."""
         if bytes_ > self.left:
             return False
         self.left -= bytes_
@@ -29,7 +29,8 @@ class BufferBudget:
 
 
 class Buffer(Sequence[Tensor]):
-    """List of float32 tensors on the CPU; tensors beyond the budget go to files in `folder`."""
+    """List of a walk's activations, float32 tensors on the CPU; tensors beyond the budget go to
+    files in `folder`."""
 
     def __init__(self, budget: BufferBudget, folder: Path) -> None:
         self.budget, self._folder = budget, folder
@@ -62,7 +63,7 @@ class Buffer(Sequence[Tensor]):
         self._put(len(self._tensors) - 1, value)
 
     def free(self) -> None:
-        """Empty the buffer: return its memory to the budget and remove its files."""
+        """Empty the walk's buffer: return its memory to the budget and remove its files."""
         for i, tensor in enumerate(self._tensors):
             if tensor is not None:
                 self.budget.left += self._size(i)

@@ -34,7 +34,8 @@ Hook = Callable[[str, Tensor, Tensor], None]
 
 @dataclass(frozen=True)
 class BlockUse:
-    """One application of a block in a forward pass; a shared block has several.
+    """One application of a block in the forward pass that the walk follows; a shared block has
+    several.
 
     args, kwargs: arguments without the hidden states
     by_name: keyword of the hidden states (or images); "" where they are the first argument
@@ -111,8 +112,8 @@ class CalibrationStream:
 
 
 def get_hidden(out: Any) -> Tensor:
-    """The hidden states in a block's output: the output itself, or the first of a tuple or of a
-    model's output by name."""
+    """Return the hidden states in the output of a walked block: the output itself, or the first of
+    a tuple or of a model's output by name."""
     value = out if isinstance(out, Tensor) else next(iter(_values(out)), out)
     if not isinstance(value, Tensor):
         raise CheckpointError(f"a block returned {type(value).__name__}, not hidden states")
@@ -124,7 +125,8 @@ def _values(out: Any) -> Iterable[Any]:
 
 
 def split_segments(uses: Sequence[BlockUse]) -> list[range]:
-    """Smallest groups of consecutive uses such that each block lies in one group."""
+    """Divide the walk into segments: smallest groups of consecutive uses such that each block lies
+    in one group."""
     last = {use.block: i for i, use in enumerate(uses)}
     groups: list[range] = []
     start = end = 0
@@ -138,7 +140,7 @@ def split_segments(uses: Sequence[BlockUse]) -> list[range]:
 
 @dataclass(frozen=True)
 class BlockGroup:
-    """Segment (consecutive uses of blocks) whose float weights are in memory.
+    """Segment of the walk (consecutive uses of blocks) whose float weights are in memory.
 
     model: skeleton, except for `blocks`
     segment: range of stream.uses
@@ -164,11 +166,11 @@ class BlockGroup:
         return tuple(dict.fromkeys([*self.schemes, *self.sparsity]))
 
     def linear(self, name: str) -> nn.Linear:
-        """The module `name`: a linear, or a convolution."""
+        """The walked segment's module `name`: a linear, or a convolution."""
         return cast(nn.Linear, self.model.get_submodule(name))
 
     def output(self, batch: int, hidden: Tensor) -> Tensor:
-        """Run the segment on hidden states of a batch, with gradients where enabled."""
+        """Run the walk's segment on hidden states of a batch, with gradients where enabled."""
         hidden = hidden.to(self.stream.device)
         for use in self.segment:
             hidden = self.stream.uses[batch][use].apply(self.model, hidden)
@@ -275,7 +277,7 @@ def find_all_sharing(group: BlockGroup, unknown: str) -> dict[str, str]:
 
 
 class _Observed(Exception):
-    """Raised to end the run of a batch once the observed module was reached."""
+    """Raised to end the run of a calibration batch once the observed module was reached."""
 
 
 def _observed_output(
@@ -318,7 +320,8 @@ def observed(
 
 
 def select_real_rows(x: Tensor, real: Tensor) -> Tensor:
-    """The rows (tokens, features) of x at tokens that are not padding.
+    """Select the rows (tokens, features) of calibration activations x at tokens that are not
+    padding.
 
     x: (batch, sequence, features) or (batch * sequence, features); all rows of another shape, such
         as relative positions
@@ -334,7 +337,7 @@ def select_real_rows(x: Tensor, real: Tensor) -> Tensor:
 
 @contextmanager
 def swap_modules(model: nn.Module, modules: Mapping[str, nn.Module]) -> Iterator[None]:
-    """Inside, replace modules of a torch model by others of the same names."""
+    """Inside, replace modules of the walked torch model by others of the same names."""
     old = {name: model.get_submodule(name) for name in modules}
     for name, module in modules.items():
         set_module(model, name, module)

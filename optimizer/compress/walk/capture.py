@@ -75,8 +75,8 @@ def capture(
 
 
 def _filled_names(source: ModelSource, blocks: Sequence[str], lookup: str) -> list[str]:
-    """Names of the parameters outside the blocks, and of the first block; for a graph the names of
-    parameters that nodes before its parts read."""
+    """List the parameters that the walk needs before its first segment: those outside the blocks,
+    and of the first block; for a graph those that nodes before its parts read."""
     model = source.model
     if isinstance(model, GraphModel):
         return list(model.before.part.paths)
@@ -115,8 +115,8 @@ def _real(kind: InputKind, batch: Batch, states: Tensor) -> Tensor:
 
 @contextmanager
 def _looked_up(model: nn.Module, lookup: str, tensors: Any) -> Iterator[None]:
-    """Inside, the embedding `lookup` reads only the rows of each batch from `tensors`, and applies
-    its own operations to them (Gemma 2 and 3 scale the rows)."""
+    """Inside, the walked model's embedding `lookup` reads only the rows of each batch from
+    `tensors`, and applies its own operations to them (Gemma 2 and 3 scale the rows)."""
     if not lookup:
         yield
         return
@@ -209,7 +209,8 @@ def _record(
 
 @contextmanager
 def _filled(source: ModelSource, block: str, filled: str) -> Iterator[None]:
-    """Inside, `block` holds its weights. filled: block that holds its weights already"""
+    """Inside, `block` of the walked model holds its weights. filled: block that holds its weights
+    already"""
     if block == filled:
         yield
         return
@@ -221,8 +222,8 @@ def _filled(source: ModelSource, block: str, filled: str) -> Iterator[None]:
 
 
 def _compact(value: Any) -> Any:
-    """Return a tensor whose slices along an axis are equal (an expanded mask) as a view of one
-    slice; other values unchanged.
+    """Return an argument of the walk's blocks whose slices along an axis are equal (an expanded
+    mask) as a view of one slice; other values unchanged.
 
     An attention mask (batch, 1, sequence, sequence) would otherwise be larger than the activations.
     """

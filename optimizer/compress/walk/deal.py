@@ -34,7 +34,7 @@ S = TypeVar("S", bound=Statistic)
 
 @dataclass(frozen=True)
 class Deal:
-    """Division of the batches, as one process sees it.
+    """Division of the calibration batches of a walk, as one process sees it.
 
     sizes: number of batches of each partial sum, in order; (): one of all
     """
@@ -44,32 +44,33 @@ class Deal:
 
     @classmethod
     def of(cls, batches: int, partial_sums: int, processes: Processes = ALONE) -> Deal:
-        """Divide `batches`, their number, into up to `partial_sums` parts of about equal size."""
+        """Divide the walk's `batches`, their number, into up to `partial_sums` parts of about equal
+        size."""
         count = max(1, min(partial_sums, batches))
         ends = [(i + 1) * batches // count for i in range(count)]
         return cls(tuple(b - a for a, b in zip([0, *ends], ends, strict=False)), processes)
 
     @property
     def owners(self) -> list[int]:
-        """Ranks of the processes that compute each partial sum."""
+        """Ranks of the processes that compute each partial sum of the walk."""
         count = max(1, len(self.sizes))
         return [i * self.processes.count // count for i in range(count)]
 
     @property
     def own(self) -> range:
-        """Numbers of the batches that this process computes, among all."""
+        """Numbers of the calibration batches that this process computes, among all."""
         parts = self._of_all()
         return range(parts[0].start, parts[-1].stop)
 
     @property
     def parts(self) -> list[range]:
-        """Partial sums of this process, as ranges of its own batches."""
+        """Partial sums of this process, as ranges of its own calibration batches."""
         first = self.own.start
         return [range(part.start - first, part.stop - first) for part in self._of_all()]
 
     @property
     def first_part(self) -> range:
-        """This process's batches in the first of all partial sums."""
+        """This process's calibration batches in the first of all partial sums."""
         return self.parts[0] if self.processes.first else range(0)
 
     def sum(
@@ -77,7 +78,8 @@ class Deal:
         start: Callable[[], Mapping[str, S]],
         measure: Callable[[Mapping[str, S], range], None],
     ) -> Mapping[str, S]:
-        """Measure statistics over all batches: {name: statistic}, the same in every process.
+        """Measure statistics over all calibration batches: {name: statistic}, the same in every
+        process.
 
         start: function that returns empty ones
         measure: function that adds some of this process's batches to them

@@ -76,7 +76,8 @@ class ModelSource:
         return tuple(block for place in places for block in self._listed(place))
 
     def _listed(self, path: str) -> tuple[str, ...]:
-        """Paths of the children of a module list; (path,) for another module, () for none."""
+        """Paths of the children of a module list of the walked model; (path,) for another module,
+        () for none."""
         parent, _, name = path.rpartition(".")
         module = getattr(self.model.get_submodule(parent), name, None)
         if module is None:
@@ -102,19 +103,19 @@ class ModelSource:
         return tuple(n for n in names if isinstance(modules.get(n), nn.Identity))
 
     def paths(self, block: str) -> tuple[str, ...]:
-        """Return the paths of the modules and parameters that a block holds; of a part of a graph,
-        those that its operators read."""
+        """Return the paths of the modules and parameters that a block of the walk holds; of a part
+        of a graph, those that its operators read."""
         module = self.model.get_submodule(block)
         return module.part.paths if isinstance(module, PartModule) else (block,)
 
     def around(self, block: str) -> str:
-        """Return the prefix of the names of a block's modules: the block's name, or for a part of a
-        graph that of the graph."""
+        """Return the prefix of the names of a walked block's modules: the block's name, or for a
+        part of a graph that of the graph."""
         return BODY if isinstance(self.model, GraphModel) else block
 
     def inside(self, name: str, blocks: Collection[str]) -> bool:
-        """Return True where a module or parameter lies in one of the blocks; a block is not in
-        itself."""
+        """Return True where a module or parameter lies in one of the walk's blocks; a block is not
+        in itself."""
         paths = (path for block in blocks if name != block for path in self.paths(block))
         return any(name == path or name.startswith(f"{path}.") for path in paths)
 

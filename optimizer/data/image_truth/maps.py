@@ -19,7 +19,8 @@ MODES = ("1", "L", "P", "I", "I;16", "I;16L", "I;16B", "F")
 
 
 def read_map(picture: Picture, sides: tuple[int, ...], where: str) -> npt.NDArray[Any]:
-    """Return the numbers (height, width) in a file: an image of one channel, or a .npy.
+    """Read a data set's label mask or depth map: the numbers (height, width) in an image of one
+    channel, or a .npy.
 
     sides: height and width of the image that the map belongs to
     where: the row, for messages

@@ -71,8 +71,8 @@ def read_annotations(value: Any, where: str, accepted: str, noun: str) -> list[M
 def read_box(
     fields: Mapping[str, Any], where: str, accepted: str
 ) -> tuple[float, float, float, float]:
-    """Return left, top, width and height of an annotation's box. Raises DataError for other
-    values."""
+    """Read left, top, width and height of an annotation's box in a data set. Raises DataError for
+    other values."""
     box = next((fields[name] for name in BOXES if fields.get(name) is not None), None)
     if not isinstance(box, Sequence) or len(box) != 4 or not all(map(number, box)):
         raise DataError(f"{str(box)[:80]} is not a box", where=where, accepted=accepted)
@@ -96,7 +96,7 @@ def _object(fields: Mapping[str, Any], where: str) -> Labelled:
 
 
 def number(value: Any) -> bool:
-    """Return True for a value of an annotation that is a finite number."""
+    """Return True for a value of a data set's annotation that is a finite number."""
     known = isinstance(value, int | float) and not isinstance(value, bool)
     return known and math.isfinite(value)
 

@@ -18,7 +18,7 @@ ACCEPTED = (
 
 @dataclass(frozen=True)
 class Pose:
-    """Person or object in an image, with keypoints.
+    """Person or object in an image of a data set, with keypoints.
 
     box: left, top, width and height in pixels
     keypoints: (x, y, v) each, with v = 0 where the place is unknown; () without keypoints
@@ -33,12 +33,12 @@ class Pose:
 
     @property
     def labelled(self) -> int:
-        """Number of keypoints of the pose whose place is annotated."""
+        """Number of keypoints of a data set's pose whose place is annotated."""
         return sum(v > 0 for _, _, v in self.keypoints)
 
     @property
     def read(self) -> bool:
-        """True for a box in which the model is to find keypoints."""
+        """True for a data set's box in which the model is to find keypoints."""
         return not self.crowd and (not self.keypoints or self.labelled > 0)
 
 

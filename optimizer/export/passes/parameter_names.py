@@ -26,5 +26,5 @@ def rename(model: ir.Model, names: Mapping[str, str]) -> None:
 
 
 def is_renamed(model: ir.Model, names: Mapping[str, str]) -> bool:
-    """Test that the graph has an initializer for every new name of `names`."""
+    """Test that the exported graph has an initializer for every new name of `names`."""
     return set(names.values()) <= set(model.graph.initializers)

@@ -14,8 +14,8 @@ Out = TypeVar("Out")
 def map_in_threads(
     function: Callable[[In], Out], items: Iterable[In], count: int | None = None
 ) -> Iterator[Out]:
-    """Yield function(item) for all items, in order. Items are read as they are needed, and at most
-    `count` results wait.
+    """Yield function(item) for all items, in order, for any stage that shares work among this
+    process's threads. Items are read as they are needed, and at most `count` results wait.
 
     count: number of threads; None: the number that torch uses
 

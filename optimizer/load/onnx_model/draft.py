@@ -155,7 +155,7 @@ def _constant(node: Operator, constants: dict[str, Array]) -> Array:
 
 
 def shapes_of(values: Iterable[Any]) -> dict[str, Shape]:
-    """Return {tensor: shape} of the ValueInfoProtos that have one."""
+    """Return {tensor: shape} of those ValueInfoProtos of the loaded ONNX file that have one."""
     return {
         v.name: tuple(
             d.dim_value if d.HasField("dim_value") else None for d in v.type.tensor_type.shape.dim

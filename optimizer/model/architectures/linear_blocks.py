@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class SmoothPair:
-    """Module whose output channels may be scaled down (producer), and linear layers that read them,
-    whose input channels are scaled up by the same factors (consumers).
+    """Fact of an architecture: module whose output channels may be scaled down (producer), and
+    linear layers that read them, whose input channels are scaled up by the same factors
+    (consumers).
 
     part: (i, n) if only the i-th of n equal slices of the producer's rows feeds the consumers (a
         fused query/key/value or gate/up projection)
@@ -24,8 +25,8 @@ class SmoothPair:
 
 @dataclass(frozen=True)
 class FeedForward:
-    """Linear layers of a block's MLP: row i of each layer in `up` computes neuron i, and column i
-    of `down` reads it."""
+    """Fact of an architecture: linear layers of a block's MLP. Row i of each layer in `up` computes
+    neuron i, and column i of `down` reads it."""
 
     up: tuple[str, ...]  # one layer, or gate and up
     down: str
@@ -37,9 +38,9 @@ class FeedForward:
 
 @dataclass(frozen=True)
 class Heads:
-    """Attention of a block whose config states the size of a head, so that heads can be removed
-    without changing the hidden width. A key/value head is removed together with its query heads,
-    which are adjacent.
+    """Fact of an architecture: attention of a block whose config states the size of a head, so that
+    heads can be removed without changing the hidden width. A key/value head is removed together
+    with its query heads, which are adjacent.
 
     heads, groups: names in the config for the numbers of query heads and of key/value heads
     size: name in the config for the size of a head

@@ -16,16 +16,16 @@ CACHED = ("key", "value")
 
 
 def find_attention(module: str) -> str:
-    """Return the attention's module name, if `module` names an operand of an encoder's attention;
-    else ""."""
+    """Return the attention's module name, if `module` is the architecture's name of an operand of
+    an encoder's attention; else ""."""
     holder, _, name = module.rpartition(".")
     attention, _, last = holder.rpartition(".")
     return attention if last == HOLDER and name in OPERANDS else ""
 
 
 def find_cache(module: str) -> str:
-    """Return the attention's module name, if `module` names keys or values of its KV cache; else
-    ""."""
+    """Return the attention's module name, if `module` is the architecture's name of keys or values
+    of a KV cache; else ""."""
     holder, _, name = module.rpartition(".")
     attention, _, last = holder.rpartition(".")
     return attention if last == CACHE and name in CACHED else ""

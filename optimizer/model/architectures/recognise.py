@@ -146,14 +146,15 @@ def _uncovered(model_type: str, missing: str) -> CheckpointError:
 
 
 def list_linears(block: nn.Module) -> tuple[str, ...]:
-    """Return the names of a block's linear layers, in the order of their construction."""
+    """Return the names of a block's linear layers, in the order of their construction, as facts of
+    an architecture."""
     return tuple(path for path, m in block.named_modules() if isinstance(m, nn.Linear))
 
 
 def block_list(model: nn.Module, model_type: str) -> str:
-    """Return the name of the ModuleList that holds the blocks: the outermost one whose items have
-    one class and which contains all but OUTSIDE of the model's linear layers. Raises
-    CheckpointError if the model has no such list."""
+    """Find in an architecture's skeleton the name of the ModuleList that holds the blocks: the
+    outermost one whose items have one class and which contains all but OUTSIDE of the model's
+    linear layers. Raises CheckpointError if the model has no such list."""
     total = len(list_linears(model))
     lists: list[str] = []
     for path, module in model.named_modules():

@@ -9,7 +9,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ConvolutionAndNorm:
-    """Names of a convolution and of the norm that alone reads its output, in one module."""
+    """Names, in an architecture's block, of a convolution and of the norm that alone reads its
+    output, in one module."""
 
     convolution: str = "convolution"
     norm: str = "normalization"
@@ -18,8 +19,8 @@ class ConvolutionAndNorm:
 
 @dataclass(frozen=True)
 class BatchNorms:
-    """BatchNorms that are folded into the convolutions before them. Padding modules before the
-    convolutions are folded too (checkpoint/batch_norms.py)."""
+    """Facts of an architecture: BatchNorms that are folded into the convolutions before them.
+    Padding modules before the convolutions are folded too (checkpoint/batch_norms.py)."""
 
     pairs: tuple[ConvolutionAndNorm, ...] = (ConvolutionAndNorm(),)
     epsilon: float = 1e-5  # unless the config has the field `epsilon_of`
@@ -33,9 +34,9 @@ class BatchNorms:
 
 @dataclass(frozen=True)
 class Chain:
-    """Class of modules that apply their parts one after another to their last argument. In a
-    skeleton such modules are rebuilt with identities at the operands and the result of the residual
-    add (model/checkpoint/chains.py)."""
+    """Fact of an architecture: class of modules that apply their parts one after another to their
+    last argument. In a skeleton such modules are rebuilt with identities at the operands and the
+    result of the residual add (model/checkpoint/chains.py)."""
 
     kind: str  # name of the class
     parts: tuple[str, ...]  # attributes; missing ones are skipped
@@ -44,8 +45,8 @@ class Chain:
 
 @dataclass(frozen=True)
 class Summand:
-    """Tensor that is quantized at the identity `module`: an operand of a residual add, so that a
-    runtime can add integers.
+    """Fact of an architecture: tensor that is quantized at the identity `module`, an operand of a
+    residual add, so that a runtime can add integers.
 
     With `pooled` or `whole` it is the output of a convolution that pooling or a float module reads.
     Without a quantizer there the convolution would write floats.

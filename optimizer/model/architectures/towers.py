@@ -98,7 +98,8 @@ PAIRS = frozenset(tower.pair for tower in TOWERS.values())
 
 
 def find_tower(pair: str, inputs: str) -> tuple[str, Tower]:
-    """Return (model_type, tower) of the encoder for a kind of input.
+    """Look up the facts of one encoder of an image-text architecture: (model_type, tower) for a
+    kind of input.
 
     pair: model_type of an image-text model, a key of PAIRS
     inputs: kind of input

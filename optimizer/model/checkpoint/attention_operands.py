@@ -21,12 +21,13 @@ NAME = "optimize attention operands"
 
 
 class Operand(nn.Identity):
-    """Identity through which one operand of an attention passes, so that a quantizer can replace
-    it."""
+    """Identity in a torch model through which one operand of an attention passes, so that a
+    quantizer can replace it."""
 
 
 class Operands(nn.Module):
-    """Identities of the four operands of one attention, with the names in operands.OPERANDS."""
+    """Identities in a torch model of the four operands of one attention, with the names in
+    operands.OPERANDS."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,8 +78,8 @@ def attention(
     scaling: float,
     **_: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Compute eager attention whose operands pass through the identities; return (output,
-    probabilities).
+    """Compute a torch model's eager attention with operands that pass through the identities;
+    return (output, probabilities).
 
     query, key, value: (texts, heads, tokens, width of a head)
     mask: added to the scores before the softmax; None: no mask
@@ -101,11 +102,12 @@ def attention(
 
 
 def _tokens(x: Tensor) -> Tensor:
-    """Reshape (texts, heads, tokens, width) to (texts, tokens, heads * width)."""
+    """Reshape an attention's operand from (texts, heads, tokens, width) to (texts, tokens, heads *
+    width)."""
     return x.transpose(1, 2).flatten(2)
 
 
 def _heads(x: Tensor, like: Tensor) -> Tensor:
-    """Reshape (texts, tokens, heads * width) to the shape of `like`, (texts, heads, tokens,
-    width)."""
+    """Reshape an attention's operand from (texts, tokens, heads * width) to the shape of `like`,
+    (texts, heads, tokens, width)."""
     return x.reshape(*x.shape[:2], like.shape[1], like.shape[3]).transpose(1, 2)

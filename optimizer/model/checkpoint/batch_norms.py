@@ -33,7 +33,8 @@ FROZEN = "FrozenBatchNorm2d"
 def fold(
     weight: Tensor, bias: Tensor | None, norm: Mapping[str, Tensor], epsilon: float
 ) -> tuple[Tensor, Tensor]:
-    """Fold a batch norm into the convolution before it: return weight and bias (W', b'), float32.
+    """Fold a batch norm into the convolution before it, when a checkpoint is opened: return weight
+    and bias (W', b'), float32.
 
     weight: (out, in of a group, height, width)
     norm: tensors by their names in PARTS
@@ -77,7 +78,7 @@ def find_pairs(
     model: nn.Module, norms: BatchNorms
 ) -> Iterator[tuple[str, nn.Module, ConvolutionAndNorm, nn.Conv2d, nn.Module]]:
     """Yield (name of a module, module, pair, convolution, norm) for every convolution and norm of
-    `norms.pairs` in the model."""
+    `norms.pairs` in a checkpoint's torch model."""
     for path, parent in model.named_modules():
         for pair in norms.pairs:
             convolution: Any = getattr(parent, pair.convolution, None)
@@ -88,9 +89,9 @@ def find_pairs(
 
 
 def _sides(parent: nn.Module, pair: ConvolutionAndNorm, convolution: nn.Conv2d) -> ExtraPadding:
-    """Return the padding per side beyond the convolution's own. A word such as "same" becomes
-    numbers, and a ZeroPad2d before the convolution becomes an identity, both in place. Raises
-    CheckpointError for negative padding."""
+    """Return the padding per side beyond the convolution's own, when a torch model's norms are
+    folded. A word such as "same" becomes numbers, and a ZeroPad2d before the convolution becomes an
+    identity, both in place. Raises CheckpointError for negative padding."""
     unread = convolution.padding == "same"
     convolution.padding, sides = split_padding(convolution)
     padding = getattr(parent, pair.padding, None) if pair.padding else None

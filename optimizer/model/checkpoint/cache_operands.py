@@ -24,7 +24,7 @@ ARGUMENT = "past_key_values"
 
 
 class Cached(nn.Module):
-    """Identities for the keys and the values of one attention."""
+    """Identities in a torch model for the keys and the values of one attention."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,8 @@ class _Filled:
 
 
 def list_attentions(model: nn.Module, blocks: Iterable[str]) -> list[str]:
-    """Return the names of the attentions in `blocks` that fill a KV cache, in order."""
+    """Return the names of the attentions in `blocks` of a torch model that fill a KV cache, in
+    order."""
     return [
         f"{block}.{name}"
         for block in blocks
@@ -98,7 +99,7 @@ def _fill(attention: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any,
 
 
 def _through(identity: nn.Module, x: Tensor) -> Tensor:
-    """Pass x (texts, heads, tokens, width) through an identity that takes (texts, tokens, heads *
-    width)."""
+    """Pass an attention's keys or values x (texts, heads, tokens, width) through an identity that
+    takes (texts, tokens, heads * width)."""
     tokens: Tensor = identity(x.transpose(1, 2).flatten(2))
     return tokens.reshape(*tokens.shape[:2], x.shape[1], x.shape[3]).transpose(1, 2)

@@ -19,8 +19,8 @@ from optimizer.model.architectures.residual_blocks import Chain
 
 
 class ChainWithIdentities(nn.Module):
-    """Module with the parts of `like`, a module of the chain's class, and identities between
-    them."""
+    """Module of a torch model with the parts of `like`, a module of the chain's class, and
+    identities between them."""
 
     def __init__(self, like: nn.Module, chain: Chain) -> None:
         super().__init__()

@@ -46,7 +46,7 @@ GET_AGAIN = "Get the file again: the download was cut short or the file was chan
 
 @dataclass(frozen=True)
 class TensorPlace:
-    """Place of a tensor in a safetensors file: file, offsets, dtype and shape."""
+    """Place of a checkpoint's tensor in a safetensors file: file, offsets, dtype and shape."""
 
     file: Path
     dtype: torch.dtype
@@ -147,7 +147,7 @@ def _entry(
 
 
 def read_entry(entry: TensorPlace) -> Tensor:
-    """Read the tensor at `entry` as stored, into new memory."""
+    """Read the checkpoint's tensor at `entry` as stored, into new memory."""
     raw = bytearray(entry.end - entry.begin)
     with entry.file.open("rb") as f:
         f.seek(entry.begin)
@@ -158,8 +158,8 @@ def read_entry(entry: TensorPlace) -> Tensor:
 
 
 class Tensors(Mapping[str, Tensor]):
-    """Mapping from parameter names to tensors, read from disk on every access; floats become
-    float32.
+    """Mapping from a checkpoint's parameter names to tensors, read from disk on every access;
+    floats become float32.
 
     transposed: names of weights that the files hold as (in, out), such as GPT-2's, and that are
         returned as (out, in)
@@ -218,7 +218,7 @@ class Tensors(Mapping[str, Tensor]):
         return table.float()[places].reshape(*ids.shape, entry.shape[1])
 
     def stored(self, name: str) -> Tensor:
-        """Read a tensor with the dtype and layout that it has in its file."""
+        """Read a checkpoint's tensor with the dtype and layout that it has in its file."""
         return read_entry(self._entries[name])
 
     def as_stored(self, name: str, tensor: Tensor) -> Tensor:
@@ -228,7 +228,8 @@ class Tensors(Mapping[str, Tensor]):
 
     @property
     def as_written(self) -> Tensors:
-        """Return the tensors as the files hold them, without norms folded into convolutions."""
+        """Return the checkpoint's tensors as the files hold them, without norms folded into
+        convolutions."""
         return Tensors(self._entries, self._transposed)
 
     @property
@@ -237,13 +238,13 @@ class Tensors(Mapping[str, Tensor]):
         return frozenset()
 
     def entry(self, name: str) -> TensorPlace:
-        """Return the place of a tensor in its file."""
+        """Return the place of a checkpoint's tensor in its file."""
         return self._entries[name]
 
 
 class FoldedTensors(Tensors):
-    """Tensors with norms folded into convolutions: the norms' tensors are missing, and the folded
-    convolutions have a bias."""
+    """Tensors of a checkpoint with norms folded into convolutions: the norms' tensors are missing,
+    and the folded convolutions have a bias."""
 
     def __init__(
         self, entries: Mapping[str, TensorPlace], transposed: Iterable[str], norms: BatchNorms
@@ -303,7 +304,7 @@ class Checkpoint:
     tensors: Tensors  # under the parameter names of the task's transformers model
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a tensor, from the header alone."""
+        """Return the shape of a checkpoint's tensor, from the header alone."""
         return self.tensors.shape(name)
 
 
@@ -327,8 +328,8 @@ def open_checkpoint(load_folder: Path) -> Checkpoint:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Return the JSON object in `file`. Raises CheckpointError for a missing file or other
-    content."""
+    """Return the JSON object in `file` of a checkpoint. Raises CheckpointError for a missing file
+    or other content."""
     if not file.exists() and not file.is_symlink():
         raise CheckpointError(
             f"no {file.name}",

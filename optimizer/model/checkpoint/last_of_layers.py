@@ -11,7 +11,8 @@ from torch import nn
 
 
 def keep_last(model: nn.Module, place: str) -> None:
-    """Make a module return only the last item of one of its outputs. Changes the model in place.
+    """Make a module of a checkpoint's torch model return only the last item of one of its outputs.
+    Changes the model in place.
 
     place: "module:output", where the output is a tuple with an item per layer
     """

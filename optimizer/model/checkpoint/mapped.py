@@ -18,8 +18,8 @@ SMALLEST = 1 << 20  # bytes: a smaller tensor stays in memory
 
 
 def map_tensor(tensor: Tensor, folder: Path | None = None) -> Tensor:
-    """Copy a tensor into a mapped file and return it from there; a tensor of fewer than SMALLEST
-    bytes is returned unchanged.
+    """Copy a torch model's tensor into a file mapped into memory and return it from there; a tensor
+    of fewer than SMALLEST bytes is returned unchanged.
 
     folder: folder of the file, on a disk; None: the folder for temporary files
 

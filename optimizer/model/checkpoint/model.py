@@ -96,8 +96,8 @@ UNINSTALLED = (
 def build_skeleton_from_config(
     config: Any, task: Task, trust_remote_code: bool = False
 ) -> nn.Module:
-    """Build a skeleton as `build_skeleton` does, but from a transformers config and without folding
-    norms."""
+    """Build a torch model without weights as `build_skeleton` does, but from a transformers config
+    and without folding norms."""
     try:
         with _parameters_on_meta():
             model = choose_auto_class(task, config.model_type).from_config(
@@ -136,8 +136,8 @@ def build_skeleton_from_config(
 
 
 def _name_task(config: Any) -> str:
-    """Return a sentence on the task that the model's head is trained for, "" for no head of a
-    task."""
+    """Return a sentence on the task that the head of a checkpoint's model is trained for, "" for no
+    head of a task."""
     (head, *_) = getattr(config, "architectures", None) or [""]
     named = [name for name in tasks.list_names() if head.endswith(tasks.find_task(name).heads)]
     return f"Its head, {head}, is for model.task: {named[0]}. " if named else ""
@@ -171,8 +171,8 @@ def has_sdpa(model: nn.Module) -> bool:
 
 
 def _culprit(config: Any) -> str:
-    """Name the likely cause of a model that transformers cannot build: the path of config.json, and
-    pad_token_id where its value is outside the vocabulary."""
+    """Name the likely cause of a config from which transformers builds no torch model: the path of
+    config.json, and pad_token_id where its value is outside the vocabulary."""
     file = str(Path(str(config.name_or_path or "")) / "config.json")
     pad, rows = getattr(config, "pad_token_id", None), getattr(config, "vocab_size", None)
     if isinstance(pad, int) and isinstance(rows, int) and not -rows <= pad < rows:
@@ -213,8 +213,8 @@ def _linear_for_conv1d(model: nn.Module) -> None:
 
 
 class _Home(NamedTuple):
-    """Place where a parameter is registered: a module and an attribute. A tied parameter has
-    several."""
+    """Place where a torch model's parameter is registered: a module and an attribute. A tied
+    parameter has several."""
 
     name: str
     owner: nn.Module
@@ -226,8 +226,8 @@ class _Home(NamedTuple):
 
 
 def _homes(module: nn.Module) -> list[list[_Home]]:
-    """List the parameters of `module`, in order, each as the list of places where it is
-    registered."""
+    """List the parameters of the torch model `module`, in order, each as the list of places where
+    it is registered."""
     by_id: dict[int, list[_Home]] = {}
     for path, owner in module.named_modules():
         for attribute, parameter in owner.named_parameters(recurse=False):
@@ -237,8 +237,8 @@ def _homes(module: nn.Module) -> list[list[_Home]]:
 
 
 def find_tied_names(module: nn.Module) -> dict[str, str]:
-    """Return {other name of a tied parameter: its first name}, e.g. a head's weight: the
-    embedding's."""
+    """Return of a checkpoint's torch model {other name of a tied parameter: its first name}, e.g. a
+    head's weight: the embedding's."""
     return {h.name: homes[0].name for homes in _homes(module) for h in homes[1:]}
 
 
@@ -262,7 +262,8 @@ def materialize(
     overrides: Mapping[str, Tensor] | None = None,
     place: Callable[[Tensor], Tensor] = lambda tensor: tensor,
 ) -> None:
-    """Fill every parameter and persistent buffer of `module` below `prefix`, float32 on the CPU.
+    """Fill every parameter and persistent buffer of the torch model `module` below `prefix` from a
+    checkpoint, float32 on the CPU.
 
     module: the skeleton of the complete model, so that names are the checkpoint's
     prefix: "encoder.layer.3", or "" for everything
@@ -304,7 +305,8 @@ def _place(homes: list[_Home], parameter: nn.Parameter) -> None:
 
 
 def release(module: nn.Module, prefix: str = "") -> None:
-    """Move the parameters below `prefix` back to the meta device, which frees their memory."""
+    """Move a torch model's parameters below `prefix` back to the meta device, which frees their
+    memory."""
     for homes in _homes(module):
         if any(_below(h.name, prefix) for h in homes):
             _place(homes, nn.Parameter(homes[0].parameter.to("meta"), requires_grad=False))

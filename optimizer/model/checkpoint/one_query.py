@@ -15,7 +15,8 @@ Answer = tuple[Tensor, Tensor | None]
 
 
 def register() -> str:
-    """Register `attention` with transformers, which looks it up by name; return the name."""
+    """Register `attention`, for decoding on a CPU, with transformers, which looks it up by name;
+    return the name."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
@@ -27,8 +28,8 @@ def register() -> str:
 def attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **more: Any
 ) -> Answer:
-    """Compute attention for one query per text, on a CPU; several queries, or a mask, are left to
-    torch.
+    """Compute a torch model's attention for one query per text, on a CPU; several queries, or a
+    mask, are left to torch.
 
     query: (texts, heads, queries, width of a head)
     key, value: (texts, key/value heads, tokens, width of a head)

@@ -14,7 +14,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class DrawnInput:
-    """Input of a graph, and the values that may be drawn for it.
+    """Input of a model that is an ONNX graph, and the values that may be drawn for it.
 
     shape: sizes of the axes after the first, which is the batch
     low, high: lowest and highest value that is drawn; None: values are normally distributed
@@ -28,7 +28,8 @@ class DrawnInput:
 
 
 def of_contract(contract: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[DrawnInput, ...]:
-    """List the inputs in a contract, with the value ranges in the checkpoint's config.json."""
+    """List the inputs of a model that is an ONNX graph in its contract, with the value ranges in
+    the checkpoint's config.json."""
     return tuple(
         DrawnInput(i["name"], i["dtype"], tuple(i["axes"][1:]), *config["ranges"][i["name"]])
         for i in contract["inputs"]
@@ -36,7 +37,8 @@ def of_contract(contract: Mapping[str, Any], config: Mapping[str, Any]) -> tuple
 
 
 def draw(ports: Sequence[DrawnInput], rows: int, seed: int = 0) -> dict[str, Array]:
-    """Draw {input: array of `rows` rows}; one seed always gives the same arrays."""
+    """Draw random inputs of a model that is an ONNX graph, {input: array of `rows` rows}; one seed
+    always gives the same arrays."""
     rng = np.random.default_rng(seed)
     return {p.name: _drawn(rng, p, rows) for p in ports}
 

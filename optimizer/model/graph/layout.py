@@ -28,13 +28,14 @@ DTYPES: Mapping[int, torch.dtype] = {
 
 
 def value(inputs: Inputs, at: int) -> Any:
-    """Return input number `at` of an operator; None where the graph leaves it out."""
+    """Return input number `at` of an ONNX operator that is computed in torch; None where the graph
+    leaves it out."""
     return inputs[at] if at < len(inputs) else None
 
 
 def integers(inputs: Inputs, at: int) -> list[int] | None:
-    """Return input number `at` of an operator as a list of integers; None where the graph leaves it
-    out."""
+    """Return input number `at` of an ONNX operator that is computed in torch as a list of integers;
+    None where the graph leaves it out."""
     whole = value(inputs, at)
     return None if whole is None else [int(n) for n in whole.reshape(-1).tolist()]
 
@@ -99,8 +100,8 @@ def _slice(x: Inputs, _: Attributes) -> Tensor:
 
 
 def _places(indices: Tensor, size: int) -> Tensor:
-    """Convert indices into an axis of `size` positions, where negative ones count from the end, to
-    0..size."""
+    """Convert an ONNX operator's indices into an axis of `size` positions, where negative ones
+    count from the end, to 0..size."""
     return torch.where(indices < 0, indices + size, indices).long()
 
 

@@ -31,7 +31,7 @@ FAILURES = (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 class NodeError(Exception):
-    """Raised for an operator that could not be computed in torch.
+    """Raised for an ONNX operator that could not be computed in torch.
 
     node: the operator
     why: reason, for the message
@@ -44,8 +44,8 @@ class NodeError(Exception):
 
 
 class Body(nn.Module):
-    """Torch module of all operators of a graph: the graph's inputs, in order -> tuple of its
-    outputs.
+    """Torch module of all operators of a model that is an ONNX graph: the graph's inputs, in order
+    -> tuple of its outputs.
 
     observe: function called after each operator with (operator, inputs, results); None: no call
     """
@@ -79,7 +79,7 @@ class Body(nn.Module):
         last: Mapping[int, Sequence[str]],
         outputs: Sequence[str],
     ) -> tuple[Tensor, ...]:
-        """Compute some operators and return the tensors named in `outputs`.
+        """Compute some of the graph's operators in torch and return the tensors named in `outputs`.
 
         nodes: indices of the operators, in order
         values: {name: tensor} that the operators read; results are added, and dropped after their
@@ -128,7 +128,8 @@ class Body(nn.Module):
         return results
 
     def in_torch(self, node: Node, arguments: list[Any]) -> tuple[Tensor, ...]:
-        """Compute an operator of the table OPERATORS; return its results."""
+        """Compute one of the graph's operators, of the table OPERATORS, in torch; return its
+        results."""
         result = OPERATORS[node.op](arguments, resolve(node.attributes, self.constants))
         return result if isinstance(result, tuple) else (result,)
 
@@ -172,8 +173,8 @@ class GraphModel(nn.Module):
         self.add_module(PARTS, nn.ModuleList(PartModule(body, part) for part in parts))
 
     def forward(self, return_dict: bool = True, **inputs: Tensor) -> dict[str, Tensor]:
-        """Compute {output: tensor}. return_dict: ignored; accepted because callers of transformers
-        pass it."""
+        """Compute with torch {output of the ONNX graph: tensor}. return_dict: ignored; accepted
+        because callers of transformers pass it."""
         del return_dict
         body: Any = self.get_submodule(BODY)
         results = body(*(inputs[name] for name in self.inputs))
@@ -193,8 +194,8 @@ class GraphModel(nn.Module):
 def _last_uses(
     graph: Graph, nodes: Iterable[int], outputs: Sequence[str]
 ) -> dict[int, tuple[str, ...]]:
-    """Return {index of an operator: names of the tensors that no later one of `nodes` reads}.
-    Tensors in `outputs` are never listed."""
+    """Return {index of an operator in the model's graph: names of the tensors that no later one of
+    `nodes` reads}. Tensors in `outputs` are never listed."""
     each = [(i, graph.nodes[i]) for i in nodes]
     last = {name: i for i, node in each for name in (*node.outputs, *node.inputs)}
     by_node: dict[int, tuple[str, ...]] = {}
@@ -205,8 +206,8 @@ def _last_uses(
 
 
 def _module(node: Node, graph: Graph) -> nn.Module:
-    """Build the torch module of a node, with parameters on the meta device: a linear layer, a
-    convolution, or an identity that quantizes a tensor."""
+    """Build the torch module of an ONNX graph's node, with parameters on the meta device: a linear
+    layer, a convolution, or an identity that quantizes a tensor."""
     if node.op not in (LINEAR, CONV):
         return nn.Identity()
     shape = graph.parameters[f"{node.module}.weight"]
@@ -240,7 +241,8 @@ def _place(root: nn.Module, path: str, module: nn.Module) -> None:
 
 
 def _holder(root: nn.Module, path: str) -> nn.Module:
-    """Return the module at `path` below `root`; missing modules on the path are created."""
+    """Return the torch module at `path` below `root` of a graph's model; missing modules on the
+    path are created."""
     for part in path.split(".") if path else ():
         if part not in dict(root.named_children()):
             root.add_module(part, nn.Module())
@@ -249,7 +251,7 @@ def _holder(root: nn.Module, path: str) -> nn.Module:
 
 
 def in_onnx_runtime(node: Node, file: Path, arguments: list[Any]) -> tuple[Tensor, ...]:
-    """Compute an operator in ONNX Runtime; return its results.
+    """Compute in ONNX Runtime an operator of the graph that torch lacks; return its results.
 
     node: the operator
     file: ONNX model of this operator alone
@@ -270,8 +272,8 @@ def in_onnx_runtime(node: Node, file: Path, arguments: list[Any]) -> tuple[Tenso
 
 
 class _OperatorSession(OrtRunner):
-    """ONNX Runtime session of one operator. Shapes of inputs are not checked, so that an axis may
-    be empty."""
+    """ONNX Runtime session of one operator of a graph whose others run in torch. Shapes of inputs
+    are not checked, so that an axis may be empty."""
 
     def _check(self, arrays: Mapping[str, Any]) -> None:
         del arrays

@@ -29,7 +29,8 @@ BESIDE = 3  # copies of weights that are external data (measured: 2.5, and 5.3 o
 
 @dataclass(frozen=True)
 class PartNeeds:
-    """Memory and time that one part needs for one row. Sizes are in bytes.
+    """Memory and time that one part of a model that is an ONNX graph needs for one row. Sizes are
+    in bytes.
 
     parameters: names of the part's parameters
     positions: {linear layer or convolution: rows of its input as a matrix}
@@ -66,7 +67,7 @@ class RandomlyRoundedRuns:
     memory: int
 
     def seconds(self, rows: int) -> float:
-        """Return the seconds of RUNS runs on `rows` rows each."""
+        """Return the seconds of RUNS runs of the graph's model on `rows` rows each."""
         return RUNS * (self.run + rows * self.row)
 
 
@@ -95,13 +96,14 @@ class GraphShapes(dict[str, tuple[int, ...]]):
 
     @property
     def seconds(self) -> float:
-        """Processor time of one row on one thread."""
+        """Processor time of one row of the graph's model on one thread, from which stages predict
+        their own."""
         return sum(part.seconds for part in self.parts)
 
 
 def libraries_of(shapes: Shapes, usual: int) -> int:
-    """Return the bytes of memory that a process takes before a stage works: measured for a graph,
-    else `usual`."""
+    """Return the bytes of memory that a process takes before a stage works: measured for a model
+    that is an ONNX graph, else `usual`."""
     graph = graph_of(shapes)
     return usual if graph is None else graph.libraries
 
@@ -117,7 +119,8 @@ def graph_of(shapes: Shapes) -> GraphShapes | None:
 def measure(
     model: GraphModel, inputs: Mapping[str, Tensor]
 ) -> tuple[tuple[PartNeeds, ...], RandomlyRoundedRuns]:
-    """Run a model on one thread; return (needs of its parts, time of randomly rounded runs).
+    """Run a model that is an ONNX graph on one thread; return (needs of its parts, time of randomly
+    rounded runs).
 
     model: model with its weights
     inputs: {input: array of some rows}; needs are divided by the number of rows
@@ -142,8 +145,8 @@ def _rounded(model: GraphModel, inputs: Mapping[str, Tensor]) -> RandomlyRounded
 
 
 def _measure(model: GraphModel, inputs: Mapping[str, Tensor]) -> tuple[PartNeeds, ...]:
-    """Run the model WARM times and return the needs of its parts per row; times are the least of
-    the runs."""
+    """Run a model that is an ONNX graph WARM times and return the needs of its parts per row; times
+    are the least of the runs."""
     body: Any = model.get_submodule(BODY)
     rows = len(next(iter(inputs.values())))
     sizes = {name: value.nbytes // rows for name, value in inputs.items()}
@@ -184,7 +187,7 @@ def _of_part(
     positions: Mapping[str, int],
     seconds: float,
 ) -> PartNeeds:
-    """Measure memory and time that one part of a graph needs.
+    """Measure memory and time that one part of a model that is an ONNX graph needs.
 
     sizes: {tensor: bytes per row}
     positions: {linear layer or convolution: rows of its input as a matrix}

@@ -23,7 +23,7 @@ SIZES = ("Shape", "Size")
 
 @dataclass(frozen=True)
 class GraphPart:
-    """Operators of a graph that are computed together.
+    """Operators of a model that is an ONNX graph which are computed together.
 
     nodes: their indices, in the order in which they run
     reads: names of tensors that come from outside; a part's first one comes from the part before
@@ -38,7 +38,8 @@ class GraphPart:
 
 
 def starts(graph: Graph, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """Choose the nodes at which the parts after the first begin; return their indices.
+    """Choose the nodes at which a model's ONNX graph is divided into parts after the first; return
+    their indices.
 
     sizes: {float32 tensor: bytes of one row}
     """
@@ -65,7 +66,8 @@ def starts(graph: Graph, sizes: Mapping[str, int]) -> tuple[int, ...]:
 
 
 def split(graph: Graph) -> tuple[GraphPart, tuple[GraphPart, ...]]:
-    """Split a graph; return (the nodes that are computed before the parts, the parts)."""
+    """Split a model's ONNX graph; return (the nodes that are computed before the parts, the
+    parts)."""
     inside = _inside(graph)
     before = sorted({*range(len(graph.nodes))} - {*inside})
     outer = {name for i in before for name in graph.nodes[i].outputs} | set(graph.inputs)
@@ -92,7 +94,8 @@ def _multiplies(node: Node) -> bool:
 
 
 def _entering(graph: Graph) -> tuple[str, ...]:
-    """Return the name of the tensor at which the first part begins, as a tuple of at most one.
+    """Return the name of the tensor at which the first part of a model's ONNX graph begins, as a
+    tuple of at most one.
 
     That is the input of the first module. Where a residual connection passes that module, its
     start is returned instead: the earliest tensor from which the input is computed and which is
@@ -116,8 +119,8 @@ def _inside(graph: Graph) -> list[int]:
 
 
 def _dependent(graph: Graph, entering: set[str]) -> list[int]:
-    """Return the indices of the linear layers and convolutions, and of all nodes whose values are
-    computed from one of them or from the tensors in `entering`."""
+    """Return the indices, in a model's ONNX graph, of the linear layers and convolutions, and of
+    all nodes whose values are computed from one of them or from the tensors in `entering`."""
     dependent = {*entering}
     indices = []
     for i, node in enumerate(graph.nodes):
@@ -129,16 +132,17 @@ def _dependent(graph: Graph, entering: set[str]) -> list[int]:
 
 
 def _lives(graph: Graph) -> tuple[dict[str, int], dict[str, int]]:
-    """Return ({tensor: index of the node that makes it}, {tensor: index of the last node that reads
-    it})."""
+    """Return of a model's ONNX graph ({tensor: index of the node that makes it}, {tensor: index of
+    the last node that reads it})."""
     places = {name: i for i, node in enumerate(graph.nodes) for name in node.outputs}
     last = {name: i for i, node in enumerate(graph.nodes) for name in node.inputs}
     return places, last
 
 
 def _closed(graph: Graph) -> set[int]:
-    """Return the indices of nodes at which a part must not begin: between two uses of one module,
-    and between an identity that quantizes a tensor and the last module before it."""
+    """Return the indices of nodes at which a part of a model's ONNX graph must not begin: between
+    two uses of one module, and between an identity that quantizes a tensor and the last module
+    before it."""
     first: dict[str, int] = {}
     behind: dict[str, int] = {}  # {tensor: index of the last module before it}
     closed: set[int] = set()
@@ -164,8 +168,9 @@ def _reads(graph: Graph, group: Sequence[int], gives: Sequence[str]) -> list[str
 
 
 def _answer(graph: Graph, group: Sequence[int]) -> tuple[str, ...]:
-    """Return, as a tuple of at most one, the name of the tensor that the last part gives: the
-    graph's first output among its tensors, else the output of its last module."""
+    """Return, as a tuple of at most one, the name of the tensor that the last part of a model's
+    ONNX graph gives: the graph's first output among its tensors, else the output of its last
+    module."""
     own = {name for i in group for name in graph.nodes[i].outputs}
     outputs = [name for name in graph.outputs if name in own]
     modules = [graph.nodes[i].outputs[0] for i in group if _multiplies(graph.nodes[i])]

@@ -55,7 +55,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Graph:
-    """ONNX graph whose nodes are in the order in which they run.
+    """Model that is an ONNX graph, with nodes in the order in which they run.
 
     folder: folder of the ONNX models of single operators
     parameters: {name: shape} of the tensors in model.safetensors
@@ -94,7 +94,8 @@ def named_constants(attributes: Mapping[str, Any]) -> set[str]:
 
 
 def resolve(attributes: Mapping[str, Any], constants: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a node's attributes with the constants' values in place of their names."""
+    """Return the attributes of a node in a model's ONNX graph with the constants' values in place
+    of their names."""
     return {
         key: constants[value.removeprefix(REFERENCE)]
         if isinstance(value, str) and value.startswith(REFERENCE)
@@ -109,7 +110,7 @@ def is_graph(checkpoint: Path) -> bool:
 
 
 def read(checkpoint: Path, parameters: Mapping[str, tuple[int, ...]]) -> Graph:
-    """Read the graph of a checkpoint folder.
+    """Read the ONNX graph of a checkpoint folder as load wrote it.
 
     parameters: {name: shape} of its weights
     """
@@ -135,7 +136,8 @@ def read(checkpoint: Path, parameters: Mapping[str, tuple[int, ...]]) -> Graph:
 
 
 def write(graph: Graph, checkpoint: Path) -> None:
-    """Write graph.json and the constants below a checkpoint folder."""
+    """Write graph.json and the constants of a model that is an ONNX graph below a checkpoint
+    folder."""
     from safetensors.torch import save_file
 
     folder = checkpoint / FOLDER

@@ -14,8 +14,8 @@ from optimizer.model.graph.layout import Attributes, Inputs, value
 
 
 def sides(a: Attributes, axes: int) -> tuple[list[int], list[int]]:
-    """Return the padding of `axes` axes: (numbers before each axis, numbers after). Raises
-    NotImplementedError for padding given as a word (auto_pad)."""
+    """Return the padding of `axes` axes by an ONNX operator's attributes: (numbers before each
+    axis, numbers after). Raises NotImplementedError for padding given as a word (auto_pad)."""
     if a.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
         raise NotImplementedError
     pads = list(a.get("pads") or [0] * (2 * axes))
@@ -23,8 +23,8 @@ def sides(a: Attributes, axes: int) -> tuple[list[int], list[int]]:
 
 
 def _padded(x: Tensor, a: Attributes, axes: int, fill: float) -> tuple[Tensor, list[int]]:
-    """Pad x where the two sides of an axis differ; return (padded x, padding left to do, equal on
-    both sides of each axis).
+    """Pad x as an ONNX operator does where the two sides of an axis differ; return (padded x,
+    padding left to do, equal on both sides of each axis).
 
     fill: value of the padding
     """
@@ -111,8 +111,8 @@ COORDINATES = {
 
 
 def _resize(x: Inputs, a: Attributes) -> Tensor:
-    """Compute Resize on images (batch, channels, height, width). Raises NotImplementedError for
-    modes in which torch's interpolate gives other values."""
+    """Compute ONNX's Resize in torch on images (batch, channels, height, width). Raises
+    NotImplementedError for modes in which torch's interpolate gives other values."""
     image, scales, exact_size = x[0], value(x, 2), value(x, 3)
     plain = a.get("keep_aspect_ratio_policy", "stretch") == "stretch" and not a.get("axes")
     if image.ndim != 4 or not plain or a.get("antialias"):

@@ -151,7 +151,7 @@ def group_ranking(metric: str, rows: Sequence[Sample], where: str = "validate.da
 
 
 def check_classes(labels: Sequence[int | None]) -> None:
-    """Raise DataError where all rows of a probe have the same label.
+    """Raise DataError where all rows that validate evaluates by a probe have the same label.
 
     labels: label id of each row; None: not labelled
     """

@@ -16,7 +16,7 @@ from torch import Tensor
 
 class RelativeError:
     """Running relative error |y - yq| / |y| (L2) of a quantized model's outputs yq to the float
-    outputs y."""
+    outputs y, by which keep_float_auto chooses modules."""
 
     def __init__(self) -> None:
         self._moved = self._size = 0.0
