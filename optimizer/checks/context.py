@@ -27,5 +27,6 @@ class Context:
     lock: Path | None = None
 
     def reaches(self, stage: str) -> bool:
-        """Return True where `stage` will run, that is, where it is not after `until`."""
+        """Return True where the run to be checked has `stage`, that is, where it is not after
+        `until`."""
         return STAGES.index(stage) <= STAGES.index(self.until)

@@ -174,7 +174,7 @@ class FiniteRange(click.FloatRange):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Convert a value to a number; fail the command line for NaN or infinity."""
+        """Convert an option's value to a number; fail the command line for NaN or infinity."""
         number = float(super().convert(value, param, ctx))
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number.", param, ctx)

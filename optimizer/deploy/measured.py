@@ -14,7 +14,8 @@ STATUS = "/proc/{}/status"
 
 @dataclass(frozen=True)
 class MeasuredServer:
-    """Memory and times of a bundle's server, measured after warm-up, from which its limits follow.
+    """Memory and times of a bundle's server to be deployed, measured after warm-up, from which its
+    limits follow.
 
     engine: target of the engine that the server ran.
     peak: peak resident bytes of the process during warm-up with full batches or full slots.

@@ -29,7 +29,8 @@ class Output:
 
 
 def write_folder(out: Path, fill: Callable[[Path], Mapping[str, Any]]) -> dict[str, Any]:
-    """Create `out` with the files that `fill` writes, and return the document of DEPLOYED.
+    """Create the deployment's folder `out` with the files that `fill` writes, and return the
+    document of DEPLOYED.
 
     fill: writes the files into a new folder and returns the document.
     Raises RecipeError, before any work, if `out` exists and is not a deployment; MachineError if

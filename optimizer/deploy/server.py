@@ -40,7 +40,8 @@ class DeployedServer:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """Arguments of the container's entrypoint. An option given twice has its last value.
+        """Arguments of the deployed container's entrypoint. An option given twice has its last
+        value.
 
         --model-nice lets the event loop refuse requests while the model computes. It costs little
         in a container: no other process competes, and the loop uses at most one processor.

@@ -60,7 +60,8 @@ class DeployOptions:
 
     @property
     def serve(self) -> argparse.Namespace:
-        """Parsed `arguments`, with the defaults of the options that were not given."""
+        """The deployed server's parsed `arguments`, with the defaults of the options that were not
+        given."""
         return parse_serve_options(self.arguments)
 
 

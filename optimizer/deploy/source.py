@@ -43,7 +43,7 @@ class BundleSource:
 
     @property
     def generates(self) -> bool:
-        """True for a bundle that generates text."""
+        """True for a deployed bundle that generates text."""
         return tasks.look_up(self.contract).generates
 
     def copy(self, to: Path) -> None:

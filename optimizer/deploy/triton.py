@@ -87,7 +87,7 @@ def list_columns(source: BundleSource) -> tuple[list[Column], list[Column]]:
 
 
 def build_config(source: BundleSource, rows: int) -> str:
-    """Return the text of config.pbtxt.
+    """Return the text of config.pbtxt, by which Triton serves the bundle.
 
     rows: maximum rows per batch.
     A scalar per row has dims [1], because Triton rejects empty dims. A request never waits for a

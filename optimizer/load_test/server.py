@@ -19,7 +19,7 @@ END = 60.0  # seconds in which the server finishes accepted requests before it i
 
 @dataclass(frozen=True)
 class RunningServer:
-    """Server under test that is ready.
+    """Server under load test that is ready.
 
     grpc: gRPC address, valid only if the options have --grpc-port
     name: name of the model
@@ -36,9 +36,9 @@ class RunningServer:
 
 @contextmanager
 def run_server(bundle: Path, options: Sequence[str] = ()) -> Iterator[RunningServer]:
-    """Start the server, wait until it is ready, and stop it at the end. If it does not get ready,
-    raises InputError where the bundle is wrong, else MachineError, with the server's last log line.
-    options: options of `optimize serve`."""
+    """Start the server under load test, wait until it is ready, and stop it at the end. If it does
+    not get ready, raises InputError where the bundle is wrong, else MachineError, with the server's
+    last log line. options: options of `optimize serve`."""
     command = [sys.executable, "-m", "optimizer", "serve", str(bundle), "--port", "0", *options]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert server.stderr is not None

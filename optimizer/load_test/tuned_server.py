@@ -141,7 +141,8 @@ def _longest_wait(
 
 
 def format_document(document: Mapping[str, Any]) -> str:
-    """Return the text of every trial, then the best settings as a section of a recipe."""
+    """Write for `optimize tune-serving` every trial, then the best settings as a section of a
+    recipe."""
     lines = [f"  {format_settings(t['settings'])}: {_rate(t)}" for t in document["trials"]]
     if document["verdict"] == "inconclusive":
         fix = "increase --seconds"

@@ -32,8 +32,8 @@ SEARCHED = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_p
 def build_document(
     contract: Contract, model: str, *, shared: bool, integer_products: bool = False
 ) -> dict[str, Any]:
-    """Return the content of genai_config.json for a text-generation contract. Sampling follows the
-    checkpoint's generation config, default greedy, as in our generation loop.
+    """Return the content of a bundle's genai_config.json for a text-generation contract. Sampling
+    follows the checkpoint's generation config, default greedy, as in our generation loop.
 
     model: name of the ONNX file in the same folder
     shared: True where the graph updates the KV cache in place, so that past and present are one
@@ -73,7 +73,8 @@ def build_document(
 
 
 def add(part: Packed) -> None:
-    """Write genai_config.json, the tokenizer's files and the chat template beside the ONNX file.
+    """Add to a bundle genai_config.json, the tokenizer's files and the chat template beside the
+    ONNX file.
 
     Writes nothing for a task that does not generate text. part: the target's files in the bundle
     """

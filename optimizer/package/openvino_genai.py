@@ -57,7 +57,8 @@ ASKED = 8  # tokens given to the ONNX and the OpenVINO model, whose logits are c
 
 
 def add(part: Packed) -> None:
-    """Write the files listed above beside the ONNX file, and compare them with it.
+    """Add to a bundle the files by which OpenVINO GenAI opens it, and compare them with the ONNX
+    file.
 
     Writes nothing if build made no OpenVINO model.
 

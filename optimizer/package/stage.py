@@ -229,7 +229,8 @@ def _version(distribution: str) -> str:
 
 
 def data_digests(recipe: Recipe) -> dict[str, str]:
-    """Return {use: digest of the rows} of every data set that the recipe reads."""
+    """Return for a bundle's manifest {use: digest of the rows} of every data set that the recipe
+    reads."""
     from optimizer.data import datasets
 
     reduce, recovery, training = recipe.reduce, recipe.recovery, recipe.training
@@ -253,7 +254,8 @@ def data_digests(recipe: Recipe) -> dict[str, str]:
 
 
 def write_tar(folder: Path, tar: Path, top: str) -> None:
-    """Write a tar of `folder` under the name `top`, with the same bytes for the same files."""
+    """Write the bundle's tar of `folder` under the name `top`, with the same bytes for the same
+    files."""
     with tarfile.open(tar, "w", format=tarfile.PAX_FORMAT) as archive:
         for path in [folder, *sorted(folder.rglob("*"))]:
             name = Path(top) / path.relative_to(folder)
@@ -276,7 +278,7 @@ def _add_target(
     steps: Built[Path],
     earlier: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    """Copy one target's model and engine, and return its entry in the manifest."""
+    """Copy into the bundle one target's model and engine, and return its entry in the manifest."""
     files = _add_model(
         bundle, name, targets.look_up(target.runtime).model_files(steps.model), earlier
     )
@@ -308,8 +310,8 @@ def _add_target(
 def _add_model(
     bundle: Path, name: str, paths: Sequence[Path], earlier: list[dict[str, Any]]
 ) -> list[str]:
-    """Copy a target's files to model/<name>/, unless all files of an earlier target are equal
-    and in the same order; return the names in the bundle."""
+    """Copy a target's files to the bundle's model/<name>/, unless all files of an earlier target
+    are equal and in the same order; return the names in the bundle."""
     digests = [digest_file(p) for p in paths]
     for other in earlier:
         same: list[str] = other["model_files"]

@@ -38,8 +38,8 @@ def signature(tokenizer: Any, character: str) -> str:
 
 
 def build_table(tokenizer: Any) -> dict[str, list[Any]]:
-    """Return the table of characters for the bundle's web page: {"signatures", "runs"}, as above,
-    of the code points in RECORDED. tokenizer: a tokenizers.Tokenizer"""
+    """Return {"signatures", "runs"}, the table for the bundle's web page of how the tokenizer
+    treats the code points in RECORDED. tokenizer: a tokenizers.Tokenizer"""
     indices: dict[str, int] = {}
     runs: list[list[int]] = []
     previous = -1

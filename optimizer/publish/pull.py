@@ -137,7 +137,8 @@ def _default_folder(place: Releases, layers: dict[str, Json], address: BundleAdd
 
 
 def pull_description(place: Releases, address: BundleAddress, folder: Path) -> None:
-    """Fetch only manifest.json and report.json into `folder`, each compared with its digest."""
+    """Fetch of a published bundle only manifest.json and report.json into `folder`, each compared
+    with its digest."""
     layers = read_layers(resolve(place, address), str(address))
     for name in (verify.MANIFEST, REPORT):
         if name in layers:

@@ -55,7 +55,7 @@ class Published:
 
     @property
     def text(self) -> str:
-        """One line on the result, for a person."""
+        """One line on publishing to the address, for a person."""
         if self.error is None:
             return f"published: {self.address}"
         return f"not published: {self.error} {self.fix}"

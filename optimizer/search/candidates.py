@@ -253,7 +253,8 @@ def _attends(model: Model) -> bool:
 
 
 def find_objection(recipe: Recipe, candidate: Candidate) -> InputError | None:
-    """Return the error with which the recipe checks refuse a candidate; None if they accept it."""
+    """Return the error with which the recipe checks refuse a search's candidate; None if they
+    accept it."""
     try:
         accepted.check(derive_recipe(recipe, candidate), Context())
     except InputError as e:

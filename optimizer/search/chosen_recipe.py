@@ -22,7 +22,8 @@ HEADER = "# Found by `optimize search {name}`; comments are in that file.\n"
 
 
 def check_place(recipe: Path, out: Path) -> None:
-    """Raise RecipeError for a file in another folder than the recipe, or the recipe itself."""
+    """Check the file for a search's result: raise RecipeError for one in another folder than the
+    recipe, or the recipe itself."""
     if out.resolve() == recipe.resolve():
         raise RecipeError(
             f"{out} is the recipe itself", where="--out", fix="Name another file of its folder."
@@ -47,7 +48,7 @@ def remove_earlier(recipe: Path, out: Path) -> bool:
 
 
 def write(recipe: Path, overrides: Sequence[str], index: int, chosen: Recipe, out: Path) -> None:
-    """Write `chosen` to `out`.
+    """Write the recipe `chosen` by a search to `out`.
 
     recipe, overrides: the searched recipe's file, and "a.b=c" as given to --set
     index: index of the target that was found

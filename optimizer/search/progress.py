@@ -93,7 +93,8 @@ class Progress:
         return WHY.format(file=f"{self._root}/{self._name}") if skipped else ""
 
     def end(self, number: int) -> None:
-        """Record that trial `number` (from 1) has ended; one that had ended before adds no time."""
+        """Record that the search's trial `number` (from 1) has ended; one that had ended before
+        adds no time."""
         self._state["running"] = None
         if number > self.finished:
             self._state |= {"finished": number, "seconds": self.seconds}

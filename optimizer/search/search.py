@@ -103,7 +103,7 @@ class Result:
         return last[0].candidate if last and last[0].verdict == "pass" else None
 
     def cost(self, trial: Trial) -> float | None:
-        """Return the cost of a million answers at a trial's median time per batch.
+        """Return the cost of a million answers at the median time of a search's trial per batch.
 
         None without a time or a price.
         """

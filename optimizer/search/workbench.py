@@ -111,7 +111,7 @@ class Workbench:
         return choose_kept_modules(self.sensitivities, candidate.finer)
 
     def build(self, candidate: Candidate) -> BuiltCandidate:
-        """Build a candidate's model, or return it if it was built before.
+        """Build the model of a search's candidate, or return it if it was built before.
 
         Raises the errors of its stages, and MachineError if its engine is not built on this
         machine.

@@ -68,7 +68,8 @@ def choose(lengths: Mapping[int, float], cost: Cost, most: int, longest: int) ->
 
 
 def _trace(chosen: Sequence[Sequence[int]], ends: Sequence[int]) -> tuple[int, ...]:
-    """Read the chosen buckets back from the dynamic program, the last one first."""
+    """Read the lengths chosen for the requests back from the dynamic program, the last one
+    first."""
     picked, j = list[int](), len(ends) - 1
     for before in reversed(chosen):
         picked.append(ends[j])

@@ -107,7 +107,7 @@ WORDS = {"fail": "drift", "pass": "no drift", "inconclusive": "too few rows to t
 
 
 def format_document(document: Mapping[str, Any]) -> str:
-    """Write for `optimize drift` a line per comparison, and the verdict."""
+    """Write how the requests drifted: a line per comparison, and the verdict."""
     lines = [_line(result, document["least"]) for result in document["compared"]]
     return "\n".join([*lines, f"drift: {document['verdict']}"])
 

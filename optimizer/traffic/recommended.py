@@ -127,7 +127,7 @@ def _slo(traffic: Traffic) -> dict[str, float] | None:
 
 
 def format_document(document: Mapping[str, Any]) -> str:
-    """Write what the requests recommend as a YAML fragment for a recipe, whose comments have the
+    """Write what the traffic recommends as a YAML fragment for a recipe, whose comments have the
     figures."""
     of_model = f" to {document['model']}" if document["model"] else ""
     lines = [

@@ -94,7 +94,8 @@ def _entries(text: str, where: str, left_out: Counter[str]) -> Iterator[dict[str
 
 
 def _concerns_a_model(entry: Mapping[str, Any]) -> bool:
-    """Return True for a request that a model answered, or that was refused under overload."""
+    """Return True for a request in a server's log that a model answered, or that was refused under
+    overload."""
     status = entry.get("status", 200)
     return status in REFUSED or (status in ANSWERED and bool({"length", "lengths"} & set(entry)))
 

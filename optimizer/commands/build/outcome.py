@@ -54,7 +54,7 @@ class RunResult:
 
     @property
     def runnable(self) -> bool:
-        """True if an engine of the bundle was built and can run here."""
+        """True if an engine of the run's bundle was built and can run here."""
         from optimizer.commands.bundle.look import is_runnable
 
         manifest = self.document["manifest"]

@@ -83,7 +83,8 @@ def measure(
     beside: Collection[str] = (),
     again: Again | None = None,
 ) -> dict[str, Any]:
-    """Time systems in turns; return {"machine", "threads", "cells": [...]}, times in ms.
+    """Time a bundle and other systems in turns; return {"machine", "threads", "cells": [...]},
+    times in ms.
 
     A cell has a ratio (candidate over baseline, below 1 is faster) if both systems are given.
 
@@ -133,8 +134,8 @@ def percentile(samples: Sequence[float], percent: float) -> float:
 def percentile_interval(
     samples: Sequence[float], percent: float, confidence: float = CONFIDENCE
 ) -> tuple[float | None, float | None]:
-    """Compute the confidence interval of a percentile of times from order statistics, tails split
-    evenly.
+    """Compute the confidence interval of a percentile of a bundle's times from order statistics,
+    tails split evenly.
 
     An end is None if there are too few samples to bound it (David & Nagaraja, Order Statistics,
     7.1).
@@ -148,7 +149,7 @@ def percentile_interval(
 
 
 def read_peak_memory() -> int:
-    """Return the peak resident bytes of this process so far."""
+    """Return the peak resident bytes so far of this process, which runs a bundle."""
     try:
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -207,7 +208,8 @@ class RoundPlan:
     again: Again | None = None
 
     def sits_out(self, name: str, times: Mapping[str, dict[str, list[float]]]) -> bool:
-        """Return True if a system of `beside` skips the round, having had its share of the time.
+        """Return True if a timed system of `beside` skips the round, having had its share of the
+        time.
 
         times: {system: {stage: ms of each round}}
         """

@@ -139,8 +139,8 @@ def obtain(
 
 
 def _finish(partial: Path, final: Path, document: Mapping[str, Any]) -> None:
-    """Complete an engine's folder in the cache: write built.json, and give the folder its final
-    name."""
+    """Complete the folder of a bundle's engine in the cache: write built.json, and give the folder
+    its final name."""
     with (partial / ENGINE).open("rb") as f:
         digest = hashlib.file_digest(f, "sha256").hexdigest()
     built = {
@@ -171,8 +171,8 @@ def _sync(path: Path) -> None:
 
 @contextmanager
 def _lock(path: Path, say: Say | None) -> Iterator[None]:
-    """Hold an exclusive lock on a file, so that one process builds an engine; the system releases
-    it if this process dies."""
+    """Hold an exclusive lock on a file, so that one process builds a bundle's engine; the system
+    releases it if this process dies."""
     with path.open("a+b") as f:
         if not try_lock(f):
             if say is not None:

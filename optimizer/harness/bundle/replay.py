@@ -36,8 +36,8 @@ PROMPT, NEW = 16, 12
 def replay_answers(
     contract: Contract, encoder: Any, runner: Runner, rows: Sequence[Mapping[str, Any]]
 ) -> list[Any]:
-    """Answer with a bundle the rows that its report records, and return a JSON value per row in the
-    format above.
+    """Answer the rows that validate judged, in order, as one JSON value per row, to compare a
+    bundle with the engine that was judged.
 
     encoder: tokenizer or image encoder of the bundle
 

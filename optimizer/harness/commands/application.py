@@ -22,7 +22,7 @@ from .serve import application, choose_hosts, say
 
 
 class Application:
-    """ASGI 3 application that serves one bundle, as described above.
+    """ASGI 3 application that serves one bundle, for another server such as Ray Serve.
 
     folder: folder of the bundle
     options: options of `serve`, except those of listening

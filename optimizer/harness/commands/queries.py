@@ -31,7 +31,8 @@ def accepts_pairs(bundle: Bundle) -> bool:
 
 
 def _pair_form(names: Sequence[str]) -> str:
-    """Return an example of a line with a pair, for messages. names: fields of its texts"""
+    """Return an example of a line with a pair, for messages of `predict`. names: fields of its
+    texts"""
     return json.dumps(dict(zip(names, ("a question", "a passage"), strict=True)))
 
 

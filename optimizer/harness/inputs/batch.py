@@ -47,7 +47,7 @@ class Batch(dict[str, Array]):
 
     @property
     def pooled(self) -> Array:
-        """Mask of the positions that are pooled, (batch, sequence)."""
+        """Mask of the input positions that are pooled, (batch, sequence)."""
         if not self.skipped:
             return self.real
         places = np.arange(self.real.shape[1])[None]

@@ -47,7 +47,7 @@ def encode(
 
 
 def check_some(images: Sequence[Any]) -> None:
-    """Raise InputError without images."""
+    """Raise InputError without input images."""
     if not len(images):
         raise InputError("no image was given", where="images", accepted="one image or more")
 

@@ -40,7 +40,8 @@ class UnreadableImage(Exception):
 
 
 def import_pillow() -> Any:
-    """Return Pillow's module Image. Raises MachineError if it is not installed."""
+    """Return Pillow's module Image, which decodes input images. Raises MachineError if it is not
+    installed."""
     try:
         from PIL import Image
     except ImportError:

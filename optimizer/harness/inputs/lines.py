@@ -22,7 +22,8 @@ MARK = b"\xef\xbb\xbf"
 
 
 class ByteStream(Protocol):
-    """Binary stream whose read1 returns available bytes at once, and b"" at the end."""
+    """Binary stream of input lines, whose read1 returns available bytes at once, and b"" at the
+    end."""
 
     def read1(self, size: int, /) -> bytes: ...
 

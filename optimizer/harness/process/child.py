@@ -20,7 +20,7 @@ PR_SET_PDEATHSIG = 1
 def run_python(
     code: str, folder: Path, *, show_errors: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    """Run code in a new Python process; return its exit code and output.
+    """Run code in a child process of Python; return its exit code and output.
 
     The process ends with this one, and has no usable standard input.
 

@@ -9,7 +9,7 @@ GROUP = Path("/sys/fs/cgroup")  # a container's cgroup, version 2
 
 
 def read_free(meminfo: Path = MEMINFO, group: Path = GROUP) -> int | None:
-    """Return the free bytes of the machine or within the container's limit, the smaller.
+    """Return the free bytes of this machine's memory or within the container's limit, the smaller.
 
     None if both are unknown.
     """

@@ -40,5 +40,6 @@ def give_way(niceness: int) -> None:
 
 
 def make_executor(niceness: int) -> ThreadPoolExecutor:
-    """Return an executor of one thread that opens models; their threads inherit its niceness."""
+    """Return an executor of one thread of low priority that opens models; their threads inherit its
+    niceness."""
     return ThreadPoolExecutor(1, "opening", give_way, (niceness,))

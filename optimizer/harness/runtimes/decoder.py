@@ -21,7 +21,7 @@ from ..inputs.batch import Array
 
 
 class Decoder(Protocol):
-    """One generation of texts by an engine: a batch of sequences with its own KV cache."""
+    """One generation of texts by a runtime's engine: a batch of sequences with its own KV cache."""
 
     @property
     def past(self) -> int:
@@ -35,7 +35,8 @@ class Decoder(Protocol):
         """
 
     def last(self, arrays: Mapping[str, Array]) -> Array:
-        """Add tokens as `step`; return the logits (batch, vocabulary) of each row's newest."""
+        """Run the engine on new tokens as `step`; return the logits (batch, vocabulary) of each
+        row's newest."""
 
 
 class _StepDecoder(Protocol):
@@ -49,7 +50,8 @@ class LastOfStep:
     the logits of all tokens."""
 
     def last(self: _StepDecoder, arrays: Mapping[str, Array]) -> Array:
-        """Add tokens as `step`; return the logits (batch, vocabulary) of each row's newest."""
+        """Run the engine on new tokens as `step`; return the logits (batch, vocabulary) of each
+        row's newest."""
         logits: Array = self.step(arrays)[:, -1]
         return logits
 

@@ -39,7 +39,7 @@ class Runner(Protocol):
         """Return slots for `rows` texts of up to `capacity` tokens; see slots.Slots."""
 
     def cache_bytes(self, contract: Contract, tokens: int) -> int:
-        """Return the bytes of the KV cache of one text of `tokens` tokens."""
+        """Return the bytes of the engine's KV cache of one text of `tokens` tokens."""
 
     def close(self) -> None:
         """Close the model or engine and free its memory."""

@@ -47,7 +47,7 @@ class Slots(Protocol):
         """
 
     def read(self, text: int, ids: Sequence[int]) -> Array:
-        """Run the model on prompt tokens `ids` of a text (prefill); return the scores after the
+        """Run the engine on prompt tokens `ids` of a text (prefill); return the scores after the
         last one."""
 
     def step(self, tokens: Mapping[int, int]) -> dict[int, Array]:

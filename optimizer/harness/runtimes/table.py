@@ -117,7 +117,8 @@ RUNTIMES: dict[str, Runtime] = {
 
 
 def look_up(name: str) -> Runtime:
-    """Return the Runtime of a name; an unknown name gives a Runtime whose `runs` is False."""
+    """Return the Runtime of a name such as "openvino"; an unknown name gives a Runtime whose `runs`
+    is False."""
     return RUNTIMES.get(name) or Runtime(name)
 
 

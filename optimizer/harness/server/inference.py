@@ -79,7 +79,7 @@ class Service:
         return None
 
     def server(self) -> dict[str, Any]:
-        """Return the server's metadata as the Open Inference Protocol has them."""
+        """Return this server's metadata as the Open Inference Protocol has them."""
         return {"name": SERVER, "version": self.version, "extensions": list(EXTENSIONS)}
 
     def metadata(self, name: str, version: str = "") -> dict[str, Any]:

@@ -31,7 +31,7 @@ CONNECTIONS = 1000  # maximum connections to a server, and calls over gRPC
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
-    """Add the options of `serve` to its parser in the harness's command line."""
+    """Add the server's options, of the command `serve`, to its parser."""
     add = command.add_argument
     add("--host", default="127.0.0.1", help="address to listen on; default: %(default)s")
     add(
@@ -83,7 +83,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 
 def _add_limits(command: argparse.ArgumentParser) -> None:
-    """Add the options of `serve` that limit the requests of clients."""
+    """Add to the parser the server's options that limit the requests of clients."""
     add = command.add_argument_group("limits of a client").add_argument
     add(
         "--max-texts",
@@ -130,7 +130,8 @@ def _add_limits(command: argparse.ArgumentParser) -> None:
 
 
 def _add_access(command: argparse.ArgumentParser) -> None:
-    """Add the options of `serve` on access: the token, other machines, and names of the server."""
+    """Add to the parser the server's options on access: the token, other machines, and names of the
+    server."""
     add = command.add_argument_group("access").add_argument
     add("--token-file", type=Path, help="file of a bearer token that clients must send")
     add(
@@ -190,7 +191,7 @@ def _add_settings(command: argparse.ArgumentParser) -> None:
 
 
 def _add_continued(command: argparse.ArgumentParser) -> None:
-    """Add the options of `serve` for text generation."""
+    """Add to the parser the server's options for text generation."""
     add = command.add_argument_group("text-generation only").add_argument
     add(
         "--prefix-cache-mib",
@@ -210,7 +211,7 @@ def _add_continued(command: argparse.ArgumentParser) -> None:
 
 
 def _add_niceness(command: argparse.ArgumentParser) -> None:
-    """Add the option of `serve` that lowers the priority of the model's threads
+    """Add to the parser the server's option that lowers the priority of the model's threads
     (process/niceness.py)."""
     command.add_argument(
         "--model-nice",
@@ -257,7 +258,8 @@ def _add_semantic(command: argparse.ArgumentParser) -> None:
 
 
 def _add_versions(command: argparse.ArgumentParser) -> None:
-    """Add the options of `serve` for several bundles, and for trials of a new version."""
+    """Add to the parser the server's options for several bundles, and for trials of a new
+    version."""
     add = command.add_argument_group("several bundles, and trials of a new version").add_argument
     add(
         "--beside",

@@ -281,7 +281,7 @@ def encode(
 
 
 def decode(contract: Contract, outputs: Mapping[str, Array], inputs: Mapping[str, Array]) -> Array:
-    """Decode the model's outputs to the task's array, float32, in the shape listed above.
+    """Decode the model's outputs to the task's array, float32, such as logits or embeddings.
 
     outputs: outputs of the model by name
     inputs: input arrays of the model; they define which positions are padding, and a Batch also

@@ -42,7 +42,7 @@ def _of_recipe(
 
 
 def unchanged(contract: Contract, values: Array, real: Array) -> Array:
-    """Return the model's output as it is, for `Task.decode`."""
+    """Decode the output of a task whose answers need it as it is."""
     del contract, real
     return values
 
@@ -145,7 +145,7 @@ class Task:
 
     @property
     def generates(self) -> bool:
-        """Return True for text generation, which runs the model once per token."""
+        """Return True for the task text-generation, which runs the model once per token."""
         return "generation" in self.sections
 
     @property

@@ -29,7 +29,8 @@ Prompt = str | Sequence[Message] | Sequence[int]
 
 
 def tokenize_prompt(contract: Contract, tokenizer: Any, prompt: Prompt, where: str) -> list[int]:
-    """Return the token ids of one prompt: a text, a conversation, or token ids.
+    """Return the token ids of one prompt of the task text-generation: a text, a conversation, or
+    token ids.
 
     The tokenizer adds its special tokens to a text. A conversation is rendered by the chat
     template, which writes special tokens itself. Nothing is truncated.

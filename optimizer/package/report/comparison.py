@@ -57,8 +57,8 @@ class TableRow:
 
     @property
     def unmeasured(self) -> bool:
-        """True for a row of the table where neither float nor candidate was measured; the reason is
-        in the entries' notes."""
+        """True for a row of the report's table where neither float nor candidate was measured; the
+        reason is in the entries' notes."""
         return self.before.text == self.after.text == NOT_MEASURED
 
 
@@ -107,7 +107,7 @@ def explain_missing(report: Document, section: str) -> str:
 
 
 def name_candidate(recipe: Any) -> str:
-    """Return a recipe's name of the candidate: "INT8", "INT4 weights", "2:4 sparse", ..."""
+    """Name a recipe's candidate in the report: "INT8", "INT4 weights", "2:4 sparse", ..."""
     section = get_part(recipe, "quantize")
     names = (section.get("method"), *(section.get("methods") or ()))
     known = [METHODS.get(RENAMED.get(name, name)) for name in names if name]
@@ -206,7 +206,8 @@ def paired_note(report: Document) -> str:
 
 
 def format_length(cell: Document) -> str:
-    """Return a timing cell's sequence length as " × 128"; "" for 1, inputs of one size."""
+    """Return for the report a timing cell's sequence length as " × 128"; "" for 1, inputs of one
+    size."""
     sequence = cell.get("sequence")
     return "" if sequence == 1 else f" × {plain(sequence)}"
 

@@ -150,8 +150,8 @@ def _horizontal(start: float, end: float, y: float, style: str) -> Stroke:
 
 
 def _ticks(most: float) -> list[float]:
-    """Choose the values of a chart's axis: four to seven round values from 0 up to `most`, which is
-    above 0."""
+    """Choose the values of an axis of the report's charts: four to seven round values from 0 up to
+    `most`, which is above 0."""
     raw = most / 6
     unit = 10.0 ** math.floor(math.log10(raw))
     step = next(unit * m for m in (1, 2, 2.5, 5, 10) if unit * m >= raw)

@@ -64,7 +64,7 @@ def write_verdict(report: Document, recipe: Any) -> str:
 
 
 def _quality(report: Document) -> str:
-    """Write the sentence of the verdict on the difference in quality, or why it was not
+    """Write the sentence of the report's verdict on the difference in quality, or why it was not
     measured."""
     section = get_part(report, "quality")
     if not section.get("metric"):
@@ -96,7 +96,7 @@ def _text_cost(report: Document, section: Document) -> str:
 
 
 def _speed(report: Document, recipe: Any) -> str:
-    """Write the sentence of the verdict on the time relative to float, or why it was not
+    """Write the sentence of the report's verdict on the time relative to float, or why it was not
     measured."""
     cells = get_parts(get_part(report, "speed"), "cells")
     if not cells:

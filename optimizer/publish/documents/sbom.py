@@ -27,7 +27,7 @@ KINDS = {"model/": "machine-learning-model", "engines/": "machine-learning-model
 
 
 def build_sbom(manifest: Mapping[str, Any], reports: Sequence[Mapping[str, Any]]) -> Json:
-    """Return the CycloneDX document of a bundle.
+    """Build a bundle's SBOM, a CycloneDX document.
 
     manifest: content of manifest.json
     reports: content of report.json, one report per target

@@ -81,8 +81,8 @@ def _sections(report: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 def _compare(
     target: str, use: str, old: Mapping[str, Any], new: Mapping[str, Any], same_rows: bool
 ) -> MetricComparison:
-    """Compare the quality that two bundles' reports give. use: of their data set, as in
-    _sections"""
+    """Compare for a promotion the quality that two bundles' reports give. use: of their data set,
+    as in _sections"""
     metric = str(new["metric"])
     where = f"{target}, {metric}" if use == FIRST else f"{target}, {use}, {metric}"
     a, b = (section.get("each") or {} for section in (old, new))
@@ -102,9 +102,9 @@ def _compare(
 
 
 def describe_decision(decision: Decision, unit: str) -> str:
-    """Describe the difference of a metric between two bundles: "better by ...", "worse by ..." or
-    "cannot be told: ...", with the interval and the margin. unit: unit of the difference, with a
-    space before it."""
+    """Describe, at a promotion, how a metric of the new bundle differs: "better by ...", "worse by
+    ..." or "cannot be told: ...", with the interval and the margin. unit: unit of the difference,
+    with a space before it."""
     (low, high), drop = decision.interval, decision.drop
     counted = f"{decision.confidence:.0%} on each side, {decision.examples:,} examples"
     if decision.verdict == "pass" and high <= 0:

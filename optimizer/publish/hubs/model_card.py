@@ -27,7 +27,8 @@ Document = Mapping[str, Any]
 
 
 def write_model_card(manifest: Document, reports: Sequence[Document], repository: str) -> str:
-    """Return the text of README.md; repository: OWNER/NAME on the hub, for commands in the text."""
+    """Write the model card, README.md on the hub; repository: OWNER/NAME on the hub, for commands
+    in the text."""
     front = yaml.safe_dump(
         front_matter(manifest, reports), sort_keys=False, allow_unicode=True, width=10_000
     )
@@ -74,7 +75,8 @@ def _licence(name: str) -> dict[str, str]:
 
 
 def _results(report: Document, manifest: Document, pipeline: str) -> list[dict[str, Any]]:
-    """Return the quality of this model on each evaluation set, as the model-index lists it."""
+    """Return for the model card the quality of this model on each evaluation set, as the
+    model-index lists it."""
     sections = {"validate": report.get("quality")}
     for prefix, sets in (("also.", "also"), ("adapter.", "adapters")):
         sections |= {f"{prefix}{name}": part for name, part in (report.get(sets) or {}).items()}

@@ -152,7 +152,7 @@ class OciLayout:
             self.blob(digest).unlink()
 
     def close(self) -> None:
-        """Do nothing: no file stays open."""
+        """Do nothing: an OCI layout keeps no file open."""
 
     def _set_tags(self, tags: Mapping[str, bytes]) -> None:
         self._write_index(indexes.add_tags(self._index(), tags))

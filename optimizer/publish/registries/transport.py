@@ -71,7 +71,8 @@ class Sink:
         return self._file.tell()
 
     def restart(self) -> None:
-        """Empty the file: the answer is the whole blob, not the requested range."""
+        """Empty the file of a registry's blob: the answer is the whole blob, not the requested
+        range."""
         self._file.seek(0)
         self._file.truncate()
 

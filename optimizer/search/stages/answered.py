@@ -84,7 +84,7 @@ def probe_rows(folder: Path, train: Sequence[Sample] | None) -> answers.Train | 
 
 
 def write(system: Answers, file: Path) -> None:
-    """Write the answers of a system in a search. A field without a value has no array."""
+    """Write to a file the answers of a system in a search. A field without a value has no array."""
     arrays: dict[str, Any] = {}
     for name in ARRAYS:
         for i, value in enumerate(getattr(system, name) or ()):
@@ -102,7 +102,7 @@ def write(system: Answers, file: Path) -> None:
 
 
 def read(file: Path) -> Answers:
-    """Read answers that `write` wrote."""
+    """Read a system's answers in a search, which `write` wrote."""
     with np.load(file, allow_pickle=False) as stored:
         arrays = dict(stored)
     others = json.loads(arrays.pop("others").tobytes())

@@ -94,7 +94,8 @@ def _judge(m: RunArtifacts, runner: Any, part: Part, reference: Path) -> tuple[J
 
 
 def cut_held_out(m: RunArtifacts, rows: Sequence[Sample]) -> list[Window]:
-    """Cut held-out texts into windows of validate.sequence_length tokens, for text generation."""
+    """Cut a search's held-out texts into windows of validate.sequence_length tokens, for text
+    generation."""
     return cut_windows(rows, m.encoder, m.contract, m.section.validate_.sequence_length)
 
 

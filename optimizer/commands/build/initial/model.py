@@ -115,7 +115,8 @@ class ModelFacts:
 
     @property
     def token_ids(self) -> TokenIds | None:
-        """Token ids of texts by the model's tokenizer; None where it cannot be opened."""
+        """Token ids of texts, for `optimize init`, by the model's tokenizer; None where it cannot
+        be opened."""
         if self.folder is None or self.task.inputs.name != TEXT.name:
             return None
         opened = _open_tokenizer(self.folder, self.kind)

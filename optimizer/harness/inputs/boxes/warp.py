@@ -71,7 +71,7 @@ def _interpolate(pixels: Array, rows: Array, columns: Array) -> Array:
 
 
 def _neighbours(at: Array, side: int) -> tuple[Array, Array, Array, tuple[Array, Array]]:
-    """Find the two pixels around each position along one side of the image.
+    """Find the two pixels around each position along one side of the input image.
 
     Returns (mask of the positions inside, index of the pixel before, index of the pixel after,
     (weights of both)).

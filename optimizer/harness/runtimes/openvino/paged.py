@@ -52,7 +52,7 @@ class NotPagedError(BundleError):
 
 
 def rewrite_cache_as_pages(ov: Any, model: Any) -> None:
-    """Rewrite the KV cache of an ov.Model as blocks, in place; see the module for its inputs.
+    """Rewrite the KV cache of an ov.Model as blocks that texts get on demand, in place.
 
     ov: the openvino package
 

@@ -397,7 +397,7 @@ def _properties(settings: OpenVinoSettings, threads: int) -> dict[str, Any]:
 
 
 def _read(ov: Any, model: Path) -> Any:
-    """Read a file as an ov.Model."""
+    """Read a file as OpenVINO's ov.Model."""
     if not model.is_file():
         raise BundleError("the model is missing", where=str(model))
     with _opening(ov, model):

@@ -123,7 +123,8 @@ class DeviceSlots(OrtSlots):
 
 
 class _Tensor(ctypes.Structure):
-    """DLTensor of the DLPack ABI, https://dmlc.github.io/dlpack/latest/c_api.html."""
+    """Tensor in the DLPack ABI (DLTensor), as ONNX Runtime exports it,
+    https://dmlc.github.io/dlpack/latest/c_api.html."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),

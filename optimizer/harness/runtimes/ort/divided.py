@@ -60,7 +60,8 @@ class _Tried:
 
 
 class DividedRuns:
-    """Runs of one model that divide a batch's rows among threads, the caller's included.
+    """Runs of one model in ONNX Runtime that divide a batch's rows among threads, the caller's
+    included.
 
     opener: function that opens a session with one thread
     together: function that runs a batch by operators on all threads; it also runs the rows that

@@ -147,7 +147,8 @@ class Metrics:
         )
 
     def count_traffic(self, lengths: Sequence[int], answers: Sequence[Any]) -> None:
-        """Count the lengths of an answered request's rows, and the labels of its answers."""
+        """Count in the server's metrics the lengths of an answered request's rows, and the labels
+        of its answers."""
         for length in lengths:
             self.row_tokens.observe(length)
         for answer in answers:
@@ -156,7 +157,8 @@ class Metrics:
                 self.answers.add(label=label)
 
     def lines(self) -> dict[tuple[str, str, str], list[str]]:
-        """Return the text of /metrics, {(name, help text, kind): lines} of every metric."""
+        """Return the text of /metrics, {(name, help text, kind): lines} of every metric of a
+        server."""
         return {(m.name, m.text, m.kind): m.lines(self._labels) for m in self._all}
 
     def _counter(self, name: str, text: str, kind: str = "counter") -> Counter:

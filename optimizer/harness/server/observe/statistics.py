@@ -73,7 +73,7 @@ class Statistics:
         self._requests["fail"].add(seconds)
 
     def document(self, name: str, version: str) -> dict[str, Any]:
-        """Return the entry of the model in Triton's model_stats."""
+        """Return the entry of the served model in Triton's model_stats."""
         return {
             "name": name,
             "version": version,

@@ -85,7 +85,8 @@ class ScheduledBatch(Generic[J]):
 
 
 class BatchScheduler(Generic[J]):
-    """Chooses a server's next batch and refuses requests; see the module.
+    """Chooses a server's next batch, in which all deadlines hold, and refuses requests under
+    overload.
 
     cost(size, rows): predicted seconds of a batch; never less for more rows, and never more than
     the sum of its jobs run alone

@@ -82,7 +82,8 @@ class _Share:
 
 
 class Versions:
-    """All versions of all models that a server serves; see the module."""
+    """All versions of all models that a server serves; leases to each request the version that
+    answers it."""
 
     def __init__(self) -> None:
         self._shares: dict[str, _Share] = {}  # by the name of the model
@@ -92,7 +93,8 @@ class Versions:
 
     @property
     def ready(self) -> bool:
-        """Return True if requests are answered: models loaded, warmed up, not shutting down."""
+        """Return True if the server answers requests: models loaded, warmed up, not shutting
+        down."""
         current = [versions[0] for versions in self._models.values()]
         return (
             bool(current)
@@ -183,7 +185,7 @@ class Versions:
         self._models.setdefault(served.name, []).append(served)
 
     def promote(self, served: Served) -> None:
-        """Make a version the default of its model."""
+        """Make a served version the default of its model."""
         versions = self._models[served.name]
         versions.remove(served)
         versions.insert(0, served)

@@ -27,7 +27,8 @@ MOST = 1000  # labels of a request, as of a recipe
 
 
 class LabelEncoder(Protocol):
-    """Encoder of label sentences about images. Raises HarnessError where it cannot run."""
+    """Interface of an encoder of sentences about images, for labels of a request. Raises
+    HarnessError where it cannot run."""
 
     def problem(self, texts: Sequence[str]) -> str:
         """Return why a label's text cannot be read; "" if all can."""

@@ -55,8 +55,8 @@ def _form(form: Document) -> tuple[Line, ...]:
 
 
 def describe_forms(report: Document) -> str:
-    """Write how many bytes an embedding takes in each form (type and number of dimensions); ""
-    without forms."""
+    """Write for the report how many bytes an embedding takes in each form (type and number of
+    dimensions); "" without forms."""
     section = get_part(report, "embeddings")
     forms = [
         f"{whole(form.get('bytes'))} for {form.get('type')} with {whole(form.get('dimensions'))} "
